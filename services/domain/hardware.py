@@ -1,0 +1,174 @@
+"""GPUs, models, and what it takes to run one on the other: memory by arithmetic, step time by a roofline. No I/O.
+
+The roofline follows Williams et al. (2009): an operation takes as long as the slower of its arithmetic and its memory
+traffic. Communication is that of Megatron-style tensor parallelism (two all-reduces per layer) and of pipeline stages (one
+hand-over per boundary).
+"""
+
+from dataclasses import dataclass
+
+from services.domain.latency import StepLatencyModel
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSpec:
+    """One kind of GPU, by its data sheet.
+
+    memory_bytes, memory_bytes_per_s, flops_per_s (dense 16 bit), link_bytes_per_s (between two GPUs of a node, one way).
+    compute_efficiency, memory_efficiency: what of the sheet's figures kernels reach.
+    """
+
+    name: str
+    memory_bytes: float
+    memory_bytes_per_s: float
+    flops_per_s: float
+    link_bytes_per_s: float
+    compute_efficiency: float = 0.6
+    memory_efficiency: float = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """One model, by its published config.
+
+    parameters: all that must lie in memory. active_parameters: those that compute a token (fewer for a mixture of experts).
+    kv_bytes_per_token: over all layers. bytes_per_parameter: 2 for 16 bit, 1 for FP8. heads: of the queries, which tensor
+    parallelism must divide; kv_heads: beyond so many shards KV is copied.
+    """
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    parameters: float
+    active_parameters: float
+    bytes_per_parameter: float
+    kv_bytes_per_token: float
+
+    @property
+    def weight_bytes(self) -> float:
+        return self.parameters * self.bytes_per_parameter
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaShape:
+    """One replica's parallelism: tp shards of each of pp stages."""
+
+    tp: int
+    pp: int
+
+    @property
+    def gpus(self) -> int:
+        return self.tp * self.pp
+
+    def __str__(self) -> str:
+        return f"TP={self.tp}" + (f", PP={self.pp}" if self.pp > 1 else "")
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSpec:
+    """`nodes` nodes of `gpus_per_node` GPUs each. Between nodes `node_link_bytes_per_s`, one way and per GPU."""
+
+    gpu: GpuSpec
+    nodes: int
+    gpus_per_node: int
+    node_link_bytes_per_s: float
+
+    @property
+    def gpus(self) -> int:
+        return self.nodes * self.gpus_per_node
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """What an engine adds to the hardware.
+
+    step_overhead_s: CPU time that a step waits for. memory_share: of a GPU's memory that may be used. activation_bytes: head
+    room per GPU beside weights and KV. tp_efficiency: K(N) of CASCADIA's appendix B, the share of the ideal 1/N speed-up
+    that N shards reach in their kernels, by N; between and beyond the given ones, the nearest below. link_latency_s: of one
+    collective or hand-over.
+    """
+
+    step_overhead_s: float = 0.002
+    memory_share: float = 0.92
+    activation_bytes: float = 1e9
+    tp_efficiency: tuple[tuple[int, float], ...] = ((1, 1.0), (2, 0.95), (4, 0.9), (8, 0.82), (16, 0.7))
+    link_latency_s: float = 12e-6
+
+    def efficiency(self, tp: int) -> float:
+        return max((n, k) for n, k in self.tp_efficiency if n <= tp)[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Whether a replica fits. kv_tokens: room for KV over the whole replica; `reason` says why not."""
+
+    kv_tokens: int
+    reason: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return not self.reason
+
+
+def fit(model: ModelSpec, shape: ReplicaShape, cluster: ClusterSpec, runtime: Runtime, longest_tokens: int) -> Fit:
+    """Whether weights and the KV of one longest request fit a replica of this shape, and how much KV does."""
+    if shape.tp > cluster.gpus_per_node:
+        return Fit(0, f"TP={shape.tp} exceeds the {cluster.gpus_per_node} GPUs of a node")
+    if model.heads % shape.tp:
+        return Fit(0, f"TP={shape.tp} does not divide {model.heads} heads")
+    if shape.pp > model.layers:
+        return Fit(0, f"PP={shape.pp} exceeds {model.layers} layers")
+    room = cluster.gpu.memory_bytes * runtime.memory_share - runtime.activation_bytes
+    weights = model.weight_bytes / shape.gpus
+    gigabytes = cluster.gpu.memory_bytes / 1e9
+    if weights > room:
+        needed = -(-model.weight_bytes // max(1.0, room))
+        return Fit(0, f"{model.name} needs {needed:.0f} x {gigabytes:.0f} GB for its weights, has {shape.gpus}")
+    copies = max(1.0, shape.tp / model.kv_heads)
+    kv_tokens = int((room - weights) * shape.gpus / (model.kv_bytes_per_token * copies))
+    if kv_tokens < longest_tokens:
+        return Fit(
+            kv_tokens,
+            f"{model.name} on {shape.gpus} x {gigabytes:.0f} GB has KV for {kv_tokens} tokens, a request {longest_tokens}",
+        )
+    return Fit(kv_tokens)
+
+
+_KNOTS = (1, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096, 8192)
+
+
+def roofline(model: ModelSpec, shape: ReplicaShape, cluster: ClusterSpec, runtime: Runtime) -> StepLatencyModel:
+    """Step time of a replica by arithmetic, memory traffic and communication.
+
+    A step passes all pp stages one after the other; other steps may be in other stages meanwhile.
+    """
+    gpu, tp = cluster.gpu, shape.tp
+    speed = (
+        gpu.flops_per_s * gpu.compute_efficiency * tp * runtime.efficiency(tp)
+    )  # of the shards of one stage together
+    bandwidth = gpu.memory_bytes_per_s * gpu.memory_efficiency * tp * runtime.efficiency(tp)
+    across_nodes = shape.gpus > cluster.gpus_per_node
+    handover_bytes_per_s = cluster.node_link_bytes_per_s if across_nodes else gpu.link_bytes_per_s
+    activation = model.hidden * 2.0  # bytes of one token between layers
+
+    def base(tokens: float) -> float:
+        read = min(model.parameters, model.active_parameters * max(1.0, tokens)) * model.bytes_per_parameter
+        kernels = max(2.0 * model.active_parameters * tokens / speed, read / bandwidth)
+        reduce = 0.0
+        if tp > 1:  # ring all-reduce: each GPU sends 2 (tp - 1) / tp of the data
+            sent = 2.0 * (tp - 1) / tp * activation * tokens
+            reduce = 2.0 * model.layers * (runtime.link_latency_s + sent / gpu.link_bytes_per_s)
+        handover = (shape.pp - 1) * (runtime.link_latency_s + activation * tokens / tp / handover_bytes_per_s)
+        return runtime.step_overhead_s + kernels + reduce + handover
+
+    copies = max(1.0, tp / model.kv_heads)
+    pair_flops = 4.0 * model.layers * model.heads * model.head_dim  # scores and weighted sum, 2 operations each
+    return StepLatencyModel(
+        tuple(float(k) for k in _KNOTS),
+        tuple(base(float(k)) for k in _KNOTS),
+        context_token_s=model.kv_bytes_per_token * copies / bandwidth,
+        pair_s=pair_flops / speed,
+    )

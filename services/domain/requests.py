@@ -1,0 +1,232 @@
+"""What is asked and what is answered: prompts, sampling, promises, tokens, usage. No I/O."""
+
+import enum
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from services.domain.errors import FieldProblem, InvalidRequest
+
+MAX_PROMPT_CHARS = 4_000_000
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 256
+MAX_TOP_LOGPROBS = 20
+MAX_REQUEST_ID_CHARS = 128
+MAX_SEED = 2**63 - 1
+MAX_TOKEN_ID = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """Rendered by the chat template of the model that answers."""
+
+    messages: tuple[ChatMessage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    """Continued as it stands."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    """Continued as it stands."""
+
+    token_ids: tuple[int, ...]
+
+
+Prompt = ChatPrompt | TextPrompt | TokenPrompt
+
+
+def prompt_problems(prompt: Prompt, path: str) -> Iterator[FieldProblem]:
+    """What is wrong with a prompt; nothing if it is sound."""
+    match prompt:
+        case ChatPrompt(messages):
+            if not messages:
+                yield FieldProblem(f"{path}.chat.messages", "at least one message is needed")
+            for i, message in enumerate(messages):
+                if message.role not in ("system", "user", "assistant"):
+                    yield FieldProblem(
+                        f"{path}.chat.messages[{i}].role",
+                        f"must be system, user or assistant, not '{message.role[:40]}'",
+                    )
+            if sum(len(m.content) for m in messages) > MAX_PROMPT_CHARS:
+                yield FieldProblem(f"{path}.chat.messages", f"longer than {MAX_PROMPT_CHARS} characters")
+        case TextPrompt(text):
+            if not text:
+                yield FieldProblem(f"{path}.text", "must not be empty")
+            elif len(text) > MAX_PROMPT_CHARS:
+                yield FieldProblem(f"{path}.text", f"longer than {MAX_PROMPT_CHARS} characters")
+        case TokenPrompt(token_ids):
+            if not token_ids:
+                yield FieldProblem(f"{path}.token_ids.ids", "must not be empty")
+            elif max(token_ids) > MAX_TOKEN_ID:
+                yield FieldProblem(f"{path}.token_ids.ids", f"a token id is at most {MAX_TOKEN_ID}")
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are chosen.
+
+    temperature: 0 is greedy.
+    top_p: the smallest set of likeliest tokens with at least this probability is drawn from.
+    seed: with the output position it decides every random number, so that a reply does not depend on where or with
+        what it runs; None until somebody draws one.
+    max_output_tokens: None is what the context leaves.
+    top_logprobs: None reports no logprobs; 0 those of the chosen tokens; more, also that many likelier ones.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: int | None = None
+    max_output_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    top_logprobs: int | None = None
+    ignore_eos: bool = False
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    def with_seed(self, seed: int) -> "SamplingParams":
+        return self if self.seed is not None else replace(self, seed=seed)
+
+    def problems(self, path: str) -> Iterator[FieldProblem]:
+        if not 0 <= self.temperature <= 2:  # also refuses NaN
+            yield FieldProblem(f"{path}.temperature", f"must be from 0 to 2, not {self.temperature}")
+        if not 0 < self.top_p <= 1:
+            yield FieldProblem(f"{path}.top_p", f"must be over 0 and at most 1, not {self.top_p}")
+        if self.seed is not None and not 0 <= self.seed <= MAX_SEED:
+            yield FieldProblem(f"{path}.seed", f"must be from 0 to {MAX_SEED}, not {self.seed}")
+        if self.max_output_tokens is not None and self.max_output_tokens < 1:
+            yield FieldProblem(f"{path}.max_output_tokens", "must be at least 1")
+        if len(self.stop) > MAX_STOP_STRINGS:
+            yield FieldProblem(f"{path}.stop", f"at most {MAX_STOP_STRINGS} strings, not {len(self.stop)}")
+        for i, stop in enumerate(self.stop):
+            if not 1 <= len(stop) <= MAX_STOP_CHARS:
+                yield FieldProblem(f"{path}.stop[{i}]", f"must have 1 to {MAX_STOP_CHARS} characters")
+        if self.top_logprobs is not None and not 0 <= self.top_logprobs <= MAX_TOP_LOGPROBS:
+            yield FieldProblem(f"{path}.top_logprobs_count", f"must be from 0 to {MAX_TOP_LOGPROBS}")
+
+
+@dataclass(frozen=True, slots=True)
+class SloPhase:
+    """From output token `from_output_token` on, a token at least every `time_per_output_token_s` on average."""
+
+    from_output_token: int
+    time_per_output_token_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """A promise about latency, asked for by a client."""
+
+    time_to_first_token_s: float | None = None
+    phases: tuple[SloPhase, ...] = ()
+
+    def problems(self, path: str) -> Iterator[FieldProblem]:
+        ttft = self.time_to_first_token_s
+        if ttft is not None and not (0 < ttft < math.inf):
+            yield FieldProblem(f"{path}.time_to_first_token", "must be over 0")
+        last = -1
+        for i, phase in enumerate(self.phases):
+            if phase.from_output_token <= last:
+                yield FieldProblem(f"{path}.phases[{i}].from_output_token_count", "must be over the phase before")
+            if not (0 < phase.time_per_output_token_s < math.inf):
+                yield FieldProblem(f"{path}.phases[{i}].time_per_output_token", "must be over 0")
+            last = phase.from_output_token
+
+
+class FinishReason(enum.Enum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORTED = "aborted"
+    DECLINED = "declined"
+    MIGRATED = "migrated"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenUsage:
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    output_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    token_id: int
+    logprob: float
+    token_bytes: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PositionLogprobs:
+    """The logprobs at one output position; `top` has the likeliest first."""
+
+    chosen: TokenLogprob
+    top: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenFrame:
+    """Consecutive output tokens of one reply; `offset` is the output position of the first."""
+
+    offset: int
+    token_ids: tuple[int, ...]
+    text: str
+    logprobs: tuple[PositionLogprobs, ...] = ()
+
+    @property
+    def end(self) -> int:
+        return self.offset + len(self.token_ids)
+
+    @classmethod
+    def joined(cls, frames: "Sequence[TokenFrame]") -> "TokenFrame":
+        """One frame of consecutive ones, of which there is at least one."""
+        if len(frames) == 1:
+            return frames[0]
+        return cls(
+            frames[0].offset,
+            tuple(token for frame in frames for token in frame.token_ids),
+            "".join(frame.text for frame in frames),
+            tuple(position for frame in frames for position in frame.logprobs),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One reply asked of one engine. `resume_token_ids` were generated elsewhere: generation goes on behind them."""
+
+    request_id: str
+    prompt: Prompt
+    sampling: SamplingParams
+    resume_token_ids: tuple[int, ...] = ()
+    slo: Slo | None = None
+    priority: int = 0
+
+    def validate(self) -> None:
+        """Raise InvalidRequest naming every unsound field."""
+        problems = [*request_id_problems(self.request_id, "request_id")]
+        problems += prompt_problems(self.prompt, "prompt")
+        problems += self.sampling.problems("sampling")
+        if self.slo is not None:
+            problems += self.slo.problems("slo")
+        if self.resume_token_ids and max(self.resume_token_ids) > MAX_TOKEN_ID:
+            problems.append(FieldProblem("resume_token_ids", f"a token id is at most {MAX_TOKEN_ID}"))
+        if problems:
+            raise InvalidRequest(*problems)
+
+
+def request_id_problems(request_id: str, path: str) -> Iterator[FieldProblem]:
+    if not 1 <= len(request_id) <= MAX_REQUEST_ID_CHARS:
+        yield FieldProblem(path, f"must have 1 to {MAX_REQUEST_ID_CHARS} characters")
+    elif not request_id.isprintable():
+        yield FieldProblem(path, "must be printable")

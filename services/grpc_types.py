@@ -1,0 +1,15 @@
+"""Types of grpc that are generic for the type checker only."""
+
+from typing import TYPE_CHECKING, Any
+
+import grpc
+from grpc import aio
+
+if TYPE_CHECKING:
+    Context = aio.ServicerContext[Any, Any]
+    Handler = grpc.RpcMethodHandler[Any, Any]
+else:
+    Context = aio.ServicerContext
+    Handler = grpc.RpcMethodHandler
+
+__all__ = ["Context", "Handler"]

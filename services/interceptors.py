@@ -1,0 +1,141 @@
+"""What happens around every RPC on a server: trace, error mapping, duration, log."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, aclosing, nullcontext
+from typing import Any, NoReturn
+
+import grpc
+from grpc import aio
+from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, StatusCode
+
+from services import errors, telemetry
+from services.domain.errors import Overloaded, PenstockError
+from services.grpc_types import Context, Handler
+from services.telemetry import Telemetry
+
+_log = logging.getLogger(__name__)
+
+FOREIGN = ("/grpc.health.v1.", "/grpc.reflection.")  # served by grpc's own packages
+
+# Polled all the time, of no interest in a trace.
+UNTRACED = (
+    "/penstock.router.v1.MeshService/",
+    "/penstock.router.v1.RouterService/ListModels",
+    "/penstock.judge.v1.JudgeService/ListScorers",
+    "/penstock.planner.v1.PlannerService/WatchPlan",
+    "/penstock.worker.v1.WorkerService/GetLoad",
+    "/penstock.worker.v1.WorkerService/GetInfo",
+)
+
+
+class ChassisInterceptor(aio.ServerInterceptor):
+    """Traces each RPC after the RPC conventions, and turns our errors into statuses with details.
+
+    Anything that is not one of our errors is a fault: it is logged whole and the caller gets INTERNAL without details.
+    """
+
+    def __init__(self, measured: Telemetry) -> None:
+        self.tracer = measured.tracer
+        self.duration = measured.meter.create_histogram(
+            "rpc.server.duration", unit="s", description="Time of each RPC."
+        )
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        handler = await continuation(handler_call_details)
+        method: str = handler_call_details.method
+        if handler is None or method.startswith(FOREIGN):
+            return handler
+        if handler.response_streaming:
+            inner: Any = handler.stream_stream if handler.request_streaming else handler.unary_stream
+            made = (
+                grpc.stream_stream_rpc_method_handler
+                if handler.request_streaming
+                else grpc.unary_stream_rpc_method_handler
+            )
+
+            # Not a generator: the span is current in here and nowhere else, also when the client goes away.
+            async def stream(request: Any, context: Context) -> None:
+                call = _Call(self, method, context)
+                with call.span() as span:
+                    try:
+                        async with aclosing(inner(request, context)) as responses:
+                            async for response in responses:
+                                await context.write(response)
+                    except BaseException as error:
+                        await call.fail(error, span)
+                    call.end("OK")
+
+            return made(stream, handler.request_deserializer, handler.response_serializer)
+
+        single: Any = handler.stream_unary if handler.request_streaming else handler.unary_unary
+        made = (
+            grpc.stream_unary_rpc_method_handler if handler.request_streaming else grpc.unary_unary_rpc_method_handler
+        )
+
+        async def unary(request: Any, context: Context) -> Any:
+            call = _Call(self, method, context)
+            with call.span() as span:
+                try:
+                    response = await single(request, context)
+                except BaseException as error:
+                    await call.fail(error, span)
+                call.end("OK")
+                return response
+
+        return made(unary, handler.request_deserializer, handler.response_serializer)
+
+
+class _Call:
+    """One RPC under way."""
+
+    def __init__(self, owner: ChassisInterceptor, method: str, context: Context) -> None:
+        self._owner, self._method, self._context = owner, method.lstrip("/"), context
+        self._began = time.monotonic()
+
+    def span(self) -> AbstractContextManager[Span]:
+        if f"/{self._method}".startswith(UNTRACED):
+            return nullcontext(INVALID_SPAN)
+        headers = {key: value for key, value in self._context.invocation_metadata() or () if isinstance(value, str)}
+        return self._owner.tracer.start_as_current_span(
+            self._method,
+            context=telemetry.extract(headers),
+            kind=SpanKind.SERVER,
+            attributes={"rpc.system": "grpc", "rpc.method": self._method},
+            record_exception=False,
+            set_status_on_exception=False,
+        )
+
+    def end(self, code: str) -> None:
+        self._owner.duration.record(
+            time.monotonic() - self._began, {"rpc.method": self._method, "rpc.response.status_code": code}
+        )
+
+    async def fail(self, error: BaseException, span: Span) -> NoReturn:
+        """End the RPC with the status that `error` stands for."""
+        if isinstance(error, (asyncio.CancelledError, GeneratorExit, aio.AbortError)):
+            self.end("CANCELLED")
+            span.set_status(StatusCode.ERROR, "cancelled")
+            raise error
+        if isinstance(error, PenstockError):
+            code = errors.grpc_code(error)
+            self.end(code.name)
+            span.set_attribute("rpc.response.status_code", code.name)
+            span.set_attribute("error.type", error.reason)
+            if code.name not in ("INVALID_ARGUMENT", "NOT_FOUND"):
+                span.set_status(StatusCode.ERROR, str(error))
+            level = logging.DEBUG if isinstance(error, Overloaded) else logging.INFO
+            _log.log(level, "%s: %s: %s", self._method, code.name, error)
+            await self._context.abort_with_status(errors.to_status(error))
+        self.end("INTERNAL")
+        span.record_exception(error)
+        span.set_status(StatusCode.ERROR, repr(error))
+        _log.error("%s failed", self._method, exc_info=error)
+        await self._context.abort(grpc.StatusCode.INTERNAL, "internal error; the log has more")
+        raise AssertionError("abort returns never")

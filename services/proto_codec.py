@@ -1,0 +1,174 @@
+"""Domain to proto and back, for what all services speak of. In pairs; what comes in is not trusted."""
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from penstock.common.v1 import common_pb2 as pb
+from services.domain.errors import invalid
+from services.domain.requests import (
+    ChatMessage,
+    ChatPrompt,
+    FinishReason,
+    PositionLogprobs,
+    Prompt,
+    SamplingParams,
+    Slo,
+    SloPhase,
+    TextPrompt,
+    TokenFrame,
+    TokenLogprob,
+    TokenPrompt,
+    TokenUsage,
+)
+
+_FINISH = {
+    FinishReason.STOP: pb.FINISH_REASON_STOP,
+    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+    FinishReason.ABORTED: pb.FINISH_REASON_ABORTED,
+    FinishReason.DECLINED: pb.FINISH_REASON_DECLINED,
+    FinishReason.MIGRATED: pb.FINISH_REASON_MIGRATED,
+}
+_FINISH_BACK = {value: key for key, value in _FINISH.items()}
+
+
+def prompt_to_proto(prompt: Prompt) -> pb.Prompt:
+    match prompt:
+        case ChatPrompt(messages):
+            chat = pb.ChatPrompt(messages=[pb.ChatMessage(role=m.role, content=m.content) for m in messages])
+            return pb.Prompt(chat=chat)
+        case TextPrompt(text):
+            return pb.Prompt(text=text)
+        case TokenPrompt(token_ids):
+            return pb.Prompt(token_ids=pb.TokenIds(ids=token_ids))
+
+
+def prompt_from_proto(prompt: pb.Prompt, path: str = "prompt") -> Prompt:
+    """InvalidRequest if no form is set."""
+    match prompt.WhichOneof("kind"):
+        case "chat":
+            return ChatPrompt(tuple(ChatMessage(m.role, m.content) for m in prompt.chat.messages))
+        case "text":
+            return TextPrompt(prompt.text)
+        case "token_ids":
+            return TokenPrompt(tuple(prompt.token_ids.ids))
+        case _:
+            raise invalid(path, "one of chat, text and token_ids is needed")
+
+
+def sampling_to_proto(sampling: SamplingParams) -> pb.SamplingParams:
+    return pb.SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        seed=sampling.seed,
+        max_output_tokens=sampling.max_output_tokens,
+        stop=sampling.stop,
+        top_logprobs_count=sampling.top_logprobs,
+        ignore_eos=sampling.ignore_eos,
+    )
+
+
+def sampling_from_proto(sampling: pb.SamplingParams) -> SamplingParams:
+    return SamplingParams(
+        temperature=sampling.temperature if sampling.HasField("temperature") else 1.0,
+        top_p=sampling.top_p if sampling.HasField("top_p") else 1.0,
+        seed=sampling.seed if sampling.HasField("seed") else None,
+        max_output_tokens=sampling.max_output_tokens if sampling.HasField("max_output_tokens") else None,
+        stop=tuple(sampling.stop),
+        top_logprobs=sampling.top_logprobs_count if sampling.HasField("top_logprobs_count") else None,
+        ignore_eos=sampling.ignore_eos,
+    )
+
+
+def slo_to_proto(slo: Slo) -> pb.Slo:
+    made = pb.Slo(
+        phases=[
+            pb.SloPhase(
+                from_output_token_count=phase.from_output_token,
+                time_per_output_token=duration(phase.time_per_output_token_s),
+            )
+            for phase in slo.phases
+        ]
+    )
+    if slo.time_to_first_token_s is not None:
+        made.time_to_first_token.CopyFrom(duration(slo.time_to_first_token_s))
+    return made
+
+
+def slo_from_proto(slo: pb.Slo) -> Slo:
+    return Slo(
+        seconds(slo.time_to_first_token) if slo.HasField("time_to_first_token") else None,
+        tuple(SloPhase(p.from_output_token_count, seconds(p.time_per_output_token)) for p in slo.phases),
+    )
+
+
+def frame_to_proto(frame: TokenFrame) -> pb.TokenFrame:
+    return pb.TokenFrame(
+        offset=frame.offset,
+        token_ids=frame.token_ids,
+        text=frame.text,
+        logprobs=[
+            pb.PositionLogprobs(chosen=_logprob_to_proto(p.chosen), top=[_logprob_to_proto(t) for t in p.top])
+            for p in frame.logprobs
+        ],
+    )
+
+
+def frame_from_proto(frame: pb.TokenFrame) -> TokenFrame:
+    return TokenFrame(
+        frame.offset,
+        tuple(frame.token_ids),
+        frame.text,
+        tuple(
+            PositionLogprobs(_logprob_from_proto(p.chosen), tuple(_logprob_from_proto(t) for t in p.top))
+            for p in frame.logprobs
+        ),
+    )
+
+
+def usage_to_proto(usage: TokenUsage) -> pb.TokenUsage:
+    return pb.TokenUsage(
+        prompt_tokens=usage.prompt_tokens,
+        cached_prompt_tokens=usage.cached_prompt_tokens,
+        output_tokens=usage.output_tokens,
+    )
+
+
+def usage_from_proto(usage: pb.TokenUsage) -> TokenUsage:
+    return TokenUsage(usage.prompt_tokens, usage.cached_prompt_tokens, usage.output_tokens)
+
+
+def finish_reason_to_proto(reason: FinishReason) -> pb.FinishReason.ValueType:
+    return _FINISH[reason]
+
+
+def finish_reason_from_proto(reason: pb.FinishReason.ValueType) -> FinishReason:
+    """ABORTED for a reason that this version does not know."""
+    return _FINISH_BACK.get(reason, FinishReason.ABORTED)
+
+
+def duration(value_s: float) -> Duration:
+    made = Duration()
+    made.FromNanoseconds(round(value_s * 1e9))
+    return made
+
+
+def seconds(value: Duration) -> float:
+    return value.ToNanoseconds() / 1e9
+
+
+def timestamp(value_s: float) -> Timestamp:
+    made = Timestamp()
+    made.FromNanoseconds(round(value_s * 1e9))
+    return made
+
+
+def timestamp_seconds(value: Timestamp) -> float:
+    return value.ToNanoseconds() / 1e9
+
+
+def _logprob_to_proto(value: TokenLogprob) -> pb.TokenLogprob:
+    return pb.TokenLogprob(token_id=value.token_id, logprob=value.logprob, token_bytes=value.token_bytes)
+
+
+def _logprob_from_proto(value: pb.TokenLogprob) -> TokenLogprob:
+    return TokenLogprob(value.token_id, value.logprob, value.token_bytes)

@@ -1,0 +1,182 @@
+"""run_service(): settings -> telemetry -> server -> drain. Every service runs through here."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from grpc import aio
+from redis.asyncio import Redis
+
+from services import telemetry
+from services.channels import SERVER_OPTIONS
+from services.domain.instances import InstanceRecord, Load, ModelCard, Role
+from services.health import Health
+from services.interceptors import ChassisInterceptor
+from services.settings import MeshFile, ServiceSettings, SettingsError, load_mesh_file
+from services.state import Registrar, connect
+from services.state.keys import Keys
+from services.telemetry import Telemetry
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Chassis:
+    """What a service's `compose` builds on.
+
+    stack: what is entered here is left, in reverse, after the server has stopped.
+    load: asked for with every publication.
+    on_drain: awaited, in order, once no new requests come; each should return when running work has ended.
+    """
+
+    role: Role
+    settings: ServiceSettings
+    mesh: MeshFile
+    instance_id: str
+    host: str
+    address: str
+    redis: Redis
+    keys: Keys
+    telemetry: Telemetry
+    server: aio.Server
+    health: Health
+    stack: AsyncExitStack
+    http_address: str = ""
+    model: ModelCard | None = None
+    load: Callable[[], Load] | None = None
+    on_drain: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
+    announce_drain: Callable[[], None] = lambda: None
+    """Tells the mesh that this instance takes no new requests."""
+    fatal: "asyncio.Future[BaseException]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    def watch(self, failure: Awaitable[BaseException]) -> None:
+        """End the process, with exit status 1, once `failure` comes true."""
+
+        async def wait() -> None:
+            error = await failure
+            if not self.fatal.done():
+                self.fatal.set_result(error)
+
+        task = asyncio.ensure_future(wait())
+        self.stack.callback(task.cancel)
+
+
+class ServiceFailed(Exception):
+    """Something the service cannot live without is broken for good."""
+
+
+Compose = Callable[[Chassis], Awaitable[None]]
+
+
+def run_service(role: Role, compose: Compose) -> None:
+    """Run a service until SIGTERM or SIGINT; exit status 2 for settings that cannot be used."""
+    try:
+        settings = ServiceSettings.load()
+        telemetry.set_up_logging(role.value, settings)
+        mesh = load_mesh_file(settings.mesh_file)
+        asyncio.run(serve(role, settings, mesh, compose))
+    except SettingsError as error:
+        print(f"penstock {role.value}: {error}", file=sys.stderr)
+        sys.exit(2)
+    except ServiceFailed as error:
+        _log.critical("%s", error)
+        sys.exit(1)
+
+
+async def serve(
+    role: Role,
+    settings: ServiceSettings,
+    mesh: MeshFile,
+    compose: Compose,
+    *,
+    ready: Callable[[Chassis], None] = lambda _: None,
+    stop: asyncio.Event | None = None,
+) -> None:
+    """Serve until `stop` is set (or, without one, until a signal); `ready` is called once the mesh can see the instance."""
+    keys = Keys(mesh.name)
+    state_url = settings.state_url(mesh)
+    instance_id = settings.instance_id or telemetry.make_instance_id(role.value, settings.tier)
+    host = settings.advertise_host or (socket.gethostname() if settings.bind_host == "0.0.0.0" else settings.bind_host)
+    stop = stop or _stop_on_signals()
+    async with AsyncExitStack() as stack:
+        measured = telemetry.set_up(role.value, instance_id, settings, state_url=state_url, keys=keys, host=host)
+        stack.callback(measured.close)
+        server = aio.server(interceptors=(ChassisInterceptor(measured),), options=SERVER_OPTIONS)
+        try:
+            port = server.add_insecure_port(f"{settings.bind_host}:{settings.grpc_port}")
+        except RuntimeError:
+            raise SettingsError(f"grpc_port: cannot listen on {settings.bind_host}:{settings.grpc_port}") from None
+        redis = connect(state_url)
+        stack.push_async_callback(redis.aclose)
+        chassis = Chassis(
+            role=role,
+            settings=settings,
+            mesh=mesh,
+            instance_id=instance_id,
+            host=host,
+            address=f"{host}:{port}",
+            redis=redis,
+            keys=keys,
+            telemetry=measured,
+            server=server,
+            health=Health(server),
+            stack=stack,
+        )
+        await compose(chassis)
+        await server.start()
+        stack.push_async_callback(server.stop, 0)
+        record = InstanceRecord(
+            instance_id=instance_id,
+            role=role,
+            address=chassis.address,
+            epoch=time.time(),
+            sequence=0,
+            lease_s=settings.lease_s,
+            metrics_address=measured.metrics_address,
+            http_address=chassis.http_address,
+            model=chassis.model,
+        )
+        registrar = await stack.enter_async_context(
+            Registrar(redis, keys, record, interval_s=settings.publish_interval_s, load=chassis.load)
+        )
+        await chassis.health.set_serving(True)
+        chassis.announce_drain = registrar.drain
+        await _first(chassis.fatal, registrar.published.wait(), stop.wait())
+        _log.info("%s serves at %s", instance_id, chassis.address)
+        ready(chassis)
+        await _first(chassis.fatal, stop.wait())
+        if chassis.fatal.done():
+            raise ServiceFailed(f"{instance_id}: {chassis.fatal.result()!r}")
+        _log.info("draining")
+        registrar.drain()
+        await chassis.health.enter_graceful_shutdown()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(settings.drain_s):
+                for drained in chassis.on_drain:
+                    await drained()
+        await server.stop(1.0)
+    _log.info("stopped")
+
+
+async def _first(fatal: "asyncio.Future[BaseException]", *waits: Coroutine[None, None, object]) -> None:
+    """Return when the first of these is done."""
+    tasks = [asyncio.create_task(wait) for wait in waits]
+    either: list[asyncio.Future[Any]] = [fatal, *tasks]
+    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+
+
+def _stop_on_signals() -> asyncio.Event:
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    return stop

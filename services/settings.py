@@ -1,0 +1,348 @@
+"""Settings: the mesh file first, then the environment over it. The only module of the services that reads either.
+
+A value that does not fit ends the process at boot with the name of the field.
+"""
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from services.domain.errors import InvalidRequest
+from services.domain.plans import JudgeUnavailable, Plan, Provenance, TierPlan
+
+_FROZEN = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class SettingsError(Exception):
+    """The settings cannot be used; the message names every field at fault."""
+
+
+class SimulatedMeshEngine(BaseModel):
+    """The simulated engine's latency model: T(step) = overhead + token * tokens + context * context tokens."""
+
+    model_config = _FROZEN
+
+    overhead_ms: float = Field(default=5.0, ge=0)
+    """Milliseconds that every step costs."""
+    token_us: float = Field(default=50.0, ge=0)
+    """Microseconds per new token in a step."""
+    context_token_ns: float = Field(default=20.0, ge=0)
+    """Nanoseconds per context token attended to."""
+    reply_tokens: int = Field(default=64, ge=1)
+    """Mean length of a reply; each prompt has its own, the same every time."""
+    max_context_tokens: int = Field(default=8192, ge=16)
+    """Longest prompt and reply together."""
+
+
+class SglangMeshEngine(BaseModel):
+    """The SGLang server that a tier's workers wrap."""
+
+    model_config = _FROZEN
+
+    endpoint: str = ""
+    """Base URL of a running server. Needed where the tier's engine is sglang."""
+    start_timeout_s: float = Field(default=600.0, gt=0)
+    """A server that loads its model is waited for so long."""
+    gone_s: float = Field(default=10.0, gt=0)
+    """A server that has not answered for so long counts as gone: the worker ends and is started anew."""
+
+
+class MeshTier(BaseModel):
+    """One tier of the cascade."""
+
+    model_config = _FROZEN
+
+    name: str
+    """Its name: 1 to 63 of a-z, 0-9, -, _ and `.`."""
+    model: str
+    """A folder in Hugging Face format; a relative path counts from the mesh file."""
+    served_model_name: str = ""
+    """The model's name as users know it. Empty: the folder's name."""
+    workers: int = Field(default=1, ge=0)
+    """Worker processes."""
+    threshold: float | None = Field(default=None, ge=0, le=100)
+    """Answers stand from this score on. On every tier but the last."""
+    engine: Literal["torch", "sglang", "simulated"] = "torch"
+    """What runs the model: ours, on torch; an SGLang server; or a latency model."""
+    device: str = "cpu"
+    """Where torch runs it: cpu, cuda, cuda:1, ..."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Weights and KV cache. auto: what the model's config says."""
+    kv_tokens: int = Field(default=32_768, ge=64)
+    """Room in the KV cache, in tokens."""
+    kv_block_tokens: int = Field(default=16, ge=1)
+    """Tokens in a KV block."""
+    max_running: int = Field(default=32, ge=1)
+    """Requests computed together."""
+    max_queued: int = Field(default=64, ge=0)
+    """Requests waiting in the worker; one more is refused."""
+    max_step_tokens: int = Field(default=512, ge=1)
+    """Tokens computed in one step: longer prompts are cut into chunks of what decoding leaves."""
+    max_context_tokens: int | None = Field(default=None, ge=16)
+    """Longest prompt and reply together. None: what the model was made for, as far as the KV cache allows."""
+    threads: int = Field(default=1, ge=1)
+    """CPU threads of each worker."""
+    simulated: SimulatedMeshEngine = SimulatedMeshEngine()
+    """The latency model of the simulated engine."""
+    sglang: SglangMeshEngine = SglangMeshEngine()
+    """The server of the sglang engine."""
+
+
+class MeshScorer(BaseModel):
+    """One scorer of the judge."""
+
+    model_config = _FROZEN
+
+    name: str
+    """Its name in plans and requests."""
+    kind: Literal["judge-model", "llm", "confidence", "exact"]
+    """judge-model: a model that reads (prompt, answer) in one pass; llm: a language model asked for a grade;
+    confidence: the token logprobs of the answer; exact: comparison with an expected answer."""
+    model: str = ""
+    """judge-model: a folder in Hugging Face format. llm: the model's name at the endpoint."""
+    endpoint: str = ""
+    """llm: base URL of an OpenAI-compatible API, up to and with `/v1`."""
+    api_key_env: str = ""
+    """llm: name of the environment variable that holds the key. Empty: no key."""
+    calibration: str = ""
+    """File of a calibration. Empty: judge-model takes calibration.json beside its model, the others none."""
+    compare: Literal["text", "number", "final-answer"] = "final-answer"
+    """exact: how an answer is compared with the expected one."""
+    timeout_s: float = Field(default=30.0, gt=0)
+    """llm: for one grade."""
+    concurrency: int = Field(default=8, ge=1)
+    """llm: grades asked for at once."""
+
+
+class MeshJudge(BaseModel):
+    """The judge."""
+
+    model_config = _FROZEN
+
+    replicas: int = Field(default=1, ge=0)
+    """Judge processes."""
+    scorers: tuple[MeshScorer, ...] = (MeshScorer(name="judge-model", kind="judge-model"),)
+    """What can score."""
+    default_scorer: str = "judge-model"
+    """The scorer of requests that name none."""
+    max_batch: int = Field(default=32, ge=1)
+    """Answers scored in one forward pass."""
+    max_batch_tokens: int = Field(default=4096, ge=64)
+    """Tokens in one forward pass, padding counted."""
+    max_queued: int = Field(default=512, ge=1)
+    """Answers waiting; one more is refused."""
+    threads: int = Field(default=1, ge=1)
+    """CPU threads of each judge."""
+    device: str = "cpu"
+    """Where torch runs the judge model."""
+
+
+class MeshRouter(BaseModel):
+    """The routers."""
+
+    model_config = _FROZEN
+
+    replicas: int = Field(default=1, ge=1)
+    """Router processes."""
+    grpc_port: int = Field(default=50051, ge=0, le=65535)
+    """The first router's gRPC port, the others count on from it; 0 takes any free port."""
+    http_port: int = Field(default=8000, ge=0, le=65535)
+    """Likewise for the OpenAI-compatible API."""
+    max_active: int = Field(default=256, ge=1)
+    """Requests worked on at once by one router."""
+    max_waiting: int = Field(default=512, ge=0)
+    """Requests waiting for that; one more gets RESOURCE_EXHAUSTED."""
+    default_deadline_s: float = Field(default=600.0, gt=0)
+    """For requests that bring no deadline."""
+    judge_timeout_s: float = Field(default=10.0, gt=0)
+    """For one judgement, tries included."""
+    worker_silence_s: float = Field(default=15.0, gt=0)
+    """A worker that says nothing for so long on a stream counts as dead for that request."""
+    tier_wait_s: float = Field(default=30.0, ge=0)
+    """A request waits so long for an instance of a tier that has none; tiers below the last are skipped instead."""
+    suspect_s: float = Field(default=2.0, ge=0)
+    """An instance that failed is tried last for so long."""
+    max_attempts: int = Field(default=8, ge=1)
+    """Instances tried for one tier of one request, failovers counted."""
+
+
+class MeshPlanner(BaseModel):
+    """The planner."""
+
+    model_config = _FROZEN
+
+    replicas: int = Field(default=1, ge=0)
+    """Planner processes."""
+    judge_unavailable: Literal["escalate", "accept"] = "escalate"
+    """What routers do with answers that cannot be judged: the largest tier answers, or the answer stands."""
+
+
+class MeshFile(BaseModel):
+    """A mesh file: what runs, and how. Drives `penstock up` and compose alike."""
+
+    model_config = _FROZEN
+
+    name: str = "penstock"
+    """The mesh's name; a prefix of its keys in Redis, so that several meshes can share one."""
+    redis_url: str = ""
+    """A Redis to use. Empty: REDIS_URL from the environment, or else `penstock up` starts one."""
+    tiers: tuple[MeshTier, ...]
+    """From the cheapest up."""
+    judge: MeshJudge = MeshJudge()
+    """The judge: see below."""
+    router: MeshRouter = MeshRouter()
+    """The routers: see below."""
+    planner: MeshPlanner = MeshPlanner()
+    """The planner: see below."""
+
+    @model_validator(mode="after")
+    def _sound(self) -> Self:
+        try:
+            self.plan("check").validate()
+        except InvalidRequest as error:
+            raise ValueError(
+                "; ".join(f"{p.field.removeprefix('plan.')}: {p.problem}" for p in error.problems)
+            ) from None
+        for i, tier in enumerate(self.tiers):
+            if tier.engine == "sglang" and not tier.sglang.endpoint:
+                raise ValueError(f"tiers[{i}].sglang.endpoint: needed where the engine is sglang")
+        names = [scorer.name for scorer in self.judge.scorers]
+        if len(set(names)) != len(names):
+            raise ValueError("judge.scorers: names must differ")
+        if self.judge.default_scorer not in names:
+            raise ValueError(f"judge.default_scorer: no scorer '{self.judge.default_scorer}' among {names}")
+        return self
+
+    def plan(self, input_digest: str) -> Plan:
+        """The plan that this file asks for."""
+        tiers = tuple(
+            TierPlan(t.name, t.served_model_name or Path(t.model).name, t.threshold, t.workers) for t in self.tiers
+        )
+        return Plan(
+            revision=0,
+            tiers=tiers,
+            judge_unavailable=JudgeUnavailable(self.planner.judge_unavailable),
+            provenance=Provenance("mesh-file", input_digest=input_digest),
+        )
+
+    def tier(self, name: str) -> MeshTier:
+        for tier in self.tiers:
+            if tier.name == name:
+                return tier
+        raise SettingsError(
+            f"tier: no tier '{name}' in the mesh file, which has {', '.join(t.name for t in self.tiers)}"
+        )
+
+
+def load_mesh_file(path: Path) -> MeshFile:
+    """Read a mesh file; SettingsError names the file and every field at fault."""
+    try:
+        data = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise SettingsError(f"{path}: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        raise SettingsError(f"{path}: not YAML: {error}") from None
+    if not isinstance(data, dict):
+        raise SettingsError(f"{path}: must hold a mapping with at least `tiers`")
+    try:
+        return MeshFile.model_validate(data)
+    except ValidationError as error:
+        raise SettingsError(f"{path}: {_said(error)}") from None
+
+
+def digest(path: Path) -> str:
+    """A short digest of a file's content."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
+class ServiceSettings(BaseSettings):
+    """What every service reads from the environment, each name with the prefix PENSTOCK_."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="PENSTOCK_", frozen=True, extra="ignore", use_attribute_docstrings=True, env_ignore_empty=True
+    )
+
+    mesh_file: Path = Path("mesh.yaml")
+    """The mesh file."""
+    tier: str = ""
+    """The tier that a worker serves; workers need it."""
+    instance_id: str = ""
+    """This process's name in the mesh. Empty: made from role, tier, host and process."""
+    bind_host: str = "127.0.0.1"
+    """The address that servers listen on."""
+    advertise_host: str = ""
+    """The address that others reach this process at. Empty: bind_host, or the host's name where that is 0.0.0.0."""
+    grpc_port: int = Field(default=0, ge=0, le=65535)
+    """0 takes any free port."""
+    http_port: int = Field(default=0, ge=0, le=65535)
+    """The router's OpenAI-compatible API; 0 takes any free port."""
+    metrics_port: int = Field(default=0, ge=0, le=65535)
+    """Prometheus metrics; 0 takes any free port."""
+    redis_url: str = ""
+    """The state store. Empty: REDIS_URL, then the mesh file's."""
+    lease_s: float = Field(default=3.0, gt=0)
+    """An instance that has not spoken for so long counts as gone."""
+    publish_interval_s: float = Field(default=0.25, gt=0)
+    """Load is published at most so often when it changes, and every third of a lease when not."""
+    drain_s: float = Field(default=30.0, ge=0)
+    """At shutdown, running requests get so long to end."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least severe message that is logged."""
+    log_format: Literal["text", "json"] = "text"
+    """text for people, json for collectors; both carry trace ids."""
+    frame_interval_ms: float = Field(default=20.0, ge=0)
+    """A worker gathers tokens into one frame for at most so long; the first token goes at once."""
+    frame_tokens: int = Field(default=32, ge=1)
+    """Tokens in one frame at most."""
+    trace_keep: int = Field(default=500, ge=0)
+    """Traces kept in Redis for `penstock trace`; 0 keeps none."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, env_settings
+
+    @classmethod
+    def load(cls, **values: Any) -> Self:
+        """Settings from the environment, `values` over it; SettingsError names every field at fault."""
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            raise SettingsError(_said(error, prefix="PENSTOCK_")) from None
+
+    def state_url(self, mesh: MeshFile) -> str:
+        """Where Redis is; SettingsError if nobody says."""
+        url = self.redis_url or os.environ.get("REDIS_URL", "") or mesh.redis_url
+        if not url:
+            raise SettingsError("redis_url: neither PENSTOCK_REDIS_URL, REDIS_URL nor the mesh file names a Redis")
+        return url
+
+    def resolve(self, path: str) -> Path:
+        """A path of the mesh file: relative ones count from its folder."""
+        return Path(path) if Path(path).is_absolute() else self.mesh_file.resolve().parent / path
+
+
+def environment_value(name: str) -> str | None:
+    """A variable that a setting names (an API key): None if it is not set."""
+    return os.environ.get(name)
+
+
+def _said(error: ValidationError, prefix: str = "") -> str:
+    parts = []
+    for fault in error.errors():
+        where = ".".join(str(part) for part in fault["loc"])
+        name = prefix + where.upper() if prefix else where
+        said = fault["msg"].removeprefix("Value error, ")
+        parts.append(f"{name}: {said}" if name else said)
+    return "; ".join(parts)

@@ -1,0 +1,12 @@
+"""What the mesh keeps in Redis: who is there, how loaded they are, which plan holds, and the last traces.
+
+Everything here can be rebuilt by those who wrote it; nothing else is kept.
+"""
+
+from services.state.connection import StateUnavailable, connect
+from services.state.feed import MeshFeed
+from services.state.plans import PlanStore
+from services.state.registry import Registrar
+from services.state.traces import SpanRecord, TraceStore
+
+__all__ = ["MeshFeed", "PlanStore", "Registrar", "SpanRecord", "StateUnavailable", "TraceStore", "connect"]

@@ -1,0 +1,88 @@
+"""Records as JSON and back: small, and readable with redis-cli. Unknown fields are ignored, so versions can mix."""
+
+import dataclasses
+import json
+from typing import Any
+
+from services.domain.instances import InstanceRecord, Load, ModelCard, Role
+from services.domain.plans import JudgeUnavailable, Plan, Provenance, TierPlan
+
+
+def record_to_json(record: InstanceRecord) -> bytes:
+    data: dict[str, Any] = {
+        "instance_id": record.instance_id,
+        "role": record.role.value,
+        "address": record.address,
+        "epoch": record.epoch,
+        "sequence": record.sequence,
+        "lease_s": record.lease_s,
+        "draining": record.draining,
+        "metrics_address": record.metrics_address,
+        "http_address": record.http_address,
+    }
+    if record.model is not None:
+        data["model"] = dataclasses.asdict(record.model)
+    if record.load is not None:
+        data["load"] = {
+            "running_tokens": record.load.running_tokens,
+            "queued_tokens": record.load.queued_tokens,
+            "free_kv_blocks": record.load.free_kv_blocks,
+            "output_tokens_per_s": round(record.load.output_tokens_per_s, 1),
+        }
+    return json.dumps(data, separators=(",", ":")).encode()
+
+
+def record_from_json(data: bytes) -> InstanceRecord:
+    """ValueError if it is not a record."""
+    try:
+        raw = _mapping(data)
+        model, load = raw.get("model"), raw.get("load")
+        return InstanceRecord(
+            instance_id=raw["instance_id"],
+            role=Role(raw["role"]),
+            address=raw["address"],
+            epoch=raw["epoch"],
+            sequence=raw["sequence"],
+            lease_s=raw["lease_s"],
+            draining=raw["draining"],
+            metrics_address=raw["metrics_address"],
+            http_address=raw.get("http_address", ""),
+            model=ModelCard(**{f.name: model[f.name] for f in dataclasses.fields(ModelCard)}) if model else None,
+            load=Load(
+                tuple(load["running_tokens"]),
+                tuple(load["queued_tokens"]),
+                load["free_kv_blocks"],
+                load["output_tokens_per_s"],
+            )
+            if load
+            else None,
+        )
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"not an instance record: {error!r}") from error
+
+
+def plan_to_json(plan: Plan) -> bytes:
+    data = dataclasses.asdict(plan) | {"judge_unavailable": plan.judge_unavailable.value}
+    return json.dumps(data, separators=(",", ":")).encode()
+
+
+def plan_from_json(data: bytes) -> Plan:
+    """ValueError if it is not a plan."""
+    try:
+        raw = _mapping(data)
+        return Plan(
+            revision=raw["revision"],
+            tiers=tuple(TierPlan(t["name"], t["model"], t["threshold"], t["instances"]) for t in raw["tiers"]),
+            scorer=raw["scorer"],
+            judge_unavailable=JudgeUnavailable(raw["judge_unavailable"]),
+            provenance=Provenance(**{f.name: raw["provenance"][f.name] for f in dataclasses.fields(Provenance)}),
+        )
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"not a plan: {error!r}") from error
+
+
+def _mapping(data: bytes) -> dict[str, Any]:
+    raw = json.loads(data)
+    if not isinstance(raw, dict):
+        raise TypeError("not a mapping")
+    return raw

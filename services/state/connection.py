@@ -1,0 +1,57 @@
+"""Connections to Redis: short timeouts, one error."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import redis
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+from redis.retry import Retry as BlockingRetry
+
+from services.domain.errors import Unavailable
+
+CONNECT_TIMEOUT_S = 2.0
+COMMAND_TIMEOUT_S = 2.0
+
+
+class StateUnavailable(Unavailable):
+    """Redis is away, or does not answer in time."""
+
+    reason = "STATE_UNAVAILABLE"
+
+
+def connect(url: str) -> Redis:
+    """An asyncio client; it connects with its first command.
+
+    It never retries by itself: a subscription that came back behind our back would have missed what was said meanwhile.
+    """
+    return Redis.from_url(
+        url,
+        socket_connect_timeout=CONNECT_TIMEOUT_S,
+        socket_timeout=COMMAND_TIMEOUT_S,
+        health_check_interval=10,
+        retry=Retry(NoBackoff(), 0),
+    )
+
+
+def connect_blocking(url: str) -> redis.Redis:
+    """A client for threads: the span exporter's."""
+    return redis.Redis.from_url(
+        url, socket_connect_timeout=1.0, socket_timeout=1.0, retry=BlockingRetry(NoBackoff(), 0)
+    )
+
+
+def as_bytes(value: bytes | str) -> bytes:
+    """What a client without decode_responses gives: bytes."""
+    return value if isinstance(value, bytes) else value.encode()
+
+
+@contextmanager
+def state_errors() -> Iterator[None]:
+    """Turn the driver's errors into StateUnavailable."""
+    try:
+        yield
+    except (RedisError, OSError, TimeoutError) as error:
+        raise StateUnavailable(f"the state store is away: {error}") from error

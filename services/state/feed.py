@@ -1,0 +1,131 @@
+"""Keeps a MeshView true by subscription: no Redis call is made when a request comes."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+
+from redis.asyncio import Redis
+from redis.asyncio.client import PubSub
+
+from services.background import end
+from services.domain.instances import InstanceRecord
+from services.domain.mesh_view import MeshView
+from services.domain.plans import Plan
+from services.state import codec
+from services.state.connection import StateUnavailable, as_bytes, state_errors
+from services.state.keys import Keys
+from services.state.registry import GOODBYE
+
+_log = logging.getLogger(__name__)
+
+SILENCE_S = 1.0  # after so long without a message Redis is asked whether it is there
+RETRY_FIRST_S, RETRY_MOST_S = 0.1, 2.0
+
+
+class MeshFeed(AbstractAsyncContextManager["MeshFeed"]):
+    """Feeds `view` as long as the context lasts, and calls `on_change` after every change.
+
+    Each (re)connection subscribes first and reads everything then, so nothing falls between.
+    """
+
+    def __init__(
+        self, redis: Redis, keys: Keys, view: MeshView, *, on_change: Callable[[], None] = lambda: None
+    ) -> None:
+        self._redis, self._keys, self.view = redis, keys, view
+        self._on_change = on_change
+        self._tasks: list[asyncio.Task[None]] = []
+        self.synced = asyncio.Event()
+        """Set once the view has been filled for the first time."""
+
+    async def __aenter__(self) -> "MeshFeed":
+        self._tasks = [
+            asyncio.create_task(self._follow(), name="mesh-feed"),
+            asyncio.create_task(self._expire(), name="mesh-feed-expiry"),
+        ]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await end(*self._tasks)
+
+    async def _follow(self) -> None:
+        loop, pause = asyncio.get_running_loop(), RETRY_FIRST_S
+        while True:
+            try:
+                async with self._redis.pubsub() as pubsub:
+                    with state_errors():
+                        await pubsub.subscribe(self._keys.instance_events, self._keys.plan_events)
+                        records, plan = await self._read_all()
+                        self.view.connect(records, plan, loop.time())
+                        self.synced.set()
+                        self._on_change()
+                        pause = RETRY_FIRST_S
+                        await self._listen(pubsub)
+            except StateUnavailable as error:
+                if self.view.connected:
+                    _log.warning("serving on the last picture of the mesh: %s", error)
+                self.view.disconnect(loop.time())
+                self._on_change()
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, RETRY_MOST_S)
+
+    async def _read_all(self) -> tuple[list[InstanceRecord], Plan | None]:
+        ids = await self._redis.smembers(self._keys.instances)
+        names = sorted(as_bytes(instance_id).decode() for instance_id in ids)
+        kept = await self._redis.mget([self._keys.instance(name) for name in names]) if names else []
+        records = [record for data in kept if data is not None and (record := _record(as_bytes(data))) is not None]
+        revision = await self._redis.get(self._keys.plan_revision)
+        data = await self._redis.get(self._keys.plan(int(revision))) if revision is not None else None
+        return records, _plan(as_bytes(data)) if data is not None else None
+
+    async def _listen(self, pubsub: PubSub) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            message = await pubsub.get_message(ignore_subscribe_messages=True, timeout=SILENCE_S)
+            if message is None:
+                await self._redis.ping()  # a silent connection may be a dead one
+            self.view.alive(loop.time())
+            if message is None:
+                continue
+            data: bytes = message["data"]
+            if message["channel"].decode() == self._keys.plan_events:
+                plan = _plan(data)
+                changed = plan is not None and self.view.follow(plan)
+            elif data.startswith(GOODBYE):
+                self.view.forget(data.removeprefix(GOODBYE).decode())
+                changed = True
+            else:
+                record = _record(data)
+                changed = record is not None and self.view.hear(record, loop.time())
+            if changed:
+                self._on_change()
+
+    async def _expire(self) -> None:
+        while True:
+            await asyncio.sleep(0.25)
+            gone = self.view.expire()
+            if gone:
+                _log.warning("lease ran out: %s", ", ".join(gone))
+                with contextlib.suppress(StateUnavailable), state_errors():
+                    await self._redis.srem(self._keys.instances, *gone)
+                self._on_change()
+
+
+def _record(data: bytes) -> InstanceRecord | None:
+    try:
+        return codec.record_from_json(data)
+    except ValueError as error:
+        _log.warning("ignored: %s", error)
+        return None
+
+
+def _plan(data: bytes) -> Plan | None:
+    try:
+        return codec.plan_from_json(data)
+    except ValueError as error:
+        _log.warning("ignored: %s", error)
+        return None

@@ -1,0 +1,64 @@
+"""Plan revisions in Redis: numbered without gaps, each kept, one current."""
+
+import dataclasses
+
+from redis.asyncio import Redis
+from redis.exceptions import WatchError
+
+from services.domain.errors import NotFound, RevisionConflict
+from services.domain.plans import Plan
+from services.state import codec
+from services.state.connection import as_bytes, state_errors
+from services.state.keys import Keys
+
+KEPT_REVISIONS = 1000
+
+
+class PlanStore:
+    """Reads and publishes plans. Every method raises StateUnavailable when Redis is away."""
+
+    def __init__(self, redis: Redis, keys: Keys) -> None:
+        self._redis, self._keys = redis, keys
+
+    async def current(self) -> Plan | None:
+        with state_errors():
+            revision = await self._redis.get(self._keys.plan_revision)
+            if revision is None:
+                return None
+            data = await self._redis.get(self._keys.plan(int(revision)))
+            return codec.plan_from_json(as_bytes(data)) if data is not None else None
+
+    async def get(self, revision: int) -> Plan:
+        """NotFound if there is no such revision (any more)."""
+        with state_errors():
+            data = await self._redis.get(self._keys.plan(revision))
+        if data is None:
+            raise NotFound("plan revision", str(revision))
+        return codec.plan_from_json(as_bytes(data))
+
+    async def publish(self, plan: Plan, *, expected: int | None = None, at_least: int = 0) -> Plan:
+        """Make `plan` current under the next revision, over `at_least`; return it with that revision.
+
+        RevisionConflict if `expected` is not the current revision.
+        """
+        with state_errors():
+            async with self._redis.pipeline(transaction=True) as pipe:
+                while True:
+                    try:
+                        await pipe.watch(self._keys.plan_revision)
+                        kept = await pipe.get(self._keys.plan_revision)
+                        current = int(kept) if kept is not None else 0
+                        if expected is not None and expected != current:
+                            raise RevisionConflict(expected, current)
+                        made = dataclasses.replace(plan, revision=max(current, at_least) + 1)
+                        data = codec.plan_to_json(made)
+                        pipe.multi()  # type: ignore[no-untyped-call]
+                        pipe.set(self._keys.plan(made.revision), data)
+                        pipe.set(self._keys.plan_revision, made.revision)
+                        if made.revision > KEPT_REVISIONS:
+                            pipe.delete(self._keys.plan(made.revision - KEPT_REVISIONS))
+                        pipe.publish(self._keys.plan_events, data)
+                        await pipe.execute()
+                        return made
+                    except WatchError:
+                        continue

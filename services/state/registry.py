@@ -1,0 +1,104 @@
+"""Tells the mesh that this instance is there, and how loaded it is."""
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+
+from redis.asyncio import Redis
+
+from services.background import end
+from services.domain.instances import InstanceRecord, Load
+from services.state import codec
+from services.state.connection import StateUnavailable, state_errors
+from services.state.keys import Keys
+
+_log = logging.getLogger(__name__)
+
+GOODBYE = b"gone "  # on the channel: this, then the instance id
+
+
+class Registrar(AbstractAsyncContextManager["Registrar"]):
+    """Publishes one instance's record with a lease, as long as the context lasts.
+
+    `load` is asked for at every turn. A changed record goes out at most every `interval_s`, an unchanged one every third
+    of the lease. When Redis is away the loop goes on trying; when it comes back, even empty, the record is there again
+    within `interval_s`.
+    """
+
+    def __init__(
+        self,
+        redis: Redis,
+        keys: Keys,
+        record: InstanceRecord,
+        *,
+        interval_s: float,
+        load: Callable[[], Load] | None = None,
+    ) -> None:
+        self._redis, self._keys, self._record = redis, keys, record
+        self._interval_s, self._load = interval_s, load
+        self._task: asyncio.Task[None] | None = None
+        self._nudge = asyncio.Event()
+        self.published = asyncio.Event()
+        """Set once the record has reached Redis."""
+        self.connected = False
+        """Whether the last publication reached Redis."""
+
+    async def __aenter__(self) -> "Registrar":
+        self._task = asyncio.create_task(self._run(), name="registrar")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._task is not None
+        await end(self._task)
+        with contextlib.suppress(StateUnavailable), state_errors():
+            instance_id = self._record.instance_id
+            async with self._redis.pipeline(transaction=True) as pipe:
+                pipe.delete(self._keys.instance(instance_id))
+                pipe.srem(self._keys.instances, instance_id)
+                pipe.publish(self._keys.instance_events, GOODBYE + instance_id.encode())
+                await pipe.execute()
+
+    def drain(self) -> None:
+        """Say at once that this instance takes no new requests."""
+        self._record = dataclasses.replace(self._record, draining=True)
+        self._nudge.set()
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        sent: InstanceRecord | None = None
+        sent_at = 0.0
+        while True:
+            current = dataclasses.replace(self._record, load=self._load() if self._load is not None else None)
+            due = loop.time() - sent_at >= current.lease_s / 3
+            if sent is None or due or dataclasses.replace(sent, sequence=0) != dataclasses.replace(current, sequence=0):
+                self._record = dataclasses.replace(self._record, sequence=self._record.sequence + 1)
+                current = dataclasses.replace(current, sequence=self._record.sequence)
+                try:
+                    await self._publish(current)
+                except StateUnavailable as error:
+                    if self.connected or not self.published.is_set():
+                        _log.warning("cannot publish this instance: %s", error)
+                    self.connected, sent = False, None
+                else:
+                    self.connected = True
+                    self.published.set()
+                    sent, sent_at = current, loop.time()
+            self._nudge.clear()
+            with contextlib.suppress(TimeoutError):  # (wait_for of Python 3.11 can swallow a cancellation)
+                async with asyncio.timeout(self._interval_s):
+                    await self._nudge.wait()
+
+    async def _publish(self, record: InstanceRecord) -> None:
+        data = codec.record_to_json(record)
+        with state_errors():
+            async with self._redis.pipeline(transaction=True) as pipe:
+                pipe.set(self._keys.instance(record.instance_id), data, px=round(record.lease_s * 1000))
+                pipe.sadd(self._keys.instances, record.instance_id)
+                pipe.publish(self._keys.instance_events, data)
+                await pipe.execute()

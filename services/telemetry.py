@@ -1,0 +1,220 @@
+"""Traces, metrics and logs with OpenTelemetry.
+
+Spans and metrics go to any OTLP collector (where OTEL_EXPORTER_OTLP_ENDPOINT is set), metrics also to Prometheus, spans
+also into Redis, where `penstock trace` finds the last ones. Names follow OpenTelemetry's GenAI and RPC conventions.
+"""
+
+import json
+import logging
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from wsgiref.simple_server import WSGIServer
+
+import redis
+from opentelemetry import propagate, trace
+from opentelemetry.context import Context
+from opentelemetry.exporter.prometheus import PrometheusMetricReader
+from opentelemetry.metrics import Meter
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
+from opentelemetry.sdk.metrics.view import ExplicitBucketHistogramAggregation, View
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer, format_span_id, format_trace_id
+from prometheus_client import CollectorRegistry, start_http_server
+
+from services.domain.errors import PenstockError
+from services.settings import ServiceSettings
+from services.state.connection import connect_blocking
+from services.state.keys import Keys
+from services.state.traces import SpanRecord, write_spans
+
+_log = logging.getLogger(__name__)
+
+# Bucket borders from OpenTelemetry's GenAI conventions: seconds.
+_TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+_TPOT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+_TIME_BUCKETS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
+
+
+@dataclass(frozen=True, slots=True)
+class Telemetry:
+    """What a service measures with."""
+
+    tracer: Tracer
+    meter: Meter
+    metrics_address: str
+    _tracers: TracerProvider
+    _meters: MeterProvider
+    _server: WSGIServer | None = None
+
+    def close(self) -> None:
+        """Send what is left, within a few seconds, and stop listening."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+        self._tracers.force_flush(2000)
+        self._tracers.shutdown()
+        self._meters.shutdown(timeout_millis=2000)
+
+
+def set_up(
+    service: str, instance_id: str, settings: ServiceSettings, *, state_url: str, keys: Keys, host: str
+) -> Telemetry:
+    """Telemetry for this process; the Prometheus endpoint listens from now on."""
+    resource = Resource.create(
+        {"service.name": f"penstock-{service}", "service.instance.id": instance_id, "service.namespace": keys.mesh}
+    )
+    tracers = TracerProvider(resource=resource)
+    if settings.trace_keep:
+        redis_exporter = _RedisSpanExporter(connect_blocking(state_url), keys, service, settings.trace_keep)
+        tracers.add_span_processor(BatchSpanProcessor(redis_exporter, schedule_delay_millis=500))
+    registry = CollectorRegistry()
+    readers: list[MetricReader] = [PrometheusMetricReader(registry=registry)]
+    if os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"):
+        from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+
+        tracers.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+        readers.append(PeriodicExportingMetricReader(OTLPMetricExporter()))
+    views = [
+        View(instrument_name="*.time_to_first_token", aggregation=ExplicitBucketHistogramAggregation(_TTFT_BUCKETS)),
+        View(instrument_name="*.time_per_output_token", aggregation=ExplicitBucketHistogramAggregation(_TPOT_BUCKETS)),
+        View(instrument_name="*.duration", aggregation=ExplicitBucketHistogramAggregation(_TIME_BUCKETS)),
+    ]
+    meters = MeterProvider(metric_readers=readers, resource=resource, views=views)
+    server, _ = start_http_server(settings.metrics_port, addr=settings.bind_host, registry=registry)
+    return Telemetry(
+        tracers.get_tracer("penstock"),
+        meters.get_meter("penstock"),
+        f"{host}:{server.server_port}",
+        tracers,
+        meters,
+        server,
+    )
+
+
+def disabled() -> Telemetry:
+    """Telemetry that goes nowhere: for tests of parts."""
+    tracers, meters = TracerProvider(), MeterProvider()
+    return Telemetry(tracers.get_tracer("penstock"), meters.get_meter("penstock"), "", tracers, meters)
+
+
+class _RedisSpanExporter(SpanExporter):
+    """Keeps the last traces in Redis; what cannot be written is dropped, never waited for."""
+
+    def __init__(self, client: redis.Redis, keys: Keys, service: str, keep: int) -> None:
+        self._client, self._keys, self._service, self._keep = client, keys, service, keep
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        try:
+            write_spans(self._client, self._keys, [_record(span, self._service) for span in spans], self._keep)
+        except PenstockError:
+            return SpanExportResult.FAILURE
+        return SpanExportResult.SUCCESS
+
+    def shutdown(self) -> None:
+        self._client.close()
+
+    def force_flush(self, timeout_millis: int = 30000) -> bool:
+        return True
+
+
+def _record(span: ReadableSpan, service: str) -> SpanRecord:
+    context, start, end = span.get_span_context(), span.start_time or 0, span.end_time or 0
+    assert context is not None
+    return SpanRecord(
+        trace_id=format_trace_id(context.trace_id),
+        span_id=format_span_id(context.span_id),
+        parent_span_id=format_span_id(span.parent.span_id) if span.parent is not None else "",
+        name=span.name,
+        service=service,
+        start_s=start / 1e9,
+        duration_s=(end - start) / 1e9,
+        failed=span.status.status_code is StatusCode.ERROR,
+        status_message=span.status.description or "",
+        attributes={k: str(v) for k, v in (span.attributes or {}).items()},
+        events=[
+            (event.name, (event.timestamp - start) / 1e9, {k: str(v) for k, v in (event.attributes or {}).items()})
+            for event in span.events
+        ],
+    )
+
+
+def extract(metadata: Mapping[str, str]) -> Context:
+    """The caller's trace context from headers or gRPC metadata."""
+    return propagate.extract(metadata)
+
+
+def inject() -> tuple[tuple[str, str], ...]:
+    """The current trace context as gRPC metadata."""
+    carrier: dict[str, str] = {}
+    propagate.inject(carrier)
+    return tuple(carrier.items())
+
+
+@contextmanager
+def client_span(tracer: Tracer, method: str, **attributes: str | int | float) -> Iterator[Span]:
+    """A CLIENT span around one RPC, named and described after the RPC conventions. `method` is `package.Service/Method`."""
+    with tracer.start_as_current_span(
+        method, kind=SpanKind.CLIENT, attributes={"rpc.system": "grpc", "rpc.method": method, **attributes}
+    ) as span:
+        yield span
+
+
+def current_trace_id() -> str:
+    """The current trace's id in hex; empty outside any trace."""
+    context = trace.get_current_span().get_span_context()
+    return format_trace_id(context.trace_id) if context.is_valid else ""
+
+
+class _TextFormatter(logging.Formatter):
+    def __init__(self, service: str) -> None:
+        super().__init__()
+        self._service = service
+
+    def format(self, record: logging.LogRecord) -> str:
+        when = time.strftime("%H:%M:%S", time.localtime(record.created))
+        traced = f" trace={trace_id}" if (trace_id := current_trace_id()) else ""
+        line = (
+            f"{when}.{int(record.msecs):03d} {record.levelname.lower():7} {self._service} {record.getMessage()}{traced}"
+        )
+        return line + ("\n" + self.formatException(record.exc_info) if record.exc_info else "")
+
+
+class _JsonFormatter(logging.Formatter):
+    def __init__(self, service: str) -> None:
+        super().__init__()
+        self._service = service
+
+    def format(self, record: logging.LogRecord) -> str:
+        data = {
+            "time": record.created,
+            "level": record.levelname.lower(),
+            "service": self._service,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if trace_id := current_trace_id():
+            data["trace_id"] = trace_id
+        if record.exc_info:
+            data["exception"] = self.formatException(record.exc_info)
+        return json.dumps(data)
+
+
+def set_up_logging(service: str, settings: ServiceSettings) -> None:
+    """Log to stderr with trace ids."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_JsonFormatter(service) if settings.log_format == "json" else _TextFormatter(service))
+    logging.basicConfig(level=settings.log_level.upper(), handlers=[handler], force=True)
+
+
+def make_instance_id(service: str, tier: str) -> str:
+    """A name for this process that no other has: role, tier, host and process."""
+    return "-".join(part for part in (service, tier, socket.gethostname(), str(os.getpid())) if part)

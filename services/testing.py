@@ -1,0 +1,83 @@
+"""For tests, ours and yours: real services inside the test's own event loop, and a real Redis."""
+
+import asyncio
+import subprocess
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from services.domain.instances import Role
+from services.runtime import Chassis, Compose, serve
+from services.settings import MeshFile, ServiceSettings, load_mesh_file
+
+START_TIMEOUT_S = 60.0
+
+
+@contextmanager
+def redis_server(binary: str, port: int, folder: Path, *options: str) -> Iterator["RedisProcess"]:
+    """A real Redis on loopback, as long as the context lasts."""
+    server = RedisProcess(binary, port, folder, options)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+class RedisProcess:
+    """A Redis that a test can take away and bring back."""
+
+    def __init__(self, binary: str, port: int, folder: Path, options: tuple[str, ...] = ()) -> None:
+        self._argv = [binary, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", "", *options]
+        self.url = f"redis://127.0.0.1:{port}/0"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it and return once it answers."""
+        self._process = subprocess.Popen(self._argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        until = time.monotonic() + START_TIMEOUT_S
+        with redis.Redis.from_url(self.url) as client:
+            while True:
+                try:
+                    client.ping()
+                    return
+                except redis.ConnectionError:
+                    if time.monotonic() > until:
+                        raise
+                    time.sleep(0.02)
+
+    def stop(self) -> None:
+        """Kill it; what it held is lost."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+@asynccontextmanager
+async def serving(
+    role: Role, compose: Compose, mesh_file: Path, redis_url: str, **settings: Any
+) -> AsyncIterator[Chassis]:
+    """A service in this event loop, seen by the mesh; it drains when the context is left."""
+    chosen = ServiceSettings.load(
+        mesh_file=mesh_file, redis_url=redis_url, **{"publish_interval_s": 0.05, "drain_s": 5.0, **settings}
+    )
+    mesh: MeshFile = load_mesh_file(mesh_file)
+    started: asyncio.Future[Chassis] = asyncio.get_running_loop().create_future()
+    stop = asyncio.Event()
+    task = asyncio.create_task(serve(role, chosen, mesh, compose, ready=started.set_result, stop=stop))
+    try:
+        waiting: set[asyncio.Future[Any]] = {task, started}
+        await asyncio.wait(waiting, timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+        if not started.done():
+            stop.set()
+            await task  # raises what went wrong
+            raise TimeoutError(f"{role.value} did not start")
+        yield started.result()
+    finally:
+        stop.set()
+        await task
