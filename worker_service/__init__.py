@@ -1,0 +1,1 @@
+"""The worker service: one engine that serves one model of one tier."""

@@ -1,0 +1,306 @@
+"""Runs an EngineCore on a thread of its own and speaks asyncio to the rest.
+
+The thread's loop is: take commands, step, hand out. Commands (add, abort, export, ...) are taken between steps, so an
+abort or a cancelled stream reaches the engine within one step.
+"""
+
+import asyncio
+import contextlib
+import logging
+import queue
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import TypeVar
+
+from services.domain.errors import Unavailable
+from services.domain.instances import Load
+from services.domain.requests import FinishReason, GenerationRequest, SamplingParams, TokenFrame
+from worker_service.engine.core import EngineCore, StepOutput
+from worker_service.engine.interface import (
+    Allocator,
+    DraftDistribution,
+    EngineEvent,
+    EngineInfo,
+    Finished,
+    KvBlocks,
+    KvLayout,
+    Verification,
+)
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+IDLE_WAIT_S = 0.5  # without requests the measured throughput is still kept up to date
+HELD_WAIT_S = 0.001  # requests are there, but the allocator gave none of them a token
+
+_Stream = asyncio.Queue[StepOutput | BaseException]
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Tokens of a reply are held until so many are there, or for so long (and a step)."""
+
+    seconds: float
+    tokens: int
+
+
+@dataclass(slots=True)
+class _Held:
+    """Tokens of one request that wait on the engine's thread; when the last ones were handed out."""
+
+    frames: list[TokenFrame]
+    sent_at: float
+
+
+class LoopEngine:
+    """An Engine, with every capability, around an EngineCore that `build` makes on the engine's own thread.
+
+    hold: how long tokens behind a reply's first are held to be handed over together. Each hand-over wakes the event loop, and
+    while that runs, the engine's thread waits for the interpreter.
+    """
+
+    def __init__(self, build: Callable[[], tuple[EngineCore, EngineInfo]], hold: Hold | None = None) -> None:
+        self._build, self._hold = build, hold
+        self._held: dict[str, _Held] = {}  # the thread's
+        self._commands: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._streams: dict[str, _Stream] = {}  # the event loop's
+        self._load = Load()
+        self._allocator: Allocator | None = None
+        self._stopping = False
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    @property
+    def kv_layout(self) -> KvLayout:
+        return self._core.runner.kv_layout
+
+    @property
+    def steps(self) -> int:
+        return self._core.steps
+
+    @property
+    def preemptions(self) -> int:
+        return self._core.scheduler.preemptions
+
+    async def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._failure: asyncio.Future[BaseException] = self._loop.create_future()
+        built: asyncio.Future[None] = self._loop.create_future()
+        self._thread = threading.Thread(target=self._run, args=(built,), name="engine", daemon=True)
+        self._thread.start()
+        await built
+
+    async def close(self) -> None:
+        if self._stopping:
+            return
+        self._stopping = True
+        self._commands.put(None)
+        await asyncio.to_thread(self._thread.join)
+
+    async def failed(self) -> BaseException:
+        return await asyncio.shield(self._failure)
+
+    def allocate_by(self, allocator: Allocator | None) -> None:
+        self._allocator = allocator
+
+    def load(self) -> Load:
+        return self._load
+
+    async def abort(self, request_id: str) -> bool:
+        return await self._call(lambda core: self._abort(core, request_id))
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineEvent, None]:
+        async with contextlib.aclosing(self._generate(request, None)) as events:  # left at once, not when collected
+            async for event in events:
+                yield event
+
+    async def generate_from(self, request: GenerationRequest, kv: KvBlocks) -> AsyncGenerator[EngineEvent, None]:
+        async with contextlib.aclosing(self._generate(request, kv)) as events:
+            async for event in events:
+                yield event
+
+    async def export_kv(self, request_id: str, first_block: int = 0) -> KvBlocks:
+        return await self._call(lambda core: core.export_kv(request_id, first_block))
+
+    async def verify(
+        self,
+        request_id: str,
+        prefix: Seq[int],
+        draft: Seq[int],
+        sampling: SamplingParams,
+        *,
+        offset: int = 0,
+        distributions: Seq[DraftDistribution] = (),
+    ) -> Verification:
+        stream: _Stream = asyncio.Queue()
+        await self._call(
+            lambda core: core.add_verification(request_id, prefix, draft, sampling, offset, distributions),
+            open_stream=(request_id, stream),
+        )
+        try:
+            event = await stream.get()
+        finally:
+            await self._leave(request_id, stream)
+        if isinstance(event, BaseException):
+            raise event
+        if not isinstance(event, Verification):
+            raise Unavailable("the verification was aborted")
+        return event
+
+    async def _generate(self, request: GenerationRequest, kv: KvBlocks | None) -> AsyncGenerator[EngineEvent, None]:
+        prompt = self._core.tokenizer.encode(request.prompt)
+        stream: _Stream = asyncio.Queue()
+        admitted, finished = await self._call(
+            lambda core: core.add(request, prompt, kv), open_stream=(request.request_id, stream)
+        )
+        try:
+            yield admitted
+            if finished is not None:
+                yield finished
+                return
+            while True:
+                event = await stream.get()
+                if isinstance(event, BaseException):
+                    raise event
+                assert not isinstance(event, Verification)
+                yield event
+                if isinstance(event, Finished):
+                    return
+        finally:
+            await self._leave(request.request_id, stream)
+
+    async def _leave(self, request_id: str, stream: _Stream) -> None:
+        """Forget a stream; what still runs for it is aborted."""
+        if self._streams.get(request_id) is stream:
+            del self._streams[request_id]
+            with contextlib.suppress(Unavailable):
+                self._post(lambda: self._abort(self._core, request_id))
+
+    async def _call(self, ask: Callable[[EngineCore], _T], open_stream: tuple[str, _Stream] | None = None) -> _T:
+        """Run `ask` on the engine's thread between two steps. On success the stream is open before any event comes."""
+        answer: asyncio.Future[_T] = self._loop.create_future()
+
+        def resolve(value: _T) -> None:
+            if open_stream is not None:
+                self._streams[open_stream[0]] = open_stream[1]
+            if answer.cancelled():  # the caller has gone: nobody will read
+                if open_stream is not None:
+                    self._streams.pop(open_stream[0], None)
+                    self._post(lambda: self._abort(self._core, open_stream[0]))
+                return
+            answer.set_result(value)
+
+        def reject(error: BaseException) -> None:
+            if not answer.done():
+                answer.set_exception(error)
+
+        def run() -> None:
+            try:
+                value = ask(self._core)
+            except Exception as error:
+                self._loop.call_soon_threadsafe(reject, error)
+            else:
+                self._loop.call_soon_threadsafe(resolve, value)
+
+        self._post(run)
+        return await answer
+
+    def _post(self, command: Callable[[], object]) -> None:
+        if self._stopping or self._failure.done():
+            raise Unavailable("the engine has stopped")
+        self._commands.put(command)
+
+    def _abort(self, core: EngineCore, request_id: str) -> bool:
+        finished = core.abort(request_id)
+        if finished is not None:
+            self._loop.call_soon_threadsafe(self._deliver, self._gathered([(request_id, finished)]))
+        return finished is not None
+
+    def _gathered(self, outputs: list[tuple[str, StepOutput]]) -> list[tuple[str, StepOutput]]:
+        """What is to be handed over now; the rest is held. The thread's."""
+        if self._hold is None:
+            return outputs
+        now, ready = time.monotonic(), list[tuple[str, StepOutput]]()
+        for request_id, event in outputs:
+            if isinstance(event, TokenFrame):
+                held = self._held.get(request_id)
+                if held is None:
+                    self._held[request_id] = _Held([], now)
+                    ready.append((request_id, event))
+                else:
+                    held.frames.append(event)
+                continue
+            last = self._held.pop(request_id, None)
+            if last is not None and last.frames:
+                ready.append((request_id, TokenFrame.joined(last.frames)))
+            ready.append((request_id, event))
+        for request_id, held in self._held.items():
+            if held.frames and (now - held.sent_at >= self._hold.seconds or len(held.frames) >= self._hold.tokens):
+                ready.append((request_id, TokenFrame.joined(held.frames)))
+                held.frames, held.sent_at = [], now
+        return ready
+
+    def _deliver(self, outputs: list[tuple[str, StepOutput]]) -> None:
+        for request_id, event in outputs:
+            stream = self._streams.get(request_id)
+            if stream is not None:
+                stream.put_nowait(event)
+                if isinstance(event, (Finished, Verification)):
+                    del self._streams[request_id]
+
+    def _run(self, built: asyncio.Future[None]) -> None:
+        """The thread."""
+        try:
+            self._core, self._info = self._build()
+            self._load = self._core.load()
+        except BaseException as error:
+            self._loop.call_soon_threadsafe(built.set_exception, error)
+            return
+        self._loop.call_soon_threadsafe(built.set_result, None)
+        core = self._core
+        try:
+            worked = False
+            while self._take_commands(wait_s=IDLE_WAIT_S if core.idle else 0.0 if worked else HELD_WAIT_S):
+                allocation = self._allocator(core.scheduler) if self._allocator is not None else None
+                before = core.steps
+                outputs = self._gathered(core.step(allocation))
+                worked = core.steps > before
+                if outputs:
+                    self._loop.call_soon_threadsafe(self._deliver, outputs)
+                self._load = core.load()
+        except BaseException as error:
+            _log.exception("the engine failed")
+            self._loop.call_soon_threadsafe(self._fail, error)
+        else:
+            self._loop.call_soon_threadsafe(self._end_all)
+
+    def _take_commands(self, wait_s: float) -> bool:
+        """Run the commands that are there, waiting so long for the first; False once it is time to stop."""
+        try:
+            command = self._commands.get(timeout=wait_s) if wait_s else self._commands.get_nowait()
+            while True:
+                if command is None:
+                    return False
+                command()
+                command = self._commands.get_nowait()
+        except queue.Empty:
+            if wait_s:
+                self._load = self._core.load()
+            return True
+
+    def _fail(self, error: BaseException) -> None:
+        self._failure.set_result(error)
+        for stream in self._streams.values():
+            stream.put_nowait(Unavailable("the engine failed"))
+        self._streams.clear()
+
+    def _end_all(self) -> None:
+        for request_id in list(self._streams):
+            finished = self._core.abort(request_id, FinishReason.ABORTED)
+            if finished is not None:
+                self._deliver(self._gathered([(request_id, finished)]))

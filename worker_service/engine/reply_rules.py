@@ -1,0 +1,44 @@
+"""How long a reply may be, and when it is complete: the same for every engine. No I/O."""
+
+from collections.abc import Sequence as Seq
+
+from services.domain.errors import PromptTooLong, invalid
+from services.domain.requests import FinishReason, GenerationRequest, SamplingParams
+from worker_service.text import ReplyText, Tokenizer
+
+
+def reply_room(request: GenerationRequest, prompt: Seq[int], context_tokens: int, tokenizer: Tokenizer) -> int:
+    """Most output tokens of a reply to `prompt`, resumed ones counted.
+
+    PromptTooLong; InvalidRequest (no prompt, resumed tokens that are unknown or too many).
+    """
+    if not prompt:
+        raise invalid("prompt", "holds no tokens")
+    if len(prompt) >= context_tokens:
+        raise PromptTooLong.by("prompt", len(prompt), context_tokens)
+    resumed = request.resume_token_ids
+    if resumed and max(resumed) >= tokenizer.vocab_size:
+        raise invalid("resume_token_ids", f"this model's token ids end at {tokenizer.vocab_size - 1}")
+    room = context_tokens - len(prompt)
+    wanted = request.sampling.max_output_tokens
+    most = min(room, wanted) if wanted is not None else room
+    if len(resumed) > most:
+        raise invalid("resume_token_ids", f"{len(resumed)} tokens, but the reply may have {most}")
+    return most
+
+
+def resumed_text(request: GenerationRequest, tokenizer: Tokenizer) -> ReplyText:
+    """The reply's text as it stood after the resumed tokens."""
+    text = ReplyText(tokenizer, request.sampling.stop)
+    for token in request.resume_token_ids:
+        text.push(token)
+    return text
+
+
+def end_reason(
+    text: ReplyText, token: int, output: int, most: int, sampling: SamplingParams, tokenizer: Tokenizer
+) -> FinishReason | None:
+    """Why a reply of `output` tokens, the last of them `token`, is complete; None if it goes on."""
+    if text.stopped_by is not None or (token in tokenizer.eos_ids and not sampling.ignore_eos):
+        return FinishReason.STOP
+    return FinishReason.LENGTH if output >= most else None

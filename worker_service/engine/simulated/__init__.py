@@ -1,0 +1,5 @@
+"""The simulated engine: the same schedulers, a latency model instead of a model."""
+
+from worker_service.engine.simulated.engine import SimulatedEngineOptions, simulated_core, simulated_engine
+
+__all__ = ["SimulatedEngineOptions", "simulated_core", "simulated_engine"]

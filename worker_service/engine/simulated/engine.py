@@ -1,0 +1,122 @@
+"""Steps that take time by a latency model and produce letters: for tests, planning and cluster-scale replays.
+
+The next token is a function of the last one and its position, so a reply is the same wherever and however it runs; it
+ends at each position with a fixed chance, drawn from the same numbers. A token's "KV" is the token itself.
+"""
+
+import math
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from services.clock import Clock, SystemClock
+from services.domain.latency import StepLatencyModel, StepLoad
+from worker_service.engine.core import CoreLimits, EngineCore, RawLogprobs, Row, RowResult
+from worker_service.engine.interface import Capability, EngineInfo, KvLayout
+from worker_service.engine.loop import Hold, LoopEngine
+from worker_service.engine.randomness import uniform
+from worker_service.scheduling import BatchLimits, BlockPool
+from worker_service.text import ByteTokenizer
+
+OWN_SHARE = 0.9  # the model's stated probability of the token it takes
+_VOCAB = ByteTokenizer.vocab_size
+_LETTERS = b"abcdefghijklmnopqrstuvwxyz "
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedEngineOptions:
+    """latency: of a step. reply_tokens: mean length of a reply. The rest as in the mesh file's tier."""
+
+    name: str
+    latency: StepLatencyModel
+    reply_tokens: int = 64
+    kv_tokens: int = 32_768
+    kv_block_tokens: int = 16
+    max_running: int = 32
+    max_queued: int = 64
+    max_step_tokens: int = 512
+    max_context_tokens: int = 8192
+
+
+class SimulatedRunner:
+    """A ModelRunner that computes nothing but time."""
+
+    def __init__(self, options: SimulatedEngineOptions, blocks: int, clock: Clock) -> None:
+        self._options, self._clock = options, clock
+        self._kv = np.zeros((blocks, options.kv_block_tokens), np.float32)
+        self.kv_layout = KvLayout(f"simulated-{options.name}", 1, 1, 1, options.kv_block_tokens, "float32")
+
+    def run(self, rows: Seq[Row]) -> list[RowResult]:
+        tokens = sum(len(row.tokens) for row in rows)
+        context = sum(row.start + len(row.tokens) for row in rows)
+        self._clock.sleep(self._options.latency.step_s(StepLoad(tokens, context)))
+        return [self._row(row) for row in rows]
+
+    def read_blocks(self, blocks: Seq[int]) -> npt.NDArray[np.generic]:
+        found = self._kv[list(blocks)]
+        return np.stack((found, found), axis=1)[:, None, :, :, None, None]
+
+    def write_blocks(self, blocks: Seq[int], data: npt.NDArray[np.generic]) -> None:
+        self._kv[list(blocks)] = data[:, 0, 0, :, 0, 0]
+
+    def _row(self, row: Row) -> RowResult:
+        size = self._options.kv_block_tokens
+        for i, token in enumerate(row.tokens):
+            block, place = divmod(row.start + i, size)
+            self._kv[row.blocks[block], place] = token
+        if not row.logits:
+            return RowResult()
+        last = len(row.tokens) - row.logits
+        chosen = [
+            self._next(row.tokens[last + i], row.start + last + i, row.offset + i, row.sampling.ignore_eos)
+            for i in range(row.logits)
+        ]
+        said: list[RawLogprobs] = []
+        if row.sampling.top_logprobs is not None:
+            said = [self._logprobs(token, row.sampling.top_logprobs) for token in chosen]
+        spread = None
+        if row.distributions:
+            spread = np.zeros((row.logits, _VOCAB), np.float32)
+            spread[range(row.logits), chosen] = 1.0
+        return RowResult(chosen, said, spread)
+
+    def _next(self, token: int, position: int, offset: int, endless: bool) -> int:
+        """The token behind `token` at `position`; the first of a reply never ends it."""
+        if offset > 0 and not endless and uniform(token, position, 7) < 1 / self._options.reply_tokens:
+            return ByteTokenizer.END
+        return _LETTERS[int(uniform(token, position, 8) * len(_LETTERS))]
+
+    @staticmethod
+    def _logprobs(chosen: int, count: int) -> RawLogprobs:
+        rest = math.log((1 - OWN_SHARE) / (_VOCAB - 1))
+        ids = [chosen, *(i for i in range(count) if i != chosen)][:count]
+        return RawLogprobs(math.log(OWN_SHARE), ids, [math.log(OWN_SHARE) if i == chosen else rest for i in ids])
+
+
+def simulated_core(options: SimulatedEngineOptions, clock: Clock) -> tuple[EngineCore, EngineInfo]:
+    """A core that sleeps on `clock`: hand in a VirtualClock and drive it step by step for a simulation."""
+    blocks = max(1, options.kv_tokens // options.kv_block_tokens)
+    context = min(options.max_context_tokens, blocks * options.kv_block_tokens)
+    runner = SimulatedRunner(options, blocks, clock)
+    limits = CoreLimits(BatchLimits(options.max_running, options.max_step_tokens), options.max_queued, context)
+    core = EngineCore(runner, ByteTokenizer(), BlockPool(blocks, options.kv_block_tokens), limits, clock)
+    info = EngineInfo(
+        engine="simulated",
+        model=options.name,
+        model_digest=runner.kv_layout.model_digest,
+        max_context_tokens=context,
+        kv_blocks=blocks,
+        kv_block_tokens=options.kv_block_tokens,
+        max_requests=options.max_running + options.max_queued,
+        capabilities=frozenset(Capability),
+    )
+    return core, info
+
+
+def simulated_engine(
+    options: SimulatedEngineOptions, clock: Clock | None = None, hold: Hold | None = None
+) -> LoopEngine:
+    """The simulated engine in real time."""
+    return LoopEngine(lambda: simulated_core(options, clock or SystemClock()), hold)

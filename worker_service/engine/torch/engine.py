@@ -1,0 +1,106 @@
+"""Loads a model folder and builds the embedded engine around it."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+
+from services.clock import Clock, SystemClock
+from worker_service.engine.core import CoreLimits, EngineCore
+from worker_service.engine.digest import model_digest
+from worker_service.engine.interface import Capability, EngineInfo, EngineUnusable
+from worker_service.engine.loop import Hold, LoopEngine
+from worker_service.engine.torch import attention
+from worker_service.engine.torch.runner import TorchRunner
+from worker_service.scheduling import BatchLimits, BlockPool
+from worker_service.text.hf import HfTokenizer
+
+_log = logging.getLogger(__name__)
+
+MODEL_TYPES = ("llama", "qwen2", "qwen3")
+
+
+@dataclass(frozen=True, slots=True)
+class TorchEngineOptions:
+    """folder: a model in Hugging Face format. The rest as in the mesh file's tier."""
+
+    folder: Path
+    name: str
+    device: str = "cpu"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    kv_tokens: int = 32_768
+    kv_block_tokens: int = 16
+    max_running: int = 32
+    max_queued: int = 64
+    max_step_tokens: int = 512
+    max_context_tokens: int | None = None
+    threads: int = 1
+    kernel: bool | None = None
+
+
+def torch_engine(options: TorchEngineOptions, clock: Clock | None = None, hold: Hold | None = None) -> LoopEngine:
+    """The embedded engine; its start() raises EngineUnusable for a folder it cannot serve."""
+    return LoopEngine(lambda: torch_core(options, clock or SystemClock()), hold)
+
+
+def torch_core(options: TorchEngineOptions, clock: Clock) -> tuple[EngineCore, EngineInfo]:
+    """Load everything (seconds) and build the core."""
+    torch.set_num_threads(options.threads)
+    config = _checked_config(options.folder)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            str(options.folder), dtype=options.dtype, attn_implementation=attention.NAME, local_files_only=True
+        )
+    except (OSError, ValueError) as error:
+        raise EngineUnusable(f"{options.folder}: {error}") from error
+    model = model.eval().to(options.device)
+    tokenizer = HfTokenizer(options.folder, vocab_size=config.vocab_size)
+    blocks = max(1, options.kv_tokens // options.kv_block_tokens)
+    context = min(
+        config.max_position_embeddings,
+        options.max_context_tokens or config.max_position_embeddings,
+        blocks * options.kv_block_tokens,
+    )
+    digest = model_digest(options.folder)
+    runner = TorchRunner(model, blocks, options.kv_block_tokens, digest, kernel=options.kernel)
+    limits = CoreLimits(BatchLimits(options.max_running, options.max_step_tokens), options.max_queued, context)
+    core = EngineCore(runner, tokenizer, BlockPool(blocks, options.kv_block_tokens), limits, clock)
+    _warm_up(core)
+    info = EngineInfo(
+        engine="torch",
+        model=options.name,
+        model_digest=digest,
+        max_context_tokens=context,
+        kv_blocks=blocks,
+        kv_block_tokens=options.kv_block_tokens,
+        max_requests=options.max_running + options.max_queued,
+        capabilities=frozenset(Capability),
+    )
+    _log.info("%s: %.1f M parameters, %d KV blocks", options.name, model.num_parameters() / 1e6, blocks)
+    return core, info
+
+
+def _checked_config(folder: Path) -> PretrainedConfig:
+    if not (folder / "config.json").exists():
+        raise EngineUnusable(f"{folder}: no config.json: not a model in Hugging Face format")
+    config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
+    if config.model_type not in MODEL_TYPES:
+        raise EngineUnusable(f"{folder}: model type '{config.model_type}' is not one of {', '.join(MODEL_TYPES)}")
+    if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
+        raise EngineUnusable(f"{folder}: sliding-window attention is not supported")
+    return config
+
+
+def _warm_up(core: EngineCore) -> None:
+    """Compile and touch what the first request would wait for: a prompt's pass, and a decode's."""
+    from services.domain.requests import GenerationRequest, SamplingParams, TokenPrompt
+
+    sampling = SamplingParams(temperature=0.0, max_output_tokens=2, ignore_eos=True)
+    length = min(16, core.limits.max_context_tokens - 2)
+    core.add(GenerationRequest("warm-up", TokenPrompt((1,)), sampling), [1] * max(1, length))
+    while not core.idle:
+        core.step()
+    core.restart_throughput()

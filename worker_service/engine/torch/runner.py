@@ -1,0 +1,115 @@
+"""Runs steps of a transformers model over paged KV."""
+
+from collections.abc import Sequence as Seq
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import PreTrainedModel
+
+from worker_service.engine.core import RawLogprobs, Row, RowResult
+from worker_service.engine.interface import KvLayout
+from worker_service.engine.torch import sampling
+from worker_service.engine.torch.attention import KvPool, PagedBatch, Segment
+
+_DTYPE_NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
+
+
+class TorchRunner:
+    """A ModelRunner on CPU or CUDA. The model must have been loaded with our attention."""
+
+    def __init__(
+        self, model: PreTrainedModel, blocks: int, block_tokens: int, model_digest: str, *, kernel: bool | None = None
+    ) -> None:
+        """kernel: use the compiled CPU kernel; None decides by device and dtype."""
+        config, device = model.config, model.device
+        self._model, self._device = model, device
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self._pool = KvPool(
+            config.num_hidden_layers,
+            blocks,
+            block_tokens,
+            config.num_key_value_heads,
+            head_dim,
+            model.dtype,
+            str(device),
+        )
+        self._kernel = kernel if kernel is not None else device.type == "cpu" and model.dtype == torch.float32
+        self.kv_layout = KvLayout(
+            model_digest,
+            config.num_hidden_layers,
+            config.num_key_value_heads,
+            head_dim,
+            block_tokens,
+            _DTYPE_NAMES[model.dtype],
+        )
+
+    @torch.inference_mode()
+    def run(self, rows: Seq[Row]) -> list[RowResult]:
+        size = self._pool.block_tokens
+        tokens: list[int] = []
+        positions: list[int] = []
+        segments: list[Segment] = []
+        wanted: list[int] = []
+        width = max(-(-(row.start + len(row.tokens)) // size) for row in rows)
+        tables = np.zeros((len(rows), width), np.int64)
+        for i, row in enumerate(rows):
+            count = len(row.tokens)
+            segments.append(Segment(len(tokens), count, row.start, i))
+            wanted += range(len(tokens) + count - row.logits, len(tokens) + count)
+            tokens += row.tokens
+            positions += range(row.start, row.start + count)
+            used = -(-(row.start + count) // size)
+            tables[i, :used] = row.blocks[:used]
+        hidden = self._model.model(
+            input_ids=torch.tensor([tokens], device=self._device),
+            position_ids=torch.tensor([positions], device=self._device),
+            use_cache=False,
+            paged=PagedBatch(self._pool, segments, tables, kernel=self._kernel),
+        ).last_hidden_state[0]
+        if not wanted:
+            return [RowResult()] * len(rows)
+        if len(wanted) < len(tokens):
+            hidden = hidden[torch.tensor(wanted, device=self._device)]
+        logits = self._model.lm_head(hidden).float()
+        return self._read(rows, logits)
+
+    def read_blocks(self, blocks: Seq[int]) -> npt.NDArray[np.generic]:
+        data = self._pool.read(list(blocks))
+        if data.dtype == torch.bfloat16:
+            return data.view(torch.uint16).numpy()
+        return data.numpy()
+
+    def write_blocks(self, blocks: Seq[int], data: npt.NDArray[np.generic]) -> None:
+        tensor = torch.from_numpy(np.ascontiguousarray(data))
+        if self._model.dtype == torch.bfloat16:
+            tensor = tensor.view(torch.bfloat16)
+        self._pool.write(list(blocks), tensor)
+
+    def _read(self, rows: Seq[Row], logits: torch.Tensor) -> list[RowResult]:
+        """Hand the (wanted, V) logits back to their rows as tokens, logprobs and distributions."""
+        places = [sampling.Position(row.sampling, row.offset + i) for row in rows for i in range(row.logits)]
+        chosen = sampling.choose(logits, places)
+        results, at = [], 0
+        telling = [row for row in rows if row.logits and row.sampling.top_logprobs is not None]
+        told = iter(self._logprobs(rows, logits, chosen)) if telling else iter(())
+        for row in rows:
+            own = slice(at, at + row.logits)
+            at += row.logits
+            spread = None
+            if row.distributions and row.logits:
+                spread = sampling.distributions(logits[own], places[own]).cpu().numpy()
+            said = [next(told) for _ in range(row.logits)] if row.sampling.top_logprobs is not None else []
+            results.append(RowResult(chosen[own], said, spread))
+        return results
+
+    def _logprobs(self, rows: Seq[Row], logits: torch.Tensor, chosen: list[int]) -> list[RawLogprobs]:
+        picked: list[int] = []
+        counts: list[int] = []
+        at = 0
+        for row in rows:
+            if row.sampling.top_logprobs is not None:
+                picked += range(at, at + row.logits)
+                counts += [row.sampling.top_logprobs] * row.logits
+            at += row.logits
+        return sampling.logprobs(logits[picked], [chosen[i] for i in picked], counts)

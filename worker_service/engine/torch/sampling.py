@@ -1,0 +1,73 @@
+"""From logits to tokens, for all rows at once; every random number comes from its row's seed and position."""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import torch
+
+from services.domain.requests import SamplingParams
+from worker_service.engine.core import RawLogprobs
+from worker_service.engine.randomness import uniform
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """One position that wants a token: its sampling, and its output position."""
+
+    sampling: SamplingParams
+    offset: int
+
+
+def distributions(logits: torch.Tensor, positions: Seq[Position]) -> torch.Tensor:
+    """(R, V) probabilities after temperature and top-p; a greedy row has its one token."""
+    rows = torch.zeros_like(logits)
+    drawn = [i for i, p in enumerate(positions) if not p.sampling.greedy]
+    greedy = [i for i, p in enumerate(positions) if p.sampling.greedy]
+    if greedy:
+        rows[greedy, logits[greedy].argmax(-1)] = 1.0
+    if drawn:
+        ids, kept = _kept(logits[drawn], [positions[i] for i in drawn])
+        rows[drawn] = torch.zeros_like(kept).scatter(1, ids, kept / kept.sum(-1, keepdim=True))
+    return rows
+
+
+def choose(logits: torch.Tensor, positions: Seq[Position]) -> list[int]:
+    """The next token of every row of (R, V) logits."""
+    chosen = logits.argmax(-1)
+    drawn = [i for i, p in enumerate(positions) if not p.sampling.greedy]
+    if drawn:
+        ids, kept = _kept(logits[drawn], [positions[i] for i in drawn])
+        chances = torch.tensor(
+            [uniform(positions[i].sampling.seed or 0, positions[i].offset) for i in drawn],
+            dtype=torch.float64,
+            device=logits.device,
+        )
+        total = kept.double().cumsum(-1)
+        at = torch.searchsorted(total, (chances * total[:, -1])[:, None], right=True)
+        last = (kept > 0).sum(-1, keepdim=True) - 1
+        chosen[drawn] = ids.gather(1, torch.minimum(at, last)).squeeze(1)
+    found: list[int] = chosen.tolist()
+    return found
+
+
+def _kept(logits: torch.Tensor, positions: Seq[Position]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and probabilities (R, V), likeliest first, 0 for what top-p leaves out; not normalised again."""
+    heat = torch.tensor([p.sampling.temperature for p in positions], device=logits.device)
+    top_p = torch.tensor([p.sampling.top_p for p in positions], device=logits.device)
+    probabilities, ids = torch.softmax(logits / heat[:, None], -1).sort(stable=True, dim=-1, descending=True)
+    before = probabilities.cumsum(-1) - probabilities
+    return ids, torch.where((before < top_p[:, None]) | (before == 0), probabilities, 0.0)
+
+
+def logprobs(logits: torch.Tensor, chosen: Seq[int], counts: Seq[int]) -> list[RawLogprobs]:
+    """Logprobs of (R, V) logits before temperature and top-p: the chosen token's, and the `counts[r]` likeliest."""
+    values = torch.log_softmax(logits.float(), -1)
+    most = max(counts)
+    own = values.gather(1, torch.tensor(chosen, device=logits.device)[:, None]).squeeze(1).tolist()
+    if most == 0:
+        return [RawLogprobs(value) for value in own]
+    top, ids = values.topk(min(most, values.shape[-1]), -1)
+    return [
+        RawLogprobs(value, i[:count], t[:count])
+        for value, i, t, count in zip(own, ids.tolist(), top.tolist(), counts, strict=True)
+    ]

@@ -1,0 +1,49 @@
+"""What this worker tells of its load: to Redis, by RPC and as metrics, the same figures everywhere."""
+
+from collections.abc import Callable, Iterable
+
+from opentelemetry.metrics import CallbackOptions, Meter, Observation
+
+from services.domain.instances import Load
+from worker_service.engine.interface import Engine
+
+_Read = Callable[[Load], float]
+
+
+class LoadTracker:
+    """Reads the engine's load and exports it as gauges."""
+
+    def __init__(self, engine: Engine, meter: Meter, tier: str) -> None:
+        self._engine, self._labels = engine, {"penstock.tier": tier}
+        for name, unit, read, description in (
+            ("penstock.worker.running", "{request}", lambda load: len(load.running_tokens), "Requests that hold KV."),
+            ("penstock.worker.queued", "{request}", lambda load: len(load.queued_tokens), "Requests waiting for KV."),
+            ("penstock.worker.kv_blocks.free", "{block}", lambda load: load.free_kv_blocks, "KV blocks nobody holds."),
+            (
+                "penstock.worker.output_rate",
+                "{token}/s",
+                lambda load: load.output_tokens_per_s,
+                "Output tokens per second.",
+            ),
+        ):
+            self._gauge(meter, name, unit, description, read)
+        if engine.steps is not None:
+            meter.create_observable_counter(
+                "penstock.worker.steps",
+                callbacks=[lambda _: [Observation(engine.steps or 0, self._labels)]],
+                unit="{step}",
+            )
+        meter.create_observable_counter(
+            "penstock.worker.preemptions",
+            callbacks=[lambda _: [Observation(engine.preemptions, self._labels)]],
+            unit="{preemption}",
+        )
+
+    def load(self) -> Load:
+        return self._engine.load()
+
+    def _gauge(self, meter: Meter, name: str, unit: str, description: str, read: _Read) -> None:
+        def observe(_: CallbackOptions) -> Iterable[Observation]:
+            return [Observation(read(self._engine.load()), self._labels)]
+
+        meter.create_observable_gauge(name, callbacks=[observe], unit=unit, description=description)

@@ -1,0 +1,84 @@
+"""The worker's contract: domain to proto and back."""
+
+from penstock.worker.v1 import worker_pb2 as pb
+from services import proto_codec as common
+from services.domain.instances import Load
+from services.domain.requests import GenerationRequest, TokenFrame
+from worker_service.engine.interface import Admitted, Capability, DraftDistribution, EngineEvent, EngineInfo
+
+_CAPABILITIES = {
+    Capability.LOGPROBS: pb.CAPABILITY_LOGPROBS,
+    Capability.PREFIX_REUSE: pb.CAPABILITY_PREFIX_REUSE,
+    Capability.TOKEN_ALLOCATION: pb.CAPABILITY_TOKEN_ALLOCATION,
+    Capability.KV_TRANSFER: pb.CAPABILITY_KV_TRANSFER,
+    Capability.VERIFY_GREEDY: pb.CAPABILITY_VERIFY_GREEDY,
+    Capability.VERIFY_SAMPLED: pb.CAPABILITY_VERIFY_SAMPLED,
+}
+
+HEARTBEAT = pb.GenerateResponse(heartbeat=pb.Heartbeat())
+
+
+def request_from_proto(request: pb.GenerateRequest) -> GenerationRequest:
+    """InvalidRequest naming every unsound field."""
+    made = GenerationRequest(
+        request_id=request.request_id,
+        prompt=common.prompt_from_proto(request.prompt),
+        sampling=common.sampling_from_proto(request.sampling),
+        resume_token_ids=tuple(request.resume_token_ids),
+        slo=common.slo_from_proto(request.slo) if request.HasField("slo") else None,
+        priority=request.priority,
+    )
+    made.validate()
+    return made
+
+
+def event_to_proto(event: EngineEvent) -> pb.GenerateResponse:
+    match event:
+        case TokenFrame():
+            return pb.GenerateResponse(tokens=common.frame_to_proto(event))
+        case Admitted():
+            service_class = pb.SERVICE_CLASS_BEST_EFFORT if event.best_effort else pb.SERVICE_CLASS_STANDARD
+            admitted = pb.Admitted(
+                service_class=service_class,
+                prompt_tokens=event.prompt_tokens,
+                max_output_tokens=event.max_output_tokens,
+            )
+            return pb.GenerateResponse(admitted=admitted)
+        case _:
+            finished = pb.Finished(
+                reason=common.finish_reason_to_proto(event.reason),
+                usage=common.usage_to_proto(event.usage),
+                stop=event.stop,
+                preemption_count=event.preemptions,
+            )
+            return pb.GenerateResponse(finished=finished)
+
+
+def info_to_proto(info: EngineInfo, instance_id: str, tier: str) -> pb.GetInfoResponse:
+    return pb.GetInfoResponse(
+        instance_id=instance_id,
+        tier=tier,
+        model=info.model,
+        model_digest=info.model_digest,
+        engine=info.engine,
+        max_context_tokens=info.max_context_tokens,
+        kv_block_tokens=info.kv_block_tokens,
+        kv_blocks=info.kv_blocks,
+        capabilities=sorted(_CAPABILITIES[c] for c in info.capabilities),
+    )
+
+
+def load_to_proto(load: Load, *, draining: bool, preemptions: int, steps: int) -> pb.GetLoadResponse:
+    return pb.GetLoadResponse(
+        running_tokens=load.running_tokens,
+        queued_tokens=load.queued_tokens,
+        free_kv_blocks=load.free_kv_blocks,
+        output_tokens_per_second=load.output_tokens_per_s,
+        draining=draining,
+        preemption_count=preemptions,
+        step_count=steps,
+    )
+
+
+def distributions_from_proto(request: pb.VerifyRequest) -> list[DraftDistribution]:
+    return [DraftDistribution(tuple(d.token_ids), tuple(d.probabilities)) for d in request.draft_distributions]

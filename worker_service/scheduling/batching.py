@@ -1,0 +1,259 @@
+"""Which requests get how many tokens in the next step. No I/O.
+
+Continuous batching with chunked prefill: every running request that decodes gets its token first, then prompts take what
+is left of the step's budget, in queue order. A caller that knows better hands in its own allocation.
+"""
+
+import bisect
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from services.domain.requests import FinishReason
+from worker_service.scheduling.blocks import ROOT, BlockPool
+from worker_service.scheduling.sequence import Phase, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """max_running: requests that hold KV at once. max_step_tokens: tokens computed in a step."""
+
+    max_running: int
+    max_step_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Compute `count` tokens of `sequence` from position `start` on; `logits`: the last so many want logits."""
+
+    sequence: Sequence
+    start: int
+    count: int
+    logits: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step's work. `preempted` gave up their blocks to make room and wait again."""
+
+    chunks: tuple[Chunk, ...]
+    preempted: tuple[str, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        return sum(chunk.count for chunk in self.chunks)
+
+
+class BatchScheduler:
+    """Sequences waiting and running over one pool of blocks.
+
+    The loop is: `plan_step`, compute, `commit`. Between the two nothing else may be called but `add`.
+    """
+
+    def __init__(self, limits: BatchLimits, pool: BlockPool) -> None:
+        self.limits, self.pool = limits, pool
+        self._waiting: list[Sequence] = []  # by (priority descending, order)
+        self._running: list[Sequence] = []  # in order of admission
+        self._by_id: dict[str, Sequence] = {}
+        self._orders = 0
+        self.preemptions = 0
+
+    @property
+    def waiting(self) -> Seq[Sequence]:
+        return self._waiting
+
+    @property
+    def running(self) -> Seq[Sequence]:
+        return self._running
+
+    @property
+    def idle(self) -> bool:
+        return not self._by_id
+
+    def get(self, request_id: str) -> Sequence | None:
+        return self._by_id.get(request_id)
+
+    def can_ever_run(self, tokens: int) -> bool:
+        """Whether a sequence of so many tokens fits the pool when it is alone."""
+        return -(-tokens // self.pool.block_tokens) <= self.pool.count
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence. ValueError if its id is taken."""
+        if sequence.request_id in self._by_id:
+            raise ValueError(f"{sequence.request_id} is here already")
+        sequence.order = self._orders
+        self._orders += 1
+        self._by_id[sequence.request_id] = sequence
+        self._queue(sequence)
+
+    def adopt(self, sequence: Sequence, computed: int) -> list[int]:
+        """Start a sequence whose first `computed` tokens bring their KV along; return the blocks to write it to.
+
+        OutOfBlocks, and nothing changed, if there is no room. ValueError if its id is taken.
+        """
+        if sequence.request_id in self._by_id:
+            raise ValueError(f"{sequence.request_id} is here already")
+        if not 0 < computed < len(sequence.tokens):
+            raise ValueError(f"KV of 1 to {len(sequence.tokens) - 1} tokens can be adopted, not {computed}")
+        blocks = self.pool.take(-(-computed // self.pool.block_tokens))
+        sequence.order = self._orders
+        self._orders += 1
+        self._by_id[sequence.request_id] = sequence
+        sequence.blocks, sequence.computed = blocks, computed
+        sequence.move(Phase.RUNNING)
+        self._running.append(sequence)
+        return list(blocks)
+
+    def seal(self, sequence: Sequence) -> None:
+        """Make the full blocks of a sequence findable; their KV must be there."""
+        size = self.pool.block_tokens
+        while (sequence.sealed + 1) * size <= sequence.computed:
+            at = sequence.sealed
+            tokens = sequence.tokens[at * size : (at + 1) * size]
+            sequence.node = self.pool.seal(sequence.blocks[at], sequence.node, tokens)
+            sequence.sealed += 1
+
+    def finish(self, request_id: str, reason: FinishReason) -> Sequence | None:
+        """Take a sequence out, wherever it is; None if there is no such one."""
+        sequence = self._by_id.pop(request_id, None)
+        if sequence is None:
+            return None
+        if sequence.phase is Phase.RUNNING:
+            self._running.remove(sequence)
+            self._give_up_blocks(sequence)
+        else:
+            self._waiting.remove(sequence)
+        sequence.move(Phase.FINISHED)
+        sequence.finish_reason = reason
+        return sequence
+
+    def plan_step(self, allocation: Mapping[str, int] | None = None) -> StepPlan:
+        """Decide the next step: by the policy above, or as `allocation` says (tokens by request id).
+
+        An allocation may name running and waiting requests; a waiting one is started. A request gets at most what it has
+        pending, and nothing where no room can be made for it. ValueError for an unknown request, a count under 1, or
+        more than the step's budget in all.
+        """
+        if allocation is None:
+            return self._planned_by_policy()
+        for request_id, count in allocation.items():
+            if request_id not in self._by_id:
+                raise ValueError(f"no request {request_id}")
+            if count < 1:
+                raise ValueError(f"{request_id} must get at least one token, not {count}")
+        if sum(allocation.values()) > self.limits.max_step_tokens:
+            raise ValueError(f"{sum(allocation.values())} tokens, but a step has {self.limits.max_step_tokens}")
+        chunks: list[Chunk] = []
+        preempted: list[str] = []
+        named = frozenset(allocation)
+        for request_id, count in allocation.items():
+            sequence = self._by_id[request_id]
+            if sequence.phase is Phase.WAITING and not self._start(sequence):
+                continue
+            self._add_chunk(sequence, count, chunks, preempted, keep=named)
+        return StepPlan(tuple(chunks), tuple(preempted))
+
+    def commit(self, plan: StepPlan, sampled: Mapping[str, Seq[int]]) -> None:
+        """The step was computed; `sampled` has the new tokens of each request that wanted logits (verified ones: none)."""
+        for chunk in plan.chunks:
+            sequence = chunk.sequence
+            sequence.computed = chunk.start + chunk.count
+            self.seal(sequence)
+            sequence.tokens.extend(sampled.get(sequence.request_id, ()))
+
+    def _planned_by_policy(self) -> StepPlan:
+        chunks: list[Chunk] = []
+        preempted: list[str] = []
+        budget = self.limits.max_step_tokens
+        running = sorted(self._running, key=_queue_key)
+        for sequence in running:
+            if budget > 0 and sequence.decoding:
+                budget -= self._add_chunk(sequence, 1, chunks, preempted)
+        for sequence in running:
+            if budget > 0 and sequence.phase is Phase.RUNNING and not sequence.decoding:
+                budget -= self._add_chunk(sequence, budget, chunks, preempted)
+        while budget > 0 and self._waiting and not preempted:
+            sequence = self._waiting[0]
+            if not self._start(sequence):
+                break
+            budget -= self._add_chunk(sequence, budget, chunks, preempted)
+        return StepPlan(tuple(chunks), tuple(preempted))
+
+    def _start(self, sequence: Sequence) -> bool:
+        """Admit a waiting sequence, reusing what is known of its prefix; False if there is no room for all its tokens."""
+        if len(self._running) >= self.limits.max_running:
+            return False
+        pool, last = self.pool, len(sequence.tokens) - 1 - sequence.draft
+        match = pool.shortened(pool.match(sequence.tokens), sequence.tokens, last)
+        needed = -(-len(sequence.tokens) // pool.block_tokens) - len(match.blocks)
+        if not pool.can_take(match, needed):
+            return False
+        pool.hold(match)
+        sequence.blocks = list(match.blocks)
+        sequence.computed, sequence.sealed, sequence.node = match.tokens, len(match.blocks), match.node
+        if sequence.preemptions == 0:
+            sequence.cached_prompt_tokens = min(match.tokens, sequence.prompt_tokens)
+        self._waiting.remove(sequence)
+        sequence.move(Phase.RUNNING)
+        self._running.append(sequence)
+        return True
+
+    def _add_chunk(
+        self,
+        sequence: Sequence,
+        most: int,
+        chunks: list[Chunk],
+        preempted: list[str],
+        keep: frozenset[str] = frozenset(),
+    ) -> int:
+        """Give `sequence` up to `most` tokens, preempting others for the room; return how many it got."""
+        if sequence.phase is not Phase.RUNNING:
+            return 0
+        count = min(most, sequence.pending)
+        if count < 1:
+            return 0
+        end = sequence.computed + count
+        needed = -(-end // self.pool.block_tokens) - len(sequence.blocks)
+        while needed > self.pool.free:
+            victim = self._victim(keep, chunks)
+            if victim is None or victim is sequence:
+                if victim is sequence:
+                    self._preempt(sequence, preempted)
+                return 0
+            self._preempt(victim, preempted)
+        if needed > 0:
+            sequence.blocks += self.pool.take(needed)
+        wanted = max(0, end - (len(sequence.tokens) - 1 - sequence.draft))
+        chunks.append(Chunk(sequence, sequence.computed, count, min(wanted, count)))
+        return count
+
+    def _victim(self, keep: frozenset[str], chunks: list[Chunk]) -> Sequence | None:
+        """Who gives up its blocks: of the lowest priority, the one admitted last, never one with work in this step."""
+        busy = {id(chunk.sequence) for chunk in chunks}
+        able = [s for s in self._running if id(s) not in busy and s.request_id not in keep]
+        if not able:
+            return None
+        return max(able, key=_queue_key)
+
+    def _preempt(self, sequence: Sequence, preempted: list[str]) -> None:
+        self._running.remove(sequence)
+        self._give_up_blocks(sequence)
+        sequence.move(Phase.WAITING)
+        sequence.preemptions += 1
+        self.preemptions += 1
+        preempted.append(sequence.request_id)
+        self._queue(sequence)
+
+    def _give_up_blocks(self, sequence: Sequence) -> None:
+        self.pool.release(sequence.blocks)
+        sequence.blocks = []
+        sequence.computed = sequence.sealed = 0
+        sequence.node = ROOT
+
+    def _queue(self, sequence: Sequence) -> None:
+        bisect.insort(self._waiting, sequence, key=_queue_key)
+
+
+def _queue_key(sequence: Sequence) -> tuple[int, int]:
+    """Who goes first: the higher priority, then who came first."""
+    return -sequence.priority, sequence.order

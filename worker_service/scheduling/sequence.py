@@ -1,0 +1,98 @@
+"""One request inside an engine: its tokens, how far its KV is, and the phase it is in. No I/O."""
+
+import enum
+
+from services.domain.requests import FinishReason, SamplingParams
+from worker_service.scheduling.blocks import ROOT
+
+
+class Phase(enum.Enum):
+    WAITING = "waiting"  # holds no blocks; not started, or preempted
+    RUNNING = "running"  # holds blocks
+    FINISHED = "finished"
+
+
+class IllegalTransition(Exception):
+    """A sequence was asked to change in a way its phase forbids; the message has its history."""
+
+
+class Sequence:
+    """Tokens of one request and the KV blocks that hold them.
+
+    tokens: prompt, then output.
+    computed: how many of them have their KV in `blocks`.
+    draft: the last `draft` tokens are a draft under verification: logits are wanted from the one before them on.
+    order: place in the queue; smaller is earlier, kept through preemption.
+    """
+
+    __slots__ = (
+        "blocks",
+        "cached_prompt_tokens",
+        "computed",
+        "draft",
+        "finish_reason",
+        "history",
+        "max_output_tokens",
+        "node",
+        "order",
+        "phase",
+        "preemptions",
+        "priority",
+        "prompt_tokens",
+        "request_id",
+        "sampling",
+        "sealed",
+        "tokens",
+    )
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt: list[int],
+        sampling: SamplingParams,
+        *,
+        max_output_tokens: int,
+        output: list[int] | None = None,
+        draft: int = 0,
+        priority: int = 0,
+    ) -> None:
+        self.request_id, self.sampling, self.priority = request_id, sampling, priority
+        self.prompt_tokens, self.max_output_tokens, self.draft = len(prompt), max_output_tokens, draft
+        self.tokens = [*prompt, *(output or ())]
+        self.order = -1
+        self.phase = Phase.WAITING
+        self.history = [Phase.WAITING]
+        self.finish_reason: FinishReason | None = None
+        self.preemptions = 0
+        self.cached_prompt_tokens = 0
+        self.blocks: list[int] = []
+        self.computed = self.sealed = 0  # tokens with KV; blocks known to the prefix tree
+        self.node = ROOT
+
+    def __repr__(self) -> str:
+        return f"<Sequence {self.request_id} {self.phase.value} {self.computed}/{len(self.tokens)} tokens>"
+
+    @property
+    def output_tokens(self) -> int:
+        return len(self.tokens) - self.prompt_tokens
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[self.prompt_tokens :]
+
+    @property
+    def pending(self) -> int:
+        """Tokens whose KV is still to be computed; 1 while decoding."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def decoding(self) -> bool:
+        return self.phase is Phase.RUNNING and self.pending == 1 and self.draft == 0
+
+    def move(self, phase: Phase) -> None:
+        """Enter `phase`; IllegalTransition unless WAITING -> RUNNING -> WAITING ..., either -> FINISHED."""
+        if self.phase is Phase.FINISHED or self.phase is phase:
+            path = " -> ".join(p.value for p in self.history)
+            raise IllegalTransition(f"{self.request_id} cannot go to {phase.value} after {path}")
+        self.phase = phase
+        self.history.append(phase)

@@ -1,0 +1,178 @@
+"""WorkerService over one engine."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+from opentelemetry import trace
+
+from penstock.worker.v1 import worker_pb2 as pb
+from penstock.worker.v1 import worker_pb2_grpc
+from services import proto_codec as common
+from services.domain.errors import NotServed, Unavailable, invalid
+from services.domain.requests import FinishReason, TokenFrame
+from services.grpc_types import Context
+from services.telemetry import Telemetry
+from worker_service import proto_codec as codec
+from worker_service.engine.interface import Engine, Finished, Verifying
+from worker_service.frames import FrameLimits, in_frames
+from worker_service.load_tracker import LoadTracker
+
+SERVICE = pb.DESCRIPTOR.services_by_name["WorkerService"].full_name
+CUT_OFF_MARGIN_S = 1.0  # of a Drain's deadline, left for cutting off and answering
+
+
+class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
+    """Serves one engine; counts what is running, so that draining knows when it is done."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        tracker: LoadTracker,
+        frames: FrameLimits,
+        measured: Telemetry,
+        *,
+        instance_id: str,
+        tier: str,
+    ) -> None:
+        self._engine, self._tracker, self._frames = engine, tracker, frames
+        self._instance_id, self._tier = instance_id, tier
+        self._labels = {"gen_ai.request.model": engine.info.model, "penstock.tier": tier}
+        meter = measured.meter
+        self._ttft = meter.create_histogram("gen_ai.server.time_to_first_token", unit="s")
+        self._tpot = meter.create_histogram("gen_ai.server.time_per_output_token", unit="s")
+        self._duration = meter.create_histogram("gen_ai.server.request.duration", unit="s")
+        self._tokens = meter.create_counter("gen_ai.server.output_tokens", unit="{token}")
+        self._running: set[str] = set()
+        self._none_running = asyncio.Event()
+        self._none_running.set()
+        self.draining = asyncio.Event()
+        """Set once no new requests are taken."""
+
+    async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
+        if self.draining.is_set():
+            raise Unavailable("this worker is draining")
+        asked = codec.request_from_proto(request)
+        began, first_at, last_at = time.monotonic(), None, 0.0
+        span = trace.get_current_span()
+        span.set_attributes(
+            {
+                "gen_ai.operation.name": "chat",
+                "gen_ai.request.model": self._engine.info.model,
+                "penstock.tier": self._tier,
+                "penstock.instance_id": self._instance_id,
+                "penstock.request_id": asked.request_id,
+                "penstock.resumed_tokens": len(asked.resume_token_ids),
+            }
+        )
+        events = in_frames(self._engine.generate(asked), self._frames)
+        key = f"{asked.request_id}/{id(events)}"
+        self._running.add(key)
+        self._none_running.clear()
+        try:
+            async for event in events:
+                if event is None:
+                    yield codec.HEARTBEAT
+                    continue
+                if isinstance(event, TokenFrame):
+                    last_at = time.monotonic()
+                    self._tokens.add(len(event.token_ids), self._labels)
+                    if first_at is None:
+                        first_at = last_at
+                        span.add_event("first token")
+                elif isinstance(event, Finished):
+                    self._measure(event, began, first_at, last_at, len(asked.resume_token_ids))
+                yield codec.event_to_proto(event)
+        finally:
+            await events.aclose()
+            self._running.discard(key)
+            if not self._running:
+                self._none_running.set()
+
+    async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
+        if not request.request_id:
+            raise invalid("request_id", "must not be empty")
+        return pb.AbortResponse(aborted=await self._engine.abort(request.request_id))
+
+    async def GetInfo(self, request: pb.GetInfoRequest, context: Context) -> pb.GetInfoResponse:
+        return codec.info_to_proto(self._engine.info, self._instance_id, self._tier)
+
+    async def GetLoad(self, request: pb.GetLoadRequest, context: Context) -> pb.GetLoadResponse:
+        return codec.load_to_proto(
+            self._tracker.load(),
+            draining=self.draining.is_set(),
+            preemptions=self._engine.preemptions,
+            steps=self._engine.steps or 0,
+        )
+
+    async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
+        self.draining.set()
+        left_s = context.time_remaining()
+        try:
+            async with asyncio.timeout(None if left_s is None else max(0.0, left_s - CUT_OFF_MARGIN_S)):
+                await self.drained()
+        except TimeoutError:
+            cut_off = {key.rpartition("/")[0] for key in self._running}
+            for request_id in cut_off:
+                await self._engine.abort(request_id)
+            return pb.DrainResponse(cut_off_count=len(cut_off))
+        return pb.DrainResponse()
+
+    async def Verify(self, request: pb.VerifyRequest, context: Context) -> pb.VerifyResponse:
+        if not isinstance(self._engine, Verifying):
+            raise NotServed("this engine cannot verify drafts")
+        sampling = common.sampling_from_proto(request.sampling)
+        if problems := [*sampling.problems("sampling")]:
+            raise invalid(problems[0].field, problems[0].problem)
+        if not request.request_id:
+            raise invalid("request_id", "must not be empty")
+        found = await self._engine.verify(
+            request.request_id,
+            request.prefix_token_ids,
+            request.draft_token_ids,
+            sampling,
+            offset=request.offset,
+            distributions=codec.distributions_from_proto(request),
+        )
+        return pb.VerifyResponse(accepted_count=found.accepted, next_token_id=found.next_token)
+
+    async def PlaceBid(self, request: pb.PlaceBidRequest, context: Context) -> pb.PlaceBidResponse:
+        self._not_yet()
+        return pb.PlaceBidResponse()
+
+    async def MigrateOut(self, request: pb.MigrateOutRequest, context: Context) -> AsyncIterator[pb.MigrateOutResponse]:
+        self._not_yet()
+        yield pb.MigrateOutResponse()  # an async generator
+
+    async def MigrateIn(
+        self, request_iterator: AsyncIterator[pb.MigrateInRequest], context: Context
+    ) -> AsyncIterator[pb.MigrateInResponse]:
+        self._not_yet()
+        yield pb.MigrateInResponse()  # an async generator
+
+    async def drained(self) -> None:
+        """Take nothing new; return once nothing runs."""
+        self.draining.set()
+        await self._none_running.wait()
+
+    @staticmethod
+    def _not_yet() -> None:
+        raise NotServed("in the contract, but not served yet")
+
+    def _measure(self, done: Finished, began: float, first_at: float | None, last_at: float, resumed: int) -> None:
+        span = trace.get_current_span()
+        span.set_attributes(
+            {
+                "gen_ai.usage.input_tokens": done.usage.prompt_tokens,
+                "gen_ai.usage.output_tokens": done.usage.output_tokens,
+                "gen_ai.response.finish_reasons": [done.reason.value],
+                "penstock.cached_prompt_tokens": done.usage.cached_prompt_tokens,
+                "penstock.preemptions": done.preemptions,
+            }
+        )
+        self._duration.record(time.monotonic() - began, self._labels | {"penstock.finish_reason": done.reason.value})
+        if first_at is not None and done.reason is not FinishReason.ABORTED:
+            self._ttft.record(first_at - began, self._labels)
+            fresh = done.usage.output_tokens - resumed
+            if fresh > 1:
+                self._tpot.record((last_at - first_at) / (fresh - 1), self._labels)

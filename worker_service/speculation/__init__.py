@@ -1,0 +1,1 @@
+"""Speculative decoding. Pure parts: which draft tokens stand."""

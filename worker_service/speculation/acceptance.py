@@ -1,0 +1,49 @@
+"""Which tokens of a draft stand. No I/O.
+
+Two rules, both exact. *Matching*: a draft token stands if it is the token that the verifier draws at that position with
+its own random number; the text is then the one without any draft. *Rejection* (Leviathan et al. 2023, and SpecRouter
+section 3): it stands with probability min(1, p/q); the first that falls is drawn anew from the normalised max(0, p - q);
+the text's distribution is then the verifier's, and drafts drawn from a distribution near the verifier's stand more often.
+"""
+
+from collections.abc import Sequence as Seq
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.floating]
+
+
+def matching(draft: Seq[int], own: Seq[int]) -> tuple[int, int]:
+    """(accepted, next token). `own`: the verifier's token at each draft position and the one behind, len(draft) + 1."""
+    accepted = next((i for i, token in enumerate(draft) if own[i] != token), len(draft))
+    return accepted, own[accepted]
+
+
+def rejection(
+    draft: Seq[int], target: Floats, drafted: Seq[tuple[Seq[int], Seq[float]]], chances: Floats, draws: Floats
+) -> tuple[int, int]:
+    """(accepted, next token).
+
+    target: (len(draft) + 1, V), the verifier's distributions. drafted: per draft token, sparse (ids, probabilities).
+    chances, draws: (len(draft) + 1,) uniform numbers, one for the decision and one for the draw at each position.
+    """
+    for i, token in enumerate(draft):
+        ids, probabilities = drafted[i]
+        p = float(target[i, token])
+        q = sum(prob for t, prob in zip(ids, probabilities, strict=True) if t == token)
+        if q > 0 and chances[i] * q < p:
+            continue
+        left = target[i].astype(np.float64)
+        np.subtract.at(left, np.asarray(ids, dtype=np.int64), np.asarray(probabilities, dtype=np.float64))
+        np.maximum(left, 0.0, out=left)
+        if left.sum() <= 0:  # q covers p up to rounding: any token of p's own is right
+            left = target[i].astype(np.float64)
+        return i, drawn(left, float(draws[i]))
+    return len(draft), drawn(target[-1].astype(np.float64), float(draws[-1]))
+
+
+def drawn(weights: Floats, chance: float) -> int:
+    """The token at share `chance` (0 to 1) of the weights' running total."""
+    total = np.cumsum(weights)
+    return int(min(np.searchsorted(total, chance * total[-1], side="right"), np.flatnonzero(weights)[-1]))

@@ -1,0 +1,6 @@
+"""Text in, text out: tokenizers, incremental decoding, stop strings."""
+
+from worker_service.text.reply import ReplyText
+from worker_service.text.tokenizer import ByteTokenizer, Tokenizer
+
+__all__ = ["ByteTokenizer", "ReplyText", "Tokenizer"]

@@ -1,0 +1,94 @@
+"""Tokenizers in Hugging Face format."""
+
+import json
+from collections.abc import Sequence as Seq
+from pathlib import Path
+
+from jinja2.exceptions import TemplateError
+from tokenizers.decoders import DecodeStream
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
+
+from services.domain.errors import invalid
+from services.domain.requests import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+
+
+class HfTokenizer:
+    """The tokenizer of a model folder, with its chat template and end-of-sequence tokens."""
+
+    def __init__(self, folder: Path, vocab_size: int | None = None) -> None:
+        """`vocab_size`: the model's, where its embedding is larger or smaller than the tokenizer."""
+        loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        if not isinstance(loaded, PreTrainedTokenizerFast):
+            raise ValueError(f"{folder}: a fast tokenizer (tokenizer.json) is needed")
+        self._tokenizer = loaded
+        self._backend = loaded.backend_tokenizer
+        self.vocab_size = vocab_size or len(loaded)
+        self.eos_ids = _eos_ids(folder, loaded)
+        self._byte_of = _byte_alphabet() if _is_byte_level(folder) else None
+        self._special = frozenset(loaded.all_special_ids)
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        match prompt:
+            case TokenPrompt(token_ids):
+                if max(token_ids) >= self.vocab_size:
+                    raise invalid("prompt.token_ids.ids", f"this model's token ids end at {self.vocab_size - 1}")
+                return list(token_ids)
+            case TextPrompt(text):
+                return list(self._tokenizer(_clean(text))["input_ids"])
+            case ChatPrompt(messages):
+                if not self._tokenizer.chat_template:
+                    raise invalid("prompt.chat", "this model has no chat template: send text or token ids")
+                chat = [{"role": m.role, "content": _clean(m.content)} for m in messages]
+                try:
+                    rendered = self._tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+                except TemplateError as error:
+                    raise invalid("prompt.chat.messages", f"the model's chat template refuses them: {error}") from None
+                return list(self._tokenizer(rendered, add_special_tokens=False)["input_ids"])
+
+    def stream(self) -> "_HfStream":
+        return _HfStream(self._backend)
+
+    def decode(self, token_ids: Seq[int]) -> str:
+        return str(self._backend.decode(list(token_ids), skip_special_tokens=True))
+
+    def token_bytes(self, token_id: int) -> bytes:
+        piece = self._backend.id_to_token(token_id)
+        if piece is None or token_id in self._special:
+            return b""
+        if self._byte_of is not None and all(char in self._byte_of for char in piece):
+            return bytes(self._byte_of[char] for char in piece)
+        return str(self._backend.decode([token_id], skip_special_tokens=False)).encode()
+
+
+class _HfStream:
+    def __init__(self, backend: object) -> None:
+        self._backend, self._stream = backend, DecodeStream(skip_special_tokens=True)
+
+    def step(self, token_id: int) -> str:
+        return self._stream.step(self._backend, token_id) or ""
+
+
+def _clean(text: str) -> str:
+    """Lone surrogates cannot be encoded."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _eos_ids(folder: Path, tokenizer: PreTrainedTokenizerFast) -> frozenset[int]:
+    """From generation_config.json where there is one, else the tokenizer's."""
+    if (folder / "generation_config.json").exists():
+        ids = GenerationConfig.from_pretrained(str(folder)).eos_token_id
+        if ids is not None:
+            return frozenset(ids if isinstance(ids, list) else [ids])
+    return frozenset() if tokenizer.eos_token_id is None else frozenset({int(tokenizer.eos_token_id)})
+
+
+def _is_byte_level(folder: Path) -> bool:
+    decoder = json.loads((folder / "tokenizer.json").read_text()).get("decoder") or {}
+    return decoder.get("type") == "ByteLevel"
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Byte-level BPE writes each byte as one printable character (GPT-2's table): character -> byte."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}

@@ -1,0 +1,57 @@
+"""The text of one reply as its tokens come: incremental decoding and stop strings. No I/O.
+
+What is emitted after n tokens is a function of those tokens alone. So a reply that goes on elsewhere, fed the tokens so
+far, goes on with the very next character.
+"""
+
+from collections.abc import Sequence as Seq
+
+from worker_service.text.tokenizer import Tokenizer
+
+
+class ReplyText:
+    """Decodes a reply and watches for stop strings; `stopped_by` is the one that ended it."""
+
+    def __init__(self, tokenizer: Tokenizer, stop: Seq[str] = ()) -> None:
+        self._tokenizer, self._stop = tokenizer, tuple(stop)
+        self._stream = tokenizer.stream()
+        self._token_ids: list[int] = []
+        self._decoded = 0  # characters that came out of the stream
+        self._held = ""  # a possible beginning of a stop string
+        self.stopped_by: str | None = None
+
+    def push(self, token_id: int) -> str:
+        """Text that becomes certain with this token; nothing after a stop string."""
+        if self.stopped_by is not None:
+            return ""
+        self._token_ids.append(token_id)
+        return self._emit(self._stream.step(token_id))
+
+    def finish(self) -> str:
+        """The reply has ended: what was held back, incomplete characters as U+FFFD."""
+        if self.stopped_by is not None:
+            return ""
+        whole = self._tokenizer.decode(self._token_ids)
+        text = self._emit(whole[self._decoded :])
+        if self.stopped_by is None:
+            text, self._held = text + self._held, ""
+        return text
+
+    def _emit(self, text: str) -> str:
+        self._decoded += len(text)
+        if not self._stop:
+            return text
+        text = self._held + text
+        found = [(at, -len(stop), stop) for stop in self._stop if (at := text.find(stop)) >= 0]
+        if found:
+            at, _, self.stopped_by = min(found)
+            self._held = ""
+            return text[:at]
+        keep = max(_overlap(text, stop) for stop in self._stop)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that begins `stop`."""
+    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
