@@ -1,0 +1,1 @@
+"""The judge service: scores answers from 0 to 100."""

@@ -1,0 +1,72 @@
+"""Puts the judge together: scorers, calibrations, servicer."""
+
+from judge_service.calibration import Calibration, CalibrationError
+from judge_service.panel import Panel, Seat
+from judge_service.scorers import Scorer
+from judge_service.scorers.confidence import ConfidenceScorer
+from judge_service.scorers.exact import ExactScorer
+from judge_service.servicer import SERVICE, JudgeServicer
+from penstock.judge.v1 import judge_pb2_grpc
+from services.runtime import Chassis
+from services.settings import MeshJudge, MeshScorer, ServiceSettings, SettingsError, environment_value
+
+
+async def compose(chassis: Chassis) -> None:
+    """Load the scorers and serve them. SettingsError for a scorer that cannot be made."""
+    judge = chassis.mesh.judge
+    seats = []
+    for wanted in judge.scorers:
+        scorer = build_scorer(wanted, judge, chassis.settings)
+        try:
+            await scorer.start()
+        except (OSError, ValueError) as error:
+            raise SettingsError(f"judge.scorers: {wanted.name}: {error}") from error
+        chassis.stack.push_async_callback(scorer.close)
+        seats.append(Seat(wanted.name, scorer, calibration_of(wanted, chassis.settings)))
+    panel = Panel(seats, judge.default_scorer)
+    judge_pb2_grpc.add_JudgeServiceServicer_to_server(JudgeServicer(panel, chassis.telemetry), chassis.server)
+    chassis.health.offer(SERVICE)
+
+
+def build_scorer(wanted: MeshScorer, judge: MeshJudge, settings: ServiceSettings) -> Scorer:
+    """The scorer that the mesh file asks for, not started."""
+    match wanted.kind:
+        case "exact":
+            return ExactScorer(wanted.compare)
+        case "confidence":
+            return ConfidenceScorer()
+        case "llm":
+            from judge_service.scorers.llm import LlmScorer
+
+            if not wanted.endpoint or not wanted.model:
+                raise SettingsError(f"judge.scorers: {wanted.name}: an llm scorer needs endpoint and model")
+            key = environment_value(wanted.api_key_env) if wanted.api_key_env else None
+            if wanted.api_key_env and key is None:
+                raise SettingsError(f"judge.scorers: {wanted.name}: {wanted.api_key_env} is not set")
+            return LlmScorer(
+                wanted.endpoint, wanted.model, api_key=key, timeout_s=wanted.timeout_s, concurrency=wanted.concurrency
+            )
+        case "judge-model":
+            from judge_service.scorers.judge_model import (
+                BatchOptions,
+                JudgeModelScorer,
+            )  # torch takes seconds to import
+
+            if not wanted.model:
+                raise SettingsError(f"judge.scorers: {wanted.name}: a judge-model scorer needs a model")
+            options = BatchOptions(judge.max_batch, judge.max_batch_tokens, judge.max_queued)
+            return JudgeModelScorer(settings.resolve(wanted.model), options, threads=judge.threads, device=judge.device)
+
+
+def calibration_of(wanted: MeshScorer, settings: ServiceSettings) -> Calibration | None:
+    """The calibration that the mesh file names, or that lies beside the judge model."""
+    if wanted.calibration:
+        path = settings.resolve(wanted.calibration)
+    elif wanted.kind == "judge-model" and (settings.resolve(wanted.model) / "calibration.json").exists():
+        path = settings.resolve(wanted.model) / "calibration.json"
+    else:
+        return None
+    try:
+        return Calibration.read(path)
+    except CalibrationError as error:
+        raise SettingsError(f"judge.scorers: {wanted.name}: {error}") from error

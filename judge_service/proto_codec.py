@@ -1,0 +1,61 @@
+"""The judge's contract: domain to proto and back."""
+
+from judge_service.panel import Seat, Verdict
+from judge_service.scorers import JudgedAnswer, LogprobSummary, ScorerKind
+from penstock.judge.v1 import judge_pb2 as pb
+from services import proto_codec as common
+from services.domain.errors import InvalidRequest, invalid
+from services.domain.requests import prompt_problems
+
+MAX_ITEMS = 256
+MAX_ANSWER_CHARS = 1_000_000
+
+_KINDS = {
+    ScorerKind.JUDGE_MODEL: pb.SCORER_KIND_JUDGE_MODEL,
+    ScorerKind.LLM: pb.SCORER_KIND_LLM,
+    ScorerKind.CONFIDENCE: pb.SCORER_KIND_CONFIDENCE,
+    ScorerKind.EXACT: pb.SCORER_KIND_EXACT,
+}
+
+
+def answers_from_proto(request: pb.ScoreRequest) -> list[JudgedAnswer]:
+    """InvalidRequest naming every unsound field."""
+    if not 1 <= len(request.items) <= MAX_ITEMS:
+        raise invalid("items", f"1 to {MAX_ITEMS} items, not {len(request.items)}")
+    answers = []
+    for i, item in enumerate(request.items):
+        prompt = common.prompt_from_proto(item.prompt, f"items[{i}].prompt")
+        problems = [*prompt_problems(prompt, f"items[{i}].prompt")]
+        if problems:
+            raise InvalidRequest(*problems)
+        if len(item.answer) > MAX_ANSWER_CHARS:
+            raise invalid(f"items[{i}].answer", f"longer than {MAX_ANSWER_CHARS} characters")
+        summary = None
+        if item.HasField("logprobs"):
+            told = item.logprobs
+            summary = LogprobSummary(told.token_count, told.mean_logprob, told.min_logprob)
+        answers.append(
+            JudgedAnswer(
+                prompt=prompt,
+                answer=item.answer,
+                tier=item.tier,
+                finish_reason=common.finish_reason_from_proto(item.finish_reason),
+                logprobs=summary,
+                reference=item.reference if item.HasField("reference") else None,
+            )
+        )
+    return answers
+
+
+def verdict_to_proto(verdict: Verdict) -> pb.ScoreResult:
+    return pb.ScoreResult(score=verdict.score, raw=verdict.raw)
+
+
+def seat_to_proto(seat: Seat) -> pb.Scorer:
+    return pb.Scorer(
+        name=seat.name,
+        kind=_KINDS[seat.scorer.kind],
+        calibrated=seat.calibration is not None,
+        needs_logprobs=seat.scorer.needs_logprobs,
+        needs_reference=seat.scorer.needs_reference,
+    )

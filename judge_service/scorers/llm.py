@@ -1,0 +1,101 @@
+"""A language model asked for a grade, at any OpenAI-compatible endpoint.
+
+The grade is one digit, 0 to 9. Where the endpoint gives logprobs of its first token, the score is the expected grade over
+the digits' probabilities (Liu et al. 2023, G-Eval): finer than the grade itself, and the same every time.
+"""
+
+import asyncio
+import math
+import re
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import aiohttp
+
+from judge_service.scorers.interface import JudgedAnswer, RawScore, ScorerKind
+from services.domain.errors import Unavailable, invalid
+from services.domain.requests import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+
+BEST_GRADE = 9
+INSTRUCTION = (
+    "You grade answers. Read the question and the answer, then give one digit from 0 (useless or wrong) to 9 (correct and "
+    "complete). Reply with the digit only."
+)
+_DIGIT = re.compile(r"(?<!\d)([0-9])(?!\d)")
+
+
+def grade_question(prompt: Prompt, answer: str, index: int = 0) -> list[dict[str, str]]:
+    """The chat that asks for a grade."""
+    match prompt:
+        case ChatPrompt(messages):
+            question = "\n".join(f"{m.role}: {m.content}" for m in messages)
+        case TextPrompt(text):
+            question = text
+        case TokenPrompt():
+            raise invalid(f"items[{index}].prompt.token_ids", "a language model reads text: send chat or text")
+    asked = f"[Question]\n{question}\n\n[Answer]\n{answer}\n\n[Grade 0 to {BEST_GRADE}]"
+    return [{"role": "system", "content": INSTRUCTION}, {"role": "user", "content": asked}]
+
+
+def expected_grade(choice: dict[str, Any]) -> float:
+    """The grade in a chat completion's choice: expected over the first token's logprobs, else the digit that stands there.
+
+    ValueError if there is neither.
+    """
+    positions = ((choice.get("logprobs") or {}).get("content")) or []
+    for position in positions[:1]:
+        mass: dict[int, float] = {}
+        for entry in position.get("top_logprobs") or [position]:
+            token = entry["token"].strip()
+            if len(token) == 1 and token.isdigit():
+                mass[int(token)] = mass.get(int(token), 0.0) + math.exp(entry["logprob"])
+        if mass:
+            return sum(grade * share for grade, share in mass.items()) / sum(mass.values())
+    text = (choice.get("message") or {}).get("content") or ""
+    found = _DIGIT.search(text)
+    if found is None:
+        raise ValueError(f"no grade in {text[:80]!r}")
+    return float(found[1])
+
+
+class LlmScorer:
+    """raw: the expected grade, 0 to 9. Uncalibrated score: its share of 9, in percent."""
+
+    kind = ScorerKind.LLM
+    needs_logprobs = False
+    needs_reference = False
+
+    def __init__(self, endpoint: str, model: str, *, api_key: str | None, timeout_s: float, concurrency: int) -> None:
+        self._url, self._model, self._api_key = f"{endpoint.rstrip('/')}/chat/completions", model, api_key
+        self._timeout, self._places = aiohttp.ClientTimeout(total=timeout_s), asyncio.Semaphore(concurrency)
+
+    async def start(self) -> None:
+        headers = {"Authorization": f"Bearer {self._api_key}"} if self._api_key else {}
+        self._session = aiohttp.ClientSession(timeout=self._timeout, headers=headers)
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def score(self, answers: Seq[JudgedAnswer]) -> list[RawScore]:
+        questions = [grade_question(item.prompt, item.answer, i) for i, item in enumerate(answers)]
+        grades = await asyncio.gather(*map(self._grade, questions))
+        return [RawScore(grade, 100.0 * grade / BEST_GRADE) for grade in grades]
+
+    async def _grade(self, question: list[dict[str, str]]) -> float:
+        body = {
+            "model": self._model,
+            "messages": question,
+            "temperature": 0,
+            "max_tokens": 4,
+            "logprobs": True,
+            "top_logprobs": 10,
+        }
+        try:
+            async with self._places, self._session.post(self._url, json=body) as response:
+                if response.status != 200:
+                    raise Unavailable(f"{self._url} answered {response.status}: {(await response.text())[:200]}")
+                return expected_grade((await response.json())["choices"][0])
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise Unavailable(f"{self._url}: {error!r}") from error
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise Unavailable(f"{self._url} gave no grade: {error}") from error

@@ -1,0 +1,37 @@
+"""JudgeService over a panel of scorers."""
+
+import time
+
+from opentelemetry import trace
+
+from judge_service import proto_codec as codec
+from judge_service.panel import Panel
+from penstock.judge.v1 import judge_pb2 as pb
+from penstock.judge.v1 import judge_pb2_grpc
+from services.grpc_types import Context
+from services.telemetry import Telemetry
+
+SERVICE = pb.DESCRIPTOR.services_by_name["JudgeService"].full_name
+
+
+class JudgeServicer(judge_pb2_grpc.JudgeServiceServicer):
+    def __init__(self, panel: Panel, measured: Telemetry) -> None:
+        self._panel = panel
+        self._time = measured.meter.create_histogram("penstock.judge.duration", unit="s")
+        self._scores = measured.meter.create_histogram("penstock.judge.score", unit="1")
+
+    async def Score(self, request: pb.ScoreRequest, context: Context) -> pb.ScoreResponse:
+        answers = codec.answers_from_proto(request)
+        began = time.monotonic()
+        scorer, verdicts = await self._panel.judge(request.scorer, answers)
+        labels = {"penstock.scorer": scorer}
+        self._time.record(time.monotonic() - began, labels)
+        for verdict, answer in zip(verdicts, answers, strict=True):
+            self._scores.record(verdict.score, labels | {"penstock.tier": answer.tier})
+        span = trace.get_current_span()
+        span.set_attributes({"penstock.scorer": scorer, "penstock.scores": [round(v.score, 1) for v in verdicts]})
+        return pb.ScoreResponse(results=[codec.verdict_to_proto(v) for v in verdicts], scorer=scorer)
+
+    async def ListScorers(self, request: pb.ListScorersRequest, context: Context) -> pb.ListScorersResponse:
+        seats = [codec.seat_to_proto(seat) for seat in self._panel.seats]
+        return pb.ListScorersResponse(scorers=seats, default_scorer=self._panel.default)

@@ -1,0 +1,132 @@
+"""What a client sees of its request, in order. No I/O."""
+
+import enum
+from dataclasses import dataclass
+
+from services.domain.requests import FinishReason, Prompt, SamplingParams, Slo, TokenFrame, TokenUsage
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Go on behind these tokens of this tier."""
+
+    tier: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RouterRequest:
+    """model: `cascade` or a tier's name. deadline_s: on the event loop's clock."""
+
+    request_id: str
+    model: str
+    prompt: Prompt
+    sampling: SamplingParams
+    deadline_s: float
+    slo: Slo | None = None
+    priority: int = 0
+    resume: Resume | None = None
+
+
+class EscalationReason(enum.Enum):
+    SCORE_BELOW_THRESHOLD = "score_below_threshold"
+    JUDGE_UNAVAILABLE = "judge_unavailable"
+    TIER_UNAVAILABLE = "tier_unavailable"
+    PROMPT_TOO_LONG = "prompt_too_long"
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    request_id: str
+    plan_revision: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class TierStarted:
+    tier: str
+    instance_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class TierAdmitted:
+    tier: str
+    instance_id: str
+    slo_kept: bool
+    prompt_tokens: int
+    max_output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class TierDeclined:
+    tier: str
+    instance_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Part of an answer that stands."""
+
+    tier: str
+    frame: TokenFrame
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """score: None where the judge could not be reached."""
+
+    tier: str
+    score: float | None
+    threshold: float
+    accepted: bool
+    scorer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Escalated:
+    from_tier: str
+    to_tier: str
+    reason: EscalationReason
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceChanged:
+    tier: str
+    from_instance_id: str
+    to_instance_id: str
+    offset: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TierSummary:
+    """What one tier did for a request."""
+
+    tier: str
+    model: str
+    instance_id: str
+    score: float | None
+    threshold: float | None
+    accepted: bool
+    usage: TokenUsage
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The last event. `usage` is the answer's own; `ttft_s` None where no token came."""
+
+    reason: FinishReason
+    tier: str
+    usage: TokenUsage
+    tiers: tuple[TierSummary, ...]
+    ttft_s: float | None
+    total_s: float
+    trace_id: str
+    stop: str | None = None
+
+
+RouterEvent = (
+    Accepted | TierStarted | TierAdmitted | TierDeclined | Answer | Judged | Escalated | InstanceChanged | Finished
+)

@@ -1,0 +1,280 @@
+"""The HTTP server: routes, streaming, errors."""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+from aiohttp import web
+from opentelemetry.trace import SpanKind, StatusCode, Tracer
+
+from router_service.events import Answer, Finished, RouterEvent, RouterRequest
+from router_service.models import ServedModel, models_of
+from router_service.openai_gateway import replies, schema
+from router_service.openai_gateway.errors import error_body, error_headers, plain_error
+from router_service.openai_gateway.replies import ChatFormat, Choice, CompletionFormat, Format
+from router_service.request_driver import RequestDriver
+from router_service.servicer import Draining, new_request_id
+from services import telemetry
+from services.domain.errors import NotFound, PenstockError
+from services.domain.mesh_view import MeshView
+from services.domain.requests import MAX_SEED, Prompt, SamplingParams
+from services.errors import http_status
+
+_log = logging.getLogger(__name__)
+
+MAX_BODY_BYTES = 16 * 1024 * 1024
+
+
+class OpenAiGateway:
+    """/v1/chat/completions, /v1/completions, /v1/models, /health, over the router's own driver: no hop between."""
+
+    def __init__(
+        self, driver: RequestDriver, view: MeshView, draining: Draining, tracer: Tracer, default_deadline_s: float
+    ) -> None:
+        self._driver, self._view, self._draining = driver, view, draining
+        self._tracer, self._default_deadline_s = tracer, default_deadline_s
+        self._runner: web.AppRunner | None = None
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen; return the port. OSError if it is taken."""
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._guard])
+        app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_post("/v1/completions", self._completions)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/v1/models/{model}", self._model)
+        app.router.add_get("/health", self._health)
+        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, host, port)
+        await site.start()
+        bound: int = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
+        return bound
+
+    async def close(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    @web.middleware
+    async def _guard(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """A span around each request, and every error in OpenAI's shape."""
+        if request.path == "/health":
+            return await handler(request)
+        route = request.match_info.route.resource
+        with self._tracer.start_as_current_span(
+            f"{request.method} {route.canonical if route is not None else 'unknown'}",
+            context=telemetry.extract(request.headers),
+            kind=SpanKind.SERVER,
+            attributes={"http.request.method": request.method, "url.path": request.path},
+            record_exception=False,
+            set_status_on_exception=False,
+        ) as span:
+            try:
+                response = await handler(request)
+            except PenstockError as error:
+                response = web.json_response(error_body(error), status=http_status(error), headers=error_headers(error))
+            except web.HTTPRequestEntityTooLarge:
+                body = plain_error(f"body: longer than {MAX_BODY_BYTES} bytes", "invalid_request_error", "too_large")
+                response = web.json_response(body, status=413)
+            except web.HTTPException as error:
+                said = f"{request.method} {request.path}: {error.reason}"
+                response = web.json_response(
+                    plain_error(said, "invalid_request_error", error.reason.lower().replace(" ", "_")),
+                    status=error.status,
+                    headers={k: v for k, v in error.headers.items() if k == "Allow"},
+                )
+            except asyncio.CancelledError:
+                span.set_status(StatusCode.ERROR, "the client went away")
+                raise
+            except Exception as error:
+                _log.exception("%s %s failed", request.method, request.path)
+                span.record_exception(error)
+                response = web.json_response(
+                    plain_error("internal error; the log has more", "server_error", "internal"), status=500
+                )
+            span.set_attribute("http.response.status_code", response.status)
+            if response.status >= 500:
+                span.set_status(StatusCode.ERROR)
+            return response
+
+    async def _health(self, request: web.Request) -> web.Response:
+        ready = self._view.plan is not None
+        body = {"status": "ok" if ready else "no plan yet", "state_connected": self._view.connected}
+        return web.json_response(body, status=200 if ready else 503)
+
+    async def _models(self, request: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [_model_body(m) for m in models_of(self._view)]})
+
+    async def _model(self, request: web.Request) -> web.Response:
+        wanted = request.match_info["model"]
+        for model in models_of(self._view):
+            if model.id == wanted:
+                return web.json_response(_model_body(model))
+        raise NotFound("model", wanted)
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        asked = schema.parse_chat(await request.read())
+        with_logprobs = bool(asked.logprobs)
+        return await self._answer(request, asked, ChatFormat(), [asked.prompt()], asked.params(), with_logprobs)
+
+    async def _completions(self, request: web.Request) -> web.StreamResponse:
+        asked = schema.parse_completion(await request.read())
+        with_logprobs = asked.logprobs is not None
+        return await self._answer(request, asked, CompletionFormat(), asked.prompts(), asked.params(), with_logprobs)
+
+    async def _answer(
+        self,
+        request: web.Request,
+        asked: schema.ChatRequest | schema.CompletionRequest,
+        shape: Format,
+        prompts: list[Prompt],
+        sampling: SamplingParams,
+        with_logprobs: bool,
+    ) -> web.StreamResponse:
+        request_id = new_request_id()
+        deadline_s = asyncio.get_running_loop().time() + self._default_deadline_s
+        choices = [
+            Choice(index=p * asked.choices() + i, prompt_index=p)
+            for p in range(len(prompts))
+            for i in range(asked.choices())
+        ]
+        requests = [
+            RouterRequest(
+                request_id=request_id if len(choices) == 1 else f"{request_id}-{choice.index}",
+                model=asked.model,
+                prompt=prompts[choice.prompt_index],
+                sampling=_nth(sampling, choice.index),
+                deadline_s=deadline_s,
+            )
+            for choice in choices
+        ]
+        with self._draining:
+            async with aclosing(_merged([self._driver.drive(r) for r in requests])) as events:
+                if asked.stream:
+                    return await self._stream(request, asked, shape, request_id, choices, events, with_logprobs)
+                async for index, event in events:
+                    choices[index].saw(event)
+        body = replies.envelope(shape, request_id, asked.model, chunk=False)
+        body["choices"] = [shape.choice(choice, logprobs=with_logprobs) for choice in choices]
+        body["usage"] = replies.usage(choices)
+        body["penstock"] = _extension(request_id, choices)
+        return web.json_response(body)
+
+    async def _stream(
+        self,
+        request: web.Request,
+        asked: schema.ChatRequest | schema.CompletionRequest,
+        shape: Format,
+        request_id: str,
+        choices: list[Choice],
+        events: AsyncGenerator[tuple[int, RouterEvent], None],
+        with_logprobs: bool,
+    ) -> web.StreamResponse:
+        """Server-sent events. Headers go out with the first event, so an error before it still has its own status."""
+        base = replies.envelope(shape, request_id, asked.model, chunk=True)
+        wants_usage = asked.stream_options is not None and asked.stream_options.include_usage
+        if wants_usage:
+            base["usage"] = None
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+
+        async def send(chunk: dict[str, Any] | str) -> None:
+            data = chunk if isinstance(chunk, str) else json.dumps(chunk, separators=(",", ":"))
+            await response.write(f"data: {data}\n\n".encode())
+
+        try:
+            async for index, event in events:
+                choice = choices[index]
+                if not isinstance(event, (Answer, Finished)):
+                    continue
+                if not response.prepared:
+                    await response.prepare(request)
+                    for opened in choices:
+                        if (opening := shape.opening(opened.index)) is not None:
+                            await send(base | {"choices": [opening]})
+                if isinstance(event, Answer):
+                    delta = shape.delta(choice.index, event, len(choice.text), logprobs=with_logprobs)
+                    choice.saw(event)
+                    if event.frame.text or with_logprobs:
+                        await send(base | {"choices": [delta]})
+                else:
+                    choice.saw(event)
+                    last = all(c.finished is not None for c in choices)
+                    extra = {"penstock": _extension(request_id, choices)} if last and not wants_usage else {}
+                    await send(base | {"choices": [shape.closing(choice)]} | extra)
+            if wants_usage:
+                extra = {"penstock": _extension(request_id, choices)}
+                await send(base | {"choices": [], "usage": replies.usage(choices)} | extra)
+            await send("[DONE]")
+        except PenstockError as error:
+            if not response.prepared:
+                raise
+            await send(error_body(error))
+        await response.write_eof()
+        return response
+
+
+def _nth(sampling: SamplingParams, index: int) -> SamplingParams:
+    """Each choice has random numbers of its own, also under one seed."""
+    if sampling.seed is None or index == 0:
+        return sampling
+    return replace(sampling, seed=(sampling.seed + index * 0x9E3779B97F4A7C15) & MAX_SEED)
+
+
+def _extension(request_id: str, choices: list[Choice]) -> Any:
+    """One object, or a list of them where there are several choices."""
+    told = [replies.extension(request_id, c.finished) for c in choices if c.finished is not None]
+    return told[0] if len(choices) == 1 and told else told
+
+
+def _model_body(model: ServedModel) -> dict[str, Any]:
+    return {
+        "id": model.id,
+        "object": "model",
+        "created": 0,
+        "owned_by": "penstock",
+        "penstock": {
+            "model": model.model,
+            "cascade": model.cascade,
+            "max_context_tokens": model.max_context_tokens,
+        },
+    }
+
+
+async def _merged(sources: list[AsyncGenerator[RouterEvent, None]]) -> AsyncGenerator[tuple[int, RouterEvent], None]:
+    """Events of several requests as they come, each with its source's index. The first error ends them all."""
+    if len(sources) == 1:
+        async with aclosing(sources[0]) as only:
+            async for event in only:
+                yield 0, event
+        return
+    queue: asyncio.Queue[tuple[int, RouterEvent | Exception | None]] = asyncio.Queue()
+
+    async def pump(index: int) -> None:
+        try:
+            async with aclosing(sources[index]) as source:
+                async for event in source:
+                    queue.put_nowait((index, event))
+            queue.put_nowait((index, None))
+        except Exception as error:
+            queue.put_nowait((index, error))
+
+    tasks = [asyncio.create_task(pump(i)) for i in range(len(sources))]
+    try:
+        left = len(tasks)
+        while left:
+            index, came = await queue.get()
+            if came is None:
+                left -= 1
+            elif isinstance(came, Exception):
+                raise came
+            else:
+                yield index, came
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

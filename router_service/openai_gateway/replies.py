@@ -1,0 +1,164 @@
+"""Replies as OpenAI's API has them. No I/O.
+
+What the cascade did stands in the extension field `penstock`: of the reply, or of a stream's last chunk.
+"""
+
+import time
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Any
+
+from router_service.events import Answer, Finished, RouterEvent
+from services.domain.requests import FinishReason, PositionLogprobs, TokenLogprob
+
+Json = dict[str, Any]
+
+_REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
+
+
+@dataclass(slots=True)
+class Choice:
+    """One choice as its events come in."""
+
+    index: int
+    prompt_index: int = 0
+    text: str = ""
+    positions: list[PositionLogprobs] = field(default_factory=list)
+    finished: Finished | None = None
+
+    def saw(self, event: RouterEvent) -> None:
+        if isinstance(event, Answer):
+            self.text += event.frame.text
+            self.positions += told(event.frame.logprobs)
+        elif isinstance(event, Finished):
+            self.finished = event
+
+    @property
+    def reason(self) -> str:
+        assert self.finished is not None
+        return _REASONS.get(self.finished.reason, "stop")
+
+
+def usage(choices: Seq[Choice]) -> Json:
+    """Tokens of all choices together; a prompt shared by several choices counts once."""
+    done = [c for c in choices if c.finished is not None]
+    prompts = {c.prompt_index: c.finished.usage for c in done if c.finished is not None}
+    output = sum(c.finished.usage.output_tokens for c in done if c.finished is not None)
+    prompt = sum(u.prompt_tokens for u in prompts.values())
+    cached = sum(u.cached_prompt_tokens for u in prompts.values())
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": output,
+        "total_tokens": prompt + output,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+
+
+def extension(request_id: str, finished: Finished) -> Json:
+    """What the cascade did for one choice."""
+    return {
+        "request_id": request_id,
+        "tier": finished.tier,
+        "trace_id": finished.trace_id,
+        "time_to_first_token_s": finished.ttft_s,
+        "total_s": finished.total_s,
+        "tiers": [
+            {
+                "tier": t.tier,
+                "model": t.model,
+                "instance_id": t.instance_id,
+                "score": t.score,
+                "threshold": t.threshold,
+                "accepted": t.accepted,
+                "completion_tokens": t.usage.output_tokens,
+                "time_s": t.time_s,
+            }
+            for t in finished.tiers
+        ],
+    }
+
+
+def told(positions: Seq[PositionLogprobs]) -> list[PositionLogprobs]:
+    """Without special tokens (the end of a reply): they are no text."""
+    return [position for position in positions if position.chosen.token_bytes]
+
+
+def chat_logprobs(positions: Seq[PositionLogprobs]) -> Json:
+    return {"content": [_chat_entry(p.chosen) | {"top_logprobs": [_chat_entry(t) for t in p.top]} for p in positions]}
+
+
+def _chat_entry(token: TokenLogprob) -> Json:
+    text = token.token_bytes.decode("utf-8", "replace")
+    return {"token": text, "logprob": token.logprob, "bytes": list(token.token_bytes)}
+
+
+def completion_logprobs(positions: Seq[PositionLogprobs], text_before: int = 0) -> Json:
+    """text_before: characters of the reply that came in earlier chunks."""
+    tokens = [p.chosen.token_bytes.decode("utf-8", "replace") for p in positions]
+    offsets, at = [], text_before
+    for token in tokens:
+        offsets.append(at)
+        at += len(token)
+    return {
+        "tokens": tokens,
+        "token_logprobs": [p.chosen.logprob for p in positions],
+        "top_logprobs": [{t.token_bytes.decode("utf-8", "replace"): t.logprob for t in p.top} for p in positions],
+        "text_offset": offsets,
+    }
+
+
+class ChatFormat:
+    """/v1/chat/completions."""
+
+    prefix, whole, chunk = "chatcmpl-", "chat.completion", "chat.completion.chunk"
+
+    def choice(self, choice: Choice, *, logprobs: bool) -> Json:
+        return {
+            "index": choice.index,
+            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "logprobs": chat_logprobs(choice.positions) if logprobs else None,
+            "finish_reason": choice.reason,
+        }
+
+    def opening(self, index: int) -> Json | None:
+        return {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+
+    def delta(self, index: int, answer: Answer, text_before: int, *, logprobs: bool) -> Json:
+        said = chat_logprobs(told(answer.frame.logprobs)) if logprobs else None
+        return {"index": index, "delta": {"content": answer.frame.text}, "logprobs": said, "finish_reason": None}
+
+    def closing(self, choice: Choice) -> Json:
+        return {"index": choice.index, "delta": {}, "logprobs": None, "finish_reason": choice.reason}
+
+
+class CompletionFormat:
+    """/v1/completions."""
+
+    prefix, whole, chunk = "cmpl-", "text_completion", "text_completion"
+
+    def choice(self, choice: Choice, *, logprobs: bool) -> Json:
+        said = completion_logprobs(choice.positions) if logprobs else None
+        return {"index": choice.index, "text": choice.text, "logprobs": said, "finish_reason": choice.reason}
+
+    def opening(self, index: int) -> Json | None:
+        return None
+
+    def delta(self, index: int, answer: Answer, text_before: int, *, logprobs: bool) -> Json:
+        said = completion_logprobs(told(answer.frame.logprobs), text_before) if logprobs else None
+        return {"index": index, "text": answer.frame.text, "logprobs": said, "finish_reason": None}
+
+    def closing(self, choice: Choice) -> Json:
+        return {"index": choice.index, "text": "", "logprobs": None, "finish_reason": choice.reason}
+
+
+Format = ChatFormat | CompletionFormat
+
+
+def envelope(shape: Format, request_id: str, model: str, *, chunk: bool) -> Json:
+    """What every reply and every chunk begins with."""
+    return {
+        "id": f"{shape.prefix}{request_id}",
+        "object": shape.chunk if chunk else shape.whole,
+        "created": int(time.time()),
+        "model": model,
+    }

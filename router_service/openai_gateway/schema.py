@@ -1,0 +1,226 @@
+"""Requests as OpenAI's API has them, checked field by field.
+
+What would change the answer and is not served here (tools, penalties, ...) is refused by name, never ignored; what only
+labels a request (user, metadata, ...) is accepted.
+"""
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from services.domain.errors import FieldProblem, InvalidRequest
+from services.domain.requests import (
+    MAX_SEED,
+    ChatMessage,
+    ChatPrompt,
+    Prompt,
+    SamplingParams,
+    TextPrompt,
+    TokenPrompt,
+    prompt_problems,
+)
+
+MAX_CHOICES = 16
+MAX_PROMPTS = 64
+MAX_LEGACY_LOGPROBS = 5
+COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
+
+_STRICT = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class TextPart(BaseModel):
+    model_config = _STRICT
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(BaseModel):
+    model_config = _STRICT
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | Annotated[list[TextPart], Field(min_length=1)]
+    name: str | None = None
+
+    def plain(self) -> ChatMessage:
+        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return ChatMessage("system" if self.role == "developer" else self.role, text)
+
+
+class StreamOptions(BaseModel):
+    model_config = _STRICT
+
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+class ResponseFormat(BaseModel):
+    model_config = _STRICT
+
+    type: Literal["text"]
+
+
+class _Common(BaseModel):
+    """What both kinds of request share."""
+
+    model_config = _STRICT
+
+    model: Annotated[str, Field(min_length=1)]
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    stop: str | list[str] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), le=MAX_SEED)] | None = None
+    # accepted only at the value that changes nothing
+    presence_penalty: Annotated[float, Field(ge=0, le=0)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=0, le=0)] | None = None
+    logit_bias: Annotated[dict[str, Any], Field(max_length=0)] | None = None
+    # labels
+    user: str | None = None
+
+    def stops(self) -> tuple[str, ...]:
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    def choices(self) -> int:
+        return self.n or 1
+
+    def sampling(self, max_tokens: int | None, top_logprobs: int | None) -> SamplingParams:
+        return SamplingParams(
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_p=1.0 if self.top_p is None else self.top_p,
+            seed=None if self.seed is None else self.seed & MAX_SEED,
+            max_output_tokens=max_tokens,
+            stop=self.stops(),
+            top_logprobs=top_logprobs,
+        )
+
+
+class ChatRequest(_Common):
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    response_format: ResponseFormat | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+    def prompt(self) -> Prompt:
+        return ChatPrompt(tuple(message.plain() for message in self.messages))
+
+    def params(self) -> SamplingParams:
+        wanted = (self.top_logprobs or 0) if self.logprobs else None
+        return self.sampling(self.max_completion_tokens or self.max_tokens, wanted)
+
+    def problems(self) -> Iterator[FieldProblem]:
+        if self.top_logprobs is not None and not self.logprobs:
+            yield FieldProblem("top_logprobs", "needs logprobs to be true")
+        yield from _renamed(self.params().problems("sampling"))
+        yield from _renamed(prompt_problems(self.prompt(), "prompt"))
+
+
+_TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+
+
+class CompletionRequest(_Common):
+    prompt: (
+        str
+        | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
+        | Annotated[list[_TokenId], Field(min_length=1)]
+        | Annotated[list[Annotated[list[_TokenId], Field(min_length=1)]], Field(min_length=1, max_length=MAX_PROMPTS)]
+    )
+    max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LEGACY_LOGPROBS)] | None = None
+    echo: Literal[False] | None = None
+    best_of: Literal[1] | None = None
+    suffix: Literal[""] | None = None
+
+    def prompts(self) -> list[Prompt]:
+        given = self.prompt
+        if isinstance(given, str):
+            return [TextPrompt(given)]
+        if isinstance(given[0], int):
+            return [TokenPrompt(tuple(given))]
+        return [TextPrompt(p) if isinstance(p, str) else TokenPrompt(tuple(p)) for p in given]
+
+    def params(self) -> SamplingParams:
+        return self.sampling(self.max_tokens or COMPLETION_TOKENS, self.logprobs)
+
+    def problems(self) -> Iterator[FieldProblem]:
+        for prompt in self.prompts():
+            yield from _renamed(prompt_problems(prompt, "prompt"))
+        yield from _renamed(self.params().problems("sampling"))
+
+
+_T = TypeVar("_T", ChatRequest, CompletionRequest)
+
+
+def parse_chat(body: bytes) -> ChatRequest:
+    """InvalidRequest naming every unsound field."""
+    return _checked(ChatRequest, body)
+
+
+def parse_completion(body: bytes) -> CompletionRequest:
+    """InvalidRequest naming every unsound field."""
+    return _checked(CompletionRequest, body)
+
+
+def _checked(kind: type[_T], body: bytes) -> _T:
+    try:
+        request: _T = kind.model_validate_json(body)
+    except ValidationError as error:
+        raise InvalidRequest(*_problems(error)) from None
+    problems = [*request.problems()]
+    if problems:
+        raise InvalidRequest(*problems)
+    return request
+
+
+def _problems(error: ValidationError) -> list[FieldProblem]:
+    found: dict[str, str] = {}
+    for fault in error.errors(include_url=False, include_input=False):
+        if fault["type"] == "json_invalid":
+            return [FieldProblem("body", fault["msg"])]
+        # a union names its branches in the location: they are types, not fields
+        path = [part for part in fault["loc"] if not (isinstance(part, str) and ("[" in part or part in _BRANCHES))]
+        name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".") or "body"
+        said = "is not supported here" if fault["type"] == "extra_forbidden" else fault["msg"]
+        found[name] = f"{found[name]}; or {said}" if name in found and said not in found[name] else said
+    # of a union's branches, the one that came further says more
+    vague = {name for name in found for other in found if other.startswith((f"{name}.", f"{name}["))}
+    return [FieldProblem(name, said) for name, said in found.items() if name not in vague]
+
+
+_BRANCHES = frozenset({"str", "int", "bool", "float"})
+
+_NAMES = {
+    "sampling.stop": "stop",
+    "sampling.seed": "seed",
+    "sampling.temperature": "temperature",
+    "sampling.top_p": "top_p",
+    "prompt.chat.messages": "messages",
+    "prompt.text": "prompt",
+    "prompt.token_ids.ids": "prompt",
+}
+
+
+def _renamed(problems: Iterator[FieldProblem]) -> Iterator[FieldProblem]:
+    for problem in problems:
+        field = problem.field
+        for ours, theirs in _NAMES.items():
+            if field.startswith(ours):
+                field = theirs + field.removeprefix(ours)
+        yield FieldProblem(field, problem.problem)
+
+
+def renamed(error: InvalidRequest) -> InvalidRequest:
+    """Our field names, as a worker may answer with, in OpenAI's words."""
+    return InvalidRequest(*_renamed(iter(error.problems)))

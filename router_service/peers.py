@@ -1,0 +1,96 @@
+"""The other instances as one router sees them: who is there, who failed or refused a moment ago, what is on its way."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from router_service.placement import NotPlaced, Placed, place
+from services.domain.instances import InstanceRecord, Role
+from services.domain.mesh_view import MeshView
+
+
+class Peers:
+    """Reads the view; keeps what only this router knows. All times are the event loop's."""
+
+    def __init__(self, view: MeshView, suspect_s: float) -> None:
+        self.view = view
+        self._suspect_s = suspect_s
+        self._suspect_until: dict[str, float] = {}
+        self._full_until: dict[str, float] = {}
+        self._sent: defaultdict[str, list[float]] = defaultdict(list)  # by instance: when its requests were sent
+        self._changed = asyncio.Event()
+
+    def view_changed(self) -> None:
+        """Wake everybody who waits for a place."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def change(self, within_s: float) -> None:
+        """Return at the next change of the view, or after so long."""
+        try:
+            async with asyncio.timeout(within_s):
+                await self._changed.wait()
+        except TimeoutError:
+            pass
+
+    def place(self, tier: str, request_id: str, *, avoid: str = "") -> Placed | NotPlaced:
+        """An instance of the tier for a request."""
+        now = asyncio.get_running_loop().time()
+        candidates = self.view.workers(tier)
+        under_way = {
+            c.instance_id: sum(
+                1 for at in self._sent[c.instance_id] if now - at < self.view.heard_ago_s(c.instance_id, now)
+            )
+            for c in candidates
+        }
+        return place(
+            candidates,
+            request_id=request_id,
+            under_way=under_way,
+            full=self._current(self._full_until, now),
+            suspects=self._current(self._suspect_until, now),
+            avoid=avoid,
+        )
+
+    @contextmanager
+    def sending(self, instance_id: str) -> Iterator[None]:
+        """A request is at an instance as long as the context lasts."""
+        at = asyncio.get_running_loop().time()
+        self._sent[instance_id].append(at)
+        try:
+            yield
+        finally:
+            self._sent[instance_id].remove(at)
+            if not self._sent[instance_id]:
+                del self._sent[instance_id]
+
+    def suspect(self, instance_id: str) -> None:
+        """It failed: others are tried first for a while."""
+        self._suspect_until[instance_id] = asyncio.get_running_loop().time() + self._suspect_s
+
+    def is_suspect(self, instance_id: str) -> bool:
+        return instance_id in self._current(self._suspect_until, asyncio.get_running_loop().time())
+
+    def is_full(self, instance_id: str, retry_after_s: float) -> None:
+        """It refused for want of room."""
+        self._full_until[instance_id] = asyncio.get_running_loop().time() + min(retry_after_s, 1.0)
+
+    def wait_s(self) -> float:
+        """Until the next suspicion or refusal ends; a short while if there is none."""
+        now = asyncio.get_running_loop().time()
+        ends = [end for end in (*self._suspect_until.values(), *self._full_until.values()) if end > now]
+        return min([end - now for end in ends] + [0.5])
+
+    def judges(self) -> list[InstanceRecord]:
+        """Judges to try, in order: those not suspect first, then by how many requests of ours they have."""
+        return sorted(
+            (r for r in self.view.instances(Role.JUDGE) if not r.draining),
+            key=lambda r: (self.is_suspect(r.instance_id), len(self._sent.get(r.instance_id, ())), r.instance_id),
+        )
+
+    @staticmethod
+    def _current(until: dict[str, float], now: float) -> set[str]:
+        for instance_id in [i for i, end in until.items() if end <= now]:
+            del until[instance_id]
+        return set(until)

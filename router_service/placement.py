@@ -1,0 +1,64 @@
+"""Which instance of a tier takes a request. No I/O."""
+
+import zlib
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+from services.domain.instances import InstanceRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The instance to try, and why this one."""
+
+    record: InstanceRecord
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NotPlaced:
+    """Nobody can take it now. `full`: there are instances, but each is full; otherwise none is fit to try."""
+
+    full: bool
+
+
+def place(
+    candidates: Seq[InstanceRecord],
+    *,
+    request_id: str,
+    under_way: Mapping[str, int],
+    full: AbstractSet[str],
+    suspects: AbstractSet[str],
+    avoid: str = "",
+) -> Placed | NotPlaced:
+    """The least loaded of `candidates`.
+
+    under_way: requests by instance id that this router sent and the instance's record cannot know of yet.
+    full: instances that refused a moment ago for want of room. suspects: instances that failed a moment ago.
+    avoid: the instance just left; taken only if it is the only one.
+    Load is requests there per place; ties fall by tokens there, then by a checksum of instance and request, so that
+    requests spread evenly and the same request always falls the same way.
+    """
+    fit = [c for c in candidates if c.instance_id not in suspects]
+    if not fit:
+        return NotPlaced(full=False)
+    free = [c for c in fit if c.instance_id not in full and _load(c, under_way) < 1.0]
+    if not free:
+        return NotPlaced(full=True)
+    others = [c for c in free if c.instance_id != avoid] or free
+
+    def cost(c: InstanceRecord) -> tuple[float, int, int]:
+        tokens = c.load.tokens if c.load is not None else 0
+        return _load(c, under_way), tokens, zlib.crc32(f"{c.instance_id}/{request_id}".encode())
+
+    best = min(others, key=cost)
+    return Placed(best, "least_loaded" if len(others) > 1 else "only_one")
+
+
+def _load(record: InstanceRecord, under_way: Mapping[str, int]) -> float:
+    """Requests there over places there; 1 or more is full."""
+    known = record.load.requests if record.load is not None else 0
+    places = record.model.max_requests if record.model is not None else 1
+    return (known + under_way.get(record.instance_id, 0)) / max(1, places)

@@ -1,0 +1,165 @@
+"""The router's contract: domain to proto and back."""
+
+from collections.abc import Iterable
+
+from penstock.router.v1 import router_pb2 as pb
+from router_service.events import (
+    Accepted,
+    Answer,
+    Escalated,
+    EscalationReason,
+    Finished,
+    InstanceChanged,
+    Judged,
+    Resume,
+    RouterEvent,
+    RouterRequest,
+    TierAdmitted,
+    TierDeclined,
+    TierStarted,
+    TierSummary,
+)
+from services import proto_codec as common
+from services.domain.errors import FieldProblem, InvalidRequest
+from services.domain.requests import MAX_TOKEN_ID, prompt_problems, request_id_problems
+from services.state.traces import SpanRecord
+
+MAX_PRIORITY = 100
+
+_ESCALATIONS = {
+    EscalationReason.SCORE_BELOW_THRESHOLD: pb.ESCALATION_REASON_SCORE_BELOW_THRESHOLD,
+    EscalationReason.JUDGE_UNAVAILABLE: pb.ESCALATION_REASON_JUDGE_UNAVAILABLE,
+    EscalationReason.TIER_UNAVAILABLE: pb.ESCALATION_REASON_TIER_UNAVAILABLE,
+    EscalationReason.PROMPT_TOO_LONG: pb.ESCALATION_REASON_PROMPT_TOO_LONG,
+}
+
+
+def request_from_proto(request: pb.GenerateRequest, new_id: str, deadline_s: float) -> RouterRequest:
+    """InvalidRequest naming every unsound field. `new_id` is the id of a request that brings none."""
+    problems: list[FieldProblem] = []
+    if not request.model:
+        problems.append(FieldProblem("model", "must be `cascade` or a tier's name"))
+    prompt = common.prompt_from_proto(request.prompt)
+    sampling = common.sampling_from_proto(request.sampling)
+    slo = common.slo_from_proto(request.slo) if request.HasField("slo") else None
+    problems += prompt_problems(prompt, "prompt")
+    problems += sampling.problems("sampling")
+    problems += slo.problems("slo") if slo is not None else ()
+    if abs(request.priority) > MAX_PRIORITY:
+        problems.append(FieldProblem("priority", f"must be from -{MAX_PRIORITY} to {MAX_PRIORITY}"))
+    if request.HasField("request_id"):
+        problems += request_id_problems(request.request_id, "request_id")
+    resume = None
+    if request.HasField("resume"):
+        if not request.resume.tier:
+            problems.append(FieldProblem("resume.tier", "must not be empty"))
+        if max(request.resume.token_ids, default=0) > MAX_TOKEN_ID:
+            problems.append(FieldProblem("resume.token_ids", f"a token id is at most {MAX_TOKEN_ID}"))
+        resume = Resume(request.resume.tier, tuple(request.resume.token_ids))
+    if problems:
+        raise InvalidRequest(*problems)
+    return RouterRequest(
+        request_id=request.request_id if request.HasField("request_id") else new_id,
+        model=request.model,
+        prompt=prompt,
+        sampling=sampling,
+        deadline_s=deadline_s,
+        slo=slo,
+        priority=request.priority,
+        resume=resume,
+    )
+
+
+def event_to_proto(event: RouterEvent) -> pb.GenerateResponse:
+    match event:
+        case Answer(tier, frame):
+            return pb.GenerateResponse(tokens=pb.AnswerTokens(tier=tier, frame=common.frame_to_proto(frame)))
+        case Accepted(request_id, revision, seed):
+            return pb.GenerateResponse(accepted=pb.Accepted(request_id=request_id, plan_revision=revision, seed=seed))
+        case TierStarted(tier, instance_id):
+            return pb.GenerateResponse(tier_started=pb.TierStarted(tier=tier, instance_id=instance_id))
+        case TierAdmitted():
+            admitted = pb.TierAdmitted(tier=event.tier, instance_id=event.instance_id, slo_kept=event.slo_kept)
+            return pb.GenerateResponse(tier_admitted=admitted)
+        case TierDeclined(tier, instance_id, reason):
+            declined = pb.TierDeclined(tier=tier, instance_id=instance_id, reason=reason)
+            return pb.GenerateResponse(tier_declined=declined)
+        case Judged():
+            judged = pb.Judged(
+                tier=event.tier,
+                score=event.score,
+                threshold=event.threshold,
+                accepted=event.accepted,
+                scorer=event.scorer,
+            )
+            return pb.GenerateResponse(judged=judged)
+        case Escalated():
+            escalated = pb.Escalated(
+                from_tier=event.from_tier, to_tier=event.to_tier, reason=_ESCALATIONS[event.reason]
+            )
+            return pb.GenerateResponse(escalated=escalated)
+        case InstanceChanged():
+            changed = pb.InstanceChanged(
+                tier=event.tier,
+                from_instance_id=event.from_instance_id,
+                to_instance_id=event.to_instance_id,
+                offset=event.offset,
+                reason=event.reason,
+            )
+            return pb.GenerateResponse(instance_changed=changed)
+        case Finished():
+            return pb.GenerateResponse(finished=_finished_to_proto(event))
+
+
+def _finished_to_proto(event: Finished) -> pb.Finished:
+    made = pb.Finished(
+        reason=common.finish_reason_to_proto(event.reason),
+        tier=event.tier,
+        usage=common.usage_to_proto(event.usage),
+        tiers=[_summary_to_proto(summary) for summary in event.tiers],
+        total_time=common.duration(event.total_s),
+        trace_id=event.trace_id,
+    )
+    if event.ttft_s is not None:
+        made.time_to_first_token.CopyFrom(common.duration(event.ttft_s))
+    return made
+
+
+def _summary_to_proto(summary: TierSummary) -> pb.TierSummary:
+    return pb.TierSummary(
+        tier=summary.tier,
+        model=summary.model,
+        instance_id=summary.instance_id,
+        score=summary.score,
+        threshold=summary.threshold,
+        accepted=summary.accepted,
+        usage=common.usage_to_proto(summary.usage),
+        time=common.duration(summary.time_s),
+    )
+
+
+def trace_to_proto(spans: Iterable[SpanRecord]) -> pb.Trace:
+    made = [_span_to_proto(span) for span in spans]
+    return pb.Trace(trace_id=next(iter(spans)).trace_id, spans=made)
+
+
+def _span_to_proto(span: SpanRecord) -> pb.Span:
+    return pb.Span(
+        span_id=span.span_id,
+        parent_span_id=span.parent_span_id,
+        name=span.name,
+        service=span.service,
+        start_time=common.timestamp(span.start_s),
+        duration=common.duration(span.duration_s),
+        failed=span.failed,
+        status_message=span.status_message,
+        attributes=_attributes(span.attributes),
+        events=[
+            pb.SpanEvent(name=name, after=common.duration(after_s), attributes=_attributes(attributes))
+            for name, after_s, attributes in span.events
+        ],
+    )
+
+
+def _attributes(values: dict[str, str]) -> list[pb.SpanAttribute]:
+    return [pb.SpanAttribute(key=key, value=value) for key, value in sorted(values.items())]

@@ -1,0 +1,109 @@
+"""RouterService and MeshService."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+from opentelemetry import trace
+
+from penstock.router.v1 import router_pb2 as pb
+from penstock.router.v1 import router_pb2_grpc
+from router_service import proto_codec as codec
+from router_service.models import models_of
+from router_service.request_driver import RequestDriver
+from router_service.status import MeshStatus
+from services import proto_codec as common
+from services.domain.errors import Unavailable, invalid
+from services.domain.mesh_view import MeshView
+from services.grpc_types import Context
+from services.state import TraceStore
+
+ROUTER_SERVICE = pb.DESCRIPTOR.services_by_name["RouterService"].full_name
+MESH_SERVICE = pb.DESCRIPTOR.services_by_name["MeshService"].full_name
+
+MIN_INTERVAL_S = 0.1
+MAX_TRACES, USUAL_TRACES = 100, 10
+
+
+def new_request_id() -> str:
+    """An id that no other request has."""
+    return f"req-{secrets.token_hex(12)}"
+
+
+class Draining:
+    """Counts requests under way; refuses new ones once the router drains."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._none = asyncio.Event()
+        self._none.set()
+        self._closed = False
+
+    def __enter__(self) -> None:
+        if self._closed:
+            raise Unavailable("this router is draining")
+        self._count += 1
+        self._none.clear()
+
+    def __exit__(self, *_: object) -> None:
+        self._count -= 1
+        if self._count == 0:
+            self._none.set()
+
+    async def drained(self) -> None:
+        """Take nothing new; return once nothing is under way."""
+        self._closed = True
+        await self._none.wait()
+
+
+class RouterServicer(router_pb2_grpc.RouterServiceServicer):
+    def __init__(self, driver: RequestDriver, view: MeshView, draining: Draining, default_deadline_s: float) -> None:
+        self._driver, self._view, self._draining = driver, view, draining
+        self._default_deadline_s = default_deadline_s
+
+    async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
+        left_s = context.time_remaining()
+        deadline_s = asyncio.get_running_loop().time() + (left_s if left_s is not None else self._default_deadline_s)
+        asked = codec.request_from_proto(request, new_request_id(), deadline_s)
+        trace.get_current_span().set_attributes(
+            {"gen_ai.request.model": asked.model, "penstock.request_id": asked.request_id}
+        )
+        with self._draining:
+            async with aclosing(self._driver.drive(asked)) as events:
+                async for event in events:
+                    yield codec.event_to_proto(event)
+
+    async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
+        models = [
+            pb.Model(id=m.id, model=m.model, cascade=m.cascade, max_context_tokens=m.max_context_tokens)
+            for m in models_of(self._view)
+        ]
+        return pb.ListModelsResponse(models=models)
+
+
+class MeshServicer(router_pb2_grpc.MeshServiceServicer):
+    def __init__(self, status: MeshStatus, traces: TraceStore) -> None:
+        self._status, self._traces = status, traces
+
+    async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
+        return pb.GetStatusResponse(status=self._status.read())
+
+    async def WatchStatus(
+        self, request: pb.WatchStatusRequest, context: Context
+    ) -> AsyncIterator[pb.WatchStatusResponse]:
+        interval_s = common.seconds(request.interval) if request.HasField("interval") else 1.0
+        if interval_s < MIN_INTERVAL_S:
+            raise invalid("interval", f"must be at least {MIN_INTERVAL_S:g} s")
+        while True:
+            yield pb.WatchStatusResponse(status=self._status.read())
+            await asyncio.sleep(interval_s)
+
+    async def ListTraces(self, request: pb.ListTracesRequest, context: Context) -> pb.ListTracesResponse:
+        if request.HasField("trace_id"):
+            return pb.ListTracesResponse(traces=[codec.trace_to_proto(await self._traces.get(request.trace_id))])
+        limit = request.limit_count if request.HasField("limit_count") else USUAL_TRACES
+        if not 1 <= limit <= MAX_TRACES:
+            raise invalid("limit_count", f"must be from 1 to {MAX_TRACES}")
+        found = await self._traces.last(limit)
+        return pb.ListTracesResponse(traces=[codec.trace_to_proto(spans) for spans in found])

@@ -1,0 +1,68 @@
+"""What this router counts: for status and metrics alike."""
+
+import asyncio
+from collections import Counter, deque
+
+from opentelemetry.metrics import Meter
+
+from router_service.events import Escalated, Finished, Judged, RouterEvent
+
+RECENT = 1000  # requests that percentiles look back on
+RATE_WINDOW_S = 10.0
+
+
+class RouterStats:
+    """Counters since the start, and recent times to first token."""
+
+    def __init__(self, meter: Meter) -> None:
+        self.finished = self.failed = self.failovers = 0
+        self.answered: Counter[str] = Counter()  # by tier
+        self.escalated: Counter[str] = Counter()  # by tier that was left
+        self._ttft: deque[float] = deque(maxlen=RECENT)
+        self._ends: deque[float] = deque(maxlen=RECENT)
+        self._requests = meter.create_counter("penstock.router.requests", unit="{request}")
+        self._failovers = meter.create_counter("penstock.router.failovers", unit="{failover}")
+        self._escalations = meter.create_counter("penstock.router.escalations", unit="{escalation}")
+        self._judged = meter.create_histogram("penstock.router.score", unit="1")
+        self._ttft_metric = meter.create_histogram("gen_ai.server.time_to_first_token", unit="s")
+        self._duration = meter.create_histogram("gen_ai.server.request.duration", unit="s")
+        self._tokens = meter.create_counter("penstock.router.answer_tokens", unit="{token}")
+
+    def saw(self, event: RouterEvent, model: str) -> None:
+        """Count an event of a request to `model`."""
+        match event:
+            case Judged(tier=tier, score=score) if score is not None:
+                self._judged.record(score, {"penstock.tier": tier})
+            case Escalated(from_tier=tier, reason=reason):
+                self.escalated[tier] += 1
+                self._escalations.add(1, {"penstock.tier": tier, "penstock.reason": reason.value})
+            case Finished():
+                self.finished += 1
+                self.answered[event.tier] += 1
+                labels = {"gen_ai.request.model": model, "penstock.tier": event.tier}
+                self._requests.add(1, labels | {"penstock.outcome": event.reason.value})
+                self._duration.record(event.total_s, labels)
+                self._tokens.add(event.usage.output_tokens, labels)
+                self._ends.append(asyncio.get_running_loop().time())
+                if event.ttft_s is not None:
+                    self._ttft.append(event.ttft_s)
+                    self._ttft_metric.record(event.ttft_s, labels)
+
+    def failure(self, model: str, reason: str) -> None:
+        """A request ended with an error."""
+        self.failed += 1
+        self._requests.add(1, {"gen_ai.request.model": model, "penstock.outcome": reason})
+
+    def failover(self, tier: str) -> None:
+        self.failovers += 1
+        self._failovers.add(1, {"penstock.tier": tier})
+
+    def ttft_percentile(self, share: float) -> float:
+        """Of recent requests, in seconds; 0 without any."""
+        ordered = sorted(self._ttft)
+        return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+
+    def requests_per_s(self) -> float:
+        """Finished requests, over the last seconds."""
+        now = asyncio.get_running_loop().time()
+        return sum(1 for at in self._ends if now - at <= RATE_WINDOW_S) / RATE_WINDOW_S
