@@ -1,0 +1,1 @@
+"""The planner service: owns the plan that the mesh follows."""

@@ -1,0 +1,39 @@
+"""Draws what a cascade is to serve from a trace and a judged sample. No I/O."""
+
+import numpy as np
+
+from planner_service.plan_cascade import Demand, draw_demand
+from planner_service.routing.quality import JudgedSample
+from planner_service.simulator import Workload
+from services.domain.errors import invalid
+
+
+def demand_of(
+    trace: Workload, judged: JudgedSample, *, requests: int, seed: int, lengths: str, rate: float | None
+) -> Demand:
+    """A stretch of `requests` arrivals of the trace, at a place drawn by `seed`; prompts drawn from the judged sample.
+
+    lengths: `quality` takes input and output tokens from the judged prompts, `trace` from the trace, the same for all tiers.
+    rate: arrivals per second; the trace's own gaps, stretched. None leaves them.
+
+    Raises:
+        InvalidRequest: a trace without requests, or arrivals all at once where a rate is asked for.
+    """
+    if not len(trace):
+        raise invalid("trace", "no requests")
+    count = min(requests, len(trace))
+    start = int(np.random.default_rng(seed).integers(0, len(trace) - count + 1))
+    part = trace.subset(np.arange(start, start + count))
+    arrival_s = part.arrival_s - part.arrival_s[0]
+    if rate is not None:
+        if not np.isfinite(part.rate_per_s) or part.rate_per_s == 0:
+            raise invalid("rate", "the trace's arrivals have no rate that could be changed")
+        arrival_s = arrival_s * (part.rate_per_s / rate)
+    demand = draw_demand(judged, arrival_s, seed)
+    if lengths == "quality":
+        return demand
+    if lengths != "trace":
+        raise invalid("lengths", f"must be quality or trace, not {lengths}")
+    outputs = np.repeat(part.output_tokens[:, None], len(judged.tiers), axis=1)
+    drawn = JudgedSample(judged.tiers, part.input_tokens, outputs, demand.requests.scores)
+    return Demand(judged, drawn, arrival_s)

@@ -1,0 +1,1 @@
+"""CASCADIA's deployment solver: parallelism search and GPU allocation."""

@@ -1,0 +1,76 @@
+"""How many GPUs each tier gets, so that the slowest tier is as fast as can be. No I/O.
+
+Sets: tiers i = 1..C, GPU counts f = 0..N. Given: l_i(f), non-increasing in f, infinite where tier i cannot run on f GPUs.
+Variables: x[i,f] in {0,1}, L >= 0.   Objective: minimise L (CASCADIA, section 3.2).
+(i)   sum_f x[i,f] = 1 for every tier.
+(ii)  sum_i sum_f f x[i,f] <= N (appendix D), or = N (main text).
+(iii) L >= sum_f l_i(f) x[i,f] for every tier.
+(iv)  x[i,f] = 0 where l_i(f) is infinite.
+
+`allocate` solves the same problem without a table of all l_i(f): it raises the slowest tier to the next count that makes it
+faster until the GPUs are used up. That is exact: whatever beats the largest latency reached must give that tier at least
+so many GPUs, and every tier has the fewest with which the bound so far could be met.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import csr_array
+
+
+def allocate(
+    latency: Sequence[Callable[[int], float]], least: Sequence[int], gpus: int, step: int = 1
+) -> tuple[tuple[int, ...], float] | None:
+    """(GPUs of each tier, L); None where not all tiers fit. `least`: the fewest GPUs tier i can run on.
+
+    Among the optima, the one with the fewest GPUs. With a `step` above 1 counts grow by so many at once: fewer latencies are
+    asked for, and a tier may have up to step - 1 GPUs more than it needs.
+    """
+    counts = list(least)
+    if sum(counts) > gpus:
+        return None
+    now = [seconds(f) for seconds, f in zip(latency, counts, strict=True)]
+    while True:
+        slowest = max(range(len(now)), key=now.__getitem__)
+        spare = gpus - sum(counts)
+        most = counts[slowest] + spare
+        more = itertools.chain(range(counts[slowest] + step, most, step), (most,) if spare else ())
+        better = next((f for f in more if latency[slowest](f) < now[slowest]), None)
+        if better is None:
+            return tuple(counts), now[slowest]
+        counts[slowest], now[slowest] = better, latency[slowest](better)
+
+
+def solve_milp(
+    tables: Sequence[Sequence[float]], gpus: int, *, use_all: bool = False
+) -> tuple[tuple[int, ...], float] | None:
+    """(GPUs of each tier, L) by HiGHS; tables[i][f] is l_i(f) for f = 0..N. None where infeasible."""
+    places = [(i, f) for i, table in enumerate(tables) for f in range(gpus + 1) if np.isfinite(table[f])]
+    if {i for i, _ in places} != set(range(len(tables))):
+        return None
+    n = len(places)
+    one = csr_array((np.ones(n), ([i for i, _ in places], range(n))), shape=(len(tables), n + 1))
+    budget = np.array([float(f) for _, f in places] + [0.0])
+    seconds = np.array([tables[i][f] for i, f in places])
+    slack = np.zeros((len(tables), n + 1))
+    slack[[i for i, _ in places], range(n)] = -seconds
+    slack[:, n] = 1.0
+    found = milp(
+        np.array([0.0] * n + [1.0]),
+        integrality=np.array([1] * n + [0]),
+        bounds=Bounds(np.zeros(n + 1), np.array([1.0] * n + [np.inf])),
+        constraints=[
+            LinearConstraint(one, 1.0, 1.0),
+            LinearConstraint(budget[None, :], float(gpus) if use_all else 0.0, float(gpus)),
+            LinearConstraint(slack, 0.0, np.inf),
+        ],
+    )
+    if found.x is None:
+        return None
+    counts = [0] * len(tables)
+    for (i, f), x in zip(places, found.x[:n], strict=True):
+        if x > 0.5:
+            counts[i] = f
+    return tuple(counts), max(tables[i][f] for i, f in enumerate(counts))

@@ -1,0 +1,262 @@
+"""Reads what `penstock plan` is given: cluster, models, trace, judged prompts. Faults name file, line and column."""
+
+import csv
+import gzip
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import numpy as np
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from planner_service.plan_cascade import Site
+from planner_service.profiles import ProfileError, read_profile
+from planner_service.routing.quality import JudgedSample
+from planner_service.simulator import EngineLimits, Workload
+from services.domain.hardware import ClusterSpec, GpuSpec, ModelSpec, Runtime
+
+Positive = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class FileError(Exception):
+    """A file cannot be used; the message names it, and what in it is at fault."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class GpuEntry(_Part):
+    """A GPU's data sheet; see GpuSpec."""
+
+    name: str = ""
+    memory_gb: Positive
+    memory_gb_per_s: Positive
+    tflops: Positive
+    link_gb_per_s: Positive
+    compute_efficiency: Annotated[float, Field(gt=0, le=1)] = 0.6
+    memory_efficiency: Annotated[float, Field(gt=0, le=1)] = 0.8
+
+    def spec(self, name: str) -> GpuSpec:
+        return GpuSpec(
+            name,
+            self.memory_gb * 1e9,
+            self.memory_gb_per_s * 1e9,
+            self.tflops * 1e12,
+            self.link_gb_per_s * 1e9,
+            self.compute_efficiency,
+            self.memory_efficiency,
+        )
+
+
+class ClusterFile(_Part):
+    gpu: str | GpuEntry
+    nodes: Count
+    gpus_per_node: Count
+    node_link_gb_per_s: Positive = 25.0
+
+    def spec(self) -> ClusterSpec:
+        if isinstance(self.gpu, str):
+            known = catalogue("gpus")
+            if self.gpu not in known:
+                raise ValueError(f"gpu: no '{self.gpu}' in the catalogue: {', '.join(sorted(known))}")
+            gpu = GpuEntry.model_validate(known[self.gpu]).spec(self.gpu)
+        else:
+            gpu = self.gpu.spec(self.gpu.name or "gpu")
+        return ClusterSpec(gpu, self.nodes, self.gpus_per_node, self.node_link_gb_per_s * 1e9)
+
+
+class ModelEntry(_Part):
+    """A model's shape; see ModelSpec. parameters and active: billions."""
+
+    layers: Count
+    hidden: Count
+    heads: Count
+    kv_heads: Count
+    head_dim: Count
+    parameters: Positive
+    active: Positive | None = None
+    bytes_per_parameter: Positive = 2.0
+    kv_per_layer_bytes: Positive | None = None
+
+    def spec(self, name: str) -> ModelSpec:
+        per_layer = self.kv_per_layer_bytes or 2.0 * 2 * self.kv_heads * self.head_dim
+        return ModelSpec(
+            name,
+            self.layers,
+            self.hidden,
+            self.heads,
+            self.kv_heads,
+            self.head_dim,
+            self.parameters * 1e9,
+            (self.active or self.parameters) * 1e9,
+            self.bytes_per_parameter,
+            per_layer * self.layers,
+        )
+
+
+class TierEntry(_Part):
+    """profiles: files of `penstock profile`, beside this one; the tier is planned with these replicas only."""
+
+    name: Annotated[str, Field(min_length=1)]
+    model: str | ModelEntry
+    profiles: tuple[Path, ...] = ()
+
+    def spec(self) -> ModelSpec:
+        if isinstance(self.model, ModelEntry):
+            return self.model.spec(self.name)
+        known = catalogue("models")
+        if self.model not in known:
+            raise ValueError(f"no model '{self.model}' in the catalogue: {', '.join(sorted(known))}")
+        return ModelEntry.model_validate(known[self.model]).spec(self.model)
+
+
+class RuntimeEntry(_Part):
+    """See Runtime."""
+
+    step_overhead_ms: Annotated[float, Field(ge=0)] = 2.0
+    memory_share: Annotated[float, Field(gt=0, le=1)] = 0.92
+    activation_gb: Annotated[float, Field(ge=0)] = 1.0
+
+    def spec(self) -> Runtime:
+        return Runtime(self.step_overhead_ms / 1e3, self.memory_share, self.activation_gb * 1e9)
+
+
+class EngineEntry(_Part):
+    """See EngineLimits."""
+
+    max_running: Count = 256
+    max_step_tokens: Count = 2048
+    block_tokens: Count = 16
+
+
+class CascadeFile(_Part):
+    tiers: Annotated[list[TierEntry], Field(min_length=1)]
+    judge_s: Annotated[float, Field(ge=0)] = 0.0
+    runtime: RuntimeEntry = RuntimeEntry()
+    engine: EngineEntry = EngineEntry()
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Self:
+        names = [tier.name for tier in self.tiers]
+        if len(set(names)) < len(names):
+            raise ValueError("tiers: every name may stand once")
+        return self
+
+
+def catalogue(name: str) -> dict[str, Any]:
+    """`gpus` or `models`: entries by name."""
+    text = (files("planner_service.catalogue") / f"{name}.yaml").read_text()
+    found: dict[str, Any] = yaml.safe_load(text)
+    return found
+
+
+def read_site(cluster: Path, models: Path) -> Site:
+    """FileError names the file and every field at fault."""
+    try:
+        where = ClusterFile.model_validate(_yaml(cluster)).spec()
+    except (ValidationError, ValueError) as error:
+        raise FileError(f"{cluster}: {_said(error)}") from None
+    try:
+        cascade = CascadeFile.model_validate(_yaml(models))
+        specs = tuple(tier.spec() for tier in cascade.tiers)
+        measured = tuple(
+            tuple(read_profile(models.parent / path).replica for path in tier.profiles) for tier in cascade.tiers
+        )
+    except (ValidationError, ValueError, ProfileError) as error:
+        raise FileError(f"{models}: {_said(error)}") from None
+    limits = EngineLimits(cascade.engine.max_running, cascade.engine.max_step_tokens, cascade.engine.block_tokens)
+    names = tuple(tier.name for tier in cascade.tiers)
+    return Site(where, names, specs, cascade.runtime.spec(), limits, cascade.judge_s, measured)
+
+
+def read_trace(path: Path) -> Workload:
+    """Columns arrival_s, input_tokens, output_tokens; other columns are passed over. Ordered by arrival."""
+    rows = [
+        (
+            _number(path, line, row, "arrival_s"),
+            _count(path, line, row, "input_tokens", 1),
+            _count(path, line, row, "output_tokens", 1),
+        )
+        for line, row in _rows(path, ("arrival_s", "input_tokens", "output_tokens"))
+    ]
+    rows.sort(key=lambda row: row[0])
+    arrivals, inputs, outputs = zip(*rows, strict=True)
+    return Workload(np.array(arrivals, float), np.array(inputs, np.int64), np.array(outputs, np.int64))
+
+
+def read_quality(path: Path, tiers: tuple[str, ...]) -> JudgedSample:
+    """Columns input_tokens and, for each tier, {tier}_output_tokens and {tier}_judge_score (0 to 100).
+
+    An empty answer counts as one token: it costs a step to find out.
+    """
+    wanted = ("input_tokens", *(f"{tier}_{what}" for tier in tiers for what in ("output_tokens", "judge_score")))
+    inputs, outputs, scores = [], [], []
+    for line, row in _rows(path, wanted):
+        inputs.append(_count(path, line, row, "input_tokens", 0))
+        outputs.append([_count(path, line, row, f"{tier}_output_tokens", 0) for tier in tiers])
+        scores.append([_number(path, line, row, f"{tier}_judge_score", 0, 100) for tier in tiers])
+    shape = (len(inputs), len(tiers))
+    return JudgedSample(
+        tiers,
+        np.maximum(1, np.array(inputs, np.int64)),
+        np.maximum(1, np.array(outputs, np.int64).reshape(shape)),
+        np.array(scores, float).reshape(shape),
+    )
+
+
+def _yaml(path: Path) -> Any:
+    try:
+        return yaml.safe_load(path.read_text()) or {}
+    except OSError as error:
+        raise ValueError(error.strerror or str(error)) from None
+    except yaml.YAMLError as error:
+        raise ValueError(f"no YAML: {error}") from None
+
+
+def _said(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        return "; ".join(f"{'.'.join(map(str, e['loc'])) or 'file'}: {e['msg']}" for e in error.errors())
+    return str(error)
+
+
+def _rows(path: Path, wanted: tuple[str, ...]) -> Iterator[tuple[int, dict[str, str]]]:
+    """(line number, row) of a CSV file, gzip or not; FileError for missing columns or no rows."""
+    try:
+        with gzip.open(path, "rt", newline="") if path.suffix == ".gz" else path.open(newline="") as file:
+            reader = csv.DictReader(file)
+            missing = [column for column in wanted if column not in (reader.fieldnames or ())]
+            if missing:
+                raise FileError(f"{path}: line 1: no column {', '.join(missing)}")
+            empty = True
+            for row in reader:
+                empty = False
+                yield reader.line_num, row
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise FileError(f"{path}: {error}") from None
+    if empty:
+        raise FileError(f"{path}: no rows")
+
+
+def _number(
+    path: Path, line: int, row: dict[str, str], column: str, least: float = -np.inf, most: float = np.inf
+) -> float:
+    text = row[column]
+    try:
+        value = float(text)
+    except (TypeError, ValueError):
+        said = "is missing" if text in (None, "") else f"'{text}' is not a number"
+        raise FileError(f"{path}: line {line}: {column} {said}") from None
+    if not least <= value <= most or not np.isfinite(value):
+        raise FileError(f"{path}: line {line}: {column} must be from {least:g} to {most:g}, not {text}")
+    return value
+
+
+def _count(path: Path, line: int, row: dict[str, str], column: str, least: int) -> int:
+    value = _number(path, line, row, column, least)
+    if value != int(value):
+        raise FileError(f"{path}: line {line}: {column} must be a whole number, not {row[column]}")
+    return int(value)

@@ -1,0 +1,98 @@
+"""Keeps the plan: publishes the mesh file's where none holds, and puts it back when Redis comes back without it."""
+
+import asyncio
+import dataclasses
+import logging
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+
+from services.background import end
+from services.clock import Clock
+from services.domain.errors import Unavailable
+from services.domain.plans import Plan
+from services.state import MeshFeed, PlanStore
+
+_log = logging.getLogger(__name__)
+
+
+class PlanKeeper(AbstractAsyncContextManager["PlanKeeper"]):
+    """Publishes plans, and remembers the current one for as long as the process lives.
+
+    `seed` is the mesh file's plan. It becomes current at the start unless a plan made from the very same file content is
+    there already: so restarting the planner changes nothing, editing the file does, and what an operator set stays until
+    the file is edited.
+    """
+
+    def __init__(self, store: PlanStore, feed: MeshFeed, seed: Plan, clock: Clock) -> None:
+        self._store, self._feed, self._seed, self._clock = store, feed, seed, clock
+        self._seeded = False
+        self._task: asyncio.Task[None] | None = None
+        self._changed = asyncio.Condition()
+
+    async def __aenter__(self) -> "PlanKeeper":
+        self._task = asyncio.create_task(self._keep(), name="plan-keeper")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._task is not None
+        await end(self._task)
+
+    @property
+    def current(self) -> Plan | None:
+        return self._feed.view.plan
+
+    async def publish(self, plan: Plan, expected: int | None = None) -> Plan:
+        """Make a plan current. StateUnavailable, RevisionConflict."""
+        stamped = dataclasses.replace(
+            plan,
+            provenance=dataclasses.replace(
+                plan.provenance,
+                created_at=self._clock.wall(),
+                input_digest=plan.provenance.input_digest or self._seed.provenance.input_digest,
+            ),
+        )
+        known = self.current
+        made = await self._store.publish(
+            stamped, expected=expected, at_least=known.revision if known is not None else 0
+        )
+        _log.info("plan %d from %s", made.revision, made.provenance.source)
+        return made
+
+    async def newer_than(self, revision: int) -> Plan:
+        """The current plan, as soon as there is one newer than `revision`."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.current is not None and self.current.revision > revision)
+        assert self.current is not None
+        return self.current
+
+    def view_changed(self) -> None:
+        """The feed has news: wake who waits for a plan."""
+
+        async def wake() -> None:
+            async with self._changed:
+                self._changed.notify_all()
+
+        self._waking = asyncio.ensure_future(wake())
+
+    async def _keep(self) -> None:
+        """Seed once, then watch that Redis goes on holding the plan."""
+        while True:
+            pause_s = 1.0
+            try:
+                stored, known = await self._store.current(), self.current
+                if stored is None and known is not None:
+                    await self._store.publish(known, at_least=known.revision - 1)
+                    _log.warning("Redis had lost the plan: plan %d is back", known.revision)
+                elif not self._seeded:
+                    await self._seed_if_new(stored)
+                self._seeded = True
+            except Unavailable as error:
+                _log.warning("cannot reach the plan: %s", error)
+                pause_s = 0.5
+            await asyncio.sleep(pause_s)
+
+    async def _seed_if_new(self, stored: Plan | None) -> None:
+        if stored is None or stored.provenance.input_digest != self._seed.provenance.input_digest:
+            await self.publish(self._seed)

@@ -1,0 +1,135 @@
+"""A cascade plan as JSON: what `penstock plan` writes and `penstock simulate` reads."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from planner_service.deployment.search import Strategy
+from planner_service.files import FileError
+from planner_service.plan_cascade import CascadePlan, Site
+from planner_service.routing.quality import SKIPPED
+from planner_service.simulator import Dispatch, Percentiles, Report
+from services.domain.hardware import ReplicaShape
+
+
+@dataclass(frozen=True, slots=True)
+class PlanInputs:
+    """What a plan was made from: paths, and how requests were drawn."""
+
+    cluster: str
+    models: str
+    quality: str
+    trace: str
+    gpus: int | None
+    requests: int
+    seed: int
+    lengths: str
+    rate: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPlan:
+    """The part of a plan file that can be replayed."""
+
+    inputs: PlanInputs
+    thresholds: tuple[float, ...]
+    shapes: tuple[tuple[tuple[ReplicaShape, int], ...], ...]
+    dispatch: Dispatch
+
+
+def plan_json(plan: CascadePlan, inputs: PlanInputs, seconds: float) -> dict[str, Any]:
+    """Times in seconds, quality on the scores' own scale. `gap`: see Solution."""
+    solution = plan.solution
+    return {
+        "thresholds": [None if h > 100 else h for h in plan.thresholds],  # None: the tier is passed over
+        "tiers": [
+            {
+                "name": tier.name,
+                "model": tier.model,
+                "gpus": tier.gpus,
+                "replicas": [
+                    {"tp": replica.shape.tp, "pp": replica.shape.pp, "count": count}
+                    for replica, count in tier.strategy.replicas
+                ],
+                "share_processed": tier.share_processed,
+                "share_answered": tier.share_answered,
+                "p95_s": tier.strategy.latency_s,
+                **report_json(tier.report),
+            }
+            for tier in plan.tiers
+        ],
+        "quality": plan.quality,
+        "promise": None
+        if plan.promise is None
+        else {
+            "confidence": plan.promise.confidence,
+            "tested_quality": plan.promise.tested_quality,
+            "tested_prompts": plan.promise.tested_prompts,
+        },
+        "latency_p95_s": plan.latency_p95_s,
+        "end_to_end_p95_s": plan.end_to_end_p95_s,
+        "objective": plan.objective.value,
+        "feasible": True,
+        "optimality": {
+            "proved": solution.proof.value != "searched" and plan.gpu_step == 1,
+            "proof": solution.proof.value,
+            "gap": solution.gap,
+            "gpu_step": plan.gpu_step,
+        },
+        "dispatch": plan.dispatch.value,
+        "binds": plan.binds,
+        "evaluations": solution.evaluations,
+        "simulations": plan.simulations,
+        "seconds": seconds,
+        "inputs": {name: getattr(inputs, name) for name in PlanInputs.__slots__},
+    }
+
+
+def report_json(report: Report) -> dict[str, Any]:
+    def spread(p: Percentiles) -> dict[str, float]:
+        return {"p50": p.p50, "p95": p.p95, "p99": p.p99, "mean": p.mean}
+
+    return {
+        "requests": report.requests,
+        "ttft_s": spread(report.ttft),
+        "tpot_s": spread(report.tpot),
+        "latency_s": spread(report.latency),
+        "requests_per_s": report.requests_per_s,
+        "output_tokens_per_s": report.output_tokens_per_s,
+        "utilisation": report.utilisation,
+        "preemptions": report.preemptions,
+    }
+
+
+def read_plan(path: Path) -> ReadPlan:
+    """FileError for anything that is not a plan of ours."""
+    try:
+        found = json.loads(path.read_text())
+        return ReadPlan(
+            PlanInputs(**found["inputs"]),
+            tuple(SKIPPED if h is None else float(h) for h in found["thresholds"]),
+            tuple(
+                tuple((ReplicaShape(int(r["tp"]), int(r["pp"])), int(r["count"])) for r in tier["replicas"])
+                for tier in found["tiers"]
+            ),
+            Dispatch(found["dispatch"]),
+        )
+    except OSError as error:
+        raise FileError(f"{path}: {error.strerror}") from None
+    except (KeyError, TypeError, ValueError) as error:
+        raise FileError(f"{path}: not a plan file: {error!r}") from None
+
+
+def strategies_of(plan: ReadPlan, site: Site) -> tuple[Strategy, ...]:
+    """The plan's replicas on a site. FileError where one does not fit."""
+    found = []
+    for tier, shapes in enumerate(plan.shapes):
+        parts = []
+        for shape, count in shapes:
+            replica, reason = site.replica(tier, shape, 1)
+            if replica is None:
+                raise FileError(f"tier {site.tiers[tier]}: {reason}")
+            parts.append((replica, count))
+        found.append(Strategy(tuple(parts), 0.0))
+    return tuple(found)

@@ -1,0 +1,115 @@
+"""Measured step times: a latency model fitted to them, and the file they are kept in.
+
+A profile file is JSON: `format`, what was measured (`model`, `engine`, `machine`, `tp`, `pp`), what it may hold (`kv_tokens`,
+`max_running`, `max_step_tokens`, `block_tokens`), the fitted `latency`, and the `samples` it was fitted to, each
+[tokens, context_tokens, pairs, longest_gap, seconds].
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.optimize import nnls
+
+from planner_service.simulator import EngineLimits, Replica
+from services.domain.errors import invalid
+from services.domain.hardware import ReplicaShape
+from services.domain.latency import StepLatencyModel, StepLoad
+
+FORMAT = "penstock-profile-1"
+KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+
+
+class ProfileError(Exception):
+    """A profile file cannot be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A replica as measured. mean_error: of the fitted step times against the samples, relative."""
+
+    model: str
+    engine: str
+    machine: str
+    replica: Replica
+    samples: tuple[tuple[StepLoad, float], ...]
+    mean_error: float
+
+
+def fit_latency(samples: list[tuple[StepLoad, float]]) -> tuple[StepLatencyModel, float]:
+    """(the model with the least relative squared error, its mean relative error), no coefficient negative.
+
+    The base is a sum of hat functions over KNOTS within the measured numbers of tokens; the rest is linear, so the whole is
+    one non-negative least squares problem, each row divided by its seconds.
+
+    Raises:
+        InvalidRequest: fewer samples than coefficients.
+    """
+    tokens = np.array([load.tokens for load, _ in samples], float)
+    seconds = np.array([s for _, s in samples], float)
+    knots = [k for k in KNOTS if k <= tokens.max()]
+    if len(knots) < 2 or knots[-1] < tokens.max():
+        knots.append(int(np.ceil(max(tokens.max(), 2))))
+    used = [knots[0]]
+    for knot in knots[1:]:  # one without samples before it would be free to be anything
+        if ((tokens > used[-1]) & (tokens <= knot)).any():
+            used.append(knot)
+    if len(samples) < len(used) + 3:
+        raise invalid("samples", f"{len(used) + 3} coefficients need as many samples, not {len(samples)}")
+    hats = np.stack([np.interp(tokens, used, np.eye(len(used))[i]) for i in range(len(used))], axis=1)
+    rest = np.array([(load.context_tokens, load.pairs, load.longest_gap) for load, _ in samples], float)
+    scale = np.maximum(rest.max(axis=0), 1.0)
+    table = np.hstack([hats, rest / scale])
+    found, _ = nnls(table / seconds[:, None], np.ones(len(samples)))
+    context_s, pair_s, gap_s = (float(x) for x in found[len(used) :] / scale)
+    model = StepLatencyModel(
+        tuple(float(k) for k in used), tuple(float(x) for x in found[: len(used)]), context_s, pair_s, gap_s
+    )
+    errors = [abs(model.step_s(load) - s) / s for load, s in samples]
+    return model, float(np.mean(errors))
+
+
+def write_profile(path: Path, profile: Profile) -> None:
+    limits, latency = profile.replica.limits, profile.replica.latency
+    content: dict[str, Any] = {
+        "format": FORMAT,
+        "model": profile.model,
+        "engine": profile.engine,
+        "machine": profile.machine,
+        "tp": profile.replica.shape.tp,
+        "pp": profile.replica.shape.pp,
+        "kv_tokens": profile.replica.kv_tokens,
+        **asdict(limits),
+        "latency": asdict(latency),
+        "mean_error": profile.mean_error,
+        "samples": [
+            [load.tokens, load.context_tokens, load.pairs, load.longest_gap, seconds]
+            for load, seconds in profile.samples
+        ],
+    }
+    path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def read_profile(path: Path) -> Profile:
+    """ProfileError says what is wrong with the file."""
+    try:
+        found = json.loads(path.read_text())
+        if found.get("format") != FORMAT:
+            raise ProfileError(f"{path}: format: must be {FORMAT}, not {found.get('format')!r}")
+        said = found["latency"]
+        latency = StepLatencyModel(
+            tuple(map(float, said["knot_tokens"])),
+            tuple(map(float, said["knot_s"])),
+            *(float(said[name]) for name in ("context_token_s", "pair_s", "gap_s")),
+        )
+        limits = EngineLimits(*(int(found[name]) for name in EngineLimits.__slots__))
+        shape = ReplicaShape(int(found["tp"]), int(found["pp"]))
+        replica = Replica(shape, latency, int(found["kv_tokens"]), limits)
+        samples = tuple((StepLoad(int(t), int(c), float(p), int(g)), float(s)) for t, c, p, g, s in found["samples"])
+        return Profile(found["model"], found["engine"], found["machine"], replica, samples, float(found["mean_error"]))
+    except OSError as error:
+        raise ProfileError(f"{path}: {error.strerror}") from None
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ProfileError(f"{path}: not a profile: {error!r}") from None

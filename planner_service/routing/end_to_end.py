@@ -1,0 +1,102 @@
+"""The other objective: what a user feels, p95 over all tiers a request visits and judging. No I/O.
+
+The deployment of the largest-tier objective says nothing about tiers that are not the slowest, and every tier that a request
+passes adds to its time. From that optimum, and from each choice of tiers to pass over, a local search moves GPUs between
+tiers (and spare ones to a tier) and thresholds by a few levels, always simulating the whole cascade from end to end, until no
+move helps. Nothing is proved beyond that; the gap is to what no plan can beat, each request alone on the fastest replica.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from planner_service.deployment.search import Strategy
+from planner_service.routing.bilevel import LOOK_AROUND, Deployer, Deployment, Proof, Solution, moves_of
+from planner_service.routing.quality import SKIPPED, JudgedSample, all_qualities
+from planner_service.simulator.workload import Floats
+
+TotalSeconds = Callable[[Sequence[float], Sequence[Strategy]], float]
+_Point = tuple[int, ...]
+
+
+def least_end_to_end(
+    deployer: Deployer, judged: JudgedSample, min_quality: float, start: Solution, total_s: TotalSeconds
+) -> Solution:
+    """A routing and deployment of at least min_quality with a small end-to-end p95; latency_s stays the largest tier's.
+
+    total_s: (thresholds, strategies) to seconds from arrival to final answer at the percentile wanted.
+    """
+    levels, qualities = all_qualities(judged)
+    able = qualities >= min_quality - 1e-9
+    known: dict[tuple[_Point, tuple[int, ...]], float] = {}
+
+    def thresholds(point: _Point) -> tuple[float, ...]:
+        return tuple(float(levels[t][i]) for t, i in enumerate(point))
+
+    def seconds(point: _Point, counts: tuple[int, ...]) -> float:
+        key = (point, counts)
+        if key not in known:
+            strategies = deployer.strategies(thresholds(point), counts)
+            known[key] = float("inf") if strategies is None else total_s(thresholds(point), strategies)
+        return known[key]
+
+    def descend(point: _Point, counts: tuple[int, ...]) -> tuple[float, _Point, tuple[int, ...]]:
+        now = seconds(point, counts)
+        while True:
+            nearby = itertools.chain(
+                ((point, c) for c in _shifts(counts, deployer.gpus, deployer.gpu_step)),
+                (
+                    (p, counts)
+                    for s in LOOK_AROUND
+                    for p in moves_of(point, [s] * len(levels), qualities.shape)
+                    if able[p]
+                ),
+            )
+            best, at = min((seconds(*move), move) for move in nearby)
+            if best >= now:
+                return now, point, counts
+            now, (point, counts) = best, at
+
+    starts = {tuple(int(np.searchsorted(level, h)) for level, h in zip(levels, start.thresholds, strict=True))}
+    for skipped in itertools.product(
+        (False, True), repeat=len(levels)
+    ):  # the least that climbs, for each choice of tiers
+        of = [p for p in map(tuple, np.argwhere(able).tolist()) if _skips(p, levels) == skipped]
+        starts |= {min(of, key=sum)} if of else set()
+    found = []
+    for point in sorted(starts):
+        deployment = deployer.deploy(thresholds(point))
+        if deployment is not None:
+            found.append(descend(point, deployment.gpus))
+    best_s, point, counts = min(found)
+    strategies = deployer.strategies(thresholds(point), counts)
+    assert strategies is not None
+    deployment = Deployment(
+        tuple(s.gpus for s in strategies), strategies, max(strategy.latency_s for strategy in strategies)
+    )
+    bound = deployer.alone_s()
+    return dataclasses.replace(
+        start,
+        thresholds=thresholds(point),
+        quality=float(qualities[point]),
+        deployment=deployment,
+        proof=Proof.SEARCHED,
+        gap=max(0.0, 1 - bound / best_s) if best_s > 0 else 0.0,
+        evaluations=deployer.evaluations,
+    )
+
+
+def _skips(point: Sequence[int], levels: Sequence[Floats]) -> tuple[bool, ...]:
+    return tuple(bool(levels[t][i] == SKIPPED) for t, i in enumerate(point))
+
+
+def _shifts(counts: tuple[int, ...], gpus: int, step: int) -> Iterator[tuple[int, ...]]:
+    """Some GPUs from one tier, or from those that are spare, to another; a few amounts."""
+    for amount, to in itertools.product((step, 2 * step, 4 * step, 8 * step), range(len(counts))):
+        if sum(counts) + amount <= gpus:
+            yield tuple(c + amount if t == to else c for t, c in enumerate(counts))
+        for giver in range(len(counts)):
+            if giver != to and counts[giver] >= amount:
+                yield tuple(c + amount if t == to else c - amount if t == giver else c for t, c in enumerate(counts))

@@ -1,0 +1,57 @@
+"""Percentiles and rates of served requests. No I/O."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner_service.simulator.tier import Served
+from planner_service.simulator.workload import Floats, Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Percentiles:
+    """Seconds."""
+
+    p50: float
+    p95: float
+    p99: float
+    mean: float
+
+    @classmethod
+    def of(cls, values: Floats) -> "Percentiles":
+        """All zero for no values."""
+        if not len(values):
+            return cls(0.0, 0.0, 0.0, 0.0)
+        p50, p95, p99 = np.percentile(values, (50, 95, 99))
+        return cls(float(p50), float(p95), float(p99), float(values.mean()))
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """ttft: arrival to first token. tpot: between later tokens, per request of two and more. latency: arrival to last."""
+
+    requests: int
+    ttft: Percentiles
+    tpot: Percentiles
+    latency: Percentiles
+    requests_per_s: float
+    output_tokens_per_s: float
+    utilisation: float
+    preemptions: int
+
+
+def report(work: Workload, served: Served) -> Report:
+    latency = served.finish_s - work.arrival_s
+    many = work.output_tokens > 1
+    tpot = (served.finish_s - served.first_s)[many] / (work.output_tokens[many] - 1)
+    span = float(served.finish_s.max() - work.arrival_s[0]) if len(work) else 0.0
+    return Report(
+        len(work),
+        Percentiles.of(served.first_s - work.arrival_s),
+        Percentiles.of(tpot),
+        Percentiles.of(latency),
+        len(work) / span if span > 0 else 0.0,
+        float(work.output_tokens.sum()) / span if span > 0 else 0.0,
+        served.busy_share,
+        served.preemptions,
+    )

@@ -1,0 +1,168 @@
+"""One tier in virtual time: replicas of any shapes, requests dispatched to them, what each request then felt. No I/O."""
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from planner_service.simulator import kernel
+from planner_service.simulator.workload import Floats, Ints, Workload
+from services.domain.errors import invalid
+from services.domain.hardware import ReplicaShape
+from services.domain.latency import StepLatencyModel, StepLoad
+
+
+class Dispatch(enum.Enum):
+    """Which replica a request goes to, decided by its place in the queue alone."""
+
+    ROUND_ROBIN = "round-robin"  # as in CASCADIA, appendix B
+    CAPACITY = "capacity"  # in proportion to what a replica can serve: unequal replicas deserve it
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """max_running: requests per batch. max_step_tokens: tokens per step, which cuts prompts into chunks."""
+
+    max_running: int = 256
+    max_step_tokens: int = 2048
+    block_tokens: int = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """A replica's step time and memory. kv_tokens: over the whole replica; each of its pp lanes has an equal part."""
+
+    shape: ReplicaShape
+    latency: StepLatencyModel
+    kv_tokens: int
+    limits: EngineLimits = field(default_factory=EngineLimits)
+
+    @property
+    def lane_blocks(self) -> int:
+        return self.kv_tokens // self.shape.pp // self.limits.block_tokens
+
+    @property
+    def lane_tokens(self) -> int:
+        """The longest request that a lane can hold, in whole blocks."""
+        return self.lane_blocks * self.limits.block_tokens
+
+    def capacity_per_s(self, input_tokens: float, output_tokens: float) -> float:
+        """Requests per second, all lanes full of requests of one length: the steady state of prompts mixed with decodes."""
+        limits = self.limits
+        batch = min(limits.max_running, max(1.0, self.lane_tokens / (input_tokens + output_tokens)))
+        per_request = input_tokens + output_tokens  # tokens computed
+        batch = min(batch, limits.max_step_tokens * output_tokens / per_request)
+        tokens = batch * per_request / output_tokens
+        context = batch * (input_tokens + output_tokens / 2)
+        pairs = batch / output_tokens * input_tokens**2 / 2
+        step_s = self.latency.step_s(StepLoad(max(1, round(tokens)), round(context), pairs))
+        return batch / output_tokens / (step_s / self.shape.pp)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Served:
+    """What N requests felt: seconds at which the first and last token came; and what the replicas did.
+
+    busy_share: of the time from the first arrival to the last token, the mean over replicas of being at work.
+    """
+
+    first_s: Floats
+    finish_s: Floats
+    replica: Ints
+    busy_share: float
+    steps: int
+    preemptions: int
+
+
+def assign(count: int, kind: Ints, capacity: Floats, dispatch: Dispatch) -> Ints:
+    """(N) the replica of each of N requests. kind: (R) of each replica; capacity: (K) requests per second of each kind."""
+    replicas = len(kind)
+    if dispatch is Dispatch.ROUND_ROBIN or (kind == kind[0]).all():
+        return np.arange(count, dtype=np.int64) % replicas
+    share = capacity[kind]
+    share = share / share.sum()
+    # smooth weighted round robin: the i-th turn of replica r stands at (i + 1/2) / share
+    turns = np.ceil(share * count).astype(np.int64) + 1
+    owners = np.repeat(np.arange(replicas), turns)
+    nth = np.arange(len(owners)) - np.repeat(np.cumsum(turns) - turns, turns)
+    order = np.argsort((nth + 0.5) / share[owners], kind="stable")
+    return np.asarray(owners[order[:count]], np.int64)
+
+
+def serve(work: Workload, replicas: Sequence[Replica], dispatch: Dispatch = Dispatch.CAPACITY) -> Served:
+    """Simulate. Deterministic.
+
+    Raises:
+        InvalidRequest: requests but no replica, or a request longer than a lane's KV.
+    """
+    if not len(work):
+        return Served(np.zeros(0), np.zeros(0), np.zeros(0, np.int64), 0.0, 0, 0)
+    if not replicas:
+        raise invalid("replicas", "at least one is needed")
+    kinds = list(dict.fromkeys(replicas))
+    number = {kind: i for i, kind in enumerate(kinds)}
+    means = float(work.input_tokens.mean()), float(work.output_tokens.mean())
+    capacity = np.array([kind.capacity_per_s(*means) for kind in kinds])
+    kind = np.array([number[replica] for replica in replicas], np.int64)
+    return serve_kinds(work, KindTable(kinds), kind, capacity, dispatch)
+
+
+def serve_kinds(work: Workload, table: "KindTable", kind: Ints, capacity: Floats, dispatch: Dispatch) -> Served:
+    """serve(), with replicas given as (R) indices into a table of kinds: for whoever simulates often."""
+    owner = assign(len(work), kind, capacity, dispatch)
+    _check_room(work, owner, kind, table)
+    first, finish, counters = np.zeros(len(work)), np.zeros(len(work)), np.zeros(kernel.COUNTERS)
+    arrays = (work.arrival_s, work.input_tokens, work.output_tokens, owner, kind)
+    kernel.simulate_tier(*arrays, table.whole, table.rates, table.kx, table.ky, first, finish, counters)
+    span = float(finish.max() - work.arrival_s[0])
+    busy = float(counters[kernel.BUSY_S]) / (span * len(kind)) if span > 0 else 0.0
+    return Served(first, finish, owner, busy, int(counters[kernel.STEPS]), int(counters[kernel.PREEMPTIONS]))
+
+
+class KindTable:
+    """Kinds of replica as the kernel reads them; see kernel.simulate_tier."""
+
+    def __init__(self, kinds: Sequence[Replica]) -> None:
+        self.kinds = list(kinds)
+        limits = [(k.limits.block_tokens, k.limits.max_running, k.limits.max_step_tokens) for k in kinds]
+        self.whole = np.array(
+            [(k.shape.pp, k.lane_blocks, *limit) for k, limit in zip(kinds, limits, strict=True)], np.int64
+        ).reshape(len(self.kinds), 5)
+        self.room = self.whole[:, 1] * self.whole[:, 2]  # tokens of a lane
+        rates = [(k.latency.context_token_s, k.latency.pair_s, k.latency.gap_s) for k in kinds]
+        self.rates = np.array(rates, np.float64).reshape(len(self.kinds), 3)
+        width = max((len(k.latency.knot_tokens) for k in kinds), default=2)
+        self.kx, self.ky = np.empty((len(self.kinds), width)), np.empty((len(self.kinds), width))
+        for row, k in enumerate(kinds):
+            x, y = k.latency.knot_tokens, k.latency.knot_s
+            slope = (y[-1] - y[-2]) / (x[-1] - x[-2])
+            more = range(1, width - len(x) + 1)  # the last piece goes on
+            self.kx[row] = [*x, *(x[-1] + i for i in more)]
+            self.ky[row] = [*y, *(y[-1] + i * slope for i in more)]
+
+
+def _check_room(work: Workload, owner: Ints, kind: Ints, table: KindTable) -> None:
+    tokens = work.input_tokens + work.output_tokens
+    too_long = np.flatnonzero(tokens > table.room[kind][owner])
+    if len(too_long):
+        r = int(too_long[0])
+        k = int(kind[owner[r]])
+        problem = f"a request has {tokens[r]} tokens, but {table.kinds[k].shape} has KV for {table.room[k]}"
+        raise invalid("replicas", problem)
+
+
+def alone_latency(work: Workload, replica: Replica) -> Floats:
+    """(N) seconds from arrival to last token if each request had the replica for itself: what no dispatch can beat."""
+    found, latency = np.zeros(len(work)), replica.latency
+    kernel.alone_s(
+        work.input_tokens,
+        work.output_tokens,
+        replica.limits.max_step_tokens,
+        np.array(latency.knot_tokens),
+        np.array(latency.knot_s),
+        latency.context_token_s,
+        latency.pair_s,
+        found,
+    )
+    return found
