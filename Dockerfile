@@ -1,0 +1,39 @@
+# One image for every service of the mesh: `docker build --build-arg EXTRAS=gateway .` and so on.
+# EXTRAS: gateway (routers), planner, worker, judge, or several separated by commas.
+# TORCH_INDEX: where torch comes from; the default is the CPU build. For GPUs: https://download.pytorch.org/whl/cu130
+FROM python:3.12-slim AS build
+ARG EXTRAS=gateway,planner,worker,judge
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
+RUN python -m venv /opt/penstock
+WORKDIR /src
+COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY penstock penstock
+COPY services services
+COPY worker_service worker_service
+COPY router_service router_service
+COPY planner_service planner_service
+COPY judge_service judge_service
+RUN PIP_EXTRA_INDEX_URL=${TORCH_INDEX} /opt/penstock/bin/pip install -c constraints.txt ".[${EXTRAS}]"
+
+FROM python:3.12-slim
+RUN useradd --system --create-home --uid 10001 penstock
+COPY --from=build /opt/penstock /opt/penstock
+COPY deploy/healthcheck.py /opt/penstock/healthcheck.py
+ENV PATH=/opt/penstock/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    HF_HUB_OFFLINE=1 \
+    TOKENIZERS_PARALLELISM=false \
+    OMP_NUM_THREADS=1 \
+    PENSTOCK_BIND_HOST=0.0.0.0 \
+    PENSTOCK_GRPC_PORT=50051 \
+    PENSTOCK_HTTP_PORT=8000 \
+    PENSTOCK_METRICS_PORT=9464 \
+    PENSTOCK_LOG_FORMAT=json \
+    PENSTOCK_MESH_FILE=/etc/penstock/mesh.yaml
+USER penstock
+WORKDIR /etc/penstock
+EXPOSE 50051 8000 9464
+HEALTHCHECK --interval=5s --timeout=3s --start-period=120s --retries=3 CMD ["python", "/opt/penstock/healthcheck.py"]
+ENTRYPOINT ["python", "-m"]
+CMD ["router_service"]

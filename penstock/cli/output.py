@@ -1,0 +1,74 @@
+"""How commands speak: tables for people, JSON with --json, errors in one line."""
+
+import dataclasses
+import enum
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import typer
+from rich.console import Console
+
+from penstock.client.errors import InvalidRequestError, PenstockError, UnavailableError
+
+console = Console()
+errors = Console(stderr=True)
+
+
+def plain(value: object) -> Any:
+    """Dataclasses and enums as JSON values."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    return value
+
+
+def print_json(value: object, *, indent: int | None = 2) -> None:
+    sys.stdout.write(json.dumps(plain(value), indent=indent) + "\n")
+    sys.stdout.flush()
+
+
+def fail(message: str, status: int = 1) -> NoReturn:
+    """End the command with one line on stderr."""
+    errors.print(f"penstock: {message}", style="red", highlight=False, markup=False)
+    raise typer.Exit(status)
+
+
+@contextmanager
+def told_errors(target: str) -> Iterator[None]:
+    """Turn the SDK's errors into one line that says what to do."""
+    try:
+        yield
+    except UnavailableError as error:
+        fail(f"no answer from {target} ({error}); is the mesh up? `penstock up` starts it")
+    except InvalidRequestError as error:
+        fail("; ".join(f"{name}: {said}" for name, said in error.fields.items()) or str(error), 2)
+    except PenstockError as error:
+        fail(str(error))
+
+
+def seconds(value: float | None) -> str:
+    """A time for people."""
+    if value is None:
+        return "-"
+    return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.2f} s"
+
+
+def tier_counts(name: str, given: list[str]) -> dict[str, int]:
+    """The TIER=COUNT values of an option as a mapping."""
+    counts = {}
+    for value in given:
+        tier, _, count = value.partition("=")
+        if not tier or not count.isdigit():
+            fail(f"{name} {value}: must be TIER=COUNT", 2)
+        counts[tier] = int(count)
+    return counts

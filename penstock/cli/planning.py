@@ -1,0 +1,242 @@
+"""`penstock plan --cluster ...` and `penstock simulate`: the planner without a mesh."""
+
+import json as json_module
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from penstock.cli import targets
+from penstock.cli.local import needed_packages
+from penstock.cli.output import console, errors, fail, print_json, seconds
+
+if TYPE_CHECKING:
+    from planner_service.plan_cascade import CascadePlan, Demand, Site
+
+FRONTIER_POINTS = 16
+
+
+def plan(
+    cluster: Path,
+    models: Path,
+    trace: Path,
+    quality: Path,
+    *,
+    min_quality: float | None,
+    max_latency: float | None,
+    objective: str,
+    confidence: float | None,
+    gpus: int | None,
+    requests: int,
+    seed: int,
+    lengths: str,
+    rate: float | None,
+    dispatch: str,
+    out: Path,
+    plot: bool,
+    json: bool,
+) -> None:
+    """Compute a plan, show it, write plan file and plot."""
+    with needed_packages():
+        from planner_service.plan_cascade import Objective, frontier, plan_cascade
+        from planner_service.plan_file import PlanInputs, plan_json
+        from planner_service.simulator import Dispatch
+    if (min_quality is None) == (max_latency is None):
+        fail("give either --min-quality or --max-latency", 2)
+    names = [d.value for d in Dispatch]
+    if dispatch not in names:
+        fail(f"--dispatch must be {' or '.join(names)}, not {dispatch}", 2)
+    if objective not in (objectives := [o.value for o in Objective]):
+        fail(f"--objective must be {' or '.join(objectives)}, not {objective}", 2)
+    with told_faults():
+        site, demand = _read(cluster, models, trace, quality, requests, seed, lengths, rate)
+        began = time.monotonic()
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        with Progress(*columns, console=errors, transient=True, disable=json) as progress:
+            bar = progress.add_task("planning", total=None)
+            found = plan_cascade(
+                site,
+                demand,
+                gpus=gpus,
+                min_quality=min_quality,
+                max_latency_s=max_latency,
+                objective=Objective(objective),
+                confidence=confidence,
+                seed=seed,
+                dispatch=Dispatch(dispatch),
+                on_evaluation=lambda n: progress.update(bar, description=f"planning: {n} routings deployed"),
+            )
+            took = time.monotonic() - began
+            without = found
+            if found.promise is not None:
+                progress.update(bar, description="planning without the promise, to say what it costs")
+                without = plan_cascade(site, demand, gpus=gpus, min_quality=min_quality, dispatch=Dispatch(dispatch))
+            inputs = PlanInputs(
+                cluster=str(cluster.resolve()),
+                models=str(models.resolve()),
+                quality=str(quality.resolve()),
+                trace=str(trace.resolve()),
+                gpus=gpus,
+                requests=requests,
+                seed=seed,
+                lengths=lengths,
+                rate=rate,
+            )
+            figures = plan_json(found, inputs, took)
+            out.write_text(json_module.dumps(figures, indent=1) + "\n")
+            plots = []
+            if plot:
+                progress.update(bar, description="drawing the frontier")
+                plots = _plot(frontier(site, demand, found, gpus, FRONTIER_POINTS), found, out)
+    if json:
+        print_json(figures)
+    else:
+        _show(found, without, site, demand, took, [out, *plots])
+
+
+def simulate(
+    plan: Annotated[Path, typer.Option("--plan", help="A plan file, as `penstock plan` writes it.")],
+    trace: Annotated[Path, typer.Option("--trace", help="CSV: arrival_s, input_tokens, output_tokens; gzip too.")],
+    requests: Annotated[int, typer.Option("--requests", help="Requests of the trace to replay.", min=1)] = 2000,
+    seed: Annotated[int, typer.Option("--seed", help="Where in the trace, and which prompts.")] = 1,
+    lengths: Annotated[str, typer.Option("--lengths", help="quality or trace: whose token counts.")] = "quality",
+    rate: Annotated[
+        float | None, typer.Option("--rate", help="Requests per second; else the trace's.", min=1e-9)
+    ] = None,
+    json: targets.Json = False,
+) -> None:
+    """Replay a plan on any trace, in virtual time, over the worker's own batch scheduler."""
+    with needed_packages():
+        from planner_service.plan_cascade import simulate_cascade
+        from planner_service.plan_file import read_plan, report_json, strategies_of
+        from planner_service.simulator import Percentiles
+    with told_faults():
+        read = read_plan(plan)
+        paths = (Path(read.inputs.cluster), Path(read.inputs.models), trace, Path(read.inputs.quality))
+        site, demand = _read(*paths, requests, seed, lengths, rate)
+        reports, total_s = simulate_cascade(site, demand, read.thresholds, strategies_of(read, site), read.dispatch)
+    whole = Percentiles.of(total_s)
+    figures = {
+        "requests": len(total_s),
+        "end_to_end_s": {"p50": whole.p50, "p95": whole.p95, "p99": whole.p99, "mean": whole.mean},
+        "tiers": [{"name": name, **report_json(one)} for name, one in zip(site.tiers, reports, strict=True)],
+    }
+    if json:
+        print_json(figures)
+        return
+    table = Table(title=f"{len(total_s)} requests, end to end p50 {seconds(whole.p50)}, p95 {seconds(whole.p95)}")
+    for column in ("tier", "requests", "TTFT p50", "p95", "TPOT p50", "p95", "latency p95", "tokens/s", "busy"):
+        table.add_column(column, justify="left" if column == "tier" else "right")
+    for name, one in zip(site.tiers, reports, strict=True):
+        times = (one.ttft.p50, one.ttft.p95, one.tpot.p50, one.tpot.p95, one.latency.p95)
+        table.add_row(
+            name, str(one.requests), *map(seconds, times), f"{one.output_tokens_per_s:,.0f}", f"{one.utilisation:.0%}"
+        )
+    console.print(table)
+
+
+@contextmanager
+def told_faults() -> Iterator[None]:
+    """Turn the planner's faults into one line: 2 for bad input, 3 where no plan meets the target."""
+    from planner_service.files import FileError
+    from planner_service.routing.bilevel import Unreachable
+    from services.domain.errors import InvalidRequest
+
+    try:
+        yield
+    except FileError as error:
+        fail(str(error), 2)
+    except InvalidRequest as error:
+        fail(str(error), 2)
+    except Unreachable as error:
+        fail(str(error), 3)
+
+
+def _read(
+    cluster: Path, models: Path, trace: Path, quality: Path, requests: int, seed: int, lengths: str, rate: float | None
+) -> "tuple[Site, Demand]":
+    from planner_service.demand import demand_of
+    from planner_service.files import read_quality, read_site, read_trace
+
+    site = read_site(cluster, models)
+    judged = read_quality(quality, site.tiers)
+    return site, demand_of(read_trace(trace), judged, requests=requests, seed=seed, lengths=lengths, rate=rate)
+
+
+def _show(
+    plan: "CascadePlan", without: "CascadePlan", site: "Site", demand: "Demand", took_s: float, written: list[Path]
+) -> None:
+    table = Table(title=f"Cascade on up to {site.cluster.gpus} x {site.cluster.gpu.name}")
+    for column in ("tier", "GPUs", "strategy", "sees", "answers", "p95", "busy", "accepts from"):
+        table.add_column(column, justify="left" if column in ("tier", "strategy") else "right")
+    for i, tier in enumerate(plan.tiers):
+        accepts = "all" if i == len(plan.thresholds) else f"{plan.thresholds[i]:.4g}"
+        if not tier.gpus:
+            accepts = "not used"
+        table.add_row(
+            tier.name,
+            str(tier.gpus),
+            str(tier.strategy),
+            f"{tier.share_processed:.0%}",
+            f"{tier.share_answered:.0%}",
+            seconds(tier.strategy.latency_s) if tier.gpus else "-",
+            f"{tier.report.utilisation:.0%}" if tier.gpus else "-",
+            accepts,
+        )
+    console.print(table)
+    proof = {
+        "enumerated": "optimal: every routing that meets the target was simulated",
+        "bounded": "optimal, if serving more requests is never faster",
+        "searched": f"not proved: may be up to {plan.solution.gap:.0%} above the optimum",
+    }[plan.solution.proof.value]
+    if plan.gpu_step > 1:
+        proof += f", but for {plan.gpu_step - 1} GPUs of a tier"
+    lines = [
+        ", ".join(f"{tier.name}: {tier.model}" for tier in plan.tiers),
+        f"quality {plan.quality:.2f} (first tier alone {demand.judged.worst:.2f}, last alone {demand.judged.best:.2f})",
+        f"p95 of the slowest tier {seconds(plan.latency_p95_s)}, end to end {seconds(plan.end_to_end_p95_s)}",
+        f"{plan.binds}; dispatch by {plan.dispatch.value}",
+        f"{proof}; {plan.solution.evaluations} routings, {plan.simulations} simulations, {took_s:.1f} s",
+        *_promise_lines(plan, without),
+        *(f"tier {name} cannot be used: {reason}" for name, reason in plan.infeasible.items()),
+        f"written: {', '.join(map(str, written))}",
+    ]
+    console.print("\n".join(lines), highlight=False)
+
+
+def _promise_lines(plan: "CascadePlan", without: "CascadePlan") -> list[str]:
+    promise = plan.promise
+    if promise is None:
+        return []
+    return [
+        f"promised for new requests with {promise.confidence:.0%}: tested on {promise.tested_prompts} prompts that it was "
+        f"not made on (there {promise.tested_quality:.2f}); without the promise p95 is {seconds(without.latency_p95_s)}"
+    ]
+
+
+def _plot(points: list[tuple[float, float]], plan: "CascadePlan", out: Path) -> list[Path]:
+    """Quality against latency, this plan marked; PNG and SVG beside the plan file."""
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
+    axes.step([q for q, _ in points], [s for _, s in points], where="pre", color="#1f6f78", label="best plans")
+    axes.plot([q for q, _ in points], [s for _, s in points], "o", color="#1f6f78", markersize=4)
+    axes.plot(plan.quality, plan.latency_p95_s, "D", color="#e07a3f", markersize=9, label="this plan")
+    axes.set_xlabel("quality: mean judge score of the answers that stand")
+    axes.set_ylabel("p95 latency of the slowest tier (s)")
+    axes.set_ylim(bottom=0)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    written = [out.with_suffix(suffix) for suffix in (".png", ".svg")]
+    for path in written:
+        figure.savefig(path, dpi=120)
+    plt.close(figure)
+    return written

@@ -1,0 +1,69 @@
+"""`penstock profile`: measure an engine's step times on this machine, for the planner."""
+
+import platform
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from penstock.cli import targets
+from penstock.cli.local import needed_packages
+from penstock.cli.output import console, errors, fail, print_json
+
+
+def profile(
+    model: Annotated[Path, typer.Argument(help="A model folder in Hugging Face format.")],
+    out: Annotated[Path, typer.Option("--out", help="Where the profile goes.")] = Path("profile.json"),
+    device: Annotated[str, typer.Option("--device", help="cpu or cuda.")] = "cpu",
+    threads: Annotated[int, typer.Option("--threads", help="CPU threads.", min=1)] = 1,
+    kv_tokens: Annotated[int, typer.Option("--kv-tokens", help="KV to have room for.", min=64)] = 32_768,
+    max_running: Annotated[int, typer.Option("--max-running", help="Largest batch.", min=1)] = 32,
+    max_step_tokens: Annotated[int, typer.Option("--max-step-tokens", help="Tokens in a step.", min=1)] = 512,
+    seed: Annotated[int, typer.Option("--seed", help="Of the prompts.")] = 0,
+    json: targets.Json = False,
+) -> None:
+    """Measure the torch engine's steps, as a worker would run them, and fit the planner's latency model."""
+    with needed_packages():
+        from planner_service.profiles import Profile, fit_latency, write_profile
+        from planner_service.simulator import EngineLimits, Replica
+        from services.clock import SystemClock
+        from services.domain.hardware import ReplicaShape
+        from worker_service.engine.interface import EngineUnusable
+        from worker_service.engine.torch import TorchEngineOptions
+        from worker_service.engine.torch.engine import torch_core
+        from worker_service.profile import measure
+    options = TorchEngineOptions(
+        model,
+        model.name,
+        device=device,
+        kv_tokens=kv_tokens,
+        max_running=max_running,
+        max_queued=max_running,
+        max_step_tokens=max_step_tokens,
+        threads=threads,
+    )
+    try:
+        core, info = torch_core(options, SystemClock())
+    except EngineUnusable as unusable:
+        fail(str(unusable), 2)
+    columns = (TextColumn("measuring"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=errors, transient=True, disable=json) as progress:
+        bar = progress.add_task("", total=None)
+        samples = measure(core, seed=seed, on_progress=lambda done, of: progress.update(bar, completed=done, total=of))
+    pairs = [(sample.load, sample.seconds) for sample in samples]
+    latency, error = fit_latency(pairs)
+    limits = EngineLimits(max_running, max_step_tokens, info.kv_block_tokens)
+    replica = Replica(ReplicaShape(1, 1), latency, info.kv_blocks * info.kv_block_tokens, limits)
+    machine = f"{platform.machine()}, {device}, {threads} threads" if device == "cpu" else f"{device}"
+    found = Profile(model.name, "torch", machine, replica, tuple(pairs), error)
+    write_profile(out, found)
+    if json:
+        print_json({"samples": len(pairs), "mean_error": error, "latency": latency, "out": str(out)})
+        return
+    console.print(f"{len(pairs)} kinds of step, mean error of the fit {error:.1%}; written: {out}", highlight=False)
+    for n in (1, 8, 32):
+        if n <= max_running:
+            console.print(f"decode step of {n:>2}: {1000 * latency.base_s(n):.1f} ms before attention", highlight=False)
+    rate = replica.capacity_per_s(200, 200)
+    console.print(f"capacity at 200 + 200 tokens: {rate:.2f} requests/s", highlight=False)

@@ -1,0 +1,147 @@
+"""`penstock status` and `penstock top`: the mesh at a glance."""
+
+import time
+from collections import deque
+from typing import Annotated
+
+import typer
+from rich.console import Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from penstock.cli import targets
+from penstock.cli.output import console, fail, print_json, seconds, told_errors
+from penstock.client.sync import Client
+from penstock.client.types import InstanceStatus, MeshStatus, TierStatus
+
+BARS = " ▁▂▃▄▅▆▇█"
+HISTORY = 60
+
+
+def status(target: targets.Target = None, json: targets.Json = False) -> None:
+    """The mesh as it is now."""
+    where = targets.resolve(target)
+    with told_errors(where), Client(where) as client:
+        found = client.status()
+    if json:
+        print_json(found)
+    else:
+        console.print(screen(found, deque()))
+
+
+def top(
+    interval: Annotated[float, typer.Option("--interval", "-i", help="Seconds between two looks.")] = 1.0,
+    count: Annotated[int | None, typer.Option("--count", "-n", help="End after so many looks.")] = None,
+    target: targets.Target = None,
+    json: targets.Json = False,
+) -> None:
+    """The mesh, live: tiers, instances, queue, tokens per second, escalation rate. Ctrl-C ends it.
+
+    With --json a line per look.
+    """
+    if interval < 0.1:
+        fail("--interval: must be at least 0.1", 2)
+    where = targets.resolve(target)
+    history: deque[float] = deque(maxlen=HISTORY)
+    looks = 0
+    with told_errors(where), Client(where) as client:
+        try:
+            with Live(console=console, screen=not json and console.is_terminal, auto_refresh=False) as live:
+                for found in client.watch_status(interval):
+                    history.append(sum(t.output_tokens_per_s for t in found.tiers))
+                    if json:
+                        print_json({"time": time.time(), "status": found}, indent=None)
+                    else:
+                        live.update(screen(found, history), refresh=True)
+                    looks += 1
+                    if count is not None and looks >= count:
+                        return
+        except KeyboardInterrupt:
+            return
+
+
+def screen(found: MeshStatus, history: deque[float]) -> Group:
+    """The whole screen."""
+    parts: list[Table | Panel | Text] = [_head(found), _tiers(found.tiers), _instances(found.instances)]
+    if len(history) > 1:
+        peak = max(*history, 1e-9)
+        line = "".join(BARS[round(value / peak * (len(BARS) - 1))] for value in history)
+        parts.append(Text(f"tokens/s  {line}  now {history[-1]:.0f}, peak {peak:.0f}", style="cyan"))
+    return Group(*parts)
+
+
+def _head(found: MeshStatus) -> Panel:
+    state = "connected" if found.connected else f"Redis away for {found.state_age_s:.0f} s: serving on the last picture"
+    finished = max(found.finished, 1)
+    escalated = sum(t.escalated for t in found.tiers)
+    text = Text.assemble(
+        ("plan ", "dim"), f"{found.plan_revision}  ",
+        ("state ", "dim"), (f"{state}  ", "green" if found.connected else "red"),
+        ("active ", "dim"), f"{found.active}  ",
+        ("waiting ", "dim"), f"{found.waiting}  ",
+        ("requests/s ", "dim"), f"{found.requests_per_s:.1f}  ",
+        ("first token p50/p95 ", "dim"), f"{seconds(found.ttft_p50_s)} / {seconds(found.ttft_p95_s)}\n",
+        ("finished ", "dim"), f"{found.finished}  ",
+        ("failed ", "dim"), f"{found.failed}  ",
+        ("rejected ", "dim"), f"{found.rejected}  ",
+        ("failovers ", "dim"), f"{found.failovers}  ",
+        ("escalations per request ", "dim"), f"{escalated / finished:.2f}",
+    )  # fmt: skip
+    return Panel(text, title=f"penstock  {found.router_id}", title_align="left", border_style="cyan")
+
+
+def _tiers(tiers: tuple[TierStatus, ...]) -> Table:
+    table = _table("tier", *(("model",) if _wide() else ()), "from", "workers", "running", "queued", "tokens/s",
+                   "answered", "climbed", "rate")  # fmt: skip
+    for t in tiers:
+        worked = t.answered + t.escalated
+        workers = f"{t.live_instances}/{t.planned_instances}"
+        table.add_row(
+            t.name,
+            *((t.model,) if _wide() else ()),
+            "-" if t.threshold is None else f"{t.threshold:g}",
+            workers if t.live_instances >= t.planned_instances else f"[red]{workers}[/]",
+            str(t.running),
+            str(t.queued),
+            f"{t.output_tokens_per_s:.0f}",
+            str(t.answered),
+            str(t.escalated),
+            f"{100 * t.escalated / worked:.0f} %" if worked else "-",
+        )
+    return table
+
+
+def _instances(instances: tuple[InstanceStatus, ...]) -> Table:
+    table = _table("instance", *(("tier", "address") if _wide() else ()), "state", "running", "queued", "KV",
+                   "tokens/s", "heard")  # fmt: skip
+    styles = {"ready": "green", "draining": "yellow", "suspect": "red"}
+    for i in sorted(instances, key=lambda i: (i.role != "worker", i.role, i.tier, i.instance_id)):
+        worker = i.role == "worker"
+        used = f"{100 * (1 - i.free_kv_blocks / i.kv_blocks):.0f} %" if i.kv_blocks else "-"
+        table.add_row(
+            i.instance_id,
+            *((i.tier or "-", i.address) if _wide() else ()),
+            f"[{styles.get(i.state, 'red')}]{i.state}[/]",
+            str(i.running) if worker else "-",
+            str(i.queued) if worker else "-",
+            used,
+            f"{i.output_tokens_per_s:.0f}" if worker else "-",
+            f"{i.age_s:.1f} s",
+        )
+    return table
+
+
+def _wide() -> bool:
+    """Whether there is room for what can be left out."""
+    return console.width >= 110
+
+
+def _table(*columns: str) -> Table:
+    """Words to the left, numbers to the right, nothing wrapped."""
+    table = Table(expand=True, box=None, header_style="bold cyan")
+    for name in columns:
+        words = name in ("tier", "model", "instance", "address", "state")
+        table.add_column(name, justify="left" if words else "right", no_wrap=True, overflow="ellipsis")
+    return table

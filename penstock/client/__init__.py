@@ -1,0 +1,1 @@
+"""The SDK. Imports the stubs and nothing else of Penstock."""

@@ -1,0 +1,193 @@
+"""The asyncio clients."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from types import TracebackType
+from typing import Self
+
+from grpc import aio
+
+from penstock.client import connection, errors, transport, types
+from penstock.client.conversation import Conversation, RetryPolicy
+from penstock.planner.v1 import planner_pb2, planner_pb2_grpc
+from penstock.router.v1 import router_pb2 as pb
+from penstock.router.v1 import router_pb2_grpc
+
+
+class AsyncClient:
+    """Talks to one or several routers of a mesh.
+
+    target: `host:port`; with several (a list, or separated by commas) another is used when one fails, also in the
+        middle of a reply.
+    timeout_s: of a request, tries and pauses included.
+
+        async with AsyncClient("127.0.0.1:50051") as client:
+            reply = await client.generate("What is 12 + 30?", temperature=0)
+            print(reply.text, reply.tier)
+    """
+
+    def __init__(
+        self,
+        target: str | Sequence[str] = connection.USUAL_TARGET,
+        *,
+        timeout_s: float = connection.USUAL_TIMEOUT_S,
+        retry: RetryPolicy | None = None,
+    ) -> None:
+        self._timeout_s, self._retry = timeout_s, retry or RetryPolicy()
+        self._channels = [aio.insecure_channel(name, options=connection.OPTIONS) for name in connection.targets(target)]
+        self._turn = 0
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections; what is under way fails."""
+        for channel in self._channels:
+            await channel.close()
+
+    async def generate(
+        self,
+        prompt: types.Prompt,
+        options: types.Options | None = None,
+        *,
+        timeout_s: float | None = None,
+        **more: object,
+    ) -> types.Reply:
+        """The whole answer. `more` are fields of Options. PenstockError, and what it stands for."""
+        conversation = self._conversation(prompt, options, more)
+        async for _ in self._run(conversation, timeout_s):
+            pass
+        return conversation.reply()
+
+    async def stream(
+        self,
+        prompt: types.Prompt,
+        options: types.Options | None = None,
+        *,
+        timeout_s: float | None = None,
+        **more: object,
+    ) -> AsyncIterator[types.Event]:
+        """Events as they come, Finished last. Leaving the iteration cancels the request."""
+        async with aclosing(self._run(self._conversation(prompt, options, more), timeout_s)) as events:
+            async for event in events:
+                yield event
+
+    async def models(self) -> list[types.Model]:
+        """The models that requests may name."""
+        try:
+            answer = await self._router().ListModels(pb.ListModelsRequest(), timeout=connection.CALL_TIMEOUT_S)
+        except aio.AioRpcError as error:
+            raise errors.from_rpc(error) from error
+        return [transport.model_from_proto(model) for model in answer.models]
+
+    async def status(self) -> types.MeshStatus:
+        """The mesh as the router sees it."""
+        try:
+            answer = await self._mesh().GetStatus(pb.GetStatusRequest(), timeout=connection.CALL_TIMEOUT_S)
+        except aio.AioRpcError as error:
+            raise errors.from_rpc(error) from error
+        return transport.status_from_proto(answer.status)
+
+    async def watch_status(self, interval_s: float = 1.0) -> AsyncIterator[types.MeshStatus]:
+        """The status, again and again, until the iteration is left."""
+        call = self._mesh().WatchStatus(pb.WatchStatusRequest(interval=transport.duration(interval_s)))
+        try:
+            async for answer in call:
+                yield transport.status_from_proto(answer.status)
+        except aio.AioRpcError as error:
+            raise errors.from_rpc(error) from error
+        finally:
+            call.cancel()
+
+    async def traces(self, limit: int | None = None, trace_id: str | None = None) -> list[types.Trace]:
+        """The last requests' traces, newest first, or one by its id."""
+        request = pb.ListTracesRequest(limit_count=limit, trace_id=trace_id)
+        try:
+            answer = await self._mesh().ListTraces(request, timeout=connection.CALL_TIMEOUT_S)
+        except aio.AioRpcError as error:
+            raise errors.from_rpc(error) from error
+        return [transport.trace_from_proto(trace) for trace in answer.traces]
+
+    def _conversation(
+        self, prompt: types.Prompt, options: types.Options | None, more: dict[str, object]
+    ) -> Conversation:
+        return Conversation(prompt, connection.merged(options, more), self._retry)
+
+    async def _run(self, conversation: Conversation, timeout_s: float | None) -> AsyncGenerator[types.Event, None]:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + (timeout_s if timeout_s is not None else self._timeout_s)
+        while not conversation.finished:
+            call = self._router().Generate(conversation.request, timeout=max(0.0, until - loop.time()))
+            try:
+                async for response in call:
+                    event = conversation.take(response)
+                    if event is not None:
+                        yield event
+            except aio.AioRpcError as error:
+                pause_s = conversation.after(error)
+                self._turn += 1
+                if loop.time() + pause_s >= until:
+                    raise errors.from_rpc(error) from error
+                await asyncio.sleep(pause_s)
+            else:
+                conversation.ended()
+            finally:
+                call.cancel()
+
+    def _router(self) -> "router_pb2_grpc.RouterServiceAsyncStub":
+        return router_pb2_grpc.RouterServiceStub(self._channels[self._turn % len(self._channels)])
+
+    def _mesh(self) -> "router_pb2_grpc.MeshServiceAsyncStub":
+        return router_pb2_grpc.MeshServiceStub(self._channels[self._turn % len(self._channels)])
+
+
+class AsyncPlannerClient:
+    """Talks to the planner: reads, sets and watches the plan."""
+
+    def __init__(self, target: str) -> None:
+        self._channel = aio.insecure_channel(target, options=connection.OPTIONS)
+        self._stub: planner_pb2_grpc.PlannerServiceAsyncStub = planner_pb2_grpc.PlannerServiceStub(self._channel)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._channel.close()
+
+    async def get_plan(self, revision: int | None = None) -> types.Plan:
+        """The plan of a revision, or the current one. NotFoundError."""
+        try:
+            answer = await self._stub.GetPlan(
+                planner_pb2.GetPlanRequest(revision=revision), timeout=connection.CALL_TIMEOUT_S
+            )
+        except aio.AioRpcError as error:
+            raise errors.from_rpc(error) from error
+        return transport.plan_from_proto(answer.plan)
+
+    async def set_plan(self, plan: types.Plan, *, expected_revision: int | None = None) -> types.Plan:
+        """Make a plan current; return it with its revision. InvalidRequestError, ConflictError."""
+        request = planner_pb2.SetPlanRequest(plan=transport.plan_to_proto(plan), expected_revision=expected_revision)
+        try:
+            answer = await self._stub.SetPlan(request, timeout=connection.CALL_TIMEOUT_S)
+        except aio.AioRpcError as error:
+            raise errors.from_rpc(error) from error
+        return transport.plan_from_proto(answer.plan)
+
+    async def watch_plan(self, after_revision: int | None = None) -> AsyncIterator[types.Plan]:
+        """The current plan, then every later one, until the iteration is left."""
+        call = self._stub.WatchPlan(planner_pb2.WatchPlanRequest(after_revision=after_revision))
+        try:
+            async for answer in call:
+                yield transport.plan_from_proto(answer.plan)
+        except aio.AioRpcError as error:
+            raise errors.from_rpc(error) from error
+        finally:
+            call.cancel()

@@ -1,0 +1,81 @@
+"""What can go wrong with a call, as exceptions with attributes."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import grpc
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+
+class PenstockError(Exception):
+    """A call failed. `code`: the gRPC status code. `reason`: the server's machine-readable name for it."""
+
+    def __init__(self, message: str, *, code: grpc.StatusCode, reason: str = "") -> None:
+        self.code, self.reason = code, reason
+        super().__init__(message)
+
+
+class InvalidRequestError(PenstockError):
+    """The request cannot be served as it is. `fields`: what is wrong, by field."""
+
+    def __init__(self, message: str, fields: Mapping[str, str], reason: str = "") -> None:
+        self.fields = dict(fields)
+        super().__init__(message, code=grpc.StatusCode.INVALID_ARGUMENT, reason=reason)
+
+
+class NotFoundError(PenstockError):
+    """No such model, plan revision or trace."""
+
+
+class OverloadedError(PenstockError):
+    """Too much is waiting. `retry_after_s`: when a place may be free."""
+
+    def __init__(self, message: str, retry_after_s: float, reason: str = "") -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(message, code=grpc.StatusCode.RESOURCE_EXHAUSTED, reason=reason)
+
+
+class UnavailableError(PenstockError):
+    """Nobody could be reached, or nobody could serve the request."""
+
+
+class DeadlineError(PenstockError):
+    """The timeout passed first."""
+
+
+class ConflictError(PenstockError):
+    """Somebody else was faster: the expected revision is not the current one."""
+
+
+_BY_CODE: dict[grpc.StatusCode, type[PenstockError]] = {
+    grpc.StatusCode.NOT_FOUND: NotFoundError,
+    grpc.StatusCode.UNAVAILABLE: UnavailableError,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineError,
+    grpc.StatusCode.ABORTED: ConflictError,
+}
+
+
+def from_rpc(failed: grpc.RpcError) -> PenstockError:
+    """The exception for a failed call, from its status and details."""
+    error: Any = failed  # both kinds of client raise errors that are calls, which the types do not say
+    code, said = error.code(), error.details() or ""
+    reason, fields, retry_s = "", dict[str, str](), 1.0
+    try:
+        status = rpc_status.from_call(error)
+    except ValueError:  # details of another status: not ours
+        status = None
+    for detail in status.details if status is not None else ():
+        info, bad, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
+        if detail.Unpack(info):
+            reason = info.reason
+        elif detail.Unpack(bad):
+            fields = {v.field: v.description for v in bad.field_violations}
+        elif detail.Unpack(retry):
+            retry_s = retry.retry_delay.ToMilliseconds() / 1000
+    if code is grpc.StatusCode.INVALID_ARGUMENT:
+        return InvalidRequestError(said, fields, reason)
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return OverloadedError(said, retry_s, reason)
+    kind = _BY_CODE.get(code, PenstockError)
+    return kind(f"{said or code.name}", code=code, reason=reason)

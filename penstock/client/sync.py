@@ -1,0 +1,181 @@
+"""The blocking clients: what the asyncio ones do, for programs without an event loop. Safe to share between threads."""
+
+import time
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Self
+
+import grpc
+
+from penstock.client import connection, errors, transport, types
+from penstock.client.conversation import Conversation, RetryPolicy
+from penstock.planner.v1 import planner_pb2, planner_pb2_grpc
+from penstock.router.v1 import router_pb2 as pb
+from penstock.router.v1 import router_pb2_grpc
+
+
+class Client:
+    """Talks to one or several routers of a mesh; see AsyncClient.
+
+    with Client("127.0.0.1:50051") as client:
+        print(client.generate("What is 12 + 30?", temperature=0).text)
+    """
+
+    def __init__(
+        self,
+        target: str | Sequence[str] = connection.USUAL_TARGET,
+        *,
+        timeout_s: float = connection.USUAL_TIMEOUT_S,
+        retry: RetryPolicy | None = None,
+    ) -> None:
+        self._timeout_s, self._retry = timeout_s, retry or RetryPolicy()
+        self._channels = [
+            grpc.insecure_channel(name, options=connection.OPTIONS) for name in connection.targets(target)
+        ]
+        self._turn = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections; what is under way fails."""
+        for channel in self._channels:
+            channel.close()
+
+    def generate(
+        self,
+        prompt: types.Prompt,
+        options: types.Options | None = None,
+        *,
+        timeout_s: float | None = None,
+        **more: object,
+    ) -> types.Reply:
+        """The whole answer. `more` are fields of Options. PenstockError, and what it stands for."""
+        conversation = Conversation(prompt, connection.merged(options, more), self._retry)
+        for _ in self._run(conversation, timeout_s):
+            pass
+        return conversation.reply()
+
+    def stream(
+        self,
+        prompt: types.Prompt,
+        options: types.Options | None = None,
+        *,
+        timeout_s: float | None = None,
+        **more: object,
+    ) -> Iterator[types.Event]:
+        """Events as they come, Finished last. Leaving the iteration cancels the request."""
+        yield from self._run(Conversation(prompt, connection.merged(options, more), self._retry), timeout_s)
+
+    def models(self) -> list[types.Model]:
+        """The models that requests may name."""
+        try:
+            answer = self._router().ListModels(pb.ListModelsRequest(), timeout=connection.CALL_TIMEOUT_S)
+        except grpc.RpcError as error:
+            raise errors.from_rpc(error) from error
+        return [transport.model_from_proto(model) for model in answer.models]
+
+    def status(self) -> types.MeshStatus:
+        """The mesh as the router sees it."""
+        try:
+            answer = self._mesh().GetStatus(pb.GetStatusRequest(), timeout=connection.CALL_TIMEOUT_S)
+        except grpc.RpcError as error:
+            raise errors.from_rpc(error) from error
+        return transport.status_from_proto(answer.status)
+
+    def watch_status(self, interval_s: float = 1.0) -> Iterator[types.MeshStatus]:
+        """The status, again and again, until the iteration is left."""
+        call = self._mesh().WatchStatus(pb.WatchStatusRequest(interval=transport.duration(interval_s)))
+        try:
+            for answer in call:
+                yield transport.status_from_proto(answer.status)
+        except grpc.RpcError as error:
+            raise errors.from_rpc(error) from error
+        finally:
+            call.cancel()
+
+    def traces(self, limit: int | None = None, trace_id: str | None = None) -> list[types.Trace]:
+        """The last requests' traces, newest first, or one by its id."""
+        request = pb.ListTracesRequest(limit_count=limit, trace_id=trace_id)
+        try:
+            answer = self._mesh().ListTraces(request, timeout=connection.CALL_TIMEOUT_S)
+        except grpc.RpcError as error:
+            raise errors.from_rpc(error) from error
+        return [transport.trace_from_proto(trace) for trace in answer.traces]
+
+    def _run(self, conversation: Conversation, timeout_s: float | None) -> Iterator[types.Event]:
+        until = time.monotonic() + (timeout_s if timeout_s is not None else self._timeout_s)
+        while not conversation.finished:
+            call = self._router().Generate(conversation.request, timeout=max(0.0, until - time.monotonic()))
+            try:
+                for response in call:
+                    event = conversation.take(response)
+                    if event is not None:
+                        yield event
+            except grpc.RpcError as error:
+                pause_s = conversation.after(error)
+                self._turn += 1
+                if time.monotonic() + pause_s >= until:
+                    raise errors.from_rpc(error) from error
+                time.sleep(pause_s)
+            else:
+                conversation.ended()
+            finally:
+                call.cancel()
+
+    def _router(self) -> router_pb2_grpc.RouterServiceStub:
+        return router_pb2_grpc.RouterServiceStub(self._channels[self._turn % len(self._channels)])
+
+    def _mesh(self) -> router_pb2_grpc.MeshServiceStub:
+        return router_pb2_grpc.MeshServiceStub(self._channels[self._turn % len(self._channels)])
+
+
+class PlannerClient:
+    """Talks to the planner: reads, sets and watches the plan."""
+
+    def __init__(self, target: str) -> None:
+        self._channel = grpc.insecure_channel(target, options=connection.OPTIONS)
+        self._stub = planner_pb2_grpc.PlannerServiceStub(self._channel)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._channel.close()
+
+    def get_plan(self, revision: int | None = None) -> types.Plan:
+        """The plan of a revision, or the current one. NotFoundError."""
+        try:
+            answer = self._stub.GetPlan(
+                planner_pb2.GetPlanRequest(revision=revision), timeout=connection.CALL_TIMEOUT_S
+            )
+        except grpc.RpcError as error:
+            raise errors.from_rpc(error) from error
+        return transport.plan_from_proto(answer.plan)
+
+    def set_plan(self, plan: types.Plan, *, expected_revision: int | None = None) -> types.Plan:
+        """Make a plan current; return it with its revision. InvalidRequestError, ConflictError."""
+        request = planner_pb2.SetPlanRequest(plan=transport.plan_to_proto(plan), expected_revision=expected_revision)
+        try:
+            answer = self._stub.SetPlan(request, timeout=connection.CALL_TIMEOUT_S)
+        except grpc.RpcError as error:
+            raise errors.from_rpc(error) from error
+        return transport.plan_from_proto(answer.plan)
+
+    def watch_plan(self, after_revision: int | None = None) -> Iterator[types.Plan]:
+        """The current plan, then every later one, until the iteration is left."""
+        call = self._stub.WatchPlan(planner_pb2.WatchPlanRequest(after_revision=after_revision))
+        try:
+            for answer in call:
+                yield transport.plan_from_proto(answer.plan)
+        except grpc.RpcError as error:
+            raise errors.from_rpc(error) from error
+        finally:
+            call.cancel()

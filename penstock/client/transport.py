@@ -1,0 +1,252 @@
+"""Between the clients' types and the contract: the only place of the SDK that knows the stubs' messages."""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+from google.protobuf.duration_pb2 import Duration
+
+from penstock.client import types
+from penstock.common.v1 import common_pb2
+from penstock.planner.v1 import planner_pb2
+from penstock.router.v1 import router_pb2 as pb
+
+_REASONS = {
+    common_pb2.FINISH_REASON_STOP: types.FinishReason.STOP,
+    common_pb2.FINISH_REASON_LENGTH: types.FinishReason.LENGTH,
+}
+_STATES = {
+    pb.INSTANCE_STATE_READY: "ready",
+    pb.INSTANCE_STATE_DRAINING: "draining",
+    pb.INSTANCE_STATE_SUSPECT: "suspect",
+}
+_POLICIES = {
+    planner_pb2.JUDGE_UNAVAILABLE_POLICY_ESCALATE: "escalate",
+    planner_pb2.JUDGE_UNAVAILABLE_POLICY_ACCEPT: "accept",
+}
+
+
+def prompt_to_proto(prompt: types.Prompt, *, raw: bool) -> common_pb2.Prompt:
+    """Text, a chat or token ids. TypeError for anything else."""
+    if isinstance(prompt, str):
+        if raw:
+            return common_pb2.Prompt(text=prompt)
+        prompt = [{"role": "user", "content": prompt}]
+    if prompt and all(isinstance(item, int) for item in prompt):
+        return common_pb2.Prompt(token_ids=common_pb2.TokenIds(ids=cast("Sequence[int]", prompt)))
+    try:
+        messages = [
+            common_pb2.ChatMessage(role=m["role"], content=m["content"])
+            for m in cast("Sequence[types.Message]", prompt)
+        ]
+    except (KeyError, TypeError) as error:
+        raise TypeError(f"a prompt is text, token ids or messages with role and content: {error!r}") from error
+    return common_pb2.Prompt(chat=common_pb2.ChatPrompt(messages=messages))
+
+
+def request_to_proto(prompt: types.Prompt, options: types.Options) -> pb.GenerateRequest:
+    sampling = common_pb2.SamplingParams(
+        temperature=options.temperature,
+        top_p=options.top_p,
+        seed=options.seed,
+        max_output_tokens=options.max_tokens,
+        stop=options.stop,
+        top_logprobs_count=options.top_logprobs,
+    )
+    made = pb.GenerateRequest(
+        model=options.model,
+        prompt=prompt_to_proto(prompt, raw=options.raw),
+        sampling=sampling,
+        priority=options.priority,
+        request_id=options.request_id,
+    )
+    if options.slo is not None:
+        made.slo.SetInParent()
+        if options.slo.time_to_first_token_s is not None:
+            made.slo.time_to_first_token.CopyFrom(duration(options.slo.time_to_first_token_s))
+        for phase in options.slo.phases:
+            made.slo.phases.add(
+                from_output_token_count=phase.from_output_token,
+                time_per_output_token=duration(phase.time_per_output_token_s),
+            )
+    return made
+
+
+def event_from_proto(response: pb.GenerateResponse) -> types.Event | None:
+    """None for an event that this version does not know."""
+    kind = response.WhichOneof("event")
+    told: Any = getattr(response, kind) if kind is not None else None
+    match kind:
+        case "tokens":
+            frame = told.frame
+            logprobs = tuple(
+                types.PositionLogprobs(_logprob(p.chosen), tuple(_logprob(t) for t in p.top)) for p in frame.logprobs
+            )
+            return types.Tokens(told.tier, frame.offset, tuple(frame.token_ids), frame.text, logprobs)
+        case "accepted":
+            return types.Accepted(told.request_id, told.plan_revision, told.seed)
+        case "tier_started":
+            return types.TierStarted(told.tier, told.instance_id)
+        case "tier_admitted":
+            return types.TierAdmitted(told.tier, told.instance_id, told.slo_kept)
+        case "tier_declined":
+            return types.TierDeclined(told.tier, told.instance_id, told.reason)
+        case "judged":
+            score = told.score if told.HasField("score") else None
+            return types.Judged(told.tier, score, told.threshold, told.accepted, told.scorer)
+        case "escalated":
+            reason = pb.EscalationReason.Name(told.reason).removeprefix("ESCALATION_REASON_").lower()
+            return types.Escalated(told.from_tier, told.to_tier, reason)
+        case "instance_changed":
+            return types.InstanceChanged(
+                told.tier, told.from_instance_id, told.to_instance_id, told.offset, told.reason
+            )
+        case "finished":
+            return types.Finished(
+                reason=_REASONS.get(told.reason, types.FinishReason.ABORTED),
+                tier=told.tier,
+                usage=_usage(told.usage),
+                tiers=tuple(_summary(t) for t in told.tiers),
+                ttft_s=seconds(told.time_to_first_token) if told.HasField("time_to_first_token") else None,
+                total_s=seconds(told.total_time),
+                trace_id=told.trace_id,
+            )
+        case _:
+            return None
+
+
+def model_from_proto(model: pb.Model) -> types.Model:
+    return types.Model(model.id, model.model, model.cascade, model.max_context_tokens)
+
+
+def status_from_proto(status: pb.MeshStatus) -> types.MeshStatus:
+    router = status.router
+    return types.MeshStatus(
+        router_id=status.router_id,
+        plan_revision=status.plan_revision,
+        connected=status.state_connected,
+        state_age_s=seconds(status.state_age),
+        tiers=tuple(
+            types.TierStatus(
+                name=t.name,
+                model=t.model,
+                threshold=t.threshold if t.HasField("threshold") else None,
+                planned_instances=t.planned_instance_count,
+                live_instances=t.live_instance_count,
+                running=t.running_count,
+                queued=t.queued_count,
+                output_tokens_per_s=t.output_tokens_per_second,
+                answered=t.answered_count,
+                escalated=t.escalated_count,
+            )
+            for t in status.tiers
+        ),
+        instances=tuple(
+            types.InstanceStatus(
+                instance_id=i.instance_id,
+                role=i.role,
+                tier=i.tier,
+                address=i.address,
+                engine=i.engine,
+                state=_STATES.get(i.state, "unknown"),
+                running=i.running_count,
+                queued=i.queued_count,
+                free_kv_blocks=i.free_kv_blocks,
+                kv_blocks=i.kv_blocks,
+                output_tokens_per_s=i.output_tokens_per_second,
+                age_s=seconds(i.age),
+            )
+            for i in status.instances
+        ),
+        active=router.active_count,
+        waiting=router.waiting_count,
+        finished=router.finished_count,
+        failed=router.failed_count,
+        rejected=router.rejected_count,
+        failovers=router.failover_count,
+        requests_per_s=router.requests_per_second,
+        ttft_p50_s=seconds(router.time_to_first_token_p50),
+        ttft_p95_s=seconds(router.time_to_first_token_p95),
+    )
+
+
+def trace_from_proto(trace: pb.Trace) -> types.Trace:
+    return types.Trace(
+        trace.trace_id,
+        tuple(
+            types.Span(
+                span_id=s.span_id,
+                parent_span_id=s.parent_span_id,
+                name=s.name,
+                service=s.service,
+                start_s=s.start_time.ToNanoseconds() / 1e9,
+                duration_s=seconds(s.duration),
+                failed=s.failed,
+                status_message=s.status_message,
+                attributes={a.key: a.value for a in s.attributes},
+                events=tuple((e.name, seconds(e.after)) for e in s.events),
+            )
+            for s in trace.spans
+        ),
+    )
+
+
+def plan_from_proto(plan: planner_pb2.Plan) -> types.Plan:
+    return types.Plan(
+        tiers=tuple(
+            types.TierPlan(t.name, t.model, t.threshold if t.HasField("threshold") else None, t.instance_count)
+            for t in plan.tiers
+        ),
+        scorer=plan.scorer,
+        judge_unavailable=_POLICIES.get(plan.judge_unavailable, "escalate"),
+        revision=plan.revision,
+        source=plan.provenance.source,
+        note=plan.provenance.note,
+        created_at=plan.provenance.created_at.ToNanoseconds() / 1e9,
+    )
+
+
+def plan_to_proto(plan: types.Plan) -> planner_pb2.Plan:
+    """ValueError for a policy that is neither escalate nor accept."""
+    policies = {name: value for value, name in _POLICIES.items()}
+    if plan.judge_unavailable not in policies:
+        raise ValueError(f"judge_unavailable: must be escalate or accept, not '{plan.judge_unavailable}'")
+    return planner_pb2.Plan(
+        tiers=[
+            planner_pb2.TierPlan(name=t.name, model=t.model, threshold=t.threshold, instance_count=t.instances)
+            for t in plan.tiers
+        ],
+        scorer=plan.scorer,
+        judge_unavailable=policies[plan.judge_unavailable],
+        provenance=planner_pb2.Provenance(source=plan.source, note=plan.note),
+    )
+
+
+def duration(value_s: float) -> Duration:
+    made = Duration()
+    made.FromNanoseconds(round(value_s * 1e9))
+    return made
+
+
+def seconds(value: Duration) -> float:
+    return value.ToNanoseconds() / 1e9
+
+
+def _usage(usage: common_pb2.TokenUsage) -> types.Usage:
+    return types.Usage(usage.prompt_tokens, usage.cached_prompt_tokens, usage.output_tokens)
+
+
+def _logprob(value: common_pb2.TokenLogprob) -> types.TokenLogprob:
+    return types.TokenLogprob(value.token_id, value.logprob, value.token_bytes)
+
+
+def _summary(t: pb.TierSummary) -> types.TierSummary:
+    return types.TierSummary(
+        tier=t.tier,
+        model=t.model,
+        instance_id=t.instance_id,
+        score=t.score if t.HasField("score") else None,
+        threshold=t.threshold if t.HasField("threshold") else None,
+        accepted=t.accepted,
+        usage=_usage(t.usage),
+        time_s=seconds(t.time),
+    )

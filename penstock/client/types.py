@@ -1,0 +1,323 @@
+"""What goes in and comes out of the clients. Times in seconds."""
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+Message = Mapping[str, str]
+"""A chat message: {"role": "user", "content": "..."}."""
+
+Prompt = str | Sequence[Message] | Sequence[int]
+"""A question as text (sent as one user message), a whole chat, or token ids to continue."""
+
+
+class FinishReason(enum.Enum):
+    """Why a reply ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORTED = "aborted"
+
+
+@dataclass(frozen=True, slots=True)
+class SloPhase:
+    """From output token `from_output_token` on, a token at least every `time_per_output_token_s` on average."""
+
+    from_output_token: int
+    time_per_output_token_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """A promise about latency to ask for."""
+
+    time_to_first_token_s: float | None = None
+    phases: tuple[SloPhase, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to answer. What is None is left to the server.
+
+    model: `cascade`, or a tier's name.
+    temperature: 0 (greedy) to 2. top_p: over 0 to 1.
+    seed: the same seed and prompt give the same text.
+    max_tokens: of the reply. stop: the reply ends before the first of these.
+    top_logprobs: None reports no logprobs; 0 to 20 also that many likelier tokens.
+    raw: the prompt text is continued as it stands, without a chat template.
+    priority: -100 to 100; higher goes first among waiting requests.
+    """
+
+    model: str = "cascade"
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    top_logprobs: int | None = None
+    slo: Slo | None = None
+    priority: int = 0
+    raw: bool = False
+    request_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of a reply."""
+
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    output_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token and its logprob."""
+
+    token_id: int
+    logprob: float
+    token_bytes: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PositionLogprobs:
+    """The chosen token and likelier ones at one output position."""
+
+    chosen: TokenLogprob
+    top: tuple[TokenLogprob, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The router has the request."""
+
+    request_id: str
+    plan_revision: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class TierStarted:
+    """A tier works on an answer."""
+
+    tier: str
+    instance_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class TierAdmitted:
+    """An instance serves the request; `slo_kept`: with the latency that was asked for."""
+
+    tier: str
+    instance_id: str
+    slo_kept: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TierDeclined:
+    """An instance cannot keep the latency that was asked for."""
+
+    tier: str
+    instance_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Part of the answer: `text`, and the tokens behind it from output position `offset` on."""
+
+    tier: str
+    offset: int
+    token_ids: tuple[int, ...]
+    text: str
+    logprobs: tuple[PositionLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A tier's answer was scored (`score` None: the judge could not be reached)."""
+
+    tier: str
+    score: float | None
+    threshold: float
+    accepted: bool
+    scorer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Escalated:
+    """The next tier tries."""
+
+    from_tier: str
+    to_tier: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceChanged:
+    """The reply goes on at another instance, at the same offset."""
+
+    tier: str
+    from_instance_id: str
+    to_instance_id: str
+    offset: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TierSummary:
+    """What one tier did for the request."""
+
+    tier: str
+    model: str
+    instance_id: str
+    score: float | None
+    threshold: float | None
+    accepted: bool
+    usage: Usage
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The last event."""
+
+    reason: FinishReason
+    tier: str
+    usage: Usage
+    tiers: tuple[TierSummary, ...]
+    ttft_s: float | None
+    total_s: float
+    trace_id: str
+
+
+Event = Accepted | TierStarted | TierAdmitted | TierDeclined | Tokens | Judged | Escalated | InstanceChanged | Finished
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A whole answer. `tiers`: every tier that worked on it; `tier`: whose answer it is."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[PositionLogprobs, ...]
+    finish_reason: FinishReason
+    tier: str
+    usage: Usage
+    tiers: tuple[TierSummary, ...]
+    ttft_s: float | None
+    total_s: float
+    request_id: str
+    trace_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model to name in requests."""
+
+    id: str
+    model: str
+    cascade: bool
+    max_context_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class TierStatus:
+    """One tier, as a router sees it. answered, escalated: by this router since it started."""
+
+    name: str
+    model: str
+    threshold: float | None
+    planned_instances: int
+    live_instances: int
+    running: int
+    queued: int
+    output_tokens_per_s: float
+    answered: int
+    escalated: int
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceStatus:
+    """One process of the mesh. state: ready, draining or suspect."""
+
+    instance_id: str
+    role: str
+    tier: str
+    address: str
+    engine: str
+    state: str
+    running: int
+    queued: int
+    free_kv_blocks: int
+    kv_blocks: int
+    output_tokens_per_s: float
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class MeshStatus:
+    """The mesh as one router sees it. connected: whether Redis is in reach; state_age_s: since when it is not."""
+
+    router_id: str
+    plan_revision: int
+    connected: bool
+    state_age_s: float
+    tiers: tuple[TierStatus, ...]
+    instances: tuple[InstanceStatus, ...]
+    active: int
+    waiting: int
+    finished: int
+    failed: int
+    rejected: int
+    failovers: int
+    requests_per_s: float
+    ttft_p50_s: float
+    ttft_p95_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Part of a trace; `start_s` since the epoch."""
+
+    span_id: str
+    parent_span_id: str
+    name: str
+    service: str
+    start_s: float
+    duration_s: float
+    failed: bool
+    status_message: str
+    attributes: dict[str, str] = field(default_factory=dict)
+    events: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """The spans of one request, in order of start."""
+
+    trace_id: str
+    spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TierPlan:
+    """One tier of a plan. threshold: from this score on its answers stand; None on the last tier."""
+
+    name: str
+    model: str
+    threshold: float | None
+    instances: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the mesh follows. judge_unavailable: escalate or accept."""
+
+    tiers: tuple[TierPlan, ...]
+    scorer: str = ""
+    judge_unavailable: str = "escalate"
+    revision: int = 0
+    source: str = "operator"
+    note: str = ""
+    created_at: float = 0.0

@@ -1,0 +1,268 @@
+"""Starts the mesh that a mesh file describes, waits until it can serve, keeps it running, stops it cleanly.
+
+While it runs it follows the plan: where a later revision has another number of instances for a tier, workers are started, and
+once they serve, those that are too many are stopped, letting their requests end.
+"""
+
+import asyncio
+import itertools
+import logging
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from penstock.local import redis_server, runfile
+from penstock.local.processes import ProcessSpec, Watcher
+from penstock.local.runfile import RunFile
+from services.background import end
+from services.domain.instances import InstanceRecord, Role
+from services.domain.mesh_view import MeshView
+from services.settings import MeshFile, load_mesh_file
+from services.state import MeshFeed, connect
+from services.state.keys import Keys
+
+START_TIMEOUT_S = 180.0
+
+_log = logging.getLogger(__name__)
+
+
+class MeshFailed(Exception):
+    """The mesh could not be started; the message has the end of the log that tells why."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeshOptions:
+    """mesh_file: what to run. folder: where logs, Redis' data and the run file go. workers: other counts, by tier.
+
+    any_ports: routers take free ports instead of the mesh file's.
+    """
+
+    mesh_file: Path
+    folder: Path
+    workers: dict[str, int] | None = None
+    any_ports: bool = False
+    log_level: str = "info"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the start is: instances that are there, and that should be, by kind."""
+
+    ready: dict[str, int]
+    wanted: dict[str, int]
+
+    @property
+    def complete(self) -> bool:
+        return all(self.ready.get(kind, 0) >= count for kind, count in self.wanted.items())
+
+
+class LocalMesh(AbstractAsyncContextManager["LocalMesh"]):
+    """A running mesh, as long as the context lasts.
+
+    Entering raises SettingsError, NoRedis or MeshFailed; everything that was started is stopped then.
+    """
+
+    def __init__(self, options: MeshOptions, on_progress: Callable[[Progress], None] = lambda _: None) -> None:
+        self._options, self._on_progress = options, on_progress
+        self.mesh: MeshFile = load_mesh_file(options.mesh_file)
+        self.watcher = Watcher()
+        self.view = MeshView()
+        self._stack = AsyncExitStack()
+        self.redis_url = ""
+
+    async def __aenter__(self) -> "LocalMesh":
+        await self._stack.__aenter__()
+        try:
+            self._stack.push_async_callback(self.watcher.stop_all)
+            await self._start_redis()
+            client = connect(self.redis_url)
+            self._stack.push_async_callback(client.aclose)
+            changed = asyncio.Event()
+            await self._stack.enter_async_context(
+                MeshFeed(client, Keys(self.mesh.name), self.view, on_change=changed.set)
+            )
+            for spec in self._service_specs():
+                await self.watcher.start(spec)
+            await self._until_ready(changed)
+            self._write_run_file()
+            follower = asyncio.create_task(self._follow(changed), name="follow-plan")
+            self._stack.push_async_callback(end, follower)
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        runfile.remove(self._options.folder)
+        await self._stack.aclose()
+
+    @property
+    def grpc_addresses(self) -> tuple[str, ...]:
+        """The routers' gRPC addresses."""
+        return tuple(record.address for record in self._routers())
+
+    @property
+    def http_addresses(self) -> tuple[str, ...]:
+        """The routers' OpenAI-compatible APIs."""
+        return tuple(record.http_address for record in self._routers())
+
+    async def failed(self) -> str:
+        """Return, with the reason, once a process will not run any more."""
+        waits = {asyncio.create_task(w.fatal.wait()): w for w in self.watcher.watched.values()}
+        try:
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waits:
+                task.cancel()
+        entry = waits[done.pop()]
+        return f"{entry.spec.name} cannot run:\n{entry.log_tail()}"
+
+    def _routers(self) -> list[InstanceRecord]:
+        return self.view.instances(Role.ROUTER)
+
+    async def _start_redis(self) -> None:
+        given = os.environ.get("REDIS_URL", "") or self.mesh.redis_url
+        if given:
+            self.redis_url = given
+            return
+        port = redis_server.free_port()
+        folder = self._options.folder
+        await self.watcher.start(redis_server.spec(folder / "redis", port, folder / "logs" / "redis.log"))
+        self.redis_url = f"redis://127.0.0.1:{port}/0"
+
+    def _service_specs(self) -> list[ProcessSpec]:
+        mesh, specs = self.mesh, list[ProcessSpec]()
+        for i in range(mesh.planner.replicas):
+            specs.append(self._spec("planner_service", f"planner-{i}", 3, {}, mesh))
+        for tier in mesh.tiers:
+            for i in range(self._worker_count(tier.name, tier.workers)):
+                specs.append(self._worker_spec(tier.name, f"worker-{tier.name}-{i}"))
+        for i in range(mesh.judge.replicas):
+            specs.append(
+                self._spec("judge_service", f"judge-{i}", 2, {"OMP_NUM_THREADS": str(mesh.judge.threads)}, mesh)
+            )
+        for i in range(mesh.router.replicas):
+            ports = {
+                f"PENSTOCK_{kind}_PORT": str(port + i if port and not self._options.any_ports else 0)
+                for kind, port in (("GRPC", mesh.router.grpc_port), ("HTTP", mesh.router.http_port))
+            }
+            specs.append(self._spec("router_service", f"router-{i}", 1, ports, mesh))
+        return specs
+
+    def _worker_spec(self, tier: str, name: str) -> ProcessSpec:
+        threads = next(t.threads for t in self.mesh.tiers if t.name == tier)
+        env = {"PENSTOCK_TIER": tier, "OMP_NUM_THREADS": str(threads)}
+        return self._spec("worker_service", name, 2, env, self.mesh)
+
+    def _spec(self, module: str, name: str, stop_order: int, env: dict[str, str], mesh: MeshFile) -> ProcessSpec:
+        common = {
+            "PENSTOCK_MESH_FILE": str(self._options.mesh_file.resolve()),
+            "PENSTOCK_REDIS_URL": self.redis_url,
+            "PENSTOCK_LOG_LEVEL": self._options.log_level,
+            "TOKENIZERS_PARALLELISM": "false",
+            "HF_HUB_OFFLINE": "1",
+        }
+        log = self._options.folder / "logs" / f"{name}.log"
+        return ProcessSpec(
+            name, [sys.executable, "-m", module], {**common, **env}, log, stop_order=stop_order, stop_s=35.0
+        )
+
+    def _worker_count(self, tier: str, usual: int) -> int:
+        return (self._options.workers or {}).get(tier, usual)
+
+    def progress(self) -> Progress:
+        mesh = self.mesh
+        wanted = {"router": mesh.router.replicas, "planner": mesh.planner.replicas, "judge": mesh.judge.replicas}
+        wanted |= {f"worker {t.name}": self._worker_count(t.name, t.workers) for t in mesh.tiers}
+        ready: Counter[str] = Counter()
+        for record in self.view.instances():
+            ready[f"worker {record.model.tier}" if record.model is not None else record.role.value] += 1
+        if self.view.plan is None:
+            wanted["plan"] = 1
+        return Progress(dict(ready), {kind: count for kind, count in wanted.items() if count})
+
+    async def _follow(self, changed: asyncio.Event) -> None:
+        """Bring the workers to the counts of each new plan; forever. A tier whose count no plan changed is left alone."""
+        known = {tier.name: tier.workers for tier in self.mesh.tiers}
+        while True:
+            plan = self.view.plan
+            counts = {t.name: t.instances for t in plan.tiers if t.name in known} if plan is not None else {}
+            moved = {tier: count for tier, count in counts.items() if count != known[tier]}
+            known |= moved
+            if moved:
+                await self._scale(moved, changed)
+                continue
+            changed.clear()
+            await changed.wait()
+
+    async def _scale(self, counts: dict[str, int], changed: asyncio.Event) -> None:
+        """Start what these tiers lack; when it serves, stop what they have too many."""
+        running = {tier: [name for name in self.watcher.watched if _tier_of(name) == tier] for tier in counts}
+        for tier, count in counts.items():
+            names = (f"worker-{tier}-{i}" for i in itertools.count())
+            fresh = itertools.islice((n for n in names if n not in running[tier]), max(0, count - len(running[tier])))
+            for name in fresh:
+                _log.info("the plan has %d of %s: starting %s", count, tier, name)
+                await self.watcher.start(self._worker_spec(tier, name))
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                while any(self._serving(tier) < count for tier, count in counts.items()):
+                    changed.clear()
+                    await changed.wait()
+        except TimeoutError:
+            _log.error("the plan's workers did not come up within %g s: the others go on", START_TIMEOUT_S)
+            return
+        surplus = [name for tier, count in counts.items() for name in running[tier][count:]]
+        for name in surplus:
+            _log.info("the plan has fewer workers: stopping %s", name)
+        await asyncio.gather(*(self.watcher.stop(name) for name in surplus))
+
+    def _serving(self, tier: str) -> int:
+        workers = self.view.instances(Role.WORKER)
+        return sum(1 for record in workers if record.model is not None and record.model.tier == tier)
+
+    async def _until_ready(self, changed: asyncio.Event) -> None:
+        failed = asyncio.create_task(self.failed())
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                while True:
+                    changed.clear()
+                    progress = self.progress()
+                    self._on_progress(progress)
+                    if progress.complete:
+                        return
+                    news = asyncio.create_task(changed.wait())
+                    await asyncio.wait({news, failed}, return_when=asyncio.FIRST_COMPLETED)
+                    news.cancel()
+                    if failed.done():
+                        raise MeshFailed(failed.result())
+        except TimeoutError:
+            crashed = [w for w in self.watcher.watched.values() if w.crashes]
+            tails = "\n".join(f"{w.spec.name}:\n{w.log_tail()}" for w in crashed)
+            raise MeshFailed(f"not ready after {START_TIMEOUT_S:g} s\n{tails}") from None
+        finally:
+            failed.cancel()
+
+    def _write_run_file(self) -> None:
+        planners = self.view.instances(Role.PLANNER)
+        RunFile(
+            pid=os.getpid(),
+            mesh_file=str(self._options.mesh_file.resolve()),
+            redis_url=self.redis_url,
+            grpc=self.grpc_addresses,
+            http=self.http_addresses,
+            planner=planners[0].address if planners else "",
+        ).write(self._options.folder)
+
+
+def _tier_of(process: str) -> str:
+    """`worker-<tier>-<number>` serves that tier; other processes serve none."""
+    kind, _, rest = process.partition("-")
+    return rest.rpartition("-")[0] if kind == "worker" else ""

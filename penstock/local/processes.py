@@ -1,0 +1,135 @@
+"""Processes that are started, watched, restarted and stopped."""
+
+import asyncio
+import logging
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_log = logging.getLogger(__name__)
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
+STEADY_S = 60.0  # a process that ran for so long starts with short pauses again
+UNUSABLE_SETTINGS = 2  # the exit status of services whose settings cannot be used: a restart would not help
+LOG_TAIL_LINES = 20
+
+_LEASHED = (sys.executable, "-I", "-S", str(Path(__file__).with_name("leash.py")))  # ends with the watcher
+
+
+def restart_pause_s(crashes: int) -> float:
+    """Before the next start, after so many crashes in a row."""
+    return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** max(0, crashes - 1))
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSpec:
+    """What to run. stop_order: lower ones are stopped first. stop_s: time to end by itself after SIGTERM."""
+
+    name: str
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    log: Path
+    stop_order: int
+    stop_s: float
+
+
+@dataclass(slots=True)
+class Watched:
+    """A process under watch. `fatal` is set once it will not be started again."""
+
+    spec: ProcessSpec
+    process: asyncio.subprocess.Process | None = None
+    crashes: int = 0
+    restarts: int = 0
+    started_at: float = 0.0
+    stopping: bool = False
+    fatal: asyncio.Event = field(default_factory=asyncio.Event)
+    task: "asyncio.Task[None] | None" = None
+
+    @property
+    def pid(self) -> int | None:
+        return self.process.pid if self.process is not None and self.process.returncode is None else None
+
+    def log_tail(self) -> str:
+        """The last lines of its log."""
+        if not self.spec.log.exists():
+            return ""
+        return "\n".join(self.spec.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
+
+
+class Watcher:
+    """Keeps processes running until told to stop them."""
+
+    def __init__(self) -> None:
+        self.watched: dict[str, Watched] = {}
+
+    async def start(self, spec: ProcessSpec) -> Watched:
+        """Start a process and keep it running."""
+        spec.log.parent.mkdir(parents=True, exist_ok=True)
+        spec.log.write_bytes(b"")
+        entry = Watched(spec)
+        self.watched[spec.name] = entry
+        await self._spawn(entry)
+        entry.task = asyncio.create_task(self._keep(entry), name=f"watch-{spec.name}")
+        return entry
+
+    async def stop(self, name: str) -> None:
+        """SIGTERM, time to end, then SIGKILL."""
+        entry = self.watched.pop(name, None)
+        if entry is None:
+            return
+        entry.stopping = True
+        process = entry.process
+        if process is not None and process.returncode is None:
+            process.terminate()
+            try:
+                async with asyncio.timeout(entry.spec.stop_s):
+                    await process.wait()
+            except TimeoutError:
+                _log.warning("%s did not end within %g s: killed", name, entry.spec.stop_s)
+                process.kill()
+                await process.wait()
+        if entry.task is not None:
+            entry.task.cancel()
+            await asyncio.gather(entry.task, return_exceptions=True)
+
+    async def stop_all(self) -> None:
+        """Stop everything, group after group."""
+        while self.watched:
+            first = min(entry.spec.stop_order for entry in self.watched.values())
+            group = [name for name, entry in self.watched.items() if entry.spec.stop_order == first]
+            await asyncio.gather(*(self.stop(name) for name in group))
+
+    async def _spawn(self, entry: Watched) -> None:
+        with entry.spec.log.open("ab") as log:
+            entry.process = await asyncio.create_subprocess_exec(
+                *_LEASHED,
+                str(os.getpid()),
+                *entry.spec.argv,
+                env={**os.environ, **entry.spec.env},
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C in the terminal is ours to act on
+            )
+        entry.started_at = time.monotonic()
+
+    async def _keep(self, entry: Watched) -> None:
+        while True:
+            assert entry.process is not None
+            status = await entry.process.wait()
+            if entry.stopping:
+                return
+            if status == UNUSABLE_SETTINGS:
+                entry.fatal.set()
+                return
+            steady = time.monotonic() - entry.started_at >= STEADY_S
+            entry.crashes = 1 if steady else entry.crashes + 1
+            pause_s = restart_pause_s(entry.crashes)
+            _log.warning("%s ended with status %d: again in %g s", entry.spec.name, status, pause_s)
+            await asyncio.sleep(pause_s)
+            entry.restarts += 1
+            await self._spawn(entry)
