@@ -1,0 +1,1 @@
+"""The shipped model family and the scripts that made it."""

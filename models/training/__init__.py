@@ -1,0 +1,1 @@
+"""How the shipped family was made: tasks, tokenizer, training, judging, cards."""

@@ -1,0 +1,35 @@
+"""Make the shipped family from nothing: `python -m models.training [--out FOLDER]`. Hours; a broken run is taken up again."""
+
+import argparse
+import json
+from pathlib import Path
+
+from models.training import cards, judge, measure, train
+
+STEPS = (*measure.TIERS, "judge", "measure")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("models/family"))
+    parser.add_argument("--work", type=Path, default=Path(".cache/training"))
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--only", choices=STEPS, action="append", help="these steps, in this order; else all")
+    args = parser.parse_args()
+    for step in args.only or STEPS:
+        print(f"== {step}", flush=True)
+        if step == "measure":
+            figures = measure.measure(args.out, args.work, args.threads)
+            cards.write_cards(args.out)
+            print(json.dumps(figures["cascade"], indent=1))
+            continue
+        if step == "judge":
+            made = judge.train(args.out, args.work / "judge", args.threads)
+        else:
+            made = train.train(step, args.out / step, args.work, threads=args.threads)
+        (args.work / f"{step}.figures.json").write_text(json.dumps(made, indent=1) + "\n")
+        print(json.dumps(made, indent=1), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""Batches for training: problems become chats, chats of like length share a batch, only replies are learnt from."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from models.training import tasks
+from models.training.tokenizer import SPECIAL, build
+
+IGNORED = -100  # the label of a token that is not learnt from
+SYSTEM_PROMPTS = ("You are a helpful assistant.", "Answer briefly.", "You solve small puzzles.")
+
+_TOKENIZER = build()
+BOS, END, PAD, SYSTEM, USER, ASSISTANT = (int(i) for i in _TOKENIZER.convert_tokens_to_ids(list(SPECIAL)))
+
+
+def text_ids(text: str) -> list[int]:
+    """Token ids of plain text, special tokens not recognised (a fast path of the tokenizer: one id per byte)."""
+    return [_BYTE_IDS[b] for b in text.encode()]
+
+
+def _byte_ids() -> list[int]:
+    from tokenizers import pre_tokenizers
+
+    table = {}
+    pre = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    for code in range(0x180):
+        text, symbol = chr(code), pre.pre_tokenize_str(chr(code))[0][0]
+        for byte, char in zip(text.encode(), symbol, strict=True):
+            table[byte] = int(_TOKENIZER.convert_tokens_to_ids(char))
+    return [table.get(b, 0) for b in range(256)]  # bytes never met in training text keep a harmless id
+
+
+_BYTE_IDS = _byte_ids()
+
+
+def turn_ids(problem: tasks.Problem) -> tuple[list[int], list[int]]:
+    """(prompt ids up to the assistant token, reply ids with the end token)."""
+    return [USER, *text_ids(problem.prompt), END, ASSISTANT], [*text_ids(problem.reply), END]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """`input_ids`, `labels`: (B, T) int64; labels are the inputs, IGNORED outside replies."""
+
+    input_ids: torch.Tensor
+    labels: torch.Tensor
+
+
+def _chat(problems: list[tasks.Problem], system: str | None) -> tuple[list[int], list[int]]:
+    ids, labels = [BOS], [IGNORED]
+    if system is not None:
+        said = [SYSTEM, *text_ids(system), END]
+        ids += said
+        labels += [IGNORED] * len(said)
+    for problem in problems:
+        prompt, reply = turn_ids(problem)
+        ids += prompt + reply
+        labels += [IGNORED] * len(prompt) + reply
+    return ids, labels
+
+
+def _pad(rows: list[tuple[list[int], list[int]]]) -> Batch:
+    width = max(len(ids) for ids, _ in rows)
+    ids = np.full((len(rows), width), PAD)
+    labels = np.full((len(rows), width), IGNORED)
+    for i, (row, marks) in enumerate(rows):
+        ids[i, : len(row)] = row
+        labels[i, : len(marks)] = marks
+    return Batch(torch.from_numpy(ids), torch.from_numpy(labels))
+
+
+def batches(
+    seed: int, tokens_per_batch: int, *, long_share: float, weights: dict[tuple[str, int], float] | None = None
+) -> Iterator[Batch]:
+    """Training batches without end. `long_share` of them hold several turns of one chat, up to 2,048 tokens long."""
+    rng = random.Random(seed)
+    source = tasks.stream(seed + 1, held_out=False, weights=weights)
+    while True:
+        pool = sorted(
+            (_chat([next(source)], rng.choice(SYSTEM_PROMPTS) if rng.random() < 0.03 else None) for _ in range(4096)),
+            key=lambda row: len(row[0]),
+        )
+        made: list[Batch] = []
+        rows: list[tuple[list[int], list[int]]] = []
+        for row in pool:
+            if rows and (len(rows) + 1) * len(row[0]) > tokens_per_batch:
+                made.append(_pad(rows))
+                rows = []
+            rows.append(row)
+        made.append(_pad(rows))
+        made += [_long(rng, source, tokens_per_batch) for _ in range(round(len(made) * long_share))]
+        rng.shuffle(made)
+        yield from made
+
+
+def _long(rng: random.Random, source: Iterator[tasks.Problem], tokens_per_batch: int) -> Batch:
+    length = rng.choice((256, 256, 512, 512, 512, 1024, 2048))
+    rows = []
+    for _ in range(max(1, tokens_per_batch // length)):
+        turns: list[tasks.Problem] = []
+        while len((row := _chat(turns, None))[0]) < length:
+            turns.append(next(source))
+        rows.append((row[0][:length], row[1][:length]))
+    return _pad(rows)

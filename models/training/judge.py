@@ -1,0 +1,186 @@
+"""Train the judge: a language model over (prompt, answer) that has not seen the truth and is surprised by what is wrong.
+
+It begins as the large tier's weights and learns from the tiers' own replies to training problems, from right replies and from
+right replies with something broken. As long as a reply agrees with the right one, its tokens become likelier; the first
+wrong token becomes less likely (unlikelihood training, Welleck et al., 2020); what follows it is no lesson. Served, an answer
+is judged by its least likely token.
+"""
+
+import dataclasses
+import itertools
+import json
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import LlamaForCausalLM
+
+from models.training import answers, tasks
+from models.training.answers import Answered
+from models.training.data import BOS, END, PAD, text_ids, turn_ids
+from models.training.train import CONTEXT_TOKENS, RECIPES, learn, optimisers, save
+
+SEED = 21
+BASE = "large"  # the tier whose weights it begins with: who can solve a problem sees best what went wrong
+PER_TIER = {"small": 16_000, "medium": 34_000, "large": 6_000}
+SAMPLED_SHARE = 0.3  # of a tier's replies: drawn at temperature 0.7; the others are greedy
+RIGHT, BROKEN = 8_000, 14_000  # replies that no tier gave
+BATCHES = 280
+TOKENS_PER_BATCH = 8192
+MUON_LR, ADAM_LR = 0.003, 3e-4
+WARMUP_STEPS = 40
+WRONG_WEIGHT = 5.0  # of a wrong token against a right one: there are few
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """ids: the chat with the reply; reply_at: where the reply begins; good_until: tokens up to here agree with the right
+    reply; good: whether the answer is right."""
+
+    ids: list[int]
+    reply_at: int
+    good_until: int
+    good: bool
+
+
+def lesson(problem: tasks.Problem, reply: str) -> Lesson:
+    prompt, right = turn_ids(problem)
+    said = [*text_ids(reply), END]
+    agree = next((i for i, (a, b) in enumerate(zip(said, right, strict=False)) if a != b), min(len(said), len(right)))
+    ids = [BOS, *prompt, *said]
+    start = len(ids) - len(said)
+    return Lesson(ids[:CONTEXT_TOKENS], start, start + agree, tasks.is_correct(problem.answer, reply))
+
+
+def broken(problem: tasks.Problem, rng: random.Random) -> str:
+    """The right reply with something wrong: a character changed, lost, doubled, swapped, or the end cut off."""
+    reply = list(problem.reply)
+    at = rng.randrange(len(reply))
+    kind = rng.randrange(5)
+    if kind == 0:
+        pool = "0123456789" if reply[at].isdigit() else "abcdefghijklmnopqrstuvwxyz"
+        reply[at] = rng.choice(pool)
+    elif kind == 1:
+        del reply[at]
+    elif kind == 2:
+        reply.insert(at, reply[at])
+    elif kind == 3 and at + 1 < len(reply):
+        reply[at], reply[at + 1] = reply[at + 1], reply[at]
+    else:
+        reply = reply[: max(1, at)]
+    return "".join(reply)
+
+
+def collect(family: Path, work: Path, threads: int) -> None:
+    """Write the tiers' replies to training problems; what is there already is kept."""
+    for tier, count in PER_TIER.items():
+        for name, share, temperature in (("greedy", 1 - SAMPLED_SHARE, 0.0), ("sampled", SAMPLED_SHARE, 0.7)):
+            path = work / f"answers-{tier}-{name}.jsonl"
+            if path.exists():
+                continue
+            seed = SEED * 100 + len(tier) + len(name)
+            source = tasks.stream(seed, held_out=False)
+            problems = [next(source) for _ in range(round(count * share))]
+            found = answers.answer_all(family / tier, tier, problems, temperature=temperature, threads=threads)
+            answers.write(path.with_suffix(".tmp"), found)
+            path.with_suffix(".tmp").replace(path)
+
+
+def lessons(work: Path) -> list[Lesson]:
+    """All lessons, in random order."""
+    rng = random.Random(SEED)
+    found = [lesson(a.problem, a.reply) for path in sorted(work.glob("answers-*.jsonl")) for a in answers.read(path)]
+    source = tasks.stream(SEED, held_out=False)
+    found += [lesson(problem, problem.reply) for problem, _ in zip(source, range(RIGHT), strict=False)]
+    found += [lesson(problem, broken(problem, rng)) for problem, _ in zip(source, range(BROKEN), strict=False)]
+    rng.shuffle(found)
+    return found
+
+
+def batches(found: list[Lesson], rng: random.Random) -> Iterator[list[Lesson]]:
+    """One epoch: lessons of like length together, batches in random order."""
+    order = sorted(found, key=lambda one: (len(one.ids), rng.random()))
+    made: list[list[Lesson]] = [[]]
+    for one in order:
+        if made[-1] and (len(made[-1]) + 1) * len(one.ids) > TOKENS_PER_BATCH:
+            made.append([])
+        made[-1].append(one)
+    rng.shuffle(made)
+    yield from made
+
+
+def loss_of(model: LlamaForCausalLM, batch: list[Lesson]) -> torch.Tensor:
+    """Mean of -log p over tokens that agree, and of -log(1 - p) over first wrong tokens."""
+    width = max(len(one.ids) for one in batch)
+    ids = torch.tensor([one.ids + [PAD] * (width - len(one.ids)) for one in batch])
+    model.set_attn_implementation("eager" if width <= 160 else "sdpa")
+    with torch.autocast("cpu", torch.bfloat16):
+        hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state  # (B, T, H)
+        place = torch.arange(1, width)[None, :]  # of the token that is foretold
+        reply_at = torch.tensor([one.reply_at for one in batch])[:, None]
+        length = torch.tensor([len(one.ids) for one in batch])[:, None]
+        good_until = torch.tensor([one.good_until for one in batch])[:, None]
+        agrees = (place >= reply_at) & (place < torch.minimum(good_until, length))
+        breaks = (place == good_until) & (place < length)
+        taught = agrees | breaks
+        logits = model.lm_head(hidden[:, :-1][taught]).float()
+    logp = torch.log_softmax(logits, dim=-1).gather(1, ids[:, 1:][taught][:, None])[:, 0]
+    wrong = breaks[taught]
+    against = torch.log1p(-logp[wrong].exp().clamp(max=1 - 1e-6))
+    return -(logp[~wrong].sum() + WRONG_WEIGHT * against.sum()) / taught.sum()
+
+
+def train(family: Path, work: Path, threads: int) -> dict[str, object]:
+    """Train the judge into family/judge; return the figures for the card."""
+    work.mkdir(parents=True, exist_ok=True)
+    collect(family, work, threads)
+    torch.set_num_threads(threads)
+    found = lessons(work)
+    model = LlamaForCausalLM.from_pretrained(str(family / BASE), dtype=torch.float32)
+    recipe = dataclasses.replace(RECIPES[BASE], muon_lr=MUON_LR, adam_lr=ADAM_LR)
+    opts, peaks = optimisers(model, recipe), [MUON_LR, ADAM_LR]
+    rng = random.Random(SEED + 1)
+    total = BATCHES
+    began, step, running, seen = time.monotonic(), 0, 0.0, 0
+    with (work / "judge.jsonl").open("a") as log:
+        for batch in itertools.islice(itertools.chain.from_iterable(batches(found, rng) for _ in range(total)), total):
+            share = min(1.0, (step + 1) / WARMUP_STEPS, (total - step) / total)
+            loss = loss_of(model, batch)
+            learn(model, opts, peaks, share, loss)
+            step, running, seen = step + 1, running + loss.item(), seen + len(batch)
+            if step % 20 == 0:
+                log.write(json.dumps({"step": step, "of": total, "loss": running / 20}) + "\n")
+                log.flush()
+                running = 0.0
+    save(model, family / "judge")
+    return {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "samples": seen,
+        "right_share": sum(one.good for one in found) / len(found),
+        "steps": step,
+        "training_seconds": round(time.monotonic() - began),
+        "threads": threads,
+        "seed": SEED,
+    }
+
+
+def score_all(folder: Path, found: list[Answered], threads: int = 2) -> list[float]:
+    """The judge's raw scores of answers, by the very code that serves them."""
+    import asyncio
+
+    from judge_service.scorers import JudgedAnswer
+    from judge_service.scorers.judge_model import BatchOptions, JudgeModelScorer
+    from services.domain.requests import ChatMessage, ChatPrompt
+
+    async def run() -> list[float]:
+        scorer = JudgeModelScorer(folder, BatchOptions(64, 16_384, len(found) + 1), threads=threads, device="cpu")
+        await scorer.start()
+        items = [JudgedAnswer(ChatPrompt((ChatMessage("user", a.problem.prompt),)), a.reply, a.tier) for a in found]
+        scores = [raw.raw for raw in await scorer.score(items)]
+        await scorer.close()
+        return scores
+
+    return asyncio.run(run())
