@@ -1,0 +1,76 @@
+# `make demo` and `make test` set up what they need. PYTHON: a Python from 3.11 on.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip --disable-pip-version-check
+
+.PHONY: help install demo test test-sglang check format stubs settings-page compose-check bench models clean
+
+help:
+	@echo "make demo           set up, run the mesh on the shipped models, show what it did"
+	@echo "make test           set up, run the tests"
+	@echo "make check          ruff, types, import rules, stubs, settings page, buf lint and breaking"
+	@echo "make bench          the benchmarks; JSON and plots under benchmarks/results"
+	@echo "make models         train the shipped models anew (hours)"
+	@echo "make install        set up everything for development in $(VENV)"
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Penstock needs Python 3.11 or newer; name one with PYTHON=..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# What the mesh needs.
+$(VENV)/.mesh: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[mesh]'
+	@touch $@
+
+# And what developers need besides.
+$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@ $(VENV)/.mesh
+
+install: $(VENV)/.dev
+
+demo: $(VENV)/.mesh
+	$(BIN)/penstock demo $(DEMO)
+
+test: $(VENV)/.dev
+	$(BIN)/pytest $(TESTS)
+
+test-sglang: $(VENV)/.dev
+	tests/support/sglang_cpu/install.sh
+	$(BIN)/pytest --sglang -m sglang $(TESTS)
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python scripts/generate_stubs.py --check
+	$(BIN)/python scripts/settings_page.py --check
+	cd protos && ../$(BIN)/buf lint
+	$(BIN)/python scripts/buf_breaking.py
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+stubs: $(VENV)/.dev
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python scripts/generate_stubs.py
+
+settings-page: $(VENV)/.dev
+	$(BIN)/python scripts/settings_page.py
+
+# Needs docker compose (the client alone is enough).
+compose-check:
+	$$(docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose) \
+		--profile cpu --profile gpu --profile observe config --quiet
+
+bench: $(VENV)/.dev
+	$(BIN)/python -m benchmarks
+
+models: $(VENV)/.dev
+	$(BIN)/python -m models.training
+
+clean:
+	rm -rf $(VENV) .penstock .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist *.egg-info

@@ -1,0 +1,157 @@
+"""The engines that are compared: each starts its own processes, takes workloads, and leaves nothing behind."""
+
+import asyncio
+import json
+import os
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import aiohttp
+import yaml
+from grpc import aio
+
+from benchmarks.workload import Workload, drive
+from penstock.common.v1 import common_pb2
+from penstock.local import LocalMesh, MeshOptions
+from penstock.local.redis_server import free_port
+from penstock.worker.v1 import worker_pb2 as pb
+from penstock.worker.v1 import worker_pb2_grpc
+from services.domain.instances import Role
+from tests.support import sglang
+
+KV_TOKENS = 32_768  # every engine gets room for as many
+
+
+class Contender(Protocol):
+    """An engine that is up."""
+
+    async def seconds(self, work: Workload) -> float:
+        """How long a workload takes."""
+
+
+@asynccontextmanager
+async def one_tier_mesh(model: str, max_running: int, **tier: object) -> AsyncIterator[LocalMesh]:
+    """A mesh of our own processes with one worker, on free ports, in a folder that goes away."""
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+        file = Path(folder) / "mesh.yaml"
+        one = {"name": "only", "model": model, "kv_tokens": KV_TOKENS, "max_running": max_running}
+        content = {
+            "name": "bench",
+            "tiers": [one | tier],
+            "judge": {"scorers": [{"name": "confidence", "kind": "confidence"}], "default_scorer": "confidence"},
+        }
+        file.write_text(yaml.safe_dump(content))
+        async with LocalMesh(MeshOptions(file, Path(folder), any_ports=True, log_level="warning")) as mesh:
+            yield mesh
+
+
+def worker_address(mesh: LocalMesh) -> str:
+    return mesh.view.instances(Role.WORKER)[0].address
+
+
+@dataclass(frozen=True, slots=True)
+class PenstockWorker:
+    """A worker process of ours, called over gRPC with every token streamed."""
+
+    stub: "worker_pb2_grpc.WorkerServiceAsyncStub"
+
+    async def seconds(self, work: Workload) -> float:
+        names = iter(range(len(work.prompts)))
+
+        async def generate(prompt: Sequence[int], tokens: int) -> int:
+            sampling = common_pb2.SamplingParams(temperature=0.0, max_output_tokens=tokens, ignore_eos=True)
+            asked = common_pb2.Prompt(token_ids=common_pb2.TokenIds(ids=prompt))
+            request = pb.GenerateRequest(request_id=f"r{next(names)}", prompt=asked, sampling=sampling)
+            got = 0
+            async for event in self.stub.Generate(request):
+                got += len(event.tokens.token_ids)
+            return got
+
+        return await drive(work, generate)
+
+
+@asynccontextmanager
+async def penstock(model: Path) -> AsyncIterator[Contender]:
+    async with (
+        one_tier_mesh(str(Path.cwd() / model), max_running=32) as mesh,
+        aio.insecure_channel(worker_address(mesh)) as channel,
+    ):
+        yield PenstockWorker(worker_pb2_grpc.WorkerServiceStub(channel))
+
+
+@dataclass(frozen=True, slots=True)
+class SglangServer:
+    """A real SGLang server, called over HTTP without streaming, which is the cheapest for it."""
+
+    session: aiohttp.ClientSession
+    url: str
+
+    async def seconds(self, work: Workload) -> float:
+        async def generate(prompt: Sequence[int], tokens: int) -> int:
+            params = {"temperature": 0.0, "max_new_tokens": tokens, "ignore_eos": True}
+            body = {"input_ids": list(prompt), "sampling_params": params}
+            async with self.session.post(f"{self.url}/generate", json=body) as response:
+                response.raise_for_status()
+                return len((await response.json())["output_ids"])
+
+        return await drive(work, generate)
+
+
+@asynccontextmanager
+async def sglang_cpu(model: Path) -> AsyncIterator[Contender]:
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+        os.environ["SGLANG_MAX_TOKENS"] = str(KV_TOKENS)
+        server = sglang.sglang_server(model, free_port(), Path(folder) / "sglang.log")
+        url = await asyncio.to_thread(server.__enter__)
+        try:
+            async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=600)) as session:
+                yield SglangServer(session, url)
+        finally:
+            server.__exit__(None, None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class TransformersProcess:
+    """transformers' continuous batching, called inside its own process: no server in between, the cheapest for it."""
+
+    process: asyncio.subprocess.Process
+
+    async def seconds(self, work: Workload) -> float:
+        assert self.process.stdin is not None
+        job = {"prompts": work.prompts, "concurrency": work.concurrency, "output_tokens": work.output_tokens}
+        self.process.stdin.write((json.dumps(job) + "\n").encode())
+        return float(json.loads(await self.line())["seconds"])
+
+    async def line(self) -> str:
+        assert self.process.stdout is not None
+        line = (await self.process.stdout.readline()).decode()
+        if not line:
+            raise RuntimeError("transformers' process ended")
+        return line
+
+
+@asynccontextmanager
+async def transformers_cb(model: Path) -> AsyncIterator[Contender]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "benchmarks.transformers_server",
+        str(model),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        limit=1 << 20,
+    )
+    try:
+        made = TransformersProcess(process)
+        await made.line()
+        yield made
+    finally:
+        process.kill()
+        await process.wait()

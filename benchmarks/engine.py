@@ -1,0 +1,79 @@
+"""Tokens per second of three engines on the shipped large model: ours, transformers' continuous batching, SGLang.
+
+One thread per engine, one engine at a time, rounds of all three one after the other in one run; every engine answers the
+same prompts with the same number of greedy tokens. Ours is called over gRPC with all tokens streamed.
+"""
+
+import asyncio
+import statistics
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+from benchmarks import contenders, report
+from benchmarks.contenders import Contender
+from benchmarks.workload import workload
+from tests.support import sglang
+
+MODEL = Path("models/family/large")
+CONCURRENCY = (1, 8, 32)
+WAVES = {1: 6, 8: 3, 32: 2}
+OUTPUT_TOKENS = 128
+SEED = 5
+
+Start = Callable[[Path], AbstractAsyncContextManager[Contender]]
+
+
+def chosen() -> dict[str, Start]:
+    """The engines that can run here."""
+    engines: dict[str, Start] = {"penstock": contenders.penstock, "transformers": contenders.transformers_cb}
+    if sglang.installed():
+        engines["sglang"] = contenders.sglang_cpu
+    else:
+        print(
+            "SGLang is not installed here and is left out: tests/support/sglang_cpu/install.sh installs it", flush=True
+        )
+    return engines
+
+
+async def measure(rounds: int) -> dict[str, Any]:
+    works = {n: workload(MODEL, n, WAVES[n], OUTPUT_TOKENS, SEED) for n in CONCURRENCY}
+    rates: dict[str, dict[int, list[float]]] = {}
+    for number in range(rounds):
+        for name, start in chosen().items():
+            async with start(MODEL) as engine:
+                await engine.seconds(workload(MODEL, 4, 1, 16, SEED + 1))  # warm
+                for n, work in works.items():
+                    rate = work.tokens / await engine.seconds(work)
+                    rates.setdefault(name, {}).setdefault(n, []).append(rate)
+                    print(f"round {number + 1}  {name:<14}{n:>3} at once  {rate:8.0f} tokens/s", flush=True)
+    return {
+        "model": str(MODEL),
+        "seed": SEED,
+        "output_tokens": OUTPUT_TOKENS,
+        "prompts": {n: len(work.prompts) for n, work in works.items()},
+        "threads_per_engine": 1,
+        "rounds": rounds,
+        "tokens_per_s": rates,
+        "ratio_of_medians": {
+            f"penstock/{name}": {
+                n: round(statistics.median(rates["penstock"][n]) / statistics.median(rates[name][n]), 2) for n in works
+            }
+            for name in rates
+            if name != "penstock"
+        },
+    }
+
+
+def run(rounds: int) -> None:
+    figures = asyncio.run(measure(rounds))
+    path = report.write("engine", figures)
+    series = {
+        name: [(statistics.median(rates[n]), min(rates[n]), max(rates[n])) for n in CONCURRENCY]
+        for name, rates in figures["tokens_per_s"].items()
+    }
+    groups = [f"{n} at once" for n in CONCURRENCY]
+    title = "Output tokens per second, shipped large model, one CPU thread"
+    plot = report.bars("engine", title, groups, series, "tokens per second")
+    print(f"{figures['ratio_of_medians']}\n{path}\n{plot}")

@@ -1,0 +1,143 @@
+"""What the mesh adds to a worker: the same streams from the worker itself, through the router, through the OpenAI face.
+
+The engine is the simulated one with next to no latency of its own, so that what is measured is the way. The three ways
+are taken in turns in one run. CPU time is that of the router's process.
+"""
+
+import asyncio
+import json
+import statistics
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from grpc import aio
+
+from benchmarks import report
+from benchmarks.contenders import one_tier_mesh, worker_address
+from penstock import AsyncClient, Tokens
+from penstock.common.v1 import common_pb2
+from penstock.local import LocalMesh
+from penstock.worker.v1 import worker_pb2 as pb
+from penstock.worker.v1 import worker_pb2_grpc
+
+TOKENS = 64
+STREAMS = 400
+CONCURRENCY = (1, 16)
+FAST = {"overhead_ms": 0.2, "token_us": 1.0, "context_token_ns": 0.0, "reply_tokens": TOKENS}
+
+Way = Callable[[], Awaitable[float]]  # one stream; returns seconds to its first token
+
+
+def through_worker(stub: Any) -> Way:
+    async def one() -> float:
+        sampling = common_pb2.SamplingParams(temperature=0.0, max_output_tokens=TOKENS)
+        prompt = common_pb2.Prompt(text="hello")
+        began, first = time.perf_counter(), 0.0
+        async for event in stub.Generate(pb.GenerateRequest(request_id=f"{began}", prompt=prompt, sampling=sampling)):
+            if event.HasField("tokens") and not first:
+                first = time.perf_counter() - began
+        return first
+
+    return one
+
+
+def through_router(client: AsyncClient) -> Way:
+    async def one() -> float:
+        began, first = time.perf_counter(), 0.0
+        stream = client.stream("hello", model="only", temperature=0.0, max_tokens=TOKENS)
+        async for event in stream:
+            if isinstance(event, Tokens) and not first:
+                first = time.perf_counter() - began
+        return first
+
+    return one
+
+
+def through_gateway(session: aiohttp.ClientSession, url: str) -> Way:
+    body = {
+        "model": "only",
+        "messages": [{"role": "user", "content": "hello"}],
+        "stream": True,
+        "temperature": 0,
+        "max_tokens": TOKENS,
+    }
+
+    async def one() -> float:
+        began, first = time.perf_counter(), 0.0
+        async with session.post(f"{url}/v1/chat/completions", json=body) as response:
+            response.raise_for_status()
+            async for line in response.content:
+                if not line.startswith(b"data: {"):
+                    continue
+                delta = json.loads(line[6:])["choices"][0]["delta"] if not first else {}
+                if delta.get("content"):
+                    first = time.perf_counter() - began
+        return first
+
+    return one
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / 100.0
+
+
+async def measured(way: Way, concurrency: int, mesh: LocalMesh) -> dict[str, float]:
+    places = asyncio.Semaphore(concurrency)
+
+    async def one() -> float:
+        async with places:
+            return await way()
+
+    pid = mesh.watcher.watched["router-0"].pid
+    assert pid is not None
+    cpu, began = cpu_seconds(pid), time.perf_counter()
+    first = sorted(await asyncio.gather(*(one() for _ in range(STREAMS))))
+    took = time.perf_counter() - began
+    return {
+        "first_token_p50_ms": 1000 * statistics.median(first),
+        "first_token_p95_ms": 1000 * first[int(0.95 * len(first))],
+        "streams_per_s": STREAMS / took,
+        "router_cpu_ms_per_stream": 1000 * (cpu_seconds(pid) - cpu) / STREAMS,
+    }
+
+
+async def measure(rounds: int) -> dict[str, Any]:
+    found: dict[str, dict[str, list[dict[str, float]]]] = {}
+    async with (
+        one_tier_mesh("sim", 64, engine="simulated", simulated=FAST, max_queued=512) as mesh,
+        aio.insecure_channel(worker_address(mesh)) as channel,
+        AsyncClient(mesh.grpc_addresses) as client,
+        aiohttp.ClientSession() as session,
+    ):
+        ways = {
+            "worker": through_worker(worker_pb2_grpc.WorkerServiceStub(channel)),
+            "router": through_router(client),
+            "gateway": through_gateway(session, f"http://{mesh.http_addresses[0]}"),
+        }
+        for way in ways.values():
+            await asyncio.gather(*(way() for _ in range(20)))  # warm
+        for number in range(rounds):
+            for n in CONCURRENCY:
+                for name, way in ways.items():
+                    one = await measured(way, n, mesh)
+                    found.setdefault(name, {}).setdefault(str(n), []).append(one)
+                    said = "  ".join(f"{key} {value:.2f}" for key, value in one.items())
+                    print(f"round {number + 1}  {name:<8}{n:>3} at once  {said}", flush=True)
+    return {"tokens_per_stream": TOKENS, "streams": STREAMS, "rounds": rounds, "ways": found}
+
+
+def run(rounds: int) -> None:
+    figures = asyncio.run(measure(rounds))
+    path = report.write("overhead", figures)
+    groups = [f"{n} at once" for n in CONCURRENCY]
+    series = {}
+    for name, by_concurrency in figures["ways"].items():
+        values = [[one["first_token_p50_ms"] for one in by_concurrency[str(n)]] for n in CONCURRENCY]
+        series[name] = [(statistics.median(v), min(v), max(v)) for v in values]
+    plot = report.bars("overhead", "Time to the first token by the way taken", groups, series, "ms, median")
+    print(f"{path}\n{plot}")

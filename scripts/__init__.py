@@ -1,0 +1,1 @@
+"""Maintenance scripts: stubs, settings page, dashboard, breaking changes."""

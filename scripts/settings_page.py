@@ -1,0 +1,73 @@
+"""Write docs/settings.md from the settings' own docstrings: `python scripts/settings_page.py [--check]`."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from services.settings import (
+    MeshFile,
+    MeshJudge,
+    MeshPlanner,
+    MeshRouter,
+    MeshScorer,
+    MeshTier,
+    ServiceSettings,
+    SglangMeshEngine,
+    SimulatedMeshEngine,
+)
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "settings.md"
+
+HEAD = """# Settings
+
+Two places, read at boot by every process: the **mesh file** says what runs (`penstock up` and docker compose read the same
+one), **environment variables** say where one process lives. A value that does not fit ends the process at boot with the
+name of its field. This page is written by `make settings-page` from the docstrings of `services/settings.py`.
+"""
+
+SECTIONS: tuple[tuple[str, type[Any]], ...] = (
+    ("The mesh file", MeshFile),
+    ("`tiers[]`", MeshTier),
+    ("`tiers[].simulated`", SimulatedMeshEngine),
+    ("`tiers[].sglang`", SglangMeshEngine),
+    ("`judge`", MeshJudge),
+    ("`judge.scorers[]`", MeshScorer),
+    ("`router`", MeshRouter),
+    ("`planner`", MeshPlanner),
+    ("Environment", ServiceSettings),
+)
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [HEAD]
+    for title, model in SECTIONS:
+        parts.append(f"## {title}\n\n{(model.__doc__ or '').strip()}\n")
+        parts.append("| name | default | meaning |\n|---|---|---|")
+        rows = []
+        for name, field in model.model_fields.items():
+            shown = f"PENSTOCK_{name.upper()}" if model is ServiceSettings else name
+            meaning = " ".join((field.description or "").split())
+            rows.append(f"| `{shown}` | {_default(field.default)} | {meaning} |")
+        parts.append("\n".join(rows) + "\n")
+    return "\n".join(parts)
+
+
+def _default(value: object) -> str:
+    if value is PydanticUndefined:
+        return "(needed)"
+    if value in ("", None) or isinstance(value, (tuple, BaseModel)):
+        return "-"
+    return f"`{value}`"
+
+
+if __name__ == "__main__":
+    made = page()
+    if "--check" in sys.argv:
+        if PAGE.read_text() != made:
+            sys.exit("docs/settings.md is not what the settings say: run `make settings-page`")
+    else:
+        PAGE.write_text(made)

@@ -1,0 +1,109 @@
+"""Shared by all tests: a real Redis, mesh files, the shipped models, tiny random ones."""
+
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from penstock.local import redis_server as local_redis
+from services.testing import RedisProcess, redis_server
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.pop("REDIS_URL", None)
+
+ROOT = Path(__file__).resolve().parent.parent
+FAMILY = ROOT / "models" / "family"
+TIERS = ("small", "medium", "large")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--sglang", action="store_true", help="run the tests that need a real SGLang server")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--sglang"):
+        return
+    skip = pytest.mark.skip(reason="a real SGLang server: `make test-sglang` installs one and runs this")
+    for item in items:
+        if item.get_closest_marker("sglang"):
+            item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProcess]:
+    """A real Redis for the whole run; each mesh has a name of its own in it."""
+    folder = tmp_path_factory.mktemp("redis")
+    with redis_server(local_redis.find(), local_redis.free_port(), folder) as server:
+        yield server
+
+
+@pytest.fixture
+def own_redis(tmp_path: Path) -> Iterator[RedisProcess]:
+    """A Redis that the test may take away."""
+    with redis_server(local_redis.find(), local_redis.free_port(), tmp_path) as server:
+        yield server
+
+
+MeshFileMaker = Callable[..., Path]
+
+
+@pytest.fixture
+def mesh_file(tmp_path: Path) -> MeshFileMaker:
+    """Write a mesh file: simulated tiers unless told otherwise, under a name that no other test has."""
+
+    def make(tiers: list[dict[str, Any]] | None = None, **parts: Any) -> Path:
+        fast = {"overhead_ms": 1.0, "token_us": 1.0, "context_token_ns": 0.0, "reply_tokens": 24}
+        usual: list[dict[str, Any]] = [
+            {"name": "small", "model": "sim-small", "threshold": 50},
+            {"name": "large", "model": "sim-large"},
+        ]
+        content: dict[str, Any] = {
+            "name": f"test-{uuid.uuid4().hex[:8]}",
+            "tiers": [{"engine": "simulated", "simulated": fast} | tier for tier in (tiers or usual)],
+            "judge": {"scorers": [{"name": "confidence", "kind": "confidence"}], "default_scorer": "confidence"},
+            "router": {"grpc_port": 0, "http_port": 0},
+        } | parts
+        path = tmp_path / f"{content['name']}.yaml"
+        path.write_text(yaml.safe_dump(content))
+        return path
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Random models of every family that the torch engine serves, with the shipped tokenizer."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+    from models.training.tokenizer import VOCAB_SIZE, build
+
+    shape = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+        "bos_token_id": 256,
+        "eos_token_id": 257,
+        "pad_token_id": 258,
+    }
+    made = {}
+    for name, config, model in (
+        ("llama", LlamaConfig(**shape), LlamaForCausalLM),
+        ("qwen2", Qwen2Config(**shape), Qwen2ForCausalLM),
+        ("qwen3", Qwen3Config(**shape, head_dim=16), Qwen3ForCausalLM),
+    ):
+        torch.manual_seed(7)
+        folder = tmp_path_factory.mktemp(name)
+        model(config).save_pretrained(str(folder))
+        build().save_pretrained(str(folder))
+        made[name] = folder
+    return made

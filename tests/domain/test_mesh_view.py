@@ -1,0 +1,85 @@
+"""The picture of the mesh: newest record wins, leases end, an outage of the store freezes it."""
+
+from dataclasses import replace
+
+from services.domain import InstanceRecord, Load, MeshView, ModelCard, Plan, Provenance, Role, TierPlan
+
+CARD = ModelCard("small", "m", "d", "torch", 100, 10, 16, 8)
+WORKER = InstanceRecord("w1", Role.WORKER, "host:1", 1.0, 1, 3.0, model=CARD, load=Load((5,), (), 9, 1.0))
+PLAN = Plan(1, (TierPlan("small", "m", None, 1),), provenance=Provenance("test", created_at=10.0))
+
+
+def connected(now: float = 0.0) -> MeshView:
+    view = MeshView()
+    view.connect([WORKER], PLAN, now)
+    return view
+
+
+def test_a_newer_record_replaces_an_older_one_and_never_the_other_way() -> None:
+    view = connected()
+    newer = replace(WORKER, sequence=5, draining=True)
+    assert view.hear(newer, 1.0)
+    assert not view.hear(WORKER, 1.1)
+    assert view.instances() == [newer]
+    assert view.workers("small") == []  # it drains
+    restarted = replace(WORKER, epoch=2.0, sequence=1)
+    assert view.hear(restarted, 1.2)
+    assert view.workers("small") == [restarted]
+
+
+def test_a_lease_ends_without_news() -> None:
+    view = connected()
+    view.alive(2.9)
+    assert view.expire() == []
+    view.alive(3.1)
+    assert view.expire() == ["w1"]
+    assert view.instances() == []
+
+
+def test_nothing_expires_while_the_store_is_away_and_a_lease_begins_anew_when_it_is_back() -> None:
+    view = connected()
+    view.disconnect(1.0)
+    assert view.expire() == []
+    assert view.age_s(31.0) == 30.0
+    view.connect([], None, 100.0)  # it came back empty
+    assert view.workers("small") == [WORKER]
+    assert view.plan == PLAN
+    view.alive(102.9)
+    assert view.expire() == []
+    view.alive(103.1)
+    assert view.expire() == ["w1"]
+
+
+def test_a_stuck_store_lets_nobody_expire() -> None:
+    """Instances publish into a store that no longer answers: their silence here says nothing of them."""
+    view = connected()
+    view.alive(1.0)
+    assert view.expire() == []  # however late it is: the store was last heard at 1.0
+
+
+def test_a_goodbye_takes_effect_at_once() -> None:
+    view = connected()
+    view.forget("w1")
+    view.forget("unknown")
+    assert view.instances() == []
+
+
+def test_the_plan_only_moves_forward() -> None:
+    view = connected()
+    assert not view.follow(PLAN)
+    newer = replace(PLAN, revision=2)
+    assert view.follow(newer)
+    assert not view.follow(PLAN)
+    # planner and store lost everything: revisions begin anew, later in time
+    reborn = replace(PLAN, provenance=Provenance("test", created_at=20.0))
+    assert view.follow(reborn)
+    assert view.plan == reborn
+
+
+def test_workers_are_those_of_the_tier() -> None:
+    view = connected()
+    view.hear(replace(WORKER, instance_id="w0"), 0.0)
+    view.hear(replace(WORKER, instance_id="w2", model=replace(CARD, tier="large")), 0.0)
+    view.hear(InstanceRecord("j", Role.JUDGE, "host:2", 1.0, 1, 3.0), 0.0)
+    assert [r.instance_id for r in view.workers("small")] == ["w0", "w1"]
+    assert [r.instance_id for r in view.instances(Role.JUDGE)] == ["j"]

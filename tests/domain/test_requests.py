@@ -1,0 +1,110 @@
+"""Requests and plans: every unsound field is named, every sound one passes."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.domain import (
+    ChatMessage,
+    ChatPrompt,
+    GenerationRequest,
+    InvalidRequest,
+    Plan,
+    SamplingParams,
+    Slo,
+    SloPhase,
+    TextPrompt,
+    TierPlan,
+    TokenPrompt,
+)
+
+SOUND = GenerationRequest("r1", TextPrompt("hello"), SamplingParams())
+
+
+def fields(request: GenerationRequest) -> set[str]:
+    with pytest.raises(InvalidRequest) as caught:
+        request.validate()
+    return {problem.field for problem in caught.value.problems}
+
+
+def test_a_sound_request_passes() -> None:
+    SOUND.validate()
+    replace(SOUND, prompt=ChatPrompt((ChatMessage("user", ""),)), priority=-5).validate()
+
+
+@pytest.mark.parametrize(
+    ("sampling", "field"),
+    [
+        (SamplingParams(temperature=-0.1), "sampling.temperature"),
+        (SamplingParams(temperature=2.1), "sampling.temperature"),
+        (SamplingParams(temperature=math.nan), "sampling.temperature"),
+        (SamplingParams(top_p=0.0), "sampling.top_p"),
+        (SamplingParams(top_p=math.nan), "sampling.top_p"),
+        (SamplingParams(top_p=1.5), "sampling.top_p"),
+        (SamplingParams(seed=-1), "sampling.seed"),
+        (SamplingParams(max_output_tokens=0), "sampling.max_output_tokens"),
+        (SamplingParams(stop=("a",) * 17), "sampling.stop"),
+        (SamplingParams(stop=("a", "")), "sampling.stop[1]"),
+        (SamplingParams(top_logprobs=21), "sampling.top_logprobs_count"),
+    ],
+)
+def test_unsound_sampling_is_named(sampling: SamplingParams, field: str) -> None:
+    assert fields(replace(SOUND, sampling=sampling)) == {field}
+
+
+def test_all_problems_are_told_at_once() -> None:
+    request = replace(
+        SOUND,
+        request_id="",
+        prompt=ChatPrompt((ChatMessage("robot", "x"),)),
+        slo=Slo(0.0, (SloPhase(5, 0.1), SloPhase(5, 0.0))),
+    )
+    assert fields(request) == {
+        "request_id",
+        "prompt.chat.messages[0].role",
+        "slo.time_to_first_token",
+        "slo.phases[1].from_output_token_count",
+        "slo.phases[1].time_per_output_token",
+    }
+
+
+@pytest.mark.parametrize("prompt", [ChatPrompt(()), TextPrompt(""), TokenPrompt(())])
+def test_an_empty_prompt_is_refused(prompt: ChatPrompt | TextPrompt | TokenPrompt) -> None:
+    assert len(fields(replace(SOUND, prompt=prompt))) == 1
+
+
+@given(st.floats(), st.floats(), st.integers(-(2**70), 2**70))
+def test_validation_never_fails_otherwise(temperature: float, top_p: float, seed: int) -> None:
+    """Whatever the numbers, the answer is yes or InvalidRequest."""
+    request = replace(SOUND, sampling=SamplingParams(temperature, top_p, seed))
+    sound = 0 <= temperature <= 2 and 0 < top_p <= 1 and 0 <= seed < 2**63
+    if sound:
+        request.validate()
+    else:
+        assert fields(request)
+
+
+def plan(*thresholds: float | None) -> Plan:
+    return Plan(0, tuple(TierPlan(f"t{i}", "m", threshold, 1) for i, threshold in enumerate(thresholds)))
+
+
+def test_a_plan_needs_thresholds_on_all_tiers_but_the_last() -> None:
+    plan(50, 60.5, None).validate()
+    plan(None).validate()
+    for bad, field in (
+        (plan(), "plan.tiers"),
+        (plan(50, 50), "plan.tiers[1].threshold"),
+        (plan(None, None), "plan.tiers[0].threshold"),
+        (plan(101, None), "plan.tiers[0].threshold"),
+        (plan(math.nan, None), "plan.tiers[0].threshold"),
+        (Plan(0, (TierPlan("a", "m", 1, 1), TierPlan("a", "m", None, 1))), "plan.tiers[1].name"),
+        (Plan(0, (TierPlan("cascade", "m", None, 1),)), "plan.tiers[0].name"),
+        (Plan(0, (TierPlan("A b", "m", None, 1),)), "plan.tiers[0].name"),
+        (Plan(0, (TierPlan("a", "m", None, -1),)), "plan.tiers[0].instance_count"),
+    ):
+        with pytest.raises(InvalidRequest) as caught:
+            bad.validate()
+        assert [p.field for p in caught.value.problems] == [field]

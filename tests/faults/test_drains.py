@@ -1,0 +1,140 @@
+"""Parts that stop in an orderly way finish what they have; the mesh goes on. In the test's own event loop."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from penstock import AsyncClient, AsyncPlannerClient, InstanceChanged, Tokens, UnavailableError
+from penstock.worker.v1 import worker_pb2, worker_pb2_grpc
+from services.domain import Role
+from services.state import PlanStore, connect
+from services.testing import RedisProcess
+from tests.conftest import MeshFileMaker
+from tests.support.mesh import TestMesh, running_mesh
+
+
+async def plan_is_back(mesh: TestMesh, redis: RedisProcess) -> None:
+    """Return once Redis holds the plan again."""
+    store = PlanStore(connect(redis.url), mesh.router.keys)
+    async with asyncio.timeout(20):
+        while await store.current() is None:
+            await asyncio.sleep(0.05)
+
+
+SLOW = {"overhead_ms": 10.0, "token_us": 0.0, "context_token_ns": 0.0, "reply_tokens": 40}
+
+
+@pytest.fixture
+async def mesh(redis: RedisProcess, mesh_file: MeshFileMaker) -> AsyncIterator[TestMesh]:
+    tiers = [{"name": "only", "model": "sim", "workers": 2, "simulated": SLOW}]
+    async with running_mesh(mesh_file(tiers), redis.url) as running:
+        yield running
+
+
+async def test_a_draining_worker_ends_its_replies_and_gets_no_new_ones(mesh: TestMesh) -> None:
+    async with mesh.client() as client:
+        started = asyncio.Event()
+
+        async def one(i: int) -> list[object]:
+            events: list[object] = []
+            async for event in client.stream(f"prompt {i}"):
+                events.append(event)
+                if isinstance(event, Tokens):
+                    started.set()
+            return events
+
+        running = [asyncio.create_task(one(i)) for i in range(12)]
+        await started.wait()
+        await mesh.stop("worker-only-0")
+        replies = await asyncio.gather(*running)
+        assert not any(isinstance(event, InstanceChanged) for events in replies for event in events)
+        after = await asyncio.gather(*(client.generate(f"later {i}") for i in range(6)))
+        assert {t.instance_id for r in after for t in r.tiers} == {"worker-only-1"}
+
+
+async def test_the_drain_rpc_returns_when_the_last_reply_has_ended(mesh: TestMesh) -> None:
+    from grpc import aio
+
+    async with mesh.client() as client, aio.insecure_channel(mesh.parts["worker-only-0"].address) as channel:
+        running = [asyncio.create_task(client.generate(f"prompt {i}")) for i in range(8)]
+        await mesh.until(lambda s: all(i.running for i in s.instances if i.role == "worker"))
+        stub = worker_pb2_grpc.WorkerServiceStub(channel)
+        answer = await stub.Drain(worker_pb2.DrainRequest(), timeout=60)
+        assert answer.cut_off_count == 0
+        load = await stub.GetLoad(worker_pb2.GetLoadRequest())
+        assert load.draining
+        assert not load.running_tokens
+        await asyncio.gather(*running)
+        await mesh.until(lambda s: "draining" in {i.state for i in s.instances})
+
+
+async def test_a_drain_cut_short_hands_its_replies_to_another_worker(mesh: TestMesh) -> None:
+    """What the deadline cuts off goes on elsewhere at the same token."""
+    from grpc import aio
+
+    async with mesh.client() as client, aio.insecure_channel(mesh.parts["worker-only-0"].address) as channel:
+        prompts = [f"prompt {i}" for i in range(8)]
+        wanted = [(await client.generate(p, temperature=0)).text for p in prompts]
+        running = [asyncio.create_task(client.generate(p, temperature=0)) for p in prompts]
+        await mesh.until(lambda s: all(i.running for i in s.instances if i.role == "worker"))
+        stub = worker_pb2_grpc.WorkerServiceStub(channel)
+        answer = await stub.Drain(worker_pb2.DrainRequest(), timeout=1.05)
+        replies = await asyncio.gather(*running)
+        assert [r.text for r in replies] == wanted
+        if answer.cut_off_count:
+            assert (await client.status()).failovers >= 1
+
+
+async def test_a_stopping_router_ends_its_requests_and_refuses_new_ones(mesh: TestMesh) -> None:
+    address = mesh.router.address
+    async with mesh.client() as client:
+        running = [asyncio.create_task(client.generate(f"prompt {i}")) for i in range(6)]
+        await mesh.until(lambda s: s.active == 6)
+        stopping = asyncio.create_task(mesh.stop("router-0"))
+        await asyncio.gather(*running)
+        await stopping
+    async with AsyncClient(address, timeout_s=2) as late:
+        with pytest.raises(UnavailableError):
+            await late.generate("too late")
+
+
+async def test_redis_lost_with_everything_in_it_is_filled_again(
+    own_redis: RedisProcess, mesh_file: MeshFileMaker
+) -> None:
+    async with running_mesh(mesh_file(), own_redis.url) as mesh, mesh.client() as client:
+        async with AsyncPlannerClient(mesh.parts["planner-0"].address) as planner:
+            await planner.set_plan(await planner.get_plan())
+            revision = (await planner.get_plan()).revision
+            assert revision == 2
+            own_redis.stop()
+            await mesh.until(lambda s: not s.connected)
+            assert (await client.generate("hello", temperature=0)).text
+            own_redis.start()
+            await mesh.until(lambda s: s.connected)
+            await mesh.complete()
+            await plan_is_back(mesh, own_redis)
+            assert (await planner.get_plan()).revision == revision
+        assert (await client.status()).plan_revision == revision
+
+
+async def test_a_mesh_that_starts_before_its_redis_comes_up_when_redis_does(
+    own_redis: RedisProcess, mesh_file: MeshFileMaker
+) -> None:
+    own_redis.stop()
+    mesh = TestMesh(mesh_file(), own_redis.url)
+    starting = asyncio.gather(
+        mesh.start(Role.PLANNER, "planner-0"),
+        mesh.start(Role.ROUTER, "router-0"),
+        mesh.start(Role.WORKER, "worker-large-0", tier="large"),
+    )
+    done, _ = await asyncio.wait({starting}, timeout=0.5)
+    assert not done
+    own_redis.start()
+    await starting
+    try:
+        await mesh.complete()
+        async with mesh.client() as client:
+            assert (await client.generate("hello", model="large")).tier == "large"
+    finally:
+        await mesh.stop_all()

@@ -1,0 +1,135 @@
+"""The shipped judge behind JudgeService: batching, limits, calibration."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+import torch
+from grpc import aio
+from transformers import LlamaConfig, LlamaForSequenceClassification
+
+from judge_service.calibration import Calibration
+from judge_service.scorers import JudgedAnswer
+from judge_service.scorers.judge_model import BatchOptions, JudgeModelScorer
+from models.training import measure
+from models.training.tokenizer import VOCAB_SIZE
+from models.training.tokenizer import save as save_tokenizer
+from penstock.common.v1 import common_pb2
+from penstock.judge.v1 import judge_pb2 as pb
+from penstock.judge.v1 import judge_pb2_grpc
+from services.domain import ChatMessage, ChatPrompt, Overloaded, PromptTooLong, Role
+from services.testing import RedisProcess, serving
+from tests.conftest import FAMILY, ROOT, MeshFileMaker
+from tests.support.mesh import COMPOSE
+
+JUDGE = {"name": "judge-model", "kind": "judge-model", "model": str(FAMILY / "judge")}
+HELDOUT = [json.loads(line) for line in (ROOT / "models" / "heldout.jsonl").read_text().splitlines()[:40]]
+
+
+@pytest.fixture
+async def scorer() -> AsyncIterator[JudgeModelScorer]:
+    made = JudgeModelScorer(FAMILY / "judge", BatchOptions(8, 1024, 64), threads=1, device="cpu")
+    await made.start()
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def service(
+    redis: RedisProcess, mesh_file: MeshFileMaker
+) -> AsyncIterator["judge_pb2_grpc.JudgeServiceAsyncStub"]:
+    file = mesh_file(judge={"scorers": [JUDGE], "default_scorer": "judge-model"})
+    async with (
+        serving(Role.JUDGE, COMPOSE[Role.JUDGE], file, redis.url) as chassis,
+        aio.insecure_channel(chassis.address) as channel,
+    ):
+        yield judge_pb2_grpc.JudgeServiceStub(channel)
+
+
+def judged(question: str, answer: str) -> JudgedAnswer:
+    return JudgedAnswer(ChatPrompt((ChatMessage("user", question),)), answer)
+
+
+def item(question: str, answer: str) -> pb.ScoreItem:
+    messages = [common_pb2.ChatMessage(role="user", content=question)]
+    return pb.ScoreItem(prompt=common_pb2.Prompt(chat=common_pb2.ChatPrompt(messages=messages)), answer=answer)
+
+
+async def test_a_score_does_not_depend_on_its_batch(scorer: JudgeModelScorer) -> None:
+    items = [judged(row["prompt"], row["answer"]) for row in HELDOUT]
+    together = await asyncio.gather(*(scorer.score(items[i : i + 5]) for i in range(0, 40, 5)))
+    alone = [(await scorer.score([one]))[0].raw for one in items]
+    assert [raw.raw for part in together for raw in part] == pytest.approx(alone, abs=1e-3)
+    assert len({round(raw, 2) for raw in alone}) > 10
+
+
+async def test_what_does_not_fit_is_refused_and_nothing_else_suffers(scorer: JudgeModelScorer) -> None:
+    fine = asyncio.create_task(scorer.score([judged("Reverse: abc", "cba")]))
+    with pytest.raises(PromptTooLong, match=r"items\[0\]"):
+        await scorer.score([judged("long" * 1000, "no")])
+    with pytest.raises(Overloaded):
+        await scorer.score([judged("Reverse: abc", "cba")] * 65)
+    assert len(await fine) == 1
+
+
+async def test_scores_are_calibrated(service: "judge_pb2_grpc.JudgeServiceAsyncStub") -> None:
+    scorers = await service.ListScorers(pb.ListScorersRequest())
+    assert scorers.default_scorer == "judge-model"
+    assert scorers.scorers[0].calibrated
+    request = pb.ScoreRequest(items=[item(row["prompt"], row["answer"]) for row in HELDOUT])
+    found = await service.Score(request)
+    calibration = Calibration.read(FAMILY / "judge" / "calibration.json")
+    for result in found.results:
+        assert 0 <= result.score <= 100
+        assert result.score == pytest.approx(calibration.apply(result.raw), abs=0.01)
+
+
+async def test_an_answer_that_runs_on_is_judged_by_its_beginning(
+    service: "judge_pb2_grpc.JudgeServiceAsyncStub",
+) -> None:
+    """What cannot be read cannot make it better; a prompt that leaves no room at all is refused by field."""
+    found = await service.Score(pb.ScoreRequest(items=[item("Reverse: abc", "cba"), item("Reverse: abc", "c" * 4000)]))
+    assert found.results[1].score < found.results[0].score
+    with pytest.raises(aio.AioRpcError) as caught:
+        await service.Score(pb.ScoreRequest(items=[item("Reverse: abc", "cba"), item("Reverse: " + "c" * 4000, "c")]))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "items[1]" in (caught.value.details() or "")
+
+
+async def test_right_answers_outscore_wrong_ones(service: "judge_pb2_grpc.JudgeServiceAsyncStub") -> None:
+    rows = [row for row in HELDOUT if len(row["answer"]) > 3 and row["level"] <= 3]
+    right = await service.Score(pb.ScoreRequest(items=[item(row["prompt"], _said(row["prompt"])) for row in rows]))
+    wrong = await service.Score(pb.ScoreRequest(items=[item(row["prompt"], "Answer: no idea") for row in rows]))
+    assert len(rows) > 5
+    better = sum(r.raw > w.raw for r, w in zip(right.results, wrong.results, strict=True))
+    assert better >= 0.9 * len(rows)
+
+
+async def test_a_classifier_judges_too(tmp_path: Path) -> None:
+    """A sequence-classification model with one label is scored by its logit, whatever batch it is in."""
+    config = LlamaConfig(
+        vocab_size=VOCAB_SIZE, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, num_labels=1, pad_token_id=258, max_position_embeddings=256,
+    )  # fmt: skip
+    torch.manual_seed(2)
+    model = LlamaForSequenceClassification(config).eval()
+    model.save_pretrained(str(tmp_path))
+    save_tokenizer(tmp_path)
+    scorer = JudgeModelScorer(tmp_path, BatchOptions(8, 1024, 64), threads=1, device="cpu")
+    await scorer.start()
+    items = [judged("Reverse: abc", "c" * n) for n in (1, 5, 30)]
+    together = [one.raw for one in await scorer.score(items)]
+    for item_, raw in zip(items, together, strict=True):
+        ids, _ = scorer._encode(item_, 0)
+        assert raw == pytest.approx(model(torch.tensor([ids])).logits[0, 0].item(), abs=1e-4)
+    scores = [one.score for one in await scorer.score(items)]
+    assert all(0 < score < 100 for score in scores)
+    await scorer.close()
+
+
+def _said(prompt: str) -> str:
+    """The right reply to a held-out prompt, working included."""
+    return next(p.reply for p in measure.test_problems() if p.prompt == prompt)

@@ -1,0 +1,276 @@
+"""The mesh on one machine: started, watched, restarted and stopped, as real processes."""
+
+import asyncio
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from penstock import AsyncClient, AsyncPlannerClient
+from penstock.local import LocalMesh, MeshFailed, MeshOptions, read_run_file
+from penstock.local.processes import FIRST_PAUSE_S, LONGEST_PAUSE_S, ProcessSpec, Watcher, restart_pause_s
+from services.domain.instances import Role
+
+FAST = {"overhead_ms": 1.0, "token_us": 1.0, "context_token_ns": 0.0, "reply_tokens": 24}
+
+
+def simulated_mesh(folder: Path, **parts: Any) -> Path:
+    content = {
+        "name": f"local-{folder.name}",
+        "tiers": [
+            {"name": "small", "model": "s", "threshold": 80, "engine": "simulated", "simulated": FAST},
+            {"name": "large", "model": "l", "engine": "simulated", "simulated": FAST},
+        ],
+        "judge": {"scorers": [{"name": "confidence", "kind": "confidence"}], "default_scorer": "confidence"},
+        "router": {"grpc_port": 0, "http_port": 0},
+    } | parts
+    path = folder / "mesh.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+
+
+def sleeper(folder: Path, code: str, stop_s: float = 5.0) -> ProcessSpec:
+    return ProcessSpec("sleeper", [sys.executable, "-c", code], {}, folder / "sleeper.log", 1, stop_s)
+
+
+def test_pauses_between_restarts_double_up_to_a_limit() -> None:
+    pauses = [restart_pause_s(crashes) for crashes in range(1, 10)]
+    assert pauses[0] == FIRST_PAUSE_S
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == LONGEST_PAUSE_S
+
+
+async def test_what_dies_is_started_again(tmp_path: Path) -> None:
+    watcher = Watcher()
+    entry = await watcher.start(sleeper(tmp_path, "import time; time.sleep(600)"))
+    first = entry.pid
+    assert first is not None
+    os.kill(first, signal.SIGKILL)
+    async with asyncio.timeout(20):
+        while entry.pid in (None, first):
+            await asyncio.sleep(0.02)
+    assert entry.restarts == 1
+    second = entry.pid
+    await watcher.stop_all()
+    assert second is not None
+    assert not alive(second)
+
+
+async def test_who_ignores_the_request_to_end_is_killed(tmp_path: Path) -> None:
+    watcher = Watcher()
+    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(600)"
+    entry = await watcher.start(sleeper(tmp_path, code, stop_s=0.2))
+    async with asyncio.timeout(20):
+        while "ready" not in entry.log_tail():
+            await asyncio.sleep(0.02)
+    pid = entry.pid
+    await watcher.stop_all()
+    assert pid is not None
+    assert not alive(pid)
+
+
+async def test_unusable_settings_are_not_tried_again(tmp_path: Path) -> None:
+    watcher = Watcher()
+    entry = await watcher.start(sleeper(tmp_path, "import sys; print('no such model'); sys.exit(2)"))
+    async with asyncio.timeout(20):
+        await entry.fatal.wait()
+    assert "no such model" in entry.log_tail()
+    assert entry.restarts == 0
+    await watcher.stop_all()
+
+
+def test_children_end_with_their_watcher_however_it_ends(tmp_path: Path) -> None:
+    code = f"""
+import asyncio, sys
+from pathlib import Path
+from penstock.local.processes import ProcessSpec, Watcher
+async def main():
+    argv = [sys.executable, "-c", "import time; time.sleep(600)"]
+    spec = ProcessSpec("x", argv, {{}}, Path({str(tmp_path)!r}) / "x.log", 1, 1.0)
+    entry = await Watcher().start(spec)
+    print(entry.pid, flush=True)
+    await asyncio.sleep(600)
+asyncio.run(main())
+"""
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    parent.kill()
+    parent.wait()
+    until = time.monotonic() + 20
+    while alive(child):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+async def test_a_mesh_that_cannot_run_says_why_and_leaves_nothing(tmp_path: Path) -> None:
+    file = simulated_mesh(tmp_path)
+    file.write_text(file.read_text().replace("kind: confidence", "kind: llm"))
+    with pytest.raises(MeshFailed, match="an llm scorer needs endpoint and model"):
+        async with LocalMesh(MeshOptions(file, tmp_path)):
+            pass
+    assert read_run_file(tmp_path) is None
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A mesh started with `penstock up --detach`; the folder it runs from."""
+    folder = tmp_path_factory.mktemp("up")
+    file = simulated_mesh(folder)
+    up = penstock("up", "--mesh", str(file), "--folder", str(folder), "--worker", "small=2", "--detach", "--json")
+    assert up.returncode == 0, up.stderr
+    assert json.loads(up.stdout)["grpc"]
+    yield folder
+    found = read_run_file(folder)
+    if found is not None:
+        penstock("down", "--folder", str(folder))
+
+
+def penstock(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "penstock.cli.main", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **options)
+
+
+def target(folder: Path) -> str:
+    found = read_run_file(folder)
+    assert found is not None
+    return found.grpc[0]
+
+
+def test_status_and_top_show_the_mesh(running: Path) -> None:
+    data = json.loads(penstock("status", "--target", target(running), "--json").stdout)
+    assert [t["name"] for t in data["tiers"]] == ["small", "large"]
+    assert sum(i["role"] == "worker" for i in data["instances"]) == 3
+    said = penstock("status", "--target", target(running)).stdout
+    assert "small" in said
+    assert "connected" in said
+    lines = penstock("top", "-t", target(running), "--json", "-n", "2", "-i", "0.1").stdout.splitlines()
+    assert [json.loads(line)["status"]["plan_revision"] for line in lines] == [1, 1]
+
+
+def test_ask_shows_the_cascade_and_the_answer(running: Path) -> None:
+    data = json.loads(penstock("ask", "hello", "-t", target(running), "--json").stdout)
+    assert data["tier"] == "small"
+    said = penstock("ask", "hello", "-t", target(running)).stdout
+    assert data["text"].strip() in said
+    assert "stands" in said
+    quiet = penstock("ask", "hello", "-q", "-t", target(running)).stdout
+    assert quiet.rstrip("\n") == data["text"].rstrip("\n")
+
+
+def test_chat_goes_turn_by_turn(running: Path) -> None:
+    said = penstock("chat", "-t", target(running), input="hello\nand more\n\n").stdout
+    assert said.count("you") >= 2
+    assert said.count("trace ") == 2
+
+
+def test_trace_shows_a_tree(running: Path) -> None:
+    trace_id = json.loads(penstock("ask", "hello", "-t", target(running), "--json").stdout)["trace_id"]
+    until = time.monotonic() + 20
+    while True:
+        said = penstock("trace", trace_id, "-t", target(running))
+        if "WorkerService/Generate" in said.stdout and "JudgeService/Score" in said.stdout:
+            break
+        assert time.monotonic() < until, said.stdout + said.stderr
+    assert "tier small" in said.stdout
+    data = json.loads(penstock("trace", "-n", "1", "-t", target(running), "--json").stdout)
+    assert len(data) == 1
+    assert penstock("trace", "0" * 32, "-t", target(running)).returncode == 1
+
+
+def test_the_plan_is_shown_and_changed(running: Path) -> None:
+    before = json.loads(penstock("plan", "show", "-t", target(running), "--json").stdout)
+    said = penstock("plan", "set", "--threshold", "small=95", "--note", "test", "-t", target(running), "--json")
+    after = json.loads(said.stdout)
+    assert after["revision"] == before["revision"] + 1
+    assert after["tiers"][0]["threshold"] == 95
+    assert "stricter" not in said.stdout
+    until = time.monotonic() + 20
+    while json.loads(penstock("ask", "hello", "-t", target(running), "--json").stdout)["tier"] != "large":
+        assert time.monotonic() < until
+    for bad, said_of_it in (("small", "TIER=SCORE"), ("huge=3", "no tier huge"), ("small=300", "threshold")):
+        failed = penstock("plan", "set", "--threshold", bad, "-t", target(running))
+        assert failed.returncode == 2
+        assert said_of_it in failed.stderr
+    assert penstock("plan", "set", "--threshold", "small=80", "-t", target(running)).returncode == 0
+
+
+def test_errors_are_one_line_that_says_what_to_do(running: Path) -> None:
+    failed = penstock("ask", "hello", "--temperature", "9", "-t", target(running))
+    assert failed.returncode == 2
+    assert "sampling.temperature" in failed.stderr
+    failed = penstock("ask", "hello", "-t", "127.0.0.1:9")
+    assert failed.returncode == 1
+    assert "penstock up" in failed.stderr
+    again = penstock("up", "--mesh", str(running / "mesh.yaml"), "--folder", str(running))
+    assert again.returncode == 1
+    assert "penstock down" in again.stderr
+    for failed in (again, penstock("up", "--mesh", "nowhere.yaml", "--folder", str(running / "other"))):
+        assert "Traceback" not in failed.stderr
+
+
+def test_down_stops_everything(running: Path) -> None:
+    found = read_run_file(running)
+    assert found is not None
+    children = subprocess.run(
+        ["pgrep", "-P", str(found.pid)], capture_output=True, text=True, check=False
+    ).stdout.split()
+    assert len(children) >= 6  # redis, planner, judge, router, three workers
+    down = penstock("down", "--folder", str(running))
+    assert down.returncode == 0, down.stderr
+    assert not any(alive(int(pid)) for pid in (str(found.pid), *children))
+    assert read_run_file(running) is None
+    assert penstock("down", "--folder", str(running)).returncode == 1
+
+
+@pytest.mark.timeout(120)
+async def test_the_plan_moves_workers_between_tiers(tmp_path: Path) -> None:
+    """A new plan's counts are followed, new workers first, and no request is dropped on the way."""
+    async with LocalMesh(MeshOptions(simulated_mesh(tmp_path), tmp_path)) as mesh:
+
+        def workers() -> dict[str, int]:
+            found = [i.model.tier for i in mesh.view.instances(Role.WORKER) if i.model is not None]
+            return {tier: found.count(tier) for tier in ("small", "large")}
+
+        assert workers() == {"small": 1, "large": 1}
+        planner = mesh.view.instances(Role.PLANNER)[0].address
+        async with AsyncClient(mesh.grpc_addresses) as client, AsyncPlannerClient(planner) as plans:
+            stop = asyncio.Event()
+
+            async def ask() -> int:
+                answered = 0
+                while not stop.is_set():
+                    reply = await client.generate("hello", temperature=0)
+                    assert reply.text
+                    answered += 1
+                return answered
+
+            asking = [asyncio.create_task(ask()) for _ in range(4)]
+            for wanted in ({"small": 1, "large": 3}, {"small": 2, "large": 1}):
+                plan = await plans.get_plan()
+                tiers = tuple(dataclasses.replace(t, instances=wanted[t.name]) for t in plan.tiers)
+                await plans.set_plan(dataclasses.replace(plan, tiers=tiers))
+                async with asyncio.timeout(60):
+                    while workers() != wanted or len(mesh.watcher.watched) != 4 + sum(wanted.values()):
+                        await asyncio.sleep(0.05)
+            stop.set()
+            assert min(await asyncio.gather(*asking)) > 0
+        names = {name for name in mesh.watcher.watched if name.startswith("worker")}
+        assert names == {"worker-small-0", "worker-small-1", "worker-large-0"}

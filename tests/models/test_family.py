@@ -1,0 +1,163 @@
+"""The shipped family: what its cards claim, measured again on a sample; and what is made to train it."""
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
+
+from models.training import answers, judge, measure, tasks, tokenizer
+from models.training.answers import Answered
+from models.training.growth import grow
+from services.domain import TextPrompt
+from tests.conftest import FAMILY, ROOT, TIERS
+from worker_service.text.hf import HfTokenizer
+
+SAMPLE = 60
+TOKENIZER = HfTokenizer(FAMILY / "small")
+MAX_MB, MIN_CONTEXT, MIN_GAP, MIN_LARGEST, MIN_AUC = 12, 2048, 0.15, 0.90, 0.85
+
+
+@pytest.fixture(scope="module")
+def figures() -> Any:
+    return json.loads((FAMILY / "figures.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def heldout() -> list[tasks.Problem]:
+    return measure.test_problems()
+
+
+@pytest.fixture(scope="module")
+def answered(heldout: list[tasks.Problem]) -> dict[str, list[Answered]]:
+    """The tiers' own answers to the first held-out prompts."""
+    return {tier: measure.sorted_answers(FAMILY, tier, heldout[:SAMPLE], 1)[0] for tier in TIERS}
+
+
+def test_the_claims_are_what_the_family_must_reach(figures: Any) -> None:
+    accuracy = [figures["tiers"][tier]["accuracy"] for tier in TIERS]
+    assert figures["test_prompts"] == 500
+    assert accuracy[2] >= MIN_LARGEST
+    assert accuracy[2] - accuracy[1] >= MIN_GAP
+    assert accuracy[1] - accuracy[0] >= MIN_GAP
+    assert min(figures["judge"]["auc"][tier] for tier in ("small", "medium")) >= MIN_AUC
+    for tier in TIERS:
+        right = figures["tiers"][tier]["right"]
+        assert right.count("1") / len(right) == pytest.approx(figures["tiers"][tier]["accuracy"])
+
+
+def test_every_claim_stands_in_the_cards(figures: Any) -> None:
+    for tier in TIERS:
+        card = (FAMILY / tier / "README.md").read_text()
+        assert f"{100 * figures['tiers'][tier]['accuracy']:.1f} %" in card
+        assert f"seed {figures['tiers'][tier]['training']['recipe']['seed']}" in card
+    card = (FAMILY / "judge" / "README.md").read_text()
+    for tier in ("small", "medium"):
+        assert f"{figures['judge']['auc'][tier]:.3f}" in card
+
+
+def test_a_sample_measured_again_is_what_was_claimed(answered: dict[str, list[Answered]], figures: Any) -> None:
+    for tier in TIERS:
+        claimed = figures["tiers"][tier]["right"][:SAMPLE]
+        now = "".join("01"[a.correct] for a in answered[tier])
+        differ = sum(a != b for a, b in zip(claimed, now, strict=True))
+        assert differ <= 1, f"{tier}: {differ} of {SAMPLE} differ"  # one: another CPU may round another way
+
+
+def test_the_judge_tells_good_from_bad_on_the_sample(answered: dict[str, list[Answered]]) -> None:
+    found = [*answered["small"], *answered["medium"]]
+    scores = judge.score_all(FAMILY / "judge", found, threads=1)
+    assert measure.auc(scores, [a.correct for a in found]) >= MIN_AUC
+
+
+def test_size_context_and_one_tokenizer() -> None:
+    size = sum(path.stat().st_size for tier in TIERS for path in (FAMILY / tier).iterdir())
+    assert size <= MAX_MB * 1e6
+    tokenizers = {(FAMILY / name / "tokenizer.json").read_bytes() for name in (*TIERS, "judge")}
+    assert len(tokenizers) == 1
+    for tier in TIERS:
+        config = AutoConfig.from_pretrained(str(FAMILY / tier))
+        assert config.architectures == ["LlamaForCausalLM"]
+        assert config.max_position_embeddings >= MIN_CONTEXT
+
+
+@settings(deadline=None)
+@given(st.text(max_size=200))
+def test_the_tokenizer_gives_back_every_text(text: str) -> None:
+    assert TOKENIZER.decode(TOKENIZER.encode(TextPrompt(text))) == text
+
+
+def test_the_held_out_file_is_what_the_seed_gives(heldout: list[tasks.Problem], tmp_path: Path) -> None:
+    measure.write_heldout(tmp_path / "heldout.jsonl", heldout)
+    assert (tmp_path / "heldout.jsonl").read_text() == (ROOT / "models" / "heldout.jsonl").read_text()
+    assert len({p.key for p in heldout}) == 500
+    assert not {p.key for p in heldout} & {p.key for p in measure.fit_problems()}
+
+
+def test_no_held_out_problem_is_trained_on(heldout: list[tasks.Problem]) -> None:
+    kept_keys, kept_prompts = {p.key for p in heldout}, {p.prompt for p in heldout}
+    for problem in _some(tasks.stream(3, held_out=False), 20_000):
+        assert not problem.held_out
+        assert problem.key not in kept_keys
+        assert problem.prompt not in kept_prompts
+
+
+def test_every_task_has_right_replies_at_every_level() -> None:
+    longest = 0
+    for task in tasks.TASKS:
+        for level in tasks.LEVELS:
+            for seed in range(20):
+                problem = tasks.make(task, level, random.Random(seed))
+                assert tasks.is_correct(problem.answer, problem.reply)
+                assert problem.answer
+                assert not tasks.is_correct(problem.answer, problem.reply + "x")
+                longest = max(longest, len(problem.reply))
+    assert longest > 200
+
+
+def test_broken_replies_are_lessons_of_where_they_break() -> None:
+    rng = random.Random(5)
+    for problem in _some(tasks.stream(4, held_out=False), 300):
+        right = judge.lesson(problem, problem.reply)
+        assert right.good
+        assert right.good_until == len(right.ids)
+        wrong = judge.lesson(problem, judge.broken(problem, rng))
+        assert wrong.reply_at <= wrong.good_until <= len(wrong.ids)
+
+
+def test_a_grown_model_computes_what_its_seed_computes() -> None:
+    torch.manual_seed(1)
+    shape = {"vocab_size": tokenizer.VOCAB_SIZE, "num_key_value_heads": 2, "head_dim": 8, "tie_word_embeddings": True}
+    small = LlamaConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, **shape)
+    wide = LlamaConfig(hidden_size=48, intermediate_size=96, num_hidden_layers=3, num_attention_heads=6, **shape)
+    seed = LlamaForCausalLM(small)
+    with torch.no_grad():  # a trained model's logits stand out from the noise
+        for weight in seed.parameters():
+            weight.mul_(4 if weight.ndim == 2 else 1)
+    ids = torch.randint(0, 256, (2, 30))
+    before, after = seed(ids).logits, grow(seed, wide)(ids).logits
+    assert (after - before).abs().mean() < 0.1 * before.std()
+    with pytest.raises(ValueError, match="hidden_size"):
+        grow(LlamaForCausalLM(wide), small)
+    other = LlamaConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, **{**shape, "head_dim": 16})
+    with pytest.raises(ValueError, match="head_dim"):
+        grow(seed, other)
+
+
+def test_answers_come_back_with_their_problem(tmp_path: Path) -> None:
+    problems = list(_some(tasks.stream(9, held_out=False), 5))
+    found = list(answers.answer_all(FAMILY / "small", "small", problems, threads=1))
+    answers.write(tmp_path / "a.jsonl", found)
+    assert list(answers.read(tmp_path / "a.jsonl")) == found
+    assert {a.problem.key for a in found} == {p.key for p in problems}
+
+
+def _some(source: Iterator[tasks.Problem], count: int) -> Iterator[tasks.Problem]:
+    for _ in range(count):
+        yield next(source)

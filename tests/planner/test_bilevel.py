@@ -1,0 +1,208 @@
+"""Thresholds and deployment together: worked examples, the optimum against brute force, what cannot be met."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from planner_service.deployment.search import LatencyTable, Strategy, exhaustive_latency
+from planner_service.routing import bilevel
+from planner_service.routing.bilevel import Deployer, Proof, Unreachable, least_latency, most_quality
+from planner_service.routing.quality import (
+    SKIPPED,
+    JudgedSample,
+    all_qualities,
+    chebyshev,
+    chebyshev_quality,
+    proportional,
+    route,
+)
+from planner_service.simulator import Dispatch, EngineLimits, Replica, Workload
+from services.domain import InvalidRequest, StepLatencyModel
+from services.domain.hardware import ReplicaShape
+
+LIMITS = EngineLimits(8, 256, 16)
+
+
+def kinds(speed: float) -> list[Replica]:
+    """One GPU, and two that are faster but not twice as fast."""
+    return [
+        Replica(ReplicaShape(tp, 1), StepLatencyModel.linear(0.02 * speed / k, 1e-4 * speed / k, 1e-6), 4096, LIMITS)
+        for tp, k in ((1, 1.0), (2, 1.7))
+    ]
+
+
+def instance(seed: int, tiers: int = 3, count: int = 10, gpus: int = 6) -> tuple[Deployer, JudgedSample]:
+    rng = np.random.default_rng(seed)
+    names = ("small", "medium", "large")[-tiers:]
+    means = np.linspace(40, 85, tiers)
+    scores = np.clip(np.round(rng.normal(means, 25, (count, tiers)) / 10) * 10, 0, 100)
+    sample = JudgedSample(names, rng.integers(5, 60, count), rng.integers(2, 50, (count, tiers)), scores)
+    arrivals = np.cumsum(rng.exponential(0.05, count))
+    speeds = (0.5, 1.0, 3.0)[-tiers:]
+    return Deployer(sample, arrivals, [kinds(s) for s in speeds], gpus), sample
+
+
+def brute_force(deployer: Deployer, sample: JudgedSample, min_quality: float) -> float:
+    """Every combination of thresholds, every split of the GPUs, every multiset of replicas."""
+    levels = [sample.levels(tier) for tier in range(len(sample.tiers) - 1)]
+    best = np.inf
+    seen: dict[tuple[int, bytes], list[float]] = {}
+    for thresholds in itertools.product(*levels):
+        routed = route(sample, thresholds)
+        if routed.quality < min_quality - 1e-9:
+            continue
+        tables = []
+        for tier, chosen in enumerate(routed.processed):
+            key = (tier, chosen.tobytes())
+            if key not in seen:
+                work = deployer.workload(tier, chosen)
+                seen[key] = []
+                for f in range(deployer.gpus + 1):
+                    found: Strategy | None = Strategy((), 0.0)
+                    if len(work):
+                        found = exhaustive_latency(work, deployer._kinds[tier], f, Dispatch.CAPACITY, 95.0)
+                    seen[key].append(np.inf if found is None else found.latency_s)
+            tables.append(seen[key])
+        for counts in itertools.product(range(deployer.gpus + 1), repeat=len(tables)):
+            if sum(counts) <= deployer.gpus:
+                best = min(best, max(table[f] for table, f in zip(tables, counts, strict=True)))
+    return float(best)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_the_optimum_is_brute_forces(part: int) -> None:
+    """200 seeded instances of two and three tiers."""
+    for seed in range(part * 50, part * 50 + 50):
+        deployer, sample = instance(seed, tiers=2 + seed % 2, count=5 + seed % 4, gpus=4)
+        wanted = float(sample.worst + 0.6 * (sample.best - sample.worst))
+        try:
+            found = least_latency(deployer, wanted)
+        except Unreachable:
+            assert brute_force(deployer, sample, wanted) == np.inf
+            continue
+        assert found.proof is Proof.ENUMERATED
+        assert found.deployment.latency_s == pytest.approx(brute_force(deployer, sample, wanted)), seed
+        assert found.quality >= wanted - 1e-9
+        assert found.quality == pytest.approx(route(sample, found.thresholds).quality)
+        assert sum(found.deployment.gpus) <= deployer.gpus
+
+
+def test_bounds_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Branch and bound lands where enumeration lands; with 24 requests, whose p95 is two of them, now and then beside it."""
+    same = 0
+    for seed in range(40):
+        deployer, sample = instance(seed, count=24)
+        wanted = float(sample.worst + 0.5 * (sample.best - sample.worst))
+        monkeypatch.setattr(bilevel, "ENUMERATE_UP_TO", 10**6)
+        exact = least_latency(deployer, wanted)
+        monkeypatch.setattr(bilevel, "ENUMERATE_UP_TO", 0)
+        again, _ = instance(seed, count=24)
+        bounded = least_latency(again, wanted)
+        assert bounded.proof is Proof.BOUNDED
+        assert bounded.deployment.latency_s <= exact.deployment.latency_s * 1.1
+        assert again.evaluations < deployer.evaluations
+        same += bounded.deployment.latency_s == pytest.approx(exact.deployment.latency_s)
+    assert same >= 32
+
+
+def test_the_papers_loop_lands_on_the_optimum() -> None:
+    same = 0
+    for seed in range(30):
+        deployer, sample = instance(seed, count=16)
+        wanted = float(sample.worst + 0.5 * (sample.best - sample.worst))
+        exact = least_latency(deployer, wanted).deployment.latency_s
+        _, j = bilevel.chebyshev_search(deployer, wanted, sample)
+        assert j >= exact - 1e-9
+        same += j == pytest.approx(exact, rel=0.01)
+        assert j <= exact * 1.5
+    assert same >= 22
+
+
+def test_the_worked_example_of_the_penalty() -> None:
+    """CASCADIA, section 3.3."""
+    for latency, quality, score in ((11.0, 0.88, 21.0), (11.4, 0.91, 11.4), (12.2, 0.93, 12.2)):
+        assert chebyshev(latency, quality, 0.90, 0.95, 0.75, 100) == pytest.approx(score)
+    assert chebyshev_quality(0.9, 12.0, 10.0, 5.0, 15.0, 3.0) == pytest.approx(-0.9 + 3 * 0.2)
+    assert chebyshev_quality(0.9, 9.0, 10.0, 5.0, 15.0, 3.0) == pytest.approx(-0.9)
+
+
+def test_the_twin_finds_the_most_quality_within_a_latency() -> None:
+    for seed in range(20):
+        deployer, sample = instance(seed, count=10)
+        levels, qualities = all_qualities(sample)
+        by_point = {
+            p: deployer.latency_s([float(levels[t][i]) for t, i in enumerate(p)]) for p in np.ndindex(qualities.shape)
+        }
+        budget = float(np.median([s for s in by_point.values() if s < np.inf]))
+        best = max(qualities[p] for p, s in by_point.items() if s <= budget)
+        found = most_quality(deployer, budget)
+        assert found.deployment.latency_s <= budget
+        assert found.quality == pytest.approx(best, rel=0.02)
+
+
+def test_routing_counts_exactly() -> None:
+    scores = np.array([[90.0, 10.0, 50.0], [40.0, 80.0, 60.0], [40.0, 30.0, 70.0], [0.0, 100.0, 20.0]])
+    sample = JudgedSample(("a", "b", "c"), np.ones(4, np.int64), np.ones((4, 3), np.int64), scores)
+    routed = route(sample, (50.0, 80.0))
+    assert routed.answered.tolist() == [0, 1, 2, 1]
+    assert routed.processed.sum(axis=1).tolist() == [4, 3, 1]
+    assert routed.quality == pytest.approx((90 + 80 + 70 + 100) / 4)
+    passed_over = route(sample, (SKIPPED, 80.0))
+    assert passed_over.processed.sum(axis=1).tolist() == [0, 4, 2]
+    assert passed_over.answered.tolist() == [2, 1, 2, 1]
+    levels, qualities = all_qualities(sample)
+    for point in np.ndindex(qualities.shape):
+        thresholds = [float(levels[t][i]) for t, i in enumerate(point)]
+        assert qualities[point] == pytest.approx(route(sample, thresholds).quality)
+    with pytest.raises(InvalidRequest, match="thresholds"):
+        route(sample, (50.0,))
+
+
+def test_proportional_routing_gives_tier_i_one_in_i() -> None:
+    rng = np.random.default_rng(4)
+    scores = rng.uniform(0, 100, (600, 3))
+    sample = JudgedSample(("a", "b", "c"), np.ones(600, np.int64), np.ones((600, 3), np.int64), scores)
+    assert route(sample, proportional(sample)).share_processed() == pytest.approx((1, 1 / 2, 1 / 3), abs=0.01)
+
+
+def test_what_cannot_be_met_says_what_can() -> None:
+    deployer, sample = instance(3)
+    with pytest.raises(Unreachable, match="the best is") as caught:
+        least_latency(deployer, 100.0)
+    assert caught.value.best == pytest.approx(all_qualities(sample)[1].max())
+    with pytest.raises(Unreachable, match="the least is"):
+        most_quality(deployer, 1e-6)
+    tight, _ = instance(3, gpus=6)
+    tight.gpus = 0
+    with pytest.raises(Unreachable, match="fits 0 GPUs"):
+        least_latency(tight, 0.0)
+
+
+def test_more_gpus_are_never_slower() -> None:
+    rng = np.random.default_rng(2)
+    work = Workload(np.cumsum(rng.exponential(0.05, 60)), rng.integers(5, 60, 60), rng.integers(2, 50, 60))
+    table = LatencyTable(work, kinds(1.0), Dispatch.CAPACITY, 95.0)
+    seconds = [table.latency_s(f) for f in range(9)]
+    assert seconds[0] == np.inf
+    assert all(b <= a for a, b in itertools.pairwise(seconds))
+    assert seconds[-1] >= np.percentile(table.alone_s(), 95.0)
+
+
+def test_the_search_loses_little_to_trying_everything() -> None:
+    """Against every multiset of three kinds of replica on up to eight GPUs."""
+    same = total = 0
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        count = 40
+        work = Workload(np.cumsum(rng.exponential(0.03, count)), rng.integers(5, 90, count), rng.integers(2, 60, count))
+        three = [*kinds(1.0), Replica(ReplicaShape(4, 1), StepLatencyModel.linear(0.008, 4e-5, 1e-6), 8192, LIMITS)]
+        table = LatencyTable(work, three, Dispatch.CAPACITY, 95.0)
+        for gpus in (3, 5, 6, 7, 8):
+            found, exact = table.best(gpus), exhaustive_latency(work, three, gpus, Dispatch.CAPACITY, 95.0)
+            assert found is not None
+            assert exact is not None
+            assert found.latency_s <= exact.latency_s * 1.10
+            same += found.latency_s == pytest.approx(exact.latency_s)
+            total += 1
+    assert same >= 0.8 * total

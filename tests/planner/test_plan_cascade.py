@@ -1,0 +1,272 @@
+"""`penstock plan` and `penstock simulate`, from files to files; and the paper's published plans."""
+
+import csv
+import dataclasses
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from penstock.cli.main import app
+from planner_service.deployment.search import Strategy
+from planner_service.files import FileError, read_quality, read_site, read_trace
+from planner_service.plan_cascade import Site, draw_demand, plan_cascade, replica_kinds, simulate_cascade
+from planner_service.profiles import Profile, write_profile
+from planner_service.routing.bilevel import Unreachable
+from planner_service.simulator import Dispatch, Replica
+from services.domain import StepLatencyModel, StepLoad
+from services.domain.hardware import ReplicaShape, fit, roofline
+from tests.conftest import ROOT
+
+CLUSTER, MODELS = ROOT / "examples" / "cluster-4x8-h100.yaml", ROOT / "examples" / "deepseek-cascade.yaml"
+TIERS = ("small", "medium", "large")
+
+# CASCADIA, tables 2 and 3: GPUs and (count, TP, PP) by tier; None for a tier that is not deployed.
+PUBLISHED = {
+    "(90, 1)": ((4, 8, 20), ([(4, 1, 1)], [(2, 4, 1)], [(1, 4, 3), (1, 8, 1)])),
+    "(85, 1)": ((4, 12, 16), ([(2, 2, 1)], [(6, 2, 1)], [(2, 8, 1)])),
+    "(80, 1)": ((6, 14, 12), ([(6, 1, 1)], [(5, 2, 1), (1, 4, 1)], [(1, 4, 3)])),
+    "(80, 2)": ((8, 16, 8), ([(6, 1, 1), (1, 2, 1)], [(8, 2, 1)], [(1, 8, 1)])),
+    "(80, 3)": ((18, 14, 0), ([(10, 1, 1), (4, 2, 1)], [(2, 4, 1), (3, 2, 1)], [])),
+    "(70, 3)": ((24, 8, 0), ([(16, 1, 1), (4, 2, 1)], [(4, 2, 1)], [])),
+}
+
+
+@pytest.fixture(scope="module")
+def site() -> Site:
+    return read_site(CLUSTER, MODELS)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A trace and a judged sample of our own making: larger models score higher, long prompts score lower."""
+    folder, rng = tmp_path_factory.mktemp("plan"), np.random.default_rng(7)
+    trace, quality = folder / "trace.csv.gz", folder / "quality.csv"
+    with gzip.open(trace, "wt", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(("arrival_s", "input_tokens", "output_tokens", "client"))
+        for at in np.cumsum(rng.exponential(0.2, 400)):
+            rows.writerow((f"{at:.4f}", rng.integers(20, 900), rng.integers(5, 300), "c"))
+    with quality.open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(
+            ("prompt_id", "input_tokens", *(f"{t}_{w}" for t in TIERS for w in ("output_tokens", "judge_score")))
+        )
+        for i in range(200):
+            length, hard = int(rng.integers(20, 900)), rng.normal(0, 20)
+            cells: list[Any] = []
+            for base in (60, 75, 90):
+                cells += [int(rng.integers(20, 300)), round(float(np.clip(base - hard, 0, 100)))]
+            table.writerow((f"p{i}", length, *cells))
+    return trace, quality
+
+
+def run(*arguments: object) -> Any:
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+def planned(data: tuple[Path, Path], out: Path, *more: object) -> Any:
+    files = ("--cluster", CLUSTER, "--models", MODELS, "--trace", data[0], "--quality", data[1])
+    return run("plan", *files, "--requests", 150, "--out", out, *more)
+
+
+@pytest.mark.parametrize("case", PUBLISHED)
+def test_published_plans_can_be_said_and_run(case: str, site: Site, data: tuple[Path, Path]) -> None:
+    """Every row of table 3 fits its GPUs, has table 2's counts, and can be simulated."""
+    counts, shapes = PUBLISHED[case]
+    strategies = []
+    for tier, (gpus, model, parts) in enumerate(zip(counts, site.models, shapes, strict=True)):
+        replicas = []
+        for count, tp, pp in parts:
+            shape = ReplicaShape(tp, pp)
+            room = fit(model, shape, site.cluster, site.runtime, 2000)
+            assert room.ok, room.reason
+            replicas.append((Replica(shape, roofline(model, shape, site.cluster, site.runtime), room.kv_tokens), count))
+        strategy = Strategy(tuple(replicas), 0.0)
+        assert strategy.gpus == gpus
+        strategies.append(strategy)
+        searched = {r.shape for r in replica_kinds(site, tier, 32, 1200)[0]}
+        assert {replica.shape for replica, _ in replicas} <= searched
+    assert str(strategies[0]).startswith("(DP=") or counts[0] < 2
+    demand = draw_demand(read_quality(data[1], TIERS), read_trace(data[0]).arrival_s, seed=1)
+    thresholds = (80.0, 0.0) if counts[2] == 0 else (80.0, 80.0)
+    reports, total_s = simulate_cascade(site, demand, thresholds, strategies, Dispatch.CAPACITY)
+    assert reports[0].requests == 400
+    assert (total_s > 0).all()
+
+
+def test_a_plan_from_files_to_files(data: tuple[Path, Path], tmp_path: Path) -> None:
+    out = tmp_path / "plan.json"
+    found = planned(data, out, "--min-quality", 85, "--rate", 20)
+    assert found.exit_code == 0, found.output
+    plan = json.loads(out.read_text())
+    assert plan["feasible"]
+    assert plan["quality"] >= 85
+    assert plan["optimality"]["proved"]
+    assert sum(tier["gpus"] for tier in plan["tiers"]) <= 32
+    for tier in plan["tiers"]:
+        assert tier["gpus"] == sum(r["tp"] * r["pp"] * r["count"] for r in tier["replicas"])
+    assert sum(tier["share_answered"] for tier in plan["tiers"]) == pytest.approx(1)
+    assert plan["latency_p95_s"] == pytest.approx(max(tier["p95_s"] for tier in plan["tiers"]))
+    assert plan["end_to_end_p95_s"] > 0
+    assert len(plan["thresholds"]) == 2
+    assert (tmp_path / "plan.svg").read_text().count("<svg") == 1
+    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
+    for word in ("small", "quality", "optimal", "plan.json"):
+        assert word in found.output
+    again = planned(data, tmp_path / "again.json", "--min-quality", 85, "--rate", 20, "--json", "--no-plot")
+    told = json.loads(again.stdout)
+    assert {k: v for k, v in told.items() if k != "seconds"} == {k: v for k, v in plan.items() if k != "seconds"}
+    replayed = run("simulate", "--plan", out, "--trace", data[0], "--requests", 300, "--rate", 20, "--json")
+    assert replayed.exit_code == 0, replayed.output
+    figures = json.loads(replayed.stdout)
+    assert figures["requests"] == 300
+    assert figures["end_to_end_s"]["p95"] == pytest.approx(plan["end_to_end_p95_s"], rel=0.5)
+    assert "tier" in run("simulate", "--plan", out, "--trace", data[0]).output
+
+
+def test_the_other_target_and_the_other_lengths(data: tuple[Path, Path], tmp_path: Path) -> None:
+    out = tmp_path / "plan.json"
+    fast = planned(data, out, "--max-latency", 2.0, "--rate", 20, "--no-plot", "--lengths", "trace")
+    assert fast.exit_code == 0, fast.output
+    plan = json.loads(out.read_text())
+    assert plan["latency_p95_s"] <= 2.0
+    slow = planned(data, tmp_path / "slow.json", "--max-latency", 30, "--rate", 20, "--no-plot", "--lengths", "trace")
+    assert slow.exit_code == 0
+    assert json.loads((tmp_path / "slow.json").read_text())["quality"] >= plan["quality"]
+
+
+def test_a_promise_is_shown_with_its_price(data: tuple[Path, Path], tmp_path: Path) -> None:
+    out = tmp_path / "plan.json"
+    done = planned(data, out, "--min-quality", 78, "--rate", 20, "--confidence", 0.9, "--no-plot")
+    assert done.exit_code == 0, done.output
+    plan = json.loads(out.read_text())
+    assert plan["promise"]["confidence"] == 0.9
+    assert plan["promise"]["tested_prompts"] == 100
+    assert "promised for new requests with 90%" in " ".join(done.output.split())
+    assert planned(data, out, "--max-latency", 5, "--confidence", 0.9).exit_code == 2
+    assert planned(data, out, "--min-quality", 86.5, "--confidence", 0.999).exit_code == 3
+
+
+def test_what_a_user_feels_is_an_objective_too(data: tuple[Path, Path], tmp_path: Path) -> None:
+    """Planning for the end-to-end p95 makes it no worse than planning for the slowest tier, at the same quality."""
+    plans = []
+    for objective in ("largest-tier", "end-to-end"):
+        out = tmp_path / f"{objective}.json"
+        done = planned(data, out, "--min-quality", 84, "--rate", 20, "--objective", objective, "--no-plot")
+        assert done.exit_code == 0, done.output
+        plans.append(json.loads(out.read_text()))
+    tier, whole = plans
+    assert whole["objective"] == "end-to-end"
+    assert whole["end_to_end_p95_s"] <= tier["end_to_end_p95_s"]
+    assert tier["latency_p95_s"] <= whole["latency_p95_s"] + 1e-9
+    assert whole["quality"] >= 84
+    assert not whole["optimality"]["proved"]
+    assert 0 <= whole["optimality"]["gap"] < 1
+    assert planned(data, tmp_path / "x.json", "--max-latency", 5, "--objective", "end-to-end").exit_code == 2
+    assert planned(data, tmp_path / "x.json", "--min-quality", 84, "--objective", "cheapest").exit_code == 2
+
+
+def test_fewer_gpus_are_slower(data: tuple[Path, Path], site: Site) -> None:
+    demand = draw_demand(read_quality(data[1], TIERS), read_trace(data[0]).arrival_s[:150] / 5, seed=3)
+    seconds = [plan_cascade(site, demand, gpus=gpus, min_quality=80).latency_p95_s for gpus in (12, 16, 24, 32)]
+    assert seconds == sorted(seconds, reverse=True)
+
+
+def test_what_cannot_be_planned_says_why(data: tuple[Path, Path], tmp_path: Path, site: Site) -> None:
+    out = tmp_path / "plan.json"
+    high = planned(data, out, "--min-quality", 100)
+    assert high.exit_code == 3
+    assert "the best is" in high.output
+    assert not out.exists()
+    small = planned(data, out, "--min-quality", 89, "--gpus", 2)
+    assert small.exit_code == 3
+    assert "80 GB for its" in " ".join(small.output.split())
+    assert planned(data, out).exit_code == 2
+    assert planned(data, out, "--min-quality", 80, "--max-latency", 3).exit_code == 2
+    assert "--dispatch" in planned(data, out, "--min-quality", 80, "--dispatch", "random").output
+    assert "the cluster has 32" in planned(data, out, "--min-quality", 80, "--gpus", 33).output
+    assert "--models" in run("plan", "--cluster", CLUSTER).output
+    demand = draw_demand(read_quality(data[1], TIERS), read_trace(data[0]).arrival_s[:50], seed=3)
+    with pytest.raises(Unreachable, match="the least is"):
+        plan_cascade(site, demand, max_latency_s=0.001)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("arrival_s,input_tokens,output_tokens\n", "no rows"),
+        ("arrival_s,input_tokens\n1,2\n", "line 1: no column output_tokens"),
+        ("arrival_s,input_tokens,output_tokens\n0,5,5\n1,x,5\n", "line 3: input_tokens 'x' is not a number"),
+        ("arrival_s,input_tokens,output_tokens\n0,5,\n", "line 2: output_tokens is missing"),
+        ("arrival_s,input_tokens,output_tokens\n0,0,5\n", "line 2: input_tokens must be from 1"),
+        ("arrival_s,input_tokens,output_tokens\n0,1.5,5\n", "line 2: input_tokens must be a whole number"),
+        ("arrival_s,input_tokens,output_tokens\nnan,1,5\n", "line 2: arrival_s must be"),
+    ],
+)
+def test_a_bad_trace_is_named_by_line_and_column(text: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(text)
+    with pytest.raises(FileError, match=said):
+        read_trace(path)
+
+
+def test_bad_scores_and_files_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "q.csv"
+    head = "input_tokens,a_output_tokens,a_judge_score\n"
+    for text, said in (
+        (head + "5,5,101\n", "line 2: a_judge_score must be from 0 to 100"),
+        (head + "5,5,\n", "line 2: a_judge_score is missing"),
+        ("input_tokens\n5\n", "no column a_output_tokens, a_judge_score"),
+    ):
+        path.write_text(text)
+        with pytest.raises(FileError, match=said):
+            read_quality(path, ("a",))
+    with pytest.raises(FileError, match="no\\.csv"):
+        read_trace(tmp_path / "no.csv")
+    bad = tmp_path / "bad.yaml"
+    for text, said in (
+        ("gpu: h101\nnodes: 1\ngpus_per_node: 8\n", "no 'h101' in the catalogue"),
+        ("gpu: h100\nnodes: 0\ngpus_per_node: 8\n", "nodes"),
+        ("gpu: h100\nnodes: 1\ngpus_per_node: 8\ncolour: red\n", "colour"),
+        ("gpu: [", "no YAML"),
+    ):
+        bad.write_text(text)
+        with pytest.raises(FileError, match=said):
+            read_site(bad, MODELS)
+    bad.write_text("tiers:\n- {name: a, model: gpt-5}\n")
+    with pytest.raises(FileError, match="no model 'gpt-5'"):
+        read_site(CLUSTER, bad)
+    bad.write_text("tiers:\n- {name: a, model: qwen3-4b}\n- {name: a, model: qwen3-8b}\n")
+    with pytest.raises(FileError, match="once"):
+        read_site(CLUSTER, bad)
+    assert run("simulate", "--plan", tmp_path / "q.csv", "--trace", path).exit_code == 2
+
+
+def test_measured_replicas_take_the_place_of_the_roofline(data: tuple[Path, Path], tmp_path: Path, site: Site) -> None:
+    """A tier with a profile is planned with it: ten times the roofline's step time shows in the plan."""
+    plain, _ = site.replica(2, ReplicaShape(8, 1), 2000)
+    assert plain is not None
+    slow = StepLatencyModel(plain.latency.knot_tokens, tuple(10 * s for s in plain.latency.knot_s))
+    replica = dataclasses.replace(plain, latency=slow)
+    write_profile(tmp_path / "large.json", Profile("large", "torch", "here", replica, ((StepLoad(1, 1), 0.1),), 0.0))
+    models = tmp_path / "models.yaml"
+    content = yaml.safe_load(MODELS.read_text())
+    content["tiers"][2]["profiles"] = ["large.json"]
+    models.write_text(yaml.safe_dump(content))
+    measured = read_site(CLUSTER, models)
+    assert [r.shape for r in replica_kinds(measured, 2, 32, 2000)[0]] == [ReplicaShape(8, 1)]
+    assert measured.replica(2, ReplicaShape(4, 1), 10)[1] == "large has no profile for TP=4"
+    assert "a request has" in measured.replica(2, ReplicaShape(8, 1), 10**9)[1]
+    demand = draw_demand(read_quality(data[1], TIERS), read_trace(data[0]).arrival_s[:100], seed=3)
+    fast, late = (plan_cascade(where, demand, min_quality=86) for where in (site, measured))
+    assert late.latency_p95_s > 2 * fast.latency_p95_s
+    content["tiers"][2]["profiles"] = ["none.json"]
+    models.write_text(yaml.safe_dump(content))
+    with pytest.raises(FileError, match=r"none\.json"):
+        read_site(CLUSTER, models)

@@ -1,0 +1,102 @@
+"""The planner: whose plan holds after restarts, edits and operators."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from penstock import AsyncPlannerClient, InvalidRequestError, Plan, TierPlan
+from services.domain import Role
+from services.testing import RedisProcess, serving
+from tests.conftest import MeshFileMaker
+from tests.support.mesh import COMPOSE
+
+
+class Planner:
+    """A planner that can be started again and again over one mesh file."""
+
+    def __init__(self, file: Path, redis_url: str) -> None:
+        self._file, self._redis_url = file, redis_url
+
+    async def __aenter__(self) -> AsyncPlannerClient:
+        self._context = serving(Role.PLANNER, COMPOSE[Role.PLANNER], self._file, self._redis_url)
+        chassis = await self._context.__aenter__()
+        self._client = AsyncPlannerClient(chassis.address)
+        async for _ in self._client.watch_plan():  # until there is one
+            break
+        return self._client
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.__aexit__(None, None, None)
+        await self._context.__aexit__(None, None, None)
+
+
+async def test_the_mesh_files_plan_holds_and_a_restart_changes_nothing(
+    redis: RedisProcess, mesh_file: MeshFileMaker
+) -> None:
+    file = mesh_file()
+    async with Planner(file, redis.url) as planner:
+        first = await planner.get_plan()
+        assert first.revision == 1
+        assert first.source == "mesh-file"
+        assert [(t.name, t.threshold) for t in first.tiers] == [("small", 50), ("large", None)]
+    async with Planner(file, redis.url) as planner:
+        await asyncio.sleep(0)
+        assert (await planner.get_plan()).revision == 1
+
+
+async def test_an_operators_plan_survives_a_restart_but_not_an_edit_of_the_file(
+    redis: RedisProcess, mesh_file: MeshFileMaker
+) -> None:
+    file = mesh_file()
+    async with Planner(file, redis.url) as planner:
+        plan = await planner.get_plan()
+        tiers = (TierPlan("small", "sim-small", 70.0, 1), plan.tiers[1])
+        made = await planner.set_plan(Plan(tiers, note="stricter"))
+        assert (made.revision, made.source, made.note) == (2, "operator", "stricter")
+        assert made.created_at > plan.created_at
+    async with Planner(file, redis.url) as planner:
+        assert (await planner.get_plan()).note == "stricter"
+    file.write_text(file.read_text().replace("threshold: 50", "threshold: 40"))
+    async with Planner(file, redis.url) as planner:
+        async for plan in planner.watch_plan(after_revision=2):
+            assert plan.revision == 3
+            assert plan.tiers[0].threshold == 40
+            break
+        assert (await planner.get_plan(2)).note == "stricter"
+
+
+async def test_watchers_see_every_plan_in_order(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
+    async with Planner(mesh_file(), redis.url) as planner:
+        plan = await planner.get_plan()
+        seen: list[int] = []
+
+        async def watch() -> None:
+            async for found in planner.watch_plan():
+                seen.append(found.revision)
+                if found.revision == 6:
+                    return
+
+        watching = asyncio.create_task(watch())
+        while not seen:
+            await asyncio.sleep(0)
+        for _ in range(5):
+            made = await planner.set_plan(plan)
+            while seen[-1] < made.revision:
+                await asyncio.sleep(0)
+        await watching
+        assert seen == [1, 2, 3, 4, 5, 6]
+
+
+async def test_an_unsound_plan_is_refused_by_field(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
+    async with Planner(mesh_file(), redis.url) as planner:
+        for tiers, field in (
+            ((), "plan.tiers"),
+            ((TierPlan("a", "m", 200.0, 1), TierPlan("b", "m", None, 1)), "plan.tiers[0].threshold"),
+            ((TierPlan("a", "m", None, 1), TierPlan("b", "m", None, 1)), "plan.tiers[0].threshold"),
+            ((TierPlan("cascade", "m", None, 1),), "plan.tiers[0].name"),
+        ):
+            with pytest.raises(InvalidRequestError) as caught:
+                await planner.set_plan(Plan(tiers))
+            assert list(caught.value.fields) == [field]
+        assert (await planner.get_plan()).revision == 1

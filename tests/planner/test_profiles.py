@@ -1,0 +1,86 @@
+"""Measured step times: loads read off real steps, the fit, the file."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from penstock.cli.main import app
+from planner_service.profiles import ProfileError, fit_latency, read_profile, write_profile
+from services.clock import SystemClock
+from services.domain import InvalidRequest, StepLatencyModel, StepLoad
+from tests.conftest import FAMILY
+from worker_service.engine.core import Row
+from worker_service.engine.torch import TorchEngineOptions
+from worker_service.engine.torch.engine import torch_core
+from worker_service.profile import DECODES, load_of, measure
+
+TRUE = StepLatencyModel((1.0, 8.0, 64.0, 512.0), (0.002, 0.003, 0.01, 0.09), 2e-7, 3e-8, 1e-8)
+
+
+def test_the_fit_finds_the_model_that_made_the_samples() -> None:
+    rng = np.random.default_rng(1)
+    loads = [
+        StepLoad(int(t), int(t * rng.integers(1, 900)), float(rng.integers(0, 90_000)), int(rng.integers(0, 30_000)))
+        for t in rng.integers(1, 512, 400)
+    ]
+    fitted, error = fit_latency([(load, TRUE.step_s(load) * rng.normal(1, 0.01)) for load in loads])
+    assert error < 0.02
+    for load in loads[:50]:
+        assert fitted.step_s(load) == pytest.approx(TRUE.step_s(load), rel=0.06)
+    with pytest.raises(InvalidRequest, match="samples"):
+        fit_latency([(StepLoad(1, 1), 0.1), (StepLoad(2, 2), 0.2)])
+
+
+def test_a_steps_load_is_counted_as_the_model_counts() -> None:
+    def row(start: int, count: int) -> Row:
+        return Row([0] * count, start, [], 1, None, 0)  # type: ignore[arg-type]
+
+    assert load_of([row(0, 4)]) == StepLoad(4, 4, 1 + 2 + 3 + 4, 0)
+    assert load_of([row(6, 2)]) == StepLoad(2, 8, 7 + 8, 0)
+    assert load_of([row(9, 1), row(4, 1)]) == StepLoad(2, 15, 0, 5)
+    assert load_of([row(9, 1), row(0, 3)]) == StepLoad(4, 13, 6, 0)
+
+
+def test_an_engine_is_measured_and_left_as_it_was() -> None:
+    options = TorchEngineOptions(FAMILY / "small", "small", kv_tokens=2048, max_running=4, max_step_tokens=64)
+    core, _ = torch_core(options, SystemClock())
+    runner, free = core.runner, core.scheduler.pool.free
+    seen: list[tuple[int, int]] = []
+    samples = measure(core, on_progress=lambda done, of: seen.append((done, of)))
+    assert core.runner is runner
+    assert core.idle
+    assert core.scheduler.pool.free == free
+    assert seen[-1][0] == seen[-1][1]
+    decodes = {s.load.tokens for s in samples if s.load.pairs == 0}
+    assert {1, 2, 4} <= decodes
+    assert max(s.load.tokens for s in samples) == 64
+    assert any(s.load.longest_gap > 0 for s in samples)
+    assert all(s.seconds > 0 for s in samples)
+    assert len(samples) > 5 * DECODES
+    model, error = fit_latency([(s.load, s.seconds) for s in samples])
+    assert error < 1
+    assert model.step_s(StepLoad(4, 100)) > 0
+
+
+def test_a_profile_from_the_command_line_and_back(tmp_path: Path) -> None:
+    out = tmp_path / "profile.json"
+    done = CliRunner().invoke(
+        app, ["profile", str(FAMILY / "small"), "--out", str(out), "--max-running", "2", "--kv-tokens", "1024"]
+    )
+    assert done.exit_code == 0, done.output
+    found = read_profile(out)
+    assert found.model == "small"
+    assert found.replica.kv_tokens == 1024
+    again = tmp_path / "again.json"
+    write_profile(again, found)
+    assert json.loads(again.read_text()) == json.loads(out.read_text())
+    assert CliRunner().invoke(app, ["profile", str(tmp_path)]).exit_code == 2
+    for text, said in (("{}", "format"), ("[]", "not a profile"), ("{", "not a profile")):
+        again.write_text(text)
+        with pytest.raises(ProfileError, match=said):
+            read_profile(again)
+    with pytest.raises(ProfileError, match="No such file"):
+        read_profile(tmp_path / "no.json")

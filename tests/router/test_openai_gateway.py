@@ -1,0 +1,286 @@
+"""The OpenAI-compatible API, asked by the official client."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+
+from services.testing import RedisProcess
+from tests.conftest import MeshFileMaker
+from tests.support.mesh import TestMesh, running_mesh
+
+
+@pytest.fixture(scope="module")
+async def mesh(redis: RedisProcess, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TestMesh]:
+    import yaml
+
+    fast = {"overhead_ms": 1.0, "token_us": 1.0, "context_token_ns": 0.0, "reply_tokens": 24}
+    content = {
+        "name": "test-openai",
+        "tiers": [
+            {"name": "small", "model": "sim-s", "threshold": 80, "engine": "simulated", "simulated": fast},
+            {"name": "large", "model": "sim-l", "engine": "simulated", "simulated": fast},
+        ],
+        "judge": {"scorers": [{"name": "confidence", "kind": "confidence"}], "default_scorer": "confidence"},
+        "router": {"grpc_port": 0, "http_port": 0},
+    }
+    path = tmp_path_factory.mktemp("openai") / "mesh.yaml"
+    path.write_text(yaml.safe_dump(content))
+    async with running_mesh(path, redis.url) as running:
+        yield running
+
+
+@pytest.fixture
+async def client(mesh: TestMesh) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=f"{mesh.http}/v1", api_key="unused", max_retries=0) as made:
+        yield made
+
+
+HELLO: Any = [{"role": "user", "content": "hello"}]
+
+
+async def test_a_chat_completion_has_openais_shape_and_the_cascades_story(client: openai.AsyncOpenAI) -> None:
+    reply = await client.chat.completions.create(model="cascade", messages=HELLO, temperature=0)
+    (choice,) = reply.choices
+    assert reply.object == "chat.completion"
+    assert reply.id.startswith("chatcmpl-")
+    assert choice.message.role == "assistant"
+    assert choice.message.content
+    assert choice.finish_reason == "stop"
+    assert reply.usage is not None
+    assert reply.usage.total_tokens == reply.usage.prompt_tokens + reply.usage.completion_tokens
+    told = (reply.model_extra or {})["penstock"]
+    assert told["tier"] == "small"
+    assert [(t["tier"], t["accepted"], round(t["score"])) for t in told["tiers"]] == [("small", True, 90)]
+    assert len(told["trace_id"]) == 32
+
+
+async def test_streamed_pieces_join_to_the_whole(client: openai.AsyncOpenAI) -> None:
+    whole = await client.chat.completions.create(model="large", messages=HELLO, temperature=0)
+    stream = await client.chat.completions.create(
+        model="large", messages=HELLO, temperature=0, stream=True, stream_options={"include_usage": True}
+    )
+    text, finish, usage, extra, role = "", None, None, None, None
+    async for chunk in stream:
+        assert chunk.object == "chat.completion.chunk"
+        usage = chunk.usage or usage
+        extra = (chunk.model_extra or {}).get("penstock") or extra
+        for choice in chunk.choices:
+            role = choice.delta.role or role
+            text += choice.delta.content or ""
+            finish = choice.finish_reason or finish
+    assert role == "assistant"
+    assert text == whole.choices[0].message.content
+    assert finish == whole.choices[0].finish_reason
+    assert usage is not None
+    assert whole.usage is not None
+    assert usage.completion_tokens == whole.usage.completion_tokens
+    assert extra is not None
+    assert extra["tier"] == "large"
+
+
+async def test_logprobs_spell_the_content(client: openai.AsyncOpenAI) -> None:
+    reply = await client.chat.completions.create(
+        model="large", messages=HELLO, temperature=0, logprobs=True, top_logprobs=2
+    )
+    (choice,) = reply.choices
+    assert choice.logprobs is not None
+    assert choice.logprobs.content is not None
+    assert "".join(entry.token for entry in choice.logprobs.content) == choice.message.content
+    assert all(len(entry.top_logprobs) == 2 for entry in choice.logprobs.content)
+    assert all(entry.logprob <= 0 for entry in choice.logprobs.content)
+    streamed = ""
+    async for chunk in await client.chat.completions.create(
+        model="large", messages=HELLO, temperature=0, logprobs=True, stream=True
+    ):
+        for piece in chunk.choices:
+            if piece.logprobs is not None:
+                streamed += "".join(entry.token for entry in piece.logprobs.content or ())
+    assert streamed == choice.message.content
+
+
+async def test_n_choices_are_numbered_and_seeded_apart(client: openai.AsyncOpenAI) -> None:
+    reply = await client.chat.completions.create(model="small", messages=HELLO, n=3, seed=5)
+    assert [choice.index for choice in reply.choices] == [0, 1, 2]
+    assert reply.usage is not None
+    assert len((reply.model_extra or {})["penstock"]) == 3
+    alone = await client.chat.completions.create(model="small", messages=HELLO, seed=5)
+    assert alone.choices[0].message.content == reply.choices[0].message.content
+    assert alone.usage is not None
+    assert reply.usage.prompt_tokens == alone.usage.prompt_tokens  # the prompt counts once
+    texts = {0: "", 1: ""}
+    async for chunk in await client.chat.completions.create(model="small", messages=HELLO, n=2, seed=5, stream=True):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+    assert texts == {i: reply.choices[i].message.content for i in (0, 1)}
+
+
+async def test_stop_and_length_end_a_reply(client: openai.AsyncOpenAI) -> None:
+    for i in range(100):  # until one is long enough
+        story: Any = [{"role": "user", "content": "x" * i}]
+        whole = (await client.chat.completions.create(model="large", messages=story)).choices[0].message.content
+        if len(whole or "") > 12:
+            break
+    assert whole is not None
+    stopped = await client.chat.completions.create(model="large", messages=story, stop=whole[4:6])
+    assert stopped.choices[0].message.content == whole[: whole.find(whole[4:6])]
+    assert stopped.choices[0].finish_reason == "stop"
+    short = await client.chat.completions.create(model="large", messages=story, max_completion_tokens=3)
+    assert short.choices[0].finish_reason == "length"
+    assert short.usage is not None
+    assert short.usage.completion_tokens == 3
+
+
+async def test_content_parts_and_developer_messages_are_taken(client: openai.AsyncOpenAI) -> None:
+    plain = await client.chat.completions.create(
+        model="large", messages=[{"role": "system", "content": "be brief"}, *HELLO], temperature=0
+    )
+    parts = await client.chat.completions.create(
+        model="large",
+        temperature=0,
+        messages=[
+            {"role": "developer", "content": "be brief"},
+            {"role": "user", "content": [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]},
+        ],
+    )
+    assert parts.choices[0].message.content == plain.choices[0].message.content
+
+
+async def test_completions_take_text_tokens_and_several_prompts(client: openai.AsyncOpenAI) -> None:
+    text = await client.completions.create(model="large", prompt="abc", temperature=0, logprobs=1)
+    tokens = await client.completions.create(model="large", prompt=[97, 98, 99], temperature=0)
+    several = await client.completions.create(model="large", prompt=["abc", "abd"], temperature=0, n=2)
+    assert text.choices[0].text == tokens.choices[0].text == several.choices[0].text
+    assert [choice.index for choice in several.choices] == [0, 1, 2, 3]
+    assert several.usage is not None
+    assert several.usage.prompt_tokens == 6
+    logprobs = text.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.tokens is not None
+    assert "".join(logprobs.tokens) == text.choices[0].text
+    assert logprobs.text_offset == list(range(len(text.choices[0].text)))
+    assert text.usage is not None
+    assert text.usage.completion_tokens <= 16
+    streamed = ""
+    async for chunk in await client.completions.create(model="large", prompt="abc", temperature=0, stream=True):
+        streamed += chunk.choices[0].text
+    assert streamed == text.choices[0].text
+
+
+async def test_models_are_listed(client: openai.AsyncOpenAI) -> None:
+    models = [model.id async for model in client.models.list()]
+    assert models == ["cascade", "small", "large"]
+    assert (await client.models.retrieve("small")).id == "small"
+    with pytest.raises(openai.NotFoundError):
+        await client.models.retrieve("huge")
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"temperature": 3}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"n": 0}, "n"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "body"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"stop": ["a"] * 17}, "stop"),
+        ({"stop": ""}, "stop[0]"),
+        ({"seed": 2**63}, "seed"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"presence_penalty": 0.5}, "presence_penalty"),
+        ({"response_format": {"type": "json_object"}}, "response_format.type"),
+        ({"stream": "yes"}, "stream"),
+        ({"model": ""}, "model"),
+    ],
+)
+async def test_a_bad_field_is_named(mesh: TestMesh, change: dict[str, object], field: str) -> None:
+    body = {"model": "small", "messages": HELLO} | change
+    url = f"{mesh.http}/v1/chat/completions"
+    async with aiohttp.ClientSession() as session, session.post(url, data=json.dumps(body)) as response:
+        assert response.status == 400
+        error = (await response.json())["error"]
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] == field
+    assert field in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("POST", "/v1/chat/completions", b"{", 400),
+        ("POST", "/v1/chat/completions", b"", 400),
+        ("POST", "/v1/chat/completions", b"[]", 400),
+        ("POST", "/v1/chat/completions", b"\xff\xfe", 400),
+        ("POST", "/v1/chat/completions", b"[" * 100_000, 400),
+        ("POST", "/v1/completions", b'{"model": "small"}', 400),
+        ("GET", "/v1/chat/completions", b"", 405),
+        ("GET", "/v2/anything", b"", 404),
+        ("POST", "/v1/chat/completions", b'{"model":"huge","messages":[{"role":"user","content":"x"}]}', 404),
+        ("POST", "/v1/chat/completions", b" " * (17 * 1024 * 1024), 413),
+    ],
+)
+async def test_errors_have_openais_shape(mesh: TestMesh, method: str, path: str, body: bytes, status: int) -> None:
+    async with aiohttp.ClientSession() as session, session.request(method, f"{mesh.http}{path}", data=body) as response:
+        assert response.status == status
+        error = (await response.json())["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+
+
+async def test_a_full_router_answers_429_with_a_time(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
+    slow = {"overhead_ms": 20.0, "reply_tokens": 10_000}
+    tiers = [{"name": "slow", "model": "s", "simulated": slow}]
+    file = mesh_file(tiers, router={"grpc_port": 0, "http_port": 0, "max_active": 1, "max_waiting": 0})
+    async with running_mesh(file, redis.url) as mesh, mesh.client() as grpc_client:
+        running = asyncio.create_task(grpc_client.generate("first"))
+        await mesh.until(lambda s: s.active == 1)
+        async with openai.AsyncOpenAI(base_url=f"{mesh.http}/v1", api_key="x", max_retries=0) as client:
+            with pytest.raises(openai.RateLimitError) as caught:
+                await client.chat.completions.create(model="slow", messages=HELLO)
+            assert int(caught.value.response.headers["Retry-After"]) >= 1
+            with pytest.raises(openai.RateLimitError):  # also where a stream was asked for: nothing has been sent yet
+                await client.chat.completions.create(model="slow", messages=HELLO, stream=True)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_client_that_hangs_up_frees_the_engine(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
+    slow = {"overhead_ms": 20.0, "reply_tokens": 10_000}
+    tiers = [{"name": "slow", "model": "s", "simulated": slow}]
+    async with running_mesh(mesh_file(tiers), redis.url) as mesh:
+        for stream in (True, False):
+            async with aiohttp.ClientSession() as session:
+                body = {"model": "slow", "messages": HELLO, "stream": stream}
+                posting = asyncio.create_task(session.post(f"{mesh.http}/v1/chat/completions", json=body))
+                await mesh.until(lambda s: s.active == 1 and s.tiers[0].running == 1)
+                if stream:
+                    response = await posting
+                    await response.content.readline()
+                    response.close()
+                posting.cancel()
+            await mesh.until(lambda s: s.active == 0 and s.tiers[0].running == 0)
+
+
+async def test_the_callers_trace_goes_on(mesh: TestMesh) -> None:
+    trace_id = "0af7651916cd43dd8448eb211c80319c"
+    headers = {"traceparent": f"00-{trace_id}-b7ad6b7169203331-01"}
+    async with aiohttp.ClientSession() as session:
+        body = {"model": "cascade", "messages": HELLO}
+        async with session.post(f"{mesh.http}/v1/chat/completions", json=body, headers=headers) as response:
+            assert (await response.json())["penstock"]["trace_id"] == trace_id
+
+
+async def test_health_is_plain(mesh: TestMesh) -> None:
+    async with aiohttp.ClientSession() as session, session.get(f"{mesh.http}/health") as response:
+        assert response.status == 200
+        assert (await response.json())["state_connected"] is True

@@ -1,0 +1,58 @@
+"""Which instance takes a request: pure."""
+
+from collections import Counter
+
+from router_service.placement import NotPlaced, Placed, place
+from services.domain import InstanceRecord, Load, ModelCard, Role
+
+CARD = ModelCard("small", "m", "d", "torch", 100, 10, 16, 4)
+
+
+def worker(name: str, running: int = 0, tokens: int = 10) -> InstanceRecord:
+    return InstanceRecord(name, Role.WORKER, "h:1", 1.0, 1, 3.0, model=CARD, load=Load((tokens,) * running, (), 9, 1.0))
+
+
+def chosen(candidates: list[InstanceRecord], **more: object) -> str:
+    options: dict[str, object] = {"request_id": "r", "under_way": {}, "full": set(), "suspects": set()} | more
+    found = place(candidates, **options)  # type: ignore[arg-type]
+    assert isinstance(found, Placed)
+    return found.record.instance_id
+
+
+def test_the_least_loaded_takes_it() -> None:
+    assert chosen([worker("a", 2), worker("b", 1), worker("c", 3)]) == "b"
+
+
+def test_what_is_under_way_counts_before_its_record_can_tell() -> None:
+    assert chosen([worker("a", 0), worker("b", 1)], under_way={"a": 2}) == "b"
+
+
+def test_tokens_break_ties() -> None:
+    assert chosen([worker("a", 1, tokens=500), worker("b", 1, tokens=10)]) == "b"
+
+
+def test_equals_share_evenly_and_a_request_always_falls_the_same_way() -> None:
+    equals = [worker("a"), worker("b"), worker("c")]
+    counts = Counter(chosen(equals, request_id=f"r{i}") for i in range(3000))
+    assert min(counts.values()) > 850
+    assert chosen(equals, request_id="r7") == chosen(list(reversed(equals)), request_id="r7")
+
+
+def test_suspects_and_the_full_are_passed_over() -> None:
+    pair = [worker("a"), worker("b", 3)]
+    assert chosen(pair, suspects={"a"}) == "b"
+    assert chosen(pair, full={"a"}) == "b"
+    assert place(pair, request_id="r", under_way={}, full={"a", "b"}, suspects=set()) == NotPlaced(full=True)
+    assert place(pair, request_id="r", under_way={}, full=set(), suspects={"a", "b"}) == NotPlaced(full=False)
+    assert place([], request_id="r", under_way={}, full=set(), suspects=set()) == NotPlaced(full=False)
+
+
+def test_an_instance_without_a_free_place_is_full() -> None:
+    found = place([worker("a", 4)], request_id="r", under_way={}, full=set(), suspects=set())
+    assert found == NotPlaced(full=True)
+    assert chosen([worker("a", 4), worker("b", 3)]) == "b"
+
+
+def test_the_instance_just_left_is_avoided_unless_it_is_the_only_one() -> None:
+    assert chosen([worker("a"), worker("b", 2)], avoid="a") == "b"
+    assert chosen([worker("a")], avoid="a") == "a"

@@ -1,0 +1,179 @@
+"""What is kept in Redis, in a real one: leases, subscription, plan revisions, traces."""
+
+import asyncio
+import dataclasses
+import uuid
+from collections.abc import AsyncIterator
+
+import pytest
+from redis.asyncio import Redis
+
+from services.domain import InstanceRecord, Load, MeshView, ModelCard, NotFound, Plan, RevisionConflict, Role, TierPlan
+from services.state import MeshFeed, PlanStore, Registrar, SpanRecord, StateUnavailable, TraceStore, codec, connect
+from services.state.connection import connect_blocking
+from services.state.keys import Keys
+from services.state.traces import SPANS_PER_TRACE, write_spans
+from services.testing import RedisProcess
+
+CARD = ModelCard("small", "m", "d", "torch", 100, 10, 16, 8)
+PLAN = Plan(0, (TierPlan("small", "m", 50.0, 1), TierPlan("large", "n", None, 2)), scorer="judge-model")
+
+
+@pytest.fixture
+def keys() -> Keys:
+    return Keys(f"test-{uuid.uuid4().hex[:8]}")
+
+
+@pytest.fixture
+async def client(redis: RedisProcess) -> AsyncIterator[Redis]:
+    made = connect(redis.url)
+    yield made
+    await made.aclose()
+
+
+def record(name: str, lease_s: float = 0.6) -> InstanceRecord:
+    return InstanceRecord(name, Role.WORKER, "h:1", 1.0, 0, lease_s, model=CARD)
+
+
+async def until(condition: object) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # type: ignore[operator]
+            await asyncio.sleep(0.01)
+
+
+def test_records_and_plans_survive_json() -> None:
+    full = dataclasses.replace(record("w"), load=Load((1, 2), (3,), 4, 5.5), draining=True, http_address="h:2")
+    assert codec.record_from_json(codec.record_to_json(full)) == full
+    plain = InstanceRecord("j", Role.JUDGE, "h:1", 1.0, 2, 3.0)
+    assert codec.record_from_json(codec.record_to_json(plain)) == plain
+    assert codec.plan_from_json(codec.plan_to_json(PLAN)) == PLAN
+    for broken in (b"{", b"{}", b"[]", b'{"instance_id": 1}'):
+        with pytest.raises(ValueError, match=r"."):
+            codec.record_from_json(broken)
+        with pytest.raises(ValueError, match=r"."):
+            codec.plan_from_json(broken)
+
+
+async def test_an_instance_is_seen_while_it_lives_and_gone_with_a_goodbye(client: Redis, keys: Keys) -> None:
+    view = MeshView()
+    load = Load((5,), (), 9, 1.0)
+    async with MeshFeed(client, keys, view) as feed:
+        await feed.synced.wait()
+        async with Registrar(client, keys, record("w"), interval_s=0.02, load=lambda: load) as registrar:
+            await until(lambda: view.workers("small"))
+            load = Load((5, 6), (), 8, 2.0)
+            await until(lambda: view.workers("small")[0].load == load)
+            registrar.drain()
+            await until(lambda: not view.workers("small"))
+            assert view.instances()[0].draining
+        await until(lambda: not view.instances())
+    assert await client.exists(keys.instance("w")) == 0
+
+
+async def test_a_silent_instance_expires_everywhere(client: Redis, keys: Keys) -> None:
+    view, other = MeshView(), MeshView()
+    async with MeshFeed(client, keys, view) as feed:
+        await feed.synced.wait()
+        registrar = Registrar(client, keys, record("w"), interval_s=0.05)
+        await registrar.__aenter__()
+        await until(lambda: view.instances())
+        assert registrar._task is not None
+        registrar._task.cancel()  # as if the process had been killed: no goodbye
+        await until(lambda: not view.instances())
+        async with MeshFeed(client, keys, other) as late:
+            await late.synced.wait()
+            assert other.instances() == []
+
+
+async def test_who_comes_late_reads_everything(client: Redis, keys: Keys) -> None:
+    await PlanStore(client, keys).publish(PLAN)
+    async with Registrar(client, keys, record("w"), interval_s=0.05) as registrar:
+        await registrar.published.wait()
+        view = MeshView()
+        async with MeshFeed(client, keys, view) as feed:
+            await feed.synced.wait()
+            assert [r.instance_id for r in view.instances()] == ["w"]
+            assert view.plan is not None
+            assert view.plan.tiers == PLAN.tiers
+
+
+async def test_junk_in_redis_is_ignored(client: Redis, keys: Keys) -> None:
+    await client.sadd(keys.instances, "junk", "gone")
+    await client.set(keys.instance("junk"), "{not json")
+    view = MeshView()
+    async with MeshFeed(client, keys, view) as feed:
+        await feed.synced.wait()
+        await client.publish(keys.instance_events, "nonsense")
+        await client.publish(keys.plan_events, "nonsense")
+        async with Registrar(client, keys, record("w"), interval_s=0.05):
+            await until(lambda: view.instances())
+
+
+async def test_revisions_are_numbered_without_gaps_whoever_publishes(client: Redis, keys: Keys) -> None:
+    store = PlanStore(client, keys)
+    assert await store.current() is None
+    made = await asyncio.gather(*(store.publish(PLAN) for _ in range(20)))
+    assert sorted(plan.revision for plan in made) == list(range(1, 21))
+    current = await store.current()
+    assert current is not None
+    assert current.revision == 20
+    assert (await store.get(7)).revision == 7
+    with pytest.raises(NotFound):
+        await store.get(21)
+
+
+async def test_publishing_may_depend_on_the_revision(client: Redis, keys: Keys) -> None:
+    store = PlanStore(client, keys)
+    await store.publish(PLAN, expected=0)
+    with pytest.raises(RevisionConflict) as caught:
+        await store.publish(PLAN, expected=0)
+    assert (caught.value.expected, caught.value.current) == (0, 1)
+    results = await asyncio.gather(*(store.publish(PLAN, expected=1) for _ in range(5)), return_exceptions=True)
+    assert sum(isinstance(r, Plan) for r in results) == 1
+
+
+async def test_an_outage_is_one_error(own_redis: RedisProcess, keys: Keys) -> None:
+    client = connect(own_redis.url)
+    own_redis.stop()
+    store = PlanStore(client, keys)
+    for call in (store.current(), store.get(1), store.publish(PLAN)):
+        with pytest.raises(StateUnavailable):
+            await call
+    with pytest.raises(StateUnavailable):
+        await TraceStore(client, keys).last(1)
+    await client.aclose()
+
+
+async def test_the_feed_survives_an_outage(own_redis: RedisProcess, keys: Keys) -> None:
+    client, view, changes = connect(own_redis.url), MeshView(), asyncio.Event()
+    async with MeshFeed(client, keys, view, on_change=changes.set) as feed:
+        await feed.synced.wait()
+        async with Registrar(client, keys, record("w", lease_s=5.0), interval_s=0.05):
+            await until(lambda: view.instances())
+            own_redis.stop()
+            await until(lambda: not view.connected)
+            assert view.instances()
+            own_redis.start()
+            await until(lambda: view.connected)
+            await until(lambda: view.instances())
+    await client.aclose()
+
+
+async def test_the_last_traces_are_kept_and_no_more(redis: RedisProcess, client: Redis, keys: Keys) -> None:
+    blocking = connect_blocking(redis.url)
+
+    def span(trace: int, name: str, parent: str = "") -> SpanRecord:
+        return SpanRecord(f"{trace:032x}", f"{name}{trace}", parent, name, "router", float(trace), 0.5)
+
+    keep = 20
+    for i in range(100):
+        spans = [span(i, "root"), *(span(i, f"child{c}", f"root{i}") for c in range(SPANS_PER_TRACE))]
+        write_spans(blocking, keys, spans, keep)
+    store = TraceStore(client, keys)
+    last = await store.last(3)
+    assert [spans[0].trace_id for spans in last] == [f"{i:032x}" for i in (99, 98, 97)]
+    assert len(await store.get(f"{99:032x}")) == SPANS_PER_TRACE + 1
+    with pytest.raises(NotFound):
+        await store.get("f" * 32)
+    assert await client.xlen(keys.spans) < keep * SPANS_PER_TRACE + 200
+    blocking.close()

@@ -1,0 +1,483 @@
+"""One suite for every engine: what a worker may rely on."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from services.domain import (
+    AlreadyRunning,
+    ChatMessage,
+    ChatPrompt,
+    FinishReason,
+    GenerationRequest,
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+    PositionLogprobs,
+    PromptTooLong,
+    SamplingParams,
+    StepLatencyModel,
+    TextPrompt,
+    TokenFrame,
+    TokenPrompt,
+    Unavailable,
+)
+from tests.conftest import FAMILY
+from worker_service.engine.interface import Admitted, DraftDistribution, Engine, Finished
+from worker_service.engine.loop import LoopEngine
+from worker_service.engine.simulated import SimulatedEngineOptions, simulated_engine
+from worker_service.engine.torch import TorchEngineOptions, torch_engine
+
+ENGINES = ("torch", "simulated")
+GREEDY = SamplingParams(temperature=0.0, max_output_tokens=24, ignore_eos=True)
+SAMPLED = SamplingParams(temperature=1.0, top_p=0.9, seed=11, max_output_tokens=24, ignore_eos=True)
+QUESTIONS = ("What is 12 + 30?", "Reverse 'stone'.", "Sort: 9, 3, 40, 8, 77, 2", "Count from 3 to 31 by 4.")
+
+Make = Callable[..., Any]
+
+
+def request(name: str, text: str = QUESTIONS[0], sampling: SamplingParams = GREEDY, **more: Any) -> GenerationRequest:
+    return GenerationRequest(name, ChatPrompt((ChatMessage("user", text),)), sampling, **more)
+
+
+@pytest.fixture(params=ENGINES)
+async def make(request: pytest.FixtureRequest) -> AsyncIterator[Make]:
+    """Build and start engines of one kind; options by the names that all kinds share."""
+    async with AsyncExitStack() as stack:
+
+        async def build(**options: Any) -> LoopEngine:
+            if request.param == "torch":
+                engine = torch_engine(TorchEngineOptions(FAMILY / "small", "small", **{"kv_tokens": 4096, **options}))
+            else:
+                latency = StepLatencyModel.linear(0.0005, 0.0, 0.0)
+                shared = {"kv_tokens": 4096, "max_context_tokens": 2048, **options}
+                engine = simulated_engine(SimulatedEngineOptions("sim", latency, **shared))
+            await engine.start()
+            stack.push_async_callback(engine.close)
+            return engine
+
+        yield build
+
+
+@dataclass
+class Got:
+    """A whole reply."""
+
+    admitted: Admitted | None = None
+    tokens: tuple[int, ...] = ()
+    text: str = ""
+    logprobs: tuple[PositionLogprobs, ...] = ()
+    finished: Finished | None = None
+
+
+async def collect(events: AsyncIterator[Any], first: int = 0) -> Got:
+    """Read a reply, checking that its events come in order and its frames without gap or overlap."""
+    got, at = Got(), first
+    async for event in events:
+        assert got.finished is None, "an event after the last"
+        match event:
+            case Admitted():
+                assert got.admitted is None
+                assert at == first
+                got.admitted = event
+            case TokenFrame():
+                assert got.admitted is not None
+                assert event.offset == at
+                at = event.end
+                got.tokens += event.token_ids
+                got.text += event.text
+                got.logprobs += event.logprobs
+            case Finished():
+                got.finished = event
+    assert got.finished is not None
+    assert got.finished.usage.output_tokens == at
+    return got
+
+
+async def answer(engine: Engine, asked: GenerationRequest) -> Got:
+    return await collect(engine.generate(asked), len(asked.resume_token_ids))
+
+
+async def test_a_reply_is_admitted_streamed_and_finished(make: Make) -> None:
+    engine = await make()
+    got = await answer(engine, request("r"))
+    assert len(got.tokens) == 24
+    assert got.finished is not None
+    assert got.finished.reason is FinishReason.LENGTH
+    assert got.admitted is not None
+    assert got.admitted.prompt_tokens == got.finished.usage.prompt_tokens > 0
+    assert got.admitted.max_output_tokens == 24
+    assert got.text == engine._core.tokenizer.decode(got.tokens)
+
+
+async def test_the_end_token_ends_a_reply(make: Make) -> None:
+    engine = await make()
+    sampling = SamplingParams(temperature=0.0, max_output_tokens=1500)
+    got = await answer(engine, request("r", QUESTIONS[1], sampling))
+    assert got.finished is not None
+    assert got.finished.reason is FinishReason.STOP
+    assert got.tokens[-1] in engine._core.tokenizer.eos_ids
+
+
+async def test_replies_do_not_depend_on_company(make: Make) -> None:
+    """Greedy and seeded replies are the same alone and together, in one step and in chunks."""
+    wide, narrow = await make(), await make(max_step_tokens=7, kv_block_tokens=3)
+    for sampling in (GREEDY, SAMPLED):
+        alone = [(await answer(wide, request(f"a{i}", q, sampling))).tokens for i, q in enumerate(QUESTIONS)]
+        for engine in (wide, narrow):
+            asked = [request(f"t{i}", q, sampling) for i, q in enumerate(QUESTIONS)]
+            together = await asyncio.gather(*(answer(engine, r) for r in asked))
+            assert [got.tokens for got in together] == alone
+
+
+async def test_seeds_decide(make: Make) -> None:
+    engine = await make()
+    hot = replace(SAMPLED, temperature=2.0, top_p=1.0)
+    first = await answer(engine, request("a", sampling=hot))
+    again = await answer(engine, request("b", sampling=hot))
+    assert first.tokens == again.tokens
+    others = [(await answer(engine, request(f"c{s}", sampling=replace(hot, seed=s)))).tokens for s in range(3)]
+    if engine.info.engine != "simulated":  # whose one reply per prompt is drawn from the prompt
+        assert len({first.tokens, *others}) > 1
+
+
+async def test_a_stop_string_ends_the_reply_before_it(make: Make) -> None:
+    engine = await make()
+    whole = (await answer(engine, request("a"))).text
+    stop = whole[5:7]
+    got = await answer(engine, request("b", sampling=replace(GREEDY, stop=("never", stop))))
+    assert got.text == whole[: whole.find(stop)]
+    assert got.finished is not None
+    assert got.finished.reason is FinishReason.STOP
+    assert got.finished.stop == stop
+
+
+async def test_logprobs_come_with_every_token_where_asked_for(make: Make) -> None:
+    engine = await make()
+    assert (await answer(engine, request("a"))).logprobs == ()
+    got = await answer(engine, request("b", sampling=replace(GREEDY, top_logprobs=3)))
+    assert [p.chosen.token_id for p in got.logprobs] == list(got.tokens)
+    for position in got.logprobs:
+        assert len(position.top) == 3
+        assert [t.logprob for t in position.top] == sorted((t.logprob for t in position.top), reverse=True)
+        assert position.top[0].token_id == position.chosen.token_id  # greedy
+        assert position.chosen.logprob <= 0
+    none = await answer(engine, request("c", sampling=replace(GREEDY, top_logprobs=0)))
+    assert all(p.top == () for p in none.logprobs)
+
+
+async def test_unsound_requests_are_refused_by_name(make: Make) -> None:
+    engine = await make(max_context_tokens=64)
+    with pytest.raises(PromptTooLong):
+        await answer(engine, request("a", "x" * 100))
+    too_large = TokenPrompt((engine._core.tokenizer.vocab_size,))
+    with pytest.raises(InvalidRequest, match="token_ids"):
+        await answer(engine, replace(request("b"), prompt=too_large))
+    with pytest.raises(InvalidRequest, match="resume_token_ids"):
+        await answer(engine, request("c", resume_token_ids=(1,) * 25))
+    got = await answer(engine, replace(request("d", sampling=replace(GREEDY, max_output_tokens=500))))
+    assert got.admitted is not None
+    assert got.admitted.prompt_tokens + got.admitted.max_output_tokens == 64
+    assert len(got.tokens) == got.admitted.max_output_tokens
+
+
+async def test_one_id_runs_once(make: Make) -> None:
+    engine = await make()
+    endless = replace(GREEDY, max_output_tokens=1500)
+    async with aclosing(engine.generate(request("a", sampling=endless))) as first:
+        await anext(first)
+        with pytest.raises(AlreadyRunning):
+            await answer(engine, request("a"))
+
+
+async def test_abort_ends_a_stream_and_frees_everything(make: Make) -> None:
+    engine = await make()
+    running = asyncio.create_task(answer(engine, request("a", sampling=replace(GREEDY, max_output_tokens=1500))))
+    while not engine.load().running_tokens:
+        await asyncio.sleep(0)
+    assert await engine.abort("a")
+    got = await running
+    assert got.finished is not None
+    assert got.finished.reason is FinishReason.ABORTED
+    assert not await engine.abort("a")
+    assert engine._core.scheduler.pool.free == engine.info.kv_blocks
+
+
+async def test_leaving_a_stream_aborts_within_a_step(make: Make) -> None:
+    engine = await make()
+    events = engine.generate(request("a", sampling=replace(GREEDY, max_output_tokens=1500)))
+    async for event in events:
+        if isinstance(event, TokenFrame):
+            break
+    await events.aclose()
+    before = engine.steps
+    await engine.abort("nobody")  # commands are taken between steps: the abort was taken before this one
+    assert engine._core.idle
+    assert engine.steps <= before + 1
+
+
+async def test_a_full_queue_refuses_with_a_time_to_come_again(make: Make) -> None:
+    engine = await make(max_running=1, max_queued=1)
+    endless = replace(GREEDY, max_output_tokens=1500)
+    first = asyncio.create_task(answer(engine, request("a", sampling=endless)))
+    second = asyncio.create_task(answer(engine, request("b", sampling=endless)))
+    while engine.load().requests < 2:
+        await asyncio.sleep(0)
+    with pytest.raises(Overloaded) as caught:
+        await answer(engine, request("c"))
+    assert caught.value.retry_after_s > 0
+    for name in "ab":
+        await engine.abort(name)
+    await asyncio.gather(first, second)
+
+
+async def test_a_reply_resumes_at_any_token(make: Make) -> None:
+    engine = await make()
+    for sampling in (replace(GREEDY, stop=("zq",)), SAMPLED):
+        whole = await answer(engine, request("whole", sampling=sampling))
+        for cut in (1, 7, len(whole.tokens) - 1):
+            rest = await answer(engine, request(f"r{cut}", sampling=sampling, resume_token_ids=whole.tokens[:cut]))
+            assert rest.tokens == whole.tokens[cut:]
+            assert whole.text.endswith(rest.text)
+
+
+async def test_a_reply_that_was_complete_is_finished_at_once(make: Make) -> None:
+    engine = await make()
+    ended = await answer(engine, request("a", QUESTIONS[1], SamplingParams(temperature=0.0, max_output_tokens=1500)))
+    for sampling, tokens, reason in (
+        (SamplingParams(temperature=0.0), ended.tokens, FinishReason.STOP),
+        (GREEDY, (5,) * 24, FinishReason.LENGTH),
+    ):
+        steps = engine.steps
+        got = await answer(engine, request("b", QUESTIONS[1], sampling, resume_token_ids=tokens))
+        assert got.tokens == ()
+        assert got.finished is not None
+        assert got.finished.reason is reason
+        assert engine.steps == steps
+
+
+async def test_a_known_prefix_is_not_computed_again(make: Make) -> None:
+    engine = await make()
+    first = await answer(engine, request("a", "Sort: " + "7, 3, " * 30))
+    again = await answer(engine, request("b", "Sort: " + "7, 3, " * 30))
+    assert first.finished is not None
+    assert again.finished is not None
+    assert first.finished.usage.cached_prompt_tokens == 0
+    assert again.finished.usage.cached_prompt_tokens >= again.finished.usage.prompt_tokens - 16
+    assert again.tokens == first.tokens
+
+
+async def test_preemption_changes_nothing_but_the_time(make: Make) -> None:
+    roomy, tight = await make(), await make(kv_tokens=96, kv_block_tokens=4)
+    sampling = replace(SAMPLED, max_output_tokens=40)
+    asked = [request(f"r{i}", f"What is {i} + {i}?", sampling) for i in range(6)]
+    wanted = [got.tokens for got in await asyncio.gather(*(answer(roomy, r) for r in asked))]
+    found = await asyncio.gather(*(answer(tight, r) for r in asked))
+    assert [got.tokens for got in found] == wanted
+    assert tight.preemptions > 0
+    assert sum(got.finished.preemptions for got in found if got.finished is not None) == tight.preemptions
+    assert roomy.preemptions == 0
+
+
+async def test_steps_follow_an_explicit_allocation(make: Make) -> None:
+    """An allocator that feeds one request two tokens at a time gets exactly that, and the same text."""
+    engine = await make()
+    wanted = [(await answer(engine, request(f"w{i}", q))).tokens for i, q in enumerate(QUESTIONS)]
+    seen: list[dict[str, int]] = []
+
+    def one_at_a_time(scheduler: Any) -> dict[str, int]:
+        everyone = sorted((*scheduler.running, *scheduler.waiting), key=lambda s: s.order)
+        chosen = {everyone[0].request_id: 2} if everyone else {}
+        seen.append(chosen)
+        return chosen
+
+    engine.allocate_by(one_at_a_time)
+    found = await asyncio.gather(*(answer(engine, request(f"r{i}", q)) for i, q in enumerate(QUESTIONS)))
+    engine.allocate_by(None)
+    assert [got.tokens for got in found] == wanted
+    order = list(dict.fromkeys(name for chosen in seen for name in chosen))
+    assert order == ["r0", "r1", "r2", "r3"]
+
+
+async def test_an_allocator_may_hold_everything_back(make: Make) -> None:
+    engine = await make()
+    engine.allocate_by(lambda _: {})
+    waiting = asyncio.create_task(answer(engine, request("a")))
+    while not engine.load().queued_tokens:
+        await asyncio.sleep(0)
+    steps = engine.steps
+    await engine.abort("nobody")
+    assert engine.steps == steps
+    engine.allocate_by(None)
+    assert len((await waiting).tokens) == 24
+
+
+async def test_kv_moves_to_another_engine_in_the_middle_of_a_reply(make: Make) -> None:
+    source, target = await make(), await make()
+    for sampling in (GREEDY, SAMPLED):
+        asked = request("r", QUESTIONS[3], sampling)
+        whole = await answer(source, asked)
+        tokens: list[int] = []
+        async with aclosing(source.generate(asked)) as events:
+            async for event in events:
+                if isinstance(event, TokenFrame):
+                    tokens += event.token_ids
+                    if len(tokens) >= 9:
+                        kv = await source.export_kv("r")
+                        break
+        known = len(kv.tokens)
+        prompt = len(source._core.tokenizer.encode(asked.prompt))
+        assert known >= prompt + 8
+        # tokens computed since are part of what is handed over
+        resumed = tuple(kv.tokens[prompt:]) + whole.tokens[known - prompt : known - prompt + 1]
+        before = target.steps
+        rest = await collect(target.generate_from(replace(asked, resume_token_ids=resumed), kv), len(resumed))
+        assert resumed + rest.tokens == whole.tokens
+        assert target.steps - before == len(rest.tokens)  # not a token of the prefix was computed again
+
+
+async def test_kv_that_does_not_fit_is_refused(make: Make) -> None:
+    engine, other = await make(), await make(kv_block_tokens=8)
+    endless = replace(GREEDY, max_output_tokens=1500)
+    async with aclosing(engine.generate(request("a", sampling=endless))) as events:
+        async for event in events:
+            if isinstance(event, TokenFrame) and event.offset > 20:
+                break
+        kv = await engine.export_kv("a")
+        tail = await engine.export_kv("a", first_block=1)
+    assert len(tail.data) >= len(kv.data) - 1
+    with pytest.raises(NotFound):
+        await engine.export_kv("nobody")
+    resumed = request("b", sampling=endless, resume_token_ids=kv.tokens[len(kv.tokens) - 15 :])
+    with pytest.raises(InvalidRequest, match="layout"):
+        await collect(other.generate_from(resumed, kv))
+    with pytest.raises(InvalidRequest, match="tokens"):
+        await collect(engine.generate_from(request("c", "another", endless), kv))
+    with pytest.raises(InvalidRequest, match="kv"):
+        await collect(engine.generate_from(resumed, tail))
+
+
+async def test_a_greedy_draft_stands_as_far_as_it_is_right(make: Make) -> None:
+    engine = await make()
+    own = (await answer(engine, request("a"))).tokens
+    prefix = engine._core.tokenizer.encode(request("a").prompt)
+    for right in (0, 1, 5, 8):
+        draft = list(own[:8])
+        if right < 8:
+            draft[right] = (draft[right] + 1) % 200
+        found = await engine.verify(f"v{right}", prefix, draft, GREEDY)
+        assert (found.accepted, found.next_token) == (right, own[right])
+    # from the middle of the reply, and longer than a step
+    narrow = await make(max_step_tokens=3)
+    found = await narrow.verify("n", [*prefix, *own[:5]], own[5:20], GREEDY, offset=5)
+    assert (found.accepted, found.next_token) == (15, own[20])
+
+
+async def test_a_sampled_draft_stands_where_it_is_the_very_token_drawn(make: Make) -> None:
+    engine = await make()
+    own = (await answer(engine, request("a", sampling=SAMPLED))).tokens
+    prefix = engine._core.tokenizer.encode(request("a").prompt)
+    found = await engine.verify("v", [*prefix, *own[:4]], [*own[4:10], 0], SAMPLED, offset=4)
+    assert found.accepted == 6
+    assert found.next_token == own[10]
+
+
+async def test_a_draft_with_distributions_is_verified_by_rejection(make: Make) -> None:
+    engine = await make()
+    prefix = engine._core.tokenizer.encode(request("a").prompt)
+    own = (await answer(engine, request("a", sampling=GREEDY))).tokens
+    sure = [DraftDistribution((token,), (1.0,)) for token in own[:4]]
+    found = await engine.verify("v", prefix, own[:4], GREEDY, distributions=sure)
+    assert (found.accepted, found.next_token) == (4, own[4])  # a greedy target is sure of its own tokens
+    with pytest.raises(InvalidRequest, match="draft_distributions"):
+        await engine.verify("w", prefix, own[:4], GREEDY, distributions=sure[:1])
+
+
+@pytest.mark.parametrize(
+    ("prefix", "draft", "field"),
+    [([], [1], "prefix_token_ids"), ([1], [], "draft_token_ids"), ([1], [99_999], "draft_token_ids")],
+)
+async def test_an_unsound_draft_is_refused(make: Make, prefix: list[int], draft: list[int], field: str) -> None:
+    engine = await make()
+    with pytest.raises(InvalidRequest, match=field):
+        await engine.verify("v", prefix, draft, GREEDY)
+
+
+async def test_the_load_tells_who_runs_and_who_waits(make: Make) -> None:
+    engine = await make(max_running=2)
+    endless = replace(GREEDY, max_output_tokens=1500)
+    tasks = [asyncio.create_task(answer(engine, request(f"r{i}", sampling=endless))) for i in range(3)]
+    assert engine.load().output_tokens_per_s == 0.0  # a warm-up is nobody's request
+    while (load := engine.load()).requests < 3 or len(load.running_tokens) < 2 or not load.output_tokens_per_s:
+        await asyncio.sleep(0)
+    assert len(load.running_tokens) == 2
+    assert len(load.queued_tokens) == 1
+    assert load.free_kv_blocks < engine.info.kv_blocks
+    for i in range(3):
+        await engine.abort(f"r{i}")
+    await asyncio.gather(*tasks)
+
+
+async def test_the_higher_priority_goes_first(make: Make) -> None:
+    engine = await make(max_running=1)
+    engine.allocate_by(lambda _: {})
+    order: list[str] = []
+
+    async def one(name: str, priority: int) -> None:
+        await answer(engine, request(name, priority=priority))
+        order.append(name)
+
+    tasks = []
+    for i, priority in enumerate((0, -3, 9)):
+        tasks.append(asyncio.create_task(one(f"p{priority}", priority)))
+        while len(engine.load().queued_tokens) <= i:
+            await asyncio.sleep(0)
+    engine.allocate_by(None)
+    await asyncio.gather(*tasks)
+    assert order == ["p9", "p0", "p-3"]
+
+
+async def test_closing_ends_every_stream(make: Make) -> None:
+    engine = await make()
+    running = asyncio.create_task(answer(engine, request("a", sampling=replace(GREEDY, max_output_tokens=1500))))
+    while not engine.load().running_tokens:
+        await asyncio.sleep(0)
+    await engine.close()
+    got = await running
+    assert got.finished is not None
+    assert got.finished.reason is FinishReason.ABORTED
+    with pytest.raises(Unavailable):
+        await answer(engine, request("b"))
+
+
+async def test_a_broken_runner_fails_every_stream_and_says_so(make: Make) -> None:
+    engine = await make()
+
+    def broken(_: object) -> list[Any]:
+        raise RuntimeError("no more memory")
+
+    engine._core.runner.run = broken
+    with pytest.raises(Unavailable):
+        await answer(engine, request("a"))
+    error = await engine.failed()
+    assert "no more memory" in str(error)
+
+
+async def test_text_and_token_prompts_are_continued_as_they_stand(make: Make) -> None:
+    engine = await make()
+    text = await answer(engine, replace(request("a"), prompt=TextPrompt("abc")))
+    ids = tuple(engine._core.tokenizer.encode(TextPrompt("abc")))
+    tokens = await answer(engine, replace(request("b"), prompt=TokenPrompt(ids)))
+    assert text.tokens == tokens.tokens
+
+
+def test_block_bytes_are_the_size_of_exported_blocks() -> None:
+    from worker_service.engine.interface import KvLayout
+
+    layout = KvLayout("d", 2, 2, 16, 4, "float32")
+    assert layout.block_bytes == np.zeros((1, 2, 2, 4, 2, 16), np.float32).nbytes

@@ -1,0 +1,156 @@
+"""Greedy text of the torch engine is transformers' `generate`, token for token, however it is computed."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from models.training import tasks
+from services.clock import SystemClock
+from services.domain import ChatMessage, ChatPrompt, GenerationRequest, SamplingParams, TokenFrame, TokenPrompt
+from tests.conftest import FAMILY, TIERS
+from worker_service.engine.core import EngineCore
+from worker_service.engine.interface import EngineUnusable
+from worker_service.engine.torch import TorchEngineOptions
+from worker_service.engine.torch.engine import torch_core
+
+MODELS = (*TIERS, "llama", "qwen2", "qwen3")
+MOST = 96
+
+
+@pytest.fixture(scope="module")
+def reference(
+    request: pytest.FixtureRequest, tiny_models: dict[str, Path]
+) -> tuple[Path, list[list[int]], list[list[int]]]:
+    """(folder, prompts, transformers' greedy replies). Random models have no end token in reach: they run on."""
+    name: str = request.param
+    shipped = name in TIERS
+    folder = FAMILY / name if shipped else tiny_models[name]
+    core = build(folder)
+    if shipped:
+        prompts = [
+            core.tokenizer.encode(ChatPrompt((ChatMessage("user", p.prompt),))) for p in tasks.held_out(24, seed=3)
+        ]
+    else:
+        rng = random.Random(5)
+        prompts = [[rng.randrange(256) for _ in range(rng.randint(1, 60))] for _ in range(12)]
+        prompts += [prompts[0][:9] + prompts[1], prompts[0][:9] + prompts[2]]
+    model = AutoModelForCausalLM.from_pretrained(str(folder))
+    replies = []
+    with torch.inference_mode():
+        for ids in prompts:
+            out = model.generate(torch.tensor([ids]), max_new_tokens=MOST, do_sample=False)
+            replies.append(out[0, len(ids) :].tolist())
+    return folder, prompts, replies
+
+
+def build(folder: Path, **options: Any) -> EngineCore:
+    core, _ = torch_core(TorchEngineOptions(folder, "m", **{"kv_tokens": 8192, **options}), SystemClock())
+    return core
+
+
+def run_all(core: EngineCore, prompts: list[list[int]], together: int = 64) -> list[list[int]]:
+    """Greedy replies to all prompts, so many under way at once."""
+    replies: list[list[int]] = [[] for _ in prompts]
+    waiting = list(enumerate(prompts))
+    while waiting or not core.idle:
+        while waiting and len(core.scheduler.running) + len(core.scheduler.waiting) < together:
+            i, ids = waiting.pop(0)
+            sampling = SamplingParams(temperature=0.0, max_output_tokens=MOST)
+            core.add(GenerationRequest(str(i), TokenPrompt(tuple(ids)), sampling), ids)
+        for name, event in core.step():
+            if isinstance(event, TokenFrame):
+                replies[int(name)] += event.token_ids
+    return replies
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "batched": {},
+    "chunked": {"max_step_tokens": 13, "kv_block_tokens": 5},
+    "one_by_one_token": {"max_step_tokens": 1, "max_running": 2},
+    "gathered": {"kernel": False},
+    "gathered_chunked": {"kernel": False, "max_step_tokens": 37, "kv_block_tokens": 4},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("reference", MODELS, indirect=True)
+def test_greedy_text_is_transformers_own(reference: tuple[Path, list[list[int]], list[list[int]]], way: str) -> None:
+    folder, prompts, wanted = reference
+    assert run_all(build(folder, **WAYS[way]), prompts) == wanted
+
+
+@pytest.mark.parametrize("reference", MODELS, indirect=True)
+def test_prefix_reuse_changes_nothing(reference: tuple[Path, list[list[int]], list[list[int]]]) -> None:
+    """The second round finds all its prompts in the cache."""
+    folder, prompts, wanted = reference
+    core = build(folder, kv_block_tokens=4)
+    assert run_all(core, prompts) == wanted
+    steps = core.steps
+    assert run_all(core, prompts) == wanted
+    assert core.steps <= steps * 2
+
+
+@pytest.mark.parametrize("reference", MODELS, indirect=True)
+def test_preemption_changes_nothing(reference: tuple[Path, list[list[int]], list[list[int]]]) -> None:
+    folder, prompts, wanted = reference
+    longest = max(len(p) for p in prompts) + MOST
+    core = build(folder, kv_tokens=longest * 2, kv_block_tokens=4)
+    assert run_all(core, prompts) == wanted
+    assert core.scheduler.preemptions > 0
+
+
+@pytest.mark.parametrize("reference", MODELS, indirect=True)
+def test_export_and_import_change_nothing(reference: tuple[Path, list[list[int]], list[list[int]]]) -> None:
+    """Every reply moves to another engine after its k-th token, k different for each."""
+    folder, prompts, wanted = reference
+    source, target = build(folder), build(folder)
+    sampling = SamplingParams(temperature=0.0, max_output_tokens=MOST)
+    for i, ids in enumerate(prompts):
+        moved_at = 1 + i % max(1, len(wanted[i]) - 1)
+        if moved_at >= len(wanted[i]):
+            continue
+        asked = GenerationRequest(str(i), TokenPrompt(tuple(ids)), sampling)
+        source.add(asked, ids)
+        said: list[int] = []
+        while len(said) < moved_at:
+            said += [t for _, e in source.step() if isinstance(e, TokenFrame) for t in e.token_ids]
+        kv = source.export_kv(str(i), 0)
+        source.abort(str(i))
+        target.add(GenerationRequest(str(i), asked.prompt, sampling, tuple(said)), ids, kv)
+        while not target.idle:
+            said += [t for _, e in target.step() if isinstance(e, TokenFrame) for t in e.token_ids]
+        assert said == wanted[i]
+
+
+def test_bfloat16_blocks_survive_the_journey(tiny_models: dict[str, Path]) -> None:
+    core = build(tiny_models["llama"], dtype="bfloat16")
+    ids = list(range(1, 40))
+    sampling = SamplingParams(temperature=0.0, max_output_tokens=20, ignore_eos=True)
+    core.add(GenerationRequest("a", TokenPrompt(tuple(ids)), sampling), ids)
+    said: list[int] = []
+    while len(said) < 5:
+        said += [t for _, e in core.step() if isinstance(e, TokenFrame) for t in e.token_ids]
+    kv = core.export_kv("a", 0)
+    assert kv.layout.dtype == "bfloat16"
+    assert kv.data[0].nbytes == kv.layout.block_bytes
+    whole = list(said)
+    while not core.idle:
+        whole += [t for _, e in core.step() if isinstance(e, TokenFrame) for t in e.token_ids]
+    target = build(tiny_models["llama"], dtype="bfloat16")
+    target.add(GenerationRequest("a", TokenPrompt(tuple(ids)), sampling, tuple(said)), ids, kv)
+    while not target.idle:
+        said += [t for _, e in target.step() if isinstance(e, TokenFrame) for t in e.token_ids]
+    assert said == whole
+
+
+def test_a_folder_that_cannot_be_served_says_why(tmp_path: Path, tiny_models: dict[str, Path]) -> None:
+    with pytest.raises(EngineUnusable, match=r"no config.json"):
+        build(tmp_path)
+    config = (tiny_models["llama"] / "config.json").read_text()
+    (tmp_path / "config.json").write_text(config.replace('"llama"', '"gpt2"'))
+    with pytest.raises(EngineUnusable, match="gpt2"):
+        build(tmp_path)

@@ -1,0 +1,128 @@
+"""WorkerService over gRPC: its own RPCs; Generate is tested through the router as well."""
+
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+import grpc
+import pytest
+from grpc import aio
+
+from penstock.common.v1 import common_pb2
+from penstock.worker.v1 import worker_pb2 as pb
+from penstock.worker.v1 import worker_pb2_grpc
+from services.domain import Role
+from services.errors import from_rpc
+from services.settings import SettingsError
+from services.testing import RedisProcess, serving
+from tests.conftest import FAMILY, MeshFileMaker
+from tests.support.mesh import COMPOSE
+
+if TYPE_CHECKING:
+    Stub = worker_pb2_grpc.WorkerServiceAsyncStub
+else:
+    Stub = worker_pb2_grpc.WorkerServiceStub
+
+
+@pytest.fixture(params=["torch", "simulated"])
+async def stub(request: pytest.FixtureRequest, redis: RedisProcess, mesh_file: MeshFileMaker) -> AsyncIterator[Stub]:
+    model = str(FAMILY / "small") if request.param == "torch" else "sim"
+    file = mesh_file([{"name": "only", "model": model, "engine": request.param, "max_running": 4, "max_queued": 1}])
+    async with (
+        serving(Role.WORKER, COMPOSE[Role.WORKER], file, redis.url, tier="only") as chassis,
+        aio.insecure_channel(chassis.address) as channel,
+    ):
+        yield worker_pb2_grpc.WorkerServiceStub(channel)
+
+
+def asked(name: str = "r", **sampling: object) -> pb.GenerateRequest:
+    params = common_pb2.SamplingParams(**{"temperature": 0.0, "max_output_tokens": 12, "ignore_eos": True, **sampling})  # type: ignore[arg-type]
+    return pb.GenerateRequest(request_id=name, prompt=common_pb2.Prompt(text="hello"), sampling=params)
+
+
+async def test_generate_is_admitted_streamed_and_finished(stub: Stub) -> None:
+    events = [event async for event in stub.Generate(asked())]
+    kinds = [event.WhichOneof("event") for event in events if event.WhichOneof("event") != "heartbeat"]
+    assert kinds[0] == "admitted"
+    assert kinds[-1] == "finished"
+    assert set(kinds[1:-1]) == {"tokens"}
+    assert events[0].admitted.service_class == pb.SERVICE_CLASS_BEST_EFFORT
+    frames = [event.tokens for event in events if event.HasField("tokens")]
+    assert [frame.offset for frame in frames] == [sum(len(f.token_ids) for f in frames[:i]) for i in range(len(frames))]
+    assert events[-1].finished.usage.output_tokens == 12
+    assert events[-1].finished.reason == common_pb2.FINISH_REASON_LENGTH
+
+
+async def test_info_and_load_tell_what_is_there(stub: Stub) -> None:
+    info = await stub.GetInfo(pb.GetInfoRequest())
+    assert info.tier == "only"
+    assert info.max_context_tokens > 0
+    assert pb.CAPABILITY_VERIFY_GREEDY in info.capabilities
+    assert len(info.capabilities) == len(pb.Capability.keys()) - 1
+    load = await stub.GetLoad(pb.GetLoadRequest())
+    assert list(load.running_tokens) == []
+    assert load.free_kv_blocks == info.kv_blocks
+    assert not load.draining
+
+
+async def test_abort_ends_the_stream_and_is_no_error_for_nobody(stub: Stub) -> None:
+    call = stub.Generate(asked(max_output_tokens=1500))
+    async for event in call:
+        if event.HasField("tokens"):
+            break
+    assert (await stub.Abort(pb.AbortRequest(request_id="r"))).aborted
+    *_, last = [event async for event in call]
+    assert last.finished.reason == common_pb2.FINISH_REASON_ABORTED
+    assert not (await stub.Abort(pb.AbortRequest(request_id="r"))).aborted
+    with pytest.raises(aio.AioRpcError) as caught:
+        await stub.Abort(pb.AbortRequest())
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_drafts_are_verified(stub: Stub) -> None:
+    events = [event async for event in stub.Generate(asked())]
+    own = [token for event in events for token in event.tokens.token_ids]
+    request = pb.VerifyRequest(
+        request_id="v",
+        prefix_token_ids=[*b"hello"] if (await stub.GetInfo(pb.GetInfoRequest())).engine == "simulated" else PREFIX,
+        draft_token_ids=[*own[:4], (own[4] + 1) % 200, 7],
+        sampling=common_pb2.SamplingParams(temperature=0.0),
+    )
+    found = await stub.Verify(request)
+    assert (found.accepted_count, found.next_token_id) == (4, own[4])
+    request.sampling.temperature = 9
+    with pytest.raises(aio.AioRpcError) as caught:
+        await stub.Verify(request)
+    assert "sampling.temperature" in str(from_rpc(caught.value))
+
+
+def _shipped_ids(text: str) -> list[int]:
+    from services.domain import TextPrompt
+    from worker_service.text.hf import HfTokenizer
+
+    return HfTokenizer(FAMILY / "small").encode(TextPrompt(text))
+
+
+PREFIX = _shipped_ids("hello")
+
+
+async def test_the_same_id_twice_and_a_full_queue_are_told_apart(stub: Stub) -> None:
+    calls = [stub.Generate(asked(f"r{i}", max_output_tokens=1500)) for i in range(5)]
+    for call in calls:
+        first = await call.read()
+        assert isinstance(first, pb.GenerateResponse)
+        assert first.HasField("admitted")
+    for name, code in (("r0", grpc.StatusCode.ALREADY_EXISTS), ("r9", grpc.StatusCode.RESOURCE_EXHAUSTED)):
+        with pytest.raises(aio.AioRpcError) as caught:
+            async for _ in stub.Generate(asked(name)):
+                pass
+        assert caught.value.code() is code
+    for call in calls:
+        call.cancel()
+
+
+async def test_a_worker_without_a_tier_or_model_does_not_start(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
+    file = mesh_file([{"name": "only", "model": "nowhere", "engine": "torch"}])
+    for tier, said in (("", "PENSTOCK_TIER"), ("other", "no tier 'other'"), ("only", r"no config.json")):
+        with pytest.raises(SettingsError, match=said):
+            async with serving(Role.WORKER, COMPOSE[Role.WORKER], file, redis.url, tier=tier):
+                pass
