@@ -6,6 +6,7 @@ from typing import Any
 
 from services.domain.instances import InstanceRecord, Load, ModelCard, Role
 from services.domain.plans import JudgeUnavailable, Plan, Provenance, TierPlan
+from services.domain.stages import QoeModel, Stage
 
 
 def record_to_json(record: InstanceRecord) -> bytes:
@@ -72,7 +73,19 @@ def plan_from_json(data: bytes) -> Plan:
         raw = _mapping(data)
         return Plan(
             revision=raw["revision"],
-            tiers=tuple(TierPlan(t["name"], t["model"], t["threshold"], t["instances"]) for t in raw["tiers"]),
+            tiers=tuple(
+                TierPlan(
+                    t["name"],
+                    t["model"],
+                    t["threshold"],
+                    t["instances"],
+                    tuple(Stage(**{f.name: s[f.name] for f in dataclasses.fields(Stage)}) for s in t.get("stages", ())),
+                    QoeModel(**{f.name: t["qoe"][f.name] for f in dataclasses.fields(QoeModel)})
+                    if t.get("qoe")
+                    else None,
+                )
+                for t in raw["tiers"]
+            ),
             scorer=raw["scorer"],
             judge_unavailable=JudgeUnavailable(raw["judge_unavailable"]),
             provenance=Provenance(**{f.name: raw["provenance"][f.name] for f in dataclasses.fields(Provenance)}),

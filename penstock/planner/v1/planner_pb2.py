@@ -25,33 +25,37 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!penstock/planner/v1/planner.proto\x12\x13penstock.planner.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd3\x01\n\x04Plan\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12,\n\x05tiers\x18\x02 \x03(\x0b\x32\x1d.penstock.planner.v1.TierPlan\x12\x0e\n\x06scorer\x18\x03 \x01(\t\x12\x46\n\x11judge_unavailable\x18\x04 \x01(\x0e\x32+.penstock.planner.v1.JudgeUnavailablePolicy\x12\x33\n\nprovenance\x18\x05 \x01(\x0b\x32\x1f.penstock.planner.v1.Provenance\"e\n\x08TierPlan\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x16\n\tthreshold\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x16\n\x0einstance_count\x18\x04 \x01(\rB\x0c\n\n_threshold\"p\n\nProvenance\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x0c\n\x04note\x18\x02 \x01(\t\x12.\n\ncreated_at\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x14\n\x0cinput_digest\x18\x04 \x01(\t\"4\n\x0eGetPlanRequest\x12\x15\n\x08revision\x18\x01 \x01(\x04H\x00\x88\x01\x01\x42\x0b\n\t_revision\":\n\x0fGetPlanResponse\x12\'\n\x04plan\x18\x01 \x01(\x0b\x32\x19.penstock.planner.v1.Plan\"o\n\x0eSetPlanRequest\x12\'\n\x04plan\x18\x01 \x01(\x0b\x32\x19.penstock.planner.v1.Plan\x12\x1e\n\x11\x65xpected_revision\x18\x02 \x01(\x04H\x00\x88\x01\x01\x42\x14\n\x12_expected_revision\":\n\x0fSetPlanResponse\x12\'\n\x04plan\x18\x01 \x01(\x0b\x32\x19.penstock.planner.v1.Plan\"B\n\x10WatchPlanRequest\x12\x1b\n\x0e\x61\x66ter_revision\x18\x01 \x01(\x04H\x00\x88\x01\x01\x42\x11\n\x0f_after_revision\"<\n\x11WatchPlanResponse\x12\'\n\x04plan\x18\x01 \x01(\x0b\x32\x19.penstock.planner.v1.Plan*\x8e\x01\n\x16JudgeUnavailablePolicy\x12(\n$JUDGE_UNAVAILABLE_POLICY_UNSPECIFIED\x10\x00\x12%\n!JUDGE_UNAVAILABLE_POLICY_ESCALATE\x10\x01\x12#\n\x1fJUDGE_UNAVAILABLE_POLICY_ACCEPT\x10\x02\x32\x9a\x02\n\x0ePlannerService\x12T\n\x07GetPlan\x12#.penstock.planner.v1.GetPlanRequest\x1a$.penstock.planner.v1.GetPlanResponse\x12T\n\x07SetPlan\x12#.penstock.planner.v1.SetPlanRequest\x1a$.penstock.planner.v1.SetPlanResponse\x12\\\n\tWatchPlan\x12%.penstock.planner.v1.WatchPlanRequest\x1a&.penstock.planner.v1.WatchPlanResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!penstock/planner/v1/planner.proto\x12\x13penstock.planner.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd3\x01\n\x04Plan\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12,\n\x05tiers\x18\x02 \x03(\x0b\x32\x1d.penstock.planner.v1.TierPlan\x12\x0e\n\x06scorer\x18\x03 \x01(\t\x12\x46\n\x11judge_unavailable\x18\x04 \x01(\x0e\x32+.penstock.planner.v1.JudgeUnavailablePolicy\x12\x33\n\nprovenance\x18\x05 \x01(\x0b\x32\x1f.penstock.planner.v1.Provenance\"\xbd\x01\n\x08TierPlan\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x16\n\tthreshold\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x16\n\x0einstance_count\x18\x04 \x01(\r\x12*\n\x06stages\x18\x05 \x03(\x0b\x32\x1a.penstock.planner.v1.Stage\x12*\n\x03qoe\x18\x06 \x01(\x0b\x32\x1d.penstock.planner.v1.QoeModelB\x0c\n\n_threshold\"G\n\x05Stage\x12\x13\n\x0b\x66rom_tokens\x18\x01 \x01(\r\x12\x11\n\tto_tokens\x18\x02 \x01(\r\x12\x16\n\x0einstance_count\x18\x03 \x01(\r\"\x9b\x01\n\x08QoeModel\x12\x15\n\rbatch_seconds\x18\x01 \x01(\x01\x12\x17\n\x0frequest_seconds\x18\x02 \x01(\x01\x12\x1b\n\x13input_token_seconds\x18\x03 \x01(\x01\x12#\n\x1binput_token_squared_seconds\x18\x04 \x01(\x01\x12\x1d\n\x15\x63ontext_token_seconds\x18\x05 \x01(\x01\"p\n\nProvenance\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x0c\n\x04note\x18\x02 \x01(\t\x12.\n\ncreated_at\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x14\n\x0cinput_digest\x18\x04 \x01(\t\"4\n\x0eGetPlanRequest\x12\x15\n\x08revision\x18\x01 \x01(\x04H\x00\x88\x01\x01\x42\x0b\n\t_revision\":\n\x0fGetPlanResponse\x12\'\n\x04plan\x18\x01 \x01(\x0b\x32\x19.penstock.planner.v1.Plan\"o\n\x0eSetPlanRequest\x12\'\n\x04plan\x18\x01 \x01(\x0b\x32\x19.penstock.planner.v1.Plan\x12\x1e\n\x11\x65xpected_revision\x18\x02 \x01(\x04H\x00\x88\x01\x01\x42\x14\n\x12_expected_revision\":\n\x0fSetPlanResponse\x12\'\n\x04plan\x18\x01 \x01(\x0b\x32\x19.penstock.planner.v1.Plan\"B\n\x10WatchPlanRequest\x12\x1b\n\x0e\x61\x66ter_revision\x18\x01 \x01(\x04H\x00\x88\x01\x01\x42\x11\n\x0f_after_revision\"<\n\x11WatchPlanResponse\x12\'\n\x04plan\x18\x01 \x01(\x0b\x32\x19.penstock.planner.v1.Plan*\x8e\x01\n\x16JudgeUnavailablePolicy\x12(\n$JUDGE_UNAVAILABLE_POLICY_UNSPECIFIED\x10\x00\x12%\n!JUDGE_UNAVAILABLE_POLICY_ESCALATE\x10\x01\x12#\n\x1fJUDGE_UNAVAILABLE_POLICY_ACCEPT\x10\x02\x32\x9a\x02\n\x0ePlannerService\x12T\n\x07GetPlan\x12#.penstock.planner.v1.GetPlanRequest\x1a$.penstock.planner.v1.GetPlanResponse\x12T\n\x07SetPlan\x12#.penstock.planner.v1.SetPlanRequest\x1a$.penstock.planner.v1.SetPlanResponse\x12\\\n\tWatchPlan\x12%.penstock.planner.v1.WatchPlanRequest\x1a&.penstock.planner.v1.WatchPlanResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'penstock.planner.v1.planner_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_JUDGEUNAVAILABLEPOLICY']._serialized_start=940
-  _globals['_JUDGEUNAVAILABLEPOLICY']._serialized_end=1082
+  _globals['_JUDGEUNAVAILABLEPOLICY']._serialized_start=1260
+  _globals['_JUDGEUNAVAILABLEPOLICY']._serialized_end=1402
   _globals['_PLAN']._serialized_start=92
   _globals['_PLAN']._serialized_end=303
-  _globals['_TIERPLAN']._serialized_start=305
-  _globals['_TIERPLAN']._serialized_end=406
-  _globals['_PROVENANCE']._serialized_start=408
-  _globals['_PROVENANCE']._serialized_end=520
-  _globals['_GETPLANREQUEST']._serialized_start=522
-  _globals['_GETPLANREQUEST']._serialized_end=574
-  _globals['_GETPLANRESPONSE']._serialized_start=576
-  _globals['_GETPLANRESPONSE']._serialized_end=634
-  _globals['_SETPLANREQUEST']._serialized_start=636
-  _globals['_SETPLANREQUEST']._serialized_end=747
-  _globals['_SETPLANRESPONSE']._serialized_start=749
-  _globals['_SETPLANRESPONSE']._serialized_end=807
-  _globals['_WATCHPLANREQUEST']._serialized_start=809
-  _globals['_WATCHPLANREQUEST']._serialized_end=875
-  _globals['_WATCHPLANRESPONSE']._serialized_start=877
-  _globals['_WATCHPLANRESPONSE']._serialized_end=937
-  _globals['_PLANNERSERVICE']._serialized_start=1085
-  _globals['_PLANNERSERVICE']._serialized_end=1367
+  _globals['_TIERPLAN']._serialized_start=306
+  _globals['_TIERPLAN']._serialized_end=495
+  _globals['_STAGE']._serialized_start=497
+  _globals['_STAGE']._serialized_end=568
+  _globals['_QOEMODEL']._serialized_start=571
+  _globals['_QOEMODEL']._serialized_end=726
+  _globals['_PROVENANCE']._serialized_start=728
+  _globals['_PROVENANCE']._serialized_end=840
+  _globals['_GETPLANREQUEST']._serialized_start=842
+  _globals['_GETPLANREQUEST']._serialized_end=894
+  _globals['_GETPLANRESPONSE']._serialized_start=896
+  _globals['_GETPLANRESPONSE']._serialized_end=954
+  _globals['_SETPLANREQUEST']._serialized_start=956
+  _globals['_SETPLANREQUEST']._serialized_end=1067
+  _globals['_SETPLANRESPONSE']._serialized_start=1069
+  _globals['_SETPLANRESPONSE']._serialized_end=1127
+  _globals['_WATCHPLANREQUEST']._serialized_start=1129
+  _globals['_WATCHPLANREQUEST']._serialized_end=1195
+  _globals['_WATCHPLANRESPONSE']._serialized_start=1197
+  _globals['_WATCHPLANRESPONSE']._serialized_end=1257
+  _globals['_PLANNERSERVICE']._serialized_start=1405
+  _globals['_PLANNERSERVICE']._serialized_end=1687
 # @@protoc_insertion_point(module_scope)
