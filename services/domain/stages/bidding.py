@@ -53,6 +53,7 @@ class RefusalReason(enum.Enum):
     OTHER_MODEL = "other_model"
     KNOWN_ALREADY = "known_already"
     CANNOT_RECEIVE = "cannot_receive"
+    BATCH_FULL = "batch_full"
 
 
 def shortlist(bids: Seq[Bid]) -> list[Bid]:
@@ -241,13 +242,17 @@ class Sender:
         """Length of all requests that this instance still has to hand over: its priority with receivers."""
         return sum(self._buffered.values())
 
+    def is_sending(self, request_id: str) -> bool:
+        """Whether it is being sent, or waits for that."""
+        return request_id == self.transmitting or request_id in self._starving
+
     def offer(self, request_id: str, tokens: int) -> None:
         """The request should move; again with another length as it grows."""
         self._buffered[request_id] = tokens
 
     def start(self, request_id: str, *, starving: bool = False) -> Go:
         """A receiver wants the request now. ValueError if it is being sent, or waits, already."""
-        if request_id == self.transmitting or request_id in self._starving:
+        if self.is_sending(request_id):
             raise ValueError(f"{request_id} is on its way already")
         if self.transmitting is None and not self._starving and self._slots.free > 0:
             self._slots.take()
