@@ -2,9 +2,15 @@
 
 import argparse
 
-from benchmarks import engine, overhead, planner, simulator
+from benchmarks import engine, overhead, planner, simulator, state
 
-BENCHMARKS = {"engine": engine.run, "overhead": overhead.run, "simulator": simulator.run, "planner": planner.run}
+BENCHMARKS = {
+    "engine": engine.run,
+    "overhead": overhead.run,
+    "simulator": simulator.run,
+    "planner": planner.run,
+    "state": state.run,
+}
 
 
 def main() -> None:
