@@ -44,7 +44,7 @@ async def compose(chassis: Chassis) -> None:
     )
     status = MeshStatus(chassis.instance_id, peers, gate, stats)
     router_pb2_grpc.add_MeshServiceServicer_to_server(
-        MeshServicer(status, TraceStore(chassis.redis, chassis.keys)), chassis.server
+        MeshServicer(status, TraceStore(chassis.redis, chassis.keys), tiers, view), chassis.server
     )
     chassis.health.offer(ROUTER_SERVICE, MESH_SERVICE)
     gateway = OpenAiGateway(driver, view, draining, tracer, options.default_deadline_s)

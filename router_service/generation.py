@@ -119,10 +119,12 @@ class TierGeneration:
     async def move(self, request_id: str, target: InstanceRecord, why: str) -> Moved | NotMoved:
         """Have a reply under way go on at another instance of its tier; return once it does, or will not.
 
-        request_id: the worker's, as in `generate`. why: for the client's InstanceChanged event.
+        request_id: the worker's, as in `generate`. why: for the client's InstanceChanged event. NotFound.
         """
         reply = self._replies.get(request_id)
-        return await reply.move(target, why) if reply is not None else NotMoved("it is not under way here")
+        if reply is None:
+            raise NotFound("reply under way", request_id)
+        return await reply.move(target, why)
 
     @staticmethod
     def _greeting(tier: str, before: str, now: str, splice: Splice, why: str) -> TierStarted | InstanceChanged:

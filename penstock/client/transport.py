@@ -169,6 +169,12 @@ def status_from_proto(status: pb.MeshStatus) -> types.MeshStatus:
     )
 
 
+def move_from_proto(answer: pb.MoveReplyResponse) -> types.Move:
+    if answer.HasField("refusal"):
+        return types.Move(answer.refusal)
+    return types.Move(None, answer.moved.offset, seconds(answer.moved.stall), answer.moved.sent_bytes)
+
+
 def trace_from_proto(trace: pb.Trace) -> types.Trace:
     return types.Trace(
         trace.trace_id,

@@ -293,6 +293,19 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
+class Move:
+    """What became of a move. refusal: why the reply went on where it was, or None where it has moved.
+
+    offset: output tokens made before. stall_s: from the last step at the old instance to the first sign of the new one.
+    """
+
+    refusal: str | None
+    offset: int = 0
+    stall_s: float = 0.0
+    sent_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Trace:
     """The spans of one request, in order of start."""
 
