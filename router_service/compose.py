@@ -4,6 +4,8 @@ import asyncio
 import logging
 
 from penstock.router.v1 import router_pb2_grpc
+from router_service.bid_client import BidClient
+from router_service.bidding import BidLimits, MoveAgent
 from router_service.gate import Gate
 from router_service.generation import Patience, TierGeneration
 from router_service.judge_client import JudgeClient
@@ -36,7 +38,15 @@ async def compose(chassis: Chassis) -> None:
     stats = RouterStats(chassis.telemetry.meter)
     judge = JudgeClient(channels, peers, tracer, options.judge_timeout_s)
     workers = WorkerClient(channels, options.worker_silence_s)
-    tiers = TierGeneration(peers, workers, tracer, Patience(options.tier_wait_s, options.max_attempts))
+    stages = chassis.mesh.stages
+    agent = MoveAgent(
+        view,
+        BidClient(channels),
+        tracer,
+        chassis.telemetry.meter,
+        BidLimits(stages.bid_timeout_s, stages.turn_timeout_s),
+    )
+    tiers = TierGeneration(peers, workers, agent, tracer, Patience(options.tier_wait_s, options.max_attempts))
     driver = RequestDriver(view, gate, tiers, judge, stats, tracer)
     draining = Draining()
     router_pb2_grpc.add_RouterServiceServicer_to_server(

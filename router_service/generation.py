@@ -14,12 +14,14 @@ from opentelemetry import propagate, trace
 from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind, StatusCode, Tracer
 
+from router_service.bidding import MoveAgent
 from router_service.events import InstanceChanged, TierAdmitted, TierDeclined, TierStarted
 from router_service.migration import MovableReply, Moved, NotMoved, WorkerChanged
 from router_service.peers import Peers
 from router_service.placement import Placed
 from router_service.prompt_length import PromptLengths
-from router_service.worker_client import WorkerAdmitted, WorkerClient, WorkerDeclined, WorkerFinished
+from router_service.worker_client import MoveAdvice, WorkerAdmitted, WorkerClient, WorkerDeclined, WorkerFinished
+from services.background import end
 from services.domain.errors import AlreadyRunning, DeadlineExceeded, NotFound, Overloaded, Unavailable
 from services.domain.instances import InstanceRecord
 from services.domain.requests import FinishReason, GenerationRequest, TokenFrame, TokenUsage
@@ -64,8 +66,11 @@ class Splice:
 class TierGeneration:
     """Generates at the instances of one tier."""
 
-    def __init__(self, peers: Peers, workers: WorkerClient, tracer: Tracer, patience: Patience) -> None:
-        self._peers, self._workers, self._tracer, self._patience = peers, workers, tracer, patience
+    def __init__(
+        self, peers: Peers, workers: WorkerClient, agent: MoveAgent, tracer: Tracer, patience: Patience
+    ) -> None:
+        self._peers, self._workers, self._agent = peers, workers, agent
+        self._tracer, self._patience = tracer, patience
         self._lengths = PromptLengths()
         self._replies: dict[str, MovableReply] = {}
 
@@ -124,7 +129,7 @@ class TierGeneration:
         reply = self._replies.get(request_id)
         if reply is None:
             raise NotFound("reply under way", request_id)
-        return await reply.move(target, why)
+        return await reply.move(target, why, starving=True)
 
     @staticmethod
     def _greeting(tier: str, before: str, now: str, splice: Splice, why: str) -> TierStarted | InstanceChanged:
@@ -177,6 +182,7 @@ class TierGeneration:
         )
         carrier: dict[str, str] = {}
         propagate.inject(carrier, trace.set_span_in_context(span, parent))
+        moving: asyncio.Task[Moved | NotMoved] | None = None
         reply = MovableReply(self._workers, record, asked, deadline_s, tuple(carrier.items()))
         self._replies[request.request_id] = reply
         try:
@@ -197,6 +203,11 @@ class TierGeneration:
                                 )
                             case WorkerDeclined():
                                 yield TierDeclined(tier, reply.record.instance_id, event.reason)
+                            case MoveAdvice() if moving is None or moving.done():
+                                inside = trace.set_span_in_context(span, parent)
+                                moving = asyncio.create_task(
+                                    self._agent.follow(tier, reply, request.request_id, event, inside), name="move"
+                                )
                             case WorkerChanged():
                                 before, now, offset = (
                                     record.instance_id,
@@ -215,6 +226,8 @@ class TierGeneration:
             span.set_status(StatusCode.ERROR, str(error))
             raise
         finally:
+            if moving is not None:
+                await end(moving)
             if self._replies.get(request.request_id) is reply:
                 del self._replies[request.request_id]
             span.end()

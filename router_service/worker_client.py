@@ -1,6 +1,7 @@
 """Speaks WorkerService to one instance at a time."""
 
 import asyncio
+import enum
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
@@ -8,12 +9,27 @@ from grpc import aio
 
 from penstock.worker.v1 import worker_pb2 as pb
 from penstock.worker.v1 import worker_pb2_grpc
-from router_service.bidding import MoveAdvice, MoveReason
 from services import errors
 from services import proto_codec as common
 from services.channels import ChannelPool
 from services.domain.errors import Unavailable
 from services.domain.requests import FinishReason, GenerationRequest, TokenFrame, TokenUsage
+
+
+class MoveReason(enum.Enum):
+    RANGE_CROSSED = "range_crossed"
+    OVERLOADED = "overloaded"
+    DRAINING = "draining"
+
+
+@dataclass(frozen=True, slots=True)
+class MoveAdvice:
+    """A worker's word that a request should leave it."""
+
+    reason: MoveReason
+    tokens: int
+    sender_tokens: int
+
 
 _MOVE_REASONS = {
     pb.MOVE_REASON_RANGE_CROSSED: MoveReason.RANGE_CROSSED,
