@@ -52,7 +52,7 @@ async def compose(chassis: Chassis) -> None:
     router_pb2_grpc.add_RouterServiceServicer_to_server(
         RouterServicer(driver, view, draining, options.default_deadline_s), chassis.server
     )
-    status = MeshStatus(chassis.instance_id, peers, gate, stats)
+    status = MeshStatus(chassis.instance_id, peers, gate, stats, agent)
     router_pb2_grpc.add_MeshServiceServicer_to_server(
         MeshServicer(status, TraceStore(chassis.redis, chassis.keys), tiers, view), chassis.server
     )
