@@ -2,13 +2,14 @@
 
 import argparse
 
-from benchmarks import engine, overhead, planner, simulator, state
+from benchmarks import engine, overhead, planner, simulator, stages, state
 
 BENCHMARKS = {
     "engine": engine.run,
     "overhead": overhead.run,
     "simulator": simulator.run,
     "planner": planner.run,
+    "stages": stages.run,
     "state": state.run,
 }
 
