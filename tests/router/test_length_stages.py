@@ -67,24 +67,23 @@ async def test_replies_move_on_as_they_grow_and_their_text_is_the_same(mesh: Tes
         assert status.failovers == 0
 
 
-async def test_a_tier_that_drains_hands_its_replies_on(mesh: TestMesh) -> None:
-    await lay_out(mesh, (Stage(0, 100_000, 3),))
-    async with mesh.client() as client:
+async def test_places_and_replies_close_up_when_a_worker_drains_and_open_when_it_is_back(
+    redis: RedisProcess, mesh_file: MeshFileMaker
+) -> None:
+    slow = {"overhead_ms": 5.0, "token_us": 0.0, "context_token_ns": 0.0, "reply_tokens": 10_000}
+    tier = {"name": "only", "model": "sim", "workers": 3, "simulated": slow}
+    async with running_mesh(mesh_file([tier], stages={"look_s": 0.05}), redis.url) as mesh, mesh.client() as client:
         still = await asyncio.gather(*(read(client, p, i) for i, p in enumerate(PROMPTS)))
+        await lay_out(mesh, STAGES)
         running = [asyncio.create_task(read(client, p, i)) for i, p in enumerate(PROMPTS)]
-        await mesh.until(lambda s: s.instances and any(i.running > 1 for i in s.instances))
-        await mesh.stop("worker-only-0")
+        await mesh.until(lambda s: any(i.running > 1 and i.place and i.place.stage == 0 for i in s.instances))
+        places = {i.instance_id: i.place for i in (await client.status()).instances if i.place is not None}
+        first = min(name for name, place in places.items() if place.stage == 0)
+        await mesh.stop(first)
         moved = await asyncio.gather(*running)
         assert [text for text, _ in moved] == [text for text, _ in still]
+        assert any(c.reason == "draining" and c.from_instance_id == first for _, changes in moved for c in changes)
         assert (await client.status()).failovers == 0
-
-
-async def test_places_close_up_when_a_worker_leaves_and_open_when_it_is_back(mesh: TestMesh) -> None:
-    await lay_out(mesh, STAGES)
-    async with mesh.client() as client:
-        before = {i.instance_id: i.place for i in (await client.status()).instances if i.place is not None}
-        (last,) = (name for name, place in before.items() if place is not None and place.stage == 1)
-        await mesh.stop(last)
         await mesh.until(lambda s: sorted(i.place.stage for i in s.instances if i.place is not None) == [0, 1])
-        await mesh.start(Role.WORKER, last, tier="only")
+        await mesh.start(Role.WORKER, first, tier="only")
         await mesh.until(lambda s: sorted(i.place.stage for i in s.instances if i.place is not None) == [0, 0, 1])
