@@ -18,32 +18,23 @@ def stage_qualities(
 ) -> F:
     """(C, C, E + 1): total QoE of the sequences between two cut points on k instances, each with an even share of them.
 
-    A share is every k-th sequence from the (k/2)-th on (services.domain.stages.even_share). Sums over every k-th from any
-    place come from one pass of suffix sums per k.
+    k Q(n / k), all sums divided by k. No more instances count than there are sequences.
     """
     n, cuts = len(tokens), len(ends)
+    sums = np.zeros((n + 1, 3))
+    for i in range(n):
+        sums[i + 1, 0] = sums[i, 0] + inputs[i]
+        sums[i + 1, 1] = sums[i, 1] + inputs[i] * inputs[i]
+        sums[i + 1, 2] = sums[i, 2] + tokens[i]
     found = np.zeros((cuts, cuts, instances + 1))
-    sums = np.empty((n + instances + 1, 3))
-    for k in range(1, instances + 1):
-        if k <= n:
-            sums[n : n + k + 1] = 0.0
-            for i in range(n - 1, -1, -1):
-                sums[i, 0] = inputs[i] + sums[i + k, 0]
-                sums[i, 1] = inputs[i] * inputs[i] + sums[i + k, 1]
-                sums[i, 2] = tokens[i] + sums[i + k, 2]
-        for a in range(cuts):
-            for b in range(a + 1, cuts):
-                held = ends[b] - ends[a]
-                if k > held:  # no more parts than sequences
-                    found[a, b, k] = found[a, b, k - 1]
-                    continue
-                start = ends[a] + k // 2
-                count = (ends[b] - start + k - 1) // k
-                stop = start + count * k
-                cost = d[0] + d[1] * count
-                for f in range(3):
-                    cost += d[2 + f] * (sums[start, f] - sums[stop, f])
-                found[a, b, k] = k * count * cost
+    for a in range(cuts):
+        for b in range(a + 1, cuts):
+            held = ends[b] - ends[a]
+            added = d[1] * held
+            for f in range(3):
+                added += d[2 + f] * (sums[ends[b], f] - sums[ends[a], f])
+            for k in range(1, instances + 1):
+                found[a, b, k] = held * (d[0] + added / max(1, min(k, held)))
     return found
 
 

@@ -3,6 +3,9 @@
 Given: E instances, sequences in flight, a QoE model, what a move costs. Wanted: stages, each a range of lengths and a number
 of instances, the ranges covering [0, max_tokens), the instances adding up to E. Least: the total QoE of all instances, each
 with an even share of its stage's sequences, plus c[l] for every cut l. Cuts stand on exponential bucket bounds.
+
+An even share of a set on k instances has the k-th part of its sums. The paper samples it, every k-th sequence (`even_share`);
+a search for the least over all k then finds those k whose samples happen to be light, most of all in small sets.
 """
 
 import enum
@@ -126,15 +129,16 @@ class Problem:
         count = len(self.cut_points) - 1
         held = [1] * count
 
-        def next_gain(i: int) -> float:  # quality falls about as 1 / k; its own steps are rough, shares being samples
-            return float(self.quality[i, i + 1, held[i]]) / (held[i] + 1)
+        def gain(i: int) -> float:
+            k = held[i]
+            return float(self.quality[i, i + 1, k] - self.quality[i, i + 1, min(k + 1, self.instances)])
 
-        heap = [(-next_gain(i), i) for i in range(count)]
+        heap = [(-gain(i), i) for i in range(count)]
         heapq.heapify(heap)
         for _ in range(self.instances - count):
             i = heap[0][1]
             held[i] += 1
-            heapq.heapreplace(heap, (-next_gain(i), i))
+            heapq.heapreplace(heap, (-gain(i), i))
         return [(i, i + 1, k) for i, k in enumerate(held)]
 
     def _merged(self, parts: list[Part]) -> list[Part]:

@@ -5,7 +5,7 @@ from services.domain.latency import StepLatencyModel, StepLoad
 from services.domain.stages import BatchLoad
 
 INPUT_SHARES = (0.2, 0.5, 0.8)  # of a request's final length
-SHORTEST_TOKENS = 64
+SHORTEST_TOKENS, LEAST_RANGE = 64, 4096  # a fit needs some range of lengths
 
 
 def batches_of(replica: Replica, max_tokens: int) -> list[tuple[BatchLoad, float]]:
@@ -15,7 +15,7 @@ def batches_of(replica: Replica, max_tokens: int) -> list[tuple[BatchLoad, float
     steps of the batch, and one prompt of each of the n is computed. A step is as its latency model says, lengths being alike.
     """
     found, low = list[tuple[BatchLoad, float]](), SHORTEST_TOKENS
-    while low < max_tokens:
+    while low < max(max_tokens, LEAST_RANGE):
         n = 1
         while n <= replica.limits.max_running and n * 2 * low <= replica.lane_tokens:
             for share in INPUT_SHARES:

@@ -1,11 +1,15 @@
 """Length stages: the partition against brute force, the sample of lengths in flight, the QoE model of a known replica."""
 
 import itertools
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from penstock.cli.main import app
 from planner_service.profiles import fit_qoe, qoe_errors
 from planner_service.simulator import EngineLimits, Replica, Workload
 from planner_service.stages import (
@@ -21,7 +25,7 @@ from planner_service.stages import (
 from planner_service.stages.partition import Problem
 from services.domain import InvalidRequest, StepLatencyModel
 from services.domain.hardware import ReplicaShape
-from services.domain.stages import BatchLoad, InFlight, QoeModel, Stage, even_share
+from services.domain.stages import BatchLoad, InFlight, QoeModel, Stage
 
 QOE = QoeModel(0.006, 3e-5, 1e-8, 3e-12, 5e-8)
 MOVE = MoveCost(100_000, 1e10)
@@ -49,8 +53,8 @@ def quality(layout: list[Stage], sample: LengthSample, qoe: QoeModel, move: Move
     total = 0.0
     for stage in layout:
         mine = [s for s in held if stage.from_tokens <= s.tokens < stage.to_tokens]
-        parts = min(stage.instances, len(mine))
-        total += parts * qoe.quality(BatchLoad.of(even_share(mine, stage.instances)))
+        parts = max(1, min(stage.instances, len(mine)))
+        total += parts * qoe.quality(BatchLoad(*(whole / parts for whole in BatchLoad.of(mine))))
         for i, o in zip(sample.input_tokens, sample.output_tokens, strict=True):
             if stage.from_tokens and i < stage.from_tokens <= i + o:
                 total += stage.from_tokens * move.token_s / o
@@ -160,3 +164,43 @@ def test_the_qoe_fit_finds_its_model_and_predicts_a_known_replicas_batches() -> 
     errors = np.abs(qoe_errors(fit_qoe(batches[::2]), batches[1::2]))
     assert errors.mean() < 0.25
     assert max(load.tokens for load, _ in batches) <= 400_000
+
+
+def test_stages_from_the_command_line(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    trace, out = tmp_path / "trace.csv", tmp_path / "layout.json"
+    lengths = zip(rng.lognormal(6, 1.5, 300).astype(int) + 1, rng.integers(1, 400, 300), strict=True)
+    rows = [f"{i / 20},{a},{b}" for i, (a, b) in enumerate(lengths)]
+    trace.write_text("\n".join(["arrival_s,input_tokens,output_tokens", *rows]) + "\n")
+    command = ["stages", "--instances", "8", "--trace", str(trace), "--out", str(out)]
+    done = CliRunner().invoke(app, [*command, "--rate", "90", "--json"])
+    assert done.exit_code == 0, done.output
+    said = json.loads(done.stdout)
+    assert said == json.loads(out.read_text())
+    assert list(said) == [
+        "stages",
+        "quality",
+        "one_stage_quality",
+        "chain_quality",
+        "method",
+        "gap",
+        "seconds",
+    ]
+    assert sum(stage["instances"] for stage in said["stages"]) == 8
+    assert said["stages"][0]["from_tokens"] == 0
+    assert said["quality"] <= said["one_stage_quality"]
+    assert out.with_suffix(".png").read_bytes()[:4] == b"\x89PNG"
+    assert "<svg" in out.with_suffix(".svg").read_text()
+    for more, fault in (
+        (["--gpu", "abacus"], "no 'abacus' among the catalogue's gpus"),
+        (["--method", "guess"], "--method"),
+        (["--max-tokens", "10"], "--max-tokens must exceed"),
+        (["--profile", str(trace)], "not a profile"),
+        (["--gpu", "l4", "--model", "llama-3.1-70b"], "for its weights"),
+    ):
+        done = CliRunner().invoke(app, [*command, "--no-plot", *more])
+        assert done.exit_code == 2, done.output
+        assert fault in done.output.replace("\n", " "), done.output
+    trace.write_text(trace.read_text().replace(rows[3], "0.15,many,3"))
+    done = CliRunner().invoke(app, command)
+    assert (done.exit_code, "line 5: input_tokens 'many'" in done.output.replace("\n", " ")) == (2, True), done.output
