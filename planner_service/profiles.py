@@ -6,6 +6,7 @@ A profile file is JSON: `format`, what was measured (`model`, `engine`, `machine
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ FORMAT = "penstock-profile-1"
 KNOTS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 REFITS = 3
 STALL = 3.0  # a step that took so many times what the fit says was held up by something else: it is left out
+HELD_OUT_EVERY = 5  # one sample of so many is kept from the fit
 
 
 class ProfileError(Exception):
@@ -30,7 +32,10 @@ class ProfileError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A replica as measured. mean_error: of the fitted step times against the samples, relative."""
+    """A replica as measured. mean_error: of the fitted step times against the samples, relative.
+
+    held_out_error: the same against samples that the fit has not seen; None where none were kept from it.
+    """
 
     model: str
     engine: str
@@ -38,6 +43,7 @@ class Profile:
     replica: Replica
     samples: tuple[tuple[StepLoad, float], ...]
     mean_error: float
+    held_out_error: float | None = None
 
 
 def fit_latency(samples: list[tuple[StepLoad, float]]) -> tuple[StepLatencyModel, float]:
@@ -75,8 +81,21 @@ def fit_latency(samples: list[tuple[StepLoad, float]]) -> tuple[StepLatencyModel
     model = StepLatencyModel(
         tuple(float(k) for k in used), tuple(float(x) for x in found[: len(used)]), context_s, pair_s, gap_s
     )
-    errors = [abs(model.step_s(load) - s) / s for load, s in samples]
-    return model, float(np.mean(errors))
+    return model, mean_error(model, samples)
+
+
+def mean_error(model: StepLatencyModel, samples: Sequence[tuple[StepLoad, float]]) -> float:
+    """Mean relative error of the model's step times."""
+    return float(np.mean([abs(model.step_s(load) - s) / s for load, s in samples]))
+
+
+def fit_held_out(
+    samples: Sequence[tuple[StepLoad, float]],
+) -> tuple[StepLatencyModel, list[tuple[StepLoad, float]], float]:
+    """(the model fitted to all but every HELD_OUT_EVERY-th sample, those it was fitted to, its mean error on the others)."""
+    fitted = [sample for i, sample in enumerate(samples) if i % HELD_OUT_EVERY]
+    model, _ = fit_latency(fitted)
+    return model, fitted, mean_error(model, samples[::HELD_OUT_EVERY])
 
 
 def write_profile(path: Path, profile: Profile) -> None:
@@ -92,6 +111,7 @@ def write_profile(path: Path, profile: Profile) -> None:
         **asdict(limits),
         "latency": asdict(latency),
         "mean_error": profile.mean_error,
+        "held_out_error": profile.held_out_error,
         "samples": [
             [load.tokens, load.context_tokens, load.pairs, load.longest_gap, seconds]
             for load, seconds in profile.samples
@@ -116,7 +136,8 @@ def read_profile(path: Path) -> Profile:
         shape = ReplicaShape(int(found["tp"]), int(found["pp"]))
         replica = Replica(shape, latency, int(found["kv_tokens"]), limits)
         samples = tuple((StepLoad(int(t), int(c), float(p), int(g)), float(s)) for t, c, p, g, s in found["samples"])
-        return Profile(found["model"], found["engine"], found["machine"], replica, samples, float(found["mean_error"]))
+        about = (found["model"], found["engine"], found["machine"])
+        return Profile(*about, replica, samples, float(found["mean_error"]), found.get("held_out_error"))
     except OSError as error:
         raise ProfileError(f"{path}: {error.strerror}") from None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
