@@ -10,7 +10,7 @@ from rich.table import Table
 from penstock.cli import planning, targets
 from penstock.cli.output import console, fail, print_json, tier_counts, told_errors
 from penstock.client.sync import Client, PlannerClient
-from penstock.client.types import Plan
+from penstock.client.types import Plan, TierPlan
 
 app = typer.Typer(
     no_args_is_help=True, help="Plan a cascade for a cluster, or see and change the plan that the running mesh follows."
@@ -129,15 +129,18 @@ def set_(
         if unknown:
             fail(f"no tier {', '.join(sorted(unknown))}", 2)
         tiers = tuple(
-            dataclasses.replace(
-                t, threshold=changes.get(t.name, t.threshold), instances=counts.get(t.name, t.instances)
-            )
-            for t in plan.tiers
+            _changed(t, changes.get(t.name, t.threshold), counts.get(t.name, t.instances)) for t in plan.tiers
         )
         wanted = dataclasses.replace(
             plan, tiers=tiers, scorer=plan.scorer if scorer is None else scorer, source="operator", note=note
         )
         _print(planner.set_plan(wanted, expected_revision=plan.revision), json=json)
+
+
+def _changed(tier: TierPlan, threshold: float | None, instances: int) -> TierPlan:
+    """Stages hold a number of instances: with another number they no longer do."""
+    stages = tier.stages if instances == tier.instances else ()
+    return dataclasses.replace(tier, threshold=threshold, instances=instances, stages=stages)
 
 
 def _planner(where: str) -> str:

@@ -191,10 +191,20 @@ def trace_from_proto(trace: pb.Trace) -> types.Trace:
     )
 
 
+_QOE = tuple(field.name for field in planner_pb2.QoeModel.DESCRIPTOR.fields)  # D0 to D4
+
+
 def plan_from_proto(plan: planner_pb2.Plan) -> types.Plan:
     return types.Plan(
         tiers=tuple(
-            types.TierPlan(t.name, t.model, t.threshold if t.HasField("threshold") else None, t.instance_count)
+            types.TierPlan(
+                t.name,
+                t.model,
+                t.threshold if t.HasField("threshold") else None,
+                t.instance_count,
+                tuple(types.Stage(s.from_tokens, s.to_tokens, s.instance_count) for s in t.stages),
+                tuple(getattr(t.qoe, name) for name in _QOE) if t.HasField("qoe") else (),
+            )
             for t in plan.tiers
         ),
         scorer=plan.scorer,
@@ -214,7 +224,17 @@ def plan_to_proto(plan: types.Plan) -> planner_pb2.Plan:
         raise ValueError(f"judge_unavailable: must be escalate or accept, not '{plan.judge_unavailable}'")
     return planner_pb2.Plan(
         tiers=[
-            planner_pb2.TierPlan(name=t.name, model=t.model, threshold=t.threshold, instance_count=t.instances)
+            planner_pb2.TierPlan(
+                name=t.name,
+                model=t.model,
+                threshold=t.threshold,
+                instance_count=t.instances,
+                stages=[
+                    planner_pb2.Stage(from_tokens=s.from_tokens, to_tokens=s.to_tokens, instance_count=s.instances)
+                    for s in t.stages
+                ],
+                qoe=planner_pb2.QoeModel(**dict(zip(_QOE, t.qoe, strict=True))) if t.qoe else None,
+            )
             for t in plan.tiers
         ],
         scorer=plan.scorer,

@@ -301,13 +301,28 @@ class Trace:
 
 
 @dataclass(frozen=True, slots=True)
+class Stage:
+    """Instances of a tier for sequences of from_tokens to to_tokens - 1 tokens, input and output so far."""
+
+    from_tokens: int
+    to_tokens: int
+    instances: int
+
+
+@dataclass(frozen=True, slots=True)
 class TierPlan:
-    """One tier of a plan. threshold: from this score on its answers stand; None on the last tier."""
+    """One tier of a plan. threshold: from this score on its answers stand; None on the last tier.
+
+    stages: which instances serve which lengths; none: every instance serves every length. qoe: D0 to D4 of the model that the
+    stages were laid out by, seconds.
+    """
 
     name: str
     model: str
     threshold: float | None
     instances: int
+    stages: tuple[Stage, ...] = ()
+    qoe: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
