@@ -29,7 +29,7 @@ class FileError(Exception):
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class GpuEntry(_Part):
@@ -62,13 +62,7 @@ class ClusterFile(_Part):
     node_link_gb_per_s: Positive = 25.0
 
     def spec(self) -> ClusterSpec:
-        if isinstance(self.gpu, str):
-            known = catalogue("gpus")
-            if self.gpu not in known:
-                raise ValueError(f"gpu: no '{self.gpu}' in the catalogue: {', '.join(sorted(known))}")
-            gpu = GpuEntry.model_validate(known[self.gpu]).spec(self.gpu)
-        else:
-            gpu = self.gpu.spec(self.gpu.name or "gpu")
+        gpu = gpu_of_catalogue(self.gpu) if isinstance(self.gpu, str) else self.gpu.spec(self.gpu.name or "gpu")
         return ClusterSpec(gpu, self.nodes, self.gpus_per_node, self.node_link_gb_per_s * 1e9)
 
 
@@ -111,10 +105,7 @@ class TierEntry(_Part):
     def spec(self) -> ModelSpec:
         if isinstance(self.model, ModelEntry):
             return self.model.spec(self.name)
-        known = catalogue("models")
-        if self.model not in known:
-            raise ValueError(f"no model '{self.model}' in the catalogue: {', '.join(sorted(known))}")
-        return ModelEntry.model_validate(known[self.model]).spec(self.model)
+        return model_of_catalogue(self.model)
 
 
 class RuntimeEntry(_Part):
@@ -155,6 +146,22 @@ def catalogue(name: str) -> dict[str, Any]:
     text = (files("planner_service.catalogue") / f"{name}.yaml").read_text()
     found: dict[str, Any] = yaml.safe_load(text)
     return found
+
+
+def gpu_of_catalogue(name: str) -> GpuSpec:
+    """ValueError lists what there is."""
+    known = catalogue("gpus")
+    if name not in known:
+        raise ValueError(f"gpu: no '{name}' in the catalogue: {', '.join(sorted(known))}")
+    return GpuEntry.model_validate(known[name]).spec(name)
+
+
+def model_of_catalogue(name: str) -> ModelSpec:
+    """ValueError lists what there is."""
+    known = catalogue("models")
+    if name not in known:
+        raise ValueError(f"no model '{name}' in the catalogue: {', '.join(sorted(known))}")
+    return ModelEntry.model_validate(known[name]).spec(name)
 
 
 def read_site(cluster: Path, models: Path) -> Site:
@@ -218,11 +225,11 @@ def read_trace(path: Path) -> Workload:
     """Columns arrival_s, input_tokens, output_tokens; other columns are passed over. Ordered by arrival."""
     rows = [
         (
-            _number(path, line, row, "arrival_s"),
-            _count(path, line, row, "input_tokens", 1),
-            _count(path, line, row, "output_tokens", 1),
+            csv_number(path, line, row, "arrival_s"),
+            csv_count(path, line, row, "input_tokens", 1),
+            csv_count(path, line, row, "output_tokens", 1),
         )
-        for line, row in _rows(path, ("arrival_s", "input_tokens", "output_tokens"))
+        for line, row in csv_rows(path, ("arrival_s", "input_tokens", "output_tokens"))
     ]
     rows.sort(key=lambda row: row[0])
     arrivals, inputs, outputs = zip(*rows, strict=True)
@@ -236,10 +243,10 @@ def read_quality(path: Path, tiers: tuple[str, ...]) -> JudgedSample:
     """
     wanted = ("input_tokens", *(f"{tier}_{what}" for tier in tiers for what in ("output_tokens", "judge_score")))
     inputs, outputs, scores = [], [], []
-    for line, row in _rows(path, wanted):
-        inputs.append(_count(path, line, row, "input_tokens", 0))
-        outputs.append([_count(path, line, row, f"{tier}_output_tokens", 0) for tier in tiers])
-        scores.append([_number(path, line, row, f"{tier}_judge_score", 0, 100) for tier in tiers])
+    for line, row in csv_rows(path, wanted):
+        inputs.append(csv_count(path, line, row, "input_tokens", 0))
+        outputs.append([csv_count(path, line, row, f"{tier}_output_tokens", 0) for tier in tiers])
+        scores.append([csv_number(path, line, row, f"{tier}_judge_score", 0, 100) for tier in tiers])
     shape = (len(inputs), len(tiers))
     return JudgedSample(
         tiers,
@@ -264,7 +271,7 @@ def _said(error: Exception) -> str:
     return str(error)
 
 
-def _rows(path: Path, wanted: tuple[str, ...]) -> Iterator[tuple[int, dict[str, str]]]:
+def csv_rows(path: Path, wanted: tuple[str, ...]) -> Iterator[tuple[int, dict[str, str]]]:
     """(line number, row) of a CSV file, gzip or not; FileError for missing columns or no rows."""
     try:
         with gzip.open(path, "rt", newline="") if path.suffix == ".gz" else path.open(newline="") as file:
@@ -276,13 +283,13 @@ def _rows(path: Path, wanted: tuple[str, ...]) -> Iterator[tuple[int, dict[str, 
             for row in reader:
                 empty = False
                 yield reader.line_num, row
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
         raise FileError(f"{path}: {error}") from None
     if empty:
         raise FileError(f"{path}: no rows")
 
 
-def _number(
+def csv_number(
     path: Path, line: int, row: dict[str, str], column: str, least: float = -np.inf, most: float = np.inf
 ) -> float:
     text = row[column]
@@ -296,8 +303,8 @@ def _number(
     return value
 
 
-def _count(path: Path, line: int, row: dict[str, str], column: str, least: int) -> int:
-    value = _number(path, line, row, column, least)
+def csv_count(path: Path, line: int, row: dict[str, str], column: str, least: int) -> int:
+    value = csv_number(path, line, row, column, least)
     if value != int(value):
         raise FileError(f"{path}: line {line}: {column} must be a whole number, not {row[column]}")
     return int(value)

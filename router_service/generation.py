@@ -17,6 +17,7 @@ from opentelemetry.trace import SpanKind, StatusCode, Tracer
 from router_service.events import InstanceChanged, TierAdmitted, TierDeclined, TierStarted
 from router_service.peers import Peers
 from router_service.placement import Placed
+from router_service.prompt_length import PromptLengths
 from router_service.worker_client import WorkerAdmitted, WorkerClient, WorkerDeclined, WorkerFinished
 from services.domain.errors import AlreadyRunning, DeadlineExceeded, NotFound, Overloaded, Unavailable
 from services.domain.instances import InstanceRecord
@@ -64,6 +65,7 @@ class TierGeneration:
 
     def __init__(self, peers: Peers, workers: WorkerClient, tracer: Tracer, patience: Patience) -> None:
         self._peers, self._workers, self._tracer, self._patience = peers, workers, tracer, patience
+        self._lengths = PromptLengths()
 
     async def generate(
         self, tier: str, request: GenerationRequest, deadline_s: float, parent: Context, *, may_give_up: bool
@@ -75,9 +77,11 @@ class TierGeneration:
         """
         splice = Splice(request.resume_token_ids)
         current, why, attempts, most = "", "", 0, None
+        prompt_tokens = self._lengths.estimate(tier, request.prompt)
         while True:
             patient = not may_give_up or current != ""
-            record = await self._place(tier, request.request_id, current, deadline_s, patient=patient)
+            tokens = prompt_tokens + len(splice.token_ids)
+            record = await self._place(tier, request.request_id, tokens, current, deadline_s, patient=patient)
             attempts += 1
             greeted = False
             try:
@@ -88,7 +92,8 @@ class TierGeneration:
                             yield self._greeting(tier, current, record.instance_id, splice, why)
                             current = record.instance_id
                         if isinstance(event, TierAdmitted):
-                            most = event.max_output_tokens
+                            most, prompt_tokens = event.max_output_tokens, event.prompt_tokens
+                            self._lengths.learn(tier, request.prompt, prompt_tokens)
                         yield event
                         if isinstance(event, TierDone):
                             return
@@ -114,13 +119,13 @@ class TierGeneration:
         return InstanceChanged(tier, before, now, len(splice.token_ids), why)
 
     async def _place(
-        self, tier: str, request_id: str, avoid: str, deadline_s: float, *, patient: bool
+        self, tier: str, request_id: str, tokens: int, avoid: str, deadline_s: float, *, patient: bool
     ) -> InstanceRecord:
         """An instance, as soon as there is one. Unavailable (none within the patience), DeadlineExceeded."""
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + (self._patience.tier_wait_s if patient else 0.0)
         while True:
-            found = self._peers.place(tier, request_id, avoid=avoid)
+            found = self._peers.place(tier, request_id, tokens, avoid=avoid)
             if isinstance(found, Placed):
                 return found.record
             now = loop.time()

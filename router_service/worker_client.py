@@ -8,11 +8,18 @@ from grpc import aio
 
 from penstock.worker.v1 import worker_pb2 as pb
 from penstock.worker.v1 import worker_pb2_grpc
+from router_service.bidding import MoveAdvice, MoveReason
 from services import errors
 from services import proto_codec as common
 from services.channels import ChannelPool
 from services.domain.errors import Unavailable
 from services.domain.requests import FinishReason, GenerationRequest, TokenFrame, TokenUsage
+
+_MOVE_REASONS = {
+    pb.MOVE_REASON_RANGE_CROSSED: MoveReason.RANGE_CROSSED,
+    pb.MOVE_REASON_OVERLOADED: MoveReason.OVERLOADED,
+    pb.MOVE_REASON_DRAINING: MoveReason.DRAINING,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +41,7 @@ class WorkerFinished:
     stop: str | None
 
 
-WorkerEvent = WorkerAdmitted | WorkerDeclined | TokenFrame | WorkerFinished
+WorkerEvent = WorkerAdmitted | WorkerDeclined | TokenFrame | MoveAdvice | WorkerFinished
 
 
 class WorkerClient:
@@ -98,6 +105,9 @@ def _event(response: pb.GenerateResponse) -> WorkerEvent | None:
             )
         case "declined":
             return WorkerDeclined(response.declined.reason)
+        case "move_advice" if response.move_advice.reason in _MOVE_REASONS:
+            advice = response.move_advice
+            return MoveAdvice(_MOVE_REASONS[advice.reason], advice.sequence_tokens, advice.sender_buffered_tokens)
         case "finished":
             done = response.finished
             return WorkerFinished(
@@ -106,4 +116,4 @@ def _event(response: pb.GenerateResponse) -> WorkerEvent | None:
                 done.stop if done.HasField("stop") else None,
             )
         case _:
-            return None  # heartbeats; advice to move is not followed yet
+            return None  # heartbeats

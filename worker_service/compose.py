@@ -6,14 +6,20 @@ from pathlib import Path
 from penstock.worker.v1 import worker_pb2_grpc
 from services.domain.instances import ModelCard
 from services.domain.latency import StepLatencyModel
+from services.domain.mesh_view import MeshView
+from services.domain.stages.bidding import Sender, TransferSlots
 from services.runtime import Chassis
 from services.settings import MeshTier, ServiceSettings, SettingsError
-from worker_service.engine.interface import Engine, EngineUnusable
+from services.state import MeshFeed
+from services.state.keys import tier_group
+from worker_service.engine.interface import Engine, EngineUnusable, KvTransferring
 from worker_service.engine.loop import Hold
 from worker_service.engine.simulated import SimulatedEngineOptions, simulated_engine
 from worker_service.frames import FrameLimits
 from worker_service.load_tracker import LoadTracker
 from worker_service.servicer import SERVICE, WorkerServicer
+from worker_service.stage_tracker import StageTracker
+from worker_service.transfer_desk import TransferDesk
 
 HEARTBEAT_S = 2.0
 
@@ -34,12 +40,37 @@ async def compose(chassis: Chassis) -> None:
     info = engine.info
     tracker = LoadTracker(engine, chassis.telemetry.meter, tier.name)
     frames = FrameLimits(settings.frame_interval_ms / 1000, settings.frame_tokens, HEARTBEAT_S)
+    options, view, slots = chassis.mesh.stages, MeshView(), TransferSlots(chassis.mesh.stages.max_transfers)
+    feed = await chassis.stack.enter_async_context(
+        MeshFeed(chassis.redis, chassis.keys, view, group=tier_group(tier.name))
+    )
+    sender = Sender(slots)
+    stages = StageTracker(chassis.instance_id, tier.name, view, sender, refine_s=options.refine_s)
+    desk = TransferDesk(
+        chassis.instance_id,
+        slots,
+        sender,
+        tracker.load,
+        chassis.telemetry.meter,
+        model_digest=info.model_digest,
+        kv_block_tokens=info.kv_block_tokens,
+        max_running=tier.max_running,
+        can_receive=isinstance(engine, KvTransferring),
+        tier=tier.name,
+    )
     servicer = WorkerServicer(
-        engine, tracker, frames, chassis.telemetry, instance_id=chassis.instance_id, tier=tier.name
+        engine,
+        tracker,
+        stages,
+        desk,
+        frames,
+        chassis.telemetry,
+        instance_id=chassis.instance_id,
+        tier=tier.name,
     )
     worker_pb2_grpc.add_WorkerServiceServicer_to_server(servicer, chassis.server)
     chassis.health.offer(SERVICE)
-    chassis.load = tracker.load
+    chassis.load, chassis.place = tracker.load, lambda: stages.place
     chassis.model = ModelCard(
         tier=tier.name,
         model=info.model,
@@ -51,14 +82,26 @@ async def compose(chassis: Chassis) -> None:
         max_requests=info.max_requests,
     )
     chassis.on_drain.append(servicer.drained)
-    follow = asyncio.create_task(_announce(servicer, chassis))
-    chassis.stack.callback(follow.cancel)
+    for task in (_announce(servicer, chassis), _watch(stages, feed, tracker, servicer, options.look_s)):
+        chassis.stack.callback(asyncio.create_task(task).cancel)
 
 
 async def _announce(servicer: WorkerServicer, chassis: Chassis) -> None:
     """A Drain RPC is told to the mesh at once."""
     await servicer.draining.wait()
     chassis.announce_drain()
+
+
+async def _watch(
+    stages: StageTracker, feed: MeshFeed, tracker: LoadTracker, servicer: WorkerServicer, look_s: float
+) -> None:
+    """The worker's eye on its stage."""
+    await feed.synced.wait()
+    loop = asyncio.get_running_loop()
+    while True:
+        stages.draining = servicer.draining.is_set()
+        stages.look(tracker.load(), loop.time())
+        await asyncio.sleep(look_s)
 
 
 def build_engine(tier: MeshTier, settings: ServiceSettings) -> Engine:

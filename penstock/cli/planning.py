@@ -119,7 +119,9 @@ def simulate(
         read = read_plan(plan)
         paths = (Path(read.inputs.cluster), Path(read.inputs.models), trace, Path(read.inputs.quality))
         site, demand = _read(*paths, requests, seed, lengths, rate)
-        reports, total_s = simulate_cascade(site, demand, read.thresholds, strategies_of(read, site), read.dispatch)
+        reports, total_s = simulate_cascade(
+            site, demand, read.thresholds, strategies_of(read.shapes, site), read.dispatch
+        )
     whole = Percentiles.of(total_s)
     figures = {
         "requests": len(total_s),

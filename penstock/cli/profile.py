@@ -72,7 +72,7 @@ def profile(
     limits = EngineLimits(max_running, max_step_tokens, info.kv_block_tokens)
     replica = Replica(ReplicaShape(1, 1), latency, info.kv_blocks * info.kv_block_tokens, limits)
     machine = f"{platform.machine()}, {device}, {threads} threads" if device == "cpu" else f"{device}"
-    found = Profile(model.name, "torch", machine, replica, tuple(pairs), error, qoe, held_out, kv_bytes)
+    found = Profile(model.name, "torch", machine, replica, tuple(pairs), error, None, qoe, held_out, kv_bytes)
     write_profile(out, found)
     if json:
         about = {"samples": len(pairs), "mean_error": error, "latency": latency, "out": str(out)}

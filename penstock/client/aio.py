@@ -172,6 +172,15 @@ class AsyncPlannerClient:
             raise errors.from_rpc(error) from error
         return transport.plan_from_proto(answer.plan)
 
+    async def list_plans(self, limit: int | None = None) -> list[types.Plan]:
+        """The last revisions, newest first."""
+        request = planner_pb2.ListPlansRequest(limit_count=limit)
+        try:
+            answer = await self._stub.ListPlans(request, timeout=connection.CALL_TIMEOUT_S)
+        except aio.AioRpcError as error:
+            raise errors.from_rpc(error) from error
+        return [transport.plan_from_proto(plan) for plan in answer.plans]
+
     async def set_plan(self, plan: types.Plan, *, expected_revision: int | None = None) -> types.Plan:
         """Make a plan current; return it with its revision. InvalidRequestError, ConflictError."""
         request = planner_pb2.SetPlanRequest(plan=transport.plan_to_proto(plan), expected_revision=expected_revision)

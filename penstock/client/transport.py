@@ -1,6 +1,7 @@
 """Between the clients' types and the contract: the only place of the SDK that knows the stubs' messages."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any, cast
 
 from google.protobuf.duration_pb2 import Duration
@@ -212,6 +213,7 @@ def plan_from_proto(plan: planner_pb2.Plan) -> types.Plan:
         source=plan.provenance.source,
         note=plan.provenance.note,
         created_at=plan.provenance.created_at.ToNanoseconds() / 1e9,
+        prediction=_prediction(plan.provenance.prediction) if plan.provenance.HasField("prediction") else None,
     )
 
 
@@ -237,7 +239,22 @@ def plan_to_proto(plan: types.Plan) -> planner_pb2.Plan:
         ],
         scorer=plan.scorer,
         judge_unavailable=policies[plan.judge_unavailable],
-        provenance=planner_pb2.Provenance(source=plan.source, note=plan.note),
+        provenance=planner_pb2.Provenance(
+            source=plan.source,
+            note=plan.note,
+            prediction=planner_pb2.Prediction(**asdict(plan.prediction)) if plan.prediction is not None else None,
+        ),
+    )
+
+
+def _prediction(told: planner_pb2.Prediction) -> types.Prediction:
+    return types.Prediction(
+        told.objective,
+        told.target,
+        told.workload_digest,
+        told.quality,
+        told.latency_p95_s,
+        told.end_to_end_p95_s,
     )
 
 

@@ -326,8 +326,20 @@ class TierPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a plan was computed for, and what it was expected to reach. latency_p95_s: of the slowest tier."""
+
+    objective: str
+    target: str
+    workload_digest: str
+    quality: float
+    latency_p95_s: float
+    end_to_end_p95_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """What the mesh follows. judge_unavailable: escalate or accept."""
+    """What the mesh follows. judge_unavailable: escalate or accept. prediction: None for a plan that nobody computed."""
 
     tiers: tuple[TierPlan, ...]
     scorer: str = ""
@@ -336,3 +348,4 @@ class Plan:
     source: str = "operator"
     note: str = ""
     created_at: float = 0.0
+    prediction: Prediction | None = None

@@ -200,7 +200,7 @@ def test_stages_from_the_command_line(tmp_path: Path) -> None:
     ):
         done = CliRunner().invoke(app, [*command, "--no-plot", *more])
         assert done.exit_code == 2, done.output
-        assert fault in done.output.replace("\n", " "), done.output
+        assert fault in " ".join(done.output.split()), done.output
     trace.write_text(trace.read_text().replace(rows[3], "0.15,many,3"))
     done = CliRunner().invoke(app, command)
-    assert (done.exit_code, "line 5: input_tokens 'many'" in done.output.replace("\n", " ")) == (2, True), done.output
+    assert (done.exit_code, "line 5: input_tokens 'many'" in " ".join(done.output.split())) == (2, True), done.output

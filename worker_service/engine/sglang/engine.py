@@ -136,7 +136,10 @@ class SglangEngine:
         running = [r.prompt_tokens + r.output_tokens for r in self._requests.values() if r.output_tokens]
         queued = [r.prompt_tokens for r in self._requests.values() if not r.output_tokens]
         rate = sum(count for _, count in self._produced) / THROUGHPUT_WINDOW_S
-        return Load(tuple(running), tuple(queued), self._free_blocks, rate)
+        inputs = sorted(self._requests.values(), key=lambda r: not r.output_tokens)
+        return Load(
+            tuple(running), tuple(queued), self._free_blocks, rate, tuple(request.prompt_tokens for request in inputs)
+        )
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineEvent, None]:
         prompt = self._tokenizer.encode(request.prompt)
