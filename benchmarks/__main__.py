@@ -1,4 +1,4 @@
-"""`python -m benchmarks [NAME ...] [--rounds N] [--quick]`: all benchmarks, or the named ones. JSON and plots go to results/."""
+"""`python -m benchmarks [NAME ...] [--rounds N] [--quick]`: all benchmarks, or those named. JSON and plots go to results/."""
 
 import argparse
 

@@ -1,7 +1,8 @@
 """CASCADIA's table 1: Llama 3 70B at 1,600 input and 16 output tokens, in seven configurations, by our simulator.
 
-The paper names neither the GPUs' links nor the load. We take Vidur's measured step times of Llama 3 70B on A100-80GB whose GPUs
-are linked in pairs, keep every replica busy, and compare throughput after one scale factor (the least squares of logarithms).
+The paper names neither the GPUs' links nor the load. We take Vidur's measured step times of Llama 3 70B on A100-80GB whose
+GPUs are linked in pairs (and, to compare, by a switch), keep every replica busy, and compare throughput after one scale
+factor (least squares of logarithms).
 
 Twice: as it is; and with a second constant, what each pipeline stage spends on its hand-over per token, which the paper takes
 from a profile of its machine. That constant and the scale are then fitted on the two configurations FITTED alone, so that

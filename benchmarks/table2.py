@@ -1,14 +1,15 @@
 """CASCADIA's table 2: our allocation beside the paper's, for the same shares of requests that reach each tier.
 
-The paper gives shares, GPUs and (table 3) replicas, but neither its models' lengths nor its rates. Lengths are those of judged
-MT-Bench answers (the paper's traces are drawn from MT-Bench); who climbs is drawn by seed, so that tiers differ in number and
-not in kind. Two loads for each row:
+The paper gives shares, GPUs and (table 3) replicas, but neither its models' lengths nor its rates. Lengths are those of
+judged MT-Bench answers (the paper's traces are drawn from MT-Bench); who climbs is drawn by seed, so that tiers differ in
+number and not in kind. Two loads for each row:
 
-- `paper`: the throughput that figure 6 shows for that row, read off its axis (a bar is 1 / 1.2 of its axis, as table 4 confirms).
+- `paper`: the throughput that figure 6 shows, read off its axis (a bar is 1 / 1.2 of its axis, as table 4 confirms).
 - `busy`: BUSY of what the paper's own deployment can serve, its tightest tier running full batches of mean lengths.
 
-At each, the paper's replicas and ours are simulated on the same requests; ours are the deployment solver's for these shares. And
-twice: with our K(N) for NVLink throughout a node, and with what table 1 shows, where four shards are hardly faster than two.
+At each, the paper's replicas and ours are simulated on the same requests; ours are the deployment solver's for these shares.
+And twice: with our K(N) for NVLink throughout a node, and with what table 1 shows, where four shards are hardly faster than
+two.
 """
 
 import dataclasses
@@ -63,7 +64,7 @@ ROWS = (
 
 
 def sample_of(rng: np.random.Generator) -> JudgedSample:
-    """Prompts with MT-Bench's lengths, scored by their place in a drawn order: a threshold of s lets 1 - s % of them stand."""
+    """Prompts with MT-Bench's lengths, scored by their place in a drawn order: below a threshold of s stand s % of them."""
     judged = read_quality(public("quality/mtbench_mixtral-gpt4.csv.gz"), ("small", "large"))
     rows = rng.integers(0, len(judged), REQUESTS)
     outputs = judged.output_tokens[rows][:, [0, 1, 1]]
@@ -99,17 +100,18 @@ def deployer_at(site: Site, sample: JudgedSample, arrival_s: Floats) -> Deployer
 
 
 def compare(site: Site, row: Row, sample: JudgedSample, gaps: Floats) -> dict[str, Any]:
-    """gaps (N): times of arrival at one request per second."""
+    """One row at both loads. gaps (N): times of arrival at one request per second."""
     thresholds = (100.0 * row.shares[1], 100.0 * row.shares[2])
     theirs = published(site, row, int((sample.input_tokens + sample.output_tokens.max(axis=1)).max()))
 
-    means = float(sample.input_tokens.mean()), sample.output_tokens.mean(axis=0).tolist()
-    capacity = min(
-        sum(count * replica.capacity_per_s(means[0], output) for replica, count in strategy.replicas) / share
-        for strategy, output, share in zip(theirs, means[1], row.shares, strict=True)
-        if share
-    )
+    mean_input, mean_outputs = float(sample.input_tokens.mean()), sample.output_tokens.mean(axis=0).tolist()
+    capacity = float("inf")
+    for strategy, output, share in zip(theirs, mean_outputs, row.shares, strict=True):
+        if share:
+            able = sum(count * replica.capacity_per_s(mean_input, output) for replica, count in strategy.replicas)
+            capacity = min(capacity, able / share)
     loads: dict[str, Any] = {}
+    found: dict[str, Any]
     for name, rate in (("paper", row.rate_per_s), ("busy", BUSY * capacity)):
         deployer = deployer_at(site, sample, gaps / rate)
         ours = deployer.deploy(thresholds)
