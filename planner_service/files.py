@@ -3,6 +3,7 @@
 import csv
 import gzip
 from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -12,10 +13,12 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from planner_service.plan_cascade import Site
-from planner_service.profiles import ProfileError, read_profile
+from planner_service.profiles import ProfileError, fit_qoe, read_profile
 from planner_service.routing.quality import JudgedSample
-from planner_service.simulator import EngineLimits, Workload
-from services.domain.hardware import ClusterSpec, GpuSpec, ModelSpec, Runtime
+from planner_service.simulator import EngineLimits, Replica, Workload
+from planner_service.stages import batches_of
+from services.domain.hardware import ClusterSpec, GpuSpec, ModelSpec, ReplicaShape, Runtime, fit, roofline
+from services.domain.stages import QoeModel
 
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
@@ -178,6 +181,44 @@ def read_site(cluster: Path, models: Path) -> Site:
     limits = EngineLimits(cascade.engine.max_running, cascade.engine.max_step_tokens, cascade.engine.block_tokens)
     names = tuple(tier.name for tier in cascade.tiers)
     return Site(where, names, specs, cascade.runtime.spec(), limits, cascade.judge_s, measured)
+
+
+@dataclass(frozen=True, slots=True)
+class StageReplica:
+    """What stages are planned with: a replica, its QoE model, what a sequence's move weighs; `source` in words."""
+
+    replica: Replica
+    qoe: QoeModel
+    kv_bytes_per_token: float
+    source: str
+
+
+def read_replica(profile: Path | None, model: str, gpu: str, max_tokens: int) -> StageReplica:
+    """From a profile file, or by a roofline from the catalogue; FileError says what is wrong with either.
+
+    Where batches were not measured, the QoE model is fitted to those that the step times make, up to max_tokens.
+    """
+    if profile is not None:
+        try:
+            found = read_profile(profile)
+        except ProfileError as error:
+            raise FileError(str(error)) from None
+        qoe = found.qoe or fit_qoe(batches_of(found.replica, max_tokens))
+        return StageReplica(
+            found.replica, qoe, found.kv_bytes_per_token, f"{found.model} as measured on {found.machine}"
+        )
+    for kind, name in (("models", model), ("gpus", gpu)):
+        if name not in (known := catalogue(kind)):
+            raise FileError(f"no '{name}' among the catalogue's {kind}: {', '.join(sorted(known))}")
+    spec = ModelEntry.model_validate(catalogue("models")[model]).spec(model)
+    cluster = ClusterSpec(GpuEntry.model_validate(catalogue("gpus")[gpu]).spec(gpu), 1, 1, 1.0)
+    shape, runtime = ReplicaShape(1, 1), Runtime()
+    room = fit(spec, shape, cluster, runtime, max_tokens)
+    if not room.ok:
+        raise FileError(room.reason)
+    replica = Replica(shape, roofline(spec, shape, cluster, runtime), room.kv_tokens, EngineLimits(max_running=1024))
+    source = f"{model} on {gpu} by its data sheet"
+    return StageReplica(replica, fit_qoe(batches_of(replica, max_tokens)), spec.kv_bytes_per_token, source)
 
 
 def read_trace(path: Path) -> Workload:
