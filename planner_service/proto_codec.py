@@ -1,8 +1,10 @@
 """The planner's contract: domain to proto and back."""
 
+import dataclasses
+
 from penstock.planner.v1 import planner_pb2 as pb
 from services.domain.errors import invalid
-from services.domain.plans import JudgeUnavailable, Plan, Provenance, TierPlan
+from services.domain.plans import JudgeUnavailable, Plan, Prediction, Provenance, TierPlan
 from services.domain.stages import QoeModel, Stage
 from services.proto_codec import timestamp, timestamp_seconds
 
@@ -16,6 +18,7 @@ _POLICY_BACK = {value: key for key, value in _POLICY.items()} | {
 
 
 def plan_to_proto(plan: Plan) -> pb.Plan:
+    prediction = plan.provenance.prediction
     return pb.Plan(
         revision=plan.revision,
         tiers=[
@@ -36,6 +39,7 @@ def plan_to_proto(plan: Plan) -> pb.Plan:
             note=plan.provenance.note,
             created_at=timestamp(plan.provenance.created_at),
             input_digest=plan.provenance.input_digest,
+            prediction=pb.Prediction(**dataclasses.asdict(prediction)) if prediction is not None else None,
         ),
     )
 
@@ -64,10 +68,15 @@ def plan_from_proto(plan: pb.Plan) -> Plan:
             plan.provenance.note,
             timestamp_seconds(plan.provenance.created_at),
             plan.provenance.input_digest,
+            _prediction(plan.provenance.prediction) if plan.provenance.HasField("prediction") else None,
         ),
     )
     made.validate()
     return made
+
+
+def _prediction(told: pb.Prediction) -> Prediction:
+    return Prediction(**{field.name: getattr(told, field.name) for field in dataclasses.fields(Prediction)})
 
 
 def stage_to_proto(stage: Stage) -> pb.Stage:

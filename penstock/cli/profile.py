@@ -23,9 +23,11 @@ def profile(
     seed: Annotated[int, typer.Option("--seed", help="Of the prompts.")] = 0,
     json: targets.Json = False,
 ) -> None:
-    """Measure the torch engine's steps, as a worker would run them, and fit the planner's latency model."""
+    """Measure the torch engine's steps and batches, as a worker would run them; fit the latency and the QoE model."""
     with needed_packages():
-        from planner_service.profiles import Profile, fit_latency, write_profile
+        import numpy as np
+
+        from planner_service.profiles import Profile, fit_latency, fit_qoe, qoe_errors, write_profile
         from planner_service.simulator import EngineLimits, Replica
         from services.clock import SystemClock
         from services.domain.hardware import ReplicaShape
@@ -33,6 +35,7 @@ def profile(
         from worker_service.engine.torch import TorchEngineOptions
         from worker_service.engine.torch.engine import torch_core
         from worker_service.profile import measure
+        from worker_service.qoe_profile import measure_qoe, profile_cells
     options = TorchEngineOptions(
         model,
         model.name,
@@ -51,17 +54,32 @@ def profile(
     with Progress(*columns, console=errors, transient=True, disable=json) as progress:
         bar = progress.add_task("", total=None)
         samples = measure(core, seed=seed, on_progress=lambda done, of: progress.update(bar, completed=done, total=of))
+        progress.update(bar, description="batches")
+        batches = [
+            (sample.load, sample.cost_s)
+            for sample in measure_qoe(
+                core,
+                profile_cells(core),
+                seed=seed,
+                on_progress=lambda done, of: progress.update(bar, completed=done, total=of),
+            )
+        ]
+    held_out = float(np.abs(qoe_errors(fit_qoe(batches[::2]), batches[1::2])).mean())
+    qoe = fit_qoe(batches)
+    kv_bytes = core.runner.kv_layout.block_bytes / core.runner.kv_layout.block_tokens
     pairs = [(sample.load, sample.seconds) for sample in samples]
     latency, error = fit_latency(pairs)
     limits = EngineLimits(max_running, max_step_tokens, info.kv_block_tokens)
     replica = Replica(ReplicaShape(1, 1), latency, info.kv_blocks * info.kv_block_tokens, limits)
     machine = f"{platform.machine()}, {device}, {threads} threads" if device == "cpu" else f"{device}"
-    found = Profile(model.name, "torch", machine, replica, tuple(pairs), error)
+    found = Profile(model.name, "torch", machine, replica, tuple(pairs), error, None, qoe, held_out, kv_bytes)
     write_profile(out, found)
     if json:
-        print_json({"samples": len(pairs), "mean_error": error, "latency": latency, "out": str(out)})
+        about = {"samples": len(pairs), "mean_error": error, "latency": latency, "out": str(out)}
+        print_json({**about, "qoe": qoe, "qoe_requests": len(batches), "qoe_error": held_out})
         return
     console.print(f"{len(pairs)} kinds of step, mean error of the fit {error:.1%}; written: {out}", highlight=False)
+    console.print(f"QoE: {len(batches)} requests, mean error {held_out:.1%} on every other, held out", highlight=False)
     for n in (1, 8, 32):
         if n <= max_running:
             console.print(f"decode step of {n:>2}: {1000 * latency.base_s(n):.1f} ms before attention", highlight=False)

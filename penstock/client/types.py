@@ -3,6 +3,7 @@
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 Message = Mapping[str, str]
 """A chat message: {"role": "user", "content": "..."}."""
@@ -355,8 +356,20 @@ class TierPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a plan was computed for, and what it was expected to reach. latency_p95_s: of the slowest tier."""
+
+    objective: str
+    target: str
+    workload_digest: str
+    quality: float
+    latency_p95_s: float
+    end_to_end_p95_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """What the mesh follows. judge_unavailable: escalate or accept."""
+    """What the mesh follows. judge_unavailable: escalate or accept. prediction: None for a plan that nobody computed."""
 
     tiers: tuple[TierPlan, ...]
     scorer: str = ""
@@ -365,3 +378,124 @@ class Plan:
     source: str = "operator"
     note: str = ""
     created_at: float = 0.0
+    prediction: Prediction | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedPrompt:
+    """A prompt that every tier has answered: tokens, and scores from 0 to 100, in the cascade's order."""
+
+    input_tokens: int
+    output_tokens: tuple[int, ...]
+    judge_scores: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanningInputs:
+    """What a cascade is to be planned for.
+
+    cluster, cascade: what the YAML files of `penstock plan` say (`--cluster`, `--models`), but for `profiles`.
+    trace: (arrival_s, input_tokens, output_tokens) of each request. requests: so many of these, from a place drawn by `seed`;
+    None: 500. lengths: `quality` (of the judged prompts) or `trace`. rate: requests per second; None: the trace's own.
+    """
+
+    cluster: Mapping[str, Any]
+    cascade: Mapping[str, Any]
+    trace: Sequence[tuple[float, int, int]]
+    judged: Sequence[JudgedPrompt]
+    requests: int | None = None
+    seed: int = 1
+    lengths: str = "quality"
+    rate: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlanProgress:
+    """evaluations: routings deployed and simulated so far."""
+
+    evaluations: int
+    elapsed_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaGroup:
+    """`count` replicas of `tp` shards of each of `pp` stages."""
+
+    tp: int
+    pp: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTier:
+    """threshold: None on the last tier, and on one that is passed over (not used)."""
+
+    name: str
+    model: str
+    gpus: int
+    replicas: tuple[ReplicaGroup, ...]
+    threshold: float | None
+    used: bool
+    share_processed: float
+    share_answered: float
+    latency_p95_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CascadePlan:
+    """A plan that the planner has computed; docs/planner.md explains its figures."""
+
+    tiers: tuple[PlannedTier, ...]
+    quality: float
+    latency_p95_s: float
+    end_to_end_p95_s: float
+    proof: str
+    gap: float
+    binds: str
+    evaluations: int
+    simulations: int
+    seconds: float
+    workload_digest: str
+    tested_quality: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Unreachable:
+    """No plan meets the target; `best` is the nearest that can be had: a quality, or a latency in seconds."""
+
+    reason: str
+    best: float
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Percentiles and mean, in seconds."""
+
+    p50: float
+    p95: float
+    p99: float
+    mean: float
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedTier:
+    """What one tier did in virtual time."""
+
+    requests: int
+    ttft: Spread
+    tpot: Spread
+    latency: Spread
+    requests_per_s: float
+    output_tokens_per_s: float
+    utilisation: float
+    preemptions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """A deployment in virtual time, by tier and end to end."""
+
+    tiers: tuple[SimulatedTier, ...]
+    end_to_end: Spread
+    quality: float
+    requests: int

@@ -37,13 +37,33 @@ class TierPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a plan was computed for, and what it was expected to reach.
+
+    objective: which latency was made small. workload_digest: equal digests, equal workloads. quality: from 0 to 100.
+    latency_p95_s: of the slowest tier.
+    """
+
+    objective: str
+    target: str
+    workload_digest: str
+    quality: float
+    latency_p95_s: float
+    end_to_end_p95_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Provenance:
-    """Where a plan came from; `created_at` in seconds since the epoch, `input_digest` of what it was made from."""
+    """Where a plan came from; `created_at` in seconds since the epoch, `input_digest` of what it was made from.
+
+    prediction: None for a plan that nobody computed.
+    """
 
     source: str
     note: str = ""
     created_at: float = 0.0
     input_digest: str = ""
+    prediction: Prediction | None = None
 
 
 @dataclass(frozen=True, slots=True)

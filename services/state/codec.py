@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 from services.domain.instances import InstanceRecord, Load, ModelCard, Role
-from services.domain.plans import JudgeUnavailable, Plan, Provenance, TierPlan
+from services.domain.plans import JudgeUnavailable, Plan, Prediction, Provenance, TierPlan
 from services.domain.stages import QoeModel, Stage
 from services.domain.stages.places import StagePlace
 
@@ -77,6 +77,8 @@ def plan_from_json(data: bytes) -> Plan:
     """ValueError if it is not a plan."""
     try:
         raw = _mapping(data)
+        provenance = raw["provenance"]
+        prediction = provenance.get("prediction")
         return Plan(
             revision=raw["revision"],
             tiers=tuple(
@@ -94,7 +96,15 @@ def plan_from_json(data: bytes) -> Plan:
             ),
             scorer=raw["scorer"],
             judge_unavailable=JudgeUnavailable(raw["judge_unavailable"]),
-            provenance=Provenance(**{f.name: raw["provenance"][f.name] for f in dataclasses.fields(Provenance)}),
+            provenance=Provenance(
+                provenance["source"],
+                provenance["note"],
+                provenance["created_at"],
+                provenance["input_digest"],
+                Prediction(**{f.name: prediction[f.name] for f in dataclasses.fields(Prediction)})
+                if prediction
+                else None,
+            ),
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"not a plan: {error!r}") from error

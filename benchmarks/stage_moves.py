@@ -176,7 +176,7 @@ def _plot(boundaries: list[tuple[float, dict[str, int]]]) -> Path:
     axes.set_title("Where each instance of the first stage ends", loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
-    path = report.RESULTS / "stages.svg"
+    path = report.RESULTS / "stage_moves.svg"
     report.RESULTS.mkdir(exist_ok=True)
     figure.savefig(path, metadata={"Date": None})
     plt.close(figure)
@@ -195,4 +195,4 @@ def run(rounds: int) -> None:
         "refine_s": REFINE_S,
         "seed": SEED,
     }
-    print(f"{report.write('stages', {**settings, 'rows': rows})}\n{_plot(rows[-1]['boundaries'])}")
+    print(f"{report.write('stage_moves', {**settings, 'rows': rows})}\n{_plot(rows[-1]['boundaries'])}")
