@@ -1,7 +1,7 @@
 """The three state machines of a move, run against each other through every order of messages, losses and deaths.
 
-A model of the whole: source, target and router, each as the machine that serves, joined by queues that keep their order and may
-break at any message; each party may die, and the client may leave, at any point. All reachable states are visited.
+A model of the whole: source, target and router, each as the machine that serves, joined by queues that keep their order and
+may break at any message; each party may die, and the client may leave, at any point. All reachable states are visited.
 """
 
 from collections import deque
@@ -26,7 +26,7 @@ class World:
 
     present: int
     grown: int = 0
-    source: SourceState = SourceState()
+    source: SourceState = SourceState()  # noqa: RUF009 -- frozen
     target: TargetPhase = TargetPhase.AWAITING
     reading: Reading = Reading.MOVING
     s: bool = True
@@ -162,7 +162,11 @@ def steps(w: World, chaos: int) -> list[tuple[World, int]]:
             queue = getattr(w, name)
             if queue:
                 after = replace(w, **{name: queue[1:]})
-                if name == "target_stream" and queue[0] is MoveEvent.TARGET_ADMITTED and w.reading is not Reading.ORPHANED:
+                if (
+                    name == "target_stream"
+                    and queue[0] is MoveEvent.TARGET_ADMITTED
+                    and w.reading is not Reading.ORPHANED
+                ):
                     continue  # it waits in the stream until it is asked for
                 found.append((router_does(after, queue[0]), chaos))
         if w.s_runs and w.source_stream == () and w.reading is Reading.UNCERTAIN:
@@ -172,7 +176,9 @@ def steps(w: World, chaos: int) -> list[tuple[World, int]]:
         dead = replace(dead, t_inbox=(*w.t_inbox, incoming.SourceLost()))
         found.append((lost(dead, "word", "source_stream"), chaos - 1))
     if chaos and w.t:
-        dead = replace(w, t=False, t_runs=False, reserved=False, t_inbox=(), to_target=None, to_source=None, claim=False)
+        dead = replace(
+            w, t=False, t_runs=False, reserved=False, t_inbox=(), to_target=None, to_source=None, claim=False
+        )
         dead = replace(dead, s_inbox=(*w.s_inbox, outgoing.Failed("the target has gone")))
         found.append((lost(dead, "target_stream"), chaos - 1))
     if chaos and w.r:  # the router dies, or its client leaves: the same to the workers
@@ -189,7 +195,11 @@ def steps(w: World, chaos: int) -> list[tuple[World, int]]:
 
 def lost(w: World, *names: str) -> World:
     """Streams to the router break: what they still held may arrive or not; here it does not."""
-    event = {"word": MoveEvent.WORD_BROKEN, "source_stream": MoveEvent.SOURCE_LOST, "target_stream": MoveEvent.TARGET_LOST}
+    event = {
+        "word": MoveEvent.WORD_BROKEN,
+        "source_stream": MoveEvent.SOURCE_LOST,
+        "target_stream": MoveEvent.TARGET_LOST,
+    }
     for name in names:
         if w.r and getattr(w, name) is not None:
             w = replace(w, **{name: (event[name],)})
