@@ -2,7 +2,7 @@
 
 import argparse
 
-from benchmarks import engine, overhead, planner, simulator, table1, table2
+from benchmarks import engine, overhead, planner, simulator, stage_moves, state, table1, table2
 from benchmarks.public_data import DataMissing
 
 BENCHMARKS = {
@@ -10,6 +10,8 @@ BENCHMARKS = {
     "overhead": overhead.run,
     "simulator": simulator.run,
     "planner": planner.run,
+    "stage_moves": stage_moves.run,
+    "state": state.run,
     "table1": table1.run,
     "table2": table2.run,
 }
