@@ -7,6 +7,7 @@ from typing import Any
 
 import aiohttp
 
+from services import telemetry
 from services.domain.errors import Overloaded, Unavailable, invalid
 
 CALL_TIMEOUT_S = 5.0
@@ -84,7 +85,7 @@ class SglangClient:
     async def generate(
         self, request_id: str, token_ids: list[int], sampling: dict[str, Any], top_logprobs: int | None
     ) -> AsyncGenerator[Piece, None]:
-        """Pieces as they come. InvalidRequest, Overloaded, Unavailable."""
+        """Pieces as they come; a server that traces joins the caller's trace. InvalidRequest, Overloaded, Unavailable."""
         body: dict[str, Any] = {
             "rid": request_id,
             "input_ids": token_ids,
@@ -95,7 +96,8 @@ class SglangClient:
             body |= {"return_logprob": True, "top_logprobs_num": top_logprobs, "logprob_start_len": -1}
         seen = 0
         try:
-            async with self._session.post(f"{self._base}/generate", json=body) as response:
+            headers = dict(telemetry.inject())
+            async with self._session.post(f"{self._base}/generate", json=body, headers=headers) as response:
                 if response.status != 200:
                     raise _refusal(response.status, await response.text())
                 async for line in response.content:
