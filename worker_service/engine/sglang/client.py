@@ -30,13 +30,17 @@ class ServerLoad:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one event of a stream brought: new tokens, their logprobs as (logprob, [(token, logprob), ...])."""
+    """What one event of a stream brought: new tokens, their logprobs as (logprob, [(token, logprob), ...]).
+
+    cached_tokens: prompt tokens that were not computed; stored_tokens: those of them that came from a shared store.
+    """
 
     token_ids: list[int]
     logprobs: list[tuple[float, list[tuple[int, float]]]]
     finish: str | None  # stop, length or abort
-    cached_tokens: int
-    retractions: int
+    cached_tokens: int = 0
+    stored_tokens: int = 0
+    retractions: int = 0
 
 
 class SglangClient:
@@ -143,6 +147,7 @@ def _piece(data: dict[str, Any], seen: int) -> Piece:
         logprobs,
         finish["type"] if finish else None,
         meta.get("cached_tokens") or 0,
+        (meta.get("cached_tokens_details") or {}).get("storage") or 0,
         meta.get("num_retractions") or 0,
     )
 

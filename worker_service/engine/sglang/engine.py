@@ -28,8 +28,17 @@ from services.domain.requests import (
 )
 from worker_service.engine import reply_rules
 from worker_service.engine.digest import model_digest
-from worker_service.engine.interface import Admitted, Capability, EngineEvent, EngineInfo, EngineUnusable, Finished
+from worker_service.engine.interface import (
+    Admitted,
+    Capability,
+    EngineEvent,
+    EngineInfo,
+    EngineUnusable,
+    Finished,
+    HandedOver,
+)
 from worker_service.engine.sglang.client import Piece, SglangClient
+from worker_service.engine.sglang.moves import ABORTED, MOVED, MovingRequests, Running
 from worker_service.text.hf import HfTokenizer
 
 _log = logging.getLogger(__name__)
@@ -51,19 +60,13 @@ class SglangEngineOptions:
     gone_s: float = 10.0
 
 
-@dataclass(slots=True)
-class _Running:
-    prompt_tokens: int
-    output_tokens: int = 0
-    aborted: bool = False
-
-
-class SglangEngine:
+class SglangEngine(MovingRequests):
     """An Engine over a server that somebody else runs."""
 
     def __init__(self, options: SglangEngineOptions) -> None:
         self._options = options
-        self._requests: dict[str, _Running] = {}
+        self._requests: dict[str, Running] = {}
+        self._arriving: dict[str, asyncio.Task[None]] = {}
         self._produced: deque[tuple[float, int]] = deque()
         self._free_blocks = 0
         self.preemptions = 0
@@ -105,13 +108,13 @@ class SglangEngine:
             kv_blocks=self._free_blocks,
             kv_block_tokens=server.page_tokens,
             max_requests=options.max_requests,
-            capabilities=frozenset({Capability.LOGPROBS, Capability.PREFIX_REUSE}),
+            capabilities=frozenset({Capability.LOGPROBS, Capability.PREFIX_REUSE, Capability.KV_TRANSFER}),
         )
         self._failure: asyncio.Future[BaseException] = loop.create_future()
         self._poll = asyncio.create_task(self._watch(), name="sglang-watch")
 
     async def close(self) -> None:
-        await end(self._poll)
+        await end(self._poll, *self._arriving.values())
         for request_id in list(self._requests):
             await self.abort(request_id)
         while self._requests:
@@ -126,7 +129,8 @@ class SglangEngine:
         if running is None:
             return False
         running.aborted = True
-        await self._client.abort(request_id)
+        if not running.decide(ABORTED):
+            await self._client.abort(running.server_id)
         return True
 
     def load(self) -> Load:
@@ -147,7 +151,7 @@ class SglangEngine:
             raise Overloaded(f"{len(self._requests)} requests are here already", 1.0)
         text = reply_rules.resumed_text(request, self._tokenizer)
         output = list(request.resume_token_ids)
-        running = self._requests[request.request_id] = _Running(len(prompt))
+        running = self._requests[request.request_id] = Running(len(prompt), [*prompt, *output], request.request_id)
         cached, reason = 0, None
         ended = False
         try:
@@ -155,13 +159,12 @@ class SglangEngine:
             if output:
                 reason = reply_rules.end_reason(text, output[-1], len(output), most, request.sampling, self._tokenizer)
             if reason is None:
-                pieces = self._client.generate(
-                    request.request_id,
-                    [*prompt, *output],
-                    _sampling(request.sampling, most - len(output)),
-                    request.sampling.top_logprobs,
-                )
+                pieces = self._pieces(request, running, _sampling(request.sampling, most - len(output)))
                 async for piece in pieces:
+                    if piece is MOVED:
+                        ended = True
+                        yield HandedOver(len(output))
+                        return
                     cached = cached or min(piece.cached_tokens, len(prompt))
                     self.preemptions += piece.retractions if piece.finish else 0
                     first, ids, said = len(output), list[int](), ""
@@ -178,7 +181,7 @@ class SglangEngine:
                         reason = FinishReason.ABORTED if piece.finish == "abort" else FinishReason(piece.finish)
                         said += text.finish()
                     output += ids
-                    running.output_tokens = len(output)
+                    running.tokens += ids
                     self._produced.append((time.monotonic(), len(ids)))
                     if ids or said:
                         yield TokenFrame(first, tuple(ids), said, self._logprobs(ids, piece))
@@ -195,7 +198,7 @@ class SglangEngine:
         finally:
             del self._requests[request.request_id]
             if not ended:  # a stop string, or nobody reads on: the server is still at it
-                asyncio.ensure_future(self._give_up(request.request_id))  # noqa: RUF006 -- ends by itself, briefly
+                asyncio.ensure_future(self._give_up(running.server_id))  # noqa: RUF006 -- ends by itself, briefly
 
     async def _give_up(self, request_id: str) -> None:
         try:
