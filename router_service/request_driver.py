@@ -195,8 +195,10 @@ class RequestDriver:
                             reply.instance_id = event.instance_id
                         elif isinstance(event, InstanceChanged):
                             reply.instance_id = event.to_instance_id
-                            self._stats.failover(reply.tier.name)
-                            reply.span.add_event("failover", {"penstock.offset": event.offset})
+                            count = self._stats.migration if event.moved else self._stats.failover
+                            count(reply.tier.name)
+                            name = "migration" if event.moved else "failover"
+                            reply.span.add_event(name, {"penstock.offset": event.offset})
                         elif isinstance(event, TierAdmitted):
                             reply.prompt_tokens = event.prompt_tokens
                         yield event

@@ -4,15 +4,19 @@ import asyncio
 from pathlib import Path
 
 from penstock.worker.v1 import worker_pb2_grpc
+from services.channels import ChannelPool
 from services.domain.instances import ModelCard
 from services.domain.latency import StepLatencyModel
 from services.runtime import Chassis
 from services.settings import MeshTier, ServiceSettings, SettingsError
-from worker_service.engine.interface import Engine, EngineUnusable
+from worker_service.engine.interface import Engine, EngineUnusable, KvTransferring
 from worker_service.engine.loop import Hold
 from worker_service.engine.simulated import SimulatedEngineOptions, simulated_engine
 from worker_service.frames import FrameLimits
 from worker_service.load_tracker import LoadTracker
+from worker_service.migration.receiver import Receiver
+from worker_service.migration.sender import Sender
+from worker_service.peer_client import PeerClient
 from worker_service.servicer import SERVICE, WorkerServicer
 
 HEARTBEAT_S = 2.0
@@ -34,8 +38,22 @@ async def compose(chassis: Chassis) -> None:
     info = engine.info
     tracker = LoadTracker(engine, chassis.telemetry.meter, tier.name)
     frames = FrameLimits(settings.frame_interval_ms / 1000, settings.frame_tokens, HEARTBEAT_S)
+    sender: Sender | None = None
+    receiver: Receiver | None = None
+    if isinstance(engine, KvTransferring):
+        channels = await chassis.stack.enter_async_context(ChannelPool())
+        sender, receiver = Sender(engine, PeerClient(channels).dial, chassis.telemetry.meter), Receiver(engine)
+        chassis.stack.push_async_callback(sender.close)
+        chassis.stack.push_async_callback(receiver.close)
     servicer = WorkerServicer(
-        engine, tracker, frames, chassis.telemetry, instance_id=chassis.instance_id, tier=tier.name
+        engine,
+        tracker,
+        frames,
+        chassis.telemetry,
+        instance_id=chassis.instance_id,
+        tier=tier.name,
+        sender=sender,
+        receiver=receiver,
     )
     worker_pb2_grpc.add_WorkerServiceServicer_to_server(servicer, chassis.server)
     chassis.health.offer(SERVICE)

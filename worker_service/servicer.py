@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, aclosing
 
 from opentelemetry import trace
 
@@ -17,6 +18,8 @@ from worker_service import proto_codec as codec
 from worker_service.engine.interface import Engine, Finished, Verifying
 from worker_service.frames import FrameLimits, in_frames
 from worker_service.load_tracker import LoadTracker
+from worker_service.migration.receiver import Receiver
+from worker_service.migration.sender import Sender
 
 SERVICE = pb.DESCRIPTOR.services_by_name["WorkerService"].full_name
 CUT_OFF_MARGIN_S = 1.0  # of a Drain's deadline, left for cutting off and answering
@@ -34,7 +37,11 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         *,
         instance_id: str,
         tier: str,
+        sender: Sender | None = None,
+        receiver: Receiver | None = None,
     ) -> None:
+        """sender, receiver: of an engine whose KV can move."""
+        self._sender, self._receiver = sender, receiver
         self._engine, self._tracker, self._frames = engine, tracker, frames
         self._instance_id, self._tier = instance_id, tier
         self._labels = {"gen_ai.request.model": engine.info.model, "penstock.tier": tier}
@@ -65,26 +72,34 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                 "penstock.resumed_tokens": len(asked.resume_token_ids),
             }
         )
-        events = in_frames(self._engine.generate(asked), self._frames)
-        key = f"{asked.request_id}/{id(events)}"
+        key = f"{asked.request_id}/{id(asked)}"
         self._running.add(key)
         self._none_running.clear()
         try:
-            async for event in events:
-                if event is None:
-                    yield codec.HEARTBEAT
-                    continue
-                if isinstance(event, TokenFrame):
-                    last_at = time.monotonic()
-                    self._tokens.add(len(event.token_ids), self._labels)
-                    if first_at is None:
-                        first_at = last_at
-                        span.add_event("first token")
-                elif isinstance(event, Finished):
-                    self._measure(event, began, first_at, last_at, len(asked.resume_token_ids))
-                yield codec.event_to_proto(event)
+            async with AsyncExitStack() as stack:
+                if request.transfer_id:
+                    if self._receiver is None:
+                        raise NotServed("this engine cannot take over running requests")
+                    claim = await stack.enter_async_context(self._receiver.claim(request.transfer_id, asked))
+                    yield codec.HEARTBEAT  # it is waited for: the source may call
+                    events = in_frames(claim.events(), self._frames)
+                else:
+                    events = in_frames(self._engine.generate(asked), self._frames)
+                stack.push_async_callback(events.aclose)
+                async for event in events:
+                    if event is None:
+                        yield codec.HEARTBEAT
+                        continue
+                    if isinstance(event, TokenFrame):
+                        last_at = time.monotonic()
+                        self._tokens.add(len(event.token_ids), self._labels)
+                        if first_at is None:
+                            first_at = last_at
+                            span.add_event("first token")
+                    elif isinstance(event, Finished):
+                        self._measure(event, began, first_at, last_at, len(asked.resume_token_ids))
+                    yield codec.event_to_proto(event)
         finally:
-            await events.aclose()
             self._running.discard(key)
             if not self._running:
                 self._none_running.set()
@@ -141,14 +156,25 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         return pb.PlaceBidResponse()
 
     async def MigrateOut(self, request: pb.MigrateOutRequest, context: Context) -> AsyncIterator[pb.MigrateOutResponse]:
-        self._not_yet()
-        yield pb.MigrateOutResponse()  # an async generator
+        if self._sender is None:
+            raise NotServed("this engine's requests cannot move")
+        for name in ("request_id", "transfer_id", "target_address"):
+            if not getattr(request, name):
+                raise invalid(name, "must not be empty")
+        reports = self._sender.move(request.request_id, request.transfer_id, request.target_address)
+        async with aclosing(reports):
+            async for report in reports:
+                yield codec.report_to_proto(report)
 
     async def MigrateIn(
         self, request_iterator: AsyncIterator[pb.MigrateInRequest], context: Context
     ) -> AsyncIterator[pb.MigrateInResponse]:
-        self._not_yet()
-        yield pb.MigrateInResponse()  # an async generator
+        if self._receiver is None:
+            raise NotServed("this engine cannot take over running requests")
+        messages = (codec.to_target_from_proto(message) async for message in request_iterator)
+        async with aclosing(self._receiver.receive(messages)) as answers:
+            async for answer in answers:
+                yield codec.to_source_to_proto(answer)
 
     async def drained(self) -> None:
         """Take nothing new; return once nothing runs."""

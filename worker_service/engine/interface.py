@@ -137,6 +137,14 @@ class KvLayout:
         size = {"float32": 4, "float16": 2, "bfloat16": 2}[self.dtype]
         return self.layers * 2 * self.block_tokens * self.kv_heads * self.head_dim * size
 
+    def blocks_from(self, data: bytes, blocks: int) -> "Blocks":
+        """The array behind the bytes of so many blocks. ValueError if they are more or fewer."""
+        if len(data) != blocks * self.block_bytes:
+            raise ValueError(f"{len(data)} bytes for {blocks} blocks of {self.block_bytes}")
+        shape = (blocks, self.layers, 2, self.block_tokens, self.kv_heads, self.head_dim)
+        kind = np.dtype("uint16" if self.dtype == "bfloat16" else self.dtype)
+        return np.frombuffer(bytearray(data), kind).reshape(shape)  # a copy: torch wants memory that may be written
+
 
 Blocks = npt.NDArray[np.generic]
 """KV of consecutive blocks: (blocks, layers, 2, block_tokens, kv_heads, head_dim); bfloat16 travels as uint16."""

@@ -153,7 +153,8 @@ class LoopEngine:
             stopped = core.transfers.pause(request_id, first_block)
             held = self._held.get(request_id)
             if held is not None and held.frames:
-                self._loop.call_soon_threadsafe(self._deliver, [(request_id, TokenFrame.joined(held.frames))])
+                last: list[tuple[str, StepOutput]] = [(request_id, TokenFrame.joined(held.frames))]
+                self._loop.call_soon_threadsafe(self._deliver, last)
                 held.frames, held.sent_at = [], time.monotonic()
             return stopped
 
