@@ -107,8 +107,10 @@ class MeshScorer(BaseModel):
     """judge-model: a folder in Hugging Face format. llm: the model's name at the endpoint."""
     endpoint: str = ""
     """llm: base URL of an OpenAI-compatible API, up to and with `/v1`."""
+    tier: str = ""
+    """llm: the tier of this mesh whose model gives the grades, in place of endpoint and model."""
     api_key_env: str = ""
-    """llm: name of the environment variable that holds the key. Empty: no key."""
+    """llm at an endpoint: name of the environment variable that holds the key. Empty: no key."""
     calibration: str = ""
     """File of a calibration. Empty: judge-model takes calibration.json beside its model, the others none."""
     compare: Literal["text", "number", "final-answer"] = "final-answer"
@@ -211,6 +213,11 @@ class MeshFile(BaseModel):
         for i, tier in enumerate(self.tiers):
             if tier.engine == "sglang" and not tier.sglang.endpoint:
                 raise ValueError(f"tiers[{i}].sglang.endpoint: needed where the engine is sglang")
+        for i, scorer in enumerate(self.judge.scorers):
+            if scorer.kind == "llm" and bool(scorer.tier) == bool(scorer.endpoint and scorer.model):
+                raise ValueError(f"judge.scorers[{i}]: an llm scorer needs either tier, or endpoint and model")
+            if scorer.tier and scorer.tier not in {tier.name for tier in self.tiers}:
+                raise ValueError(f"judge.scorers[{i}].tier: no tier '{scorer.tier}'")
         names = [scorer.name for scorer in self.judge.scorers]
         if len(set(names)) != len(names):
             raise ValueError("judge.scorers: names must differ")
