@@ -2,9 +2,15 @@
 
 import argparse
 
-from benchmarks import engine, overhead, planner, simulator
+from benchmarks import engine, overhead, planner, sglang_moves, simulator
 
-BENCHMARKS = {"engine": engine.run, "overhead": overhead.run, "simulator": simulator.run, "planner": planner.run}
+BENCHMARKS = {
+    "engine": engine.run,
+    "overhead": overhead.run,
+    "simulator": simulator.run,
+    "planner": planner.run,
+    "sglang_moves": sglang_moves.run,
+}
 
 
 def main() -> None:

@@ -62,7 +62,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
 def otlp_collector() -> Iterator[Collector]:
     """Listens as long as the context lasts."""
     server, collector = grpc.server(ThreadPoolExecutor(2)), Collector()
-    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)  # type: ignore[no-untyped-call]
     collector.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
     try:
