@@ -186,7 +186,8 @@ def run(rounds: int) -> None:
     )
     for one in medians:
         print(
-            f"{one['prompt_about']:>5} {one['way']:<10} stall {one['stall_ms']:.0f} ms (a token: {one['token_gap_ms']:.0f} ms),"
+            f"{one['prompt_about']:>5} {one['way']:<10} stall {one['stall_ms']:.0f} ms,"
+            f" a token {one['token_gap_ms']:.0f} ms,"
             f" loaded {one['loaded']:.0f}, computed ahead {one['computed_ahead']:.0f},"
             f" while stalled {one['computed_stalled']:.0f}"
         )
