@@ -29,6 +29,7 @@ from worker_service.engine.interface import (
     KvLayout,
     Verification,
 )
+from worker_service.text import Tokenizer
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -74,6 +75,10 @@ class LoopEngine:
     @property
     def info(self) -> EngineInfo:
         return self._info
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._core.tokenizer
 
     @property
     def kv_layout(self) -> KvLayout:

@@ -26,19 +26,19 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from penstock.common.v1 import common_pb2 as penstock_dot_common_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fpenstock/worker/v1/worker.proto\x12\x12penstock.worker.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fpenstock/common/v1/common.proto\"\xd9\x01\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12*\n\x06prompt\x18\x02 \x01(\x0b\x32\x1a.penstock.common.v1.Prompt\x12\x34\n\x08sampling\x18\x03 \x01(\x0b\x32\".penstock.common.v1.SamplingParams\x12\x18\n\x10resume_token_ids\x18\x04 \x03(\r\x12$\n\x03slo\x18\x05 \x01(\x0b\x32\x17.penstock.common.v1.Slo\x12\x10\n\x08priority\x18\x06 \x01(\x05\"\xce\x02\n\x10GenerateResponse\x12\x30\n\x08\x61\x64mitted\x18\x01 \x01(\x0b\x32\x1c.penstock.worker.v1.AdmittedH\x00\x12\x30\n\x08\x64\x65\x63lined\x18\x02 \x01(\x0b\x32\x1c.penstock.worker.v1.DeclinedH\x00\x12\x30\n\x06tokens\x18\x03 \x01(\x0b\x32\x1e.penstock.common.v1.TokenFrameH\x00\x12\x32\n\theartbeat\x18\x04 \x01(\x0b\x32\x1d.penstock.worker.v1.HeartbeatH\x00\x12\x35\n\x0bmove_advice\x18\x05 \x01(\x0b\x32\x1e.penstock.worker.v1.MoveAdviceH\x00\x12\x30\n\x08\x66inished\x18\x06 \x01(\x0b\x32\x1c.penstock.worker.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"u\n\x08\x41\x64mitted\x12\x37\n\rservice_class\x18\x01 \x01(\x0e\x32 .penstock.worker.v1.ServiceClass\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x19\n\x11max_output_tokens\x18\x03 \x01(\r\"\x1a\n\x08\x44\x65\x63lined\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x0b\n\tHeartbeat\"U\n\nMoveAdvice\x12.\n\x06reason\x18\x01 \x01(\x0e\x32\x1e.penstock.worker.v1.MoveReason\x12\x17\n\x0fsequence_tokens\x18\x02 \x01(\r\"\xa1\x01\n\x08\x46inished\x12\x30\n\x06reason\x18\x01 \x01(\x0e\x32 .penstock.common.v1.FinishReason\x12-\n\x05usage\x18\x02 \x01(\x0b\x32\x1e.penstock.common.v1.TokenUsage\x12\x11\n\x04stop\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x18\n\x10preemption_count\x18\x04 \x01(\rB\x07\n\x05_stop\"\"\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\" \n\rAbortResponse\x12\x0f\n\x07\x61\x62orted\x18\x01 \x01(\x08\"\x10\n\x0eGetInfoRequest\"\xe7\x01\n\x0fGetInfoResponse\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x0c\n\x04tier\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x14\n\x0cmodel_digest\x18\x04 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x05 \x01(\t\x12\x1a\n\x12max_context_tokens\x18\x06 \x01(\r\x12\x17\n\x0fkv_block_tokens\x18\x07 \x01(\r\x12\x11\n\tkv_blocks\x18\x08 \x01(\r\x12\x34\n\x0c\x63\x61pabilities\x18\t \x03(\x0e\x32\x1e.penstock.worker.v1.Capability\"\x10\n\x0eGetLoadRequest\"\xba\x01\n\x0fGetLoadResponse\x12\x16\n\x0erunning_tokens\x18\x01 \x03(\r\x12\x15\n\rqueued_tokens\x18\x02 \x03(\r\x12\x16\n\x0e\x66ree_kv_blocks\x18\x03 \x01(\r\x12 \n\x18output_tokens_per_second\x18\x04 \x01(\x01\x12\x10\n\x08\x64raining\x18\x05 \x01(\x08\x12\x18\n\x10preemption_count\x18\x06 \x01(\x04\x12\x12\n\nstep_count\x18\x07 \x01(\x04\"\x0e\n\x0c\x44rainRequest\"&\n\rDrainResponse\x12\x15\n\rcut_off_count\x18\x01 \x01(\r\"\xe0\x01\n\rVerifyRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x10prefix_token_ids\x18\x02 \x03(\r\x12\x17\n\x0f\x64raft_token_ids\x18\x03 \x03(\r\x12\x34\n\x08sampling\x18\x04 \x01(\x0b\x32\".penstock.common.v1.SamplingParams\x12\x0e\n\x06offset\x18\x05 \x01(\r\x12\x42\n\x13\x64raft_distributions\x18\x06 \x03(\x0b\x32%.penstock.worker.v1.DraftDistribution\"=\n\x11\x44raftDistribution\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\rprobabilities\x18\x02 \x03(\x02\"?\n\x0eVerifyResponse\x12\x16\n\x0e\x61\x63\x63\x65pted_count\x18\x01 \x01(\r\x12\x15\n\rnext_token_id\x18\x02 \x01(\r\"\x90\x01\n\x0fPlaceBidRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x17\n\x0fsequence_tokens\x18\x02 \x01(\r\x12\x14\n\x0cmodel_digest\x18\x03 \x01(\t\x12\x1e\n\x16sender_buffered_tokens\x18\x04 \x01(\x04\x12\x1a\n\x12sender_instance_id\x18\x05 \x01(\t\"W\n\x10PlaceBidResponse\x12&\n\x03\x62id\x18\x01 \x01(\x0b\x32\x17.penstock.worker.v1.BidH\x00\x12\x11\n\x07refusal\x18\x02 \x01(\tH\x00\x42\x08\n\x06\x61nswer\"e\n\x03\x42id\x12\x13\n\x0bload_tokens\x18\x01 \x01(\x04\x12\x31\n\x0e\x65\x61rliest_start\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\x0e\x66ree_kv_blocks\x18\x03 \x01(\r\"T\n\x11MigrateOutRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x0btransfer_id\x18\x02 \x01(\t\x12\x16\n\x0etarget_address\x18\x03 \x01(\t\"\xcc\x01\n\x12MigrateOutResponse\x12\x37\n\x0cround_copied\x18\x01 \x01(\x0b\x32\x1f.penstock.worker.v1.RoundCopiedH\x00\x12\x35\n\x0bhanded_over\x18\x02 \x01(\x0b\x32\x1e.penstock.worker.v1.HandedOverH\x00\x12=\n\x0ftransfer_failed\x18\x03 \x01(\x0b\x32\".penstock.worker.v1.TransferFailedH\x00\x42\x07\n\x05\x65vent\"@\n\x0bRoundCopied\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0e\n\x06\x62locks\x18\x02 \x01(\r\x12\x12\n\nsent_bytes\x18\x03 \x01(\x04\"F\n\nHandedOver\x12\x0e\n\x06offset\x18\x01 \x01(\r\x12(\n\x05stall\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\" \n\x0eTransferFailed\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\xb8\x01\n\x10MigrateInRequest\x12\x36\n\x07opening\x18\x01 \x01(\x0b\x32#.penstock.worker.v1.TransferOpeningH\x00\x12,\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x1b.penstock.worker.v1.KvChunkH\x00\x12\x36\n\x07\x63losing\x18\x03 \x01(\x0b\x32#.penstock.worker.v1.TransferClosingH\x00\x42\x06\n\x04step\"\x9d\x01\n\x0fTransferOpening\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12,\n\x06layout\x18\x02 \x01(\x0b\x32\x1c.penstock.worker.v1.KvLayout\x12\x34\n\x07request\x18\x03 \x01(\x0b\x32#.penstock.worker.v1.GenerateRequest\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\"y\n\x08KvLayout\x12\x14\n\x0cmodel_digest\x18\x01 \x01(\t\x12\x0e\n\x06layers\x18\x02 \x01(\r\x12\x10\n\x08kv_heads\x18\x03 \x01(\r\x12\x10\n\x08head_dim\x18\x04 \x01(\r\x12\x14\n\x0c\x62lock_tokens\x18\x05 \x01(\r\x12\r\n\x05\x64type\x18\x06 \x01(\t\"<\n\x07KvChunk\x12\x13\n\x0b\x66irst_block\x18\x01 \x01(\r\x12\x0e\n\x06\x62locks\x18\x02 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"$\n\x0fTransferClosing\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\xe2\x01\n\x11MigrateInResponse\x12\x38\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32$.penstock.worker.v1.TransferAcceptedH\x00\x12;\n\x0e\x63hunk_received\x18\x02 \x01(\x0b\x32!.penstock.worker.v1.ChunkReceivedH\x00\x12:\n\tcommitted\x18\x03 \x01(\x0b\x32%.penstock.worker.v1.TransferCommittedH\x00\x12\x11\n\x07refusal\x18\x04 \x01(\tH\x00\x42\x07\n\x05\x65vent\"*\n\x10TransferAccepted\x12\x16\n\x0epresent_blocks\x18\x01 \x01(\r\"\x1f\n\rChunkReceived\x12\x0e\n\x06\x62locks\x18\x01 \x01(\r\"\x13\n\x11TransferCommitted*h\n\x0cServiceClass\x12\x1d\n\x19SERVICE_CLASS_UNSPECIFIED\x10\x00\x12\x1a\n\x16SERVICE_CLASS_STANDARD\x10\x01\x12\x1d\n\x19SERVICE_CLASS_BEST_EFFORT\x10\x02*~\n\nMoveReason\x12\x1b\n\x17MOVE_REASON_UNSPECIFIED\x10\x00\x12\x1d\n\x19MOVE_REASON_RANGE_CROSSED\x10\x01\x12\x1a\n\x16MOVE_REASON_OVERLOADED\x10\x02\x12\x18\n\x14MOVE_REASON_DRAINING\x10\x03*\xd8\x01\n\nCapability\x12\x1a\n\x16\x43\x41PABILITY_UNSPECIFIED\x10\x00\x12\x17\n\x13\x43\x41PABILITY_LOGPROBS\x10\x01\x12\x1b\n\x17\x43\x41PABILITY_PREFIX_REUSE\x10\x02\x12\x1f\n\x1b\x43\x41PABILITY_TOKEN_ALLOCATION\x10\x03\x12\x1a\n\x16\x43\x41PABILITY_KV_TRANSFER\x10\x04\x12\x1c\n\x18\x43\x41PABILITY_VERIFY_GREEDY\x10\x05\x12\x1d\n\x19\x43\x41PABILITY_VERIFY_SAMPLED\x10\x06\x32\x91\x06\n\rWorkerService\x12W\n\x08Generate\x12#.penstock.worker.v1.GenerateRequest\x1a$.penstock.worker.v1.GenerateResponse0\x01\x12L\n\x05\x41\x62ort\x12 .penstock.worker.v1.AbortRequest\x1a!.penstock.worker.v1.AbortResponse\x12R\n\x07GetInfo\x12\".penstock.worker.v1.GetInfoRequest\x1a#.penstock.worker.v1.GetInfoResponse\x12R\n\x07GetLoad\x12\".penstock.worker.v1.GetLoadRequest\x1a#.penstock.worker.v1.GetLoadResponse\x12L\n\x05\x44rain\x12 .penstock.worker.v1.DrainRequest\x1a!.penstock.worker.v1.DrainResponse\x12O\n\x06Verify\x12!.penstock.worker.v1.VerifyRequest\x1a\".penstock.worker.v1.VerifyResponse\x12U\n\x08PlaceBid\x12#.penstock.worker.v1.PlaceBidRequest\x1a$.penstock.worker.v1.PlaceBidResponse\x12]\n\nMigrateOut\x12%.penstock.worker.v1.MigrateOutRequest\x1a&.penstock.worker.v1.MigrateOutResponse0\x01\x12\\\n\tMigrateIn\x12$.penstock.worker.v1.MigrateInRequest\x1a%.penstock.worker.v1.MigrateInResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fpenstock/worker/v1/worker.proto\x12\x12penstock.worker.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fpenstock/common/v1/common.proto\"\xd9\x01\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12*\n\x06prompt\x18\x02 \x01(\x0b\x32\x1a.penstock.common.v1.Prompt\x12\x34\n\x08sampling\x18\x03 \x01(\x0b\x32\".penstock.common.v1.SamplingParams\x12\x18\n\x10resume_token_ids\x18\x04 \x03(\r\x12$\n\x03slo\x18\x05 \x01(\x0b\x32\x17.penstock.common.v1.Slo\x12\x10\n\x08priority\x18\x06 \x01(\x05\"\xce\x02\n\x10GenerateResponse\x12\x30\n\x08\x61\x64mitted\x18\x01 \x01(\x0b\x32\x1c.penstock.worker.v1.AdmittedH\x00\x12\x30\n\x08\x64\x65\x63lined\x18\x02 \x01(\x0b\x32\x1c.penstock.worker.v1.DeclinedH\x00\x12\x30\n\x06tokens\x18\x03 \x01(\x0b\x32\x1e.penstock.common.v1.TokenFrameH\x00\x12\x32\n\theartbeat\x18\x04 \x01(\x0b\x32\x1d.penstock.worker.v1.HeartbeatH\x00\x12\x35\n\x0bmove_advice\x18\x05 \x01(\x0b\x32\x1e.penstock.worker.v1.MoveAdviceH\x00\x12\x30\n\x08\x66inished\x18\x06 \x01(\x0b\x32\x1c.penstock.worker.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"u\n\x08\x41\x64mitted\x12\x37\n\rservice_class\x18\x01 \x01(\x0e\x32 .penstock.worker.v1.ServiceClass\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x19\n\x11max_output_tokens\x18\x03 \x01(\r\"\x1a\n\x08\x44\x65\x63lined\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x0b\n\tHeartbeat\"U\n\nMoveAdvice\x12.\n\x06reason\x18\x01 \x01(\x0e\x32\x1e.penstock.worker.v1.MoveReason\x12\x17\n\x0fsequence_tokens\x18\x02 \x01(\r\"\xa1\x01\n\x08\x46inished\x12\x30\n\x06reason\x18\x01 \x01(\x0e\x32 .penstock.common.v1.FinishReason\x12-\n\x05usage\x18\x02 \x01(\x0b\x32\x1e.penstock.common.v1.TokenUsage\x12\x11\n\x04stop\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x18\n\x10preemption_count\x18\x04 \x01(\rB\x07\n\x05_stop\"\"\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\" \n\rAbortResponse\x12\x0f\n\x07\x61\x62orted\x18\x01 \x01(\x08\"\x10\n\x0eGetInfoRequest\"\xe7\x01\n\x0fGetInfoResponse\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x0c\n\x04tier\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x14\n\x0cmodel_digest\x18\x04 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x05 \x01(\t\x12\x1a\n\x12max_context_tokens\x18\x06 \x01(\r\x12\x17\n\x0fkv_block_tokens\x18\x07 \x01(\r\x12\x11\n\tkv_blocks\x18\x08 \x01(\r\x12\x34\n\x0c\x63\x61pabilities\x18\t \x03(\x0e\x32\x1e.penstock.worker.v1.Capability\"\x10\n\x0eGetLoadRequest\"\xd1\x01\n\x0fGetLoadResponse\x12\x16\n\x0erunning_tokens\x18\x01 \x03(\r\x12\x15\n\rqueued_tokens\x18\x02 \x03(\r\x12\x16\n\x0e\x66ree_kv_blocks\x18\x03 \x01(\r\x12 \n\x18output_tokens_per_second\x18\x04 \x01(\x01\x12\x10\n\x08\x64raining\x18\x05 \x01(\x08\x12\x18\n\x10preemption_count\x18\x06 \x01(\x04\x12\x12\n\nstep_count\x18\x07 \x01(\x04\x12\x15\n\rcached_tokens\x18\x08 \x01(\x04\"\x0e\n\x0c\x44rainRequest\"&\n\rDrainResponse\x12\x15\n\rcut_off_count\x18\x01 \x01(\r\"\xe0\x01\n\rVerifyRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x10prefix_token_ids\x18\x02 \x03(\r\x12\x17\n\x0f\x64raft_token_ids\x18\x03 \x03(\r\x12\x34\n\x08sampling\x18\x04 \x01(\x0b\x32\".penstock.common.v1.SamplingParams\x12\x0e\n\x06offset\x18\x05 \x01(\r\x12\x42\n\x13\x64raft_distributions\x18\x06 \x03(\x0b\x32%.penstock.worker.v1.DraftDistribution\"=\n\x11\x44raftDistribution\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\rprobabilities\x18\x02 \x03(\x02\"?\n\x0eVerifyResponse\x12\x16\n\x0e\x61\x63\x63\x65pted_count\x18\x01 \x01(\r\x12\x15\n\rnext_token_id\x18\x02 \x01(\r\"\x90\x01\n\x0fPlaceBidRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x17\n\x0fsequence_tokens\x18\x02 \x01(\r\x12\x14\n\x0cmodel_digest\x18\x03 \x01(\t\x12\x1e\n\x16sender_buffered_tokens\x18\x04 \x01(\x04\x12\x1a\n\x12sender_instance_id\x18\x05 \x01(\t\"W\n\x10PlaceBidResponse\x12&\n\x03\x62id\x18\x01 \x01(\x0b\x32\x17.penstock.worker.v1.BidH\x00\x12\x11\n\x07refusal\x18\x02 \x01(\tH\x00\x42\x08\n\x06\x61nswer\"e\n\x03\x42id\x12\x13\n\x0bload_tokens\x18\x01 \x01(\x04\x12\x31\n\x0e\x65\x61rliest_start\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\x0e\x66ree_kv_blocks\x18\x03 \x01(\r\"T\n\x11MigrateOutRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x0btransfer_id\x18\x02 \x01(\t\x12\x16\n\x0etarget_address\x18\x03 \x01(\t\"\xcc\x01\n\x12MigrateOutResponse\x12\x37\n\x0cround_copied\x18\x01 \x01(\x0b\x32\x1f.penstock.worker.v1.RoundCopiedH\x00\x12\x35\n\x0bhanded_over\x18\x02 \x01(\x0b\x32\x1e.penstock.worker.v1.HandedOverH\x00\x12=\n\x0ftransfer_failed\x18\x03 \x01(\x0b\x32\".penstock.worker.v1.TransferFailedH\x00\x42\x07\n\x05\x65vent\"@\n\x0bRoundCopied\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0e\n\x06\x62locks\x18\x02 \x01(\r\x12\x12\n\nsent_bytes\x18\x03 \x01(\x04\"F\n\nHandedOver\x12\x0e\n\x06offset\x18\x01 \x01(\r\x12(\n\x05stall\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\" \n\x0eTransferFailed\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\xb8\x01\n\x10MigrateInRequest\x12\x36\n\x07opening\x18\x01 \x01(\x0b\x32#.penstock.worker.v1.TransferOpeningH\x00\x12,\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x1b.penstock.worker.v1.KvChunkH\x00\x12\x36\n\x07\x63losing\x18\x03 \x01(\x0b\x32#.penstock.worker.v1.TransferClosingH\x00\x42\x06\n\x04step\"\x9d\x01\n\x0fTransferOpening\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12,\n\x06layout\x18\x02 \x01(\x0b\x32\x1c.penstock.worker.v1.KvLayout\x12\x34\n\x07request\x18\x03 \x01(\x0b\x32#.penstock.worker.v1.GenerateRequest\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\"y\n\x08KvLayout\x12\x14\n\x0cmodel_digest\x18\x01 \x01(\t\x12\x0e\n\x06layers\x18\x02 \x01(\r\x12\x10\n\x08kv_heads\x18\x03 \x01(\r\x12\x10\n\x08head_dim\x18\x04 \x01(\r\x12\x14\n\x0c\x62lock_tokens\x18\x05 \x01(\r\x12\r\n\x05\x64type\x18\x06 \x01(\t\"<\n\x07KvChunk\x12\x13\n\x0b\x66irst_block\x18\x01 \x01(\r\x12\x0e\n\x06\x62locks\x18\x02 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"$\n\x0fTransferClosing\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\xe2\x01\n\x11MigrateInResponse\x12\x38\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32$.penstock.worker.v1.TransferAcceptedH\x00\x12;\n\x0e\x63hunk_received\x18\x02 \x01(\x0b\x32!.penstock.worker.v1.ChunkReceivedH\x00\x12:\n\tcommitted\x18\x03 \x01(\x0b\x32%.penstock.worker.v1.TransferCommittedH\x00\x12\x11\n\x07refusal\x18\x04 \x01(\tH\x00\x42\x07\n\x05\x65vent\"*\n\x10TransferAccepted\x12\x16\n\x0epresent_blocks\x18\x01 \x01(\r\"\x1f\n\rChunkReceived\x12\x0e\n\x06\x62locks\x18\x01 \x01(\r\"\x13\n\x11TransferCommitted*h\n\x0cServiceClass\x12\x1d\n\x19SERVICE_CLASS_UNSPECIFIED\x10\x00\x12\x1a\n\x16SERVICE_CLASS_STANDARD\x10\x01\x12\x1d\n\x19SERVICE_CLASS_BEST_EFFORT\x10\x02*~\n\nMoveReason\x12\x1b\n\x17MOVE_REASON_UNSPECIFIED\x10\x00\x12\x1d\n\x19MOVE_REASON_RANGE_CROSSED\x10\x01\x12\x1a\n\x16MOVE_REASON_OVERLOADED\x10\x02\x12\x18\n\x14MOVE_REASON_DRAINING\x10\x03*\xb4\x02\n\nCapability\x12\x1a\n\x16\x43\x41PABILITY_UNSPECIFIED\x10\x00\x12\x17\n\x13\x43\x41PABILITY_LOGPROBS\x10\x01\x12\x1b\n\x17\x43\x41PABILITY_PREFIX_REUSE\x10\x02\x12\x1f\n\x1b\x43\x41PABILITY_TOKEN_ALLOCATION\x10\x03\x12\x1a\n\x16\x43\x41PABILITY_KV_TRANSFER\x10\x04\x12\x1c\n\x18\x43\x41PABILITY_VERIFY_GREEDY\x10\x05\x12\x1d\n\x19\x43\x41PABILITY_VERIFY_SAMPLED\x10\x06\x12\x1f\n\x1b\x43\x41PABILITY_VERIFY_REJECTION\x10\x07\x12\x1e\n\x1a\x43\x41PABILITY_SEEDED_SAMPLING\x10\x08\x12\x19\n\x15\x43\x41PABILITY_PRIORITIES\x10\t2\x91\x06\n\rWorkerService\x12W\n\x08Generate\x12#.penstock.worker.v1.GenerateRequest\x1a$.penstock.worker.v1.GenerateResponse0\x01\x12L\n\x05\x41\x62ort\x12 .penstock.worker.v1.AbortRequest\x1a!.penstock.worker.v1.AbortResponse\x12R\n\x07GetInfo\x12\".penstock.worker.v1.GetInfoRequest\x1a#.penstock.worker.v1.GetInfoResponse\x12R\n\x07GetLoad\x12\".penstock.worker.v1.GetLoadRequest\x1a#.penstock.worker.v1.GetLoadResponse\x12L\n\x05\x44rain\x12 .penstock.worker.v1.DrainRequest\x1a!.penstock.worker.v1.DrainResponse\x12O\n\x06Verify\x12!.penstock.worker.v1.VerifyRequest\x1a\".penstock.worker.v1.VerifyResponse\x12U\n\x08PlaceBid\x12#.penstock.worker.v1.PlaceBidRequest\x1a$.penstock.worker.v1.PlaceBidResponse\x12]\n\nMigrateOut\x12%.penstock.worker.v1.MigrateOutRequest\x1a&.penstock.worker.v1.MigrateOutResponse0\x01\x12\\\n\tMigrateIn\x12$.penstock.worker.v1.MigrateInRequest\x1a%.penstock.worker.v1.MigrateInResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'penstock.worker.v1.worker_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SERVICECLASS']._serialized_start=3729
-  _globals['_SERVICECLASS']._serialized_end=3833
-  _globals['_MOVEREASON']._serialized_start=3835
-  _globals['_MOVEREASON']._serialized_end=3961
-  _globals['_CAPABILITY']._serialized_start=3964
-  _globals['_CAPABILITY']._serialized_end=4180
+  _globals['_SERVICECLASS']._serialized_start=3752
+  _globals['_SERVICECLASS']._serialized_end=3856
+  _globals['_MOVEREASON']._serialized_start=3858
+  _globals['_MOVEREASON']._serialized_end=3984
+  _globals['_CAPABILITY']._serialized_start=3987
+  _globals['_CAPABILITY']._serialized_end=4295
   _globals['_GENERATEREQUEST']._serialized_start=121
   _globals['_GENERATEREQUEST']._serialized_end=338
   _globals['_GENERATERESPONSE']._serialized_start=341
@@ -64,51 +64,51 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETLOADREQUEST']._serialized_start=1410
   _globals['_GETLOADREQUEST']._serialized_end=1426
   _globals['_GETLOADRESPONSE']._serialized_start=1429
-  _globals['_GETLOADRESPONSE']._serialized_end=1615
-  _globals['_DRAINREQUEST']._serialized_start=1617
-  _globals['_DRAINREQUEST']._serialized_end=1631
-  _globals['_DRAINRESPONSE']._serialized_start=1633
-  _globals['_DRAINRESPONSE']._serialized_end=1671
-  _globals['_VERIFYREQUEST']._serialized_start=1674
-  _globals['_VERIFYREQUEST']._serialized_end=1898
-  _globals['_DRAFTDISTRIBUTION']._serialized_start=1900
-  _globals['_DRAFTDISTRIBUTION']._serialized_end=1961
-  _globals['_VERIFYRESPONSE']._serialized_start=1963
-  _globals['_VERIFYRESPONSE']._serialized_end=2026
-  _globals['_PLACEBIDREQUEST']._serialized_start=2029
-  _globals['_PLACEBIDREQUEST']._serialized_end=2173
-  _globals['_PLACEBIDRESPONSE']._serialized_start=2175
-  _globals['_PLACEBIDRESPONSE']._serialized_end=2262
-  _globals['_BID']._serialized_start=2264
-  _globals['_BID']._serialized_end=2365
-  _globals['_MIGRATEOUTREQUEST']._serialized_start=2367
-  _globals['_MIGRATEOUTREQUEST']._serialized_end=2451
-  _globals['_MIGRATEOUTRESPONSE']._serialized_start=2454
-  _globals['_MIGRATEOUTRESPONSE']._serialized_end=2658
-  _globals['_ROUNDCOPIED']._serialized_start=2660
-  _globals['_ROUNDCOPIED']._serialized_end=2724
-  _globals['_HANDEDOVER']._serialized_start=2726
-  _globals['_HANDEDOVER']._serialized_end=2796
-  _globals['_TRANSFERFAILED']._serialized_start=2798
-  _globals['_TRANSFERFAILED']._serialized_end=2830
-  _globals['_MIGRATEINREQUEST']._serialized_start=2833
-  _globals['_MIGRATEINREQUEST']._serialized_end=3017
-  _globals['_TRANSFEROPENING']._serialized_start=3020
-  _globals['_TRANSFEROPENING']._serialized_end=3177
-  _globals['_KVLAYOUT']._serialized_start=3179
-  _globals['_KVLAYOUT']._serialized_end=3300
-  _globals['_KVCHUNK']._serialized_start=3302
-  _globals['_KVCHUNK']._serialized_end=3362
-  _globals['_TRANSFERCLOSING']._serialized_start=3364
-  _globals['_TRANSFERCLOSING']._serialized_end=3400
-  _globals['_MIGRATEINRESPONSE']._serialized_start=3403
-  _globals['_MIGRATEINRESPONSE']._serialized_end=3629
-  _globals['_TRANSFERACCEPTED']._serialized_start=3631
-  _globals['_TRANSFERACCEPTED']._serialized_end=3673
-  _globals['_CHUNKRECEIVED']._serialized_start=3675
-  _globals['_CHUNKRECEIVED']._serialized_end=3706
-  _globals['_TRANSFERCOMMITTED']._serialized_start=3708
-  _globals['_TRANSFERCOMMITTED']._serialized_end=3727
-  _globals['_WORKERSERVICE']._serialized_start=4183
-  _globals['_WORKERSERVICE']._serialized_end=4968
+  _globals['_GETLOADRESPONSE']._serialized_end=1638
+  _globals['_DRAINREQUEST']._serialized_start=1640
+  _globals['_DRAINREQUEST']._serialized_end=1654
+  _globals['_DRAINRESPONSE']._serialized_start=1656
+  _globals['_DRAINRESPONSE']._serialized_end=1694
+  _globals['_VERIFYREQUEST']._serialized_start=1697
+  _globals['_VERIFYREQUEST']._serialized_end=1921
+  _globals['_DRAFTDISTRIBUTION']._serialized_start=1923
+  _globals['_DRAFTDISTRIBUTION']._serialized_end=1984
+  _globals['_VERIFYRESPONSE']._serialized_start=1986
+  _globals['_VERIFYRESPONSE']._serialized_end=2049
+  _globals['_PLACEBIDREQUEST']._serialized_start=2052
+  _globals['_PLACEBIDREQUEST']._serialized_end=2196
+  _globals['_PLACEBIDRESPONSE']._serialized_start=2198
+  _globals['_PLACEBIDRESPONSE']._serialized_end=2285
+  _globals['_BID']._serialized_start=2287
+  _globals['_BID']._serialized_end=2388
+  _globals['_MIGRATEOUTREQUEST']._serialized_start=2390
+  _globals['_MIGRATEOUTREQUEST']._serialized_end=2474
+  _globals['_MIGRATEOUTRESPONSE']._serialized_start=2477
+  _globals['_MIGRATEOUTRESPONSE']._serialized_end=2681
+  _globals['_ROUNDCOPIED']._serialized_start=2683
+  _globals['_ROUNDCOPIED']._serialized_end=2747
+  _globals['_HANDEDOVER']._serialized_start=2749
+  _globals['_HANDEDOVER']._serialized_end=2819
+  _globals['_TRANSFERFAILED']._serialized_start=2821
+  _globals['_TRANSFERFAILED']._serialized_end=2853
+  _globals['_MIGRATEINREQUEST']._serialized_start=2856
+  _globals['_MIGRATEINREQUEST']._serialized_end=3040
+  _globals['_TRANSFEROPENING']._serialized_start=3043
+  _globals['_TRANSFEROPENING']._serialized_end=3200
+  _globals['_KVLAYOUT']._serialized_start=3202
+  _globals['_KVLAYOUT']._serialized_end=3323
+  _globals['_KVCHUNK']._serialized_start=3325
+  _globals['_KVCHUNK']._serialized_end=3385
+  _globals['_TRANSFERCLOSING']._serialized_start=3387
+  _globals['_TRANSFERCLOSING']._serialized_end=3423
+  _globals['_MIGRATEINRESPONSE']._serialized_start=3426
+  _globals['_MIGRATEINRESPONSE']._serialized_end=3652
+  _globals['_TRANSFERACCEPTED']._serialized_start=3654
+  _globals['_TRANSFERACCEPTED']._serialized_end=3696
+  _globals['_CHUNKRECEIVED']._serialized_start=3698
+  _globals['_CHUNKRECEIVED']._serialized_end=3729
+  _globals['_TRANSFERCOMMITTED']._serialized_start=3731
+  _globals['_TRANSFERCOMMITTED']._serialized_end=3750
+  _globals['_WORKERSERVICE']._serialized_start=4298
+  _globals['_WORKERSERVICE']._serialized_end=5083
 # @@protoc_insertion_point(module_scope)
