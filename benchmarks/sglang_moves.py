@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import report
-from penstock.local.redis_server import free_port
 from services.domain.requests import ChatMessage, ChatPrompt, GenerationRequest, SamplingParams, TokenFrame
+from services.processes import free_port
 from tests.support.sglang import SHARED_STORE, sglang_server
 from worker_service.engine.interface import EngineEvent
 from worker_service.engine.sglang import SglangEngine, SglangEngineOptions

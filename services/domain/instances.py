@@ -30,12 +30,16 @@ class ModelCard:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A worker's load. Lengths are tokens per request, prompt and output so far."""
+    """A worker's load. Lengths are tokens per request, prompt and output so far.
+
+    cached_tokens: of ended requests, in KV that a new one with the same beginning need not compute.
+    """
 
     running_tokens: tuple[int, ...] = ()
     queued_tokens: tuple[int, ...] = ()
     free_kv_blocks: int = 0
     output_tokens_per_s: float = 0.0
+    cached_tokens: int = 0
 
     @property
     def requests(self) -> int:

@@ -28,6 +28,7 @@ def record_to_json(record: InstanceRecord) -> bytes:
             "queued_tokens": record.load.queued_tokens,
             "free_kv_blocks": record.load.free_kv_blocks,
             "output_tokens_per_s": round(record.load.output_tokens_per_s, 1),
+            "cached_tokens": record.load.cached_tokens,
         }
     return json.dumps(data, separators=(",", ":")).encode()
 
@@ -53,6 +54,7 @@ def record_from_json(data: bytes) -> InstanceRecord:
                 tuple(load["queued_tokens"]),
                 load["free_kv_blocks"],
                 load["output_tokens_per_s"],
+                cached_tokens=load.get("cached_tokens", 0),
             )
             if load
             else None,

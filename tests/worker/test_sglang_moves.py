@@ -12,10 +12,10 @@ import pytest
 from grpc import aio
 
 from penstock.common.v1 import common_pb2
-from penstock.local.redis_server import free_port
 from penstock.worker.v1 import worker_pb2 as pb
 from penstock.worker.v1 import worker_pb2_grpc
 from services.domain import Role
+from services.processes import free_port
 from services.testing import RedisProcess, serving
 from tests.conftest import FAMILY, ROOT, MeshFileMaker
 from tests.support.mesh import COMPOSE, running_mesh

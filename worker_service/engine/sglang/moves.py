@@ -18,16 +18,17 @@ from collections.abc import AsyncGenerator
 from collections.abc import Sequence as Seq
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from opentelemetry import trace
 
 from services.background import end
 from services.domain.errors import AlreadyRunning, NotFound, Overloaded, invalid
-from services.domain.requests import GenerationRequest
+from services.domain.requests import GenerationRequest, SamplingParams
 from worker_service.engine.interface import Blocks, EngineEvent, EngineInfo, HandedOver, KvLayout, Stopped
 from worker_service.engine.sglang.client import Piece, SglangClient
-from worker_service.text import Tokenizer
+from worker_service.text.hf import HfTokenizer
 
 _log = logging.getLogger(__name__)
 
@@ -41,16 +42,19 @@ _READ_ONLY = {"temperature": 0.0, "max_new_tokens": 1, "ignore_eos": True}
 class Running:
     """One request. tokens: prompt and output so far. server_id: its name at the server, another one after each pause.
 
+    computing: whether its first token has come. moved: it runs elsewhere.
     stopped: set while it is being stopped; done once its last token is here. verdict: what becomes of it then.
     """
 
-    prompt_tokens: int
     tokens: list[int]
+    prompt_tokens: int
     server_id: str
+    computing: bool = False
     stopped: "asyncio.Future[None] | None" = None
     verdict: "asyncio.Future[Piece | None] | None" = None
     pauses: int = 0
     aborted: bool = False
+    moved: bool = False
 
     @property
     def output_tokens(self) -> int:
@@ -69,11 +73,17 @@ class MovingRequests:
 
     _client: SglangClient
     _info: EngineInfo
-    _tokenizer: Tokenizer
+    _tokenizer: HfTokenizer
     _requests: dict[str, Running]
     _arriving: dict[str, "asyncio.Task[None]"]
 
     def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineEvent, None]:
+        raise NotImplementedError
+
+    def _sampling(self, sampling: SamplingParams, most: int) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _priority(self, priority: int) -> int | None:
         raise NotImplementedError
 
     @property
@@ -160,29 +170,21 @@ class MovingRequests:
         if reading is not None:
             await end(reading)
 
-    async def _pieces(
-        self, request: GenerationRequest, running: Running, sampling: dict[str, object]
-    ) -> AsyncGenerator[Piece, None]:
-        """A reply's pieces from the server, over its pauses. Whoever reads them adds their tokens to `running`.
-
-        The last one says `moved` where the request has left.
-        """
-        most = sampling["max_new_tokens"]
-        assert isinstance(most, int)
-        begun = running.output_tokens
-        resumed = begun > 0
+    async def _pieces(self, request: GenerationRequest, running: Running, most: int) -> AsyncGenerator[Piece, None]:
+        """A reply's pieces from the server, over its pauses; `most` output tokens in all. Whoever reads them adds their
+        tokens to `running`. The last one is MOVED where the request has left."""
+        resumed = running.output_tokens > 0
         try:
             while True:
-                left = most - (running.output_tokens - begun)
                 stopped = False
-                async with aclosing(
-                    self._client.generate(
-                        running.server_id,
-                        running.tokens,
-                        sampling | {"max_new_tokens": left},
-                        request.sampling.top_logprobs,
-                    )
-                ) as pieces:
+                pieces = self._client.generate(
+                    running.server_id,
+                    running.tokens,
+                    self._sampling(request.sampling, most - running.output_tokens),
+                    top_logprobs=request.sampling.top_logprobs,
+                    priority=self._priority(request.priority),
+                )
+                async with aclosing(pieces):
                     async for piece in pieces:
                         if resumed:
                             _tell("kv taken over", request.request_id, len(running.tokens), piece)
@@ -193,6 +195,7 @@ class MovingRequests:
                     return
                 verdict = await self._verdict(running)
                 if verdict is not None:
+                    running.moved = verdict is MOVED
                     yield verdict
                     return
                 running.pauses += 1
@@ -218,13 +221,13 @@ class MovingRequests:
 
     def _decoding(self, request_id: str) -> Running:
         running = self._requests.get(request_id)
-        if running is None or not running.output_tokens or running.stopped is not None:
+        if running is None or not running.computing or running.stopped is not None:
             raise NotFound("decoding request", request_id)
         return running
 
     async def _read_ahead(self, transfer_id: str, tokens: list[int]) -> None:
         """Have the server load or compute a prefix, so that it holds it. Overloaded, Unavailable."""
-        async for piece in self._client.generate(f"{transfer_id}#ahead", tokens, _READ_ONLY, None):
+        async for piece in self._client.generate(f"{transfer_id}#ahead", tokens, _READ_ONLY):
             if piece.finish is not None:
                 _tell("prefix read ahead", transfer_id, len(tokens), piece)
 
