@@ -7,6 +7,7 @@ from judge_service.scorers.confidence import ConfidenceScorer
 from judge_service.scorers.exact import ExactScorer
 from judge_service.servicer import SERVICE, JudgeServicer
 from penstock.judge.v1 import judge_pb2_grpc
+from services.model_folder import model_folder
 from services.runtime import Chassis
 from services.settings import MeshFile, MeshScorer, ServiceSettings, SettingsError, environment_value
 from services.state.keys import Keys
@@ -59,7 +60,8 @@ def build_scorer(wanted: MeshScorer, mesh: MeshFile, settings: ServiceSettings) 
                 raise SettingsError(f"judge.scorers: {wanted.name}: a judge-model scorer needs a model")
             judge = mesh.judge
             options = BatchOptions(judge.max_batch, judge.max_batch_tokens, judge.max_queued)
-            return JudgeModelScorer(settings.resolve(wanted.model), options, threads=judge.threads, device=judge.device)
+            folder = model_folder(settings, wanted.model)
+            return JudgeModelScorer(folder, options, threads=judge.threads, device=judge.device)
 
 
 def calibration_of(wanted: MeshScorer, settings: ServiceSettings) -> Calibration | None:

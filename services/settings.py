@@ -83,7 +83,7 @@ class MeshTier(BaseModel):
     name: str
     """Its name: 1 to 63 of a-z, 0-9, -, _ and `.`."""
     model: str
-    """A folder in Hugging Face format; a relative path counts from the mesh file."""
+    """A folder in Hugging Face format (a relative path counts from the mesh file), or a model's id at the hub."""
     served_model_name: str = ""
     """The model's name as users know it. Empty: the folder's name."""
     workers: int = Field(default=1, ge=0)
@@ -127,7 +127,7 @@ class MeshScorer(BaseModel):
     """judge-model: a model that reads (prompt, answer) in one pass; llm: a language model asked for a grade;
     confidence: the token logprobs of the answer; exact: comparison with an expected answer."""
     model: str = ""
-    """judge-model: a folder in Hugging Face format. llm: the model's name at the endpoint."""
+    """judge-model: a folder in Hugging Face format, or an id at the hub. llm: the model's name at the endpoint."""
     endpoint: str = ""
     """llm: base URL of an OpenAI-compatible API, up to and with `/v1`."""
     tier: str = ""

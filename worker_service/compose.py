@@ -9,6 +9,7 @@ from penstock.worker.v1 import worker_pb2_grpc
 from services.channels import ChannelPool
 from services.domain.instances import ModelCard
 from services.domain.latency import StepLatencyModel
+from services.model_folder import model_folder
 from services.runtime import Chassis
 from services.settings import MeshTier, ServiceSettings, SettingsError, environment_value
 from worker_service.engine.interface import Engine, EngineUnusable, Interruptible, KvTransferring
@@ -121,7 +122,7 @@ def build_engine(tier: MeshTier, settings: ServiceSettings) -> Engine:
         server, index = tier.sglang, settings.worker_index
         return SglangEngine(
             SglangEngineOptions(
-                folder=settings.resolve(tier.model),
+                folder=model_folder(settings, tier.model),
                 name=name,
                 endpoint=server.endpoint,
                 launch=None if server.endpoint else _server_shape(tier, settings),
@@ -137,7 +138,7 @@ def build_engine(tier: MeshTier, settings: ServiceSettings) -> Engine:
 
     return torch_engine(
         TorchEngineOptions(
-            folder=settings.resolve(tier.model),
+            folder=model_folder(settings, tier.model),
             name=name,
             device=tier.device,
             dtype=tier.dtype,
@@ -165,7 +166,7 @@ def _server_shape(tier: MeshTier, settings: ServiceSettings) -> "ServerShape":
     collector = environment_value("OTEL_EXPORTER_OTLP_ENDPOINT") or ""
     return ServerShape(
         python=asked.python or sys.executable,
-        model=str(settings.resolve(tier.model)),
+        model=str(model_folder(settings, tier.model)),
         name=tier.served_model_name or Path(tier.model).name,
         tp=asked.tp,
         pp=asked.pp,
