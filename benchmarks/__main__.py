@@ -2,7 +2,7 @@
 
 import argparse
 
-from benchmarks import engine, overhead, planner, simulator, stage_moves, state, table1, table2
+from benchmarks import engine, overhead, planner, sglang_moves, simulator, stage_moves, state, table1, table2
 from benchmarks.public_data import DataMissing
 
 BENCHMARKS = {
@@ -14,6 +14,7 @@ BENCHMARKS = {
     "state": state.run,
     "table1": table1.run,
     "table2": table2.run,
+    "sglang_moves": sglang_moves.run,
 }
 
 

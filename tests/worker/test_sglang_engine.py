@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from penstock.local.redis_server import free_port
 from services.domain import (
     ChatMessage,
     ChatPrompt,
@@ -19,6 +18,7 @@ from services.domain import (
     TokenFrame,
     Unavailable,
 )
+from services.processes import free_port
 from services.testing import RedisProcess
 from tests.conftest import FAMILY, MeshFileMaker
 from tests.support.mesh import running_mesh
