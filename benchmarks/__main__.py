@@ -2,9 +2,15 @@
 
 import argparse
 
-from benchmarks import engine, overhead, planner, simulator
+from benchmarks import engine, overhead, planner, sglang_overhead, simulator
 
-BENCHMARKS = {"engine": engine.run, "overhead": overhead.run, "simulator": simulator.run, "planner": planner.run}
+BENCHMARKS = {
+    "engine": engine.run,
+    "overhead": overhead.run,
+    "sglang_overhead": sglang_overhead.run,
+    "simulator": simulator.run,
+    "planner": planner.run,
+}
 
 
 def main() -> None:
