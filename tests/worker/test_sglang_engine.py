@@ -40,7 +40,7 @@ from services.processes import free_port
 from services.testing import RedisProcess
 from tests.conftest import FAMILY, ROOT, TIERS, MeshFileMaker
 from tests.support.mesh import running_mesh
-from tests.support.sglang import CPU_LAUNCH, SglangServers, cpu_shape, launched_server
+from tests.support.sglang import CPU_LAUNCH, SglangServers, cpu_shape
 from tests.worker.test_engine_contract import QUESTIONS, answer, collect, until
 from worker_service.engine.interface import DraftDistribution, EngineUnusable
 from worker_service.engine.sglang import SglangEngine, SglangEngineOptions
@@ -50,6 +50,7 @@ pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
 GREEDY = SamplingParams(temperature=0.0, max_output_tokens=60)
 ENDLESS = SamplingParams(temperature=0.0, max_output_tokens=1500, ignore_eos=True)
 SMALL = {"kv_tokens": 4096}
+TIGHT = cpu_shape(FAMILY / "small", kv_tokens=400, max_running=2, max_queued=0, max_step_tokens=64)
 
 
 @pytest.fixture
@@ -90,7 +91,7 @@ async def test_oversize_prompts_and_unknown_tokens_are_refused_and_the_server_li
 
 async def test_a_full_server_is_overloaded(sglang_servers: SglangServers) -> None:
     """Others use the server too: its own queue is full before ours is."""
-    url = await sglang_servers.url(cpu_shape(FAMILY / "small", max_running=2, max_queued=0, max_step_tokens=64))
+    url = await sglang_servers.url(TIGHT)
     engine = SglangEngine(SglangEngineOptions(FAMILY / "small", "small", url, max_requests=64))
     await engine.start()
     tasks = [asyncio.create_task(answer(engine, request(f"r{i}", "hello", ENDLESS))) for i in range(12)]
@@ -155,7 +156,7 @@ async def test_the_load_tells_what_is_cached(engine: SglangEngine) -> None:
 
 
 async def test_a_running_server_is_profiled(sglang_servers: SglangServers, tmp_path: Path) -> None:
-    url = await sglang_servers.url(cpu_shape(FAMILY / "small", kv_tokens=400, max_running=2, max_step_tokens=64))
+    url = await sglang_servers.url(TIGHT)
     argv = ["profile", str(FAMILY / "small"), "--sglang", url, "--out", str(tmp_path / "p.json"), "--json"]
     done = await asyncio.to_thread(CliRunner().invoke, app, argv)
     assert done.exit_code == 0, done.output
@@ -177,12 +178,13 @@ async def test_a_server_that_is_not_there_is_waited_for_and_then_named() -> None
         await gone.start()
 
 
-async def test_a_running_server_that_dies_fails_the_engine(tmp_path: Path) -> None:
-    with launched_server(cpu_shape(FAMILY / "small"), tmp_path / "log") as url:
-        engine = SglangEngine(SglangEngineOptions(FAMILY / "small", "small", url, gone_s=0.5))
-        await engine.start()
-        running = asyncio.create_task(collect(engine.generate(request("a", "hello", ENDLESS))))
-        await until(lambda: bool(engine.load().running_tokens))
+async def test_a_running_server_that_dies_fails_the_engine(sglang_servers: SglangServers) -> None:
+    url = await sglang_servers.url(TIGHT)
+    engine = SglangEngine(SglangEngineOptions(FAMILY / "small", "small", url, gone_s=0.5))
+    await engine.start()
+    running = asyncio.create_task(collect(engine.generate(request("a", "hello", ENDLESS))))
+    await until(lambda: bool(engine.load().running_tokens))
+    sglang_servers.kill(TIGHT)
     with pytest.raises(Unavailable):
         await running
     assert isinstance(await engine.failed(), Unavailable)
