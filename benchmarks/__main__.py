@@ -2,7 +2,18 @@
 
 import argparse
 
-from benchmarks import engine, overhead, planner, sglang_moves, simulator, stage_moves, state, table1, table2
+from benchmarks import (
+    engine,
+    overhead,
+    planner,
+    sglang_moves,
+    sglang_overhead,
+    simulator,
+    stage_moves,
+    state,
+    table1,
+    table2,
+)
 from benchmarks.public_data import DataMissing
 
 BENCHMARKS = {
@@ -15,6 +26,7 @@ BENCHMARKS = {
     "table1": table1.run,
     "table2": table2.run,
     "sglang_moves": sglang_moves.run,
+    "sglang_overhead": sglang_overhead.run,
 }
 
 
