@@ -2,9 +2,17 @@
 
 import argparse
 
-from benchmarks import engine, overhead, planner, simulator
+from benchmarks import ablations, brute_force, engine, kernel, overhead, planner, simulator
 
-BENCHMARKS = {"engine": engine.run, "overhead": overhead.run, "simulator": simulator.run, "planner": planner.run}
+BENCHMARKS = {
+    "engine": engine.run,
+    "overhead": overhead.run,
+    "simulator": simulator.run,
+    "kernel": kernel.run,
+    "planner": planner.run,
+    "brute_force": brute_force.run,
+    "ablations": ablations.run,
+}
 
 
 def main() -> None:

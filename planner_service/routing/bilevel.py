@@ -29,7 +29,7 @@ from planner_service.simulator.workload import Floats, Workload
 
 ENUMERATE_UP_TO = 400  # combinations
 STABLE_ROUNDS = 3
-STEPS_OF_GPUS = 32  # a tier's count grows by gpus // so many at once: by 1 up to 63 GPUs, by 32 of 1,024
+STEPS_OF_GPUS = 1024  # a tier's count grows by gpus // so many at once: by 1 up to 2,047 GPUs, by 2 from there on
 LOOK_AROUND = (1, 2, 4)  # levels
 PENALTY = 1e4  # of the whole spread of quality, in seconds: large enough that a plan that meets the target wins
 EPSILON = 1e-9
@@ -77,6 +77,8 @@ class Deployer:
     requests: the sample as it arrives, one per row of `sample`, at `arrival_s` (N, ascending).
     """
 
+    table = LatencyTable  # how l(f) is found
+
     def __init__(
         self,
         sample: JudgedSample,
@@ -89,7 +91,7 @@ class Deployer:
         on_evaluation: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.sample, self.gpus, self.dispatch, self.percentile = sample, gpus, dispatch, percentile
-        self._arrival_s, self._kinds, self._on_evaluation = arrival_s, kinds, on_evaluation
+        self._arrival_s, self.kinds, self._on_evaluation = arrival_s, kinds, on_evaluation
         self._tables: dict[tuple[int, bytes], LatencyTable] = {}
         self._known: dict[tuple[bytes, ...], Deployment | None] = {}
         self.evaluations = 0
@@ -136,7 +138,7 @@ class Deployer:
         key = (tier, chosen.tobytes())
         if key not in self._tables:
             work = self.workload(tier, chosen)
-            self._tables[key] = LatencyTable(work, self._kinds[tier], self.dispatch, self.percentile)
+            self._tables[key] = self.table(work, self.kinds[tier], self.dispatch, self.percentile)
         return self._tables[key]
 
     def _solve(self, tables: list[LatencyTable]) -> Deployment | None:

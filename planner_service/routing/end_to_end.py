@@ -46,7 +46,7 @@ def least_end_to_end(
         now = seconds(point, counts)
         while True:
             nearby = itertools.chain(
-                ((point, c) for c in _shifts(counts, deployer.gpus, deployer.gpu_step)),
+                ((point, c) for c in _shifts(counts, deployer.gpus)),
                 (
                     (p, counts)
                     for s in LOOK_AROUND
@@ -92,9 +92,10 @@ def _skips(point: Sequence[int], levels: Sequence[Floats]) -> tuple[bool, ...]:
     return tuple(bool(levels[t][i] == SKIPPED) for t, i in enumerate(point))
 
 
-def _shifts(counts: tuple[int, ...], gpus: int, step: int) -> Iterator[tuple[int, ...]]:
-    """Some GPUs from one tier, or from those that are spare, to another; a few amounts."""
-    for amount, to in itertools.product((step, 2 * step, 4 * step, 8 * step), range(len(counts))):
+def _shifts(counts: tuple[int, ...], gpus: int) -> Iterator[tuple[int, ...]]:
+    """Some GPUs from one tier, or from those that are spare, to another: a power of two, up to a quarter of all."""
+    amounts = [1 << i for i in range(max(1, (gpus // 4).bit_length()))]
+    for amount, to in itertools.product(amounts, range(len(counts))):
         if sum(counts) + amount <= gpus:
             yield tuple(c + amount if t == to else c for t, c in enumerate(counts))
         for giver in range(len(counts)):
