@@ -7,7 +7,10 @@ its own, which knows nothing of the grid. Two things keep the machine out of the
   of the machine does not count.
 - The machine's speed drifts within seconds. So the profile is not taken before the run but in turns with it: every SLICE_S
   the engine's time is held and steps of a second engine are profiled for PROFILE_SHARE as long.
-Each cell is run `rounds` times; the engine's figures are the medians, the profile's samples are pooled.
+Each cell is run `rounds` times. The latency model's shape is fitted to the profiles of all its rounds; how fast the machine
+is in a round is one factor on it, the seconds that the round's own profile took over those that the shape says. The simulator
+foretells every round, and the medians of what it foretells are compared with the medians of what was measured. Nothing that
+is compared is used to make the forecast.
 
 Where an error comes from is told by two more replays. The worker's scheduler under the step times as they were measured, one
 by one, must end every request when the engine did: the schedule has no part in the error. And the simulator with the latency
@@ -29,7 +32,7 @@ import numpy as np
 
 from benchmarks import report
 from benchmarks.stepwise import replay
-from planner_service.profiles import fit_latency
+from planner_service.profiles import STALL, fit_latency
 from planner_service.simulator import EngineLimits, Replica, Served, Workload, serve
 from planner_service.simulator import report as reported
 from services.clock import Clock
@@ -198,22 +201,32 @@ def grid() -> list[Cell]:
     return cells
 
 
+def at_speed_of(samples: list[Sample], shape: StepLatencyModel) -> StepLatencyModel:
+    """The model times one factor: the seconds of these samples over those it says, but for stalls."""
+    said = [(seconds, shape.step_s(load)) for load, seconds in samples]
+    kept = [(seconds, model_s) for seconds, model_s in said if seconds < STALL * model_s]
+    factor = sum(seconds for seconds, _ in kept) / sum(model_s for _, model_s in kept)
+    rates = {name: factor * getattr(shape, name) for name in ("context_token_s", "pair_s", "gap_s")}
+    return StepLatencyModel(shape.knot_tokens, tuple(factor * s for s in shape.knot_s), **rates)
+
+
 def row_of(cell: Cell) -> dict[str, Any]:
-    """Errors are relative to the engine's medians; that of the form to each run, and the median of those."""
+    """Errors are relative: `error` between medians over the rounds, the others the mean of the rounds' own."""
     reals = [figures_of(cell.work, run.served) for run in cell.runs]
-    real = {name: statistics.median(one[name] for one in reals) for name in reals[0]}
+    shape, _ = fit_latency([sample for run in cell.runs for sample in run.profile])
 
-    def simulated(samples: list[Sample]) -> dict[str, float]:
-        return figures_of(cell.work, serve(cell.work, [replica(fit_latency(samples)[0], cell.chunk)]))
+    def simulated(latency: StepLatencyModel) -> dict[str, float]:
+        return figures_of(cell.work, serve(cell.work, [replica(latency, cell.chunk)]))
 
-    def off(found: dict[str, float], wanted: dict[str, float]) -> dict[str, float]:
-        return {name: found[name] / wanted[name] - 1 for name in wanted}
+    def medians(found: list[dict[str, float]]) -> dict[str, float]:
+        return {name: statistics.median(one[name] for one in found) for name in found[0]}
 
-    def typical(found: list[dict[str, float]]) -> dict[str, float]:
-        return {name: statistics.median(abs(one[name]) for one in found) for name in found[0]}
+    def errors(found: list[dict[str, float]]) -> dict[str, float]:
+        pairs = list(zip(found, reals, strict=True))
+        return {name: statistics.mean(abs(one[name] / real[name] - 1) for one, real in pairs) for name in found[0]}
 
-    foretold = simulated([sample for run in cell.runs for sample in run.profile])
-    form = [off(simulated(run.steps), wanted) for run, wanted in zip(cell.runs, reals, strict=True)]
+    foretold = [simulated(at_speed_of(run.profile, shape)) for run in cell.runs]
+    real, said = medians(reals), medians(foretold)
     return {
         "chunk": cell.chunk,
         "lengths": cell.lengths,
@@ -221,10 +234,13 @@ def row_of(cell: Cell) -> dict[str, Any]:
         "rate_per_s": cell.rate_per_s,
         "engine": real,
         "engine_rounds": reals,
-        "simulator": foretold,
-        "error": off(foretold, real),
+        "simulator": said,
+        "simulator_rounds": foretold,
+        "error": {name: said[name] / real[name] - 1 for name in real},
+        "error_of_rounds": errors(foretold),
+        "error_without_speed": errors([simulated(shape)] * len(reals)),
+        "error_form": errors([simulated(fit_latency(run.steps)[0]) for run in cell.runs]),
         "schedule_off_s": max(run.schedule_off_s for run in cell.runs),
-        "error_form": typical(form),
         "spread_of_rounds": {n: (max(r[n] for r in reals) - min(r[n] for r in reals)) / real[n] for n in real},
     }
 
@@ -248,7 +264,9 @@ def run(rounds: int) -> None:
     def mean(of: str) -> dict[str, float]:
         return {name: statistics.mean(abs(row[of][name]) for row in rows) for name in names}
 
-    means = {of: mean(of) for of in ("error", "error_form", "spread_of_rounds")}
+    means = {
+        of: mean(of) for of in ("error", "error_of_rounds", "error_without_speed", "error_form", "spread_of_rounds")
+    }
     overall = {of: statistics.mean(found.values()) for of, found in means.items()}
     path = report.write(
         "simulator",

@@ -72,6 +72,7 @@ def plan_json(plan: CascadePlan, inputs: PlanInputs, seconds: float) -> dict[str
         "latency_p95_s": plan.latency_p95_s,
         "end_to_end_p95_s": plan.end_to_end_p95_s,
         "objective": plan.objective.value,
+        "budget": plan.budget.value,
         "feasible": True,
         "optimality": {
             "proved": solution.proof.value != "searched" and plan.gpu_step == 1,

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.brute_force import LIMITS, brute_force, instance, kinds, wanted_quality
 from planner_service.deployment.search import LatencyTable, exhaustive_latency
 from planner_service.routing import bilevel
-from planner_service.routing.bilevel import Proof, Unreachable, least_latency, most_quality
+from planner_service.routing.bilevel import Deployer, Proof, Unreachable, least_latency, most_quality
 from planner_service.routing.quality import (
     SKIPPED,
     JudgedSample,
@@ -92,6 +92,46 @@ def test_the_twin_finds_the_most_quality_within_a_latency() -> None:
         found = most_quality(deployer, budget)
         assert found.deployment.latency_s <= budget
         assert found.quality == pytest.approx(best, rel=0.02)
+
+
+def test_beyond_three_tiers_the_twin_searches() -> None:
+    """Four tiers: the penalised search comes near the best of all thresholds, and never misses the budget."""
+    same = 0
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        scores = np.clip(np.round(rng.normal((40, 55, 70, 85), 25, (8, 4)) / 25) * 25, 0, 100)
+        sample = JudgedSample(("a", "b", "c", "d"), rng.integers(5, 60, 8), rng.integers(2, 50, (8, 4)), scores)
+        arrivals = np.cumsum(rng.exponential(0.05, 8))
+        deployer = Deployer(sample, arrivals, [kinds(s) for s in (0.5, 1.0, 2.0, 3.0)], 6)
+        every = [
+            (route(sample, h).quality, deployer.latency_s(h))
+            for h in itertools.product(*(sample.levels(t).tolist() for t in range(3)))
+        ]
+        budget = float(np.median([s for _, s in every if s < np.inf]))
+        best = max(q for q, s in every if s <= budget)
+        found = most_quality(deployer, budget)
+        assert found.proof is Proof.SEARCHED
+        assert found.deployment.latency_s <= budget
+        assert found.quality >= 0.85 * best
+        assert found.quality + found.gap >= best - 1e-9
+        same += found.quality == pytest.approx(best)
+    assert same >= 6
+    with pytest.raises(Unreachable, match="the least is"):
+        most_quality(deployer, 1e-6)
+
+
+def test_all_gpus_can_be_given_away() -> None:
+    """= N by the MILP: no slower than <= N, every GPU given, none to a tier without requests."""
+    for seed in range(12):
+        deployer, sample = instance(seed, count=8)
+        thresholds = least_latency(deployer, wanted_quality(sample)).thresholds
+        lean, whole = deployer.deploy(thresholds), deployer.spread(thresholds)
+        assert lean is not None
+        assert whole is not None
+        assert sum(whole.gpus) == deployer.gpus
+        assert whole.latency_s == pytest.approx(lean.latency_s)
+        assert all(a.latency_s <= b.latency_s + 1e-12 for a, b in zip(whole.strategies, lean.strategies, strict=True))
+        assert all(s.replicas for s, f in zip(whole.strategies, whole.gpus, strict=True) if f)
 
 
 def test_routing_counts_exactly() -> None:
