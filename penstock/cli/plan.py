@@ -47,6 +47,9 @@ def plan(
         typer.Option("--confidence", help="Promise --min-quality for new requests with this probability, as 0.95."),
     ] = None,
     gpus: Annotated[int | None, typer.Option("--gpus", help="At most so many of the cluster's.", min=1)] = None,
+    budget: Annotated[
+        str, typer.Option("--budget", help="at-most: as many GPUs as help the slowest tier; exact: all of them.")
+    ] = "at-most",
     requests: Annotated[int, typer.Option("--requests", help="Requests to plan for.", min=1)] = 500,
     seed: Annotated[int, typer.Option("--seed", help="Where in the trace, and which prompts.")] = 1,
     lengths: Annotated[str, typer.Option("--lengths", help="quality or trace: whose token counts.")] = "quality",
@@ -82,6 +85,7 @@ def plan(
         objective=objective,
         confidence=confidence,
         gpus=gpus,
+        budget=budget,
         requests=requests,
         seed=seed,
         lengths=lengths,
