@@ -23,6 +23,7 @@ _log = logging.getLogger(__name__)
 
 GRACE_SHARE, GRACE_S = 0.1, 5.0  # routers get a tenth of a window, at most so long, to report it
 SEED = 1
+SOURCE = "drift"
 
 JobMaker = Callable[[Drift], ReplanJob]
 
@@ -30,7 +31,7 @@ JobMaker = Callable[[Drift], ReplanJob]
 class Replanner(AbstractAsyncContextManager["Replanner"]):
     """Reads windows as they end, asks the drift rule, plans in the background, publishes.
 
-    Windows that ended before the plan that holds was made only move the rule's reference: so a restart finds the state again.
+    Windows that a plan was made after only move the rule's reference: so a restart finds the state again.
     Somebody who publishes a plan meanwhile wins: the one under way is dropped.
     """
 
@@ -46,7 +47,7 @@ class Replanner(AbstractAsyncContextManager["Replanner"]):
     ) -> None:
         self._keeper, self._store, self._solvers, self._clock = keeper, store, solvers, clock
         self._rule, self._window_s, self._job = rule, window_s, job
-        self._state = DriftState()
+        self._state, self._started_s = DriftState(), clock.wall()
         self._last_id, self._waiting = "0", dict[float, list[Window]]()
         self._tasks: list[asyncio.Task[None]] = []
         self._wanted: asyncio.Queue[Drift] = asyncio.Queue()
@@ -84,9 +85,14 @@ class Replanner(AbstractAsyncContextManager["Replanner"]):
         for start_s in sorted(s for s in self._waiting if s + self._window_s <= ripe):
             window = joined(self._waiting.pop(start_s))
             self._state, drift = observe(self._state, window, self._rule)
-            if drift is not None and window.end_s > plan.provenance.created_at:
+            if drift is not None and not self._stale(window, plan):
                 _log.info("the workload has drifted: %s", "; ".join(map(str, drift.shifts)))
                 self._wanted.put_nowait(drift)
+
+    def _stale(self, window: Window, plan: Plan) -> bool:
+        """Whether the plan was made knowing the window: by somebody else, or before this process was started."""
+        ours = plan.provenance.source == SOURCE and window.end_s > self._started_s
+        return window.end_s <= plan.provenance.created_at and not ours
 
     async def _plan(self) -> None:
         while True:
@@ -155,5 +161,5 @@ def _follow_up(before: Plan, found: pb.CascadePlan, drift: Drift, job: ReplanJob
     return dataclasses.replace(
         before,
         tiers=tuple(TierPlan(t.name, t.model, h, count) for t, (h, count) in zip(before.tiers, said, strict=True)),
-        provenance=Provenance("drift", "; ".join(map(str, drift.shifts)), prediction=prediction),
+        provenance=Provenance(SOURCE, "; ".join(map(str, drift.shifts)), prediction=prediction),
     )

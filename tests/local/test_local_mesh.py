@@ -356,7 +356,7 @@ async def test_the_mesh_moves_over_when_its_workload_drifts(tmp_path: Path) -> N
             RequestRecord(start_s, 400 + 10 * (i % 7), (TierVisit("small", 200 + 9 * (i % 11), scored),))
             for i, scored in enumerate(scores)
         ]
-        return Window(start_s, 0.25, (5,) * 10, tuple(records))
+        return Window(start_s, 0.25, (1,) * 10, tuple(records))
 
     async with LocalMesh(MeshOptions(file, tmp_path)) as mesh:
         redis = connect(mesh.redis_url)
