@@ -324,6 +324,8 @@ class ServiceSettings(BaseSettings):
     """The tier that a worker serves; workers need it."""
     instance_id: str = ""
     """This process's name in the mesh. Empty: made from role, tier, host and process."""
+    sglang_endpoint: str = ""
+    """The SGLang server that this worker wraps, where a tier has several. Empty: the mesh file's."""
     bind_host: str = "127.0.0.1"
     """The address that servers listen on."""
     advertise_host: str = ""

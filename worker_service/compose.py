@@ -90,7 +90,7 @@ def build_engine(tier: MeshTier, settings: ServiceSettings) -> Engine:
             SglangEngineOptions(
                 folder=settings.resolve(tier.model),
                 name=name,
-                endpoint=tier.sglang.endpoint,
+                endpoint=settings.sglang_endpoint or tier.sglang.endpoint,
                 max_requests=tier.max_running + tier.max_queued,
                 max_context_tokens=tier.max_context_tokens,
                 start_timeout_s=tier.sglang.start_timeout_s,
