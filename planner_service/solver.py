@@ -13,13 +13,17 @@ import time
 from collections.abc import Callable
 from typing import Any, BinaryIO
 
+import numpy as np
+
 from penstock.planner.v1 import planner_pb2 as pb
 from planner_service import planning_codec as codec
 from planner_service.plan_cascade import plan_cascade, simulate_cascade
 from planner_service.plan_file import strategies_of
+from planner_service.proto_codec import qoe_from_proto, stage_to_proto
 from planner_service.routing.bilevel import Unreachable
 from planner_service.routing.quality import route
 from planner_service.simulator import Percentiles
+from planner_service.stages import LengthSample, MoveCost, plan_stages
 from services.domain.errors import InvalidRequest
 from services.proto_codec import duration
 
@@ -69,7 +73,36 @@ def simulate(payload: bytes, emit: Emit) -> None:
     )
 
 
-METHODS: dict[str, Callable[[bytes, Emit], None]] = {"PlanCascade": plan, "SimulateDeployment": simulate}
+def stages(payload: bytes, emit: Emit) -> None:
+    request = pb.PlanStagesRequest.FromString(payload)
+    tokens, inputs, outputs = (
+        np.array([getattr(s, name) for s in request.sequences], np.int64)
+        for name in ("tokens", "input_tokens", "output_tokens")
+    )
+    outputs = np.where(outputs > 0, outputs, np.maximum(1, tokens - inputs))
+    sample = LengthSample.of(tokens, inputs, outputs)
+    move = MoveCost(request.kv_bytes_per_token, request.bandwidth_bytes_per_second)
+    qoe = qoe_from_proto(request.qoe)
+    began = time.monotonic()
+    found = plan_stages(sample, qoe, request.instance_count, request.max_tokens, move)
+    emit(
+        pb.PlanStagesResponse(
+            stages=map(stage_to_proto, found.layout.stages),
+            quality=found.quality,
+            one_stage_quality=found.one_stage_quality,
+            chain_quality=found.chain_quality,
+            method=found.method.value,
+            gap=found.gap,
+            elapsed_seconds=time.monotonic() - began,
+        )
+    )
+
+
+METHODS: dict[str, Callable[[bytes, Emit], None]] = {
+    "PlanCascade": plan,
+    "SimulateDeployment": simulate,
+    "PlanStages": stages,
+}
 
 
 def main() -> None:
