@@ -2,7 +2,7 @@
 
 import argparse
 
-from benchmarks import engine, overhead, planner, simulator, table1, table2
+from benchmarks import engine, overhead, planner, qoe, simulator, table1, table2
 from benchmarks.public_data import DataMissing
 
 BENCHMARKS = {
@@ -10,6 +10,7 @@ BENCHMARKS = {
     "overhead": overhead.run,
     "simulator": simulator.run,
     "planner": planner.run,
+    "qoe": qoe.run,
     "table1": table1.run,
     "table2": table2.run,
 }
