@@ -2,7 +2,7 @@
 
 import argparse
 
-from benchmarks import engine, overhead, planner, qoe, simulator, table1, table2
+from benchmarks import engine, overhead, planner, qoe, simulator, stages, table1, table2
 from benchmarks.public_data import DataMissing
 
 BENCHMARKS = {
@@ -11,6 +11,7 @@ BENCHMARKS = {
     "simulator": simulator.run,
     "planner": planner.run,
     "qoe": qoe.run,
+    "stages": stages.run,
     "table1": table1.run,
     "table2": table2.run,
 }
