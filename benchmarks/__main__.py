@@ -2,7 +2,7 @@
 
 import argparse
 
-from benchmarks import engine, overhead, planner, qoe, simulator, stages, table1, table2
+from benchmarks import engine, overhead, planner, qoe, simulator, stage_moves, stages, state, table1, table2
 from benchmarks.public_data import DataMissing
 
 BENCHMARKS = {
@@ -12,6 +12,8 @@ BENCHMARKS = {
     "planner": planner.run,
     "qoe": qoe.run,
     "stages": stages.run,
+    "stage_moves": stage_moves.run,
+    "state": state.run,
     "table1": table1.run,
     "table2": table2.run,
 }

@@ -4,10 +4,11 @@ import asyncio
 from pathlib import Path
 
 from penstock.worker.v1 import worker_pb2_grpc
+from services.channels import ChannelPool
 from services.domain.instances import ModelCard
 from services.domain.latency import StepLatencyModel
 from services.domain.mesh_view import MeshView
-from services.domain.stages.bidding import Sender, TransferSlots
+from services.domain.stages import bidding
 from services.runtime import Chassis
 from services.settings import MeshTier, ServiceSettings, SettingsError
 from services.state import MeshFeed
@@ -17,6 +18,9 @@ from worker_service.engine.loop import Hold
 from worker_service.engine.simulated import SimulatedEngineOptions, simulated_engine
 from worker_service.frames import FrameLimits
 from worker_service.load_tracker import LoadTracker
+from worker_service.migration.receiver import Receiver
+from worker_service.migration.sender import Sender
+from worker_service.peer_client import PeerClient
 from worker_service.servicer import SERVICE, WorkerServicer
 from worker_service.stage_tracker import StageTracker
 from worker_service.transfer_desk import TransferDesk
@@ -40,16 +44,16 @@ async def compose(chassis: Chassis) -> None:
     info = engine.info
     tracker = LoadTracker(engine, chassis.telemetry.meter, tier.name)
     frames = FrameLimits(settings.frame_interval_ms / 1000, settings.frame_tokens, HEARTBEAT_S)
-    options, view, slots = chassis.mesh.stages, MeshView(), TransferSlots(chassis.mesh.stages.max_transfers)
+    options, view, slots = chassis.mesh.stages, MeshView(), bidding.TransferSlots(chassis.mesh.stages.max_transfers)
     feed = await chassis.stack.enter_async_context(
         MeshFeed(chassis.redis, chassis.keys, view, group=tier_group(tier.name))
     )
-    sender = Sender(slots)
-    stages = StageTracker(chassis.instance_id, tier.name, view, sender, refine_s=options.refine_s)
+    bids = bidding.Sender(slots)
+    stages = StageTracker(chassis.instance_id, tier.name, view, bids, refine_s=options.refine_s)
     desk = TransferDesk(
         chassis.instance_id,
         slots,
-        sender,
+        bids,
         tracker.load,
         chassis.telemetry.meter,
         model_digest=info.model_digest,
@@ -58,6 +62,13 @@ async def compose(chassis: Chassis) -> None:
         can_receive=isinstance(engine, KvTransferring),
         tier=tier.name,
     )
+    sender: Sender | None = None
+    receiver: Receiver | None = None
+    if isinstance(engine, KvTransferring):
+        channels = await chassis.stack.enter_async_context(ChannelPool())
+        sender, receiver = Sender(engine, PeerClient(channels).dial, chassis.telemetry.meter), Receiver(engine)
+        chassis.stack.push_async_callback(sender.close)
+        chassis.stack.push_async_callback(receiver.close)
     servicer = WorkerServicer(
         engine,
         tracker,
@@ -67,6 +78,8 @@ async def compose(chassis: Chassis) -> None:
         chassis.telemetry,
         instance_id=chassis.instance_id,
         tier=tier.name,
+        sender=sender,
+        receiver=receiver,
     )
     worker_pb2_grpc.add_WorkerServiceServicer_to_server(servicer, chassis.server)
     chassis.health.offer(SERVICE)

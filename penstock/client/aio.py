@@ -114,6 +114,15 @@ class AsyncClient:
             raise errors.from_rpc(error) from error
         return [transport.trace_from_proto(trace) for trace in answer.traces]
 
+    async def move(self, request_id: str, instance_id: str) -> types.Move:
+        """Have a reply that this client's router streams go on at another instance of its tier."""
+        request = pb.MoveReplyRequest(request_id=request_id, instance_id=instance_id)
+        try:
+            answer = await self._mesh().MoveReply(request, timeout=connection.MOVE_TIMEOUT_S)
+        except aio.AioRpcError as error:
+            raise errors.from_rpc(error) from error
+        return transport.move_from_proto(answer)
+
     def _conversation(
         self, prompt: types.Prompt, options: types.Options | None, more: dict[str, object]
     ) -> Conversation:

@@ -108,6 +108,15 @@ class Client:
             raise errors.from_rpc(error) from error
         return [transport.trace_from_proto(trace) for trace in answer.traces]
 
+    def move(self, request_id: str, instance_id: str) -> types.Move:
+        """Have a reply that this client's router streams go on at another instance of its tier."""
+        request = pb.MoveReplyRequest(request_id=request_id, instance_id=instance_id)
+        try:
+            answer = self._mesh().MoveReply(request, timeout=connection.MOVE_TIMEOUT_S)
+        except grpc.RpcError as error:
+            raise errors.from_rpc(error) from error
+        return transport.move_from_proto(answer)
+
     def _run(self, conversation: Conversation, timeout_s: float | None) -> Iterator[types.Event]:
         until = time.monotonic() + (timeout_s if timeout_s is not None else self._timeout_s)
         while not conversation.finished:

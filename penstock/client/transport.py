@@ -156,6 +156,9 @@ def status_from_proto(status: pb.MeshStatus) -> types.MeshStatus:
                 kv_blocks=i.kv_blocks,
                 output_tokens_per_s=i.output_tokens_per_second,
                 age_s=seconds(i.age),
+                place=types.StagePlace(i.place.stage, i.place.from_tokens, i.place.to_tokens)
+                if i.HasField("place")
+                else None,
             )
             for i in status.instances
         ),
@@ -165,10 +168,18 @@ def status_from_proto(status: pb.MeshStatus) -> types.MeshStatus:
         failed=router.failed_count,
         rejected=router.rejected_count,
         failovers=router.failover_count,
+        migrations=router.migration_count,
+        advice_unmet=router.advice_unmet_count,
         requests_per_s=router.requests_per_second,
         ttft_p50_s=seconds(router.time_to_first_token_p50),
         ttft_p95_s=seconds(router.time_to_first_token_p95),
     )
+
+
+def move_from_proto(answer: pb.MoveReplyResponse) -> types.Move:
+    if answer.HasField("refusal"):
+        return types.Move(answer.refusal)
+    return types.Move(None, answer.moved.offset, seconds(answer.moved.stall), answer.moved.sent_bytes)
 
 
 def trace_from_proto(trace: pb.Trace) -> types.Trace:
