@@ -16,6 +16,8 @@ BENCHMARKS = (
     "ablations",
     "table1",
     "table2",
+    "qoe",
+    "stages",
     "state",
     "stage_moves",
     "sglang_moves",
