@@ -2,7 +2,7 @@
 
 import argparse
 
-from benchmarks import engine, overhead, planner, simulator, table1, table2
+from benchmarks import cascade, engine, overhead, planner, simulator, table1, table2
 from benchmarks.public_data import DataMissing
 
 BENCHMARKS = {
@@ -12,13 +12,16 @@ BENCHMARKS = {
     "planner": planner.run,
     "table1": table1.run,
     "table2": table2.run,
+    "cascade": cascade.run,
 }
+QUICK = {"cascade": cascade.run_quick}  # of what takes minutes
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}; all if none is named")
     parser.add_argument("--rounds", type=int, default=3, help="how often everything is measured")
+    parser.add_argument("--quick", action="store_true", help=f"a part of {', '.join(QUICK)}")
     args = parser.parse_args()
     if unknown := [name for name in args.names if name not in BENCHMARKS]:
         parser.error(f"no benchmark '{unknown[0]}'; there are {', '.join(BENCHMARKS)}")
@@ -27,7 +30,7 @@ def main() -> None:
     for name in args.names or BENCHMARKS:
         print(f"== {name}", flush=True)
         try:
-            BENCHMARKS[name](args.rounds)
+            (QUICK if args.quick and name in QUICK else BENCHMARKS)[name](args.rounds)
         except DataMissing as missing:
             print(f"skipped: {missing}", flush=True)
 
