@@ -1,20 +1,28 @@
 """`python -m benchmarks [NAME ...] [--rounds N] [--quick]`: all benchmarks, or those named. JSON and plots go to results/."""
 
 import argparse
+import importlib
 
-from benchmarks import engine, overhead, planner, simulator, stage_moves, state, table1, table2
 from benchmarks.public_data import DataMissing
 
-BENCHMARKS = {
-    "engine": engine.run,
-    "overhead": overhead.run,
-    "simulator": simulator.run,
-    "planner": planner.run,
-    "stage_moves": stage_moves.run,
-    "state": state.run,
-    "table1": table1.run,
-    "table2": table2.run,
-}
+# Modules of this package, in the order in which they run.
+BENCHMARKS = (
+    "engine",
+    "overhead",
+    "simulator",
+    "kernel",
+    "planner",
+    "brute_force",
+    "ablations",
+    "table1",
+    "table2",
+    "qoe",
+    "stages",
+    "state",
+    "stage_moves",
+    "sglang_moves",
+    "sglang_overhead",
+)
 
 
 def main() -> None:
@@ -29,7 +37,7 @@ def main() -> None:
     for name in args.names or BENCHMARKS:
         print(f"== {name}", flush=True)
         try:
-            BENCHMARKS[name](args.rounds)
+            importlib.import_module(f"benchmarks.{name}").run(args.rounds)
         except DataMissing as missing:
             print(f"skipped: {missing}", flush=True)
 
