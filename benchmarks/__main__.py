@@ -2,7 +2,20 @@
 
 import argparse
 
-from benchmarks import engine, overhead, planner, qoe, simulator, stage_moves, stages, state, table1, table2
+from benchmarks import (
+    engine,
+    overhead,
+    planner,
+    qoe,
+    sglang_moves,
+    sglang_overhead,
+    simulator,
+    stage_moves,
+    stages,
+    state,
+    table1,
+    table2,
+)
 from benchmarks.public_data import DataMissing
 
 BENCHMARKS = {
@@ -16,6 +29,8 @@ BENCHMARKS = {
     "state": state.run,
     "table1": table1.run,
     "table2": table2.run,
+    "sglang_moves": sglang_moves.run,
+    "sglang_overhead": sglang_overhead.run,
 }
 
 

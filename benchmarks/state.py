@@ -24,6 +24,7 @@ from penstock.local import redis_server as local_redis
 from services.domain.instances import InstanceRecord, Load, ModelCard, Role
 from services.domain.mesh_view import MeshView
 from services.domain.stages.places import StagePlace
+from services.processes import free_port
 from services.state import MeshFeed, connect
 from services.state.keys import Keys
 from services.state.registry import publish
@@ -115,7 +116,7 @@ def measure(instances: int) -> dict[str, Any]:
     spawn = multiprocessing.get_context("spawn")
     with (
         tempfile.TemporaryDirectory() as folder,
-        redis_server(local_redis.find(), local_redis.free_port(), Path(folder)) as server,
+        redis_server(local_redis.find(), free_port(), Path(folder)) as server,
     ):
         stop, (here, there) = spawn.Event(), spawn.Pipe()
         publisher = spawn.Process(target=_publish, args=(server.url, instances, stop))

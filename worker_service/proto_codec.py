@@ -35,6 +35,10 @@ _CAPABILITIES = {
     Capability.KV_TRANSFER: pb.CAPABILITY_KV_TRANSFER,
     Capability.VERIFY_GREEDY: pb.CAPABILITY_VERIFY_GREEDY,
     Capability.VERIFY_SAMPLED: pb.CAPABILITY_VERIFY_SAMPLED,
+    Capability.VERIFY_REJECTION: pb.CAPABILITY_VERIFY_REJECTION,
+    Capability.SEEDED_SAMPLING: pb.CAPABILITY_SEEDED_SAMPLING,
+    Capability.PRIORITIES: pb.CAPABILITY_PRIORITIES,
+    Capability.PREFIX_TRANSFER: pb.CAPABILITY_PREFIX_TRANSFER,
 }
 
 _MOVE_REASONS = {
@@ -107,6 +111,7 @@ def load_to_proto(load: Load, *, draining: bool, preemptions: int, steps: int) -
         draining=draining,
         preemption_count=preemptions,
         step_count=steps,
+        cached_tokens=load.cached_tokens,
     )
 
 

@@ -67,9 +67,9 @@ class Registrar(AbstractAsyncContextManager["Registrar"]):
                 pipe.publish(self._keys.instance_events(group_of(self._record)), GOODBYE + instance_id.encode())
                 await pipe.execute()
 
-    def drain(self) -> None:
-        """Say at once that this instance takes no new requests."""
-        self._record = dataclasses.replace(self._record, draining=True)
+    def drain(self, draining: bool = True) -> None:
+        """Say at once that this instance takes no new requests, or takes them again."""
+        self._record = dataclasses.replace(self._record, draining=draining)
         self._nudge.set()
 
     async def _run(self) -> None:

@@ -17,8 +17,8 @@ import yaml
 
 from penstock import AsyncClient, AsyncPlannerClient
 from penstock.local import LocalMesh, MeshFailed, MeshOptions, read_run_file
-from penstock.local.processes import FIRST_PAUSE_S, LONGEST_PAUSE_S, ProcessSpec, Watcher, restart_pause_s
 from services.domain.instances import Role
+from services.processes import FIRST_PAUSE_S, LONGEST_PAUSE_S, ProcessSpec, Watcher, restart_pause_s
 
 FAST = {"overhead_ms": 1.0, "token_us": 1.0, "context_token_ns": 0.0, "reply_tokens": 24}
 
@@ -100,7 +100,7 @@ def test_children_end_with_their_watcher_however_it_ends(tmp_path: Path) -> None
     code = f"""
 import asyncio, sys
 from pathlib import Path
-from penstock.local.processes import ProcessSpec, Watcher
+from services.processes import ProcessSpec, Watcher
 async def main():
     argv = [sys.executable, "-c", "import time; time.sleep(600)"]
     spec = ProcessSpec("x", argv, {{}}, Path({str(tmp_path)!r}) / "x.log", 1, 1.0)

@@ -86,6 +86,17 @@ class _CapabilityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Capability
     CAPABILITY_KV_TRANSFER: _Capability.ValueType  # 4
     CAPABILITY_VERIFY_GREEDY: _Capability.ValueType  # 5
     CAPABILITY_VERIFY_SAMPLED: _Capability.ValueType  # 6
+    """A sampled draft token stands if it is the very token drawn."""
+    CAPABILITY_VERIFY_REJECTION: _Capability.ValueType  # 7
+    """A draft with its distributions is verified by rejection sampling."""
+    CAPABILITY_SEEDED_SAMPLING: _Capability.ValueType  # 8
+    """A sampled reply is a function of seed and position, so it goes on unchanged elsewhere."""
+    CAPABILITY_PRIORITIES: _Capability.ValueType  # 9
+    """Waiting requests go by priority."""
+    CAPABILITY_PREFIX_TRANSFER: _Capability.ValueType  # 10
+    """Running requests move to engines of their kind by their tokens: the target loads the KV from a cache that both share,
+    or computes it, ahead of the hand-over. The KvLayout has no layers, its blocks no bytes.
+    """
 
 class Capability(_Capability, metaclass=_CapabilityEnumTypeWrapper): ...
 
@@ -97,6 +108,17 @@ CAPABILITY_TOKEN_ALLOCATION: Capability.ValueType  # 3
 CAPABILITY_KV_TRANSFER: Capability.ValueType  # 4
 CAPABILITY_VERIFY_GREEDY: Capability.ValueType  # 5
 CAPABILITY_VERIFY_SAMPLED: Capability.ValueType  # 6
+"""A sampled draft token stands if it is the very token drawn."""
+CAPABILITY_VERIFY_REJECTION: Capability.ValueType  # 7
+"""A draft with its distributions is verified by rejection sampling."""
+CAPABILITY_SEEDED_SAMPLING: Capability.ValueType  # 8
+"""A sampled reply is a function of seed and position, so it goes on unchanged elsewhere."""
+CAPABILITY_PRIORITIES: Capability.ValueType  # 9
+"""Waiting requests go by priority."""
+CAPABILITY_PREFIX_TRANSFER: Capability.ValueType  # 10
+"""Running requests move to engines of their kind by their tokens: the target loads the KV from a cache that both share,
+or computes it, ahead of the hand-over. The KvLayout has no layers, its blocks no bytes.
+"""
 Global___Capability: _TypeAlias = Capability  # noqa: Y015
 
 @_typing.final
@@ -446,12 +468,15 @@ class GetLoadResponse(_message.Message):
     DRAINING_FIELD_NUMBER: _builtins.int
     PREEMPTION_COUNT_FIELD_NUMBER: _builtins.int
     STEP_COUNT_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     free_kv_blocks: _builtins.int
     output_tokens_per_second: _builtins.float
     """Output tokens, over the last few seconds."""
     draining: _builtins.bool
     preemption_count: _builtins.int
     step_count: _builtins.int
+    cached_tokens: _builtins.int
+    """Of ended requests, in KV that a new one with the same beginning need not compute."""
     @_builtins.property
     def running_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Lengths in tokens, prompt and output so far, one per request."""
@@ -468,10 +493,11 @@ class GetLoadResponse(_message.Message):
         draining: _builtins.bool = ...,
         preemption_count: _builtins.int = ...,
         step_count: _builtins.int = ...,
+        cached_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "free_kv_blocks", b"free_kv_blocks", "output_tokens_per_second", b"output_tokens_per_second", "preemption_count", b"preemption_count", "queued_tokens", b"queued_tokens", "running_tokens", b"running_tokens", "step_count", b"step_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "draining", b"draining", "free_kv_blocks", b"free_kv_blocks", "output_tokens_per_second", b"output_tokens_per_second", "preemption_count", b"preemption_count", "queued_tokens", b"queued_tokens", "running_tokens", b"running_tokens", "step_count", b"step_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
