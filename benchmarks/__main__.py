@@ -2,9 +2,15 @@
 
 import argparse
 
-from benchmarks import engine, overhead, planner, simulator
+from benchmarks import drift, engine, overhead, planner, simulator
 
-BENCHMARKS = {"engine": engine.run, "overhead": overhead.run, "simulator": simulator.run, "planner": planner.run}
+BENCHMARKS = {
+    "engine": engine.run,
+    "overhead": overhead.run,
+    "simulator": simulator.run,
+    "planner": planner.run,
+    "drift": drift.run,
+}
 
 
 def main() -> None:
