@@ -21,6 +21,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from benchmarks import report
+from benchmarks.public_data import public
 from planner_service.demand import demand_of
 from planner_service.deployment.search import Strategy
 from planner_service.files import read_quality, read_site, read_trace
@@ -33,7 +34,6 @@ from planner_service.simulator import Dispatch, Workload
 from planner_service.simulator.workload import Bools, Floats, Ints
 from services.domain.workload import PARTS, RequestRecord, TierVisit, Window
 
-DATA = Path("../shared/data")
 TIERS = ("small", "medium", "large")
 MIN_QUALITY = 62.0
 REQUESTS, PROMPTS = 300, 300  # to plan for; drawn from sampled requests
@@ -94,7 +94,7 @@ def traffic(judged: JudgedSample, seed: int) -> Demand:
     rows, arrivals, began = list[Ints](), list[Floats](), 0.0
     for phase in PHASES:
         seconds = phase.minutes * 60.0
-        trace = read_trace(DATA / "traces" / f"{phase.trace}.csv.gz")
+        trace = read_trace(public(f"traces/{phase.trace}.csv.gz"))
         count = min(len(trace) - 1, round(phase.rate_per_s * seconds))
         start = int(rng.integers(0, len(trace) - count))
         at = trace.arrival_s[start : start + count + 1] - trace.arrival_s[start]
@@ -211,11 +211,11 @@ def _of(served: Served, mine: Bools, slo_s: float) -> dict[str, float]:
 
 def run(rounds: int) -> None:
     site = read_site(Path("examples/cluster-4x8-h100.yaml"), Path("examples/deepseek-cascade.yaml"))
-    prompts = read_quality(DATA / "quality" / "wildbench_reka_edge-flash-core.csv.gz", TIERS)
+    prompts = read_quality(public("quality/wildbench_reka_edge-flash-core.csv.gz"), TIERS)
     prompts = prompts.subset(np.flatnonzero((prompts.output_tokens > 1).all(axis=1)))
     order = np.random.default_rng(SEED).permutation(len(prompts))
     stored, asked = prompts.subset(order[::2]), prompts.subset(order[1::2])
-    trace = read_trace(DATA / "traces" / "azure2023_conv.csv.gz")
+    trace = read_trace(public("traces/azure2023_conv.csv.gz"))
     first = _plan(site, trace, stored, PHASES[0].rate_per_s)
     slo_s = 2 * first.end_to_end_p95_s
     all_rows, told, plot = list[dict[str, Any]](), list[dict[str, Any]](), None

@@ -5,6 +5,8 @@ import logging
 import random
 
 from penstock.router.v1 import router_pb2_grpc
+from router_service.bid_client import BidClient
+from router_service.bidding import BidLimits, MoveAgent
 from router_service.gate import Gate
 from router_service.generation import Patience, TierGeneration
 from router_service.judge_client import JudgeClient
@@ -39,7 +41,15 @@ async def compose(chassis: Chassis) -> None:
     stats = RouterStats(chassis.telemetry.meter)
     judge = JudgeClient(channels, peers, tracer, options.judge_timeout_s)
     workers = WorkerClient(channels, options.worker_silence_s)
-    tiers = TierGeneration(peers, workers, tracer, Patience(options.tier_wait_s, options.max_attempts))
+    stages = chassis.mesh.stages
+    agent = MoveAgent(
+        view,
+        BidClient(channels),
+        tracer,
+        chassis.telemetry.meter,
+        BidLimits(stages.bid_timeout_s, stages.turn_timeout_s),
+    )
+    tiers = TierGeneration(peers, workers, agent, tracer, Patience(options.tier_wait_s, options.max_attempts))
     sampler, replan = None, chassis.mesh.planner.replan
     if replan.enabled:
         sampler = WindowSampler(replan.sample, replan.window_s, SystemClock(), random.Random())
@@ -49,9 +59,9 @@ async def compose(chassis: Chassis) -> None:
     router_pb2_grpc.add_RouterServiceServicer_to_server(
         RouterServicer(driver, view, draining, options.default_deadline_s), chassis.server
     )
-    status = MeshStatus(chassis.instance_id, peers, gate, stats)
+    status = MeshStatus(chassis.instance_id, peers, gate, stats, agent)
     router_pb2_grpc.add_MeshServiceServicer_to_server(
-        MeshServicer(status, TraceStore(chassis.redis, chassis.keys)), chassis.server
+        MeshServicer(status, TraceStore(chassis.redis, chassis.keys), tiers, view), chassis.server
     )
     chassis.health.offer(ROUTER_SERVICE, MESH_SERVICE)
     gateway = OpenAiGateway(driver, view, draining, tracer, options.default_deadline_s)

@@ -40,16 +40,39 @@ class SimulatedMeshEngine(BaseModel):
 
 
 class SglangMeshEngine(BaseModel):
-    """The SGLang server that a tier's workers wrap."""
+    """The SGLang server that each of a tier's workers wraps: one of its own, or a running one."""
 
     model_config = _FROZEN
 
     endpoint: str = ""
-    """Base URL of a running server. Needed where the tier's engine is sglang."""
+    """Base URL of a running server. Empty: each worker starts one of its own and keeps it running."""
     start_timeout_s: float = Field(default=600.0, gt=0)
     """A server that loads its model is waited for so long."""
     gone_s: float = Field(default=10.0, gt=0)
-    """A server that has not answered for so long counts as gone: the worker ends and is started anew."""
+    """A running server that has not answered for so long counts as gone: the worker ends and is started anew."""
+    python: str = ""
+    """The Python that has sglang installed, for servers that workers start. Empty: the worker's own."""
+    port: int = Field(default=0, ge=0, le=65535)
+    """Where the first worker's server listens on loopback, the others count on from it; 0 takes any free port."""
+    tp: int = Field(default=1, ge=1)
+    """Tensor parallelism: GPUs that share every layer."""
+    pp: int = Field(default=1, ge=1)
+    """Pipeline parallelism: stages that share the layers."""
+    dp: int = Field(default=1, ge=1)
+    """Data parallelism: copies of the model behind one server."""
+    gpus: tuple[int, ...] = ()
+    """GPUs of the tier's workers in order, tp * pp * dp each (CUDA_VISIBLE_DEVICES). Empty: as the environment says."""
+    mem_fraction: float | None = Field(default=None, gt=0, lt=1)
+    """Share of a GPU's memory for weights and KV cache. None: the KV cache has room for the tier's kv_tokens."""
+    deterministic: bool = False
+    """Sampled replies depend on their seed only, so they go on unchanged elsewhere. Needs a GPU attention backend."""
+    kv_store: str = ""
+    """A folder that servers of the same model share KV through: requests move between them without recomputing.
+    A relative path counts from the mesh file. Empty: none."""
+    flags: tuple[str, ...] = ()
+    """More flags of its command line, as they are."""
+    env: dict[str, str] = {}
+    """More environment variables of its process."""
 
 
 class MeshTier(BaseModel):
@@ -60,7 +83,7 @@ class MeshTier(BaseModel):
     name: str
     """Its name: 1 to 63 of a-z, 0-9, -, _ and `.`."""
     model: str
-    """A folder in Hugging Face format; a relative path counts from the mesh file."""
+    """A folder in Hugging Face format (a relative path counts from the mesh file), or a model's id at the hub."""
     served_model_name: str = ""
     """The model's name as users know it. Empty: the folder's name."""
     workers: int = Field(default=1, ge=0)
@@ -104,11 +127,13 @@ class MeshScorer(BaseModel):
     """judge-model: a model that reads (prompt, answer) in one pass; llm: a language model asked for a grade;
     confidence: the token logprobs of the answer; exact: comparison with an expected answer."""
     model: str = ""
-    """judge-model: a folder in Hugging Face format. llm: the model's name at the endpoint."""
+    """judge-model: a folder in Hugging Face format, or an id at the hub. llm: the model's name at the endpoint."""
     endpoint: str = ""
     """llm: base URL of an OpenAI-compatible API, up to and with `/v1`."""
+    tier: str = ""
+    """llm: the tier of this mesh whose model gives the grades, in place of endpoint and model."""
     api_key_env: str = ""
-    """llm: name of the environment variable that holds the key. Empty: no key."""
+    """llm at an endpoint: name of the environment variable that holds the key. Empty: no key."""
     calibration: str = ""
     """File of a calibration. Empty: judge-model takes calibration.json beside its model, the others none."""
     compare: Literal["text", "number", "final-answer"] = "final-answer"
@@ -233,6 +258,23 @@ class MeshPlanner(BaseModel):
     """Planning again when the workload drifts: see below."""
 
 
+class MeshStages(BaseModel):
+    """Length stages, where the plan has any: how a worker watches its place, and how much may move at once."""
+
+    model_config = _FROZEN
+
+    look_s: float = Field(default=0.5, gt=0)
+    """A worker compares itself with its stage, and looks for its place, this often."""
+    refine_s: float = Field(default=5.0, gt=0)
+    """Between two refinements of a worker's boundary."""
+    max_transfers: int = Field(default=3, ge=2)
+    """Requests that move in and out of one worker at once."""
+    bid_timeout_s: float = Field(default=0.5, gt=0)
+    """A router waits so long for bids; who has not answered by then is left out."""
+    turn_timeout_s: float = Field(default=10.0, gt=0)
+    """A request that has been won and not sent for so long stays where it is."""
+
+
 class MeshFile(BaseModel):
     """A mesh file: what runs, and how. Drives `penstock up` and compose alike."""
 
@@ -250,6 +292,8 @@ class MeshFile(BaseModel):
     """The routers: see below."""
     planner: MeshPlanner = MeshPlanner()
     """The planner: see below."""
+    stages: MeshStages = MeshStages()
+    """Length stages: see below."""
 
     @model_validator(mode="after")
     def _sound(self) -> Self:
@@ -260,8 +304,14 @@ class MeshFile(BaseModel):
                 "; ".join(f"{p.field.removeprefix('plan.')}: {p.problem}" for p in error.problems)
             ) from None
         for i, tier in enumerate(self.tiers):
-            if tier.engine == "sglang" and not tier.sglang.endpoint:
-                raise ValueError(f"tiers[{i}].sglang.endpoint: needed where the engine is sglang")
+            one, gpus = tier.sglang.tp * tier.sglang.pp * tier.sglang.dp, len(tier.sglang.gpus)
+            if gpus and gpus < one * tier.workers:
+                raise ValueError(f"tiers[{i}].sglang.gpus: {gpus} for {tier.workers} workers of {one}")
+        for i, scorer in enumerate(self.judge.scorers):
+            if scorer.kind == "llm" and bool(scorer.tier) == bool(scorer.endpoint and scorer.model):
+                raise ValueError(f"judge.scorers[{i}]: an llm scorer needs either tier, or endpoint and model")
+            if scorer.tier and scorer.tier not in {tier.name for tier in self.tiers}:
+                raise ValueError(f"judge.scorers[{i}].tier: no tier '{scorer.tier}'")
         names = [scorer.name for scorer in self.judge.scorers]
         if len(set(names)) != len(names):
             raise ValueError("judge.scorers: names must differ")
@@ -322,6 +372,8 @@ class ServiceSettings(BaseSettings):
     """The mesh file."""
     tier: str = ""
     """The tier that a worker serves; workers need it."""
+    worker_index: int = Field(default=0, ge=0)
+    """A worker's number in its tier: which of the tier's GPUs and ports its SGLang server takes."""
     instance_id: str = ""
     """This process's name in the mesh. Empty: made from role, tier, host and process."""
     sglang_endpoint: str = ""

@@ -12,7 +12,7 @@ from penstock.cli import planning, rendering, targets
 from penstock.cli.local import needed_packages
 from penstock.cli.output import console, fail, print_json, seconds, tier_counts, told_errors
 from penstock.client.sync import Client, PlannerClient
-from penstock.client.types import Plan, Prediction
+from penstock.client.types import Plan, Prediction, TierPlan
 
 app = typer.Typer(
     no_args_is_help=True, help="Plan a cascade for a cluster, or see and change the plan that the running mesh follows."
@@ -47,6 +47,9 @@ def plan(
         typer.Option("--confidence", help="Promise --min-quality for new requests with this probability, as 0.95."),
     ] = None,
     gpus: Annotated[int | None, typer.Option("--gpus", help="At most so many of the cluster's.", min=1)] = None,
+    budget: Annotated[
+        str, typer.Option("--budget", help="at-most: as many GPUs as help the slowest tier; exact: all of them.")
+    ] = "at-most",
     requests: Annotated[int, typer.Option("--requests", help="Requests to plan for.", min=1)] = 500,
     seed: Annotated[int, typer.Option("--seed", help="Where in the trace, and which prompts.")] = 1,
     lengths: Annotated[str, typer.Option("--lengths", help="quality or trace: whose token counts.")] = "quality",
@@ -87,6 +90,7 @@ def plan(
         objective=objective,
         confidence=confidence,
         gpus=gpus,
+        budget=budget,
         requests=requests,
         seed=seed,
         lengths=lengths,
@@ -159,10 +163,7 @@ def set_(
         if unknown:
             fail(f"no tier {', '.join(sorted(unknown))}", 2)
         tiers = tuple(
-            dataclasses.replace(
-                t, threshold=changes.get(t.name, t.threshold), instances=counts.get(t.name, t.instances)
-            )
-            for t in plan.tiers
+            _changed(t, changes.get(t.name, t.threshold), counts.get(t.name, t.instances)) for t in plan.tiers
         )
         wanted = dataclasses.replace(
             plan,
@@ -173,6 +174,12 @@ def set_(
             prediction=None,
         )
         _print(planner.set_plan(wanted, expected_revision=plan.revision), json=json)
+
+
+def _changed(tier: TierPlan, threshold: float | None, instances: int) -> TierPlan:
+    """Stages hold a number of instances: with another number they no longer do."""
+    stages = tier.stages if instances == tier.instances else ()
+    return dataclasses.replace(tier, threshold=threshold, instances=instances, stages=stages)
 
 
 @app.command("render")
@@ -233,7 +240,7 @@ def _apply(figures: dict[str, Any], note: str, target: str | None, *, json: bool
         )
         wanted = dataclasses.replace(
             current,
-            tiers=tuple(dataclasses.replace(t, threshold=h, instances=count) for t, (h, count) in said),
+            tiers=tuple(_changed(t, h, count) for t, (h, count) in said),
             source="planned",
             note=note,
             prediction=prediction,

@@ -17,10 +17,10 @@ import yaml
 
 from penstock import AsyncClient, AsyncPlannerClient
 from penstock.local import LocalMesh, MeshFailed, MeshOptions, read_run_file
-from penstock.local.processes import FIRST_PAUSE_S, LONGEST_PAUSE_S, ProcessSpec, Watcher, restart_pause_s
 from services.domain.instances import Role
 from services.domain.plans import Plan
 from services.domain.workload import RequestRecord, TierVisit, Window
+from services.processes import FIRST_PAUSE_S, LONGEST_PAUSE_S, ProcessSpec, Watcher, restart_pause_s
 from services.state import WorkloadStore, connect
 from services.state.keys import Keys
 from tests.conftest import ROOT
@@ -105,7 +105,7 @@ def test_children_end_with_their_watcher_however_it_ends(tmp_path: Path) -> None
     code = f"""
 import asyncio, sys
 from pathlib import Path
-from penstock.local.processes import ProcessSpec, Watcher
+from services.processes import ProcessSpec, Watcher
 async def main():
     argv = [sys.executable, "-c", "import time; time.sleep(600)"]
     spec = ProcessSpec("x", argv, {{}}, Path({str(tmp_path)!r}) / "x.log", 1, 1.0)

@@ -53,7 +53,10 @@ REPLAN = {
         ({"tiers": [*TIERS, {"name": "b", "model": "m"}]}, "threshold"),
         ({"tiers": [{**TIERS[0], "workers": -1}, TIERS[1]]}, "tiers.0.workers"),
         ({"tiers": [{**TIERS[0], "color": "red"}, TIERS[1]]}, "tiers.0.color"),
-        ({"tiers": [{**TIERS[0], "engine": "sglang"}, TIERS[1]]}, "tiers[0].sglang.endpoint"),
+        (
+            {"tiers": [{**TIERS[0], "engine": "sglang", "workers": 2, "sglang": {"tp": 2, "gpus": [0, 1]}}, TIERS[1]]},
+            "tiers[0].sglang.gpus: 2 for 2 workers of 2",
+        ),
         ({"tiers": TIERS, "judge": {"default_scorer": "nobody"}}, "judge.default_scorer"),
         ({"tiers": TIERS, "judge": {"scorers": [{"name": "x", "kind": "vibes"}]}}, "judge.scorers.0.kind"),
         ({"tiers": TIERS, "router": {"grpc_port": 99999}}, "router.grpc_port"),
