@@ -17,6 +17,7 @@ BENCHMARKS = (
     "table1",
     "table2",
     "cascade",
+    "drift",
     "qoe",
     "stages",
     "state",
