@@ -2,9 +2,15 @@
 
 import argparse
 
-from benchmarks import engine, overhead, planner, simulator
+from benchmarks import engine, migration, overhead, planner, simulator
 
-BENCHMARKS = {"engine": engine.run, "overhead": overhead.run, "simulator": simulator.run, "planner": planner.run}
+BENCHMARKS = {
+    "engine": engine.run,
+    "overhead": overhead.run,
+    "simulator": simulator.run,
+    "planner": planner.run,
+    "migration": migration.run,
+}
 
 
 def main() -> None:
