@@ -58,10 +58,11 @@ class Seen:
 
 def workload() -> list[Asked]:
     """As many short replies as long ones, in a shuffled order; every second one sampled with a seed."""
-    found = tasks.held_out(6 * STREAMS, seed=SEED)
+    found = tasks.held_out(30 * STREAMS, seed=SEED)
     short = [p.prompt for p in found if len(p.reply) < 60][: STREAMS // 2]
     long = [p.prompt for p in found if len(p.reply) > 90][: STREAMS - len(short)]
     prompts = [*short, *long]
+    assert len(prompts) == STREAMS
     random.Random(SEED).shuffle(prompts)
     return [Asked(f"stream-{i}", prompt, 0.8 * (i % 2)) for i, prompt in enumerate(prompts)]
 
