@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -32,6 +32,7 @@ def plan(
     objective: str,
     confidence: float | None,
     gpus: int | None,
+    budget: str,
     requests: int,
     seed: int,
     lengths: str,
@@ -40,10 +41,11 @@ def plan(
     out: Path,
     plot: bool,
     json: bool,
-) -> None:
-    """Compute a plan, show it, write plan file and plot."""
+) -> dict[str, Any]:
+    """Compute a plan, show it, write plan file and plot; return what the plan file says."""
     with needed_packages():
-        from planner_service.plan_cascade import Objective, frontier, plan_cascade
+        from planner_service.demand import workload_digest
+        from planner_service.plan_cascade import Budget, Objective, frontier, plan_cascade
         from planner_service.plan_file import PlanInputs, plan_json
         from planner_service.simulator import Dispatch
     if (min_quality is None) == (max_latency is None):
@@ -53,6 +55,9 @@ def plan(
         fail(f"--dispatch must be {' or '.join(names)}, not {dispatch}", 2)
     if objective not in (objectives := [o.value for o in Objective]):
         fail(f"--objective must be {' or '.join(objectives)}, not {objective}", 2)
+    wanted = f"quality >= {min_quality:g}" if min_quality is not None else f"latency <= {max_latency:g}"
+    if budget not in (budgets := [b.value for b in Budget]):
+        fail(f"--budget must be {' or '.join(budgets)}, not {budget}", 2)
     with told_faults():
         site, demand = _read(cluster, models, trace, quality, requests, seed, lengths, rate)
         began = time.monotonic()
@@ -69,6 +74,7 @@ def plan(
                 confidence=confidence,
                 seed=seed,
                 dispatch=Dispatch(dispatch),
+                budget=Budget(budget),
                 on_evaluation=lambda n: progress.update(bar, description=f"planning: {n} routings deployed"),
             )
             took = time.monotonic() - began
@@ -87,7 +93,7 @@ def plan(
                 lengths=lengths,
                 rate=rate,
             )
-            figures = plan_json(found, inputs, took)
+            figures = plan_json(found, inputs, took, wanted, workload_digest(demand))
             out.write_text(json_module.dumps(figures, indent=1) + "\n")
             plots = []
             if plot:
@@ -97,6 +103,7 @@ def plan(
         print_json(figures)
     else:
         _show(found, without, site, demand, took, [out, *plots])
+    return figures
 
 
 def simulate(
@@ -119,7 +126,9 @@ def simulate(
         read = read_plan(plan)
         paths = (Path(read.inputs.cluster), Path(read.inputs.models), trace, Path(read.inputs.quality))
         site, demand = _read(*paths, requests, seed, lengths, rate)
-        reports, total_s = simulate_cascade(site, demand, read.thresholds, strategies_of(read, site), read.dispatch)
+        reports, total_s = simulate_cascade(
+            site, demand, read.thresholds, strategies_of(read.shapes, site), read.dispatch
+        )
     whole = Percentiles.of(total_s)
     figures = {
         "requests": len(total_s),

@@ -1,7 +1,7 @@
 """The blocking clients: what the asyncio ones do, for programs without an event loop. Safe to share between threads."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -169,6 +169,15 @@ class PlannerClient:
             raise errors.from_rpc(error) from error
         return transport.plan_from_proto(answer.plan)
 
+    def list_plans(self, limit: int | None = None) -> list[types.Plan]:
+        """The last revisions, newest first."""
+        request = planner_pb2.ListPlansRequest(limit_count=limit)
+        try:
+            answer = self._stub.ListPlans(request, timeout=connection.CALL_TIMEOUT_S)
+        except grpc.RpcError as error:
+            raise errors.from_rpc(error) from error
+        return [transport.plan_from_proto(plan) for plan in answer.plans]
+
     def set_plan(self, plan: types.Plan, *, expected_revision: int | None = None) -> types.Plan:
         """Make a plan current; return it with its revision. InvalidRequestError, ConflictError."""
         request = planner_pb2.SetPlanRequest(plan=transport.plan_to_proto(plan), expected_revision=expected_revision)
@@ -177,6 +186,74 @@ class PlannerClient:
         except grpc.RpcError as error:
             raise errors.from_rpc(error) from error
         return transport.plan_from_proto(answer.plan)
+
+    def plan_cascade(
+        self,
+        inputs: types.PlanningInputs,
+        *,
+        min_quality: float | None = None,
+        max_latency_s: float | None = None,
+        objective: str = "largest-tier",
+        confidence: float | None = None,
+        gpus: int | None = None,
+    ) -> Iterator[types.PlanProgress | types.CascadePlan | types.Unreachable]:
+        """Let the planner compute a plan; leaving the iteration stops it. Progress, then a CascadePlan or Unreachable.
+
+        Nothing is published. objective: largest-tier or end-to-end. InvalidRequestError, ValueError.
+        """
+        call = self._stub.PlanCascade(
+            transport.plan_request(inputs, min_quality, max_latency_s, objective, confidence, gpus)
+        )
+        try:
+            for answer in call:
+                yield transport.plan_event_from_proto(answer)
+        except grpc.RpcError as error:
+            raise errors.from_rpc(error) from error
+        finally:
+            call.cancel()
+
+    def plan_stages(
+        self,
+        tier: str,
+        *,
+        kv_bytes_per_token: float,
+        bandwidth_bytes_per_s: float,
+        instances: int | None = None,
+        qoe: Sequence[float] = (),
+        sequences: Iterable[types.SequenceInFlight] = (),
+        max_tokens: int | None = None,
+        publish: bool = False,
+    ) -> types.StageLayout:
+        """Lay a tier's instances out as length stages; publish the layout as a plan revision if asked.
+
+        Left out: instances and qoe (D0 to D4, seconds) are the plan's, sequences what the tier's instances hold now,
+        max_tokens their context. InvalidRequestError, ConflictError, ValueError.
+        """
+        request = transport.stages_request(
+            tier, instances, qoe, sequences, kv_bytes_per_token, bandwidth_bytes_per_s, max_tokens, publish
+        )
+        try:
+            answer = self._stub.PlanStages(request, timeout=connection.USUAL_TIMEOUT_S)
+        except grpc.RpcError as error:
+            raise errors.from_rpc(error) from error
+        return transport.stage_layout_from_proto(answer)
+
+    def simulate_deployment(
+        self,
+        inputs: types.PlanningInputs,
+        replicas: Sequence[Sequence[types.ReplicaGroup]],
+        thresholds: Sequence[float | None],
+    ) -> types.Simulation:
+        """Run replicas of each tier over a workload in virtual time. thresholds: of each tier but the last; None passes over.
+
+        InvalidRequestError, ValueError.
+        """
+        request = transport.simulate_request(inputs, replicas, thresholds)
+        try:
+            answer = self._stub.SimulateDeployment(request, timeout=connection.USUAL_TIMEOUT_S)
+        except grpc.RpcError as error:
+            raise errors.from_rpc(error) from error
+        return transport.simulation_from_proto(answer)
 
     def watch_plan(self, after_revision: int | None = None) -> Iterator[types.Plan]:
         """The current plan, then every later one, until the iteration is left."""

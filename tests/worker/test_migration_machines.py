@@ -203,8 +203,8 @@ def lost(w: World, *names: str) -> World:
     }
     for name in names:
         if w.r and getattr(w, name) is not None:
-            broken: dict[str, Any] = {name: (event[name],)}
-            w = replace(w, **broken)
+            changed: dict[str, Any] = {name: (event[name],)}
+            w = replace(w, **changed)
     return w
 
 

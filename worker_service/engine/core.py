@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from services.clock import Clock
-from services.domain.errors import AlreadyRunning, NotFound, Overloaded, PromptTooLong, invalid
+from services.domain.errors import AlreadyRunning, NotFound, Overloaded, invalid
 from services.domain.instances import Load
 from services.domain.requests import (
     FinishReason,
@@ -166,24 +166,8 @@ class EngineCore:
         """
         if request_id in self._requests:
             raise AlreadyRunning(request_id)
-        if not prefix:
-            raise invalid("prefix_token_ids", "must not be empty")
-        if not draft:
-            raise invalid("draft_token_ids", "must not be empty")
-        if offset > len(prefix):
-            raise invalid("offset", "is greater than the prefix is long")
-        for name, ids in (("prefix_token_ids", prefix), ("draft_token_ids", draft)):
-            if max(ids) >= self.tokenizer.vocab_size:
-                raise invalid(name, f"this model's token ids end at {self.tokenizer.vocab_size - 1}")
-        if distributions and len(distributions) != len(draft):
-            raise invalid("draft_distributions", f"{len(distributions)} for {len(draft)} draft tokens")
-        for i, row in enumerate(distributions):
-            if len(row.token_ids) != len(row.probabilities):
-                raise invalid(f"draft_distributions[{i}]", "as many token_ids as probabilities are needed")
-            if row.token_ids and max(row.token_ids) >= self.tokenizer.vocab_size:
-                raise invalid(f"draft_distributions[{i}].token_ids", "beyond this model's vocabulary")
-        if len(prefix) + len(draft) > self.limits.max_context_tokens:
-            raise PromptTooLong.by("prefix_token_ids", len(prefix) + len(draft), self.limits.max_context_tokens)
+        context = self.limits.max_context_tokens
+        reply_rules.check_draft(prefix, draft, offset, distributions, context, self.tokenizer.vocab_size)
         self._check_queue()
         prompt = list(prefix[: len(prefix) - offset])
         output = [*prefix[len(prefix) - offset :], *draft]
@@ -235,6 +219,7 @@ class EngineCore:
             queued_tokens=tuple(len(s.tokens) for s in self.scheduler.waiting),
             free_kv_blocks=self.scheduler.pool.free,
             output_tokens_per_s=sum(count for _, count in self._produced) / window,
+            input_tokens=tuple(s.prompt_tokens for s in (*self.scheduler.running, *self.scheduler.waiting)),
         )
 
     def restart_throughput(self) -> None:

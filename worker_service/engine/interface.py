@@ -1,7 +1,7 @@
 """What a worker expects of an engine: one small protocol for all, and one more for each capability's caller."""
 
 import enum
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -12,15 +12,29 @@ import numpy.typing as npt
 from services.domain.instances import Load
 from services.domain.requests import FinishReason, GenerationRequest, SamplingParams, TokenFrame, TokenUsage
 from worker_service.scheduling import BatchScheduler
+from worker_service.text import Tokenizer
 
 
 class Capability(enum.Enum):
+    """What an engine can do; callers and tests go by these, never by an engine's name.
+
+    SEEDED_SAMPLING: a sampled reply is a function of seed and position, so it goes on unchanged elsewhere.
+    PRIORITIES: waiting requests go by priority.
+    PREFIX_TRANSFER: running requests move by their tokens; the target loads or computes the prefix ahead.
+    VERIFY_SAMPLED: a sampled draft token stands if it is the very token drawn.
+    VERIFY_REJECTION: a draft with its distributions is verified by rejection sampling.
+    """
+
     LOGPROBS = "logprobs"
     PREFIX_REUSE = "prefix_reuse"
     TOKEN_ALLOCATION = "token_allocation"
     KV_TRANSFER = "kv_transfer"
     VERIFY_GREEDY = "verify_greedy"
     VERIFY_SAMPLED = "verify_sampled"
+    VERIFY_REJECTION = "verify_rejection"
+    SEEDED_SAMPLING = "seeded_sampling"
+    PRIORITIES = "priorities"
+    PREFIX_TRANSFER = "prefix_transfer"
 
 
 class EngineUnusable(Exception):
@@ -77,6 +91,11 @@ class Engine(Protocol):
     def info(self) -> EngineInfo: ...
 
     @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's."""
+        ...
+
+    @property
     def steps(self) -> int | None:
         """Steps computed since the start; None where the engine does not tell."""
         ...
@@ -107,6 +126,15 @@ class Engine(Protocol):
 
     async def failed(self) -> BaseException:
         """Return, with the cause, once the engine has failed for good."""
+        ...
+
+
+@runtime_checkable
+class Interruptible(Protocol):
+    """For the mesh: an engine that may be away for a while and come back by itself."""
+
+    def availability(self) -> AsyncIterator[bool]:
+        """Whether requests can be served, now and whenever that changes; without end."""
         ...
 
 

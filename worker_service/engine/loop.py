@@ -34,6 +34,7 @@ from worker_service.engine.interface import (
     Verification,
 )
 from worker_service.engine.runner import ModelRunner
+from worker_service.text import Tokenizer
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -80,6 +81,10 @@ class LoopEngine:
     @property
     def info(self) -> EngineInfo:
         return self._info
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._core.tokenizer
 
     @property
     def kv_layout(self) -> KvLayout:

@@ -86,6 +86,17 @@ class _CapabilityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Capability
     CAPABILITY_KV_TRANSFER: _Capability.ValueType  # 4
     CAPABILITY_VERIFY_GREEDY: _Capability.ValueType  # 5
     CAPABILITY_VERIFY_SAMPLED: _Capability.ValueType  # 6
+    """A sampled draft token stands if it is the very token drawn."""
+    CAPABILITY_VERIFY_REJECTION: _Capability.ValueType  # 7
+    """A draft with its distributions is verified by rejection sampling."""
+    CAPABILITY_SEEDED_SAMPLING: _Capability.ValueType  # 8
+    """A sampled reply is a function of seed and position, so it goes on unchanged elsewhere."""
+    CAPABILITY_PRIORITIES: _Capability.ValueType  # 9
+    """Waiting requests go by priority."""
+    CAPABILITY_PREFIX_TRANSFER: _Capability.ValueType  # 10
+    """Running requests move to engines of their kind by their tokens: the target loads the KV from a cache that both share,
+    or computes it, ahead of the hand-over. The KvLayout has no layers, its blocks no bytes.
+    """
 
 class Capability(_Capability, metaclass=_CapabilityEnumTypeWrapper): ...
 
@@ -97,6 +108,17 @@ CAPABILITY_TOKEN_ALLOCATION: Capability.ValueType  # 3
 CAPABILITY_KV_TRANSFER: Capability.ValueType  # 4
 CAPABILITY_VERIFY_GREEDY: Capability.ValueType  # 5
 CAPABILITY_VERIFY_SAMPLED: Capability.ValueType  # 6
+"""A sampled draft token stands if it is the very token drawn."""
+CAPABILITY_VERIFY_REJECTION: Capability.ValueType  # 7
+"""A draft with its distributions is verified by rejection sampling."""
+CAPABILITY_SEEDED_SAMPLING: Capability.ValueType  # 8
+"""A sampled reply is a function of seed and position, so it goes on unchanged elsewhere."""
+CAPABILITY_PRIORITIES: Capability.ValueType  # 9
+"""Waiting requests go by priority."""
+CAPABILITY_PREFIX_TRANSFER: Capability.ValueType  # 10
+"""Running requests move to engines of their kind by their tokens: the target loads the KV from a cache that both share,
+or computes it, ahead of the hand-over. The KvLayout has no layers, its blocks no bytes.
+"""
 Global___Capability: _TypeAlias = Capability  # noqa: Y015
 
 @_typing.final
@@ -268,17 +290,21 @@ class MoveAdvice(_message.Message):
 
     REASON_FIELD_NUMBER: _builtins.int
     SEQUENCE_TOKENS_FIELD_NUMBER: _builtins.int
+    SENDER_BUFFERED_TOKENS_FIELD_NUMBER: _builtins.int
     reason: Global___MoveReason.ValueType
     sequence_tokens: _builtins.int
+    sender_buffered_tokens: _builtins.int
+    """Total length of the requests that this instance still has to hand over, this one among them."""
     def __init__(
         self,
         *,
         reason: Global___MoveReason.ValueType = ...,
         sequence_tokens: _builtins.int = ...,
+        sender_buffered_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "sequence_tokens", b"sequence_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "sender_buffered_tokens", b"sender_buffered_tokens", "sequence_tokens", b"sequence_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -442,12 +468,15 @@ class GetLoadResponse(_message.Message):
     DRAINING_FIELD_NUMBER: _builtins.int
     PREEMPTION_COUNT_FIELD_NUMBER: _builtins.int
     STEP_COUNT_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     free_kv_blocks: _builtins.int
     output_tokens_per_second: _builtins.float
     """Output tokens, over the last few seconds."""
     draining: _builtins.bool
     preemption_count: _builtins.int
     step_count: _builtins.int
+    cached_tokens: _builtins.int
+    """Of ended requests, in KV that a new one with the same beginning need not compute."""
     @_builtins.property
     def running_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Lengths in tokens, prompt and output so far, one per request."""
@@ -464,10 +493,11 @@ class GetLoadResponse(_message.Message):
         draining: _builtins.bool = ...,
         preemption_count: _builtins.int = ...,
         step_count: _builtins.int = ...,
+        cached_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "free_kv_blocks", b"free_kv_blocks", "output_tokens_per_second", b"output_tokens_per_second", "preemption_count", b"preemption_count", "queued_tokens", b"queued_tokens", "running_tokens", b"running_tokens", "step_count", b"step_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "draining", b"draining", "free_kv_blocks", b"free_kv_blocks", "output_tokens_per_second", b"output_tokens_per_second", "preemption_count", b"preemption_count", "queued_tokens", b"queued_tokens", "running_tokens", b"running_tokens", "step_count", b"step_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -691,26 +721,146 @@ class Bid(_message.Message):
 Global___Bid: _TypeAlias = Bid  # noqa: Y015
 
 @_typing.final
+class ConfirmBidRequest(_message.Message):
+    """One more message of ConfirmBid; the first is `confirmed`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONFIRMED_FIELD_NUMBER: _builtins.int
+    SENDER_BUSY_FIELD_NUMBER: _builtins.int
+    TRANSFER_STARTED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def confirmed(self) -> Global___PlaceBidRequest:
+        """The very request that the bid was for."""
+
+    @_builtins.property
+    def sender_busy(self) -> Global___SenderBusy:
+        """The sender transmits another request: this one waits for its next turn."""
+
+    @_builtins.property
+    def transfer_started(self) -> Global___TransferStarted:
+        """The transfer has started."""
+
+    def __init__(
+        self,
+        *,
+        confirmed: Global___PlaceBidRequest | None = ...,
+        sender_busy: Global___SenderBusy | None = ...,
+        transfer_started: Global___TransferStarted | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["confirmed", b"confirmed", "sender_busy", b"sender_busy", "step", b"step", "transfer_started", b"transfer_started"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["confirmed", b"confirmed", "sender_busy", b"sender_busy", "step", b"step", "transfer_started", b"transfer_started"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_step: _TypeAlias = _typing.Literal["confirmed", "sender_busy", "transfer_started"]  # noqa: Y015
+    _WhichOneofArgType_step: _TypeAlias = _typing.Literal["step", b"step"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_step) -> _WhichOneofReturnType_step | None: ...
+
+Global___ConfirmBidRequest: _TypeAlias = ConfirmBidRequest  # noqa: Y015
+
+@_typing.final
+class SenderBusy(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SenderBusy: _TypeAlias = SenderBusy  # noqa: Y015
+
+@_typing.final
+class TransferStarted(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TransferStarted: _TypeAlias = TransferStarted  # noqa: Y015
+
+@_typing.final
+class ConfirmBidResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REFUSAL_FIELD_NUMBER: _builtins.int
+    TRANSFER_TURN_FIELD_NUMBER: _builtins.int
+    refusal: _builtins.str
+    """Why this instance will not take the request after all. The last event."""
+    @_builtins.property
+    def transfer_turn(self) -> Global___TransferTurn: ...
+    def __init__(
+        self,
+        *,
+        refusal: _builtins.str = ...,
+        transfer_turn: Global___TransferTurn | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "refusal", b"refusal", "transfer_turn", b"transfer_turn"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "refusal", b"refusal", "transfer_turn", b"transfer_turn"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["refusal", "transfer_turn"]  # noqa: Y015
+    _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
+
+Global___ConfirmBidResponse: _TypeAlias = ConfirmBidResponse  # noqa: Y015
+
+@_typing.final
+class TransferTurn(_message.Message):
+    """The transfer should start now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STARVING_FIELD_NUMBER: _builtins.int
+    starving: _builtins.bool
+    """It was passed over too often: the sender should send it next."""
+    def __init__(
+        self,
+        *,
+        starving: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["starving", b"starving"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TransferTurn: _TypeAlias = TransferTurn  # noqa: Y015
+
+@_typing.final
 class MigrateOutRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     TRANSFER_ID_FIELD_NUMBER: _builtins.int
     TARGET_ADDRESS_FIELD_NUMBER: _builtins.int
+    STARVING_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     transfer_id: _builtins.str
     """Names this one transfer."""
     target_address: _builtins.str
+    starving: _builtins.bool
+    """It is sent next, as soon as what is being sent has gone. Otherwise a sender that is busy fails with `busy`."""
     def __init__(
         self,
         *,
         request_id: _builtins.str = ...,
         transfer_id: _builtins.str = ...,
         target_address: _builtins.str = ...,
+        starving: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "target_address", b"target_address", "transfer_id", b"transfer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "starving", b"starving", "target_address", b"target_address", "transfer_id", b"transfer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -810,15 +960,19 @@ class TransferFailed(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REASON_FIELD_NUMBER: _builtins.int
+    BUSY_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
+    busy: _builtins.bool
+    """Another request is being sent: this one may be tried again."""
     def __init__(
         self,
         *,
         reason: _builtins.str = ...,
+        busy: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy", b"busy", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
