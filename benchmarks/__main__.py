@@ -22,6 +22,7 @@ BENCHMARKS = (
     "stages",
     "state",
     "stage_moves",
+    "migration",
     "sglang_moves",
     "sglang_overhead",
 )
