@@ -299,23 +299,27 @@ class Staged(Policy):
         self._senders = [Sender(slot) for slot in slots]
         self._receivers = [Receiver(name, slot) for name, slot in zip(self._names, slots, strict=True)]
         self._target: dict[int, int] = {}  # of requests that are won or on their way
-        self._load = [0] * cluster.instances
+        self._load, self._requests = [0] * cluster.instances, [0] * cluster.instances  # tokens and requests there
         self._refined_s = 0.0
         self._throughput = cluster.moves.bandwidth_bytes_per_s / max(cluster.moves.kv_bytes_per_token, 1e-9)
 
     def place(self, request: int) -> int:
+        """As the router does: the fewest requests, known and sent since; of equals the fewest tokens, then in turn."""
         tokens = int(self.cluster.work.input_tokens[request])
         group = by_preference(self._places, tokens)[0]
-        best = min(
-            (self._number[name] for name in group), key=lambda i: (self._load[i], (i - request) % len(self._load))
-        )
+
+        def cost(i: int) -> tuple[int, int, int]:
+            return self._requests[i], self._load[i], (i - request) % len(self._load)
+
+        best = min((self._number[name] for name in group), key=cost)
         self._load[best] += tokens
+        self._requests[best] += 1
         return best
 
     def publish(self) -> None:
         cluster = self.cluster
         held = [cluster.held(i) for i in range(cluster.instances)]
-        self._load = [sum(s.tokens for s in one) for one in held]
+        self._load, self._requests = [sum(s.tokens for s in one) for one in held], [len(one) for one in held]
         if self._refinement is not Refinement.NONE and cluster.now_s - self._refined_s >= cluster.moves.refine_s:
             self._refined_s = cluster.now_s
             self._refine(held)
