@@ -7,10 +7,10 @@ its own, which knows nothing of the grid. Two things keep the machine out of the
   of the machine does not count.
 - The machine's speed drifts within seconds. So the profile is not taken before the run but in turns with it: every SLICE_S
   the engine's time is held and steps of a second engine are profiled for PROFILE_SHARE as long.
-Each cell is run `rounds` times. The latency model's shape is fitted to the profiles of all its rounds; how fast the machine
-is in a round is one factor on it, the seconds that the round's own profile took over those that the shape says. The simulator
-foretells every round, and the medians of what it foretells are compared with the medians of what was measured. Nothing that
-is compared is used to make the forecast.
+Each cell is run `rounds` times. The latency model's shape is fitted to the profiles of all runs of an engine, that is, of a
+chunk size; how fast the machine is in one run is a factor on it, the seconds that the run's own part of the profile took over
+those that the shape says. The simulator foretells every run, and the medians of what it foretells are compared with the
+medians of what was measured. Nothing that is compared is used to make the forecast.
 
 Where an error comes from is told by two more replays. The worker's scheduler under the step times as they were measured, one
 by one, must end every request when the engine did: the schedule has no part in the error. And the simulator with the latency
@@ -210,10 +210,9 @@ def at_speed_of(samples: list[Sample], shape: StepLatencyModel) -> StepLatencyMo
     return StepLatencyModel(shape.knot_tokens, tuple(factor * s for s in shape.knot_s), **rates)
 
 
-def row_of(cell: Cell) -> dict[str, Any]:
+def row_of(cell: Cell, shape: StepLatencyModel) -> dict[str, Any]:
     """Errors are relative: `error` between medians over the rounds, the others the mean of the rounds' own."""
     reals = [figures_of(cell.work, run.served) for run in cell.runs]
-    shape, _ = fit_latency([sample for run in cell.runs for sample in run.profile])
 
     def simulated(latency: StepLatencyModel) -> dict[str, float]:
         return figures_of(cell.work, serve(cell.work, [replica(latency, cell.chunk)]))
@@ -248,14 +247,18 @@ def row_of(cell: Cell) -> dict[str, Any]:
 def run(rounds: int) -> None:
     """`rounds` is how often each cell is run and profiled."""
     cells = grid()
+    profiles = {chunk: profiled(core_for(chunk, EngineTime()), SEED) for chunk in CHUNKS}
     for again in range(rounds):
         for cell in cells:
             clock = EngineTime()
-            core, other = core_for(cell.chunk, clock), core_for(cell.chunk, clock)
-            profile = profiled(other, SEED + 100 * again)
-            cell.runs.append(run_engine(core, clock, cell.work, profile, SEED))
+            cell.runs.append(run_engine(core_for(cell.chunk, clock), clock, cell.work, profiles[cell.chunk], SEED))
         print(f"round {again + 1} of {rounds}", flush=True)
-    rows = [row_of(cell) for cell in cells]
+    shapes, fit_errors = {}, {}
+    for chunk in CHUNKS:
+        samples = [sample for cell in cells if cell.chunk == chunk for run in cell.runs for sample in run.profile]
+        shapes[chunk], fit_errors[chunk] = fit_latency(samples)
+        print(f"chunk {chunk}: {len(samples)} samples, mean error of the fit {fit_errors[chunk]:.1%}", flush=True)
+    rows = [row_of(cell, shapes[cell.chunk]) for cell in cells]
     for row in rows:
         said = "  ".join(f"{name} {value:+.1%}" for name, value in row["error"].items())
         print(f"chunk {row['chunk']:<4} {row['lengths']:<10} load {row['load']}  {said}")
@@ -275,6 +278,7 @@ def run(rounds: int) -> None:
             "seed": SEED,
             "rounds": rounds,
             "requests": REQUESTS,
+            "fit_error": fit_errors,
             "mean": means,
             "mean_overall": overall,
             "schedule_off_s": max(row["schedule_off_s"] for row in rows),

@@ -19,7 +19,7 @@ from worker_service.engine.runner import ModelRunner, Row, RowResult
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 BETWEEN = (3, 5, 6, 12, 24, 48, 96, 192)  # at one context only: matrix products have steps between powers of two
 CONTEXTS = (16, 64, 256, 1024, 4096)
-DECODES = 12  # steps measured for each batch
+DECODES = 32  # steps measured for each batch: the first few behind a prompt find cold caches, and replies are long
 MAX_PROMPT_TOKENS = 16_384  # in one batch: bounds the time
 
 
