@@ -40,8 +40,8 @@ class ReadPlan:
     dispatch: Dispatch
 
 
-def plan_json(plan: CascadePlan, inputs: PlanInputs, seconds: float) -> dict[str, Any]:
-    """Times in seconds, quality on the scores' own scale. `gap`: see Solution."""
+def plan_json(plan: CascadePlan, inputs: PlanInputs, seconds: float, target: str, digest: str) -> dict[str, Any]:
+    """Times in seconds, quality on the scores' own scale. `gap`: see Solution. target, digest: see Prediction."""
     solution = plan.solution
     return {
         "thresholds": [None if h > 100 else h for h in plan.thresholds],  # None: the tier is passed over
@@ -72,6 +72,8 @@ def plan_json(plan: CascadePlan, inputs: PlanInputs, seconds: float) -> dict[str
         "latency_p95_s": plan.latency_p95_s,
         "end_to_end_p95_s": plan.end_to_end_p95_s,
         "objective": plan.objective.value,
+        "target": target,
+        "workload_digest": digest,
         "budget": plan.budget.value,
         "feasible": True,
         "optimality": {
@@ -122,6 +124,13 @@ def read_plan(path: Path) -> ReadPlan:
         raise FileError(f"{path}: {error.strerror}") from None
     except (KeyError, TypeError, ValueError) as error:
         raise FileError(f"{path}: not a plan file: {error!r}") from None
+
+
+def read_figures(path: Path) -> dict[str, Any]:
+    """All of a plan file; FileError for anything that is not a plan of ours."""
+    read_plan(path)
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
 
 
 def strategies_of(shapes: Sequence[Sequence[tuple[ReplicaShape, int]]], site: Site) -> tuple[Strategy, ...]:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -41,9 +41,10 @@ def plan(
     out: Path,
     plot: bool,
     json: bool,
-) -> None:
-    """Compute a plan, show it, write plan file and plot."""
+) -> dict[str, Any]:
+    """Compute a plan, show it, write plan file and plot; return what the plan file says."""
     with needed_packages():
+        from planner_service.demand import workload_digest
         from planner_service.plan_cascade import Budget, Objective, frontier, plan_cascade
         from planner_service.plan_file import PlanInputs, plan_json
         from planner_service.simulator import Dispatch
@@ -54,6 +55,7 @@ def plan(
         fail(f"--dispatch must be {' or '.join(names)}, not {dispatch}", 2)
     if objective not in (objectives := [o.value for o in Objective]):
         fail(f"--objective must be {' or '.join(objectives)}, not {objective}", 2)
+    wanted = f"quality >= {min_quality:g}" if min_quality is not None else f"latency <= {max_latency:g}"
     if budget not in (budgets := [b.value for b in Budget]):
         fail(f"--budget must be {' or '.join(budgets)}, not {budget}", 2)
     with told_faults():
@@ -91,7 +93,7 @@ def plan(
                 lengths=lengths,
                 rate=rate,
             )
-            figures = plan_json(found, inputs, took)
+            figures = plan_json(found, inputs, took, wanted, workload_digest(demand))
             out.write_text(json_module.dumps(figures, indent=1) + "\n")
             plots = []
             if plot:
@@ -101,6 +103,7 @@ def plan(
         print_json(figures)
     else:
         _show(found, without, site, demand, took, [out, *plots])
+    return figures
 
 
 def simulate(

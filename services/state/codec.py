@@ -6,6 +6,8 @@ from typing import Any
 
 from services.domain.instances import InstanceRecord, Load, ModelCard, Role
 from services.domain.plans import JudgeUnavailable, Plan, Prediction, Provenance, TierPlan
+from services.domain.stages import QoeModel, Stage
+from services.domain.stages.places import StagePlace
 
 
 def record_to_json(record: InstanceRecord) -> bytes:
@@ -28,7 +30,11 @@ def record_to_json(record: InstanceRecord) -> bytes:
             "queued_tokens": record.load.queued_tokens,
             "free_kv_blocks": record.load.free_kv_blocks,
             "output_tokens_per_s": round(record.load.output_tokens_per_s, 1),
+            "input_tokens": record.load.input_tokens,
+            "cached_tokens": record.load.cached_tokens,
         }
+    if record.place is not None:
+        data["place"] = dataclasses.asdict(record.place)
     return json.dumps(data, separators=(",", ":")).encode()
 
 
@@ -36,7 +42,7 @@ def record_from_json(data: bytes) -> InstanceRecord:
     """ValueError if it is not a record."""
     try:
         raw = _mapping(data)
-        model, load = raw.get("model"), raw.get("load")
+        model, load, place = raw.get("model"), raw.get("load"), raw.get("place")
         return InstanceRecord(
             instance_id=raw["instance_id"],
             role=Role(raw["role"]),
@@ -53,9 +59,12 @@ def record_from_json(data: bytes) -> InstanceRecord:
                 tuple(load["queued_tokens"]),
                 load["free_kv_blocks"],
                 load["output_tokens_per_s"],
+                tuple(load.get("input_tokens", ())),
+                cached_tokens=load.get("cached_tokens", 0),
             )
             if load
             else None,
+            place=StagePlace(place["stage"], place["from_tokens"], place["to_tokens"]) if place else None,
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"not an instance record: {error!r}") from error
@@ -74,7 +83,19 @@ def plan_from_json(data: bytes) -> Plan:
         prediction = provenance.get("prediction")
         return Plan(
             revision=raw["revision"],
-            tiers=tuple(TierPlan(t["name"], t["model"], t["threshold"], t["instances"]) for t in raw["tiers"]),
+            tiers=tuple(
+                TierPlan(
+                    t["name"],
+                    t["model"],
+                    t["threshold"],
+                    t["instances"],
+                    tuple(Stage(**{f.name: s[f.name] for f in dataclasses.fields(Stage)}) for s in t.get("stages", ())),
+                    QoeModel(**{f.name: t["qoe"][f.name] for f in dataclasses.fields(QoeModel)})
+                    if t.get("qoe")
+                    else None,
+                )
+                for t in raw["tiers"]
+            ),
             scorer=raw["scorer"],
             judge_unavailable=JudgeUnavailable(raw["judge_unavailable"]),
             provenance=Provenance(

@@ -1,6 +1,7 @@
 """PlanCascade and SimulateDeployment over gRPC: a real planner, real solver processes."""
 
 import asyncio
+import dataclasses
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -10,9 +11,12 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+import yaml
 from grpc import aio
 
+from penstock import AsyncPlannerClient, CascadePlan, JudgedPrompt, PlanningInputs, PlanProgress
 from penstock.client import errors
+from penstock.client.transport import plan_request
 from penstock.planner.v1 import planner_pb2 as pb
 from penstock.planner.v1 import planner_pb2_grpc
 from planner_service.plan_cascade import plan_cascade
@@ -20,6 +24,7 @@ from planner_service.planning_codec import inputs_from_proto
 from services.domain import Role
 from services.domain.errors import InvalidRequest
 from services.testing import RedisProcess, serving
+from tests.conftest import ROOT
 from tests.support.mesh import COMPOSE
 
 TIERS = ("small", "medium", "large")
@@ -129,6 +134,30 @@ async def test_who_leaves_ends_the_solver_and_a_dead_solver_is_told(planner: Pla
     assert caught.value.code() is grpc.StatusCode.INTERNAL
     assert "killed by SIGKILL" in str(caught.value.details())
     assert errors.from_rpc(caught.value).reason == "SOLVER_FAILED"
+
+
+async def test_the_sdk_asks_with_what_the_files_say(redis: RedisProcess, mesh_file: Any) -> None:
+    cluster = yaml.safe_load((ROOT / "examples" / "cluster-4x8-h100.yaml").read_text())
+    cascade = yaml.safe_load((ROOT / "examples" / "deepseek-cascade.yaml").read_text())
+    cascade = {**cascade, "tiers": cascade["tiers"][:2]}
+    prompts = [JudgedPrompt(100, (50, 60), (60.0, 80.0)), JudgedPrompt(200, (70, 80), (90.0, 95.0))]
+    trace = [(i / 4, 10, 10) for i in range(20)]
+    asked = PlanningInputs(cluster, cascade, trace, prompts)
+    async with (
+        serving(Role.PLANNER, COMPOSE[Role.PLANNER], mesh_file(), redis.url) as chassis,
+        AsyncPlannerClient(chassis.address) as client,
+    ):
+        *progress, plan = [event async for event in client.plan_cascade(asked, min_quality=85, gpus=8)]
+        assert all(isinstance(event, PlanProgress) for event in progress)
+        assert isinstance(plan, CascadePlan)
+        assert plan.quality >= 85
+        groups = [tier.replicas for tier in plan.tiers]
+        found = await client.simulate_deployment(asked, groups, [plan.tiers[0].threshold])
+        assert found.end_to_end.p95 == plan.end_to_end_p95_s
+    with pytest.raises(ValueError, match="no field named"):
+        plan_request(dataclasses.replace(asked, cluster={"gpus": 3}), 85, None, "largest-tier", None, None)
+    with pytest.raises(ValueError, match="either"):
+        plan_request(asked, None, None, "largest-tier", None, None)
 
 
 async def test_a_bad_field_is_named_over_the_wire(planner: Planner) -> None:

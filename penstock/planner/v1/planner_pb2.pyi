@@ -147,12 +147,24 @@ class TierPlan(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     THRESHOLD_FIELD_NUMBER: _builtins.int
     INSTANCE_COUNT_FIELD_NUMBER: _builtins.int
+    STAGES_FIELD_NUMBER: _builtins.int
+    QOE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """1 to 63 of a-z, 0-9, -, _, .; `cascade` is taken."""
     model: _builtins.str
     threshold: _builtins.float
     """Answers of this tier stand from this score on, 0 to 100. On every tier but the last, and never on the last."""
     instance_count: _builtins.int
+    @_builtins.property
+    def stages(self) -> _containers.RepeatedCompositeFieldContainer[Global___Stage]:
+        """Which of the instances serve which sequence lengths: in order, from 0 on, without gaps, instance counts adding up to
+        the tier's. Empty: every instance serves every length.
+        """
+
+    @_builtins.property
+    def qoe(self) -> Global___QoeModel:
+        """By which the stages were laid out and refine their boundaries. Needed where there are stages."""
+
     def __init__(
         self,
         *,
@@ -160,16 +172,85 @@ class TierPlan(_message.Message):
         model: _builtins.str = ...,
         threshold: _builtins.float | None = ...,
         instance_count: _builtins.int = ...,
+        stages: _abc.Iterable[Global___Stage] | None = ...,
+        qoe: Global___QoeModel | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "threshold", b"threshold"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "qoe", b"qoe", "threshold", b"threshold"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "instance_count", b"instance_count", "model", b"model", "name", b"name", "threshold", b"threshold"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "instance_count", b"instance_count", "model", b"model", "name", b"name", "qoe", b"qoe", "stages", b"stages", "threshold", b"threshold"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__threshold: _TypeAlias = _typing.Literal["threshold"]  # noqa: Y015
     _WhichOneofArgType__threshold: _TypeAlias = _typing.Literal["_threshold", b"_threshold"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__threshold) -> _WhichOneofReturnType__threshold | None: ...
 
 Global___TierPlan: _TypeAlias = TierPlan  # noqa: Y015
+
+@_typing.final
+class Stage(_message.Message):
+    """Instances that serve sequences of from_tokens to to_tokens - 1 tokens, input and output so far."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FROM_TOKENS_FIELD_NUMBER: _builtins.int
+    TO_TOKENS_FIELD_NUMBER: _builtins.int
+    INSTANCE_COUNT_FIELD_NUMBER: _builtins.int
+    from_tokens: _builtins.int
+    to_tokens: _builtins.int
+    instance_count: _builtins.int
+    def __init__(
+        self,
+        *,
+        from_tokens: _builtins.int = ...,
+        to_tokens: _builtins.int = ...,
+        instance_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_tokens", b"from_tokens", "instance_count", b"instance_count", "to_tokens", b"to_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Stage: _TypeAlias = Stage  # noqa: Y015
+
+@_typing.final
+class QoeModel(_message.Message):
+    """What a batch of n requests, with inputs of I and lengths of L tokens, costs each of them, in seconds per output token:
+    D0 + D1 n + D2 sum I + D3 sum I^2 + D4 sum L (CascadeInfer, equation 1). None is negative.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BATCH_SECONDS_FIELD_NUMBER: _builtins.int
+    REQUEST_SECONDS_FIELD_NUMBER: _builtins.int
+    INPUT_TOKEN_SECONDS_FIELD_NUMBER: _builtins.int
+    INPUT_TOKEN_SQUARED_SECONDS_FIELD_NUMBER: _builtins.int
+    CONTEXT_TOKEN_SECONDS_FIELD_NUMBER: _builtins.int
+    batch_seconds: _builtins.float
+    """D0."""
+    request_seconds: _builtins.float
+    """D1."""
+    input_token_seconds: _builtins.float
+    """D2."""
+    input_token_squared_seconds: _builtins.float
+    """D3."""
+    context_token_seconds: _builtins.float
+    """D4."""
+    def __init__(
+        self,
+        *,
+        batch_seconds: _builtins.float = ...,
+        request_seconds: _builtins.float = ...,
+        input_token_seconds: _builtins.float = ...,
+        input_token_squared_seconds: _builtins.float = ...,
+        context_token_seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_seconds", b"batch_seconds", "context_token_seconds", b"context_token_seconds", "input_token_seconds", b"input_token_seconds", "input_token_squared_seconds", b"input_token_squared_seconds", "request_seconds", b"request_seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QoeModel: _TypeAlias = QoeModel  # noqa: Y015
 
 @_typing.final
 class Provenance(_message.Message):
