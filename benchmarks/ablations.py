@@ -7,7 +7,7 @@
 - `thresholds apart`: one threshold for all tiers, the least that reaches the quality; deployed as well as can be.
 - `largest alone`: no cascade; all GPUs for the last tier, with the best parallelism.
 
-Judged families of ../shared/data are paired with published traces, and the DeepSeek cascade with the example data; arrivals
+Judged families of the public data are paired with published traces, and the DeepSeek cascade with the example data; arrivals
 are stretched to one and to two times the rate that saturates the largest model alone on all GPUs. What counts is the ratio of
 latencies (p95 of the slowest tier; and end to end, simulated) to the whole optimiser's at the same quality target.
 """
@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import report
+from benchmarks.public_data import public
 from planner_service.demand import demand_of
 from planner_service.deployment.search import LatencyTable, Parts
 from planner_service.files import TierEntry, read_quality, read_site, read_trace
@@ -30,28 +31,28 @@ from planner_service.routing.bilevel import Deployer, Deployment, Solution, Unre
 from planner_service.routing.quality import SKIPPED, route
 from planner_service.simulator import Dispatch
 
-DATA, EXAMPLES = Path("../shared/data"), Path("examples")
+EXAMPLES = Path("examples")
 TIERS = ("small", "medium", "large")
-# judged family, trace, catalogue models of the family's sizes (the nearest where it has no such shape)
+# judged family and trace (None: those of the examples), models of the catalogue with the family's sizes, or the nearest
 CASES = (
     (
-        EXAMPLES / "judged.csv",
-        EXAMPLES / "trace.csv",
+        None,
+        None,
         ("deepseek-r1-distill-qwen-7b", "deepseek-r1-distill-llama-70b", "deepseek-r1-671b-awq"),
     ),
     (
-        DATA / "quality/alpaca1_tulu2-dpo_7B-13B-70B.csv.gz",
-        DATA / "traces/azure2023_conv.csv.gz",
+        "quality/alpaca1_tulu2-dpo_7B-13B-70B.csv.gz",
+        "traces/azure2023_conv.csv.gz",
         ("deepseek-r1-distill-qwen-7b", "deepseek-r1-distill-qwen-14b", "llama-3.1-70b"),
     ),
     (
-        DATA / "quality/alpaca2_fusechat-llama_1B-3B-8B.csv.gz",
-        DATA / "traces/servegen_m-small_sample_1h.csv.gz",
+        "quality/alpaca2_fusechat-llama_1B-3B-8B.csv.gz",
+        "traces/servegen_m-small_sample_1h.csv.gz",
         ("llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b"),
     ),
     (
-        DATA / "quality/wildbench_reka_edge-flash-core.csv.gz",
-        DATA / "traces/azure2023_conv.csv.gz",
+        "quality/wildbench_reka_edge-flash-core.csv.gz",
+        "traces/azure2023_conv.csv.gz",
         ("qwen2.5-7b", "qwen2.5-32b", "qwen2.5-72b"),
     ),
 )
@@ -104,15 +105,16 @@ def sites(load: float) -> Iterator[tuple[str, str, Site, Demand]]:
     for family, arrivals, models in CASES:
         specs = tuple(TierEntry(name=t, model=m).spec() for t, m in zip(TIERS, models, strict=True))
         site = dataclasses.replace(base, models=specs)
-        judged = read_quality(family, TIERS)
-        trace = read_trace(arrivals)
+        judged_at = public(family) if family else EXAMPLES / "judged.csv"
+        trace_at = public(arrivals) if arrivals else EXAMPLES / "trace.csv"
+        judged, trace = read_quality(judged_at, TIERS), read_trace(trace_at)
         longest = int((judged.input_tokens + judged.output_tokens[:, -1]).max())
         kinds, _ = replica_kinds(site, len(TIERS) - 1, GPUS, longest)
         lengths = float(judged.input_tokens.mean()), float(judged.output_tokens[:, -1].mean())
         rate = load * max(kind.capacity_per_s(*lengths) * (GPUS // kind.shape.gpus) for kind in kinds)
         yield (
-            family.name,
-            arrivals.name,
+            judged_at.name,
+            trace_at.name,
             site,
             demand_of(trace, judged, requests=REQUESTS, seed=SEED, lengths="quality", rate=rate),
         )

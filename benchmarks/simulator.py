@@ -138,7 +138,7 @@ def run_engine(core: EngineCore, clock: EngineTime, work: Workload, profile: Ite
     began, due, turn = clock.now(), 0, 0.0
     now = 0.0
     while due < len(work) or not core.idle:
-        if core.idle:
+        if core.idle and work.arrival_s[due] > now:
             clock.sleep(work.arrival_s[due] - now)
             now = float(work.arrival_s[due])
             began = clock.now() - now
@@ -253,6 +253,11 @@ def run(rounds: int) -> None:
             clock = EngineTime()
             cell.runs.append(run_engine(core_for(cell.chunk, clock), clock, cell.work, profiles[cell.chunk], SEED))
         print(f"round {again + 1} of {rounds}", flush=True)
+    publish(cells, rounds)
+
+
+def publish(cells: list[Cell], rounds: int) -> None:
+    """Forecasts, errors, JSON and plot of cells that were run."""
     shapes, fit_errors = {}, {}
     for chunk in CHUNKS:
         samples = [sample for cell in cells if cell.chunk == chunk for run in cell.runs for sample in run.profile]
