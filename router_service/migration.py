@@ -146,7 +146,7 @@ class MovableReply:
         told = False
         try:
             if not await claim.waits():
-                return NotMoved(f"the target does not wait for it: {claim.error}")
+                return NotMoved(f"the target does not wait for it: {claim.error or 'the reply has ended'}")
             reports = self._workers.migrate_out(
                 source.address,
                 self._request.request_id,
