@@ -1,6 +1,7 @@
 """The router's agent against real workers: who is late is left out, and who waits too long for a turn stays."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -71,10 +72,8 @@ async def scene(redis: RedisProcess, mesh_file: MeshFileMaker) -> AsyncIterator[
 
 
 async def test_who_does_not_answer_in_time_is_left_out(scene: Scene) -> None:
-    silent = await asyncio.start_server(lambda _r, _w: asyncio.sleep(60), "127.0.0.1", 0)
-    async with silent:
-        port = silent.sockets[0].getsockname()[1]
-        scene.hear("mute", f"127.0.0.1:{port}", 1)
+    with socket.create_server(("127.0.0.1", 0)) as mute:  # takes connections and says nothing
+        scene.hear("mute", f"127.0.0.1:{mute.getsockname()[1]}", 1)
         began = asyncio.get_running_loop().time()
         async with scene.agent(bid_s=0.3)._arranged("only", "sender", "r", ADVICE, Context()) as grant:
             assert grant is not None
@@ -106,7 +105,7 @@ async def test_a_request_that_gets_no_turn_stays_and_leaves_the_queue(scene: Sce
     again = Ask("r", "sender", 100, 100)
     async with asyncio.timeout(10):
         while isinstance(
-            await client.ask(receiver.address, "receiver", again, scene.digest, timeout_s=5), str
+            await client.ask(receiver.address, "receiver", again, scene.digest, timeout_s=5, metadata=()), str
         ):  # known_already, until the cancelled call has been heard of
             await asyncio.sleep(0.01)
 
