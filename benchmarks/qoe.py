@@ -78,16 +78,17 @@ def errors_of(name: str, rounds: int) -> dict[str, Any]:
 
 
 def run(rounds: int) -> None:
+    figures: dict[str, dict[str, Any]] = {}
     with ProcessPoolExecutor(len(MODELS), get_context("spawn")) as pool:  # CPU time is each one's own
-        figures = dict(zip(MODELS, pool.map(errors_of, MODELS, [rounds] * len(MODELS)), strict=True))
-    for name, found in figures.items():
-        for kind in ("held_out", "mixed"):
-            part = found[kind]
-            print(
-                f"{name:<7} {kind:<9} {part['requests']:>4} requests: mean error {part['mean_error']:.1%}, p95 "
-                f"{part['p95_error']:.1%}, a constant {part['constant_mean_error']:.1%}",
-                flush=True,
-            )
+        for name, found in zip(MODELS, pool.map(errors_of, MODELS, [rounds] * len(MODELS)), strict=True):
+            figures[name] = found
+            for kind in ("held_out", "mixed"):
+                part = found[kind]
+                print(
+                    f"{name:<7} {kind:<9} {part['requests']:>4} requests: mean error {part['mean_error']:.1%}, p95 "
+                    f"{part['p95_error']:.1%}, a constant {part['constant_mean_error']:.1%}",
+                    flush=True,
+                )
     overall = statistics.mean(figures[name]["held_out"]["mean_error"] for name in MODELS)
     constant = statistics.mean(figures[name]["held_out"]["constant_mean_error"] for name in MODELS)
     path = report.write(
