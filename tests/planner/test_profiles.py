@@ -1,5 +1,6 @@
 """Measured step times: loads read off real steps, the fit, the file."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from worker_service.engine.runner import Row
 from worker_service.engine.torch import TorchEngineOptions
 from worker_service.engine.torch.engine import torch_core
 from worker_service.profile import DECODES, load_of, measure
+from worker_service.qoe_profile import measure_qoe, profile_cells
 
 TRUE = StepLatencyModel((1.0, 8.0, 64.0, 512.0), (0.002, 0.003, 0.01, 0.09), 2e-7, 3e-8, 1e-8)
 
@@ -65,6 +67,27 @@ def test_an_engine_is_measured_and_left_as_it_was() -> None:
     assert model.step_s(StepLoad(4, 100)) > 0
 
 
+def test_batches_are_measured_over_whole_lives_and_leave_the_engine_as_it_was() -> None:
+    """Each slot gives one request that lived among as many as the batch is large; clock ticks stand for seconds."""
+    options = TorchEngineOptions(FAMILY / "small", "small", kv_tokens=1024, max_running=4, max_step_tokens=64)
+    core, _ = torch_core(options, SystemClock())
+    free, ticks = core.scheduler.pool.free, itertools.count()
+    cells = profile_cells(core)
+    assert {(c.from_tokens, c.to_tokens, c.requests) for c in cells} >= {(32, 64, 1), (32, 64, 4), (256, 512, 1)}
+    assert max(c.requests * c.to_tokens for c in cells) <= 1024
+    samples = measure_qoe(core, [c for c in cells if c.to_tokens <= 128], seed=2, clock=lambda: float(next(ticks)))
+    assert core.idle
+    assert core.scheduler.pool.free == free
+    assert len(samples) >= 2 * (1 + 2 + 4)  # more where several end in the last step
+    assert {round(s.load.requests) for s in samples} == {1, 2, 4}
+    for sample in samples:
+        n, inputs, squared, tokens = sample.load
+        assert n * 32 * 0.5 < tokens < n * 128
+        assert inputs < tokens
+        assert squared >= inputs * inputs / n * 0.99
+        assert sample.cost_s > 0
+
+
 def test_a_profile_from_the_command_line_and_back(tmp_path: Path) -> None:
     out = tmp_path / "profile.json"
     done = CliRunner().invoke(
@@ -74,6 +97,9 @@ def test_a_profile_from_the_command_line_and_back(tmp_path: Path) -> None:
     found = read_profile(out)
     assert found.model == "small"
     assert found.replica.kv_tokens == 1024
+    assert found.qoe is not None
+    assert 0 < found.qoe_error < 1
+    assert found.kv_bytes_per_token == 2 * 2 * 2 * 16 * 4  # layers, keys and values, heads, their size, float32
     again = tmp_path / "again.json"
     write_profile(again, found)
     assert json.loads(again.read_text()) == json.loads(out.read_text())
