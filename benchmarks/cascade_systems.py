@@ -40,12 +40,17 @@ def ours(site: Site, demand: Demand, min_quality: float) -> System:
     return System(plan.thresholds, tuple(tier.strategy for tier in plan.tiers))
 
 
-def alone(site: Site, demand: Demand, tier: int) -> System:
-    """One tier's model on all GPUs, its replicas chosen by our parallelism search."""
-    thresholds = tuple(SKIPPED if t < tier else 0.0 for t in range(len(site.tiers) - 1))
+def redeployed(site: Site, demand: Demand, thresholds: tuple[float, ...]) -> System:
+    """These thresholds with what the deployment solver chooses for `demand`."""
     found = deployer_for(site, demand, gpus=None, dispatch=Dispatch.CAPACITY)[0].deploy(thresholds)
     assert found is not None
     return System(thresholds, found.strategies)
+
+
+def alone(site: Site, demand: Demand, tier: int) -> System:
+    """One tier's model on all GPUs, its replicas chosen by our parallelism search."""
+    thresholds = tuple(SKIPPED if t < tier else 0.0 for t in range(len(site.tiers) - 1))
+    return redeployed(site, demand, thresholds)
 
 
 def load_based(site: Site, demand: Demand, min_quality: float, seed: int) -> System:
