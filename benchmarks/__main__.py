@@ -1,20 +1,32 @@
 """`python -m benchmarks [NAME ...] [--rounds N] [--quick]`: all benchmarks, or those named. JSON and plots go to results/."""
 
 import argparse
+import importlib
 
-from benchmarks import cascade, engine, overhead, planner, simulator, table1, table2
 from benchmarks.public_data import DataMissing
 
-BENCHMARKS = {
-    "engine": engine.run,
-    "overhead": overhead.run,
-    "simulator": simulator.run,
-    "planner": planner.run,
-    "table1": table1.run,
-    "table2": table2.run,
-    "cascade": cascade.run,
-}
-QUICK = {"cascade": cascade.run_quick}  # of what takes minutes
+# Modules of this package, in the order in which they run.
+BENCHMARKS = (
+    "engine",
+    "overhead",
+    "simulator",
+    "kernel",
+    "planner",
+    "brute_force",
+    "ablations",
+    "table1",
+    "table2",
+    "cascade",
+    "drift",
+    "qoe",
+    "stages",
+    "state",
+    "stage_moves",
+    "migration",
+    "sglang_moves",
+    "sglang_overhead",
+)
+QUICK = ("cascade",)  # of what takes minutes there is a part
 
 
 def main() -> None:
@@ -30,7 +42,8 @@ def main() -> None:
     for name in args.names or BENCHMARKS:
         print(f"== {name}", flush=True)
         try:
-            (QUICK if args.quick and name in QUICK else BENCHMARKS)[name](args.rounds)
+            module = importlib.import_module(f"benchmarks.{name}")
+            (module.run_quick if args.quick and name in QUICK else module.run)(args.rounds)
         except DataMissing as missing:
             print(f"skipped: {missing}", flush=True)
 

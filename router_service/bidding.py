@@ -1,11 +1,10 @@
 """The sender's agent: the router that owns a stream finds where its request goes when the worker advises a move.
 
-Asks all candidates, chooses by the rules of `services.domain.stages.bidding`, confirms, and waits for the turn. What the move
-itself is, and who reads the stream meanwhile, is not decided here.
+Asks all candidates, chooses by the rules of `services.domain.stages.bidding`, confirms, waits for the receiver's turn and has
+the reply move. Whatever fails, the reply goes on where it is.
 """
 
 import asyncio
-import enum
 import logging
 from collections.abc import AsyncIterator
 from collections.abc import Sequence as Seq
@@ -14,9 +13,12 @@ from dataclasses import dataclass
 
 from opentelemetry import propagate, trace
 from opentelemetry.context import Context
-from opentelemetry.trace import SpanKind, Tracer
+from opentelemetry.metrics import Meter
+from opentelemetry.trace import Span, SpanKind, Tracer
 
-from router_service.bid_client import BidClient, Confirmation
+from router_service.bid_client import BidClient, Confirmation, Metadata
+from router_service.migration import MovableReply, Moved, NotMoved
+from router_service.worker_client import MoveAdvice, MoveReason
 from services.domain.errors import PenstockError
 from services.domain.instances import InstanceRecord
 from services.domain.mesh_view import MeshView
@@ -24,21 +26,6 @@ from services.domain.stages.bidding import Ask, Bid, choose
 from services.domain.stages.places import by_preference, outgrown_to, peers
 
 _log = logging.getLogger(__name__)
-
-
-class MoveReason(enum.Enum):
-    RANGE_CROSSED = "range_crossed"
-    OVERLOADED = "overloaded"
-    DRAINING = "draining"
-
-
-@dataclass(frozen=True, slots=True)
-class MoveAdvice:
-    """A worker's word that a request should leave it."""
-
-    reason: MoveReason
-    tokens: int
-    sender_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +61,69 @@ def candidates(workers: Seq[InstanceRecord], sender: InstanceRecord, advice: Mov
 
 
 class MoveAgent:
-    """Finds receivers for any number of requests; keeps nothing between them."""
+    """Follows workers' advice for any number of replies; keeps nothing between them but counts."""
 
-    def __init__(self, view: MeshView, client: BidClient, tracer: Tracer, limits: BidLimits) -> None:
+    def __init__(self, view: MeshView, client: BidClient, tracer: Tracer, meter: Meter, limits: BidLimits) -> None:
         self._view, self._client, self._tracer, self._limits = view, client, tracer, limits
+        self._followed = meter.create_counter(
+            "penstock.router.move_advice", unit="{advice}", description="Advice followed, by reason and outcome."
+        )
+        self.moved = self.stayed = 0
+        """Advice that ended in a move, and advice that did not."""
+
+    async def follow(
+        self, tier: str, reply: MovableReply, request_id: str, advice: MoveAdvice, parent: Context
+    ) -> Moved | NotMoved:
+        """Have a reply move as its worker advised, if anybody takes it. request_id: the worker's."""
+        sender_id = reply.record.instance_id
+        attributes = {"penstock.tier": tier, "penstock.reason": advice.reason.value}
+        span = self._tracer.start_span(
+            "migration",
+            context=parent,
+            attributes={**attributes, "penstock.from": sender_id, "penstock.sequence_tokens": advice.tokens},
+        )
+        outcome: Moved | NotMoved = NotMoved("cut off")
+        try:
+            outcome = await self._follow(tier, reply, request_id, advice, span, parent)
+        except PenstockError as error:
+            outcome = NotMoved(str(error))
+        finally:
+            if isinstance(outcome, Moved):
+                self.moved += 1
+                span.set_attributes(
+                    {
+                        "penstock.offset": outcome.offset,
+                        "penstock.stall_s": outcome.stall_s,
+                        "penstock.sent_bytes": outcome.sent_bytes,
+                    }
+                )
+            else:
+                self.stayed += 1
+                span.set_attribute("penstock.not_moved", outcome.reason)
+            said = "moved" if isinstance(outcome, Moved) else "stayed"
+            self._followed.add(1, attributes | {"penstock.outcome": said})
+            span.end()
+        return outcome
+
+    async def _follow(
+        self, tier: str, reply: MovableReply, request_id: str, advice: MoveAdvice, span: Span, parent: Context
+    ) -> Moved | NotMoved:
+        context = trace.set_span_in_context(span, parent)
+        async with self._arranged(tier, reply.record.instance_id, request_id, advice, context) as grant:
+            if grant is None:
+                return NotMoved("nobody takes it")
+            span.set_attribute("penstock.to", grant.target.instance_id)
+            while True:
+                starving = await grant.confirmation.turn()
+                outcome = await reply.move(
+                    grant.target, advice.reason.value, starving=starving, on_started=grant.confirmation.started
+                )
+                if isinstance(outcome, Moved) or not outcome.busy:
+                    return outcome
+                await grant.confirmation.sender_busy()
 
     @asynccontextmanager
-    async def arranged(
+    async def _arranged(
         self, tier: str, sender_id: str, request_id: str, advice: MoveAdvice, parent: Context
     ) -> AsyncIterator[Grant | None]:
         """A receiver whose queue holds the request as long as the context lasts; None if nobody takes it."""
@@ -101,29 +144,35 @@ class MoveAgent:
                 "penstock.candidates": len(asked),
             },
         ) as span:
-            bids = await self._bids(asked, ask, sender.model.digest)
+            carrier: dict[str, str] = {}
+            propagate.inject(carrier, trace.set_span_in_context(span, parent))
+            metadata = tuple(carrier.items())
+            bids = await self._bids(asked, ask, sender.model.digest, metadata)
             best = choose(bids)
             span.set_attribute("penstock.bids", len(bids))
             span.set_attribute("penstock.target", best.receiver_id if best is not None else "")
-            carrier: dict[str, str] = {}
-            propagate.inject(carrier, trace.set_span_in_context(span, parent))
         if best is None:
             yield None
             return
         target = asked[best.receiver_id]
         async with self._client.confirmed(
-            target.address, ask, sender.model.digest, timeout_s=self._limits.turn_s, metadata=tuple(carrier.items())
+            target.address, ask, sender.model.digest, timeout_s=self._limits.turn_s, metadata=metadata
         ) as confirmation:
             yield Grant(target, confirmation)
 
-    async def _bids(self, asked: dict[str, InstanceRecord], ask: Ask, digest: str) -> list[Bid]:
+    async def _bids(self, asked: dict[str, InstanceRecord], ask: Ask, digest: str, metadata: Metadata) -> list[Bid]:
         """The bids, in the order in which they came; who refuses, fails or is late makes none."""
         bids: list[Bid] = []
 
         async def one(receiver: InstanceRecord) -> None:
             try:
                 answer = await self._client.ask(
-                    receiver.address, receiver.instance_id, ask, digest, timeout_s=self._limits.bid_s
+                    receiver.address,
+                    receiver.instance_id,
+                    ask,
+                    digest,
+                    timeout_s=self._limits.bid_s,
+                    metadata=metadata,
                 )
             except PenstockError as error:
                 _log.info("%s: no bid from %s: %s", ask.request_id, receiver.instance_id, error)

@@ -29,6 +29,7 @@ from router_service.events import (
 from router_service.gate import Gate
 from router_service.generation import TierDone, TierGeneration
 from router_service.judge_client import JudgeClient, Verdict
+from router_service.sampling import WindowSampler
 from router_service.stats import RouterStats
 from services.domain.errors import NotFound, PenstockError, PromptTooLong, Unavailable
 from services.domain.mesh_view import MeshView
@@ -71,15 +72,17 @@ class RequestDriver:
         judge: JudgeClient,
         stats: RouterStats,
         tracer: Tracer,
+        sampler: WindowSampler | None = None,
     ) -> None:
         self._view, self._gate, self._tiers, self._judge = view, gate, tiers, judge
-        self._stats, self._tracer = stats, tracer
+        self._stats, self._tracer, self._sampler = stats, tracer, sampler
 
     async def drive(self, request: RouterRequest) -> AsyncGenerator[RouterEvent, None]:
         """The request's events; Finished is the last. Leaving the iteration cancels everything within a step.
 
         NotFound (no such model), Overloaded, Unavailable, DeadlineExceeded, InvalidRequest (a tier refuses it).
         """
+        arrival_s = self._sampler.arrived(request) if self._sampler is not None else 0.0
         try:
             async with (
                 self._gate.entered(request.priority, request.deadline_s),
@@ -87,6 +90,8 @@ class RequestDriver:
             ):
                 async for event in events:
                     self._stats.saw(event, request.model)
+                    if self._sampler is not None and isinstance(event, Finished):
+                        self._sampler.finished(arrival_s, request, event)
                     yield event
         except PenstockError as error:
             self._stats.failure(request.model, error.reason.lower())
@@ -169,7 +174,7 @@ class RequestDriver:
         if held and sampling.top_logprobs is None and await self._judge.needs_logprobs(plan.scorer):
             sampling = replace(sampling, top_logprobs=0)
         asked = GenerationRequest(
-            request_id=f"{request.request_id}:{reply.tier.name}"[-128:],
+            request_id=worker_request_id(request.request_id, reply.tier.name),
             prompt=request.prompt,
             sampling=sampling,
             resume_token_ids=resumed,
@@ -195,8 +200,10 @@ class RequestDriver:
                             reply.instance_id = event.instance_id
                         elif isinstance(event, InstanceChanged):
                             reply.instance_id = event.to_instance_id
-                            self._stats.failover(reply.tier.name)
-                            reply.span.add_event("failover", {"penstock.offset": event.offset})
+                            count = self._stats.migration if event.moved else self._stats.failover
+                            count(reply.tier.name)
+                            name = "migration" if event.moved else "failover"
+                            reply.span.add_event(name, {"penstock.offset": event.offset})
                         elif isinstance(event, TierAdmitted):
                             reply.prompt_tokens = event.prompt_tokens
                         yield event
@@ -260,6 +267,11 @@ class RequestDriver:
             trace_id=format_trace_id(reply.span.get_span_context().trace_id),
             stop=reply.done.stop,
         )
+
+
+def worker_request_id(request_id: str, tier: str) -> str:
+    """The name of a request's reply by one tier, at its workers."""
+    return f"{request_id}:{tier}"[-128:]
 
 
 def _told(frame: TokenFrame, sampling: SamplingParams) -> TokenFrame:

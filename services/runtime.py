@@ -55,8 +55,8 @@ class Chassis:
     load: Callable[[], Load] | None = None
     place: Callable[[], StagePlace | None] = lambda: None
     on_drain: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
-    announce_drain: Callable[[], None] = lambda: None
-    """Tells the mesh that this instance takes no new requests."""
+    announce_drain: Callable[[bool], None] = lambda _: None
+    """Tells the mesh whether this instance is draining: it takes no new requests then."""
     fatal: "asyncio.Future[BaseException]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     def watch(self, failure: Awaitable[BaseException]) -> None:

@@ -40,16 +40,39 @@ class SimulatedMeshEngine(BaseModel):
 
 
 class SglangMeshEngine(BaseModel):
-    """The SGLang server that a tier's workers wrap."""
+    """The SGLang server that each of a tier's workers wraps: one of its own, or a running one."""
 
     model_config = _FROZEN
 
     endpoint: str = ""
-    """Base URL of a running server. Needed where the tier's engine is sglang."""
+    """Base URL of a running server. Empty: each worker starts one of its own and keeps it running."""
     start_timeout_s: float = Field(default=600.0, gt=0)
     """A server that loads its model is waited for so long."""
     gone_s: float = Field(default=10.0, gt=0)
-    """A server that has not answered for so long counts as gone: the worker ends and is started anew."""
+    """A running server that has not answered for so long counts as gone: the worker ends and is started anew."""
+    python: str = ""
+    """The Python that has sglang installed, for servers that workers start. Empty: the worker's own."""
+    port: int = Field(default=0, ge=0, le=65535)
+    """Where the first worker's server listens on loopback, the others count on from it; 0 takes any free port."""
+    tp: int = Field(default=1, ge=1)
+    """Tensor parallelism: GPUs that share every layer."""
+    pp: int = Field(default=1, ge=1)
+    """Pipeline parallelism: stages that share the layers."""
+    dp: int = Field(default=1, ge=1)
+    """Data parallelism: copies of the model behind one server."""
+    gpus: tuple[int, ...] = ()
+    """GPUs of the tier's workers in order, tp * pp * dp each (CUDA_VISIBLE_DEVICES). Empty: as the environment says."""
+    mem_fraction: float | None = Field(default=None, gt=0, lt=1)
+    """Share of a GPU's memory for weights and KV cache. None: the KV cache has room for the tier's kv_tokens."""
+    deterministic: bool = False
+    """Sampled replies depend on their seed only, so they go on unchanged elsewhere. Needs a GPU attention backend."""
+    kv_store: str = ""
+    """A folder that servers of the same model share KV through: requests move between them without recomputing.
+    A relative path counts from the mesh file. Empty: none."""
+    flags: tuple[str, ...] = ()
+    """More flags of its command line, as they are."""
+    env: dict[str, str] = {}
+    """More environment variables of its process."""
 
 
 class MeshTier(BaseModel):
@@ -60,7 +83,7 @@ class MeshTier(BaseModel):
     name: str
     """Its name: 1 to 63 of a-z, 0-9, -, _ and `.`."""
     model: str
-    """A folder in Hugging Face format; a relative path counts from the mesh file."""
+    """A folder in Hugging Face format (a relative path counts from the mesh file), or a model's id at the hub."""
     served_model_name: str = ""
     """The model's name as users know it. Empty: the folder's name."""
     workers: int = Field(default=1, ge=0)
@@ -104,11 +127,13 @@ class MeshScorer(BaseModel):
     """judge-model: a model that reads (prompt, answer) in one pass; llm: a language model asked for a grade;
     confidence: the token logprobs of the answer; exact: comparison with an expected answer."""
     model: str = ""
-    """judge-model: a folder in Hugging Face format. llm: the model's name at the endpoint."""
+    """judge-model: a folder in Hugging Face format, or an id at the hub. llm: the model's name at the endpoint."""
     endpoint: str = ""
     """llm: base URL of an OpenAI-compatible API, up to and with `/v1`."""
+    tier: str = ""
+    """llm: the tier of this mesh whose model gives the grades, in place of endpoint and model."""
     api_key_env: str = ""
-    """llm: name of the environment variable that holds the key. Empty: no key."""
+    """llm at an endpoint: name of the environment variable that holds the key. Empty: no key."""
     calibration: str = ""
     """File of a calibration. Empty: judge-model takes calibration.json beside its model, the others none."""
     compare: Literal["text", "number", "final-answer"] = "final-answer"
@@ -171,6 +196,55 @@ class MeshRouter(BaseModel):
     """Instances tried for one tier of one request, failovers counted."""
 
 
+class MeshReplan(BaseModel):
+    """Watching the workload for drift, and planning again. The files are those of `penstock plan`; paths count from here."""
+
+    model_config = _FROZEN
+
+    enabled: bool = False
+    """Routers sample finished requests (lengths and scores, no text), and the planner follows them. Needs the files below."""
+    cluster: str = ""
+    """Cluster file: what the plan may use."""
+    models: str = ""
+    """Models file; its tiers are this file's."""
+    trace: str = ""
+    """Trace: the pattern of arrivals; its rate becomes the one measured."""
+    quality: str = ""
+    """Judged prompts: stand in for what sampled requests do not tell, as the scores of tiers they did not visit."""
+    min_quality: float | None = Field(default=None, ge=0, le=100)
+    """Plan for the least latency at this mean score; either this or max_latency_s."""
+    max_latency_s: float | None = Field(default=None, gt=0)
+    """Plan for the most quality within this p95 of the slowest tier."""
+    gpus: int | None = Field(default=None, ge=1)
+    """At most so many of the cluster's. None: all."""
+    requests: int = Field(default=500, ge=1)
+    """Requests to plan for."""
+    window_s: float = Field(default=300.0, gt=0)
+    """Requests are sampled and compared by windows of so long."""
+    sample: int = Field(default=50, ge=1)
+    """Requests that each router samples in a window."""
+    rate_change: float = Field(default=0.3, gt=0)
+    """A rate that differs by this share counts as drift, where noise does not explain it."""
+    length_change: float = Field(default=0.3, gt=0)
+    """Likewise for tokens."""
+    score_change: float = Field(default=6.0, gt=0)
+    """Likewise for mean scores, in points."""
+    confirm_windows: int = Field(default=2, ge=1)
+    """Windows that must show a change before it counts."""
+    cooldown_windows: int = Field(default=2, ge=0)
+    """After planning again, nothing counts as drift for so many windows."""
+
+    @model_validator(mode="after")
+    def _sound(self) -> Self:
+        if self.enabled:
+            missing = [name for name in ("cluster", "models", "trace", "quality") if not getattr(self, name)]
+            if missing:
+                raise ValueError(f"planner.replan.{missing[0]}: needed to plan again")
+            if (self.min_quality is None) == (self.max_latency_s is None):
+                raise ValueError("planner.replan: give either min_quality or max_latency_s")
+        return self
+
+
 class MeshPlanner(BaseModel):
     """The planner."""
 
@@ -180,6 +254,8 @@ class MeshPlanner(BaseModel):
     """Planner processes."""
     judge_unavailable: Literal["escalate", "accept"] = "escalate"
     """What routers do with answers that cannot be judged: the largest tier answers, or the answer stands."""
+    replan: MeshReplan = MeshReplan()
+    """Planning again when the workload drifts: see below."""
 
 
 class MeshStages(BaseModel):
@@ -228,8 +304,14 @@ class MeshFile(BaseModel):
                 "; ".join(f"{p.field.removeprefix('plan.')}: {p.problem}" for p in error.problems)
             ) from None
         for i, tier in enumerate(self.tiers):
-            if tier.engine == "sglang" and not tier.sglang.endpoint:
-                raise ValueError(f"tiers[{i}].sglang.endpoint: needed where the engine is sglang")
+            one, gpus = tier.sglang.tp * tier.sglang.pp * tier.sglang.dp, len(tier.sglang.gpus)
+            if gpus and gpus < one * tier.workers:
+                raise ValueError(f"tiers[{i}].sglang.gpus: {gpus} for {tier.workers} workers of {one}")
+        for i, scorer in enumerate(self.judge.scorers):
+            if scorer.kind == "llm" and bool(scorer.tier) == bool(scorer.endpoint and scorer.model):
+                raise ValueError(f"judge.scorers[{i}]: an llm scorer needs either tier, or endpoint and model")
+            if scorer.tier and scorer.tier not in {tier.name for tier in self.tiers}:
+                raise ValueError(f"judge.scorers[{i}].tier: no tier '{scorer.tier}'")
         names = [scorer.name for scorer in self.judge.scorers]
         if len(set(names)) != len(names):
             raise ValueError("judge.scorers: names must differ")
@@ -290,8 +372,12 @@ class ServiceSettings(BaseSettings):
     """The mesh file."""
     tier: str = ""
     """The tier that a worker serves; workers need it."""
+    worker_index: int = Field(default=0, ge=0)
+    """A worker's number in its tier: which of the tier's GPUs and ports its SGLang server takes."""
     instance_id: str = ""
     """This process's name in the mesh. Empty: made from role, tier, host and process."""
+    sglang_endpoint: str = ""
+    """The SGLang server that this worker wraps, where a tier has several. Empty: the mesh file's."""
     bind_host: str = "127.0.0.1"
     """The address that servers listen on."""
     advertise_host: str = ""

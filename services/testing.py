@@ -14,7 +14,7 @@ from services.domain.instances import Role
 from services.runtime import Chassis, Compose, serve
 from services.settings import MeshFile, ServiceSettings, load_mesh_file
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 180.0  # a worker may start a server of its own
 
 
 @contextmanager
@@ -49,6 +49,11 @@ class RedisProcess:
                     if time.monotonic() > until:
                         raise
                     time.sleep(0.02)
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
 
     def stop(self) -> None:
         """Kill it; what it held is lost."""

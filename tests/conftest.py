@@ -4,13 +4,17 @@ import os
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
 
 from penstock.local import redis_server as local_redis
+from services.processes import free_port
 from services.testing import RedisProcess, redis_server
+
+if TYPE_CHECKING:
+    from tests.support.sglang import SglangServers
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -38,15 +42,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProcess]:
     """A real Redis for the whole run; each mesh has a name of its own in it."""
     folder = tmp_path_factory.mktemp("redis")
-    with redis_server(local_redis.find(), local_redis.free_port(), folder) as server:
+    with redis_server(local_redis.find(), free_port(), folder) as server:
         yield server
 
 
 @pytest.fixture
 def own_redis(tmp_path: Path) -> Iterator[RedisProcess]:
     """A Redis that the test may take away."""
-    with redis_server(local_redis.find(), local_redis.free_port(), tmp_path) as server:
+    with redis_server(local_redis.find(), free_port(), tmp_path) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def sglang_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SglangServers"]:
+    """SGLang servers that tests share."""
+    from tests.support.sglang import SglangServers
+
+    servers = SglangServers(tmp_path_factory.mktemp("sglang"))
+    yield servers
+    servers.close()
 
 
 MeshFileMaker = Callable[..., Path]

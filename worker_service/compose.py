@@ -1,25 +1,35 @@
 """Puts a worker together: engine, load tracker, servicer."""
 
 import asyncio
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from penstock.worker.v1 import worker_pb2_grpc
+from services.channels import ChannelPool
 from services.domain.instances import ModelCard
 from services.domain.latency import StepLatencyModel
 from services.domain.mesh_view import MeshView
-from services.domain.stages.bidding import Sender, TransferSlots
+from services.domain.stages import bidding
+from services.model_folder import model_folder
 from services.runtime import Chassis
-from services.settings import MeshTier, ServiceSettings, SettingsError
+from services.settings import MeshTier, ServiceSettings, SettingsError, environment_value
 from services.state import MeshFeed
 from services.state.keys import tier_group
-from worker_service.engine.interface import Engine, EngineUnusable, KvTransferring
+from worker_service.engine.interface import Engine, EngineUnusable, Interruptible, KvTransferring
 from worker_service.engine.loop import Hold
 from worker_service.engine.simulated import SimulatedEngineOptions, simulated_engine
 from worker_service.frames import FrameLimits
 from worker_service.load_tracker import LoadTracker
+from worker_service.migration.receiver import Receiver
+from worker_service.migration.sender import Sender
+from worker_service.peer_client import PeerClient
 from worker_service.servicer import SERVICE, WorkerServicer
 from worker_service.stage_tracker import StageTracker
 from worker_service.transfer_desk import TransferDesk
+
+if TYPE_CHECKING:
+    from worker_service.engine.sglang.launch import ServerShape
 
 HEARTBEAT_S = 2.0
 
@@ -40,16 +50,16 @@ async def compose(chassis: Chassis) -> None:
     info = engine.info
     tracker = LoadTracker(engine, chassis.telemetry.meter, tier.name)
     frames = FrameLimits(settings.frame_interval_ms / 1000, settings.frame_tokens, HEARTBEAT_S)
-    options, view, slots = chassis.mesh.stages, MeshView(), TransferSlots(chassis.mesh.stages.max_transfers)
+    options, view, slots = chassis.mesh.stages, MeshView(), bidding.TransferSlots(chassis.mesh.stages.max_transfers)
     feed = await chassis.stack.enter_async_context(
         MeshFeed(chassis.redis, chassis.keys, view, group=tier_group(tier.name))
     )
-    sender = Sender(slots)
-    stages = StageTracker(chassis.instance_id, tier.name, view, sender, refine_s=options.refine_s)
+    bids = bidding.Sender(slots)
+    stages = StageTracker(chassis.instance_id, tier.name, view, bids, refine_s=options.refine_s)
     desk = TransferDesk(
         chassis.instance_id,
         slots,
-        sender,
+        bids,
         tracker.load,
         chassis.telemetry.meter,
         model_digest=info.model_digest,
@@ -58,6 +68,13 @@ async def compose(chassis: Chassis) -> None:
         can_receive=isinstance(engine, KvTransferring),
         tier=tier.name,
     )
+    sender: Sender | None = None
+    receiver: Receiver | None = None
+    if isinstance(engine, KvTransferring):
+        channels = await chassis.stack.enter_async_context(ChannelPool())
+        sender, receiver = Sender(engine, PeerClient(channels).dial, chassis.telemetry.meter), Receiver(engine)
+        chassis.stack.push_async_callback(sender.close)
+        chassis.stack.push_async_callback(receiver.close)
     servicer = WorkerServicer(
         engine,
         tracker,
@@ -67,6 +84,8 @@ async def compose(chassis: Chassis) -> None:
         chassis.telemetry,
         instance_id=chassis.instance_id,
         tier=tier.name,
+        sender=sender,
+        receiver=receiver,
     )
     worker_pb2_grpc.add_WorkerServiceServicer_to_server(servicer, chassis.server)
     chassis.health.offer(SERVICE)
@@ -84,12 +103,21 @@ async def compose(chassis: Chassis) -> None:
     chassis.on_drain.append(servicer.drained)
     for task in (_announce(servicer, chassis), _watch(stages, feed, tracker, servicer, options.look_s)):
         chassis.stack.callback(asyncio.create_task(task).cancel)
+    if isinstance(engine, Interruptible):
+        follow_engine = asyncio.create_task(_announce_absence(engine, servicer, chassis))
+        chassis.stack.callback(follow_engine.cancel)
 
 
 async def _announce(servicer: WorkerServicer, chassis: Chassis) -> None:
     """A Drain RPC is told to the mesh at once."""
     await servicer.draining.wait()
-    chassis.announce_drain()
+    chassis.announce_drain(True)
+
+
+async def _announce_absence(engine: Interruptible, servicer: WorkerServicer, chassis: Chassis) -> None:
+    """While its engine is away the instance takes no requests."""
+    async for available in engine.availability():
+        chassis.announce_drain(servicer.draining.is_set() or not available)
 
 
 async def _watch(
@@ -129,22 +157,27 @@ def build_engine(tier: MeshTier, settings: ServiceSettings) -> Engine:
     if tier.engine == "sglang":
         from worker_service.engine.sglang import SglangEngine, SglangEngineOptions
 
+        server, index = tier.sglang, settings.worker_index
+        endpoint = settings.sglang_endpoint or server.endpoint
         return SglangEngine(
             SglangEngineOptions(
-                folder=settings.resolve(tier.model),
+                folder=model_folder(settings, tier.model),
                 name=name,
-                endpoint=tier.sglang.endpoint,
+                endpoint=endpoint,
+                launch=None if endpoint else _server_shape(tier, settings),
+                port=server.port + index if server.port else 0,
                 max_requests=tier.max_running + tier.max_queued,
                 max_context_tokens=tier.max_context_tokens,
-                start_timeout_s=tier.sglang.start_timeout_s,
-                gone_s=tier.sglang.gone_s,
+                start_timeout_s=server.start_timeout_s,
+                gone_s=server.gone_s,
+                hold=hold,
             )
         )
     from worker_service.engine.torch import TorchEngineOptions, torch_engine  # torch takes seconds to import
 
     return torch_engine(
         TorchEngineOptions(
-            folder=settings.resolve(tier.model),
+            folder=model_folder(settings, tier.model),
             name=name,
             device=tier.device,
             dtype=tier.dtype,
@@ -157,4 +190,40 @@ def build_engine(tier: MeshTier, settings: ServiceSettings) -> Engine:
             threads=tier.threads,
         ),
         hold=hold,
+    )
+
+
+def _server_shape(tier: MeshTier, settings: ServiceSettings) -> "ServerShape":
+    """The SGLang server that this worker starts."""
+    from worker_service.engine.sglang.launch import ServerShape, gpus_of
+
+    asked = tier.sglang
+    try:
+        gpus = gpus_of(asked.gpus, settings.worker_index, asked.tp * asked.pp * asked.dp)
+    except ValueError as error:
+        raise SettingsError(f"tiers: {tier.name}: sglang.gpus: {error}") from None
+    collector = environment_value("OTEL_EXPORTER_OTLP_ENDPOINT") or ""
+    return ServerShape(
+        python=asked.python or sys.executable,
+        model=str(model_folder(settings, tier.model)),
+        name=tier.served_model_name or Path(tier.model).name,
+        tp=asked.tp,
+        pp=asked.pp,
+        dp=asked.dp,
+        gpus=gpus,
+        device=tier.device,
+        dtype=tier.dtype,
+        threads=tier.threads,
+        mem_fraction=asked.mem_fraction,
+        kv_tokens=tier.kv_tokens,
+        kv_block_tokens=tier.kv_block_tokens,
+        max_running=tier.max_running,
+        max_queued=tier.max_queued,
+        max_step_tokens=tier.max_step_tokens,
+        max_context_tokens=tier.max_context_tokens,
+        deterministic=asked.deterministic,
+        kv_store=str(settings.resolve(asked.kv_store)) if asked.kv_store else "",
+        trace_to=collector.partition("://")[2] or collector,
+        flags=asked.flags,
+        env=asked.env,
     )

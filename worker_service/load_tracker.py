@@ -20,6 +20,12 @@ class LoadTracker:
             ("penstock.worker.queued", "{request}", lambda load: len(load.queued_tokens), "Requests waiting for KV."),
             ("penstock.worker.kv_blocks.free", "{block}", lambda load: load.free_kv_blocks, "KV blocks nobody holds."),
             (
+                "penstock.worker.kv_tokens.cached",
+                "{token}",
+                lambda load: load.cached_tokens,
+                "Tokens of ended requests that need not be computed again.",
+            ),
+            (
                 "penstock.worker.output_rate",
                 "{token}/s",
                 lambda load: load.output_tokens_per_s,

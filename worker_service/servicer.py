@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, aclosing
 
 from opentelemetry import trace
 
@@ -18,6 +19,9 @@ from worker_service import proto_codec as codec
 from worker_service.engine.interface import Admitted, Engine, Finished, Verifying
 from worker_service.frames import FrameLimits, in_frames
 from worker_service.load_tracker import LoadTracker
+from worker_service.migration.messages import NotMoved
+from worker_service.migration.receiver import Receiver
+from worker_service.migration.sender import Sender
 from worker_service.stage_tracker import StageTracker
 from worker_service.transfer_desk import TransferDesk
 
@@ -39,7 +43,11 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         *,
         instance_id: str,
         tier: str,
+        sender: Sender | None = None,
+        receiver: Receiver | None = None,
     ) -> None:
+        """sender, receiver: of an engine whose KV can move."""
+        self._sender, self._receiver = sender, receiver
         self._engine, self._tracker, self._frames = engine, tracker, frames
         self._stages, self._desk = stages, desk
         self._instance_id, self._tier = instance_id, tier
@@ -74,34 +82,42 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                 "penstock.resumed_tokens": len(asked.resume_token_ids),
             }
         )
-        events = in_frames(self._engine.generate(asked), self._frames)
-        key = f"{asked.request_id}/{id(events)}"
+        key = f"{asked.request_id}/{id(asked)}"
         self._running.add(key)
         self._none_running.clear()
         try:
-            async for event in events:
-                if event is None:
-                    yield codec.HEARTBEAT
-                    continue
-                if isinstance(event, TokenFrame):
-                    last_at = time.monotonic()
-                    self._tokens.add(len(event.token_ids), self._labels)
-                    if first_at is None:
-                        first_at = last_at
-                        span.add_event("first token")
-                    self._stages.grew(asked.request_id, prompt_tokens + event.offset + len(event.token_ids))
-                elif isinstance(event, Admitted):
-                    prompt_tokens = event.prompt_tokens
-                elif isinstance(event, Finished):
-                    self._measure(event, began, first_at, last_at, len(asked.resume_token_ids))
-                yield codec.event_to_proto(event)
-                if (advice := self._stages.advice(asked.request_id, time.monotonic())) is not None:
-                    reason = {"penstock.reason": advice.reason.value}
-                    self._advised.add(1, {"penstock.tier": self._tier} | reason)
-                    span.add_event("move advised", reason | {"penstock.sequence_tokens": advice.tokens})
-                    yield codec.advice_to_proto(advice)
+            async with AsyncExitStack() as stack:
+                if request.transfer_id:
+                    if self._receiver is None:
+                        raise NotServed("this engine cannot take over running requests")
+                    claim = await stack.enter_async_context(self._receiver.claim(request.transfer_id, asked))
+                    yield codec.HEARTBEAT  # it is waited for: the source may call
+                    events = in_frames(claim.events(), self._frames)
+                else:
+                    events = in_frames(self._engine.generate(asked), self._frames)
+                stack.push_async_callback(events.aclose)
+                async for event in events:
+                    if event is None:
+                        yield codec.HEARTBEAT
+                        continue
+                    if isinstance(event, TokenFrame):
+                        last_at = time.monotonic()
+                        self._tokens.add(len(event.token_ids), self._labels)
+                        if first_at is None:
+                            first_at = last_at
+                            span.add_event("first token")
+                        self._stages.grew(asked.request_id, prompt_tokens + event.offset + len(event.token_ids))
+                    elif isinstance(event, Admitted):
+                        prompt_tokens = event.prompt_tokens
+                    elif isinstance(event, Finished):
+                        self._measure(event, began, first_at, last_at, len(asked.resume_token_ids))
+                    yield codec.event_to_proto(event)
+                    if (advice := self._stages.advice(asked.request_id, time.monotonic())) is not None:
+                        reason = {"penstock.reason": advice.reason.value}
+                        self._advised.add(1, {"penstock.tier": self._tier} | reason)
+                        span.add_event("move advised", reason | {"penstock.sequence_tokens": advice.tokens})
+                        yield codec.advice_to_proto(advice)
         finally:
-            await events.aclose()
             self._stages.left(asked.request_id)
             self._running.discard(key)
             if not self._running:
@@ -179,14 +195,29 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                 raise invalid("step", "nothing comes after transfer_started but the end of the call")
 
     async def MigrateOut(self, request: pb.MigrateOutRequest, context: Context) -> AsyncIterator[pb.MigrateOutResponse]:
-        self._not_yet()
-        yield pb.MigrateOutResponse()  # an async generator
+        if self._sender is None:
+            raise NotServed("this engine's requests cannot move")
+        for name in ("request_id", "transfer_id", "target_address"):
+            if not getattr(request, name):
+                raise invalid(name, "must not be empty")
+        async with self._desk.sending(request.request_id, starving=request.starving) as free:
+            if not free:
+                yield codec.report_to_proto(NotMoved("another request is being sent", busy=True))
+                return
+            reports = self._sender.move(request.request_id, request.transfer_id, request.target_address)
+            async with aclosing(reports):
+                async for report in reports:
+                    yield codec.report_to_proto(report)
 
     async def MigrateIn(
         self, request_iterator: AsyncIterator[pb.MigrateInRequest], context: Context
     ) -> AsyncIterator[pb.MigrateInResponse]:
-        self._not_yet()
-        yield pb.MigrateInResponse()  # an async generator
+        if self._receiver is None:
+            raise NotServed("this engine cannot take over running requests")
+        messages = (codec.to_target_from_proto(message) async for message in request_iterator)
+        async with aclosing(self._receiver.receive(messages)) as answers:
+            async for answer in answers:
+                yield codec.to_source_to_proto(answer)
 
     async def drained(self) -> None:
         """Take nothing new; return once nothing runs."""

@@ -1,7 +1,7 @@
 """The asyncio clients."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
 from types import TracebackType
 from typing import Self
@@ -114,6 +114,15 @@ class AsyncClient:
             raise errors.from_rpc(error) from error
         return [transport.trace_from_proto(trace) for trace in answer.traces]
 
+    async def move(self, request_id: str, instance_id: str) -> types.Move:
+        """Have a reply that this client's router streams go on at another instance of its tier."""
+        request = pb.MoveReplyRequest(request_id=request_id, instance_id=instance_id)
+        try:
+            answer = await self._mesh().MoveReply(request, timeout=connection.MOVE_TIMEOUT_S)
+        except aio.AioRpcError as error:
+            raise errors.from_rpc(error) from error
+        return transport.move_from_proto(answer)
+
     def _conversation(
         self, prompt: types.Prompt, options: types.Options | None, more: dict[str, object]
     ) -> Conversation:
@@ -214,6 +223,32 @@ class AsyncPlannerClient:
             raise errors.from_rpc(error) from error
         finally:
             call.cancel()
+
+    async def plan_stages(
+        self,
+        tier: str,
+        *,
+        kv_bytes_per_token: float,
+        bandwidth_bytes_per_s: float,
+        instances: int | None = None,
+        qoe: Sequence[float] = (),
+        sequences: Iterable[types.SequenceInFlight] = (),
+        max_tokens: int | None = None,
+        publish: bool = False,
+    ) -> types.StageLayout:
+        """Lay a tier's instances out as length stages; publish the layout as a plan revision if asked.
+
+        Left out: instances and qoe (D0 to D4, seconds) are the plan's, sequences what the tier's instances hold now,
+        max_tokens their context. InvalidRequestError, ConflictError, ValueError.
+        """
+        request = transport.stages_request(
+            tier, instances, qoe, sequences, kv_bytes_per_token, bandwidth_bytes_per_s, max_tokens, publish
+        )
+        try:
+            answer = await self._stub.PlanStages(request, timeout=connection.USUAL_TIMEOUT_S)
+        except aio.AioRpcError as error:
+            raise errors.from_rpc(error) from error
+        return transport.stage_layout_from_proto(answer)
 
     async def simulate_deployment(
         self,

@@ -239,8 +239,17 @@ class TierStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class StagePlace:
+    """A length stage, counted from 0: sequences of from_tokens to to_tokens - 1 tokens. to_tokens is the instance's own."""
+
+    stage: int
+    from_tokens: int
+    to_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class InstanceStatus:
-    """One process of the mesh. state: ready, draining or suspect."""
+    """One process of the mesh. state: ready, draining or suspect. place: the length stage that a worker serves."""
 
     instance_id: str
     role: str
@@ -254,11 +263,16 @@ class InstanceStatus:
     kv_blocks: int
     output_tokens_per_s: float
     age_s: float
+    place: StagePlace | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class MeshStatus:
-    """The mesh as one router sees it. connected: whether Redis is in reach; state_age_s: since when it is not."""
+    """The mesh as one router sees it. connected: whether Redis is in reach; state_age_s: since when it is not.
+
+    migrations: replies that went on at another instance with their KV. advice_unmet: times that a worker advised a move and
+    the reply stayed.
+    """
 
     router_id: str
     plan_revision: int
@@ -275,6 +289,8 @@ class MeshStatus:
     requests_per_s: float
     ttft_p50_s: float
     ttft_p95_s: float
+    migrations: int = 0
+    advice_unmet: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +307,19 @@ class Span:
     status_message: str
     attributes: dict[str, str] = field(default_factory=dict)
     events: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What became of a move. refusal: why the reply went on where it was, or None where it has moved.
+
+    offset: output tokens made before. stall_s: from the last step at the old instance to the first sign of the new one.
+    """
+
+    refusal: str | None
+    offset: int = 0
+    stall_s: float = 0.0
+    sent_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -470,3 +499,30 @@ class Simulation:
     end_to_end: Spread
     quality: float
     requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceInFlight:
+    """A sequence to plan stages by. tokens: input and output so far. output_tokens: when it ends; 0: not known."""
+
+    input_tokens: int
+    tokens: int
+    output_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StageLayout:
+    """Stages and their total QoE, the less the better, beside that of one stage and of one instance per stage.
+
+    chain_quality: None where there are more instances than ranges. method: exact or heuristic. gap: above the exact answer's
+    quality, relative; None where that was not computed. plan: with these stages, where they were published.
+    """
+
+    stages: tuple[Stage, ...]
+    quality: float
+    one_stage_quality: float
+    chain_quality: float | None
+    method: str
+    gap: float | None
+    elapsed_s: float
+    plan: Plan | None = None

@@ -17,11 +17,11 @@ from pathlib import Path
 from types import TracebackType
 
 from penstock.local import redis_server, runfile
-from penstock.local.processes import ProcessSpec, Watcher
 from penstock.local.runfile import RunFile
 from services.background import end
 from services.domain.instances import InstanceRecord, Role
 from services.domain.mesh_view import MeshView
+from services.processes import ProcessSpec, Watcher, free_port
 from services.settings import MeshFile, load_mesh_file
 from services.state import MeshFeed, connect
 from services.state.keys import Keys
@@ -132,7 +132,7 @@ class LocalMesh(AbstractAsyncContextManager["LocalMesh"]):
         if given:
             self.redis_url = given
             return
-        port = redis_server.free_port()
+        port = free_port()
         folder = self._options.folder
         await self.watcher.start(redis_server.spec(folder / "redis", port, folder / "logs" / "redis.log"))
         self.redis_url = f"redis://127.0.0.1:{port}/0"
@@ -158,7 +158,8 @@ class LocalMesh(AbstractAsyncContextManager["LocalMesh"]):
 
     def _worker_spec(self, tier: str, name: str) -> ProcessSpec:
         threads = next(t.threads for t in self.mesh.tiers if t.name == tier)
-        env = {"PENSTOCK_TIER": tier, "OMP_NUM_THREADS": str(threads)}
+        index = name.rpartition("-")[2]
+        env = {"PENSTOCK_TIER": tier, "PENSTOCK_WORKER_INDEX": index, "OMP_NUM_THREADS": str(threads)}
         return self._spec("worker_service", name, 2, env, self.mesh)
 
     def _spec(self, module: str, name: str, stop_order: int, env: dict[str, str], mesh: MeshFile) -> ProcessSpec:
@@ -220,12 +221,12 @@ class LocalMesh(AbstractAsyncContextManager["LocalMesh"]):
                 _log.info("the plan has %d of %s: starting %s", count, tier, name)
                 await self.watcher.start(self._worker_spec(tier, name))
         try:
-            async with asyncio.timeout(START_TIMEOUT_S):
+            async with asyncio.timeout(self._start_timeout_s):
                 while any(self._serving(tier) < count for tier, count in counts.items()):
                     changed.clear()
                     await changed.wait()
         except TimeoutError:
-            _log.error("the plan's workers did not come up within %g s: the others go on", START_TIMEOUT_S)
+            _log.error("the plan's workers did not come up within %g s: the others go on", self._start_timeout_s)
             return
         surplus = [name for tier, count in counts.items() for name in running[tier][count:]]
         for name in surplus:
@@ -236,6 +237,11 @@ class LocalMesh(AbstractAsyncContextManager["LocalMesh"]):
         """The worker processes of a tier."""
         return [name for name in self.watcher.watched if _tier_of(name) == tier]
 
+    @property
+    def _start_timeout_s(self) -> float:
+        servers = (t.sglang.start_timeout_s for t in self.mesh.tiers if t.engine == "sglang")
+        return max((START_TIMEOUT_S, *servers))
+
     def _serving(self, tier: str) -> int:
         workers = self.view.instances(Role.WORKER)
         return sum(1 for record in workers if record.model is not None and record.model.tier == tier)
@@ -243,7 +249,7 @@ class LocalMesh(AbstractAsyncContextManager["LocalMesh"]):
     async def _until_ready(self, changed: asyncio.Event) -> None:
         failed = asyncio.create_task(self.failed())
         try:
-            async with asyncio.timeout(START_TIMEOUT_S):
+            async with asyncio.timeout(self._start_timeout_s):
                 while True:
                     changed.clear()
                     progress = self.progress()
@@ -258,7 +264,7 @@ class LocalMesh(AbstractAsyncContextManager["LocalMesh"]):
         except TimeoutError:
             crashed = [w for w in self.watcher.watched.values() if w.crashes]
             tails = "\n".join(f"{w.spec.name}:\n{w.log_tail()}" for w in crashed)
-            raise MeshFailed(f"not ready after {START_TIMEOUT_S:g} s\n{tails}") from None
+            raise MeshFailed(f"not ready after {self._start_timeout_s:g} s\n{tails}") from None
         finally:
             failed.cancel()
 

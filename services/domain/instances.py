@@ -36,6 +36,7 @@ class Load:
     """A worker's load. Lengths are tokens per request, prompt and output so far.
 
     input_tokens: of these the prompts, running requests first, then the queued ones.
+    cached_tokens: of ended requests, in KV that a new one with the same beginning need not compute.
     """
 
     running_tokens: tuple[int, ...] = ()
@@ -43,6 +44,7 @@ class Load:
     free_kv_blocks: int = 0
     output_tokens_per_s: float = 0.0
     input_tokens: tuple[int, ...] = ()
+    cached_tokens: int = 0
 
     @property
     def requests(self) -> int:

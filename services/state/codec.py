@@ -31,6 +31,7 @@ def record_to_json(record: InstanceRecord) -> bytes:
             "free_kv_blocks": record.load.free_kv_blocks,
             "output_tokens_per_s": round(record.load.output_tokens_per_s, 1),
             "input_tokens": record.load.input_tokens,
+            "cached_tokens": record.load.cached_tokens,
         }
     if record.place is not None:
         data["place"] = dataclasses.asdict(record.place)
@@ -59,6 +60,7 @@ def record_from_json(data: bytes) -> InstanceRecord:
                 load["free_kv_blocks"],
                 load["output_tokens_per_s"],
                 tuple(load.get("input_tokens", ())),
+                cached_tokens=load.get("cached_tokens", 0),
             )
             if load
             else None,

@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 
 from redis.asyncio import Redis
+from redis.asyncio.client import Pipeline
 
 from services.background import end
 from services.domain.instances import InstanceRecord, Load
@@ -66,9 +67,9 @@ class Registrar(AbstractAsyncContextManager["Registrar"]):
                 pipe.publish(self._keys.instance_events(group_of(self._record)), GOODBYE + instance_id.encode())
                 await pipe.execute()
 
-    def drain(self) -> None:
-        """Say at once that this instance takes no new requests."""
-        self._record = dataclasses.replace(self._record, draining=True)
+    def drain(self, draining: bool = True) -> None:
+        """Say at once that this instance takes no new requests, or takes them again."""
+        self._record = dataclasses.replace(self._record, draining=draining)
         self._nudge.set()
 
     async def _run(self) -> None:
@@ -98,10 +99,15 @@ class Registrar(AbstractAsyncContextManager["Registrar"]):
                     await self._nudge.wait()
 
     async def _publish(self, record: InstanceRecord) -> None:
-        data = codec.record_to_json(record)
         with state_errors():
             async with self._redis.pipeline(transaction=True) as pipe:
-                pipe.set(self._keys.instance(record.instance_id), data, px=round(record.lease_s * 1000))
-                pipe.sadd(self._keys.instances, record.instance_id)
-                pipe.publish(self._keys.instance_events(group_of(record)), data)
+                publish(pipe, self._keys, record)
                 await pipe.execute()
+
+
+def publish(pipe: Pipeline, keys: Keys, record: InstanceRecord) -> None:
+    """Queue the commands that make a record known."""
+    data = codec.record_to_json(record)
+    pipe.set(keys.instance(record.instance_id), data, px=round(record.lease_s * 1000))
+    pipe.sadd(keys.instances, record.instance_id)
+    pipe.publish(keys.instance_events(group_of(record)), data)

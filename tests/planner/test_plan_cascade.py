@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from penstock.cli.main import app
 from planner_service.deployment.search import Strategy
 from planner_service.files import FileError, read_quality, read_site, read_trace
-from planner_service.plan_cascade import Site, draw_demand, plan_cascade, replica_kinds, simulate_cascade
+from planner_service.plan_cascade import Site, draw_demand, mesh_tiers, plan_cascade, replica_kinds, simulate_cascade
 from planner_service.profiles import Profile, write_profile
 from planner_service.routing.bilevel import Unreachable
 from planner_service.simulator import Dispatch, Replica
@@ -172,6 +172,23 @@ def test_what_a_user_feels_is_an_objective_too(data: tuple[Path, Path], tmp_path
     assert planned(data, tmp_path / "x.json", "--min-quality", 84, "--objective", "cheapest").exit_code == 2
 
 
+def test_all_gpus_are_given_away_if_asked(data: tuple[Path, Path], tmp_path: Path) -> None:
+    plans = []
+    for budget in ("at-most", "exact"):
+        out = tmp_path / f"{budget}.json"
+        done = planned(data, out, "--min-quality", 84, "--gpus", 20, "--budget", budget, "--no-plot")
+        assert done.exit_code == 0, done.output
+        plans.append(json.loads(out.read_text()))
+    lean, whole = plans
+    assert [plan["budget"] for plan in plans] == ["at-most", "exact"]
+    assert sum(tier["gpus"] for tier in lean["tiers"]) < 20 == sum(tier["gpus"] for tier in whole["tiers"])
+    assert whole["latency_p95_s"] == pytest.approx(lean["latency_p95_s"])
+    assert run("simulate", "--plan", tmp_path / "exact.json", "--trace", data[0], "--json").exit_code == 0
+    assert planned(data, tmp_path / "x.json", "--min-quality", 84, "--budget", "all").exit_code == 2
+    both = ("--budget", "exact", "--objective", "end-to-end")
+    assert planned(data, tmp_path / "x.json", "--min-quality", 84, *both).exit_code == 2
+
+
 def test_fewer_gpus_are_slower(data: tuple[Path, Path], site: Site) -> None:
     demand = draw_demand(read_quality(data[1], TIERS), read_trace(data[0]).arrival_s[:150] / 5, seed=3)
     seconds = [plan_cascade(site, demand, gpus=gpus, min_quality=80).latency_p95_s for gpus in (12, 16, 24, 32)]
@@ -195,6 +212,19 @@ def test_what_cannot_be_planned_says_why(data: tuple[Path, Path], tmp_path: Path
     demand = draw_demand(read_quality(data[1], TIERS), read_trace(data[0]).arrival_s[:50], seed=3)
     with pytest.raises(Unreachable, match="the least is"):
         plan_cascade(site, demand, max_latency_s=0.001)
+
+
+def test_a_plan_as_the_mesh_follows_it_sends_nobody_where_nobody_is() -> None:
+    """Tiers without instances are passed over, and the last one that has some lets everything stand."""
+    for thresholds, instances, said in (
+        ((70.0, 60.0), (2, 1, 1), (70.0, 60.0)),
+        ((70.0, None), (2, 0, 1), (70.0, 100.0)),
+        ((70.0, 101.0), (2, 0, 1), (70.0, 100.0)),
+        ((70.0, 60.0), (2, 1, 0), (70.0, 0.0)),
+        ((11.0, 0.0), (4, 0, 0), (0.0, 100.0)),
+        ((None, None), (0, 0, 3), (100.0, 100.0)),
+    ):
+        assert mesh_tiers(thresholds, instances) == list(zip((*said, None), instances, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -28,15 +28,26 @@ from services.domain import (
     Unavailable,
 )
 from tests.conftest import FAMILY
-from worker_service.engine.interface import Admitted, DraftDistribution, Engine, Finished
+from tests.support.sglang import SglangServers
+from worker_service.engine.interface import (
+    Admitted,
+    Capability,
+    DraftDistribution,
+    Engine,
+    Finished,
+    HandedOver,
+    Stopped,
+)
 from worker_service.engine.loop import LoopEngine
 from worker_service.engine.simulated import SimulatedEngineOptions, simulated_engine
 from worker_service.engine.torch import TorchEngineOptions, torch_engine
 
-ENGINES = ("torch", "simulated")
+ENGINES = ("torch", "simulated", pytest.param("sglang", marks=[pytest.mark.sglang, pytest.mark.timeout(400)]))
 GREEDY = SamplingParams(temperature=0.0, max_output_tokens=24, ignore_eos=True)
 SAMPLED = SamplingParams(temperature=1.0, top_p=0.9, seed=11, max_output_tokens=24, ignore_eos=True)
 QUESTIONS = ("What is 12 + 30?", "Reverse 'stone'.", "Sort: 9, 3, 40, 8, 77, 2", "Count from 3 to 31 by 4.")
+
+NARROW = {"max_step_tokens": 7, "kv_block_tokens": 3, "max_running": 2}
 
 Make = Callable[..., Any]
 
@@ -50,18 +61,38 @@ async def make(request: pytest.FixtureRequest) -> AsyncIterator[Make]:
     """Build and start engines of one kind; options by the names that all kinds share."""
     async with AsyncExitStack() as stack:
 
-        async def build(**options: Any) -> LoopEngine:
+        async def build(**options: Any) -> Engine:
+            options = {"kv_tokens": 4096, "max_context_tokens": 2048, **options}
+            engine: Engine
             if request.param == "torch":
-                engine = torch_engine(TorchEngineOptions(FAMILY / "small", "small", **{"kv_tokens": 4096, **options}))
-            else:
+                engine = torch_engine(TorchEngineOptions(FAMILY / "small", "small", **options))
+            elif request.param == "simulated":
                 latency = StepLatencyModel.linear(0.0005, 0.0, 0.0)
-                shared = {"kv_tokens": 4096, "max_context_tokens": 2048, **options}
-                engine = simulated_engine(SimulatedEngineOptions("sim", latency, **shared))
+                engine = simulated_engine(SimulatedEngineOptions("sim", latency, **options))
+            else:
+                servers: SglangServers = request.getfixturevalue("sglang_servers")
+                engine = await servers.engine(FAMILY / "small", **options)
             await engine.start()
             stack.push_async_callback(engine.close)
             return engine
 
         yield build
+
+
+def needs(engine: Engine, *capabilities: Capability) -> None:
+    """Skip the test where the engine says that it cannot."""
+    if missing := [c.value for c in capabilities if c not in engine.info.capabilities]:
+        pytest.skip(f"this engine does not declare {', '.join(missing)}")
+
+
+def settled(engine: Engine) -> tuple[SamplingParams, ...]:
+    """The samplings under which a reply is the same every time."""
+    return (GREEDY, SAMPLED) if Capability.SEEDED_SAMPLING in engine.info.capabilities else (GREEDY,)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.001)
 
 
 @dataclass
@@ -112,7 +143,7 @@ async def test_a_reply_is_admitted_streamed_and_finished(make: Make) -> None:
     assert got.admitted is not None
     assert got.admitted.prompt_tokens == got.finished.usage.prompt_tokens > 0
     assert got.admitted.max_output_tokens == 24
-    assert got.text == engine._core.tokenizer.decode(got.tokens)
+    assert got.text == engine.tokenizer.decode(got.tokens)
 
 
 async def test_the_end_token_ends_a_reply(make: Make) -> None:
@@ -121,13 +152,13 @@ async def test_the_end_token_ends_a_reply(make: Make) -> None:
     got = await answer(engine, request("r", QUESTIONS[1], sampling))
     assert got.finished is not None
     assert got.finished.reason is FinishReason.STOP
-    assert got.tokens[-1] in engine._core.tokenizer.eos_ids
+    assert got.tokens[-1] in engine.tokenizer.eos_ids
 
 
 async def test_replies_do_not_depend_on_company(make: Make) -> None:
     """Greedy and seeded replies are the same alone and together, in one step and in chunks."""
-    wide, narrow = await make(), await make(max_step_tokens=7, kv_block_tokens=3)
-    for sampling in (GREEDY, SAMPLED):
+    wide, narrow = await make(), await make(**NARROW)
+    for sampling in settled(wide):
         alone = [(await answer(wide, request(f"a{i}", q, sampling))).tokens for i, q in enumerate(QUESTIONS)]
         for engine in (wide, narrow):
             asked = [request(f"t{i}", q, sampling) for i, q in enumerate(QUESTIONS)]
@@ -137,13 +168,11 @@ async def test_replies_do_not_depend_on_company(make: Make) -> None:
 
 async def test_seeds_decide(make: Make) -> None:
     engine = await make()
+    needs(engine, Capability.SEEDED_SAMPLING)
     hot = replace(SAMPLED, temperature=2.0, top_p=1.0)
     first = await answer(engine, request("a", sampling=hot))
     again = await answer(engine, request("b", sampling=hot))
     assert first.tokens == again.tokens
-    others = [(await answer(engine, request(f"c{s}", sampling=replace(hot, seed=s)))).tokens for s in range(3)]
-    if engine.info.engine != "simulated":  # whose one reply per prompt is drawn from the prompt
-        assert len({first.tokens, *others}) > 1
 
 
 async def test_a_stop_string_ends_the_reply_before_it(make: Make) -> None:
@@ -159,6 +188,7 @@ async def test_a_stop_string_ends_the_reply_before_it(make: Make) -> None:
 
 async def test_logprobs_come_with_every_token_where_asked_for(make: Make) -> None:
     engine = await make()
+    needs(engine, Capability.LOGPROBS)
     assert (await answer(engine, request("a"))).logprobs == ()
     got = await answer(engine, request("b", sampling=replace(GREEDY, top_logprobs=3)))
     assert [p.chosen.token_id for p in got.logprobs] == list(got.tokens)
@@ -175,7 +205,7 @@ async def test_unsound_requests_are_refused_by_name(make: Make) -> None:
     engine = await make(max_context_tokens=64)
     with pytest.raises(PromptTooLong):
         await answer(engine, request("a", "x" * 100))
-    too_large = TokenPrompt((engine._core.tokenizer.vocab_size,))
+    too_large = TokenPrompt((engine.tokenizer.vocab_size,))
     with pytest.raises(InvalidRequest, match="token_ids"):
         await answer(engine, replace(request("b"), prompt=too_large))
     with pytest.raises(InvalidRequest, match="resume_token_ids"):
@@ -198,14 +228,13 @@ async def test_one_id_runs_once(make: Make) -> None:
 async def test_abort_ends_a_stream_and_frees_everything(make: Make) -> None:
     engine = await make()
     running = asyncio.create_task(answer(engine, request("a", sampling=replace(GREEDY, max_output_tokens=1500))))
-    while not engine.load().running_tokens:
-        await asyncio.sleep(0)
+    await until(lambda: bool(engine.load().running_tokens))
     assert await engine.abort("a")
     got = await running
     assert got.finished is not None
     assert got.finished.reason is FinishReason.ABORTED
     assert not await engine.abort("a")
-    assert engine._core.scheduler.pool.free == engine.info.kv_blocks
+    await until(lambda: engine.load().free_kv_blocks == engine.info.kv_blocks)
 
 
 async def test_leaving_a_stream_aborts_within_a_step(make: Make) -> None:
@@ -216,29 +245,29 @@ async def test_leaving_a_stream_aborts_within_a_step(make: Make) -> None:
             break
     await events.aclose()
     before = engine.steps
-    await engine.abort("nobody")  # commands are taken between steps: the abort was taken before this one
-    assert engine._core.idle
-    assert engine.steps <= before + 1
+    assert not await engine.abort(
+        "nobody"
+    )  # commands are taken between steps: that of leaving was taken before this one
+    assert engine.steps is None or engine.steps <= before + 1
+    await until(lambda: engine.load().requests == 0 and engine.load().free_kv_blocks == engine.info.kv_blocks)
 
 
 async def test_a_full_queue_refuses_with_a_time_to_come_again(make: Make) -> None:
-    engine = await make(max_running=1, max_queued=1)
+    engine = await make(**NARROW, max_queued=1)
     endless = replace(GREEDY, max_output_tokens=1500)
-    first = asyncio.create_task(answer(engine, request("a", sampling=endless)))
-    second = asyncio.create_task(answer(engine, request("b", sampling=endless)))
-    while engine.load().requests < 2:
-        await asyncio.sleep(0)
+    there = [asyncio.create_task(answer(engine, request(name, sampling=endless))) for name in "abc"]
+    await until(lambda: engine.load().requests == 3)
     with pytest.raises(Overloaded) as caught:
-        await answer(engine, request("c"))
+        await answer(engine, request("d"))
     assert caught.value.retry_after_s > 0
-    for name in "ab":
+    for name in "abc":
         await engine.abort(name)
-    await asyncio.gather(first, second)
+    await asyncio.gather(*there)
 
 
 async def test_a_reply_resumes_at_any_token(make: Make) -> None:
     engine = await make()
-    for sampling in (replace(GREEDY, stop=("zq",)), SAMPLED):
+    for sampling in (replace(GREEDY, stop=("zq",)), *settled(engine)):
         whole = await answer(engine, request("whole", sampling=sampling))
         for cut in (1, 7, len(whole.tokens) - 1):
             rest = await answer(engine, request(f"r{cut}", sampling=sampling, resume_token_ids=whole.tokens[:cut]))
@@ -263,6 +292,7 @@ async def test_a_reply_that_was_complete_is_finished_at_once(make: Make) -> None
 
 async def test_a_known_prefix_is_not_computed_again(make: Make) -> None:
     engine = await make()
+    needs(engine, Capability.PREFIX_REUSE)
     first = await answer(engine, request("a", "Sort: " + "7, 3, " * 30))
     again = await answer(engine, request("b", "Sort: " + "7, 3, " * 30))
     assert first.finished is not None
@@ -274,7 +304,7 @@ async def test_a_known_prefix_is_not_computed_again(make: Make) -> None:
 
 async def test_preemption_changes_nothing_but_the_time(make: Make) -> None:
     roomy, tight = await make(), await make(kv_tokens=96, kv_block_tokens=4)
-    sampling = replace(SAMPLED, max_output_tokens=40)
+    sampling = replace(settled(tight)[-1], max_output_tokens=40)
     asked = [request(f"r{i}", f"What is {i} + {i}?", sampling) for i in range(6)]
     wanted = [got.tokens for got in await asyncio.gather(*(answer(roomy, r) for r in asked))]
     found = await asyncio.gather(*(answer(tight, r) for r in asked))
@@ -287,6 +317,7 @@ async def test_preemption_changes_nothing_but_the_time(make: Make) -> None:
 async def test_steps_follow_an_explicit_allocation(make: Make) -> None:
     """An allocator that feeds one request two tokens at a time gets exactly that, and the same text."""
     engine = await make()
+    needs(engine, Capability.TOKEN_ALLOCATION)
     wanted = [(await answer(engine, request(f"w{i}", q))).tokens for i, q in enumerate(QUESTIONS)]
     seen: list[dict[str, int]] = []
 
@@ -306,10 +337,10 @@ async def test_steps_follow_an_explicit_allocation(make: Make) -> None:
 
 async def test_an_allocator_may_hold_everything_back(make: Make) -> None:
     engine = await make()
+    needs(engine, Capability.TOKEN_ALLOCATION)
     engine.allocate_by(lambda _: {})
     waiting = asyncio.create_task(answer(engine, request("a")))
-    while not engine.load().queued_tokens:
-        await asyncio.sleep(0)
+    await until(lambda: bool(engine.load().queued_tokens))
     steps = engine.steps
     await engine.abort("nobody")
     assert engine.steps == steps
@@ -317,55 +348,153 @@ async def test_an_allocator_may_hold_everything_back(make: Make) -> None:
     assert len((await waiting).tokens) == 24
 
 
-async def test_kv_moves_to_another_engine_in_the_middle_of_a_reply(make: Make) -> None:
+async def move(source: LoopEngine, target: LoopEngine, request_id: str, transfer_id: str) -> tuple[Stopped, int]:
+    """Copy what a request has computed while it decodes, then stop it and bring the rest: ready to enter."""
+    tokens = await source.computed_tokens(request_id)
+    present = await target.reserve(transfer_id, source.kv_layout, tokens)
+    whole = len(tokens) // source.kv_layout.block_tokens
+    for block in range(present, whole):
+        await target.write_kv(transfer_id, block, await source.read_kv(request_id, block, 1))
+    stopped = await source.pause(request_id, whole)
+    await target.write_kv(transfer_id, whole, stopped.data)
+    return stopped, present
+
+
+async def nothing_held(engine: LoopEngine) -> None:
+    """Return once nobody holds a block."""
+    async with asyncio.timeout(10):
+        while engine._core.scheduler.pool.free < engine.info.kv_blocks:
+            await asyncio.sleep(0.001)
+
+
+async def test_kv_moves_to_another_engine_while_the_reply_is_made(make: Make) -> None:
     source, target = await make(), await make()
-    for sampling in (GREEDY, SAMPLED):
-        asked = request("r", QUESTIONS[3], sampling)
+    needs(source, Capability.KV_TRANSFER)
+    for i, kind in enumerate((GREEDY, SAMPLED)):
+        asked = request("r", QUESTIONS[3], replace(kind, max_output_tokens=200))
         whole = await answer(source, asked)
-        tokens: list[int] = []
-        async with aclosing(source.generate(asked)) as events:
-            async for event in events:
+        said, nine, left = list[int](), asyncio.Event(), list[int]()
+
+        async def read(asked: GenerationRequest, said: list[int], nine: asyncio.Event, left: list[int]) -> None:
+            async for event in source.generate(asked):
                 if isinstance(event, TokenFrame):
-                    tokens += event.token_ids
-                    if len(tokens) >= 9:
-                        kv = await source.export_kv("r")
-                        break
-        known = len(kv.tokens)
-        prompt = len(source._core.tokenizer.encode(asked.prompt))
-        assert known >= prompt + 8
-        # tokens computed since are part of what is handed over
-        resumed = tuple(kv.tokens[prompt:]) + whole.tokens[known - prompt : known - prompt + 1]
-        before = target.steps
-        rest = await collect(target.generate_from(replace(asked, resume_token_ids=resumed), kv), len(resumed))
-        assert resumed + rest.tokens == whole.tokens
+                    said += event.token_ids
+                    if len(said) >= 9:
+                        nine.set()
+                elif isinstance(event, HandedOver):
+                    left.append(event.offset)
+
+        reading = asyncio.create_task(read(asked, said, nine, left))
+        await nine.wait()
+        stopped, present = await move(source, target, "r", "t")
+        steps, before = source.steps, target.steps
+        offset = len(said)  # what was computed was handed out when it was stopped
+        events = target.enter("t", asked, stopped.tokens)
+        rest = await collect(events, offset)
+        assert source.steps == steps
+        assert (await source.leave("r")).offset == offset
+        await reading
+        assert left == [offset]
+        assert tuple(said) + rest.tokens == whole.tokens
         assert target.steps - before == len(rest.tokens)  # not a token of the prefix was computed again
+        assert (present > 0) == (i > 0)  # the second time the prompt's blocks were there already
+    await nothing_held(source)
+    await nothing_held(target)
+
+
+async def test_a_stopped_request_that_does_not_leave_goes_on_unchanged(make: Make) -> None:
+    source, target = await make(), await make()
+    needs(source, Capability.KV_TRANSFER)
+    asked = request("r", QUESTIONS[3], replace(GREEDY, max_output_tokens=200))
+    whole = await answer(source, asked)
+    said, moved = list[int](), False
+    async for event in source.generate(asked):
+        if isinstance(event, TokenFrame):
+            said += event.token_ids
+            if len(said) >= 5 and not moved:
+                moved = True
+                await move(source, target, "r", "t")
+                await target.release("t")
+                await source.resume("r")
+    assert tuple(said) == whole.tokens
+    await nothing_held(target)
+
+
+async def test_a_stopped_request_can_be_aborted(make: Make) -> None:
+    engine = await make()
+    needs(engine, Capability.KV_TRANSFER)
+    endless = replace(GREEDY, max_output_tokens=1500)
+    async for event in engine.generate(request("r", sampling=endless)):
+        if isinstance(event, TokenFrame) and event.offset == 20:
+            await engine.pause("r", 0)
+            assert await engine.abort("r")
+        last = event
+    assert isinstance(last, Finished)
+    assert last.reason is FinishReason.ABORTED
+    with pytest.raises(NotFound):
+        await engine.leave("r")
+    await engine.resume("r")
+    await nothing_held(engine)
 
 
 async def test_kv_that_does_not_fit_is_refused(make: Make) -> None:
-    engine, other = await make(), await make(kv_block_tokens=8)
+    engine = await make()
+    needs(engine, Capability.KV_TRANSFER)
+    other = await make(kv_block_tokens=8)
     endless = replace(GREEDY, max_output_tokens=1500)
-    async with aclosing(engine.generate(request("a", sampling=endless))) as events:
+    asked = request("a", sampling=endless)
+    async with aclosing(engine.generate(asked)) as events:
         async for event in events:
             if isinstance(event, TokenFrame) and event.offset > 20:
                 break
-        kv = await engine.export_kv("a")
-        tail = await engine.export_kv("a", first_block=1)
-    assert len(tail.data) >= len(kv.data) - 1
-    with pytest.raises(NotFound):
-        await engine.export_kv("nobody")
-    resumed = request("b", sampling=endless, resume_token_ids=kv.tokens[len(kv.tokens) - 15 :])
-    with pytest.raises(InvalidRequest, match="layout"):
-        await collect(other.generate_from(resumed, kv))
-    with pytest.raises(InvalidRequest, match="tokens"):
-        await collect(engine.generate_from(request("c", "another", endless), kv))
-    with pytest.raises(InvalidRequest, match="kv"):
-        await collect(engine.generate_from(resumed, tail))
+        tokens = await engine.computed_tokens("a")
+        with pytest.raises(InvalidRequest, match="layout"):
+            await other.reserve("t", engine.kv_layout, tokens)
+        with pytest.raises(InvalidRequest, match="layout"):
+            await engine.reserve("t", replace(engine.kv_layout, model_digest="another"), tokens)
+        with pytest.raises(InvalidRequest, match="whole"):
+            await engine.read_kv("a", 0, 1000)
+        with pytest.raises(InvalidRequest, match="first_block"):
+            await engine.pause("a", 1000)
+        for wrong in (engine.computed_tokens("b"), engine.read_kv("b", 0, 1), engine.pause("b", 0), engine.leave("b")):
+            with pytest.raises(NotFound):
+                await wrong
+        present = await engine.reserve("t", engine.kv_layout, tokens)
+        assert present == len(tokens) // 16  # its own blocks
+        with pytest.raises(AlreadyRunning):
+            await engine.reserve("t", engine.kv_layout, tokens)
+        data = await engine.read_kv("a", 0, 1)
+        with pytest.raises(InvalidRequest, match="here already"):
+            await engine.write_kv("t", 0, data)
+        with pytest.raises(Overloaded, match="blocks"):
+            await engine.write_kv("t", engine.info.kv_blocks, data)
+        with pytest.raises(InvalidRequest, match="token_ids"):  # not as many blocks as tokens
+            await collect(engine.enter("t", request("c", sampling=endless), (*tokens, *range(1, 200))))
+        with pytest.raises(NotFound):  # the reservation is gone
+            await collect(engine.enter("t", request("c", sampling=endless), tokens))
+        await engine.reserve("t", engine.kv_layout, tokens)
+        with pytest.raises(InvalidRequest, match="prompt"):
+            await collect(engine.enter("t", request("c", "another", endless), tokens))
+        await engine.release("t")
+    await nothing_held(engine)
+
+
+async def test_reserved_room_is_only_what_is_idle(make: Make) -> None:
+    engine = await make(kv_tokens=96, kv_block_tokens=16, max_context_tokens=96)
+    await engine.reserve("t", engine.kv_layout, range(1, 70))  # 5 of 6 blocks
+    with pytest.raises(Overloaded, match="blocks"):
+        await engine.reserve("u", engine.kv_layout, range(100, 130))
+    await engine.release("t")
+    await engine.release("t")
+    assert await engine.reserve("u", engine.kv_layout, range(100, 130)) == 0
+    await engine.release("u")
 
 
 async def test_a_greedy_draft_stands_as_far_as_it_is_right(make: Make) -> None:
     engine = await make()
+    needs(engine, Capability.VERIFY_GREEDY)
     own = (await answer(engine, request("a"))).tokens
-    prefix = engine._core.tokenizer.encode(request("a").prompt)
+    prefix = engine.tokenizer.encode(request("a").prompt)
     for right in (0, 1, 5, 8):
         draft = list(own[:8])
         if right < 8:
@@ -373,15 +502,16 @@ async def test_a_greedy_draft_stands_as_far_as_it_is_right(make: Make) -> None:
         found = await engine.verify(f"v{right}", prefix, draft, GREEDY)
         assert (found.accepted, found.next_token) == (right, own[right])
     # from the middle of the reply, and longer than a step
-    narrow = await make(max_step_tokens=3)
+    narrow = await make(**NARROW)
     found = await narrow.verify("n", [*prefix, *own[:5]], own[5:20], GREEDY, offset=5)
     assert (found.accepted, found.next_token) == (15, own[20])
 
 
 async def test_a_sampled_draft_stands_where_it_is_the_very_token_drawn(make: Make) -> None:
     engine = await make()
+    needs(engine, Capability.VERIFY_SAMPLED)
     own = (await answer(engine, request("a", sampling=SAMPLED))).tokens
-    prefix = engine._core.tokenizer.encode(request("a").prompt)
+    prefix = engine.tokenizer.encode(request("a").prompt)
     found = await engine.verify("v", [*prefix, *own[:4]], [*own[4:10], 0], SAMPLED, offset=4)
     assert found.accepted == 6
     assert found.next_token == own[10]
@@ -389,7 +519,8 @@ async def test_a_sampled_draft_stands_where_it_is_the_very_token_drawn(make: Mak
 
 async def test_a_draft_with_distributions_is_verified_by_rejection(make: Make) -> None:
     engine = await make()
-    prefix = engine._core.tokenizer.encode(request("a").prompt)
+    needs(engine, Capability.VERIFY_REJECTION)
+    prefix = engine.tokenizer.encode(request("a").prompt)
     own = (await answer(engine, request("a", sampling=GREEDY))).tokens
     sure = [DraftDistribution((token,), (1.0,)) for token in own[:4]]
     found = await engine.verify("v", prefix, own[:4], GREEDY, distributions=sure)
@@ -404,49 +535,56 @@ async def test_a_draft_with_distributions_is_verified_by_rejection(make: Make) -
 )
 async def test_an_unsound_draft_is_refused(make: Make, prefix: list[int], draft: list[int], field: str) -> None:
     engine = await make()
+    needs(engine, Capability.VERIFY_GREEDY)
     with pytest.raises(InvalidRequest, match=field):
         await engine.verify("v", prefix, draft, GREEDY)
 
 
 async def test_the_load_tells_who_runs_and_who_waits(make: Make) -> None:
-    engine = await make(max_running=2)
+    engine = await make(**NARROW)
     endless = replace(GREEDY, max_output_tokens=1500)
     tasks = [asyncio.create_task(answer(engine, request(f"r{i}", sampling=endless))) for i in range(3)]
     assert engine.load().output_tokens_per_s == 0.0  # a warm-up is nobody's request
-    while (load := engine.load()).requests < 3 or len(load.running_tokens) < 2 or not load.output_tokens_per_s:
-        await asyncio.sleep(0)
+    await until(lambda: len(engine.load().running_tokens) == 2 and engine.load().output_tokens_per_s > 0)
+    load = engine.load()
     assert len(load.running_tokens) == 2
     assert len(load.queued_tokens) == 1
-    assert load.free_kv_blocks < engine.info.kv_blocks
+    await until(lambda: engine.load().free_kv_blocks < engine.info.kv_blocks)
     for i in range(3):
         await engine.abort(f"r{i}")
     await asyncio.gather(*tasks)
 
 
 async def test_the_higher_priority_goes_first(make: Make) -> None:
-    engine = await make(max_running=1)
-    engine.allocate_by(lambda _: {})
+    """Two requests run; behind the one that goes on, the waiting ones run one by one."""
+    engine = await make(**NARROW)
+    needs(engine, Capability.PRIORITIES)
     order: list[str] = []
 
     async def one(name: str, priority: int) -> None:
         await answer(engine, request(name, priority=priority))
         order.append(name)
 
+    endless = replace(GREEDY, max_output_tokens=1500)
+    blockers = [asyncio.create_task(answer(engine, request(name, sampling=endless))) for name in ("b0", "b1")]
+    await until(lambda: len(engine.load().running_tokens) == 2)
     tasks = []
     for i, priority in enumerate((0, -3, 9)):
         tasks.append(asyncio.create_task(one(f"p{priority}", priority)))
         while len(engine.load().queued_tokens) <= i:
-            await asyncio.sleep(0)
-    engine.allocate_by(None)
+            await asyncio.sleep(0.001)
+    await engine.abort("b0")
     await asyncio.gather(*tasks)
     assert order == ["p9", "p0", "p-3"]
+    assert not blockers[1].done()  # there was one place all along
+    await engine.abort("b1")
+    await asyncio.gather(*blockers)
 
 
 async def test_closing_ends_every_stream(make: Make) -> None:
     engine = await make()
     running = asyncio.create_task(answer(engine, request("a", sampling=replace(GREEDY, max_output_tokens=1500))))
-    while not engine.load().running_tokens:
-        await asyncio.sleep(0)
+    await until(lambda: bool(engine.load().running_tokens))
     await engine.close()
     got = await running
     assert got.finished is not None
@@ -455,23 +593,10 @@ async def test_closing_ends_every_stream(make: Make) -> None:
         await answer(engine, request("b"))
 
 
-async def test_a_broken_runner_fails_every_stream_and_says_so(make: Make) -> None:
-    engine = await make()
-
-    def broken(_: object) -> list[Any]:
-        raise RuntimeError("no more memory")
-
-    engine._core.runner.run = broken
-    with pytest.raises(Unavailable):
-        await answer(engine, request("a"))
-    error = await engine.failed()
-    assert "no more memory" in str(error)
-
-
 async def test_text_and_token_prompts_are_continued_as_they_stand(make: Make) -> None:
     engine = await make()
     text = await answer(engine, replace(request("a"), prompt=TextPrompt("abc")))
-    ids = tuple(engine._core.tokenizer.encode(TextPrompt("abc")))
+    ids = tuple(engine.tokenizer.encode(TextPrompt("abc")))
     tokens = await answer(engine, replace(request("b"), prompt=TokenPrompt(ids)))
     assert text.tokens == tokens.tokens
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence as Seq
 
 from services.domain.errors import PromptTooLong, invalid
 from services.domain.requests import FinishReason, GenerationRequest, SamplingParams
+from worker_service.engine.interface import DraftDistribution
 from worker_service.text import ReplyText, Tokenizer
 
 
@@ -25,6 +26,35 @@ def reply_room(request: GenerationRequest, prompt: Seq[int], context_tokens: int
     if len(resumed) > most:
         raise invalid("resume_token_ids", f"{len(resumed)} tokens, but the reply may have {most}")
     return most
+
+
+def check_draft(
+    prefix: Seq[int],
+    draft: Seq[int],
+    offset: int,
+    distributions: Seq[DraftDistribution],
+    context_tokens: int,
+    vocab_size: int,
+) -> None:
+    """Whether a draft can be verified at all. InvalidRequest, PromptTooLong."""
+    if not prefix:
+        raise invalid("prefix_token_ids", "must not be empty")
+    if not draft:
+        raise invalid("draft_token_ids", "must not be empty")
+    if offset > len(prefix):
+        raise invalid("offset", "is greater than the prefix is long")
+    for name, ids in (("prefix_token_ids", prefix), ("draft_token_ids", draft)):
+        if max(ids) >= vocab_size:
+            raise invalid(name, f"this model's token ids end at {vocab_size - 1}")
+    if distributions and len(distributions) != len(draft):
+        raise invalid("draft_distributions", f"{len(distributions)} for {len(draft)} draft tokens")
+    for i, row in enumerate(distributions):
+        if len(row.token_ids) != len(row.probabilities):
+            raise invalid(f"draft_distributions[{i}]", "as many token_ids as probabilities are needed")
+        if row.token_ids and max(row.token_ids) >= vocab_size:
+            raise invalid(f"draft_distributions[{i}].token_ids", "beyond this model's vocabulary")
+    if len(prefix) + len(draft) > context_tokens:
+        raise PromptTooLong.by("prefix_token_ids", len(prefix) + len(draft), context_tokens)
 
 
 def resumed_text(request: GenerationRequest, tokenizer: Tokenizer) -> ReplyText:

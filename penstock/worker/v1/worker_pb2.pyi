@@ -19,6 +19,11 @@ if sys.version_info >= (3, 11):
 else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
+if sys.version_info >= (3, 13):
+    from warnings import deprecated as _deprecated
+else:
+    from typing_extensions import deprecated as _deprecated
+
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class _ServiceClass:
@@ -81,6 +86,17 @@ class _CapabilityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Capability
     CAPABILITY_KV_TRANSFER: _Capability.ValueType  # 4
     CAPABILITY_VERIFY_GREEDY: _Capability.ValueType  # 5
     CAPABILITY_VERIFY_SAMPLED: _Capability.ValueType  # 6
+    """A sampled draft token stands if it is the very token drawn."""
+    CAPABILITY_VERIFY_REJECTION: _Capability.ValueType  # 7
+    """A draft with its distributions is verified by rejection sampling."""
+    CAPABILITY_SEEDED_SAMPLING: _Capability.ValueType  # 8
+    """A sampled reply is a function of seed and position, so it goes on unchanged elsewhere."""
+    CAPABILITY_PRIORITIES: _Capability.ValueType  # 9
+    """Waiting requests go by priority."""
+    CAPABILITY_PREFIX_TRANSFER: _Capability.ValueType  # 10
+    """Running requests move to engines of their kind by their tokens: the target loads the KV from a cache that both share,
+    or computes it, ahead of the hand-over. The KvLayout has no layers, its blocks no bytes.
+    """
 
 class Capability(_Capability, metaclass=_CapabilityEnumTypeWrapper): ...
 
@@ -92,6 +108,17 @@ CAPABILITY_TOKEN_ALLOCATION: Capability.ValueType  # 3
 CAPABILITY_KV_TRANSFER: Capability.ValueType  # 4
 CAPABILITY_VERIFY_GREEDY: Capability.ValueType  # 5
 CAPABILITY_VERIFY_SAMPLED: Capability.ValueType  # 6
+"""A sampled draft token stands if it is the very token drawn."""
+CAPABILITY_VERIFY_REJECTION: Capability.ValueType  # 7
+"""A draft with its distributions is verified by rejection sampling."""
+CAPABILITY_SEEDED_SAMPLING: Capability.ValueType  # 8
+"""A sampled reply is a function of seed and position, so it goes on unchanged elsewhere."""
+CAPABILITY_PRIORITIES: Capability.ValueType  # 9
+"""Waiting requests go by priority."""
+CAPABILITY_PREFIX_TRANSFER: Capability.ValueType  # 10
+"""Running requests move to engines of their kind by their tokens: the target loads the KV from a cache that both share,
+or computes it, ahead of the hand-over. The KvLayout has no layers, its blocks no bytes.
+"""
 Global___Capability: _TypeAlias = Capability  # noqa: Y015
 
 @_typing.final
@@ -104,10 +131,13 @@ class GenerateRequest(_message.Message):
     RESUME_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     SLO_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
+    TRANSFER_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Unique in the mesh while it runs; 1 to 128 characters."""
     priority: _builtins.int
     """Higher goes first among waiting requests."""
+    transfer_id: _builtins.str
+    """The request is on its way here from another worker, by this transfer; it is not computed from the prompt."""
     @_builtins.property
     def prompt(self) -> _common_pb2.Prompt: ...
     @_builtins.property
@@ -127,12 +157,15 @@ class GenerateRequest(_message.Message):
         resume_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         slo: _common_pb2.Slo | None = ...,
         priority: _builtins.int = ...,
+        transfer_id: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt", "sampling", b"sampling", "slo", b"slo"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_transfer_id", b"_transfer_id", "prompt", b"prompt", "sampling", b"sampling", "slo", b"slo", "transfer_id", b"transfer_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "resume_token_ids", b"resume_token_ids", "sampling", b"sampling", "slo", b"slo"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_transfer_id", b"_transfer_id", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "resume_token_ids", b"resume_token_ids", "sampling", b"sampling", "slo", b"slo", "transfer_id", b"transfer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__transfer_id: _TypeAlias = _typing.Literal["transfer_id"]  # noqa: Y015
+    _WhichOneofArgType__transfer_id: _TypeAlias = _typing.Literal["_transfer_id", b"_transfer_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__transfer_id) -> _WhichOneofReturnType__transfer_id | None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
 
@@ -146,6 +179,7 @@ class GenerateResponse(_message.Message):
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     MOVE_ADVICE_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
+    HANDED_OVER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def admitted(self) -> Global___Admitted: ...
     @_builtins.property
@@ -162,7 +196,11 @@ class GenerateResponse(_message.Message):
 
     @_builtins.property
     def finished(self) -> Global___Finished:
-        """The one terminal event."""
+        """The terminal event of a reply."""
+
+    @_builtins.property
+    def handed_over(self) -> Global___HandedOver:
+        """Terminal too: the reply goes on at the transfer's target, from `offset` on."""
 
     def __init__(
         self,
@@ -173,12 +211,13 @@ class GenerateResponse(_message.Message):
         heartbeat: Global___Heartbeat | None = ...,
         move_advice: Global___MoveAdvice | None = ...,
         finished: Global___Finished | None = ...,
+        handed_over: Global___HandedOver | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "declined", b"declined", "event", b"event", "finished", b"finished", "heartbeat", b"heartbeat", "move_advice", b"move_advice", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "declined", b"declined", "event", b"event", "finished", b"finished", "handed_over", b"handed_over", "heartbeat", b"heartbeat", "move_advice", b"move_advice", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "declined", b"declined", "event", b"event", "finished", b"finished", "heartbeat", b"heartbeat", "move_advice", b"move_advice", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "declined", b"declined", "event", b"event", "finished", b"finished", "handed_over", b"handed_over", "heartbeat", b"heartbeat", "move_advice", b"move_advice", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["admitted", "declined", "tokens", "heartbeat", "move_advice", "finished"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["admitted", "declined", "tokens", "heartbeat", "move_advice", "finished", "handed_over"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -429,12 +468,15 @@ class GetLoadResponse(_message.Message):
     DRAINING_FIELD_NUMBER: _builtins.int
     PREEMPTION_COUNT_FIELD_NUMBER: _builtins.int
     STEP_COUNT_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     free_kv_blocks: _builtins.int
     output_tokens_per_second: _builtins.float
     """Output tokens, over the last few seconds."""
     draining: _builtins.bool
     preemption_count: _builtins.int
     step_count: _builtins.int
+    cached_tokens: _builtins.int
+    """Of ended requests, in KV that a new one with the same beginning need not compute."""
     @_builtins.property
     def running_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Lengths in tokens, prompt and output so far, one per request."""
@@ -451,10 +493,11 @@ class GetLoadResponse(_message.Message):
         draining: _builtins.bool = ...,
         preemption_count: _builtins.int = ...,
         step_count: _builtins.int = ...,
+        cached_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "free_kv_blocks", b"free_kv_blocks", "output_tokens_per_second", b"output_tokens_per_second", "preemption_count", b"preemption_count", "queued_tokens", b"queued_tokens", "running_tokens", b"running_tokens", "step_count", b"step_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "draining", b"draining", "free_kv_blocks", b"free_kv_blocks", "output_tokens_per_second", b"output_tokens_per_second", "preemption_count", b"preemption_count", "queued_tokens", b"queued_tokens", "running_tokens", b"running_tokens", "step_count", b"step_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -867,7 +910,9 @@ class RoundCopied(_message.Message):
     BLOCKS_FIELD_NUMBER: _builtins.int
     SENT_BYTES_FIELD_NUMBER: _builtins.int
     round: _builtins.int
+    """Counted from 1."""
     blocks: _builtins.int
+    """Sent so far, as `sent_bytes`."""
     sent_bytes: _builtins.int
     def __init__(
         self,
@@ -891,8 +936,11 @@ class HandedOver(_message.Message):
     OFFSET_FIELD_NUMBER: _builtins.int
     STALL_FIELD_NUMBER: _builtins.int
     offset: _builtins.int
+    """Output tokens that the source has made."""
     @_builtins.property
-    def stall(self) -> _duration_pb2.Duration: ...
+    def stall(self) -> _duration_pb2.Duration:
+        """From the source's last step to the target's word that it runs the request."""
+
     def __init__(
         self,
         *,
@@ -971,12 +1019,16 @@ class TransferOpening(_message.Message):
     REQUEST_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     transfer_id: _builtins.str
+    """Of a Generate call that waits at the target; what to generate stands there."""
     @_builtins.property
     def layout(self) -> Global___KvLayout: ...
     @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
     def request(self) -> Global___GenerateRequest: ...
     @_builtins.property
-    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The sequence's tokens whose KV is computed: the target compares them with the prefixes it holds."""
+
     def __init__(
         self,
         *,

@@ -94,7 +94,8 @@ class WorkerServiceServicer:
     """
 
     def Generate(self, request, context):
-        """Answers one prompt. First event: admitted or declined; last: finished.
+        """Answers one prompt. First event: admitted or declined; last: finished, or handed_over where the request has moved.
+        With a `transfer_id` it waits, heartbeats first, for the request to arrive by MigrateIn and streams it from there on.
         INVALID_ARGUMENT (BadRequest names the field), ALREADY_EXISTS (request_id is running),
         RESOURCE_EXHAUSTED (queue full; RetryInfo), UNAVAILABLE (draining or engine down).
         """
@@ -156,14 +157,18 @@ class WorkerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def MigrateOut(self, request, context):
-        """Sends a running request's KV to another worker while it decodes, then hands it over. Not served yet: UNIMPLEMENTED.
+        """Sends a running request's KV to another worker while it decodes, then hands it over. The target must await it: a
+        Generate call with this `transfer_id` is open there, by the router that owns the stream. Last event: handed_over or
+        transfer_failed. Cancelling ends the transfer, unless the target has the last message already.
+        INVALID_ARGUMENT, UNIMPLEMENTED (the engine cannot).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def MigrateIn(self, request_iterator, context):
-        """Receives a request from another worker. Not served yet: UNIMPLEMENTED.
+        """Receives a request from another worker: opening, chunks, closing; answered by accepted, chunk_received for each
+        chunk and committed, or by a refusal at any time. UNIMPLEMENTED (the engine cannot).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,21 +1,24 @@
-"""Wraps one running SGLang server behind our engine interface.
+"""Wraps one SGLang server, a running one or one of our own, behind our engine interface.
 
 Token ids go in and come out; text, stop strings and reply rules are ours, so that a reply may go on at any other worker
-of the same model. Steps, KV blocks and drafts are the server's own business: those capabilities are not declared.
-A seed is handed on, but the server promises the same text only with --enable-deterministic-inference.
+of the same model. Steps and KV blocks are the server's own business: those capabilities are not declared.
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from services.background import end
-from services.domain.errors import AlreadyRunning, Overloaded, Unavailable
+from services.domain.errors import AlreadyRunning, NotServed, Overloaded, Unavailable
 from services.domain.instances import Load
 from services.domain.requests import (
     FinishReason,
@@ -26,185 +29,319 @@ from services.domain.requests import (
     TokenLogprob,
     TokenUsage,
 )
+from services.processes import free_port
 from worker_service.engine import reply_rules
 from worker_service.engine.digest import model_digest
-from worker_service.engine.interface import Admitted, Capability, EngineEvent, EngineInfo, EngineUnusable, Finished
-from worker_service.engine.sglang.client import Piece, SglangClient
+from worker_service.engine.interface import (
+    Admitted,
+    Capability,
+    DraftDistribution,
+    EngineEvent,
+    EngineInfo,
+    EngineUnusable,
+    Finished,
+    HandedOver,
+    Verification,
+)
+from worker_service.engine.loop import Hold
+from worker_service.engine.randomness import DRAW, uniform
+from worker_service.engine.sglang.client import Piece, ServerInfo, SglangClient
+from worker_service.engine.sglang.launch import ServerShape
+from worker_service.engine.sglang.moves import ABORTED, MOVED, MovingRequests, Running
+from worker_service.engine.sglang.server import ServerProcess
+from worker_service.speculation import acceptance
+from worker_service.speculation.top_k import target_distribution
 from worker_service.text.hf import HfTokenizer
 
 _log = logging.getLogger(__name__)
 
 POLL_S = 0.5
+CACHE_POLLS = 4  # every so many polls the metrics page is read too: it is long
 THROUGHPUT_WINDOW_S = 5.0
+VERIFY_TOP = 256  # likeliest tokens asked for where a sampled draft is verified
 
 
 @dataclass(frozen=True, slots=True)
 class SglangEngineOptions:
-    """folder: the model, for its tokenizer and config. max_requests: at once; one more is Overloaded."""
+    """folder: the model, for its tokenizer and config. max_requests: at once; one more is Overloaded.
+
+    endpoint: a running server. launch: what to start instead, at `port` (0: any free one). Exactly one of the two.
+    gone_s: a running server that is silent for so long has failed. hold: how long tokens may wait to come together.
+    """
 
     folder: Path
     name: str
-    endpoint: str
+    endpoint: str = ""
+    launch: ServerShape | None = None
+    port: int = 0
     max_requests: int = 128
     max_context_tokens: int | None = None
     start_timeout_s: float = 600.0
     gone_s: float = 10.0
+    hold: Hold | None = None
 
 
-@dataclass(slots=True)
-class _Running:
-    prompt_tokens: int
-    output_tokens: int = 0
-    aborted: bool = False
-
-
-class SglangEngine:
-    """An Engine over a server that somebody else runs."""
+class SglangEngine(MovingRequests):
+    """An Engine over a server."""
 
     def __init__(self, options: SglangEngineOptions) -> None:
-        self._options = options
-        self._requests: dict[str, _Running] = {}
+        if bool(options.endpoint) == (options.launch is not None):
+            raise ValueError("either an endpoint or a launch is needed")
+        self.options = options
+        self._requests: dict[str, Running] = {}
+        self._arriving: dict[str, asyncio.Task[None]] = {}
         self._produced: deque[tuple[float, int]] = deque()
-        self._free_blocks = 0
+        self._free_blocks = self._cached_tokens = 0
+        self._began = 0.0
+        self._up = self._closed = False
+        self._turned = asyncio.Condition()
+        self._leaving: set[asyncio.Future[None]] = set()
         self.preemptions = 0
+        self.process: ServerProcess | None = None
+        """The server, where it is our own."""
 
     @property
     def info(self) -> EngineInfo:
         return self._info
 
     @property
+    def tokenizer(self) -> HfTokenizer:
+        return self._tokenizer
+
+    @property
     def steps(self) -> int | None:
         return None
 
     async def start(self) -> None:
-        options = self._options
+        options = self.options
         if not (options.folder / "config.json").exists():
             raise EngineUnusable(f"{options.folder}: no config.json: the model's folder is needed for its tokenizer")
-        self._tokenizer = await asyncio.to_thread(HfTokenizer, options.folder)
-        self._client = SglangClient(options.endpoint)
-        loop = asyncio.get_running_loop()
-        until = loop.time() + options.start_timeout_s
-        while not await self._client.healthy():
-            if loop.time() > until:
-                await self._client.close()
-                raise EngineUnusable(f"no SGLang server at {options.endpoint} after {options.start_timeout_s:g} s")
-            await asyncio.sleep(POLL_S)
-        server = await self._client.info()
-        context = min(
-            server.context_tokens or _config_context(options.folder),
-            options.max_context_tokens or server.kv_tokens,
-            server.kv_tokens,
-        )
-        self._page_tokens = server.page_tokens
+        vocab_size = await asyncio.to_thread(config_vocab, options.folder)
+        self._tokenizer = await asyncio.to_thread(HfTokenizer, options.folder, vocab_size)
+        if options.launch is not None:
+            self.process = ServerProcess(options.launch, options.port or free_port())
+            await self.process.start()
+        self._client = SglangClient(self.process.endpoint if self.process is not None else options.endpoint)
+        try:
+            async with asyncio.timeout(options.start_timeout_s):
+                await self._until_healthy()
+            server = await self._client.info()
+        except BaseException as error:
+            await self._stop_server()
+            if isinstance(error, TimeoutError):
+                where = self.process.endpoint if self.process is not None else options.endpoint
+                raise EngineUnusable(f"no SGLang server at {where} after {options.start_timeout_s:g} s") from None
+            raise
+        self._server = server
         self._free_blocks = server.kv_tokens // server.page_tokens
         self._info = EngineInfo(
             engine="sglang",
             model=options.name,
             model_digest=await asyncio.to_thread(model_digest, options.folder),
-            max_context_tokens=context,
+            max_context_tokens=min(server.input_tokens, options.max_context_tokens or server.input_tokens),
             kv_blocks=self._free_blocks,
             kv_block_tokens=server.page_tokens,
             max_requests=options.max_requests,
-            capabilities=frozenset({Capability.LOGPROBS, Capability.PREFIX_REUSE}),
+            capabilities=frozenset(_capabilities(server)),
         )
-        self._failure: asyncio.Future[BaseException] = loop.create_future()
+        self._failure: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+        self._began = time.monotonic()
+        self._up = True
         self._poll = asyncio.create_task(self._watch(), name="sglang-watch")
 
     async def close(self) -> None:
-        await end(self._poll)
+        if self._closed:
+            return
+        self._closed = True
+        await end(self._poll, *self._arriving.values())
         for request_id in list(self._requests):
-            await self.abort(request_id)
+            with contextlib.suppress(Unavailable):  # then its stream has ended already
+                await self.abort(request_id)
         while self._requests:
             await asyncio.sleep(0.01)
-        await self._client.close()
+        await self._stop_server()
 
     async def failed(self) -> BaseException:
         return await asyncio.shield(self._failure)
+
+    async def availability(self) -> AsyncIterator[bool]:
+        """Whether the server can be used, now and whenever that changes: it is not while it is started anew."""
+        while True:
+            yield (said := self._up)
+            async with self._turned:
+                while self._up is said:
+                    await self._turned.wait()
 
     async def abort(self, request_id: str) -> bool:
         running = self._requests.get(request_id)
         if running is None:
             return False
         running.aborted = True
-        await self._client.abort(request_id)
+        if not running.decide(ABORTED):
+            await self._client.abort(running.server_id)
         return True
 
     def load(self) -> Load:
         now = time.monotonic()
         while self._produced and now - self._produced[0][0] > THROUGHPUT_WINDOW_S:
             self._produced.popleft()
-        running = [r.prompt_tokens + r.output_tokens for r in self._requests.values() if r.output_tokens]
-        queued = [r.prompt_tokens for r in self._requests.values() if not r.output_tokens]
-        rate = sum(count for _, count in self._produced) / THROUGHPUT_WINDOW_S
-        inputs = sorted(self._requests.values(), key=lambda r: not r.output_tokens)
+        window = min(THROUGHPUT_WINDOW_S, max(now - self._began, 1e-9))
+        running = [r for r in self._requests.values() if r.computing]
+        queued = [r for r in self._requests.values() if not r.computing]
         return Load(
-            tuple(running), tuple(queued), self._free_blocks, rate, tuple(request.prompt_tokens for request in inputs)
+            running_tokens=tuple(len(r.tokens) for r in running),
+            queued_tokens=tuple(len(r.tokens) for r in queued),
+            free_kv_blocks=self._free_blocks,
+            output_tokens_per_s=sum(count for _, count in self._produced) / window,
+            input_tokens=tuple(r.prompt_tokens for r in (*running, *queued)),
+            cached_tokens=self._cached_tokens,
         )
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineEvent, None]:
         prompt = self._tokenizer.encode(request.prompt)
-        if request.request_id in self._requests:
-            raise AlreadyRunning(request.request_id)
         most = reply_rules.reply_room(request, prompt, self._info.max_context_tokens, self._tokenizer)
-        if len(self._requests) >= self._options.max_requests:
-            raise Overloaded(f"{len(self._requests)} requests are here already", 1.0)
         text = reply_rules.resumed_text(request, self._tokenizer)
         output = list(request.resume_token_ids)
-        running = self._requests[request.request_id] = _Running(len(prompt))
-        cached, reason = 0, None
-        ended = False
-        try:
+        reason = None
+        if output:
+            reason = reply_rules.end_reason(text, output[-1], len(output), most, request.sampling, self._tokenizer)
+        with self._place(request.request_id, [*prompt, *output], len(prompt)) as running:
             yield Admitted(len(prompt), most)
-            if output:
-                reason = reply_rules.end_reason(text, output[-1], len(output), most, request.sampling, self._tokenizer)
+            cached = preemptions = 0
             if reason is None:
-                pieces = self._client.generate(
-                    request.request_id,
-                    [*prompt, *output],
-                    _sampling(request.sampling, most - len(output)),
-                    request.sampling.top_logprobs,
-                )
-                async for piece in pieces:
-                    cached = cached or min(piece.cached_tokens, len(prompt))
-                    self.preemptions += piece.retractions if piece.finish else 0
-                    first, ids, said = len(output), list[int](), ""
-                    for token in piece.token_ids:
-                        ids.append(token)
-                        said += text.push(token)
-                        reason = reply_rules.end_reason(
-                            text, token, first + len(ids), most, request.sampling, self._tokenizer
-                        )
-                        if reason is not None:
-                            said += text.finish()
-                            break
-                    if reason is None and piece.finish is not None:
-                        reason = FinishReason.ABORTED if piece.finish == "abort" else FinishReason(piece.finish)
-                        said += text.finish()
-                    output += ids
-                    running.output_tokens = len(output)
-                    self._produced.append((time.monotonic(), len(ids)))
-                    if ids or said:
-                        yield TokenFrame(first, tuple(ids), said, self._logprobs(ids, piece))
-                    if reason is not None:
-                        ended = piece.finish is not None
-                        break
-                else:
-                    if reason is None:
-                        raise Unavailable("the SGLang server ended the stream early")
-            else:
-                ended = True
-            assert reason is not None
-            yield Finished(reason, TokenUsage(len(prompt), cached, len(output)), text.stopped_by)
-        finally:
-            del self._requests[request.request_id]
-            if not ended:  # a stop string, or nobody reads on: the server is still at it
-                asyncio.ensure_future(self._give_up(request.request_id))  # noqa: RUF006 -- ends by itself, briefly
+                pieces = self._pieces(request, running, most)
+                at_work = True
+                try:
+                    async with contextlib.aclosing(pieces):
+                        async for piece in pieces:
+                            at_work = piece.finish is None
+                            if piece is MOVED:
+                                break
+                            cached = max(cached, min(piece.cached_tokens, len(prompt)))
+                            preemptions = max(preemptions, piece.retractions)
+                            first, ids, said = len(output), list[int](), ""
+                            for token in piece.token_ids:
+                                ids.append(token)
+                                said += text.push(token)
+                                reason = reply_rules.end_reason(
+                                    text, token, first + len(ids), most, request.sampling, self._tokenizer
+                                )
+                                if reason is not None:
+                                    break
+                            if reason is None and piece.finish is not None:
+                                reason = FinishReason.ABORTED if piece.finish == "abort" else FinishReason(piece.finish)
+                            if reason is not None:
+                                said += text.finish()
+                            output += ids
+                            running.tokens += ids
+                            running.computing = True
+                            self._produced.append((time.monotonic(), len(ids)))
+                            if ids or said:
+                                yield TokenFrame(first, tuple(ids), said, self._logprobs(ids, piece))
+                            if reason is not None:
+                                break
+                except Unavailable:
+                    at_work = False
+                    if not running.aborted:
+                        raise
+                    reason = FinishReason.ABORTED
+                finally:
+                    self.preemptions += preemptions
+                    if at_work:  # a stop string, or nobody reads on: the server is still at it
+                        self._give_up(running.server_id)
+                if reason is None and not running.moved:
+                    raise Unavailable("the SGLang server ended the stream early")
+            usage = TokenUsage(len(prompt), cached, len(output))
+        if reason is None:
+            yield HandedOver(len(output))
+            return
+        yield Finished(reason, usage, text.stopped_by, preemptions)
 
-    async def _give_up(self, request_id: str) -> None:
+    async def verify(
+        self,
+        request_id: str,
+        prefix: Seq[int],
+        draft: Seq[int],
+        sampling: SamplingParams,
+        *,
+        offset: int = 0,
+        distributions: Seq[DraftDistribution] = (),
+    ) -> Verification:
+        """As `Verifying`. NotServed: a sampled draft without its distributions, or that needs more than the likeliest tokens.
+
+        The server tells its likeliest tokens at every position of a prompt. Under greedy decoding that is all it takes; a
+        sampled draft needs every token that top-p leaves.
+        """
+        context = self._info.max_context_tokens
+        reply_rules.check_draft(prefix, draft, offset, distributions, context, self._tokenizer.vocab_size)
+        if not sampling.greedy and not distributions:
+            raise NotServed("a sampled draft without its distributions: SGLang draws by random numbers of its own")
+        vocab_size = self._tokenizer.vocab_size
+        with self._place(request_id, [*prefix, *draft], len(prefix)):
+            top = 1 if sampling.greedy else min(VERIFY_TOP, vocab_size)
+            rows = await self._client.likeliest(request_id, prefix, draft, top, self._priority(0))
+        if not distributions:
+            return Verification(*acceptance.matching(draft, [row[0][0] for row in rows]))
+        target = target_distribution(rows, vocab_size, sampling)
+        if target is None:
+            raise NotServed(f"top-p leaves more than the {top} likeliest tokens, which are all that SGLang tells")
+        seed, positions = sampling.seed or 0, range(offset, offset + len(draft) + 1)
+        accepted, token = acceptance.rejection(
+            draft,
+            target,
+            [(d.token_ids, d.probabilities) for d in distributions],
+            np.array([uniform(seed, position, DRAW + 1) for position in positions]),
+            np.array([uniform(seed, position, DRAW) for position in positions]),
+        )
+        return Verification(accepted, token)
+
+    @contextlib.contextmanager
+    def _place(self, request_id: str, tokens: list[int], prompt_tokens: int) -> Iterator[Running]:
+        """A place among the requests here. Unavailable, AlreadyRunning, Overloaded."""
+        if self._closed or not self._up:
+            raise Unavailable("the engine has stopped" if self._closed else "the SGLang server is down")
+        if request_id in self._requests:
+            raise AlreadyRunning(request_id)
+        if len(self._requests) >= self.options.max_requests:
+            raise Overloaded(f"{len(self._requests)} requests are here already", 1.0)
+        self._requests[request_id] = running = Running(tokens, prompt_tokens, request_id)
         try:
-            await self._client.abort(request_id)
-        except Unavailable as error:
-            _log.warning("cannot abort %s: %s", request_id, error)
+            yield running
+        finally:
+            del self._requests[request_id]
+
+    def _sampling(self, sampling: SamplingParams, most: int) -> dict[str, Any]:
+        made: dict[str, Any] = {
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "max_new_tokens": most,
+            "ignore_eos": sampling.ignore_eos,
+            "stream_interval": self._tokens_an_event(),
+        }
+        if sampling.seed is not None and not sampling.greedy:
+            made["sampling_seed"] = sampling.seed & 0x7FFFFFFF
+        return made
+
+    def _tokens_an_event(self) -> int:
+        """How many tokens behind the first are to come together: as many as one stream makes in the time they may wait."""
+        hold, load = self.options.hold, self.load()
+        if hold is None or not load.running_tokens:
+            return 1
+        return max(1, min(hold.tokens, int(hold.seconds * load.output_tokens_per_s / len(load.running_tokens))))
+
+    def _priority(self, priority: int) -> int | None:
+        return priority if self._server.priorities else None
+
+    def _give_up(self, request_id: str) -> None:
+        async def abort() -> None:
+            try:
+                await self._client.abort(request_id)
+            except Unavailable as error:
+                _log.warning("cannot abort %s: %s", request_id, error)
+
+        task = asyncio.ensure_future(abort())
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
 
     def _logprobs(self, ids: list[int], piece: Piece) -> tuple[PositionLogprobs, ...]:
         def one(token: int, value: float) -> TokenLogprob:
@@ -215,35 +352,69 @@ class SglangEngine:
             for token, (value, top) in zip(ids, piece.logprobs, strict=False)
         )
 
+    async def _until_healthy(self) -> None:
+        while not await self._client.healthy():
+            if self.process is not None and self.process.lost:
+                raise EngineUnusable("the SGLang server ends whenever it is started: its log, above, says why")
+            await asyncio.sleep(POLL_S)
+
+    async def _stop_server(self) -> None:
+        await asyncio.gather(*self._leaving)
+        await self._client.close()
+        if self.process is not None:
+            await self.process.stop()
+
     async def _watch(self) -> None:
-        """Keep an eye on the server; without an answer for `gone_s` the engine has failed."""
-        loop = asyncio.get_running_loop()
+        """Keep an eye on the server, ours until it is up again, another's until it has been silent for `gone_s`."""
+        loop, polls = asyncio.get_running_loop(), 0
         answered_at = loop.time()
         while True:
             try:
                 load = await self._client.load()
                 answered_at = loop.time()
-                self._free_blocks = (load.capacity_tokens - load.used_tokens) // self._page_tokens
+                self._free_blocks = (load.capacity_tokens - load.used_tokens) // self._info.kv_block_tokens
+                if self._server.metrics and polls % CACHE_POLLS == 0:
+                    self._cached_tokens = await self._client.cached_tokens()
+                polls += 1
             except Unavailable as error:
-                if loop.time() - answered_at > self._options.gone_s and not self._failure.done():
+                if self.process is not None:
+                    await self._turn(up=False)
+                    _log.warning("the SGLang server is down: %s", error)
+                    try:
+                        await self._until_healthy()
+                    except EngineUnusable as lost:
+                        self._failure.set_result(lost)
+                        return
+                    await self._turn(up=True)
+                elif loop.time() - answered_at > self.options.gone_s:
                     self._failure.set_result(error)
+                    return
             await asyncio.sleep(POLL_S)
 
-
-def _sampling(sampling: SamplingParams, most: int) -> dict[str, Any]:
-    made: dict[str, Any] = {
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "max_new_tokens": most,
-        "ignore_eos": sampling.ignore_eos,
-    }
-    if sampling.seed is not None and not sampling.greedy:
-        made["sampling_seed"] = sampling.seed & 0x7FFFFFFF
-    return made
+    async def _turn(self, *, up: bool) -> None:
+        async with self._turned:
+            self._up = up
+            self._turned.notify_all()
 
 
-def _config_context(folder: Path) -> int:
+def _capabilities(server: ServerInfo) -> Iterator[Capability]:
+    """What this server can do, by how it was started."""
+    yield Capability.LOGPROBS
+    yield Capability.VERIFY_GREEDY
+    yield Capability.VERIFY_REJECTION
+    if server.prefix_cache:
+        yield Capability.PREFIX_REUSE
+        yield Capability.PREFIX_TRANSFER
+    if server.seeded:
+        yield Capability.SEEDED_SAMPLING
+    if server.priorities:
+        yield Capability.PRIORITIES
+
+
+def config_vocab(folder: Path) -> int:
+    """A token id beyond the model's embedding would end the server."""
     from transformers import AutoConfig
 
-    context: int = AutoConfig.from_pretrained(str(folder), local_files_only=True).max_position_embeddings
-    return context
+    config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
+    size: int = config.get_text_config().vocab_size
+    return size

@@ -1,8 +1,12 @@
 """Processes that are started, watched, restarted and stopped."""
 
 import asyncio
+import contextlib
 import logging
 import os
+import random
+import signal
+import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -15,8 +19,24 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
 STEADY_S = 60.0  # a process that ran for so long starts with short pauses again
 UNUSABLE_SETTINGS = 2  # the exit status of services whose settings cannot be used: a restart would not help
 LOG_TAIL_LINES = 20
+_PORTS = range(20_000, 30_000)
 
 _LEASHED = (sys.executable, "-I", "-S", str(Path(__file__).with_name("leash.py")))  # ends with the watcher
+
+
+def free_port() -> int:
+    """A loopback port that nobody listens on, below those the system hands out by itself.
+
+    So no other process's "any port" can take it before the server that is to have it has bound it.
+    """
+    for port in random.sample(_PORTS, len(_PORTS)):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise OSError(f"no free port between {_PORTS.start} and {_PORTS.stop}")
 
 
 def restart_pause_s(crashes: int) -> float:
@@ -26,12 +46,16 @@ def restart_pause_s(crashes: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """What to run. stop_order: lower ones are stopped first. stop_s: time to end by itself after SIGTERM."""
+    """What to run.
+
+    log: None writes where this process does. stop_order: lower ones are stopped first. stop_s: time to end by itself
+        after SIGTERM.
+    """
 
     name: str
     argv: Sequence[str]
     env: Mapping[str, str]
-    log: Path
+    log: Path | None
     stop_order: int
     stop_s: float
 
@@ -55,9 +79,15 @@ class Watched:
 
     def log_tail(self) -> str:
         """The last lines of its log."""
-        if not self.spec.log.exists():
+        if self.spec.log is None or not self.spec.log.exists():
             return ""
         return "\n".join(self.spec.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
+
+
+def _end_group(pid: int) -> None:
+    """What a process that has ended may have left of its own processes."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 class Watcher:
@@ -68,8 +98,9 @@ class Watcher:
 
     async def start(self, spec: ProcessSpec) -> Watched:
         """Start a process and keep it running."""
-        spec.log.parent.mkdir(parents=True, exist_ok=True)
-        spec.log.write_bytes(b"")
+        if spec.log is not None:
+            spec.log.parent.mkdir(parents=True, exist_ok=True)
+            spec.log.write_bytes(b"")
         entry = Watched(spec)
         self.watched[spec.name] = entry
         await self._spawn(entry)
@@ -92,6 +123,7 @@ class Watcher:
                 _log.warning("%s did not end within %g s: killed", name, entry.spec.stop_s)
                 process.kill()
                 await process.wait()
+            _end_group(process.pid)
         if entry.task is not None:
             entry.task.cancel()
             await asyncio.gather(entry.task, return_exceptions=True)
@@ -104,7 +136,8 @@ class Watcher:
             await asyncio.gather(*(self.stop(name) for name in group))
 
     async def _spawn(self, entry: Watched) -> None:
-        with entry.spec.log.open("ab") as log:
+        log_file = entry.spec.log.open("ab") if entry.spec.log is not None else contextlib.nullcontext()
+        with log_file as log:
             entry.process = await asyncio.create_subprocess_exec(
                 *_LEASHED,
                 str(os.getpid()),
@@ -121,6 +154,7 @@ class Watcher:
         while True:
             assert entry.process is not None
             status = await entry.process.wait()
+            _end_group(entry.process.pid)
             if entry.stopping:
                 return
             if status == UNUSABLE_SETTINGS:

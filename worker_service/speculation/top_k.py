@@ -1,0 +1,32 @@
+"""A verifier's distributions from the little that a server tells of them: its likeliest tokens. No I/O."""
+
+from collections.abc import Sequence as Seq
+
+import numpy as np
+
+from services.domain.requests import SamplingParams
+from worker_service.speculation.acceptance import Floats
+
+
+def target_distribution(rows: Seq[Seq[tuple[int, float]]], vocab_size: int, sampling: SamplingParams) -> Floats | None:
+    """(len(rows), V) probabilities after temperature and top-p; None where the tokens told are too few to say.
+
+    rows: per position (token, logprob before temperature), likeliest first, the K likeliest of V. A token that is not among
+    them is at most as likely as the last of them, which bounds what they leave out after temperature t by
+    (V - K) exp(logprob_K / t). The set that top-p keeps is known if it is the same whether all of that is there or nothing.
+    """
+    target = np.zeros((len(rows), vocab_size), np.float64)
+    for i, row in enumerate(rows):
+        ids = [token for token, _ in row]
+        if sampling.greedy:
+            target[i, ids[0]] = 1.0
+            continue
+        logprobs = np.array([value for _, value in row]) / sampling.temperature
+        weights = np.exp(logprobs - logprobs[0])
+        unseen = (vocab_size - len(row)) * weights[-1]
+        before = np.cumsum(weights) - weights
+        kept = before < sampling.top_p * weights.sum()
+        if unseen > 0 and (kept[-1] or not np.array_equal(kept, before < sampling.top_p * (weights.sum() + unseen))):
+            return None
+        target[i, ids] = np.where(kept, weights, 0.0) / weights[kept].sum()
+    return target
