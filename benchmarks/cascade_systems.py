@@ -17,7 +17,7 @@ import numpy as np
 
 from planner_service.deployment.search import NOTHING, Strategy
 from planner_service.plan_cascade import Demand, Objective, Site, deployer_for, plan_cascade, replica_kinds
-from planner_service.routing.quality import SKIPPED, all_qualities, route
+from planner_service.routing.quality import SKIPPED, JudgedSample, all_qualities, route
 from planner_service.simulator import Dispatch, Replica, Workload, serve
 from planner_service.simulator.workload import Floats
 
@@ -40,12 +40,17 @@ def ours(site: Site, demand: Demand, min_quality: float) -> System:
     return System(plan.thresholds, tuple(tier.strategy for tier in plan.tiers))
 
 
-def alone(site: Site, demand: Demand, tier: int) -> System:
-    """One tier's model on all GPUs, its replicas chosen by our parallelism search."""
-    thresholds = tuple(SKIPPED if t < tier else 0.0 for t in range(len(site.tiers) - 1))
+def redeployed(site: Site, demand: Demand, thresholds: tuple[float, ...]) -> System:
+    """These thresholds with what the deployment solver chooses for `demand`."""
     found = deployer_for(site, demand, gpus=None, dispatch=Dispatch.CAPACITY)[0].deploy(thresholds)
     assert found is not None
     return System(thresholds, found.strategies)
+
+
+def alone(site: Site, demand: Demand, tier: int) -> System:
+    """One tier's model on all GPUs, its replicas chosen by our parallelism search."""
+    thresholds = tuple(SKIPPED if t < tier else 0.0 for t in range(len(site.tiers) - 1))
+    return redeployed(site, demand, thresholds)
 
 
 def load_based(site: Site, demand: Demand, min_quality: float, seed: int) -> System:
@@ -62,7 +67,7 @@ def load_based(site: Site, demand: Demand, min_quality: float, seed: int) -> Sys
         )
         best.append(able[place])
         per_s.append(rates[place])
-    thresholds, gpus = _least_busy(demand, min_quality, best, per_s, site.cluster.gpus)
+    thresholds, gpus = least_busy(judged, min_quality, best, per_s, site.cluster.gpus)
     shares = route(judged, thresholds).share_processed()
     draw = np.random.default_rng(seed).random(len(demand.arrival_s))
     strategies = []
@@ -73,21 +78,18 @@ def load_based(site: Site, demand: Demand, min_quality: float, seed: int) -> Sys
     return System(thresholds, tuple(strategies))
 
 
-def _least_busy(
-    demand: Demand, min_quality: float, kinds: Sequence[Replica], per_s: Sequence[float], gpus: int
+def least_busy(
+    judged: JudgedSample, min_quality: float, kinds: Sequence[Replica], per_s: Sequence[float], gpus: int
 ) -> tuple[tuple[float, ...], list[int]]:
-    """(thresholds, GPUs by tier) with which the busiest tier is least busy."""
-    levels, qualities = all_qualities(demand.judged)
-    scores = demand.judged.scores
+    """(thresholds, GPUs by tier) of that quality with which the busiest tier is least busy; three tiers.
+
+    kinds, per_s: each tier's replica, and the requests per second that one serves.
+    """
+    levels, qualities = all_qualities(judged)
     found: tuple[float, tuple[float, ...], list[int]] | None = None
     for point in _lowest_able(qualities >= min_quality - 1e-9):
         thresholds = tuple(float(levels[t][i]) for t, i in enumerate(point))
-        climbing, shares = np.ones(len(scores), np.bool_), []
-        for tier in range(scores.shape[1]):
-            threshold = thresholds[tier] if tier < len(thresholds) else 0.0
-            shares.append(float(climbing.mean()) if threshold <= 100 else 0.0)
-            if threshold <= 100:
-                climbing = climbing & (scores[:, tier] < threshold)
+        shares = route(judged, thresholds).share_processed()
         counts = [kind.shape.gpus if share else 0 for kind, share in zip(kinds, shares, strict=True)]
         if sum(counts) > gpus:
             continue
