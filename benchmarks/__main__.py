@@ -2,14 +2,15 @@
 
 import argparse
 
-from benchmarks import engine, overhead, planner, sglang_moves, simulator
+from benchmarks import engine, overhead, planner, sglang_moves, sglang_overhead, simulator
 
 BENCHMARKS = {
     "engine": engine.run,
     "overhead": overhead.run,
+    "sglang_overhead": sglang_overhead.run,
+    "sglang_moves": sglang_moves.run,
     "simulator": simulator.run,
     "planner": planner.run,
-    "sglang_moves": sglang_moves.run,
 }
 
 

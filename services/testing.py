@@ -14,7 +14,7 @@ from services.domain.instances import Role
 from services.runtime import Chassis, Compose, serve
 from services.settings import MeshFile, ServiceSettings, load_mesh_file
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 180.0  # a worker may start a server of its own
 
 
 @contextmanager

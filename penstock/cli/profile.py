@@ -1,8 +1,10 @@
 """`penstock profile`: measure an engine's step times on this machine, for the planner."""
 
+import asyncio
 import platform
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -10,6 +12,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from penstock.cli import targets
 from penstock.cli.local import needed_packages
 from penstock.cli.output import console, errors, fail, print_json
+
+if TYPE_CHECKING:
+    from worker_service.engine.sglang.client import ServerInfo
+    from worker_service.profile import StepSample
 
 
 def profile(
@@ -21,49 +27,83 @@ def profile(
     max_running: Annotated[int, typer.Option("--max-running", help="Largest batch.", min=1)] = 32,
     max_step_tokens: Annotated[int, typer.Option("--max-step-tokens", help="Tokens in a step.", min=1)] = 512,
     seed: Annotated[int, typer.Option("--seed", help="Of the prompts.")] = 0,
+    sglang: Annotated[str, typer.Option("--sglang", help="Base URL of an idle SGLang server to measure instead.")] = "",
     json: targets.Json = False,
 ) -> None:
-    """Measure the torch engine's steps, as a worker would run them, and fit the planner's latency model."""
+    """Measure the torch engine's steps, as a worker would run them, or a running SGLang server's, and fit the planner's
+    latency model.
+
+    A server is measured as it was started: --kv-tokens, --max-running and --max-step-tokens are its own.
+    """
     with needed_packages():
         from planner_service.profiles import Profile, fit_latency, write_profile
         from planner_service.simulator import EngineLimits, Replica
         from services.clock import SystemClock
+        from services.domain.errors import PenstockError
         from services.domain.hardware import ReplicaShape
         from worker_service.engine.interface import EngineUnusable
         from worker_service.engine.torch import TorchEngineOptions
         from worker_service.engine.torch.engine import torch_core
         from worker_service.profile import measure
-    options = TorchEngineOptions(
-        model,
-        model.name,
-        device=device,
-        kv_tokens=kv_tokens,
-        max_running=max_running,
-        max_queued=max_running,
-        max_step_tokens=max_step_tokens,
-        threads=threads,
-    )
-    try:
-        core, info = torch_core(options, SystemClock())
-    except EngineUnusable as unusable:
-        fail(str(unusable), 2)
+    machine = f"{platform.machine()}, {device}, {threads} threads" if device == "cpu" else device
     columns = (TextColumn("measuring"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=errors, transient=True, disable=json) as progress:
         bar = progress.add_task("", total=None)
-        samples = measure(core, seed=seed, on_progress=lambda done, of: progress.update(bar, completed=done, total=of))
+
+        def show(done: int, of: int) -> None:
+            progress.update(bar, completed=done, total=of)
+
+        if sglang:
+            try:
+                samples, server = asyncio.run(_of_server(sglang, model, seed, show))
+            except PenstockError as refused:
+                fail(str(refused), 2)
+            shape, machine = ReplicaShape(server.tp, server.pp), f"SGLang at {sglang}"
+            limits, room = EngineLimits(server.max_running, server.step_tokens, server.page_tokens), server.kv_tokens
+        else:
+            options = TorchEngineOptions(
+                model,
+                model.name,
+                device=device,
+                kv_tokens=kv_tokens,
+                max_running=max_running,
+                max_queued=max_running,
+                max_step_tokens=max_step_tokens,
+                threads=threads,
+            )
+            try:
+                core, info = torch_core(options, SystemClock())
+            except EngineUnusable as unusable:
+                fail(str(unusable), 2)
+            samples = measure(core, seed=seed, on_progress=show)
+            limits = EngineLimits(max_running, max_step_tokens, info.kv_block_tokens)
+            shape, room = ReplicaShape(1, 1), info.kv_blocks * info.kv_block_tokens
     pairs = [(sample.load, sample.seconds) for sample in samples]
     latency, error = fit_latency(pairs)
-    limits = EngineLimits(max_running, max_step_tokens, info.kv_block_tokens)
-    replica = Replica(ReplicaShape(1, 1), latency, info.kv_blocks * info.kv_block_tokens, limits)
-    machine = f"{platform.machine()}, {device}, {threads} threads" if device == "cpu" else f"{device}"
-    found = Profile(model.name, "torch", machine, replica, tuple(pairs), error)
+    replica = Replica(shape, latency, room, limits)
+    found = Profile(model.name, "sglang" if sglang else "torch", machine, replica, tuple(pairs), error)
     write_profile(out, found)
     if json:
         print_json({"samples": len(pairs), "mean_error": error, "latency": latency, "out": str(out)})
         return
     console.print(f"{len(pairs)} kinds of step, mean error of the fit {error:.1%}; written: {out}", highlight=False)
     for n in (1, 8, 32):
-        if n <= max_running:
+        if n <= limits.max_running:
             console.print(f"decode step of {n:>2}: {1000 * latency.base_s(n):.1f} ms before attention", highlight=False)
     rate = replica.capacity_per_s(200, 200)
     console.print(f"capacity at 200 + 200 tokens: {rate:.2f} requests/s", highlight=False)
+
+
+async def _of_server(
+    endpoint: str, model: Path, seed: int, show: Callable[[int, int], None]
+) -> "tuple[list[StepSample], ServerInfo]":
+    from worker_service.engine.sglang.client import SglangClient
+    from worker_service.engine.sglang.engine import config_vocab
+    from worker_service.engine.sglang.profile import measure_server
+
+    client = SglangClient(endpoint)
+    try:
+        server = await client.info()
+        return await measure_server(client, server, config_vocab(model), seed=seed, on_progress=show), server
+    finally:
+        await client.close()

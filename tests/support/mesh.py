@@ -61,9 +61,9 @@ class TestMesh:
     def http(self) -> str:
         return f"http://{self.router.http_address}"
 
-    async def until(self, condition: Callable[[Any], bool]) -> None:
+    async def until(self, condition: Callable[[Any], bool], timeout_s: float = 30) -> None:
         """Wait until the router's status meets a condition."""
-        async with self.client() as client, asyncio.timeout(30):
+        async with self.client() as client, asyncio.timeout(timeout_s):
             async for status in client.watch_status(0.1):
                 if condition(status):
                     return

@@ -59,27 +59,34 @@ def launched_server(shape: ServerShape, log: Path) -> Iterator[str]:
 
 def cpu_shape(model: Path, **options: Any) -> ServerShape:
     """A server for this machine's CPU."""
-    how = {name: CPU_LAUNCH[name] for name in ("python", "flags", "env")}
-    return ServerShape(**{"model": str(model), "name": model.name, "kv_tokens": 4096, **how, **options})
+    how = {name: CPU_LAUNCH[name] for name in ("python", "env")}
+    # it takes requests in before it is sure of room for their replies, so that room runs out in tests too
+    flags = (*CPU_LAUNCH["flags"], "--schedule-conservativeness", "0.05")
+    return ServerShape(**{"model": str(model), "name": model.name, "kv_tokens": 4096, "flags": flags, **how, **options})
 
 
 class SglangServers:
     """Servers that tests share, one for each shape, started when first asked for."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._urls = folder, dict[str, str]()
-        self._stack = ExitStack()
+        self._folder, self._running = folder, dict[str, tuple[str, ExitStack]]()
 
     async def url(self, shape: ServerShape) -> str:
         """A server of this shape, its prefix cache empty."""
         key = repr(shape)
-        if key not in self._urls:
-            log = self._folder / f"server-{len(self._urls)}.log"
-            self._urls[key] = await asyncio.to_thread(self._stack.enter_context, launched_server(shape, log))
-        client = SglangClient(self._urls[key])
+        if key not in self._running:
+            stack, log = ExitStack(), self._folder / f"server-{len(self._running)}.log"
+            self._running[key] = await asyncio.to_thread(stack.enter_context, launched_server(shape, log)), stack
+        url, _ = self._running[key]
+        client = SglangClient(url)
         await client.forget_prefixes()
         await client.close()
-        return self._urls[key]
+        return url
+
+    def kill(self, shape: ServerShape) -> None:
+        """End the server of this shape as `kill -9` does."""
+        _, stack = self._running.pop(repr(shape))
+        stack.close()
 
     async def engine(
         self, model: Path, *, max_context_tokens: int | None = None, max_queued: int = 64, **options: Any
@@ -98,7 +105,8 @@ class SglangServers:
         )
 
     def close(self) -> None:
-        self._stack.close()
+        for _, stack in self._running.values():
+            stack.close()
 
 
 @contextmanager

@@ -1,50 +1,61 @@
-"""The SGLang engine against a real server on the CPU: `make test-sglang` installs it; skipped where it is not there."""
+"""What only SGLang workers have, against real servers on the CPU: `make test-sglang` installs one.
+
+What every engine has is tested by the contract suite, on SGLang too.
+"""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import replace
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
+import yaml
+from typer.testing import CliRunner
 
+from penstock.cli.main import app
+from planner_service.profiles import read_profile
 from services.domain import (
     ChatMessage,
     ChatPrompt,
     FinishReason,
     GenerationRequest,
+    InvalidRequest,
+    NotServed,
+    Overloaded,
     PromptTooLong,
     Role,
     SamplingParams,
     TokenFrame,
+    TokenPrompt,
     Unavailable,
 )
 from services.processes import free_port
 from services.testing import RedisProcess
-from tests.conftest import FAMILY, MeshFileMaker
+from tests.conftest import FAMILY, ROOT, TIERS, MeshFileMaker
 from tests.support.mesh import running_mesh
-from tests.support.sglang import sglang_server
-from tests.worker.test_engine_contract import QUESTIONS, answer, collect
-from worker_service.engine.interface import EngineUnusable
+from tests.support.sglang import CPU_LAUNCH, SglangServers, cpu_shape
+from tests.worker.test_engine_contract import QUESTIONS, answer, collect, until
+from worker_service.engine.interface import DraftDistribution, EngineUnusable
 from worker_service.engine.sglang import SglangEngine, SglangEngineOptions
 from worker_service.engine.torch import TorchEngineOptions, torch_engine
 
-pytestmark = [
-    pytest.mark.sglang,
-    pytest.mark.timeout(400),
-]
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
 GREEDY = SamplingParams(temperature=0.0, max_output_tokens=60)
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    log = tmp_path_factory.mktemp("sglang") / "server.log"
-    with sglang_server(FAMILY / "medium", free_port(), log) as url:
-        yield url
+ENDLESS = SamplingParams(temperature=0.0, max_output_tokens=1500, ignore_eos=True)
+SMALL = {"kv_tokens": 4096}
+TIGHT = cpu_shape(FAMILY / "small", kv_tokens=400, max_running=2, max_queued=0, max_step_tokens=64)
 
 
 @pytest.fixture
-async def engine(server: str) -> AsyncIterator[SglangEngine]:
-    made = SglangEngine(SglangEngineOptions(FAMILY / "medium", "medium", server, start_timeout_s=60))
+async def engine(sglang_servers: SglangServers) -> AsyncIterator[SglangEngine]:
+    made = await sglang_servers.engine(FAMILY / "small", **SMALL)
     await made.start()
     yield made
     await made.close()
@@ -54,61 +65,109 @@ def request(name: str, text: str, sampling: SamplingParams = GREEDY, **more: Any
     return GenerationRequest(name, ChatPrompt((ChatMessage("user", text),)), sampling, **more)
 
 
-async def test_greedy_text_is_the_torch_engines(engine: SglangEngine) -> None:
-    torch = torch_engine(TorchEngineOptions(FAMILY / "medium", "medium"))
+async def torch_replies(model: str) -> list[str]:
+    torch = torch_engine(TorchEngineOptions(FAMILY / model, model))
     await torch.start()
-    for i, question in enumerate(QUESTIONS):
-        ours, theirs = (
-            await answer(torch, request(f"t{i}", question)),
-            await collect(engine.generate(request(f"s{i}", question))),
-        )
-        assert theirs.tokens == ours.tokens
-        assert theirs.text == ours.text
-        assert theirs.finished is not None
-        assert ours.finished is not None
-        assert theirs.finished.reason is ours.finished.reason
+    replies = [(await answer(torch, request(f"t{i}", question))).text for i, question in enumerate(QUESTIONS)]
     await torch.close()
+    return replies
 
 
-async def test_stop_strings_logprobs_length_and_resuming(engine: SglangEngine) -> None:
-    whole = await collect(engine.generate(request("a", QUESTIONS[3])))
-    stop = whole.text[5:8]
-    stopped = await collect(engine.generate(request("b", QUESTIONS[3], replace(GREEDY, stop=(stop,)))))
-    assert stopped.text == whole.text[: whole.text.find(stop)]
-    assert stopped.finished is not None
-    assert stopped.finished.stop == stop
-    told = await collect(engine.generate(request("c", QUESTIONS[3], replace(GREEDY, top_logprobs=2))))
-    assert [p.chosen.token_id for p in told.logprobs] == list(told.tokens)
-    assert all(len(p.top) == 2 for p in told.logprobs)
-    short = await collect(engine.generate(request("d", QUESTIONS[3], replace(GREEDY, max_output_tokens=3))))
-    assert short.finished is not None
-    assert short.finished.reason is FinishReason.LENGTH
-    assert len(short.tokens) == 3
-    cut = whole.tokens[:4]
-    rest = await collect(engine.generate(request("e", QUESTIONS[3], resume_token_ids=cut)), len(cut))
-    assert cut + rest.tokens == whole.tokens
-    done = await collect(engine.generate(request("f", QUESTIONS[3], resume_token_ids=whole.tokens)), len(whole.tokens))
-    assert done.tokens == ()
+async def test_greedy_text_is_the_torch_engines(engine: SglangEngine) -> None:
+    found = [(await answer(engine, request(f"s{i}", question))).text for i, question in enumerate(QUESTIONS)]
+    assert found == await torch_replies("small")
+
+
+async def test_oversize_prompts_and_unknown_tokens_are_refused_and_the_server_lives(engine: SglangEngine) -> None:
     with pytest.raises(PromptTooLong):
-        await collect(engine.generate(request("g", "x" * 5000)))
+        await answer(engine, request("a", "x" * 5000))
+    longest = TokenPrompt((65,) * (engine.info.max_context_tokens - 1))
+    got = await answer(engine, GenerationRequest("b", longest, ENDLESS))
+    assert len(got.tokens) == 1
+    with pytest.raises(InvalidRequest, match="token_ids"):  # a token beyond the embedding would end the server
+        await answer(engine, GenerationRequest("c", TokenPrompt((engine.tokenizer.vocab_size,)), GREEDY))
+    assert (await answer(engine, request("d", QUESTIONS[0]))).tokens
 
 
-async def test_abort_and_leaving_free_the_server(engine: SglangEngine) -> None:
-    endless = SamplingParams(temperature=0.0, max_output_tokens=1500, ignore_eos=True)
-    running = asyncio.create_task(collect(engine.generate(request("a", "hello", endless))))
-    while not engine.load().running_tokens:
-        await asyncio.sleep(0.01)
-    assert await engine.abort("a")
-    got = await running
-    assert got.finished is not None
-    assert got.finished.reason is FinishReason.ABORTED
-    events = engine.generate(request("b", "hello", endless))
-    async for event in events:
+async def test_a_full_server_is_overloaded(sglang_servers: SglangServers) -> None:
+    """Others use the server too: its own queue is full before ours is."""
+    url = await sglang_servers.url(TIGHT)
+    engine = SglangEngine(SglangEngineOptions(FAMILY / "small", "small", url, max_requests=64))
+    await engine.start()
+    tasks = [asyncio.create_task(answer(engine, request(f"r{i}", "hello", ENDLESS))) for i in range(12)]
+    await until(lambda: any(task.done() for task in tasks))
+    for i in range(12):
+        await engine.abort(f"r{i}")
+    found = await asyncio.gather(*tasks, return_exceptions=True)
+    assert any(isinstance(one, Overloaded) for one in found)
+    assert not [one for one in found if isinstance(one, BaseException) and not isinstance(one, Overloaded)]
+    await engine.close()
+
+
+async def test_a_slow_client_holds_nobody_up_and_misses_nothing(engine: SglangEngine) -> None:
+    whole = await answer(engine, request("whole", "hello", ENDLESS))
+    slow = engine.generate(request("slow", "hello", ENDLESS))
+    head: list[int] = []
+    async for event in slow:
         if isinstance(event, TokenFrame):
+            head += event.token_ids
             break
-    await events.aclose()
-    assert engine.load().requests == 0
-    assert not await engine.abort("b")
+    others = await asyncio.gather(*(answer(engine, request(f"o{i}", q)) for i, q in enumerate(QUESTIONS * 3)))
+    assert all(got.finished is not None and got.finished.reason is FinishReason.STOP for got in others)
+    async for event in slow:
+        if isinstance(event, TokenFrame):
+            head += event.token_ids
+    assert tuple(head) == whole.tokens
+
+
+async def test_sampled_drafts_need_their_distributions(engine: SglangEngine) -> None:
+    """With them, tokens that the server itself would draw stand; the vocabulary is small enough to be told whole."""
+    prompt = engine.tokenizer.encode(request("a", QUESTIONS[0]).prompt)
+    sampling = SamplingParams(temperature=0.7, top_p=0.9, seed=3)
+    own = (await answer(engine, request("a", QUESTIONS[0]))).tokens[:4]
+    sure = [DraftDistribution((token,), (1.0,)) for token in own]
+    found = await engine.verify("v", prompt, own, sampling, distributions=sure)
+    assert 0 <= found.accepted <= 4
+    again = await engine.verify("w", prompt, own, sampling, distributions=sure)
+    assert again == found
+    with pytest.raises(NotServed, match="without its distributions"):
+        await engine.verify("x", prompt, own, sampling)
+
+
+async def test_a_verified_prefix_is_not_computed_again(sglang_servers: SglangServers, engine: SglangEngine) -> None:
+    url = await sglang_servers.url(cpu_shape(FAMILY / "small", **SMALL))
+
+    async def computed_tokens() -> int:
+        async with aiohttp.ClientSession() as session, session.get(f"{url}/v1/loads") as response:
+            return int((await response.json())["loads"][0]["total_prefill_uncached_tokens"])
+
+    got = await answer(engine, request("a", "Sort: " + "7, 3, " * 30))
+    prompt = engine.tokenizer.encode(request("a", "Sort: " + "7, 3, " * 30).prompt)
+    before = await computed_tokens()
+    found = await engine.verify("v", prompt, got.tokens, GREEDY)
+    assert found.accepted == len(got.tokens)
+    assert await computed_tokens() - before < len(got.tokens) + 3 * engine.info.kv_block_tokens
+
+
+async def test_the_load_tells_what_is_cached(engine: SglangEngine) -> None:
+    await answer(engine, request("a", "Sort: " + "7, 3, " * 30))
+    await until(lambda: engine.load().cached_tokens > 150)
+    assert engine.load().free_kv_blocks == engine.info.kv_blocks
+
+
+async def test_a_running_server_is_profiled(sglang_servers: SglangServers, tmp_path: Path) -> None:
+    url = await sglang_servers.url(TIGHT)
+    argv = ["profile", str(FAMILY / "small"), "--sglang", url, "--out", str(tmp_path / "p.json"), "--json"]
+    done = await asyncio.to_thread(CliRunner().invoke, app, argv)
+    assert done.exit_code == 0, done.output
+    found = read_profile(tmp_path / "p.json")
+    assert found.engine == "sglang"
+    assert (found.replica.limits.max_running, found.replica.limits.max_step_tokens) == (2, 64)
+    loads = [load for load, _ in found.samples]
+    assert {1, 2} <= {load.tokens for load in loads if load.pairs == 0}
+    assert max(load.tokens for load in loads) == 64
+    assert any(load.longest_gap > 0 for load in loads)
+    assert all(0 < seconds < 5 for _, seconds in found.samples)
 
 
 async def test_a_server_that_is_not_there_is_waited_for_and_then_named() -> None:
@@ -119,33 +178,92 @@ async def test_a_server_that_is_not_there_is_waited_for_and_then_named() -> None
         await gone.start()
 
 
-async def test_a_mesh_serves_on_sglang_and_fails_over_to_torch(
-    server: str, redis: RedisProcess, mesh_file: MeshFileMaker
-) -> None:
-    """One tier, one model, two engines: when the SGLang worker goes, its replies go on at the torch worker."""
-    model = str(FAMILY / "medium")
-    file = mesh_file([{"name": "only", "model": model, "engine": "sglang", "sglang": {"endpoint": server}}])
-    async with running_mesh(file, redis.url) as mesh, mesh.client() as client:
-        wanted = [(await client.generate(q, temperature=0, max_tokens=60)).text for q in QUESTIONS]
-        file.write_text(file.read_text().replace("engine: sglang", "engine: torch"))
-        await mesh.start(Role.WORKER, "worker-torch", tier="only")
-        await mesh.complete()
-        running = [asyncio.create_task(client.generate(q, temperature=0, max_tokens=60)) for q in QUESTIONS]
-        found = [(await task).text for task in running]
-        assert found == wanted
-        engines = {i.engine for i in (await client.status()).instances if i.role == "worker"}
-        assert engines == {"sglang", "torch"}
-
-
-async def test_a_server_that_dies_fails_the_engine(tmp_path: Any) -> None:
-    with sglang_server(FAMILY / "small", free_port(), tmp_path / "log") as url:
-        engine = SglangEngine(SglangEngineOptions(FAMILY / "small", "small", url, gone_s=0.5))
-        await engine.start()
-        endless = SamplingParams(temperature=0.0, max_output_tokens=1500, ignore_eos=True)
-        running = asyncio.create_task(collect(engine.generate(request("a", "hello", endless))))
-        while not engine.load().running_tokens:
-            await asyncio.sleep(0.01)
+async def test_a_running_server_that_dies_fails_the_engine(sglang_servers: SglangServers) -> None:
+    url = await sglang_servers.url(TIGHT)
+    engine = SglangEngine(SglangEngineOptions(FAMILY / "small", "small", url, gone_s=0.5))
+    await engine.start()
+    running = asyncio.create_task(collect(engine.generate(request("a", "hello", ENDLESS))))
+    await until(lambda: bool(engine.load().running_tokens))
+    sglang_servers.kill(TIGHT)
     with pytest.raises(Unavailable):
         await running
     assert isinstance(await engine.failed(), Unavailable)
     await engine.close()
+
+
+def server_pid(port: int) -> int:
+    """The SGLang server that was told to listen there."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        argv = path.read_bytes().split(b"\0") if path.exists() else []
+        if b"sglang.launch_server" in argv and b"%d" % port in argv:
+            return int(path.parent.name)
+    raise AssertionError(f"no server at {port}")
+
+
+async def test_a_killed_server_loses_no_reply_and_comes_back(
+    sglang_servers: SglangServers, redis: RedisProcess, mesh_file: MeshFileMaker
+) -> None:
+    """One tier, one model. A worker's own server is killed under load: replies go on at the other SGLang server, the
+    worker is out until its server runs again. Killed again, with a torch worker beside it: they go on there."""
+    model, port = FAMILY / "small", free_port()
+    other = await sglang_servers.url(cpu_shape(model, **SMALL))
+    tier = {"name": "only", "model": str(model), "engine": "sglang", "kv_tokens": 4096, "workers": 1}
+    file = mesh_file([tier | {"sglang": CPU_LAUNCH | {"port": port, "flags": list(CPU_LAUNCH["flags"])}}])
+    wanted = await torch_replies("small") * 8
+
+    async def ask_all(client: Any) -> list[str]:
+        replies = await asyncio.gather(*(client.generate(q, temperature=0, max_tokens=60) for q in QUESTIONS * 8))
+        return [reply.text for reply in replies]
+
+    def state(status: Any, name: str) -> str:
+        return next((i.state for i in status.instances if i.instance_id == name), "gone")
+
+    async with running_mesh(file, redis.url) as mesh, mesh.client() as client:
+        content = yaml.safe_load(file.read_text())
+        content["tiers"][0]["sglang"] = {"endpoint": other}
+        file.write_text(yaml.safe_dump(content))
+        await mesh.start(Role.WORKER, "worker-other", tier="only")
+        await mesh.complete()
+        load = asyncio.create_task(ask_all(client))
+        await mesh.until(lambda s: any(i.instance_id == "worker-only-0" and i.running for i in s.instances))
+        os.kill(server_pid(port), signal.SIGKILL)
+        assert await load == wanted
+        await mesh.until(lambda s: state(s, "worker-only-0") == "draining")
+        assert await ask_all(client) == wanted  # the other alone
+        await mesh.until(lambda s: state(s, "worker-only-0") == "ready", timeout_s=150)
+        await mesh.stop("worker-other")
+        assert await ask_all(client) == wanted  # the one that came back alone
+        file.write_text(file.read_text().replace("engine: sglang", "engine: torch"))
+        await mesh.start(Role.WORKER, "worker-torch", tier="only")
+        await mesh.complete()
+        load = asyncio.create_task(ask_all(client))
+        await mesh.until(lambda s: any(i.instance_id == "worker-only-0" and i.running for i in s.instances))
+        os.kill(server_pid(port), signal.SIGKILL)
+        assert await load == wanted
+
+
+def test_the_demo_runs_on_sglang_workers(tmp_path: Path) -> None:
+    """`penstock demo` on the shipped models, each tier's worker with a server of its own."""
+    content = yaml.safe_load((ROOT / "mesh.yaml").read_text())
+    for tier in content["tiers"]:
+        tier["model"] = str(ROOT / tier["model"])
+        tier |= {"engine": "sglang", "kv_tokens": 8192}
+        tier["sglang"] = CPU_LAUNCH | {"flags": list(CPU_LAUNCH["flags"])}
+    for scorer in content["judge"]["scorers"]:
+        if scorer.get("model"):
+            scorer["model"] = str(ROOT / scorer["model"])
+    file = tmp_path / "mesh.yaml"
+    file.write_text(yaml.safe_dump(content))
+    began = time.monotonic()
+    env = {name: value for name, value in os.environ.items() if name != "REDIS_URL"}
+    command = [sys.executable, "-m", "penstock.cli.main", "demo", "-m", str(file), "--prompts", "24", "--json"]
+    command += ["--questions", str(ROOT / "models" / "heldout.jsonl"), "--out", str(tmp_path / "demo.json")]
+    command += ["--folder", str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=tmp_path, timeout=380)
+    logs = "\n".join(f"{p.name}: {p.read_text()[-1500:]}" for p in (tmp_path / "run" / "logs").glob("*.log"))
+    assert done.returncode == 0, f"after {time.monotonic() - began:.0f} s: {done.stderr}\n{logs}"
+    figures = json.loads((tmp_path / "demo.json").read_text())
+    assert [tier["name"] for tier in figures["tiers"]] == list(TIERS)
+    accuracy = [tier["accuracy"] for tier in figures["tiers"]]
+    assert accuracy[-1] > accuracy[0]  # the models are what they are on our own engine
+    assert figures["cascade"]["accuracy"] > accuracy[0]

@@ -22,13 +22,17 @@ class ServerInfo:
     """What a server says of itself.
 
     input_tokens: the longest prompt it takes. kv_tokens: room in its KV cache, all its replicas together.
+    step_tokens: of prompts, in one step.
     seeded: a sampled token depends on seed and position only. priorities: waiting requests go by priority.
     """
 
     input_tokens: int
     kv_tokens: int
     page_tokens: int
+    step_tokens: int
     max_running: int
+    tp: int
+    pp: int
     seeded: bool
     priorities: bool
     prefix_cache: bool
@@ -37,10 +41,11 @@ class ServerInfo:
 
 @dataclass(frozen=True, slots=True)
 class ServerLoad:
-    """Tokens of KV in use by requests and in all, requests computed and waiting."""
+    """Tokens of KV in use by requests and in all, requests computed and waiting; the most that are computed together."""
 
     used_tokens: int
     capacity_tokens: int
+    max_running: int
     running: int
     waiting: int
 
@@ -91,7 +96,10 @@ class SglangClient:
                 input_tokens=int(data["max_req_input_len"]),
                 kv_tokens=load.capacity_tokens,
                 page_tokens=int(data.get("page_size") or 1),
-                max_running=int(data["max_running_requests"]),
+                step_tokens=int(data.get("chunked_prefill_size") or load.capacity_tokens),
+                max_running=int(data.get("max_running_requests") or load.max_running),
+                tp=int(data["tp_size"]),
+                pp=int(data["pp_size"]),
                 seeded=bool(data.get("enable_deterministic_inference")),
                 priorities=bool(data.get("enable_priority_scheduling"))
                 and not data.get("schedule_low_priority_values_first"),
@@ -109,6 +117,7 @@ class SglangClient:
             return ServerLoad(
                 used_tokens=sum(r["num_used_tokens"] for r in ranks),
                 capacity_tokens=sum(r["max_total_num_tokens"] for r in ranks),
+                max_running=sum(r["max_running_requests"] for r in ranks),
                 running=sum(r["num_running_reqs"] for r in ranks),
                 waiting=sum(r["num_waiting_reqs"] for r in ranks),
             )
@@ -188,22 +197,36 @@ class SglangClient:
         }
         if priority is not None:
             body["priority"] = priority
+        meta = await self._generate_whole(body)
         try:
-            async with self._session.post(
-                f"{self._base}/generate", json=body, headers=dict(telemetry.inject())
-            ) as response:
-                if response.status != 200:
-                    raise _refusal(response.status, await response.text())
-                meta = (await response.json())["meta_info"]
-            _refuse_aborted(meta)
             rows = [*meta["input_top_logprobs"][1:], *meta["output_top_logprobs"]]
-        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            raise Unavailable(f"{self._base}: {error!r}") from error
         except (KeyError, TypeError) as error:
             raise Unavailable(f"{self._base}/generate: unexpected answer: {error!r}") from error
         if len(rows) != len(draft) + 1 or not all(rows):
             raise Unavailable(f"{self._base}/generate: logprobs at {len(rows)} positions, not {len(draft) + 1}")
         return [_likeliest(row) for row in rows]
+
+    async def prompt_seconds(self, request_id: str, token_ids: Seq[int]) -> float:
+        """Seconds of the server's forward pass over a prompt, by its own clock. InvalidRequest, Overloaded, Unavailable."""
+        sampling = {"temperature": 0.0, "max_new_tokens": 1, "ignore_eos": True}
+        meta = await self._generate_whole({"rid": request_id, "input_ids": token_ids, "sampling_params": sampling})
+        try:
+            return float(meta["prefill_finished_time"]) - float(meta["forward_entry_time"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise Unavailable(f"{self._base}/generate: unexpected answer: {error!r}") from error
+
+    async def _generate_whole(self, body: dict[str, Any]) -> dict[str, Any]:
+        """What the server says of a reply that is not streamed."""
+        headers = dict(telemetry.inject())
+        try:
+            async with self._session.post(f"{self._base}/generate", json=body, headers=headers) as response:
+                if response.status != 200:
+                    raise _refusal(response.status, await response.text())
+                meta: dict[str, Any] = (await response.json())["meta_info"]
+        except (aiohttp.ClientError, TimeoutError, ValueError, KeyError) as error:
+            raise Unavailable(f"{self._base}: {error!r}") from error
+        _refuse_aborted(meta)
+        return meta
 
     async def _get(self, path: str) -> Any:
         try:

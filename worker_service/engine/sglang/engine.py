@@ -87,7 +87,7 @@ class SglangEngine(MovingRequests):
     def __init__(self, options: SglangEngineOptions) -> None:
         if bool(options.endpoint) == (options.launch is not None):
             raise ValueError("either an endpoint or a launch is needed")
-        self._options = options
+        self.options = options
         self._requests: dict[str, Running] = {}
         self._arriving: dict[str, asyncio.Task[None]] = {}
         self._produced: deque[tuple[float, int]] = deque()
@@ -113,10 +113,10 @@ class SglangEngine(MovingRequests):
         return None
 
     async def start(self) -> None:
-        options = self._options
+        options = self.options
         if not (options.folder / "config.json").exists():
             raise EngineUnusable(f"{options.folder}: no config.json: the model's folder is needed for its tokenizer")
-        vocab_size = await asyncio.to_thread(_config_vocab, options.folder)
+        vocab_size = await asyncio.to_thread(config_vocab, options.folder)
         self._tokenizer = await asyncio.to_thread(HfTokenizer, options.folder, vocab_size)
         if options.launch is not None:
             self.process = ServerProcess(options.launch, options.port or free_port())
@@ -299,7 +299,7 @@ class SglangEngine(MovingRequests):
             raise Unavailable("the engine has stopped" if self._closed else "the SGLang server is down")
         if request_id in self._requests:
             raise AlreadyRunning(request_id)
-        if len(self._requests) >= self._options.max_requests:
+        if len(self._requests) >= self.options.max_requests:
             raise Overloaded(f"{len(self._requests)} requests are here already", 1.0)
         self._requests[request_id] = running = Running(tokens, prompt_tokens, request_id)
         try:
@@ -321,7 +321,7 @@ class SglangEngine(MovingRequests):
 
     def _tokens_an_event(self) -> int:
         """How many tokens behind the first are to come together: as many as one stream makes in the time they may wait."""
-        hold, load = self._options.hold, self.load()
+        hold, load = self.options.hold, self.load()
         if hold is None or not load.running_tokens:
             return 1
         return max(1, min(hold.tokens, int(hold.seconds * load.output_tokens_per_s / len(load.running_tokens))))
@@ -383,7 +383,7 @@ class SglangEngine(MovingRequests):
                         self._failure.set_result(lost)
                         return
                     await self._turn(up=True)
-                elif loop.time() - answered_at > self._options.gone_s:
+                elif loop.time() - answered_at > self.options.gone_s:
                     self._failure.set_result(error)
                     return
             await asyncio.sleep(POLL_S)
@@ -408,7 +408,7 @@ def _capabilities(server: ServerInfo) -> Iterator[Capability]:
         yield Capability.PRIORITIES
 
 
-def _config_vocab(folder: Path) -> int:
+def config_vocab(folder: Path) -> int:
     """A token id beyond the model's embedding would end the server."""
     from transformers import AutoConfig
 

@@ -60,6 +60,7 @@ def command(shape: ServerShape, port: int) -> list[str]:
         "dp-size": shape.dp,
         "page-size": shape.kv_block_tokens,
         "chunked-prefill-size": chunk,
+        "log-level-http": "warning",  # one line for each poll of ours otherwise
         "max-running-requests": shape.max_running * shape.dp,
         # all that come within one step stand in its queue before any is run
         "max-queued-requests": (shape.max_running + shape.max_queued) * shape.dp,

@@ -1,0 +1,84 @@
+"""Measures how long a running server's steps take, from outside: over batches, contexts and prompt chunks.
+
+A decode step's time is the time between two tokens of a batch of streams, while all of them are decoding. A prompt step's is
+the server's own: from the start of its forward pass to its end. The server must have nothing else to do.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from contextlib import aclosing
+from itertools import pairwise
+from statistics import median
+
+from services.domain.latency import StepLoad
+from worker_service.engine.sglang.client import ServerInfo, SglangClient
+from worker_service.profile import BATCHES, CONTEXTS, MAX_PROMPT_TOKENS, StepSample
+
+DECODES = 16  # steps of each batch; those while others still read their prompts are left out
+REPEATS = 3  # of each prompt
+
+
+async def measure_server(
+    client: SglangClient,
+    server: ServerInfo,
+    vocab_size: int,
+    *,
+    seed: int = 0,
+    on_progress: Callable[[int, int], None] = lambda _, __: None,
+) -> list[StepSample]:
+    """Time every batch size and context length, and every length of prompt within one step, that fits. Unavailable."""
+    rng = random.Random(seed)
+    batches = [
+        (n, length, mixed)
+        for length in CONTEXTS
+        for n in BATCHES
+        for mixed in ((False, True) if n > 1 and length > CONTEXTS[0] else (False,))
+        if n <= server.max_running
+        and length + DECODES + 2 <= server.input_tokens
+        and n * (length + DECODES + server.page_tokens) <= min(server.kv_tokens, max(MAX_PROMPT_TOKENS, length + 32))
+    ]
+    longest = min(server.step_tokens, server.input_tokens)
+    prompts = sorted({*(length for length in (4, *CONTEXTS) if length < longest), longest - longest // 4, longest})
+    samples = list[StepSample]()
+    for done, (n, length, mixed) in enumerate(batches):
+        on_progress(done, len(batches) + len(prompts))
+        lengths = [max(2, length // 8) if mixed and i % 2 else length for i in range(n)]
+        await client.forget_prefixes()
+        samples += await _decodes(client, [_random(rng, vocab_size, count) for count in lengths])
+    for done, length in enumerate(prompts, len(batches)):
+        on_progress(done, len(batches) + len(prompts))
+        await client.forget_prefixes()
+        seconds = [
+            await client.prompt_seconds(f"profile-{i}", _random(rng, vocab_size, length)) for i in range(REPEATS)
+        ]
+        samples.append(StepSample(StepLoad(length, length, length * (length + 1) / 2), median(seconds)))
+    on_progress(len(batches) + len(prompts), len(batches) + len(prompts))
+    return samples
+
+
+def _random(rng: random.Random, vocab_size: int, count: int) -> list[int]:
+    return [rng.randrange(vocab_size) for _ in range(count)]
+
+
+async def _decodes(client: SglangClient, prompts: Seq[Seq[int]]) -> list[StepSample]:
+    """The median step of this batch; none where no two steps had all of it."""
+    sampling = {"temperature": 0.0, "max_new_tokens": DECODES, "ignore_eos": True}
+
+    async def arrivals(i: int) -> list[float]:
+        times = list[float]()
+        async with aclosing(client.generate(f"profile-{i}", prompts[i], sampling)) as pieces:
+            async for piece in pieces:
+                times += [time.perf_counter()] * len(piece.token_ids)
+        return times
+
+    streams = await asyncio.gather(*(arrivals(i) for i in range(len(prompts))))
+    began, ended = max(times[0] for times in streams), min(times[-1] for times in streams)
+    gaps = [b - a for times in streams for a, b in pairwise(times) if a >= began and b <= ended and b > a]
+    if not gaps:
+        return []
+    ends = [len(prompt) + DECODES // 2 for prompt in prompts]  # halfway
+    load = StepLoad(len(prompts), sum(ends), 0.0, max(ends) * len(ends) - sum(ends))
+    return [StepSample(load, median(gaps))]
