@@ -15,18 +15,17 @@ from penstock.common.v1 import common_pb2
 from penstock.worker.v1 import worker_pb2 as pb
 from penstock.worker.v1 import worker_pb2_grpc
 from services.domain import Role
-from services.processes import free_port
 from services.testing import RedisProcess, serving
 from tests.conftest import FAMILY, ROOT, MeshFileMaker
 from tests.support.mesh import COMPOSE, running_mesh
 from tests.support.otlp import Collector, otlp_collector
-from tests.support.sglang import SHARED_STORE, sglang_server
+from tests.support.sglang import sglang_pair
 from tests.worker.test_migration import Stub, read
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
 
 MODEL = FAMILY / "large"
-TOKENS = 400
+TOKENS = 500
 BEFORE = 60  # tokens at the source before it is told to move the reply
 ADMIN_KEY = "store"  # without one a server does not let its store be taken away
 LOADED, HELD, COMPUTED = "penstock.kv.loaded_tokens", "penstock.kv.held_tokens", "penstock.kv.computed_tokens"
@@ -40,15 +39,9 @@ def collector() -> Iterator[Collector]:
 
 @pytest.fixture(scope="module")
 def servers(collector: Collector, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
-    folder = tmp_path_factory.mktemp("sglang")
-    flags = (*SHARED_STORE, "--enable-trace", "--otlp-traces-endpoint", collector.address, "--admin-api-key", ADMIN_KEY)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR", str(folder / "store"))
-        with (
-            sglang_server(MODEL, free_port(), folder / "a.log", *flags) as a,
-            sglang_server(MODEL, free_port(), folder / "b.log", *flags) as b,
-        ):
-            yield [a, b]
+    flags = ("--enable-trace", "--otlp-traces-endpoint", collector.address, "--admin-api-key", ADMIN_KEY)
+    with sglang_pair(MODEL, tmp_path_factory.mktemp("sglang"), *flags) as urls:
+        yield urls
 
 
 @pytest.fixture(autouse=True)
@@ -88,6 +81,8 @@ async def place(redis: RedisProcess, mesh_file: MeshFileMaker) -> AsyncIterator[
 @pytest.fixture
 async def pair(servers: list[str], place: Place) -> tuple[Worker, Worker]:
     one, two = [await place.worker(engine="sglang", sglang={"endpoint": url}) for url in servers]
+    for worker in (one, two):  # a server's first request takes seconds
+        await read(worker.stub.Generate(asked("first", 0)), "tokens")
     return one, two
 
 
