@@ -92,11 +92,14 @@ class Escalated:
 
 @dataclass(frozen=True, slots=True)
 class InstanceChanged:
+    """moved: with its KV, while it ran; otherwise the reply was computed anew up to `offset`."""
+
     tier: str
     from_instance_id: str
     to_instance_id: str
     offset: int
     reason: str
+    moved: bool = False
 
 
 @dataclass(frozen=True, slots=True)

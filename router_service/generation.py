@@ -7,17 +7,21 @@ at the same offset. Whoever reads the events sees every token once, in order.
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from dataclasses import dataclass, replace
 
 from opentelemetry import propagate, trace
 from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind, StatusCode, Tracer
 
+from router_service.bidding import MoveAgent
 from router_service.events import InstanceChanged, TierAdmitted, TierDeclined, TierStarted
+from router_service.migration import MovableReply, Moved, NotMoved, WorkerChanged
 from router_service.peers import Peers
 from router_service.placement import Placed
-from router_service.worker_client import WorkerAdmitted, WorkerClient, WorkerDeclined, WorkerFinished
+from router_service.prompt_length import PromptLengths
+from router_service.worker_client import MoveAdvice, WorkerAdmitted, WorkerClient, WorkerDeclined, WorkerFinished
+from services.background import end
 from services.domain.errors import AlreadyRunning, DeadlineExceeded, NotFound, Overloaded, Unavailable
 from services.domain.instances import InstanceRecord
 from services.domain.requests import FinishReason, GenerationRequest, TokenFrame, TokenUsage
@@ -62,8 +66,13 @@ class Splice:
 class TierGeneration:
     """Generates at the instances of one tier."""
 
-    def __init__(self, peers: Peers, workers: WorkerClient, tracer: Tracer, patience: Patience) -> None:
-        self._peers, self._workers, self._tracer, self._patience = peers, workers, tracer, patience
+    def __init__(
+        self, peers: Peers, workers: WorkerClient, agent: MoveAgent, tracer: Tracer, patience: Patience
+    ) -> None:
+        self._peers, self._workers, self._agent = peers, workers, agent
+        self._tracer, self._patience = tracer, patience
+        self._lengths = PromptLengths()
+        self._replies: dict[str, MovableReply] = {}
 
     async def generate(
         self, tier: str, request: GenerationRequest, deadline_s: float, parent: Context, *, may_give_up: bool
@@ -75,9 +84,11 @@ class TierGeneration:
         """
         splice = Splice(request.resume_token_ids)
         current, why, attempts, most = "", "", 0, None
+        prompt_tokens = self._lengths.estimate(tier, request.prompt)
         while True:
             patient = not may_give_up or current != ""
-            record = await self._place(tier, request.request_id, current, deadline_s, patient=patient)
+            tokens = prompt_tokens + len(splice.token_ids)
+            record = await self._place(tier, request.request_id, tokens, current, deadline_s, patient=patient)
             attempts += 1
             greeted = False
             try:
@@ -87,8 +98,11 @@ class TierGeneration:
                             greeted = True
                             yield self._greeting(tier, current, record.instance_id, splice, why)
                             current = record.instance_id
+                        if isinstance(event, InstanceChanged):
+                            current = event.to_instance_id
                         if isinstance(event, TierAdmitted):
-                            most = event.max_output_tokens
+                            most, prompt_tokens = event.max_output_tokens, event.prompt_tokens
+                            self._lengths.learn(tier, request.prompt, prompt_tokens)
                         yield event
                         if isinstance(event, TierDone):
                             return
@@ -97,14 +111,25 @@ class TierGeneration:
                 attempts -= 1  # refused at the door: nothing was tried
                 why = why or "full"
             except (Unavailable, AlreadyRunning, NotFound) as error:
-                _log.info("%s at %s: %s", request.request_id, record.instance_id, error)
-                self._peers.suspect(record.instance_id)
+                failed = current if greeted else record.instance_id
+                _log.info("%s at %s: %s", request.request_id, failed, error)
+                self._peers.suspect(failed)
                 why = str(error)
                 if most is not None and len(splice.token_ids) >= most:  # it died between its last token and its goodbye
                     yield TierDone(FinishReason.LENGTH, TokenUsage(0, 0, len(splice.token_ids)), None)
                     return
                 if attempts >= self._patience.attempts:
                     raise Unavailable(f"tier {tier}: {attempts} instances failed, the last one: {error}") from error
+
+    async def move(self, request_id: str, target: InstanceRecord, why: str) -> Moved | NotMoved:
+        """Have a reply under way go on at another instance of its tier; return once it does, or will not.
+
+        request_id: the worker's, as in `generate`. why: for the client's InstanceChanged event. NotFound.
+        """
+        reply = self._replies.get(request_id)
+        if reply is None:
+            raise NotFound("reply under way", request_id)
+        return await reply.move(target, why, starving=True)
 
     @staticmethod
     def _greeting(tier: str, before: str, now: str, splice: Splice, why: str) -> TierStarted | InstanceChanged:
@@ -114,13 +139,13 @@ class TierGeneration:
         return InstanceChanged(tier, before, now, len(splice.token_ids), why)
 
     async def _place(
-        self, tier: str, request_id: str, avoid: str, deadline_s: float, *, patient: bool
+        self, tier: str, request_id: str, tokens: int, avoid: str, deadline_s: float, *, patient: bool
     ) -> InstanceRecord:
         """An instance, as soon as there is one. Unavailable (none within the patience), DeadlineExceeded."""
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + (self._patience.tier_wait_s if patient else 0.0)
         while True:
-            found = self._peers.place(tier, request_id, avoid=avoid)
+            found = self._peers.place(tier, request_id, tokens, avoid=avoid)
             if isinstance(found, Placed):
                 return found.record
             now = loop.time()
@@ -140,8 +165,7 @@ class TierGeneration:
         parent: Context,
     ) -> AsyncGenerator[GenerationEvent, None]:
         """The reply's rest at one instance."""
-        left_s = deadline_s - asyncio.get_running_loop().time()
-        if left_s <= 0:
+        if asyncio.get_running_loop().time() >= deadline_s:
             raise DeadlineExceeded("the deadline passed")
         asked = replace(request, resume_token_ids=tuple(splice.token_ids))
         span = self._tracer.start_span(
@@ -158,10 +182,13 @@ class TierGeneration:
         )
         carrier: dict[str, str] = {}
         propagate.inject(carrier, trace.set_span_in_context(span, parent))
-        events = self._workers.generate(record.address, asked, timeout_s=left_s, metadata=tuple(carrier.items()))
+        moving: asyncio.Task[Moved | NotMoved] | None = None
+        reply = MovableReply(self._workers, record, asked, deadline_s, tuple(carrier.items()))
+        self._replies[request.request_id] = reply
         try:
-            with self._peers.sending(record.instance_id):
-                async with aclosing(events):
+            with ExitStack() as sent:
+                sent.enter_context(self._peers.sending(record.instance_id))
+                async with aclosing(reply.events()) as events:
                     async for event in events:
                         match event:
                             case TokenFrame():
@@ -169,20 +196,38 @@ class TierGeneration:
                             case WorkerAdmitted():
                                 yield TierAdmitted(
                                     tier,
-                                    record.instance_id,
+                                    reply.record.instance_id,
                                     event.slo_kept,
                                     event.prompt_tokens,
                                     event.max_output_tokens,
                                 )
                             case WorkerDeclined():
-                                yield TierDeclined(tier, record.instance_id, event.reason)
-                            case WorkerFinished() if event.reason in (FinishReason.STOP, FinishReason.LENGTH):
+                                yield TierDeclined(tier, reply.record.instance_id, event.reason)
+                            case MoveAdvice() if moving is None or moving.done():
+                                inside = trace.set_span_in_context(span, parent)
+                                moving = asyncio.create_task(
+                                    self._agent.follow(tier, reply, request.request_id, event, inside), name="move"
+                                )
+                            case WorkerChanged():
+                                before, now, offset = (
+                                    record.instance_id,
+                                    event.record.instance_id,
+                                    len(splice.token_ids),
+                                )
+                                record = event.record
+                                sent.close()
+                                sent.enter_context(self._peers.sending(now))
+                                span.add_event("moved", {"penstock.to": now, "penstock.offset": offset})
+                                yield InstanceChanged(tier, before, now, offset, event.why, moved=True)
+                            case WorkerFinished():
                                 yield TierDone(event.reason, event.usage, event.stop)
                                 return
-                            case WorkerFinished():
-                                raise Unavailable(f"the worker ended the reply: {event.reason.value}")
         except (Unavailable, Overloaded, DeadlineExceeded) as error:
             span.set_status(StatusCode.ERROR, str(error))
             raise
         finally:
+            if moving is not None:
+                await end(moving)
+            if self._replies.get(request.request_id) is reply:
+                del self._replies[request.request_id]
             span.end()

@@ -34,8 +34,8 @@ class Peers:
         except TimeoutError:
             pass
 
-    def place(self, tier: str, request_id: str, *, avoid: str = "") -> Placed | NotPlaced:
-        """An instance of the tier for a request."""
+    def place(self, tier: str, request_id: str, tokens: int, *, avoid: str = "") -> Placed | NotPlaced:
+        """An instance of the tier for a request of so many tokens, prompt and output so far."""
         now = asyncio.get_running_loop().time()
         candidates = self.view.workers(tier)
         under_way = {
@@ -47,6 +47,7 @@ class Peers:
         return place(
             candidates,
             request_id=request_id,
+            tokens=tokens,
             under_way=under_way,
             full=self._current(self._full_until, now),
             suspects=self._current(self._suspect_until, now),

@@ -169,7 +169,7 @@ class RequestDriver:
         if held and sampling.top_logprobs is None and await self._judge.needs_logprobs(plan.scorer):
             sampling = replace(sampling, top_logprobs=0)
         asked = GenerationRequest(
-            request_id=f"{request.request_id}:{reply.tier.name}"[-128:],
+            request_id=worker_request_id(request.request_id, reply.tier.name),
             prompt=request.prompt,
             sampling=sampling,
             resume_token_ids=resumed,
@@ -195,8 +195,10 @@ class RequestDriver:
                             reply.instance_id = event.instance_id
                         elif isinstance(event, InstanceChanged):
                             reply.instance_id = event.to_instance_id
-                            self._stats.failover(reply.tier.name)
-                            reply.span.add_event("failover", {"penstock.offset": event.offset})
+                            count = self._stats.migration if event.moved else self._stats.failover
+                            count(reply.tier.name)
+                            name = "migration" if event.moved else "failover"
+                            reply.span.add_event(name, {"penstock.offset": event.offset})
                         elif isinstance(event, TierAdmitted):
                             reply.prompt_tokens = event.prompt_tokens
                         yield event
@@ -260,6 +262,11 @@ class RequestDriver:
             trace_id=format_trace_id(reply.span.get_span_context().trace_id),
             stop=reply.done.stop,
         )
+
+
+def worker_request_id(request_id: str, tier: str) -> str:
+    """The name of a request's reply by one tier, at its workers."""
+    return f"{request_id}:{tier}"[-128:]
 
 
 def _told(frame: TokenFrame, sampling: SamplingParams) -> TokenFrame:

@@ -15,13 +15,14 @@ class RouterStats:
     """Counters since the start, and recent times to first token."""
 
     def __init__(self, meter: Meter) -> None:
-        self.finished = self.failed = self.failovers = 0
+        self.finished = self.failed = self.failovers = self.migrations = 0
         self.answered: Counter[str] = Counter()  # by tier
         self.escalated: Counter[str] = Counter()  # by tier that was left
         self._ttft: deque[float] = deque(maxlen=RECENT)
         self._ends: deque[float] = deque(maxlen=RECENT)
         self._requests = meter.create_counter("penstock.router.requests", unit="{request}")
         self._failovers = meter.create_counter("penstock.router.failovers", unit="{failover}")
+        self._migrations = meter.create_counter("penstock.router.migrations", unit="{migration}")
         self._escalations = meter.create_counter("penstock.router.escalations", unit="{escalation}")
         self._judged = meter.create_histogram("penstock.router.score", unit="1")
         self._ttft_metric = meter.create_histogram("gen_ai.server.time_to_first_token", unit="s")
@@ -56,6 +57,11 @@ class RouterStats:
     def failover(self, tier: str) -> None:
         self.failovers += 1
         self._failovers.add(1, {"penstock.tier": tier})
+
+    def migration(self, tier: str) -> None:
+        """A reply goes on at another instance, with its KV."""
+        self.migrations += 1
+        self._migrations.add(1, {"penstock.tier": tier})
 
     def ttft_percentile(self, share: float) -> float:
         """Of recent requests, in seconds; 0 without any."""

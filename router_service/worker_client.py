@@ -1,6 +1,7 @@
 """Speaks WorkerService to one instance at a time."""
 
 import asyncio
+import enum
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
@@ -13,6 +14,28 @@ from services import proto_codec as common
 from services.channels import ChannelPool
 from services.domain.errors import Unavailable
 from services.domain.requests import FinishReason, GenerationRequest, TokenFrame, TokenUsage
+
+
+class MoveReason(enum.Enum):
+    RANGE_CROSSED = "range_crossed"
+    OVERLOADED = "overloaded"
+    DRAINING = "draining"
+
+
+@dataclass(frozen=True, slots=True)
+class MoveAdvice:
+    """A worker's word that a request should leave it."""
+
+    reason: MoveReason
+    tokens: int
+    sender_tokens: int
+
+
+_MOVE_REASONS = {
+    pb.MOVE_REASON_RANGE_CROSSED: MoveReason.RANGE_CROSSED,
+    pb.MOVE_REASON_OVERLOADED: MoveReason.OVERLOADED,
+    pb.MOVE_REASON_DRAINING: MoveReason.DRAINING,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +57,41 @@ class WorkerFinished:
     stop: str | None
 
 
-WorkerEvent = WorkerAdmitted | WorkerDeclined | TokenFrame | WorkerFinished
+@dataclass(frozen=True, slots=True)
+class WorkerHandedOver:
+    """The reply goes on elsewhere, from output position `offset` on. stall_s: only where a move is reported on."""
+
+    offset: int
+    stall_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerAlive:
+    """Nothing to say."""
+
+
+WorkerEvent = (
+    WorkerAdmitted | WorkerDeclined | TokenFrame | MoveAdvice | WorkerFinished | WorkerHandedOver | WorkerAlive
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundCopied:
+    """Totals of what a move has sent."""
+
+    blocks: int
+    sent_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerNotMoved:
+    """busy: the source sends another request; this one may be tried again."""
+
+    reason: str
+    busy: bool = False
+
+
+MoveReport = RoundCopied | WorkerHandedOver | WorkerNotMoved
 
 
 class WorkerClient:
@@ -44,14 +101,20 @@ class WorkerClient:
         self._channels, self._silence_s = channels, silence_s
 
     async def generate(
-        self, address: str, request: GenerationRequest, *, timeout_s: float, metadata: tuple[tuple[str, str], ...]
+        self,
+        address: str,
+        request: GenerationRequest,
+        *,
+        timeout_s: float,
+        metadata: tuple[tuple[str, str], ...],
+        transfer_id: str = "",
     ) -> AsyncGenerator[WorkerEvent, None]:
-        """The worker's events, heartbeats left out. Leaving the iteration cancels the call.
+        """The worker's events. Leaving the iteration cancels the call. transfer_id: the request comes there by a move.
 
         Raises what the worker said, as one of our errors; Unavailable for a worker that broke off or went silent.
         """
         stub = worker_pb2_grpc.WorkerServiceStub(self._channels.get(address))
-        call = stub.Generate(_request_to_proto(request), timeout=timeout_s, metadata=metadata)
+        call = stub.Generate(_request_to_proto(request, transfer_id), timeout=timeout_s, metadata=metadata)
         try:
             while True:
                 async with asyncio.timeout(self._silence_s):
@@ -59,13 +122,12 @@ class WorkerClient:
                 if not isinstance(response, pb.GenerateResponse):  # EOF
                     raise Unavailable("the worker ended the stream in the middle")
                 event = _event(response)
-                if isinstance(event, WorkerFinished):
+                if isinstance(event, (WorkerFinished, WorkerHandedOver)):
                     async with asyncio.timeout(self._silence_s):
                         await call.read()  # the end: the worker's side is over, not cancelled
                     yield event
                     return
-                if event is not None:
-                    yield event
+                yield event
         except TimeoutError:
             raise Unavailable(f"the worker was silent for {self._silence_s:g} s") from None
         except aio.AioRpcError as error:
@@ -73,21 +135,60 @@ class WorkerClient:
         finally:
             call.cancel()
 
+    async def migrate_out(
+        self,
+        address: str,
+        request_id: str,
+        transfer_id: str,
+        target_address: str,
+        *,
+        starving: bool,
+        timeout_s: float,
+        metadata: tuple[tuple[str, str], ...],
+    ) -> AsyncGenerator[MoveReport, None]:
+        """Have the worker at `address` move a request; WorkerHandedOver or WorkerNotMoved is last. starving: it is next.
 
-def _request_to_proto(request: GenerationRequest) -> pb.GenerateRequest:
+        Leaving the iteration calls the move off, where that is still possible. Raises what the worker said.
+        """
+        stub = worker_pb2_grpc.WorkerServiceStub(self._channels.get(address))
+        asked = pb.MigrateOutRequest(
+            request_id=request_id, transfer_id=transfer_id, target_address=target_address, starving=starving
+        )
+        call = stub.MigrateOut(asked, timeout=timeout_s, metadata=metadata)
+        try:
+            while isinstance(response := await call.read(), pb.MigrateOutResponse):
+                yield _report(response)
+        except aio.AioRpcError as error:
+            raise errors.from_rpc(error) from error
+        finally:
+            call.cancel()
+
+
+def _report(response: pb.MigrateOutResponse) -> MoveReport:
+    match response.WhichOneof("event"):
+        case "round_copied":
+            return RoundCopied(response.round_copied.blocks, response.round_copied.sent_bytes)
+        case "handed_over":
+            return WorkerHandedOver(response.handed_over.offset, common.seconds(response.handed_over.stall))
+        case _:
+            return WorkerNotMoved(response.transfer_failed.reason, response.transfer_failed.busy)
+
+
+def _request_to_proto(request: GenerationRequest, transfer_id: str) -> pb.GenerateRequest:
     made = pb.GenerateRequest(
         request_id=request.request_id,
         prompt=common.prompt_to_proto(request.prompt),
         sampling=common.sampling_to_proto(request.sampling),
         resume_token_ids=request.resume_token_ids,
         priority=request.priority,
+        transfer_id=transfer_id or None,
     )
     if request.slo is not None:
         made.slo.CopyFrom(common.slo_to_proto(request.slo))
     return made
 
 
-def _event(response: pb.GenerateResponse) -> WorkerEvent | None:
+def _event(response: pb.GenerateResponse) -> WorkerEvent:
     match response.WhichOneof("event"):
         case "tokens":
             return common.frame_from_proto(response.tokens)
@@ -98,6 +199,9 @@ def _event(response: pb.GenerateResponse) -> WorkerEvent | None:
             )
         case "declined":
             return WorkerDeclined(response.declined.reason)
+        case "move_advice" if response.move_advice.reason in _MOVE_REASONS:
+            advice = response.move_advice
+            return MoveAdvice(_MOVE_REASONS[advice.reason], advice.sequence_tokens, advice.sender_buffered_tokens)
         case "finished":
             done = response.finished
             return WorkerFinished(
@@ -105,5 +209,7 @@ def _event(response: pb.GenerateResponse) -> WorkerEvent | None:
                 common.usage_from_proto(done.usage),
                 done.stop if done.HasField("stop") else None,
             )
+        case "handed_over":
+            return WorkerHandedOver(response.handed_over.offset)
         case _:
-            return None  # heartbeats; advice to move is not followed yet
+            return WorkerAlive()  # heartbeats

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from services.background import end
 from services.domain.requests import TokenFrame
-from worker_service.engine.interface import EngineEvent, Finished
+from worker_service.engine.interface import EngineEvent, Finished, HandedOver
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ async def in_frames(
             if isinstance(event, BaseException):
                 raise event
             yield event
-            if isinstance(event, Finished):
+            if isinstance(event, (Finished, HandedOver)):
                 return
     finally:
         await end(task)

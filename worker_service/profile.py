@@ -13,7 +13,8 @@ from statistics import median
 
 from services.domain.latency import StepLoad
 from services.domain.requests import FinishReason, GenerationRequest, SamplingParams, TokenPrompt
-from worker_service.engine.core import EngineCore, ModelRunner, Row, RowResult
+from worker_service.engine.core import EngineCore
+from worker_service.engine.runner import ModelRunner, Row, RowResult
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CONTEXTS = (16, 64, 256, 1024, 4096)

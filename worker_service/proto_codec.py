@@ -2,9 +2,31 @@
 
 from penstock.worker.v1 import worker_pb2 as pb
 from services import proto_codec as common
+from services.domain.errors import invalid
 from services.domain.instances import Load
 from services.domain.requests import GenerationRequest, TokenFrame
-from worker_service.engine.interface import Admitted, Capability, DraftDistribution, EngineEvent, EngineInfo
+from services.domain.stages.bidding import Ask, Bid, RefusalReason
+from worker_service.engine.interface import (
+    Admitted,
+    Capability,
+    DraftDistribution,
+    EngineEvent,
+    EngineInfo,
+    HandedOver,
+    KvLayout,
+)
+from worker_service.migration.messages import (
+    Chunk,
+    Closing,
+    MovedOut,
+    Opening,
+    Report,
+    RoundCopied,
+    ToSource,
+    ToTarget,
+)
+from worker_service.migration.source import Accepted, Committed, Failed, Received
+from worker_service.stage_tracker import Advice, MoveReason
 
 _CAPABILITIES = {
     Capability.LOGPROBS: pb.CAPABILITY_LOGPROBS,
@@ -16,6 +38,12 @@ _CAPABILITIES = {
     Capability.VERIFY_REJECTION: pb.CAPABILITY_VERIFY_REJECTION,
     Capability.SEEDED_SAMPLING: pb.CAPABILITY_SEEDED_SAMPLING,
     Capability.PRIORITIES: pb.CAPABILITY_PRIORITIES,
+}
+
+_MOVE_REASONS = {
+    MoveReason.RANGE_CROSSED: pb.MOVE_REASON_RANGE_CROSSED,
+    MoveReason.OVERLOADED: pb.MOVE_REASON_OVERLOADED,
+    MoveReason.DRAINING: pb.MOVE_REASON_DRAINING,
 }
 
 HEARTBEAT = pb.GenerateResponse(heartbeat=pb.Heartbeat())
@@ -47,6 +75,8 @@ def event_to_proto(event: EngineEvent) -> pb.GenerateResponse:
                 max_output_tokens=event.max_output_tokens,
             )
             return pb.GenerateResponse(admitted=admitted)
+        case HandedOver():
+            return pb.GenerateResponse(handed_over=pb.HandedOver(offset=event.offset))
         case _:
             finished = pb.Finished(
                 reason=common.finish_reason_to_proto(event.reason),
@@ -86,3 +116,104 @@ def load_to_proto(load: Load, *, draining: bool, preemptions: int, steps: int) -
 
 def distributions_from_proto(request: pb.VerifyRequest) -> list[DraftDistribution]:
     return [DraftDistribution(tuple(d.token_ids), tuple(d.probabilities)) for d in request.draft_distributions]
+
+
+def advice_to_proto(advice: Advice) -> pb.GenerateResponse:
+    told = pb.MoveAdvice(
+        reason=_MOVE_REASONS[advice.reason],
+        sequence_tokens=advice.tokens,
+        sender_buffered_tokens=advice.sender_tokens,
+    )
+    return pb.GenerateResponse(move_advice=told)
+
+
+def ask_from_proto(request: pb.PlaceBidRequest, path: str = "") -> Ask:
+    """InvalidRequest naming the field, under `path`."""
+    for name in ("request_id", "sender_instance_id", "model_digest"):
+        if not getattr(request, name):
+            raise invalid(path + name, "must not be empty")
+    if request.sequence_tokens < 1:
+        raise invalid(path + "sequence_tokens", "must be at least 1")
+    return Ask(request.request_id, request.sender_instance_id, request.sequence_tokens, request.sender_buffered_tokens)
+
+
+def bid_to_proto(bid: Bid | RefusalReason, free_kv_blocks: int) -> pb.PlaceBidResponse:
+    if isinstance(bid, RefusalReason):
+        return pb.PlaceBidResponse(refusal=bid.value)
+    made = pb.Bid(load_tokens=bid.load_tokens, free_kv_blocks=free_kv_blocks)
+    made.earliest_start.CopyFrom(common.duration(bid.earliest_start_s))
+    return pb.PlaceBidResponse(bid=made)
+
+
+def report_to_proto(report: Report) -> pb.MigrateOutResponse:
+    match report:
+        case RoundCopied():
+            copied = pb.RoundCopied(round=report.round, blocks=report.blocks, sent_bytes=report.sent_bytes)
+            return pb.MigrateOutResponse(round_copied=copied)
+        case MovedOut():
+            moved = pb.HandedOver(offset=report.offset, stall=common.duration(report.stall_s))
+            return pb.MigrateOutResponse(handed_over=moved)
+        case _:
+            return pb.MigrateOutResponse(transfer_failed=pb.TransferFailed(reason=report.reason, busy=report.busy))
+
+
+def to_target_to_proto(message: ToTarget) -> pb.MigrateInRequest:
+    match message:
+        case Opening():
+            layout = message.layout
+            said = pb.KvLayout(
+                model_digest=layout.model_digest,
+                layers=layout.layers,
+                kv_heads=layout.kv_heads,
+                head_dim=layout.head_dim,
+                block_tokens=layout.block_tokens,
+                dtype=layout.dtype,
+            )
+            opening = pb.TransferOpening(transfer_id=message.transfer_id, layout=said, token_ids=message.tokens)
+            return pb.MigrateInRequest(opening=opening)
+        case Chunk():
+            chunk = pb.KvChunk(first_block=message.first_block, blocks=message.blocks, data=message.data)
+            return pb.MigrateInRequest(chunk=chunk)
+        case _:
+            return pb.MigrateInRequest(closing=pb.TransferClosing(token_ids=message.tokens))
+
+
+def to_target_from_proto(message: pb.MigrateInRequest) -> ToTarget:
+    """InvalidRequest for a message without a step."""
+    match message.WhichOneof("step"):
+        case "opening":
+            said = message.opening.layout
+            layout = KvLayout(
+                said.model_digest, said.layers, said.kv_heads, said.head_dim, said.block_tokens, said.dtype
+            )
+            return Opening(message.opening.transfer_id, layout, tuple(message.opening.token_ids))
+        case "chunk":
+            return Chunk(message.chunk.first_block, message.chunk.blocks, message.chunk.data)
+        case "closing":
+            return Closing(tuple(message.closing.token_ids))
+        case _:
+            raise invalid("step", "is missing")
+
+
+def to_source_to_proto(answer: ToSource) -> pb.MigrateInResponse:
+    match answer:
+        case Accepted():
+            return pb.MigrateInResponse(accepted=pb.TransferAccepted(present_blocks=answer.present))
+        case Received():
+            return pb.MigrateInResponse(chunk_received=pb.ChunkReceived(blocks=answer.blocks))
+        case Committed():
+            return pb.MigrateInResponse(committed=pb.TransferCommitted())
+        case _:
+            return pb.MigrateInResponse(refusal=answer.reason)
+
+
+def to_source_from_proto(answer: pb.MigrateInResponse) -> ToSource:
+    match answer.WhichOneof("event"):
+        case "accepted":
+            return Accepted(answer.accepted.present_blocks)
+        case "chunk_received":
+            return Received(answer.chunk_received.blocks)
+        case "committed":
+            return Committed()
+        case _:
+            return Failed(answer.refusal)

@@ -12,7 +12,7 @@ from planner_service.profiles import ProfileError, fit_latency, read_profile, wr
 from services.clock import SystemClock
 from services.domain import InvalidRequest, StepLatencyModel, StepLoad
 from tests.conftest import FAMILY
-from worker_service.engine.core import Row
+from worker_service.engine.runner import Row
 from worker_service.engine.torch import TorchEngineOptions
 from worker_service.engine.torch.engine import torch_core
 from worker_service.profile import DECODES, load_of, measure

@@ -7,7 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.domain import FinishReason, SamplingParams
-from worker_service.scheduling import BatchLimits, BatchScheduler, BlockPool, IllegalTransition, Phase, Sequence
+from worker_service.scheduling import (
+    BatchLimits,
+    BatchScheduler,
+    BlockPool,
+    IllegalTransition,
+    OutOfBlocks,
+    Phase,
+    Sequence,
+)
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -130,14 +138,47 @@ def test_a_draft_wants_logits_from_the_token_before_it_on() -> None:
 def test_adopted_kv_starts_running_and_too_much_of_it_changes_nothing() -> None:
     s = scheduler(blocks=4, block_tokens=4)
     moved = sequence("m", 10)
-    blocks = s.adopt(moved, 9)
-    assert len(blocks) == 3
+    room = s.reserve(moved.tokens[:5])
+    s.extend(room, 3)
+    assert len(room.blocks) == 3
+    s.adopt(moved, room, 9)
     assert moved.phase is Phase.RUNNING
     assert run_step(s) == {"m": 1}
-    with pytest.raises(Exception, match="blocks"):
-        s.adopt(sequence("n", 12, first=100), 11)
-    assert s.get("n") is None
+    with pytest.raises(OutOfBlocks, match="blocks"):
+        s.reserve(range(100, 112))
     assert s.pool.free == 1
+    with pytest.raises(ValueError, match="blocks for"):
+        s.adopt(sequence("n", 12, first=100), s.reserve(range(100, 103)), 11)
+    assert s.get("n") is None
+
+
+def test_a_reservation_keeps_its_place_and_its_blocks_until_it_is_released() -> None:
+    s = scheduler(blocks=6, block_tokens=4, running=1)
+    room = s.reserve(range(8))
+    s.add(sequence("a", 3, first=50))
+    assert run_step(s) == {}
+    with pytest.raises(OutOfBlocks, match="as many requests"):
+        s.reserve(range(4))
+    s.release(room)
+    assert s.pool.free == 6
+    assert run_step(s) == {"a": 3}
+
+
+def test_a_paused_sequence_gets_no_token_and_keeps_its_blocks() -> None:
+    s = scheduler(blocks=3, block_tokens=4)
+    for name, first in (("a", 0), ("b", 50)):
+        s.add(sequence(name, 4, output=20, first=first))
+    assert run_step(s) == {"a": 4, "b": 4}
+    paused = s.get("b")
+    assert paused is not None
+    paused.paused = True
+    for _ in range(4):
+        assert run_step(s) == {"a": 1}
+    assert run_step(s) == {}  # no block is free, and b, who came last, is not the one to give up its own
+    assert (paused.phase, len(paused.blocks)) == (Phase.RUNNING, 1)
+    assert s.plan_step({"b": 1}).chunks == ()
+    paused.paused = False
+    assert run_step(s) == {"b": 1}
 
 
 def test_an_illegal_transition_tells_the_history() -> None:

@@ -71,7 +71,7 @@ class PoolMachine(RuleBasedStateMachine):
             assert needed + len(match.blocks) > 0
             assert self.pool.free == before
             return
-        self.pool.hold(match)
+        self.pool.hold(match.blocks)
         blocks = [*match.blocks, *self.pool.take(needed)]
         node = match.node
         for at in range(len(match.blocks), len(tokens) // SIZE):

@@ -29,7 +29,16 @@ from services.domain import (
 )
 from tests.conftest import FAMILY
 from tests.support.sglang import SglangServers
-from worker_service.engine.interface import Admitted, Capability, DraftDistribution, Engine, Finished
+from worker_service.engine.interface import (
+    Admitted,
+    Capability,
+    DraftDistribution,
+    Engine,
+    Finished,
+    HandedOver,
+    Stopped,
+)
+from worker_service.engine.loop import LoopEngine
 from worker_service.engine.simulated import SimulatedEngineOptions, simulated_engine
 from worker_service.engine.torch import TorchEngineOptions, torch_engine
 
@@ -76,7 +85,7 @@ def needs(engine: Engine, *capabilities: Capability) -> None:
         pytest.skip(f"this engine does not declare {', '.join(missing)}")
 
 
-def settled(engine: Engine) -> tuple[SamplingParams, ...]:
+def repeatable(engine: Engine) -> tuple[SamplingParams, ...]:
     """The samplings under which a reply is the same every time."""
     return (GREEDY, SAMPLED) if Capability.SEEDED_SAMPLING in engine.info.capabilities else (GREEDY,)
 
@@ -149,7 +158,7 @@ async def test_the_end_token_ends_a_reply(make: Make) -> None:
 async def test_replies_do_not_depend_on_company(make: Make) -> None:
     """Greedy and seeded replies are the same alone and together, in one step and in chunks."""
     wide, narrow = await make(), await make(**NARROW)
-    for sampling in settled(wide):
+    for sampling in repeatable(wide):
         alone = [(await answer(wide, request(f"a{i}", q, sampling))).tokens for i, q in enumerate(QUESTIONS)]
         for engine in (wide, narrow):
             asked = [request(f"t{i}", q, sampling) for i, q in enumerate(QUESTIONS)]
@@ -258,7 +267,7 @@ async def test_a_full_queue_refuses_with_a_time_to_come_again(make: Make) -> Non
 
 async def test_a_reply_resumes_at_any_token(make: Make) -> None:
     engine = await make()
-    for sampling in (replace(GREEDY, stop=("zq",)), *settled(engine)):
+    for sampling in (replace(GREEDY, stop=("zq",)), *repeatable(engine)):
         whole = await answer(engine, request("whole", sampling=sampling))
         for cut in (1, 7, len(whole.tokens) - 1):
             rest = await answer(engine, request(f"r{cut}", sampling=sampling, resume_token_ids=whole.tokens[:cut]))
@@ -295,7 +304,7 @@ async def test_a_known_prefix_is_not_computed_again(make: Make) -> None:
 
 async def test_preemption_changes_nothing_but_the_time(make: Make) -> None:
     roomy, tight = await make(), await make(kv_tokens=96, kv_block_tokens=4)
-    sampling = replace(settled(tight)[-1], max_output_tokens=40)
+    sampling = replace(repeatable(tight)[-1], max_output_tokens=40)
     asked = [request(f"r{i}", f"What is {i} + {i}?", sampling) for i in range(6)]
     wanted = [got.tokens for got in await asyncio.gather(*(answer(roomy, r) for r in asked))]
     found = await asyncio.gather(*(answer(tight, r) for r in asked))
@@ -339,29 +348,92 @@ async def test_an_allocator_may_hold_everything_back(make: Make) -> None:
     assert len((await waiting).tokens) == 24
 
 
-async def test_kv_moves_to_another_engine_in_the_middle_of_a_reply(make: Make) -> None:
+async def move(source: LoopEngine, target: LoopEngine, request_id: str, transfer_id: str) -> tuple[Stopped, int]:
+    """Copy what a request has computed while it decodes, then stop it and bring the rest: ready to enter."""
+    tokens = await source.computed_tokens(request_id)
+    present = await target.reserve(transfer_id, source.kv_layout, tokens)
+    whole = len(tokens) // source.kv_layout.block_tokens
+    for block in range(present, whole):
+        await target.write_kv(transfer_id, block, await source.read_kv(request_id, block, 1))
+    stopped = await source.pause(request_id, whole)
+    await target.write_kv(transfer_id, whole, stopped.data)
+    return stopped, present
+
+
+async def settled(engine: LoopEngine) -> None:
+    """Return once nobody holds a block."""
+    async with asyncio.timeout(10):
+        await until(lambda: engine.load().free_kv_blocks == engine.info.kv_blocks)
+
+
+async def test_kv_moves_to_another_engine_while_the_reply_is_made(make: Make) -> None:
     source, target = await make(), await make()
     needs(source, Capability.KV_TRANSFER)
-    for sampling in (GREEDY, SAMPLED):
-        asked = request("r", QUESTIONS[3], sampling)
+    for i, kind in enumerate((GREEDY, SAMPLED)):
+        asked = request("r", QUESTIONS[3], replace(kind, max_output_tokens=200))
         whole = await answer(source, asked)
-        tokens: list[int] = []
-        async with aclosing(source.generate(asked)) as events:
-            async for event in events:
+        said, nine, left = list[int](), asyncio.Event(), list[int]()
+
+        async def read(asked: GenerationRequest, said: list[int], nine: asyncio.Event, left: list[int]) -> None:
+            async for event in source.generate(asked):
                 if isinstance(event, TokenFrame):
-                    tokens += event.token_ids
-                    if len(tokens) >= 9:
-                        kv = await source.export_kv("r")
-                        break
-        known = len(kv.tokens)
-        prompt = len(source.tokenizer.encode(asked.prompt))
-        assert known >= prompt + 8
-        # tokens computed since are part of what is handed over
-        resumed = tuple(kv.tokens[prompt:]) + whole.tokens[known - prompt : known - prompt + 1]
-        before = target.steps
-        rest = await collect(target.generate_from(replace(asked, resume_token_ids=resumed), kv), len(resumed))
-        assert resumed + rest.tokens == whole.tokens
+                    said += event.token_ids
+                    if len(said) >= 9:
+                        nine.set()
+                elif isinstance(event, HandedOver):
+                    left.append(event.offset)
+
+        reading = asyncio.create_task(read(asked, said, nine, left))
+        await nine.wait()
+        stopped, present = await move(source, target, "r", "t")
+        steps, before = source.steps, target.steps
+        offset = len(said)  # what was computed was handed out when it was stopped
+        events = target.enter("t", asked, stopped.tokens)
+        rest = await collect(events, offset)
+        assert source.steps == steps
+        assert (await source.leave("r")).offset == offset
+        await reading
+        assert left == [offset]
+        assert tuple(said) + rest.tokens == whole.tokens
         assert target.steps - before == len(rest.tokens)  # not a token of the prefix was computed again
+        assert (present > 0) == (i > 0)  # the second time the prompt's blocks were there already
+    await settled(source)
+    await settled(target)
+
+
+async def test_a_stopped_request_that_does_not_leave_goes_on_unchanged(make: Make) -> None:
+    source, target = await make(), await make()
+    needs(source, Capability.KV_TRANSFER)
+    asked = request("r", QUESTIONS[3], replace(GREEDY, max_output_tokens=200))
+    whole = await answer(source, asked)
+    said, moved = list[int](), False
+    async for event in source.generate(asked):
+        if isinstance(event, TokenFrame):
+            said += event.token_ids
+            if len(said) >= 5 and not moved:
+                moved = True
+                await move(source, target, "r", "t")
+                await target.release("t")
+                await source.resume("r")
+    assert tuple(said) == whole.tokens
+    await settled(target)
+
+
+async def test_a_stopped_request_can_be_aborted(make: Make) -> None:
+    engine = await make()
+    needs(engine, Capability.KV_TRANSFER)
+    endless = replace(GREEDY, max_output_tokens=1500)
+    async for event in engine.generate(request("r", sampling=endless)):
+        if isinstance(event, TokenFrame) and event.offset == 20:
+            await engine.pause("r", 0)
+            assert await engine.abort("r")
+        last = event
+    assert isinstance(last, Finished)
+    assert last.reason is FinishReason.ABORTED
+    with pytest.raises(NotFound):
+        await engine.leave("r")
+    await engine.resume("r")
+    await settled(engine)
 
 
 async def test_kv_that_does_not_fit_is_refused(make: Make) -> None:
@@ -369,22 +441,52 @@ async def test_kv_that_does_not_fit_is_refused(make: Make) -> None:
     needs(engine, Capability.KV_TRANSFER)
     other = await make(kv_block_tokens=8)
     endless = replace(GREEDY, max_output_tokens=1500)
-    async with aclosing(engine.generate(request("a", sampling=endless))) as events:
+    asked = request("a", sampling=endless)
+    async with aclosing(engine.generate(asked)) as events:
         async for event in events:
             if isinstance(event, TokenFrame) and event.offset > 20:
                 break
-        kv = await engine.export_kv("a")
-        tail = await engine.export_kv("a", first_block=1)
-    assert len(tail.data) >= len(kv.data) - 1
-    with pytest.raises(NotFound):
-        await engine.export_kv("nobody")
-    resumed = request("b", sampling=endless, resume_token_ids=kv.tokens[len(kv.tokens) - 15 :])
-    with pytest.raises(InvalidRequest, match="layout"):
-        await collect(other.generate_from(resumed, kv))
-    with pytest.raises(InvalidRequest, match="tokens"):
-        await collect(engine.generate_from(request("c", "another", endless), kv))
-    with pytest.raises(InvalidRequest, match="kv"):
-        await collect(engine.generate_from(resumed, tail))
+        tokens = await engine.computed_tokens("a")
+        with pytest.raises(InvalidRequest, match="layout"):
+            await other.reserve("t", engine.kv_layout, tokens)
+        with pytest.raises(InvalidRequest, match="layout"):
+            await engine.reserve("t", replace(engine.kv_layout, model_digest="another"), tokens)
+        with pytest.raises(InvalidRequest, match="whole"):
+            await engine.read_kv("a", 0, 1000)
+        with pytest.raises(InvalidRequest, match="first_block"):
+            await engine.pause("a", 1000)
+        for wrong in (engine.computed_tokens("b"), engine.read_kv("b", 0, 1), engine.pause("b", 0), engine.leave("b")):
+            with pytest.raises(NotFound):
+                await wrong
+        present = await engine.reserve("t", engine.kv_layout, tokens)
+        assert present == len(tokens) // 16  # its own blocks
+        with pytest.raises(AlreadyRunning):
+            await engine.reserve("t", engine.kv_layout, tokens)
+        data = await engine.read_kv("a", 0, 1)
+        with pytest.raises(InvalidRequest, match="here already"):
+            await engine.write_kv("t", 0, data)
+        with pytest.raises(Overloaded, match="blocks"):
+            await engine.write_kv("t", engine.info.kv_blocks, data)
+        with pytest.raises(InvalidRequest, match="token_ids"):  # not as many blocks as tokens
+            await collect(engine.enter("t", request("c", sampling=endless), (*tokens, *range(1, 200))))
+        with pytest.raises(NotFound):  # the reservation is gone
+            await collect(engine.enter("t", request("c", sampling=endless), tokens))
+        await engine.reserve("t", engine.kv_layout, tokens)
+        with pytest.raises(InvalidRequest, match="prompt"):
+            await collect(engine.enter("t", request("c", "another", endless), tokens))
+        await engine.release("t")
+    await settled(engine)
+
+
+async def test_reserved_room_is_only_what_is_idle(make: Make) -> None:
+    engine = await make(kv_tokens=96, kv_block_tokens=16, max_context_tokens=96)
+    await engine.reserve("t", engine.kv_layout, range(1, 70))  # 5 of 6 blocks
+    with pytest.raises(Overloaded, match="blocks"):
+        await engine.reserve("u", engine.kv_layout, range(100, 130))
+    await engine.release("t")
+    await engine.release("t")
+    assert await engine.reserve("u", engine.kv_layout, range(100, 130)) == 0
+    await engine.release("u")
 
 
 async def test_a_greedy_draft_stands_as_far_as_it_is_right(make: Make) -> None:

@@ -103,6 +103,18 @@ def test_preemption_changes_nothing(reference: tuple[Path, list[list[int]], list
     assert core.scheduler.preemptions > 0
 
 
+def move(source: EngineCore, target: EngineCore, request: GenerationRequest, prompt: list[int]) -> None:
+    """Everything at once, the request between two steps."""
+    name = request.request_id
+    stopped = source.transfers.pause(name, 0)
+    present = target.transfers.reserve("t", source.runner.kv_layout, stopped.tokens[:-1])
+    blocks = target.transfers.hold_reserved("t", present, len(stopped.data) - present)
+    target.runner.write_blocks(blocks, stopped.data[present:])
+    target.transfers.let_go(blocks)
+    target.enter(request, prompt, "t", stopped.tokens)
+    source.leave(name)
+
+
 @pytest.mark.parametrize("reference", MODELS, indirect=True)
 def test_export_and_import_change_nothing(reference: tuple[Path, list[list[int]], list[list[int]]]) -> None:
     """Every reply moves to another engine after its k-th token, k different for each."""
@@ -118,9 +130,7 @@ def test_export_and_import_change_nothing(reference: tuple[Path, list[list[int]]
         said: list[int] = []
         while len(said) < moved_at:
             said += [t for _, e in source.step() if isinstance(e, TokenFrame) for t in e.token_ids]
-        kv = source.export_kv(str(i), 0)
-        source.abort(str(i))
-        target.add(GenerationRequest(str(i), asked.prompt, sampling, tuple(said)), ids, kv)
+        move(source, target, asked, ids)
         while not target.idle:
             said += [t for _, e in target.step() if isinstance(e, TokenFrame) for t in e.token_ids]
         assert said == wanted[i]
@@ -134,14 +144,15 @@ def test_bfloat16_blocks_survive_the_journey(tiny_models: dict[str, Path]) -> No
     said: list[int] = []
     while len(said) < 5:
         said += [t for _, e in core.step() if isinstance(e, TokenFrame) for t in e.token_ids]
-    kv = core.export_kv("a", 0)
-    assert kv.layout.dtype == "bfloat16"
-    assert kv.data[0].nbytes == kv.layout.block_bytes
-    whole = list(said)
-    while not core.idle:
-        whole += [t for _, e in core.step() if isinstance(e, TokenFrame) for t in e.token_ids]
-    target = build(tiny_models["llama"], dtype="bfloat16")
-    target.add(GenerationRequest("a", TokenPrompt(tuple(ids)), sampling, tuple(said)), ids, kv)
+    asked = GenerationRequest("a", TokenPrompt(tuple(ids)), sampling)
+    target, third = build(tiny_models["llama"], dtype="bfloat16"), build(tiny_models["llama"], dtype="bfloat16")
+    third.add(asked, ids)
+    whole: list[int] = []
+    while not third.idle:
+        whole += [t for _, e in third.step() if isinstance(e, TokenFrame) for t in e.token_ids]
+    assert core.runner.kv_layout.dtype == "bfloat16"
+    assert core.runner.read_blocks([0]).nbytes == core.runner.kv_layout.block_bytes
+    move(core, target, asked, ids)
     while not target.idle:
         said += [t for _, e in target.step() if isinstance(e, TokenFrame) for t in e.token_ids]
     assert said == whole

@@ -7,11 +7,9 @@ business: the torch runner computes logits, the simulated one only time. Not thr
 from collections import deque
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from services.clock import Clock
 from services.domain.errors import AlreadyRunning, NotFound, Overloaded, invalid
@@ -31,68 +29,17 @@ from worker_service.engine.interface import (
     DraftDistribution,
     EngineEvent,
     Finished,
-    KvBlocks,
-    KvLayout,
+    HandedOver,
     Verification,
 )
+from worker_service.engine.kv_transfer import KvTransfers
 from worker_service.engine.randomness import DRAW, uniform
-from worker_service.scheduling import BatchLimits, BatchScheduler, BlockPool, Chunk, OutOfBlocks, Sequence
+from worker_service.engine.runner import ModelRunner, RawLogprobs, Row, RowResult
+from worker_service.scheduling import BatchLimits, BatchScheduler, BlockPool, Chunk, Reservation, Sequence
 from worker_service.speculation import acceptance
 from worker_service.text import ReplyText, Tokenizer
 
 THROUGHPUT_WINDOW_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One sequence's part of a step: compute `tokens` (from position `start` on) into `blocks`.
-
-    logits: the last so many tokens want a next token each. offset: output position of the first of these.
-    distributions: they also want the distribution they are drawn from.
-    """
-
-    tokens: Seq[int]
-    start: int
-    blocks: Seq[int]
-    logits: int
-    sampling: SamplingParams
-    offset: int
-    distributions: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class RawLogprobs:
-    """At one position: the chosen token's logprob, and the likeliest tokens with theirs."""
-
-    chosen: float
-    top_ids: Seq[int] = ()
-    top: Seq[float] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class RowResult:
-    """Per position that wanted logits: the next token; logprobs where asked for; distributions (positions, V) likewise."""
-
-    tokens: Seq[int] = ()
-    logprobs: Seq[RawLogprobs] = ()
-    distributions: npt.NDArray[np.float32] | None = None
-
-
-class ModelRunner(Protocol):
-    """Runs steps of one model over one pool of KV blocks."""
-
-    @property
-    def kv_layout(self) -> KvLayout: ...
-
-    def run(self, rows: Seq[Row]) -> list[RowResult]:
-        """Compute a step; one result per row."""
-        ...
-
-    def read_blocks(self, blocks: Seq[int]) -> npt.NDArray[np.generic]:
-        """A copy of blocks: (blocks, layers, 2, block_tokens, kv_heads, head_dim)."""
-        ...
-
-    def write_blocks(self, blocks: Seq[int], data: npt.NDArray[np.generic]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +73,7 @@ class EngineCore:
     ) -> None:
         self.runner, self.tokenizer, self.limits = runner, tokenizer, limits
         self.scheduler = BatchScheduler(limits.batch, pool)
+        self.transfers = KvTransfers(self.scheduler, runner)
         self._clock = clock
         self._requests: dict[str, _Request] = {}
         self._produced: deque[tuple[float, int]] = deque()
@@ -136,14 +84,46 @@ class EngineCore:
     def idle(self) -> bool:
         return self.scheduler.idle
 
-    def add(
-        self, request: GenerationRequest, prompt: list[int], kv: KvBlocks | None = None
-    ) -> tuple[Admitted, Finished | None]:
-        """Queue a request whose prompt is `prompt`; with `kv` it starts at once behind the tokens whose KV it brings.
+    def add(self, request: GenerationRequest, prompt: list[int]) -> tuple[Admitted, Finished | None]:
+        """Queue a request whose prompt is `prompt`.
 
         A resumed reply that was complete already is Finished at once and never queued.
-        PromptTooLong, AlreadyRunning, Overloaded, InvalidRequest (kv or resumed tokens that do not fit).
+        PromptTooLong, AlreadyRunning, Overloaded, InvalidRequest (resumed tokens that do not fit).
         """
+        return self._add(request, prompt, None)
+
+    def enter(
+        self, request: GenerationRequest, prompt: list[int], transfer_id: str, tokens: Seq[int]
+    ) -> tuple[Admitted, Finished | None]:
+        """Start at once a request that has come with its KV: `tokens` are all its tokens, the last one without KV.
+
+        NotFound (no such transfer), PromptTooLong, AlreadyRunning, InvalidRequest (tokens that are not this request's, or
+        not as many as there are blocks). The reservation is gone in any case.
+        """
+        reservation = self.transfers.take(transfer_id)
+        try:
+            if list(tokens[: len(prompt)]) != prompt:
+                raise invalid("token_ids", "do not begin with the request's prompt")
+            resumed = replace(request, resume_token_ids=tuple(tokens[len(prompt) :]))
+            admitted, finished = self._add(resumed, prompt, reservation)
+        except BaseException:
+            self.scheduler.release(reservation)
+            raise
+        if finished is not None:
+            self.scheduler.release(reservation)
+        return admitted, finished
+
+    def leave(self, request_id: str) -> HandedOver:
+        """A request has moved on: forget it. NotFound."""
+        request = self._requests.pop(request_id, None)
+        if request is None:
+            raise NotFound("request", request_id)
+        self.scheduler.finish(request_id, None)
+        return HandedOver(request.sequence.output_tokens)
+
+    def _add(
+        self, request: GenerationRequest, prompt: list[int], reservation: Reservation | None
+    ) -> tuple[Admitted, Finished | None]:
         if request.request_id in self._requests:
             raise AlreadyRunning(request.request_id)
         most = reply_rules.reply_room(request, prompt, self.limits.max_context_tokens, self.tokenizer)
@@ -160,11 +140,14 @@ class EngineCore:
             output=resumed,
             priority=request.priority,
         )
-        if kv is None:
+        if reservation is None:
             self._check_queue()
             self.scheduler.add(sequence)
         else:
-            self._adopt(sequence, kv)
+            try:
+                self.scheduler.adopt(sequence, reservation, len(sequence.tokens) - 1)
+            except ValueError as error:
+                raise invalid("token_ids", str(error)) from None
         self._requests[request.request_id] = _Request(sequence, text)
         return Admitted(len(prompt), most), None
 
@@ -236,23 +219,13 @@ class EngineCore:
             queued_tokens=tuple(len(s.tokens) for s in self.scheduler.waiting),
             free_kv_blocks=self.scheduler.pool.free,
             output_tokens_per_s=sum(count for _, count in self._produced) / window,
+            input_tokens=tuple(s.prompt_tokens for s in (*self.scheduler.running, *self.scheduler.waiting)),
         )
 
     def restart_throughput(self) -> None:
         """Count output tokens from now on: those before were no request's."""
         self._produced.clear()
         self._began = self._clock.now()
-
-    def export_kv(self, request_id: str, first_block: int) -> KvBlocks:
-        """A copy of a running request's computed KV. NotFound; InvalidRequest for a block it has not."""
-        sequence = self.scheduler.get(request_id)
-        if sequence is None or not sequence.blocks or sequence.computed == 0:
-            raise NotFound("running request", request_id)
-        used = -(-sequence.computed // self.scheduler.pool.block_tokens)
-        if not 0 <= first_block <= used:
-            raise invalid("first_block", f"the request has {used} blocks")
-        data = self.runner.read_blocks(sequence.blocks[first_block:used])
-        return KvBlocks(self.runner.kv_layout, first_block, tuple(sequence.tokens[: sequence.computed]), data)
 
     def _check_queue(self) -> None:
         if len(self.scheduler.waiting) >= self.limits.max_queued + (
@@ -262,25 +235,6 @@ class EngineCore:
             left = min((s.max_output_tokens - s.output_tokens for s in self.scheduler.running), default=1)
             retry_s = min(10.0, max(0.1, left * max(1, len(self.scheduler.running)) / rate))
             raise Overloaded(f"{len(self.scheduler.waiting)} requests are waiting here already", retry_s)
-
-    def _adopt(self, sequence: Sequence, kv: KvBlocks) -> None:
-        layout, known = self.runner.kv_layout, len(kv.tokens)
-        if kv.layout != layout:
-            raise invalid("kv.layout", f"this engine has {layout}, not {kv.layout}")
-        if kv.first_block != 0 or tuple(sequence.tokens[:known]) != kv.tokens:
-            raise invalid("kv.tokens", "must be the first tokens of prompt and resume_token_ids, from block 0 on")
-        if not 0 < known < len(sequence.tokens):
-            raise invalid("kv.tokens", f"must be 1 to {len(sequence.tokens) - 1} tokens, not {known}")
-        if len(kv.data) != -(-known // layout.block_tokens):
-            raise invalid("kv.data", f"{len(kv.data)} blocks for {known} tokens")
-        if len(self.scheduler.running) >= self.limits.batch.max_running:
-            raise Overloaded("as many requests run here as may", 0.5)
-        try:
-            blocks = self.scheduler.adopt(sequence, known)
-        except OutOfBlocks as error:
-            raise Overloaded(str(error), 0.5) from None
-        self.runner.write_blocks(blocks, kv.data)
-        self.scheduler.seal(sequence)
 
     def _row(self, chunk: Chunk) -> Row:
         sequence = chunk.sequence

@@ -72,7 +72,14 @@ class Finished:
     preemptions: int = 0
 
 
-EngineEvent = Admitted | TokenFrame | Finished
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """Last event too: the reply goes on in another engine, from output position `offset` on."""
+
+    offset: int
+
+
+EngineEvent = Admitted | TokenFrame | Finished | HandedOver
 
 
 class Engine(Protocol):
@@ -156,37 +163,77 @@ class KvLayout:
         size = {"float32": 4, "float16": 2, "bfloat16": 2}[self.dtype]
         return self.layers * 2 * self.block_tokens * self.kv_heads * self.head_dim * size
 
+    def blocks_from(self, data: bytes, blocks: int) -> "Blocks":
+        """The array behind the bytes of so many blocks. ValueError if they are more or fewer."""
+        if len(data) != blocks * self.block_bytes:
+            raise ValueError(f"{len(data)} bytes for {blocks} blocks of {self.block_bytes}")
+        shape = (blocks, self.layers, 2, self.block_tokens, self.kv_heads, self.head_dim)
+        kind = np.dtype("uint16" if self.dtype == "bfloat16" else self.dtype)
+        return np.frombuffer(bytearray(data), kind).reshape(shape)  # a copy: torch wants memory that may be written
+
+
+Blocks = npt.NDArray[np.generic]
+"""KV of consecutive blocks: (blocks, layers, 2, block_tokens, kv_heads, head_dim); bfloat16 travels as uint16."""
+
 
 @dataclass(frozen=True, slots=True)
-class KvBlocks:
-    """KV of consecutive blocks of one sequence from `first_block` on.
+class Stopped:
+    """A request that was stopped between two steps: all its tokens, the last one without KV; the blocks not yet sent."""
 
-    data: (blocks, layers, 2, block_tokens, kv_heads, head_dim); bfloat16 travels as uint16.
-    tokens: the sequence's tokens whose KV is computed, all of them, from position 0.
-    """
-
-    layout: KvLayout
-    first_block: int
     tokens: tuple[int, ...]
-    data: npt.NDArray[np.generic]
+    data: Blocks
 
 
 @runtime_checkable
 class KvTransferring(Protocol):
-    """For migration: a running request's KV can leave and enter."""
+    """For migration: a running request's KV can leave, and enter elsewhere, while both engines compute."""
 
     @property
     def kv_layout(self) -> KvLayout: ...
 
-    async def export_kv(self, request_id: str, first_block: int = 0) -> KvBlocks:
-        """A copy of the request's computed KV from `first_block` on; it goes on running. NotFound."""
+    async def computed_tokens(self, request_id: str) -> tuple[int, ...]:
+        """The tokens of a decoding request whose KV is there. NotFound (not here, waiting, computing its prompt)."""
         ...
 
-    def generate_from(self, request: GenerationRequest, kv: KvBlocks) -> AsyncGenerator[EngineEvent, None]:
-        """Like generate, but the KV of `kv.tokens`, a prefix of prompt and resume tokens, is taken over.
+    async def read_kv(self, request_id: str, first_block: int, blocks: int) -> Blocks:
+        """A copy of whole blocks of a decoding request, made beside the steps. NotFound, InvalidRequest."""
+        ...
 
-        InvalidRequest (another layout, other tokens, blocks missing), Overloaded (no room).
+    async def pause(self, request_id: str, first_block: int) -> Stopped:
+        """Stop a decoding request between two steps and copy its blocks from `first_block` on; its tokens so far are
+        handed out at once. NotFound, InvalidRequest."""
+        ...
+
+    async def resume(self, request_id: str) -> None:
+        """A stopped request goes on as if nothing had been; no error where it has ended."""
+        ...
+
+    async def leave(self, request_id: str) -> HandedOver:
+        """A stopped request runs elsewhere: its stream ends with HandedOver. NotFound (it has ended)."""
+        ...
+
+    async def reserve(self, transfer_id: str, layout: KvLayout, tokens: Seq[int]) -> int:
+        """Make room for a request whose computed tokens are these; return how many of its first blocks are here already.
+
+        Only what is idle is taken. InvalidRequest (another layout), AlreadyRunning (the transfer), Overloaded (no room).
         """
+        ...
+
+    async def write_kv(self, transfer_id: str, first_block: int, data: Blocks) -> None:
+        """Fill reserved blocks, and as many more as needed, beside the steps. NotFound, InvalidRequest, Overloaded."""
+        ...
+
+    def enter(
+        self, transfer_id: str, request: GenerationRequest, tokens: Seq[int]
+    ) -> AsyncGenerator[EngineEvent, None]:
+        """Like generate, but what was written is taken over and the reply goes on behind `tokens`, prompt included.
+
+        NotFound, InvalidRequest, AlreadyRunning. The reservation is gone in any case.
+        """
+        ...
+
+    async def release(self, transfer_id: str) -> None:
+        """Give a reservation back; no error where there is none."""
         ...
 
 

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable
 from collections.abc import Sequence as Seq
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -20,15 +21,19 @@ from services.domain.instances import Load
 from services.domain.requests import FinishReason, GenerationRequest, SamplingParams, TokenFrame
 from worker_service.engine.core import EngineCore, StepOutput
 from worker_service.engine.interface import (
+    Admitted,
     Allocator,
+    Blocks,
     DraftDistribution,
     EngineEvent,
     EngineInfo,
     Finished,
-    KvBlocks,
+    HandedOver,
     KvLayout,
+    Stopped,
     Verification,
 )
+from worker_service.engine.runner import ModelRunner
 from worker_service.text import Tokenizer
 
 _log = logging.getLogger(__name__)
@@ -70,6 +75,7 @@ class LoopEngine:
         self._streams: dict[str, _Stream] = {}  # the event loop's
         self._load = Load()
         self._allocator: Allocator | None = None
+        self._copier = ThreadPoolExecutor(1, "kv-copies")
         self._stopping = False
 
     @property
@@ -106,6 +112,7 @@ class LoopEngine:
         self._stopping = True
         self._commands.put(None)
         await asyncio.to_thread(self._thread.join)
+        self._copier.shutdown()
 
     async def failed(self) -> BaseException:
         return await asyncio.shield(self._failure)
@@ -120,17 +127,82 @@ class LoopEngine:
         return await self._call(lambda core: self._abort(core, request_id))
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineEvent, None]:
-        async with contextlib.aclosing(self._generate(request, None)) as events:  # left at once, not when collected
+        prompt = self._core.tokenizer.encode(request.prompt)
+        async with contextlib.aclosing(
+            self._stream(request.request_id, lambda core: core.add(request, prompt))
+        ) as events:
+            async for event in events:  # left at once, not when collected
+                yield event
+
+    async def enter(
+        self, transfer_id: str, request: GenerationRequest, tokens: Seq[int]
+    ) -> AsyncGenerator[EngineEvent, None]:
+        prompt = self._core.tokenizer.encode(request.prompt)
+        async with contextlib.aclosing(
+            self._stream(request.request_id, lambda core: core.enter(request, prompt, transfer_id, tokens))
+        ) as events:
             async for event in events:
                 yield event
 
-    async def generate_from(self, request: GenerationRequest, kv: KvBlocks) -> AsyncGenerator[EngineEvent, None]:
-        async with contextlib.aclosing(self._generate(request, kv)) as events:
-            async for event in events:
-                yield event
+    async def computed_tokens(self, request_id: str) -> tuple[int, ...]:
+        return await self._call(lambda core: core.transfers.computed_tokens(request_id))
 
-    async def export_kv(self, request_id: str, first_block: int = 0) -> KvBlocks:
-        return await self._call(lambda core: core.export_kv(request_id, first_block))
+    async def read_kv(self, request_id: str, first_block: int, blocks: int) -> Blocks:
+        return await self._beside(
+            lambda core: core.transfers.hold(request_id, first_block, blocks),
+            lambda runner, held: runner.read_blocks(held),
+        )
+
+    async def pause(self, request_id: str, first_block: int) -> Stopped:
+        def stop(core: EngineCore) -> Stopped:
+            stopped = core.transfers.pause(request_id, first_block)
+            held = self._held.get(request_id)
+            if held is not None and held.frames:
+                last: list[tuple[str, StepOutput]] = [(request_id, TokenFrame.joined(held.frames))]
+                self._loop.call_soon_threadsafe(self._deliver, last)
+                held.frames, held.sent_at = [], time.monotonic()
+            return stopped
+
+        return await self._call(stop)
+
+    async def resume(self, request_id: str) -> None:
+        await self._call(lambda core: core.transfers.resume(request_id))
+
+    async def leave(self, request_id: str) -> HandedOver:
+        def end(core: EngineCore) -> HandedOver:
+            left = core.leave(request_id)
+            self._loop.call_soon_threadsafe(self._deliver, self._gathered([(request_id, left)]))
+            return left
+
+        return await self._call(end)
+
+    async def reserve(self, transfer_id: str, layout: KvLayout, tokens: Seq[int]) -> int:
+        return await self._call(lambda core: core.transfers.reserve(transfer_id, layout, tokens))
+
+    async def write_kv(self, transfer_id: str, first_block: int, data: Blocks) -> None:
+        await self._beside(
+            lambda core: core.transfers.hold_reserved(transfer_id, first_block, len(data)),
+            lambda runner, held: runner.write_blocks(held, data),
+        )
+
+    async def release(self, transfer_id: str) -> None:
+        await self._call(lambda core: core.transfers.release(transfer_id))
+
+    async def _beside(self, hold: Callable[[EngineCore], Seq[int]], copy: Callable[[ModelRunner, Seq[int]], _T]) -> _T:
+        """Copy blocks beside the engine's thread; they are held until that is over, also where the caller leaves."""
+
+        def begin(core: EngineCore) -> Future[_T]:
+            held = hold(core)
+            copying = self._copier.submit(copy, core.runner, held)
+
+            def let_go(_: object) -> None:
+                with contextlib.suppress(Unavailable):
+                    self._post(lambda: core.transfers.let_go(held))
+
+            copying.add_done_callback(let_go)
+            return copying
+
+        return await asyncio.wrap_future(await self._call(begin))
 
     async def verify(
         self,
@@ -157,12 +229,12 @@ class LoopEngine:
             raise Unavailable("the verification was aborted")
         return event
 
-    async def _generate(self, request: GenerationRequest, kv: KvBlocks | None) -> AsyncGenerator[EngineEvent, None]:
-        prompt = self._core.tokenizer.encode(request.prompt)
+    async def _stream(
+        self, request_id: str, ask: Callable[[EngineCore], tuple[Admitted, Finished | None]]
+    ) -> AsyncGenerator[EngineEvent, None]:
+        """The events of a request that `ask` brings into the core. Leaving the iteration aborts it."""
         stream: _Stream = asyncio.Queue()
-        admitted, finished = await self._call(
-            lambda core: core.add(request, prompt, kv), open_stream=(request.request_id, stream)
-        )
+        admitted, finished = await self._call(ask, open_stream=(request_id, stream))
         try:
             yield admitted
             if finished is not None:
@@ -174,10 +246,10 @@ class LoopEngine:
                     raise event
                 assert not isinstance(event, Verification)
                 yield event
-                if isinstance(event, Finished):
+                if isinstance(event, (Finished, HandedOver)):
                     return
         finally:
-            await self._leave(request.request_id, stream)
+            await self._leave(request_id, stream)
 
     async def _leave(self, request_id: str, stream: _Stream) -> None:
         """Forget a stream; what still runs for it is aborted."""
@@ -255,7 +327,7 @@ class LoopEngine:
             stream = self._streams.get(request_id)
             if stream is not None:
                 stream.put_nowait(event)
-                if isinstance(event, (Finished, Verification)):
+                if isinstance(event, (Finished, HandedOver, Verification)):
                     del self._streams[request_id]
 
     def _run(self, built: asyncio.Future[None]) -> None:

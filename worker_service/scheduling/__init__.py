@@ -1,6 +1,6 @@
 """What to compute next: sequences, KV blocks, batches. Pure: no I/O, no torch, no clock."""
 
-from worker_service.scheduling.batching import BatchLimits, BatchScheduler, Chunk, StepPlan
+from worker_service.scheduling.batching import BatchLimits, BatchScheduler, Chunk, Reservation, StepPlan
 from worker_service.scheduling.blocks import BlockPool, OutOfBlocks, PrefixMatch
 from worker_service.scheduling.sequence import IllegalTransition, Phase, Sequence
 
@@ -13,6 +13,7 @@ __all__ = [
     "OutOfBlocks",
     "Phase",
     "PrefixMatch",
+    "Reservation",
     "Sequence",
     "StepPlan",
 ]

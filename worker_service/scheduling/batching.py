@@ -10,7 +10,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from services.domain.requests import FinishReason
-from worker_service.scheduling.blocks import ROOT, BlockPool
+from worker_service.scheduling.blocks import ROOT, BlockPool, OutOfBlocks
 from worker_service.scheduling.sequence import Phase, Sequence
 
 
@@ -44,6 +44,15 @@ class StepPlan:
         return sum(chunk.count for chunk in self.chunks)
 
 
+@dataclass(slots=True)
+class Reservation:
+    """Room for a sequence on its way here. The first `present` blocks hold its prefix; `node` is the tree's behind them."""
+
+    blocks: list[int]
+    present: int
+    node: int
+
+
 class BatchScheduler:
     """Sequences waiting and running over one pool of blocks.
 
@@ -56,6 +65,7 @@ class BatchScheduler:
         self._running: list[Sequence] = []  # in order of admission
         self._by_id: dict[str, Sequence] = {}
         self._orders = 0
+        self._reserved = 0  # reservations: each keeps a place among the running
         self.preemptions = 0
 
     @property
@@ -86,23 +96,51 @@ class BatchScheduler:
         self._by_id[sequence.request_id] = sequence
         self._queue(sequence)
 
-    def adopt(self, sequence: Sequence, computed: int) -> list[int]:
-        """Start a sequence whose first `computed` tokens bring their KV along; return the blocks to write it to.
+    def reserve(self, tokens: Seq[int]) -> Reservation:
+        """Set a place and blocks aside for a sequence that brings the KV of `tokens` along.
 
-        OutOfBlocks, and nothing changed, if there is no room. ValueError if its id is taken.
+        Only what is free is taken: nobody is preempted. OutOfBlocks, and nothing changed, if there is no room.
+        """
+        if len(self._running) + self._reserved >= self.limits.max_running:
+            raise OutOfBlocks("as many requests run here as may")
+        match = self.pool.match(tokens)
+        needed = -(-len(tokens) // self.pool.block_tokens) - len(match.blocks)
+        if not self.pool.can_take(match, needed):
+            raise OutOfBlocks(f"{needed} blocks are needed, {self.pool.free} free")
+        self.pool.hold(match.blocks)
+        self._reserved += 1
+        return Reservation([*match.blocks, *self.pool.take(needed)], len(match.blocks), match.node)
+
+    def extend(self, reservation: Reservation, blocks: int) -> None:
+        """Have at least so many blocks in a reservation. OutOfBlocks, and nothing changed, if they are not free."""
+        if blocks > len(reservation.blocks):
+            reservation.blocks += self.pool.take(blocks - len(reservation.blocks))
+
+    def release(self, reservation: Reservation) -> None:
+        """The sequence does not come."""
+        self.pool.release(reservation.blocks)
+        self._reserved -= 1
+
+    def adopt(self, sequence: Sequence, reservation: Reservation, computed: int) -> None:
+        """Start a sequence whose first `computed` tokens have their KV in the reservation's blocks.
+
+        ValueError if its id is taken, or the blocks do not fit; nothing is changed then.
         """
         if sequence.request_id in self._by_id:
             raise ValueError(f"{sequence.request_id} is here already")
         if not 0 < computed < len(sequence.tokens):
             raise ValueError(f"KV of 1 to {len(sequence.tokens) - 1} tokens can be adopted, not {computed}")
-        blocks = self.pool.take(-(-computed // self.pool.block_tokens))
+        if len(reservation.blocks) != -(-computed // self.pool.block_tokens):
+            raise ValueError(f"{len(reservation.blocks)} blocks for {computed} tokens")
+        self._reserved -= 1
         sequence.order = self._orders
         self._orders += 1
         self._by_id[sequence.request_id] = sequence
-        sequence.blocks, sequence.computed = blocks, computed
+        sequence.blocks, sequence.computed = reservation.blocks, computed
+        sequence.sealed, sequence.node = reservation.present, reservation.node
         sequence.move(Phase.RUNNING)
         self._running.append(sequence)
-        return list(blocks)
+        self.seal(sequence)
 
     def seal(self, sequence: Sequence) -> None:
         """Make the full blocks of a sequence findable; their KV must be there."""
@@ -113,8 +151,8 @@ class BatchScheduler:
             sequence.node = self.pool.seal(sequence.blocks[at], sequence.node, tokens)
             sequence.sealed += 1
 
-    def finish(self, request_id: str, reason: FinishReason) -> Sequence | None:
-        """Take a sequence out, wherever it is; None if there is no such one."""
+    def finish(self, request_id: str, reason: FinishReason | None) -> Sequence | None:
+        """Take a sequence out, wherever it is; None if there is no such one. Without a `reason` it goes on elsewhere."""
         sequence = self._by_id.pop(request_id, None)
         if sequence is None:
             return None
@@ -181,14 +219,14 @@ class BatchScheduler:
 
     def _start(self, sequence: Sequence) -> bool:
         """Admit a waiting sequence, reusing what is known of its prefix; False if there is no room for all its tokens."""
-        if len(self._running) >= self.limits.max_running:
+        if len(self._running) + self._reserved >= self.limits.max_running:
             return False
         pool, last = self.pool, len(sequence.tokens) - 1 - sequence.draft
         match = pool.shortened(pool.match(sequence.tokens), sequence.tokens, last)
         needed = -(-len(sequence.tokens) // pool.block_tokens) - len(match.blocks)
         if not pool.can_take(match, needed):
             return False
-        pool.hold(match)
+        pool.hold(match.blocks)
         sequence.blocks = list(match.blocks)
         sequence.computed, sequence.sealed, sequence.node = match.tokens, len(match.blocks), match.node
         if sequence.preemptions == 0:
@@ -207,7 +245,7 @@ class BatchScheduler:
         keep: frozenset[str] = frozenset(),
     ) -> int:
         """Give `sequence` up to `most` tokens, preempting others for the room; return how many it got."""
-        if sequence.phase is not Phase.RUNNING:
+        if sequence.phase is not Phase.RUNNING or sequence.paused:
             return 0
         count = min(most, sequence.pending)
         if count < 1:
@@ -228,9 +266,9 @@ class BatchScheduler:
         return count
 
     def _victim(self, keep: frozenset[str], chunks: list[Chunk]) -> Sequence | None:
-        """Who gives up its blocks: of the lowest priority, the one admitted last, never one with work in this step."""
+        """Who gives up its blocks: of the lowest priority, the one admitted last, never one at work now or leaving."""
         busy = {id(chunk.sequence) for chunk in chunks}
-        able = [s for s in self._running if id(s) not in busy and s.request_id not in keep]
+        able = [s for s in self._running if id(s) not in busy and s.request_id not in keep and not s.paused]
         if not able:
             return None
         return max(able, key=_queue_key)

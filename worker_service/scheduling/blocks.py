@@ -66,9 +66,9 @@ class BlockPool:
         idle = sum(1 for block in match.blocks if self._holders[block] == 0)
         return fresh + idle <= len(self._free)
 
-    def hold(self, match: PrefixMatch) -> None:
-        """Hold the blocks of a match made just now."""
-        for block in match.blocks:
+    def hold(self, blocks: Seq[int]) -> None:
+        """Hold blocks of a match made just now, or blocks that somebody holds, once more."""
+        for block in blocks:
             if self._holders[block] == 0:
                 del self._free[block]
             self._holders[block] += 1

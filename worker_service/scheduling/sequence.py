@@ -23,6 +23,7 @@ class Sequence:
     computed: how many of them have their KV in `blocks`.
     draft: the last `draft` tokens are a draft under verification: logits are wanted from the one before them on.
     order: place in the queue; smaller is earlier, kept through preemption.
+    paused: holds its blocks and gets no tokens: it is on its way to another engine.
     """
 
     __slots__ = (
@@ -35,6 +36,7 @@ class Sequence:
         "max_output_tokens",
         "node",
         "order",
+        "paused",
         "phase",
         "preemptions",
         "priority",
@@ -64,6 +66,7 @@ class Sequence:
         self.history = [Phase.WAITING]
         self.finish_reason: FinishReason | None = None
         self.preemptions = 0
+        self.paused = False
         self.cached_prompt_tokens = 0
         self.blocks: list[int] = []
         self.computed = self.sealed = 0  # tokens with KV; blocks known to the prefix tree

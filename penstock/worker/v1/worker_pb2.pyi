@@ -19,6 +19,11 @@ if sys.version_info >= (3, 11):
 else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
+if sys.version_info >= (3, 13):
+    from warnings import deprecated as _deprecated
+else:
+    from typing_extensions import deprecated as _deprecated
+
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class _ServiceClass:
@@ -118,10 +123,13 @@ class GenerateRequest(_message.Message):
     RESUME_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     SLO_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
+    TRANSFER_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Unique in the mesh while it runs; 1 to 128 characters."""
     priority: _builtins.int
     """Higher goes first among waiting requests."""
+    transfer_id: _builtins.str
+    """The request is on its way here from another worker, by this transfer; it is not computed from the prompt."""
     @_builtins.property
     def prompt(self) -> _common_pb2.Prompt: ...
     @_builtins.property
@@ -141,12 +149,15 @@ class GenerateRequest(_message.Message):
         resume_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         slo: _common_pb2.Slo | None = ...,
         priority: _builtins.int = ...,
+        transfer_id: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt", "sampling", b"sampling", "slo", b"slo"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_transfer_id", b"_transfer_id", "prompt", b"prompt", "sampling", b"sampling", "slo", b"slo", "transfer_id", b"transfer_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "resume_token_ids", b"resume_token_ids", "sampling", b"sampling", "slo", b"slo"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_transfer_id", b"_transfer_id", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "resume_token_ids", b"resume_token_ids", "sampling", b"sampling", "slo", b"slo", "transfer_id", b"transfer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__transfer_id: _TypeAlias = _typing.Literal["transfer_id"]  # noqa: Y015
+    _WhichOneofArgType__transfer_id: _TypeAlias = _typing.Literal["_transfer_id", b"_transfer_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__transfer_id) -> _WhichOneofReturnType__transfer_id | None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
 
@@ -160,6 +171,7 @@ class GenerateResponse(_message.Message):
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     MOVE_ADVICE_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
+    HANDED_OVER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def admitted(self) -> Global___Admitted: ...
     @_builtins.property
@@ -176,7 +188,11 @@ class GenerateResponse(_message.Message):
 
     @_builtins.property
     def finished(self) -> Global___Finished:
-        """The one terminal event."""
+        """The terminal event of a reply."""
+
+    @_builtins.property
+    def handed_over(self) -> Global___HandedOver:
+        """Terminal too: the reply goes on at the transfer's target, from `offset` on."""
 
     def __init__(
         self,
@@ -187,12 +203,13 @@ class GenerateResponse(_message.Message):
         heartbeat: Global___Heartbeat | None = ...,
         move_advice: Global___MoveAdvice | None = ...,
         finished: Global___Finished | None = ...,
+        handed_over: Global___HandedOver | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "declined", b"declined", "event", b"event", "finished", b"finished", "heartbeat", b"heartbeat", "move_advice", b"move_advice", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "declined", b"declined", "event", b"event", "finished", b"finished", "handed_over", b"handed_over", "heartbeat", b"heartbeat", "move_advice", b"move_advice", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "declined", b"declined", "event", b"event", "finished", b"finished", "heartbeat", b"heartbeat", "move_advice", b"move_advice", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "declined", b"declined", "event", b"event", "finished", b"finished", "handed_over", b"handed_over", "heartbeat", b"heartbeat", "move_advice", b"move_advice", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["admitted", "declined", "tokens", "heartbeat", "move_advice", "finished"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["admitted", "declined", "tokens", "heartbeat", "move_advice", "finished", "handed_over"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -265,17 +282,21 @@ class MoveAdvice(_message.Message):
 
     REASON_FIELD_NUMBER: _builtins.int
     SEQUENCE_TOKENS_FIELD_NUMBER: _builtins.int
+    SENDER_BUFFERED_TOKENS_FIELD_NUMBER: _builtins.int
     reason: Global___MoveReason.ValueType
     sequence_tokens: _builtins.int
+    sender_buffered_tokens: _builtins.int
+    """Total length of the requests that this instance still has to hand over, this one among them."""
     def __init__(
         self,
         *,
         reason: Global___MoveReason.ValueType = ...,
         sequence_tokens: _builtins.int = ...,
+        sender_buffered_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "sequence_tokens", b"sequence_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "sender_buffered_tokens", b"sender_buffered_tokens", "sequence_tokens", b"sequence_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -692,26 +713,146 @@ class Bid(_message.Message):
 Global___Bid: _TypeAlias = Bid  # noqa: Y015
 
 @_typing.final
+class ConfirmBidRequest(_message.Message):
+    """One more message of ConfirmBid; the first is `confirmed`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONFIRMED_FIELD_NUMBER: _builtins.int
+    SENDER_BUSY_FIELD_NUMBER: _builtins.int
+    TRANSFER_STARTED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def confirmed(self) -> Global___PlaceBidRequest:
+        """The very request that the bid was for."""
+
+    @_builtins.property
+    def sender_busy(self) -> Global___SenderBusy:
+        """The sender transmits another request: this one waits for its next turn."""
+
+    @_builtins.property
+    def transfer_started(self) -> Global___TransferStarted:
+        """The transfer has started."""
+
+    def __init__(
+        self,
+        *,
+        confirmed: Global___PlaceBidRequest | None = ...,
+        sender_busy: Global___SenderBusy | None = ...,
+        transfer_started: Global___TransferStarted | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["confirmed", b"confirmed", "sender_busy", b"sender_busy", "step", b"step", "transfer_started", b"transfer_started"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["confirmed", b"confirmed", "sender_busy", b"sender_busy", "step", b"step", "transfer_started", b"transfer_started"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_step: _TypeAlias = _typing.Literal["confirmed", "sender_busy", "transfer_started"]  # noqa: Y015
+    _WhichOneofArgType_step: _TypeAlias = _typing.Literal["step", b"step"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_step) -> _WhichOneofReturnType_step | None: ...
+
+Global___ConfirmBidRequest: _TypeAlias = ConfirmBidRequest  # noqa: Y015
+
+@_typing.final
+class SenderBusy(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SenderBusy: _TypeAlias = SenderBusy  # noqa: Y015
+
+@_typing.final
+class TransferStarted(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TransferStarted: _TypeAlias = TransferStarted  # noqa: Y015
+
+@_typing.final
+class ConfirmBidResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REFUSAL_FIELD_NUMBER: _builtins.int
+    TRANSFER_TURN_FIELD_NUMBER: _builtins.int
+    refusal: _builtins.str
+    """Why this instance will not take the request after all. The last event."""
+    @_builtins.property
+    def transfer_turn(self) -> Global___TransferTurn: ...
+    def __init__(
+        self,
+        *,
+        refusal: _builtins.str = ...,
+        transfer_turn: Global___TransferTurn | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "refusal", b"refusal", "transfer_turn", b"transfer_turn"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "refusal", b"refusal", "transfer_turn", b"transfer_turn"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["refusal", "transfer_turn"]  # noqa: Y015
+    _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
+
+Global___ConfirmBidResponse: _TypeAlias = ConfirmBidResponse  # noqa: Y015
+
+@_typing.final
+class TransferTurn(_message.Message):
+    """The transfer should start now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STARVING_FIELD_NUMBER: _builtins.int
+    starving: _builtins.bool
+    """It was passed over too often: the sender should send it next."""
+    def __init__(
+        self,
+        *,
+        starving: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["starving", b"starving"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TransferTurn: _TypeAlias = TransferTurn  # noqa: Y015
+
+@_typing.final
 class MigrateOutRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     TRANSFER_ID_FIELD_NUMBER: _builtins.int
     TARGET_ADDRESS_FIELD_NUMBER: _builtins.int
+    STARVING_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     transfer_id: _builtins.str
     """Names this one transfer."""
     target_address: _builtins.str
+    starving: _builtins.bool
+    """It is sent next, as soon as what is being sent has gone. Otherwise a sender that is busy fails with `busy`."""
     def __init__(
         self,
         *,
         request_id: _builtins.str = ...,
         transfer_id: _builtins.str = ...,
         target_address: _builtins.str = ...,
+        starving: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "target_address", b"target_address", "transfer_id", b"transfer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "starving", b"starving", "target_address", b"target_address", "transfer_id", b"transfer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -761,7 +902,9 @@ class RoundCopied(_message.Message):
     BLOCKS_FIELD_NUMBER: _builtins.int
     SENT_BYTES_FIELD_NUMBER: _builtins.int
     round: _builtins.int
+    """Counted from 1."""
     blocks: _builtins.int
+    """Sent so far, as `sent_bytes`."""
     sent_bytes: _builtins.int
     def __init__(
         self,
@@ -785,8 +928,11 @@ class HandedOver(_message.Message):
     OFFSET_FIELD_NUMBER: _builtins.int
     STALL_FIELD_NUMBER: _builtins.int
     offset: _builtins.int
+    """Output tokens that the source has made."""
     @_builtins.property
-    def stall(self) -> _duration_pb2.Duration: ...
+    def stall(self) -> _duration_pb2.Duration:
+        """From the source's last step to the target's word that it runs the request."""
+
     def __init__(
         self,
         *,
@@ -806,15 +952,19 @@ class TransferFailed(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REASON_FIELD_NUMBER: _builtins.int
+    BUSY_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
+    busy: _builtins.bool
+    """Another request is being sent: this one may be tried again."""
     def __init__(
         self,
         *,
         reason: _builtins.str = ...,
+        busy: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy", b"busy", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -861,12 +1011,16 @@ class TransferOpening(_message.Message):
     REQUEST_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     transfer_id: _builtins.str
+    """Of a Generate call that waits at the target; what to generate stands there."""
     @_builtins.property
     def layout(self) -> Global___KvLayout: ...
     @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
     def request(self) -> Global___GenerateRequest: ...
     @_builtins.property
-    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The sequence's tokens whose KV is computed: the target compares them with the prefixes it holds."""
+
     def __init__(
         self,
         *,

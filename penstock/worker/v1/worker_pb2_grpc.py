@@ -71,6 +71,11 @@ class WorkerServiceStub:
                 request_serializer=penstock_dot_worker_dot_v1_dot_worker__pb2.PlaceBidRequest.SerializeToString,
                 response_deserializer=penstock_dot_worker_dot_v1_dot_worker__pb2.PlaceBidResponse.FromString,
                 _registered_method=True)
+        self.ConfirmBid = channel.stream_stream(
+                '/penstock.worker.v1.WorkerService/ConfirmBid',
+                request_serializer=penstock_dot_worker_dot_v1_dot_worker__pb2.ConfirmBidRequest.SerializeToString,
+                response_deserializer=penstock_dot_worker_dot_v1_dot_worker__pb2.ConfirmBidResponse.FromString,
+                _registered_method=True)
         self.MigrateOut = channel.unary_stream(
                 '/penstock.worker.v1.WorkerService/MigrateOut',
                 request_serializer=penstock_dot_worker_dot_v1_dot_worker__pb2.MigrateOutRequest.SerializeToString,
@@ -89,7 +94,8 @@ class WorkerServiceServicer:
     """
 
     def Generate(self, request, context):
-        """Answers one prompt. First event: admitted or declined; last: finished.
+        """Answers one prompt. First event: admitted or declined; last: finished, or handed_over where the request has moved.
+        With a `transfer_id` it waits, heartbeats first, for the request to arrive by MigrateIn and streams it from there on.
         INVALID_ARGUMENT (BadRequest names the field), ALREADY_EXISTS (request_id is running),
         RESOURCE_EXHAUSTED (queue full; RetryInfo), UNAVAILABLE (draining or engine down).
         """
@@ -135,21 +141,34 @@ class WorkerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def PlaceBid(self, request, context):
-        """Bids for a request that another instance wants to hand over. Not served yet: UNIMPLEMENTED.
+        """Bids for a request that another instance wants to hand over. INVALID_ARGUMENT.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ConfirmBid(self, request_iterator, context):
+        """Confirms a bid that was chosen. First comes `confirmed`: the request enters this instance's queue of transfers and stays
+        in it as long as the call lasts; then `transfer_turn`, whenever it should start. Answers: refused, or turns until one
+        has started. INVALID_ARGUMENT.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def MigrateOut(self, request, context):
-        """Sends a running request's KV to another worker while it decodes, then hands it over. Not served yet: UNIMPLEMENTED.
+        """Sends a running request's KV to another worker while it decodes, then hands it over. The target must await it: a
+        Generate call with this `transfer_id` is open there, by the router that owns the stream. Last event: handed_over or
+        transfer_failed. Cancelling ends the transfer, unless the target has the last message already.
+        INVALID_ARGUMENT, UNIMPLEMENTED (the engine cannot).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def MigrateIn(self, request_iterator, context):
-        """Receives a request from another worker. Not served yet: UNIMPLEMENTED.
+        """Receives a request from another worker: opening, chunks, closing; answered by accepted, chunk_received for each
+        chunk and committed, or by a refusal at any time. UNIMPLEMENTED (the engine cannot).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -192,6 +211,11 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.PlaceBid,
                     request_deserializer=penstock_dot_worker_dot_v1_dot_worker__pb2.PlaceBidRequest.FromString,
                     response_serializer=penstock_dot_worker_dot_v1_dot_worker__pb2.PlaceBidResponse.SerializeToString,
+            ),
+            'ConfirmBid': grpc.stream_stream_rpc_method_handler(
+                    servicer.ConfirmBid,
+                    request_deserializer=penstock_dot_worker_dot_v1_dot_worker__pb2.ConfirmBidRequest.FromString,
+                    response_serializer=penstock_dot_worker_dot_v1_dot_worker__pb2.ConfirmBidResponse.SerializeToString,
             ),
             'MigrateOut': grpc.unary_stream_rpc_method_handler(
                     servicer.MigrateOut,
@@ -395,6 +419,33 @@ class WorkerService:
             '/penstock.worker.v1.WorkerService/PlaceBid',
             penstock_dot_worker_dot_v1_dot_worker__pb2.PlaceBidRequest.SerializeToString,
             penstock_dot_worker_dot_v1_dot_worker__pb2.PlaceBidResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ConfirmBid(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/penstock.worker.v1.WorkerService/ConfirmBid',
+            penstock_dot_worker_dot_v1_dot_worker__pb2.ConfirmBidRequest.SerializeToString,
+            penstock_dot_worker_dot_v1_dot_worker__pb2.ConfirmBidResponse.FromString,
             options,
             channel_credentials,
             insecure,

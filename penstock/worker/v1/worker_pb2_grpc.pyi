@@ -36,7 +36,8 @@ class WorkerServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> WorkerServiceAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_worker_pb2.GenerateRequest, _worker_pb2.GenerateResponse]
-    """Answers one prompt. First event: admitted or declined; last: finished.
+    """Answers one prompt. First event: admitted or declined; last: finished, or handed_over where the request has moved.
+    With a `transfer_id` it waits, heartbeats first, for the request to arrive by MigrateIn and streams it from there on.
     INVALID_ARGUMENT (BadRequest names the field), ALREADY_EXISTS (request_id is running),
     RESOURCE_EXHAUSTED (queue full; RetryInfo), UNAVAILABLE (draining or engine down).
     """
@@ -55,11 +56,22 @@ class WorkerServiceStub:
     INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNIMPLEMENTED (the engine cannot).
     """
     PlaceBid: _grpc.UnaryUnaryMultiCallable[_worker_pb2.PlaceBidRequest, _worker_pb2.PlaceBidResponse]
-    """Bids for a request that another instance wants to hand over. Not served yet: UNIMPLEMENTED."""
+    """Bids for a request that another instance wants to hand over. INVALID_ARGUMENT."""
+    ConfirmBid: _grpc.StreamStreamMultiCallable[_worker_pb2.ConfirmBidRequest, _worker_pb2.ConfirmBidResponse]
+    """Confirms a bid that was chosen. First comes `confirmed`: the request enters this instance's queue of transfers and stays
+    in it as long as the call lasts; then `transfer_turn`, whenever it should start. Answers: refused, or turns until one
+    has started. INVALID_ARGUMENT.
+    """
     MigrateOut: _grpc.UnaryStreamMultiCallable[_worker_pb2.MigrateOutRequest, _worker_pb2.MigrateOutResponse]
-    """Sends a running request's KV to another worker while it decodes, then hands it over. Not served yet: UNIMPLEMENTED."""
+    """Sends a running request's KV to another worker while it decodes, then hands it over. The target must await it: a
+    Generate call with this `transfer_id` is open there, by the router that owns the stream. Last event: handed_over or
+    transfer_failed. Cancelling ends the transfer, unless the target has the last message already.
+    INVALID_ARGUMENT, UNIMPLEMENTED (the engine cannot).
+    """
     MigrateIn: _grpc.StreamStreamMultiCallable[_worker_pb2.MigrateInRequest, _worker_pb2.MigrateInResponse]
-    """Receives a request from another worker. Not served yet: UNIMPLEMENTED."""
+    """Receives a request from another worker: opening, chunks, closing; answered by accepted, chunk_received for each
+    chunk and committed, or by a refusal at any time. UNIMPLEMENTED (the engine cannot).
+    """
 
 @_typing.type_check_only
 class WorkerServiceAsyncStub(WorkerServiceStub):
@@ -69,7 +81,8 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_worker_pb2.GenerateRequest, _worker_pb2.GenerateResponse]  # type: ignore[assignment]
-    """Answers one prompt. First event: admitted or declined; last: finished.
+    """Answers one prompt. First event: admitted or declined; last: finished, or handed_over where the request has moved.
+    With a `transfer_id` it waits, heartbeats first, for the request to arrive by MigrateIn and streams it from there on.
     INVALID_ARGUMENT (BadRequest names the field), ALREADY_EXISTS (request_id is running),
     RESOURCE_EXHAUSTED (queue full; RetryInfo), UNAVAILABLE (draining or engine down).
     """
@@ -88,11 +101,22 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNIMPLEMENTED (the engine cannot).
     """
     PlaceBid: _aio.UnaryUnaryMultiCallable[_worker_pb2.PlaceBidRequest, _worker_pb2.PlaceBidResponse]  # type: ignore[assignment]
-    """Bids for a request that another instance wants to hand over. Not served yet: UNIMPLEMENTED."""
+    """Bids for a request that another instance wants to hand over. INVALID_ARGUMENT."""
+    ConfirmBid: _aio.StreamStreamMultiCallable[_worker_pb2.ConfirmBidRequest, _worker_pb2.ConfirmBidResponse]  # type: ignore[assignment]
+    """Confirms a bid that was chosen. First comes `confirmed`: the request enters this instance's queue of transfers and stays
+    in it as long as the call lasts; then `transfer_turn`, whenever it should start. Answers: refused, or turns until one
+    has started. INVALID_ARGUMENT.
+    """
     MigrateOut: _aio.UnaryStreamMultiCallable[_worker_pb2.MigrateOutRequest, _worker_pb2.MigrateOutResponse]  # type: ignore[assignment]
-    """Sends a running request's KV to another worker while it decodes, then hands it over. Not served yet: UNIMPLEMENTED."""
+    """Sends a running request's KV to another worker while it decodes, then hands it over. The target must await it: a
+    Generate call with this `transfer_id` is open there, by the router that owns the stream. Last event: handed_over or
+    transfer_failed. Cancelling ends the transfer, unless the target has the last message already.
+    INVALID_ARGUMENT, UNIMPLEMENTED (the engine cannot).
+    """
     MigrateIn: _aio.StreamStreamMultiCallable[_worker_pb2.MigrateInRequest, _worker_pb2.MigrateInResponse]  # type: ignore[assignment]
-    """Receives a request from another worker. Not served yet: UNIMPLEMENTED."""
+    """Receives a request from another worker: opening, chunks, closing; answered by accepted, chunk_received for each
+    chunk and committed, or by a refusal at any time. UNIMPLEMENTED (the engine cannot).
+    """
 
 class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
     """Errors of every RPC: DEADLINE_EXCEEDED, CANCELLED, and INTERNAL for a fault of ours. Each error carries
@@ -105,7 +129,8 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.GenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_worker_pb2.GenerateResponse], _abc.AsyncIterator[_worker_pb2.GenerateResponse]]:
-        """Answers one prompt. First event: admitted or declined; last: finished.
+        """Answers one prompt. First event: admitted or declined; last: finished, or handed_over where the request has moved.
+        With a `transfer_id` it waits, heartbeats first, for the request to arrive by MigrateIn and streams it from there on.
         INVALID_ARGUMENT (BadRequest names the field), ALREADY_EXISTS (request_id is running),
         RESOURCE_EXHAUSTED (queue full; RetryInfo), UNAVAILABLE (draining or engine down).
         """
@@ -160,7 +185,18 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.PlaceBidRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.PlaceBidResponse, _abc.Awaitable[_worker_pb2.PlaceBidResponse]]:
-        """Bids for a request that another instance wants to hand over. Not served yet: UNIMPLEMENTED."""
+        """Bids for a request that another instance wants to hand over. INVALID_ARGUMENT."""
+
+    @_abc_1.abstractmethod
+    def ConfirmBid(
+        self,
+        request_iterator: _MaybeAsyncIterator[_worker_pb2.ConfirmBidRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_worker_pb2.ConfirmBidResponse], _abc.AsyncIterator[_worker_pb2.ConfirmBidResponse]]:
+        """Confirms a bid that was chosen. First comes `confirmed`: the request enters this instance's queue of transfers and stays
+        in it as long as the call lasts; then `transfer_turn`, whenever it should start. Answers: refused, or turns until one
+        has started. INVALID_ARGUMENT.
+        """
 
     @_abc_1.abstractmethod
     def MigrateOut(
@@ -168,7 +204,11 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.MigrateOutRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_worker_pb2.MigrateOutResponse], _abc.AsyncIterator[_worker_pb2.MigrateOutResponse]]:
-        """Sends a running request's KV to another worker while it decodes, then hands it over. Not served yet: UNIMPLEMENTED."""
+        """Sends a running request's KV to another worker while it decodes, then hands it over. The target must await it: a
+        Generate call with this `transfer_id` is open there, by the router that owns the stream. Last event: handed_over or
+        transfer_failed. Cancelling ends the transfer, unless the target has the last message already.
+        INVALID_ARGUMENT, UNIMPLEMENTED (the engine cannot).
+        """
 
     @_abc_1.abstractmethod
     def MigrateIn(
@@ -176,6 +216,8 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_worker_pb2.MigrateInRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_worker_pb2.MigrateInResponse], _abc.AsyncIterator[_worker_pb2.MigrateInResponse]]:
-        """Receives a request from another worker. Not served yet: UNIMPLEMENTED."""
+        """Receives a request from another worker: opening, chunks, closing; answered by accepted, chunk_received for each
+        chunk and committed, or by a refusal at any time. UNIMPLEMENTED (the engine cannot).
+        """
 
 def add_WorkerServiceServicer_to_server(servicer: WorkerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -83,6 +83,7 @@ class SglangEngineOptions:
 class _Running:
     """length: prompt and output so far. computing: whether its first token has come."""
 
+    prompt_tokens: int
     length: int
     computing: bool = False
     aborted: bool = False
@@ -191,11 +192,13 @@ class SglangEngine:
         while self._produced and now - self._produced[0][0] > THROUGHPUT_WINDOW_S:
             self._produced.popleft()
         window = min(THROUGHPUT_WINDOW_S, max(now - self._began, 1e-9))
+        inputs = sorted(self._requests.values(), key=lambda request: not request.computing)
         return Load(
-            running_tokens=tuple(r.length for r in self._requests.values() if r.computing),
-            queued_tokens=tuple(r.length for r in self._requests.values() if not r.computing),
+            running_tokens=tuple(r.length for r in inputs if r.computing),
+            queued_tokens=tuple(r.length for r in inputs if not r.computing),
             free_kv_blocks=self._free_blocks,
             output_tokens_per_s=sum(count for _, count in self._produced) / window,
+            input_tokens=tuple(r.prompt_tokens for r in inputs),
             cached_tokens=self._cached_tokens,
         )
 
@@ -207,7 +210,7 @@ class SglangEngine:
         reason = None
         if output:
             reason = reply_rules.end_reason(text, output[-1], len(output), most, request.sampling, self._tokenizer)
-        with self._place(request.request_id, len(prompt) + len(output)) as running:
+        with self._place(request.request_id, len(prompt), len(output)) as running:
             yield Admitted(len(prompt), most)
             cached = preemptions = 0
             if reason is None:
@@ -279,7 +282,7 @@ class SglangEngine:
         if not sampling.greedy and not distributions:
             raise NotServed("a sampled draft without its distributions: SGLang draws by random numbers of its own")
         vocab_size = self._tokenizer.vocab_size
-        with self._place(request_id, len(prefix) + len(draft)):
+        with self._place(request_id, len(prefix) - offset, offset + len(draft)):
             top = 1 if sampling.greedy else min(VERIFY_TOP, vocab_size)
             rows = await self._client.likeliest(request_id, prefix, draft, top, self._priority(0))
         if not distributions:
@@ -298,7 +301,7 @@ class SglangEngine:
         return Verification(accepted, token)
 
     @contextlib.contextmanager
-    def _place(self, request_id: str, length: int) -> Iterator[_Running]:
+    def _place(self, request_id: str, prompt_tokens: int, output_tokens: int) -> Iterator[_Running]:
         """A place among the requests here. Unavailable, AlreadyRunning, Overloaded."""
         if self._closed or not self._up:
             raise Unavailable("the engine has stopped" if self._closed else "the SGLang server is down")
@@ -306,7 +309,7 @@ class SglangEngine:
             raise AlreadyRunning(request_id)
         if len(self._requests) >= self.options.max_requests:
             raise Overloaded(f"{len(self._requests)} requests are here already", 1.0)
-        self._requests[request_id] = running = _Running(length)
+        self._requests[request_id] = running = _Running(prompt_tokens, prompt_tokens + output_tokens)
         try:
             yield running
         finally:

@@ -13,10 +13,11 @@ import numpy.typing as npt
 
 from services.clock import Clock, SystemClock
 from services.domain.latency import StepLatencyModel, StepLoad
-from worker_service.engine.core import CoreLimits, EngineCore, RawLogprobs, Row, RowResult
+from worker_service.engine.core import CoreLimits, EngineCore
 from worker_service.engine.interface import Capability, EngineInfo, KvLayout
 from worker_service.engine.loop import Hold, LoopEngine
 from worker_service.engine.randomness import uniform
+from worker_service.engine.runner import RawLogprobs, Row, RowResult
 from worker_service.scheduling import BatchLimits, BlockPool
 from worker_service.text import ByteTokenizer
 

@@ -7,8 +7,8 @@ import numpy.typing as npt
 import torch
 from transformers import PreTrainedModel
 
-from worker_service.engine.core import RawLogprobs, Row, RowResult
 from worker_service.engine.interface import KvLayout
+from worker_service.engine.runner import RawLogprobs, Row, RowResult
 from worker_service.engine.torch import sampling
 from worker_service.engine.torch.attention import KvPool, PagedBatch, Segment
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 
 from services.domain.requests import SamplingParams
-from worker_service.engine.core import RawLogprobs
 from worker_service.engine.randomness import uniform
+from worker_service.engine.runner import RawLogprobs
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,113 @@
+"""KV on its way out of and into one engine: which blocks, held by whom. The engine's thread owns it.
+
+Whole blocks of a running sequence never change, and reserved blocks belong to nobody else. So once they are held here, their
+content may be copied by another thread while the engine computes.
+"""
+
+from collections.abc import Sequence as Seq
+
+from services.domain.errors import AlreadyRunning, NotFound, Overloaded, invalid
+from worker_service.engine.interface import KvLayout, Stopped
+from worker_service.engine.runner import ModelRunner
+from worker_service.scheduling import BatchScheduler, OutOfBlocks, Reservation, Sequence
+
+RETRY_S = 0.5  # after a refusal for want of room
+
+
+class KvTransfers:
+    """Over the scheduler and the runner of one core."""
+
+    def __init__(self, scheduler: BatchScheduler, runner: ModelRunner) -> None:
+        self._scheduler, self._runner = scheduler, runner
+        self._arriving: dict[str, Reservation] = {}
+
+    def computed_tokens(self, request_id: str) -> tuple[int, ...]:
+        """The tokens of a decoding request whose KV is there. NotFound."""
+        sequence = self._decoding(request_id)
+        return tuple(sequence.tokens[: sequence.computed])
+
+    def hold(self, request_id: str, first: int, count: int) -> list[int]:
+        """Hold whole blocks of a decoding request, to be copied. NotFound; InvalidRequest for blocks that are not whole."""
+        sequence = self._decoding(request_id)
+        whole = sequence.computed // self._scheduler.pool.block_tokens
+        if not 0 <= first < first + count <= whole:
+            raise invalid("first_block", f"blocks {first} to {first + count - 1} of {whole} whole ones")
+        blocks = sequence.blocks[first : first + count]
+        self._scheduler.pool.hold(blocks)
+        return blocks
+
+    def let_go(self, blocks: Seq[int]) -> None:
+        self._scheduler.pool.release(blocks)
+
+    def pause(self, request_id: str, first: int) -> Stopped:
+        """Stop a decoding request where it is; copy its blocks from `first` on. NotFound, InvalidRequest."""
+        sequence = self._decoding(request_id)
+        used = -(-sequence.computed // self._scheduler.pool.block_tokens)
+        if not 0 <= first <= used:
+            raise invalid("first_block", f"the request has {used} blocks")
+        data = self._runner.read_blocks(sequence.blocks[first:used])
+        sequence.paused = True
+        return Stopped(tuple(sequence.tokens), data)
+
+    def resume(self, request_id: str) -> None:
+        """A stopped request goes on; nothing where it has ended."""
+        sequence = self._scheduler.get(request_id)
+        if sequence is not None:
+            sequence.paused = False
+
+    def reserve(self, transfer_id: str, layout: KvLayout, tokens: Seq[int]) -> int:
+        """Make room for a sequence; return how many of its first blocks are here already.
+
+        InvalidRequest (another layout), AlreadyRunning (the transfer), Overloaded (no idle KV, no place).
+        """
+        if layout != self._runner.kv_layout:
+            raise invalid("layout", f"this engine has {self._runner.kv_layout}, not {layout}")
+        if transfer_id in self._arriving:
+            raise AlreadyRunning(transfer_id)
+        if not tokens:
+            raise invalid("token_ids", "must not be empty")
+        try:
+            reservation = self._scheduler.reserve(tokens)
+        except OutOfBlocks as error:
+            raise Overloaded(str(error), RETRY_S) from None
+        self._arriving[transfer_id] = reservation
+        return reservation.present
+
+    def hold_reserved(self, transfer_id: str, first: int, count: int) -> list[int]:
+        """Hold reserved blocks, to be written; more are reserved where needed. NotFound, InvalidRequest, Overloaded."""
+        reservation = self._reservation(transfer_id)
+        if first < reservation.present or count < 1:
+            raise invalid(
+                "first_block", f"blocks {first} to {first + count - 1}: {reservation.present} are here already"
+            )
+        try:
+            self._scheduler.extend(reservation, first + count)
+        except OutOfBlocks as error:
+            raise Overloaded(str(error), RETRY_S) from None
+        blocks = reservation.blocks[first : first + count]
+        self._scheduler.pool.hold(blocks)
+        return blocks
+
+    def take(self, transfer_id: str) -> Reservation:
+        """The reservation, for a request that enters now; it is forgotten here. NotFound."""
+        reservation = self._reservation(transfer_id)
+        del self._arriving[transfer_id]
+        return reservation
+
+    def release(self, transfer_id: str) -> None:
+        """Nothing comes; no error where nothing was reserved."""
+        reservation = self._arriving.pop(transfer_id, None)
+        if reservation is not None:
+            self._scheduler.release(reservation)
+
+    def _reservation(self, transfer_id: str) -> Reservation:
+        reservation = self._arriving.get(transfer_id)
+        if reservation is None:
+            raise NotFound("transfer", transfer_id)
+        return reservation
+
+    def _decoding(self, request_id: str) -> Sequence:
+        sequence = self._scheduler.get(request_id)
+        if sequence is None or not sequence.decoding or sequence.paused:
+            raise NotFound("decoding request", request_id)
+        return sequence

@@ -1,0 +1,1 @@
+"""Running requests move between workers: two pure state machines, and what drives them."""

@@ -1,0 +1,60 @@
+"""Speaks MigrateIn to another worker."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from grpc import aio
+from opentelemetry import propagate
+
+from penstock.worker.v1 import worker_pb2 as pb
+from penstock.worker.v1 import worker_pb2_grpc
+from services import errors
+from services.channels import ChannelPool
+from services.domain.errors import Unavailable
+from worker_service import proto_codec as codec
+from worker_service.migration.messages import ToSource, ToTarget
+
+TRANSFER_TIMEOUT_S = 120.0  # the longest a whole transfer may take
+
+
+class PeerStream:
+    """One MigrateIn call."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    async def send(self, message: ToTarget) -> None:
+        try:
+            await self._call.write(codec.to_target_to_proto(message))
+        except aio.AioRpcError as error:
+            raise errors.from_rpc(error) from error
+        except asyncio.InvalidStateError:
+            raise Unavailable("the target has ended the stream") from None
+
+    async def answers(self) -> AsyncIterator[ToSource]:
+        try:
+            while isinstance(answer := await self._call.read(), pb.MigrateInResponse):
+                yield codec.to_source_from_proto(answer)
+        except aio.AioRpcError as error:
+            raise errors.from_rpc(error) from error
+
+
+class PeerClient:
+    """Calls other workers."""
+
+    def __init__(self, channels: ChannelPool) -> None:
+        self._channels = channels
+
+    @asynccontextmanager
+    async def dial(self, address: str) -> AsyncGenerator[PeerStream, None]:
+        """A stream to the worker at `address`; leaving the context cancels it."""
+        headers: dict[str, str] = {}
+        propagate.inject(headers)
+        stub = worker_pb2_grpc.WorkerServiceStub(self._channels.get(address))
+        call = stub.MigrateIn(timeout=TRANSFER_TIMEOUT_S, metadata=tuple(headers.items()))
+        try:
+            yield PeerStream(call)
+        finally:
+            call.cancel()
