@@ -27,6 +27,7 @@ from services.domain.stages.places import StagePlace
 from services.state import MeshFeed, connect
 from services.state.keys import Keys
 from services.state.registry import publish
+from services.processes import free_port
 from services.testing import redis_server
 
 INSTANCES = (100, 300, 1000)
