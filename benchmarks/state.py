@@ -24,10 +24,10 @@ from penstock.local import redis_server as local_redis
 from services.domain.instances import InstanceRecord, Load, ModelCard, Role
 from services.domain.mesh_view import MeshView
 from services.domain.stages.places import StagePlace
+from services.processes import free_port
 from services.state import MeshFeed, connect
 from services.state.keys import Keys
 from services.state.registry import publish
-from services.processes import free_port
 from services.testing import redis_server
 
 INSTANCES = (100, 300, 1000)
