@@ -479,6 +479,7 @@ async def test_kv_that_does_not_fit_is_refused(make: Make) -> None:
 
 
 async def test_reserved_room_is_only_what_is_idle(make: Make) -> None:
+    needs(await make(), Capability.KV_TRANSFER)
     engine = await make(kv_tokens=96, kv_block_tokens=16, max_context_tokens=96)
     await engine.reserve("t", engine.kv_layout, range(1, 70))  # 5 of 6 blocks
     with pytest.raises(Overloaded, match="blocks"):
