@@ -58,14 +58,16 @@ def bars(
     name: str, title: str, groups: Sequence[str], series: Mapping[str, Sequence[tuple[float, float, float]]], unit: str
 ) -> Path:
     """Grouped bars: per series and group (median, least, most). Writes results/<name>.svg."""
-    figure, axes = plt.subplots(figsize=(8, 4.2), layout="constrained")
+    count = len(groups) * len(series)
+    figure, axes = plt.subplots(figsize=(max(8.0, 0.38 * count), 4.2), layout="constrained")  # room for the figures
     width = 0.8 / len(series)
     for i, (label, values) in enumerate(series.items()):
         places = [place + (i - (len(series) - 1) / 2) * width for place in range(len(groups))]
         middle = [value[0] for value in values]
         spread = [[m - low for m, low, _ in values], [high - m for m, _, high in values]]
         axes.bar(places, middle, width * 0.92, label=label, color=COLOURS[i % len(COLOURS)])
-        axes.errorbar(places, middle, spread, fmt="none", ecolor="#333333", capsize=3, linewidth=1)
+        if any(map(any, spread)):
+            axes.errorbar(places, middle, spread, fmt="none", ecolor="#333333", capsize=3, linewidth=1)
         for place, (m, _, high) in zip(places, values, strict=True):  # above the spread
             said = f"{m:,.0f}" if m >= 10 else f"{m:.2g}"
             axes.annotate(said, (place, high), (0, 4), textcoords="offset points", ha="center", fontsize=9)

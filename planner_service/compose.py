@@ -3,6 +3,7 @@
 from penstock.planner.v1 import planner_pb2_grpc
 from planner_service.keeper import PlanKeeper
 from planner_service.servicer import SERVICE, PlannerServicer
+from planner_service.solver_pool import SolverPool
 from services.clock import SystemClock
 from services.domain.mesh_view import MeshView
 from services.runtime import Chassis
@@ -18,5 +19,5 @@ async def compose(chassis: Chassis) -> None:
     keeper = PlanKeeper(store, feed, seed, SystemClock())
     await chassis.stack.enter_async_context(feed)
     await chassis.stack.enter_async_context(keeper)
-    planner_pb2_grpc.add_PlannerServiceServicer_to_server(PlannerServicer(keeper, store), chassis.server)
+    planner_pb2_grpc.add_PlannerServiceServicer_to_server(PlannerServicer(keeper, store, SolverPool()), chassis.server)
     chassis.health.offer(SERVICE)

@@ -1,5 +1,7 @@
 """Draws what a cascade is to serve from a trace and a judged sample. No I/O."""
 
+import hashlib
+
 import numpy as np
 
 from planner_service.plan_cascade import Demand, draw_demand
@@ -37,3 +39,13 @@ def demand_of(
     outputs = np.repeat(part.output_tokens[:, None], len(judged.tiers), axis=1)
     drawn = JudgedSample(judged.tiers, part.input_tokens, outputs, demand.requests.scores)
     return Demand(judged, drawn, arrival_s)
+
+
+def workload_digest(demand: Demand) -> str:
+    """Of what was planned for: equal digests, equal judged prompts, requests and arrivals."""
+    found = hashlib.sha256()
+    for sample in (demand.judged, demand.requests):
+        for values in (sample.input_tokens, sample.output_tokens, sample.scores):
+            found.update(np.ascontiguousarray(values).tobytes())
+    found.update(np.ascontiguousarray(demand.arrival_s).tobytes())
+    return found.hexdigest()[:16]

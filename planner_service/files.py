@@ -3,6 +3,7 @@
 import csv
 import gzip
 from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -12,10 +13,12 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from planner_service.plan_cascade import Site
-from planner_service.profiles import ProfileError, read_profile
+from planner_service.profiles import ProfileError, fit_qoe, read_profile
 from planner_service.routing.quality import JudgedSample
-from planner_service.simulator import EngineLimits, Workload
-from services.domain.hardware import ClusterSpec, GpuSpec, ModelSpec, Runtime
+from planner_service.simulator import EngineLimits, Replica, Workload
+from planner_service.stages import batches_of
+from services.domain.hardware import ClusterSpec, GpuSpec, ModelSpec, ReplicaShape, Runtime, fit, roofline
+from services.domain.stages import QoeModel
 
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
@@ -26,7 +29,7 @@ class FileError(Exception):
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class GpuEntry(_Part):
@@ -59,13 +62,7 @@ class ClusterFile(_Part):
     node_link_gb_per_s: Positive = 25.0
 
     def spec(self) -> ClusterSpec:
-        if isinstance(self.gpu, str):
-            known = catalogue("gpus")
-            if self.gpu not in known:
-                raise ValueError(f"gpu: no '{self.gpu}' in the catalogue: {', '.join(sorted(known))}")
-            gpu = GpuEntry.model_validate(known[self.gpu]).spec(self.gpu)
-        else:
-            gpu = self.gpu.spec(self.gpu.name or "gpu")
+        gpu = gpu_of_catalogue(self.gpu) if isinstance(self.gpu, str) else self.gpu.spec(self.gpu.name or "gpu")
         return ClusterSpec(gpu, self.nodes, self.gpus_per_node, self.node_link_gb_per_s * 1e9)
 
 
@@ -108,10 +105,7 @@ class TierEntry(_Part):
     def spec(self) -> ModelSpec:
         if isinstance(self.model, ModelEntry):
             return self.model.spec(self.name)
-        known = catalogue("models")
-        if self.model not in known:
-            raise ValueError(f"no model '{self.model}' in the catalogue: {', '.join(sorted(known))}")
-        return ModelEntry.model_validate(known[self.model]).spec(self.model)
+        return model_of_catalogue(self.model)
 
 
 class RuntimeEntry(_Part):
@@ -154,6 +148,22 @@ def catalogue(name: str) -> dict[str, Any]:
     return found
 
 
+def gpu_of_catalogue(name: str) -> GpuSpec:
+    """ValueError lists what there is."""
+    known = catalogue("gpus")
+    if name not in known:
+        raise ValueError(f"gpu: no '{name}' in the catalogue: {', '.join(sorted(known))}")
+    return GpuEntry.model_validate(known[name]).spec(name)
+
+
+def model_of_catalogue(name: str) -> ModelSpec:
+    """ValueError lists what there is."""
+    known = catalogue("models")
+    if name not in known:
+        raise ValueError(f"no model '{name}' in the catalogue: {', '.join(sorted(known))}")
+    return ModelEntry.model_validate(known[name]).spec(name)
+
+
 def read_site(cluster: Path, models: Path) -> Site:
     """FileError names the file and every field at fault."""
     try:
@@ -173,15 +183,53 @@ def read_site(cluster: Path, models: Path) -> Site:
     return Site(where, names, specs, cascade.runtime.spec(), limits, cascade.judge_s, measured)
 
 
+@dataclass(frozen=True, slots=True)
+class StageReplica:
+    """What stages are planned with: a replica, its QoE model, what a sequence's move weighs; `source` in words."""
+
+    replica: Replica
+    qoe: QoeModel
+    kv_bytes_per_token: float
+    source: str
+
+
+def read_replica(profile: Path | None, model: str, gpu: str, max_tokens: int) -> StageReplica:
+    """From a profile file, or by a roofline from the catalogue; FileError says what is wrong with either.
+
+    Where batches were not measured, the QoE model is fitted to those that the step times make, up to max_tokens.
+    """
+    if profile is not None:
+        try:
+            found = read_profile(profile)
+        except ProfileError as error:
+            raise FileError(str(error)) from None
+        qoe = found.qoe or fit_qoe(batches_of(found.replica, max_tokens))
+        return StageReplica(
+            found.replica, qoe, found.kv_bytes_per_token, f"{found.model} as measured on {found.machine}"
+        )
+    for kind, name in (("models", model), ("gpus", gpu)):
+        if name not in (known := catalogue(kind)):
+            raise FileError(f"no '{name}' among the catalogue's {kind}: {', '.join(sorted(known))}")
+    spec = ModelEntry.model_validate(catalogue("models")[model]).spec(model)
+    cluster = ClusterSpec(GpuEntry.model_validate(catalogue("gpus")[gpu]).spec(gpu), 1, 1, 1.0)
+    shape, runtime = ReplicaShape(1, 1), Runtime()
+    room = fit(spec, shape, cluster, runtime, max_tokens)
+    if not room.ok:
+        raise FileError(room.reason)
+    replica = Replica(shape, roofline(spec, shape, cluster, runtime), room.kv_tokens, EngineLimits(max_running=1024))
+    source = f"{model} on {gpu} by its data sheet"
+    return StageReplica(replica, fit_qoe(batches_of(replica, max_tokens)), spec.kv_bytes_per_token, source)
+
+
 def read_trace(path: Path) -> Workload:
     """Columns arrival_s, input_tokens, output_tokens; other columns are passed over. Ordered by arrival."""
     rows = [
         (
-            _number(path, line, row, "arrival_s"),
-            _count(path, line, row, "input_tokens", 1),
-            _count(path, line, row, "output_tokens", 1),
+            csv_number(path, line, row, "arrival_s"),
+            csv_count(path, line, row, "input_tokens", 1),
+            csv_count(path, line, row, "output_tokens", 1),
         )
-        for line, row in _rows(path, ("arrival_s", "input_tokens", "output_tokens"))
+        for line, row in csv_rows(path, ("arrival_s", "input_tokens", "output_tokens"))
     ]
     rows.sort(key=lambda row: row[0])
     arrivals, inputs, outputs = zip(*rows, strict=True)
@@ -195,10 +243,10 @@ def read_quality(path: Path, tiers: tuple[str, ...]) -> JudgedSample:
     """
     wanted = ("input_tokens", *(f"{tier}_{what}" for tier in tiers for what in ("output_tokens", "judge_score")))
     inputs, outputs, scores = [], [], []
-    for line, row in _rows(path, wanted):
-        inputs.append(_count(path, line, row, "input_tokens", 0))
-        outputs.append([_count(path, line, row, f"{tier}_output_tokens", 0) for tier in tiers])
-        scores.append([_number(path, line, row, f"{tier}_judge_score", 0, 100) for tier in tiers])
+    for line, row in csv_rows(path, wanted):
+        inputs.append(csv_count(path, line, row, "input_tokens", 0))
+        outputs.append([csv_count(path, line, row, f"{tier}_output_tokens", 0) for tier in tiers])
+        scores.append([csv_number(path, line, row, f"{tier}_judge_score", 0, 100) for tier in tiers])
     shape = (len(inputs), len(tiers))
     return JudgedSample(
         tiers,
@@ -223,7 +271,7 @@ def _said(error: Exception) -> str:
     return str(error)
 
 
-def _rows(path: Path, wanted: tuple[str, ...]) -> Iterator[tuple[int, dict[str, str]]]:
+def csv_rows(path: Path, wanted: tuple[str, ...]) -> Iterator[tuple[int, dict[str, str]]]:
     """(line number, row) of a CSV file, gzip or not; FileError for missing columns or no rows."""
     try:
         with gzip.open(path, "rt", newline="") if path.suffix == ".gz" else path.open(newline="") as file:
@@ -235,13 +283,13 @@ def _rows(path: Path, wanted: tuple[str, ...]) -> Iterator[tuple[int, dict[str, 
             for row in reader:
                 empty = False
                 yield reader.line_num, row
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
         raise FileError(f"{path}: {error}") from None
     if empty:
         raise FileError(f"{path}: no rows")
 
 
-def _number(
+def csv_number(
     path: Path, line: int, row: dict[str, str], column: str, least: float = -np.inf, most: float = np.inf
 ) -> float:
     text = row[column]
@@ -255,8 +303,8 @@ def _number(
     return value
 
 
-def _count(path: Path, line: int, row: dict[str, str], column: str, least: int) -> int:
-    value = _number(path, line, row, column, least)
+def csv_count(path: Path, line: int, row: dict[str, str], column: str, least: int) -> int:
+    value = csv_number(path, line, row, column, least)
     if value != int(value):
         raise FileError(f"{path}: line {line}: {column} must be a whole number, not {row[column]}")
     return int(value)

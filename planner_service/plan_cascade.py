@@ -291,6 +291,15 @@ def frontier(site: Site, demand: Demand, plan: CascadePlan, gpus: int | None, po
     return sorted(p for p in found if not any(q[0] >= p[0] and q[1] <= p[1] and q != p for q in found))
 
 
+def mesh_tiers(thresholds: Sequence[float | None], instances: Sequence[int]) -> list[tuple[float | None, int]]:
+    """(threshold, instances) of each tier, as a plan of the mesh says them. thresholds: None or over 100 passes a tier over.
+
+    A tier without instances is skipped there; what still reaches one that is on its way out stands at a full score only.
+    """
+    said = [100.0 if h is None or h > 100 else h for h in thresholds]
+    return list(zip([*said, None], instances, strict=True))
+
+
 def draw_demand(judged: JudgedSample, arrival_s: Floats, seed: int) -> Demand:
     """Prompts for the arrivals, drawn from the judged sample: each once before any comes again."""
     rng = np.random.default_rng(seed)

@@ -1,6 +1,7 @@
 """A cascade plan as JSON: what `penstock plan` writes and `penstock simulate` reads."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from planner_service.files import FileError
 from planner_service.plan_cascade import CascadePlan, Site
 from planner_service.routing.quality import SKIPPED
 from planner_service.simulator import Dispatch, Percentiles, Report
+from services.domain.errors import invalid
 from services.domain.hardware import ReplicaShape
 
 
@@ -38,8 +40,8 @@ class ReadPlan:
     dispatch: Dispatch
 
 
-def plan_json(plan: CascadePlan, inputs: PlanInputs, seconds: float) -> dict[str, Any]:
-    """Times in seconds, quality on the scores' own scale. `gap`: see Solution."""
+def plan_json(plan: CascadePlan, inputs: PlanInputs, seconds: float, target: str, digest: str) -> dict[str, Any]:
+    """Times in seconds, quality on the scores' own scale. `gap`: see Solution. target, digest: see Prediction."""
     solution = plan.solution
     return {
         "thresholds": [None if h > 100 else h for h in plan.thresholds],  # None: the tier is passed over
@@ -70,6 +72,8 @@ def plan_json(plan: CascadePlan, inputs: PlanInputs, seconds: float) -> dict[str
         "latency_p95_s": plan.latency_p95_s,
         "end_to_end_p95_s": plan.end_to_end_p95_s,
         "objective": plan.objective.value,
+        "target": target,
+        "workload_digest": digest,
         "feasible": True,
         "optimality": {
             "proved": solution.proof.value != "searched" and plan.gpu_step == 1,
@@ -121,15 +125,22 @@ def read_plan(path: Path) -> ReadPlan:
         raise FileError(f"{path}: not a plan file: {error!r}") from None
 
 
-def strategies_of(plan: ReadPlan, site: Site) -> tuple[Strategy, ...]:
-    """The plan's replicas on a site. FileError where one does not fit."""
+def read_figures(path: Path) -> dict[str, Any]:
+    """All of a plan file; FileError for anything that is not a plan of ours."""
+    read_plan(path)
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def strategies_of(shapes: Sequence[Sequence[tuple[ReplicaShape, int]]], site: Site) -> tuple[Strategy, ...]:
+    """Replicas (shape, count) of each tier, on a site. InvalidRequest where one does not fit."""
     found = []
-    for tier, shapes in enumerate(plan.shapes):
-        parts = []
-        for shape, count in shapes:
+    for tier, parts in enumerate(shapes):
+        replicas = []
+        for j, (shape, count) in enumerate(parts):
             replica, reason = site.replica(tier, shape, 1)
             if replica is None:
-                raise FileError(f"tier {site.tiers[tier]}: {reason}")
-            parts.append((replica, count))
-        found.append(Strategy(tuple(parts), 0.0))
+                raise invalid(f"tiers[{tier}].replicas[{j}]", reason)
+            replicas.append((replica, count))
+        found.append(Strategy(tuple(replicas), 0.0))
     return tuple(found)

@@ -2,11 +2,13 @@
 
 A profile file is JSON: `format`, what was measured (`model`, `engine`, `machine`, `tp`, `pp`), what it may hold (`kv_tokens`,
 `max_running`, `max_step_tokens`, `block_tokens`), the fitted `latency`, and the `samples` it was fitted to, each
-[tokens, context_tokens, pairs, longest_gap, seconds].
+[tokens, context_tokens, pairs, longest_gap, seconds]. Where batches were measured too: `qoe`, the fitted QoE model, with the
+`mean_error` of its fit on held-out requests; `kv_bytes_per_token` says what a sequence's move costs.
 """
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +16,17 @@ import numpy as np
 from scipy.optimize import nnls
 
 from planner_service.simulator import EngineLimits, Replica
+from planner_service.simulator.workload import Floats
 from services.domain.errors import invalid
 from services.domain.hardware import ReplicaShape
 from services.domain.latency import StepLatencyModel, StepLoad
+from services.domain.stages import BatchLoad, QoeModel
 
 FORMAT = "penstock-profile-1"
-KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+KNOTS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+REFITS = 3
+STALL = 3.0  # a step that took so many times what the fit says was held up by something else: it is left out
+HELD_OUT_EVERY = 5  # one sample of so many is kept from the fit
 
 
 class ProfileError(Exception):
@@ -28,7 +35,12 @@ class ProfileError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A replica as measured. mean_error: of the fitted step times against the samples, relative."""
+    """A replica as measured. mean_error: of the fitted step times against the samples, relative.
+
+    qoe: the QoE model fitted to its batches, and that fit's mean relative error on held-out requests; None where batches
+    were not measured. kv_bytes_per_token: over all layers; 0 where unknown.
+    held_out_error: the same against samples that the fit has not seen; None where none were kept from it.
+    """
 
     model: str
     engine: str
@@ -36,13 +48,18 @@ class Profile:
     replica: Replica
     samples: tuple[tuple[StepLoad, float], ...]
     mean_error: float
+    held_out_error: float | None = None
+    qoe: QoeModel | None = None
+    qoe_error: float = 0.0
+    kv_bytes_per_token: float = 0.0
 
 
 def fit_latency(samples: list[tuple[StepLoad, float]]) -> tuple[StepLatencyModel, float]:
     """(the model with the least relative squared error, its mean relative error), no coefficient negative.
 
     The base is a sum of hat functions over KNOTS within the measured numbers of tokens; the rest is linear, so the whole is
-    one non-negative least squares problem, each row divided by its seconds.
+    one non-negative least squares problem, each row divided by its seconds; then again by the seconds fitted, as dividing by
+    what is noisy favours the samples that are too small (by twice the squared noise: 2 % where it is 10 %).
 
     Raises:
         InvalidRequest: fewer samples than coefficients.
@@ -62,13 +79,51 @@ def fit_latency(samples: list[tuple[StepLoad, float]]) -> tuple[StepLatencyModel
     rest = np.array([(load.context_tokens, load.pairs, load.longest_gap) for load, _ in samples], float)
     scale = np.maximum(rest.max(axis=0), 1.0)
     table = np.hstack([hats, rest / scale])
-    found, _ = nnls(table / seconds[:, None], np.ones(len(samples)))
+    scale_s, kept = seconds, np.ones(len(samples), np.bool_)
+    for _ in range(1 + REFITS):
+        found, _ = nnls(table[kept] / scale_s[kept, None], seconds[kept] / scale_s[kept])
+        fitted_s = table @ found
+        kept = seconds < STALL * fitted_s
+        scale_s = np.maximum(fitted_s, 1e-9)
     context_s, pair_s, gap_s = (float(x) for x in found[len(used) :] / scale)
     model = StepLatencyModel(
         tuple(float(k) for k in used), tuple(float(x) for x in found[: len(used)]), context_s, pair_s, gap_s
     )
-    errors = [abs(model.step_s(load) - s) / s for load, s in samples]
-    return model, float(np.mean(errors))
+    return model, mean_error(model, samples)
+
+
+def mean_error(model: StepLatencyModel, samples: Sequence[tuple[StepLoad, float]]) -> float:
+    """Mean relative error of the model's step times."""
+    return float(np.mean([abs(model.step_s(load) - s) / s for load, s in samples]))
+
+
+def fit_held_out(
+    samples: Sequence[tuple[StepLoad, float]],
+) -> tuple[StepLatencyModel, list[tuple[StepLoad, float]], float]:
+    """(the model fitted to all but every HELD_OUT_EVERY-th sample, those it was fitted to, its mean error on the others)."""
+    fitted = [sample for i, sample in enumerate(samples) if i % HELD_OUT_EVERY]
+    model, _ = fit_latency(fitted)
+    return model, fitted, mean_error(model, samples[::HELD_OUT_EVERY])
+
+
+def fit_qoe(samples: Sequence[tuple[BatchLoad, float]]) -> QoeModel:
+    """D0 to D4 with the least relative squared error over (load, request's cost in seconds), none negative (section 4.1).
+
+    Raises:
+        InvalidRequest: fewer samples than coefficients.
+    """
+    if len(samples) < 5:
+        raise invalid("samples", f"5 coefficients need as many samples, not {len(samples)}")
+    seconds = np.array([cost for _, cost in samples], float)
+    table = np.array([(1.0, *load) for load, _ in samples], float)
+    scale = np.maximum(table.max(axis=0), 1.0)
+    found, _ = nnls(table / scale / seconds[:, None], np.ones(len(samples)))
+    return QoeModel(*(float(x) for x in found / scale))
+
+
+def qoe_errors(model: QoeModel, samples: Sequence[tuple[BatchLoad, float]]) -> Floats:
+    """(N) relative errors of the predicted costs."""
+    return np.array([model.request_cost_s(load) / cost - 1 for load, cost in samples])
 
 
 def write_profile(path: Path, profile: Profile) -> None:
@@ -84,6 +139,9 @@ def write_profile(path: Path, profile: Profile) -> None:
         **asdict(limits),
         "latency": asdict(latency),
         "mean_error": profile.mean_error,
+        "kv_bytes_per_token": profile.kv_bytes_per_token,
+        "qoe": None if profile.qoe is None else {**asdict(profile.qoe), "mean_error": profile.qoe_error},
+        "held_out_error": profile.held_out_error,
         "samples": [
             [load.tokens, load.context_tokens, load.pairs, load.longest_gap, seconds]
             for load, seconds in profile.samples
@@ -108,7 +166,13 @@ def read_profile(path: Path) -> Profile:
         shape = ReplicaShape(int(found["tp"]), int(found["pp"]))
         replica = Replica(shape, latency, int(found["kv_tokens"]), limits)
         samples = tuple((StepLoad(int(t), int(c), float(p), int(g)), float(s)) for t, c, p, g, s in found["samples"])
-        return Profile(found["model"], found["engine"], found["machine"], replica, samples, float(found["mean_error"]))
+        about = (found["model"], found["engine"], found["machine"])
+        made = Profile(*about, replica, samples, float(found["mean_error"]), found.get("held_out_error"))
+        kv_bytes, batches = float(found.get("kv_bytes_per_token", 0.0)), found.get("qoe")
+        if batches is None:
+            return replace(made, kv_bytes_per_token=kv_bytes)
+        qoe = QoeModel(*(float(batches[name]) for name in QoeModel.__slots__))
+        return replace(made, qoe=qoe, qoe_error=float(batches["mean_error"]), kv_bytes_per_token=kv_bytes)
     except OSError as error:
         raise ProfileError(f"{path}: {error.strerror}") from None
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -1,8 +1,11 @@
 """The planner's contract: domain to proto and back."""
 
+import dataclasses
+
 from penstock.planner.v1 import planner_pb2 as pb
 from services.domain.errors import invalid
-from services.domain.plans import JudgeUnavailable, Plan, Provenance, TierPlan
+from services.domain.plans import JudgeUnavailable, Plan, Prediction, Provenance, TierPlan
+from services.domain.stages import QoeModel, Stage
 from services.proto_codec import timestamp, timestamp_seconds
 
 _POLICY = {
@@ -15,10 +18,18 @@ _POLICY_BACK = {value: key for key, value in _POLICY.items()} | {
 
 
 def plan_to_proto(plan: Plan) -> pb.Plan:
+    prediction = plan.provenance.prediction
     return pb.Plan(
         revision=plan.revision,
         tiers=[
-            pb.TierPlan(name=t.name, model=t.model, threshold=t.threshold, instance_count=t.instances)
+            pb.TierPlan(
+                name=t.name,
+                model=t.model,
+                threshold=t.threshold,
+                instance_count=t.instances,
+                stages=map(stage_to_proto, t.stages),
+                qoe=None if t.qoe is None else qoe_to_proto(t.qoe),
+            )
             for t in plan.tiers
         ],
         scorer=plan.scorer,
@@ -28,6 +39,7 @@ def plan_to_proto(plan: Plan) -> pb.Plan:
             note=plan.provenance.note,
             created_at=timestamp(plan.provenance.created_at),
             input_digest=plan.provenance.input_digest,
+            prediction=pb.Prediction(**dataclasses.asdict(prediction)) if prediction is not None else None,
         ),
     )
 
@@ -39,7 +51,14 @@ def plan_from_proto(plan: pb.Plan) -> Plan:
     made = Plan(
         revision=plan.revision,
         tiers=tuple(
-            TierPlan(t.name, t.model, t.threshold if t.HasField("threshold") else None, t.instance_count)
+            TierPlan(
+                t.name,
+                t.model,
+                t.threshold if t.HasField("threshold") else None,
+                t.instance_count,
+                tuple(Stage(s.from_tokens, s.to_tokens, s.instance_count) for s in t.stages),
+                qoe_from_proto(t.qoe) if t.HasField("qoe") else None,
+            )
             for t in plan.tiers
         ),
         scorer=plan.scorer,
@@ -49,7 +68,38 @@ def plan_from_proto(plan: pb.Plan) -> Plan:
             plan.provenance.note,
             timestamp_seconds(plan.provenance.created_at),
             plan.provenance.input_digest,
+            _prediction(plan.provenance.prediction) if plan.provenance.HasField("prediction") else None,
         ),
     )
     made.validate()
     return made
+
+
+def _prediction(told: pb.Prediction) -> Prediction:
+    return Prediction(**{field.name: getattr(told, field.name) for field in dataclasses.fields(Prediction)})
+
+
+def stage_to_proto(stage: Stage) -> pb.Stage:
+    return pb.Stage(from_tokens=stage.from_tokens, to_tokens=stage.to_tokens, instance_count=stage.instances)
+
+
+def qoe_to_proto(model: QoeModel) -> pb.QoeModel:
+    d0, d1, d2, d3, d4 = model.coefficients
+    return pb.QoeModel(
+        batch_seconds=d0,
+        request_seconds=d1,
+        input_token_seconds=d2,
+        input_token_squared_seconds=d3,
+        context_token_seconds=d4,
+    )
+
+
+def qoe_from_proto(model: pb.QoeModel) -> QoeModel:
+    """InvalidRequest naming the coefficient that is unsound."""
+    return QoeModel(
+        model.batch_seconds,
+        model.request_seconds,
+        model.input_token_seconds,
+        model.input_token_squared_seconds,
+        model.context_token_seconds,
+    )

@@ -1,21 +1,24 @@
 """PlannerService over the plan keeper."""
 
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 
 from penstock.planner.v1 import planner_pb2 as pb
 from penstock.planner.v1 import planner_pb2_grpc
 from planner_service import proto_codec as codec
 from planner_service.keeper import PlanKeeper
-from services.domain.errors import NotFound
+from planner_service.solver_pool import SolverPool
+from services.domain.errors import NotFound, invalid
 from services.grpc_types import Context
-from services.state import PlanStore
+from services.state import KEPT_REVISIONS, PlanStore
 
+LISTED = 20
 SERVICE = pb.DESCRIPTOR.services_by_name["PlannerService"].full_name
 
 
 class PlannerServicer(planner_pb2_grpc.PlannerServiceServicer):
-    def __init__(self, keeper: PlanKeeper, store: PlanStore) -> None:
-        self._keeper, self._store = keeper, store
+    def __init__(self, keeper: PlanKeeper, store: PlanStore, solvers: SolverPool) -> None:
+        self._keeper, self._store, self._solvers = keeper, store, solvers
 
     async def GetPlan(self, request: pb.GetPlanRequest, context: Context) -> pb.GetPlanResponse:
         if request.HasField("revision"):
@@ -36,3 +39,22 @@ class PlannerServicer(planner_pb2_grpc.PlannerServiceServicer):
             plan = await self._keeper.newer_than(seen)
             seen = plan.revision
             yield pb.WatchPlanResponse(plan=codec.plan_to_proto(plan))
+
+    async def ListPlans(self, request: pb.ListPlansRequest, context: Context) -> pb.ListPlansResponse:
+        limit = request.limit_count if request.HasField("limit_count") else LISTED
+        if not 1 <= limit <= KEPT_REVISIONS:
+            raise invalid("limit_count", f"must be from 1 to {KEPT_REVISIONS}, not {limit}")
+        return pb.ListPlansResponse(plans=[codec.plan_to_proto(plan) for plan in await self._store.last(limit)])
+
+    async def PlanCascade(
+        self, request: pb.PlanCascadeRequest, context: Context
+    ) -> AsyncIterator[pb.PlanCascadeResponse]:
+        async with aclosing(self._solvers.run("PlanCascade", request.SerializeToString())) as events:
+            async for event in events:
+                yield pb.PlanCascadeResponse.FromString(event)
+
+    async def SimulateDeployment(
+        self, request: pb.SimulateDeploymentRequest, context: Context
+    ) -> pb.SimulateDeploymentResponse:
+        answer = await self._solvers.once("SimulateDeployment", request.SerializeToString())
+        return pb.SimulateDeploymentResponse.FromString(answer)

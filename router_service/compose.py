@@ -4,6 +4,8 @@ import asyncio
 import logging
 
 from penstock.router.v1 import router_pb2_grpc
+from router_service.bid_client import BidClient
+from router_service.bidding import BidLimits, MoveAgent
 from router_service.gate import Gate
 from router_service.generation import Patience, TierGeneration
 from router_service.judge_client import JudgeClient
@@ -36,15 +38,23 @@ async def compose(chassis: Chassis) -> None:
     stats = RouterStats(chassis.telemetry.meter)
     judge = JudgeClient(channels, peers, tracer, options.judge_timeout_s)
     workers = WorkerClient(channels, options.worker_silence_s)
-    tiers = TierGeneration(peers, workers, tracer, Patience(options.tier_wait_s, options.max_attempts))
+    stages = chassis.mesh.stages
+    agent = MoveAgent(
+        view,
+        BidClient(channels),
+        tracer,
+        chassis.telemetry.meter,
+        BidLimits(stages.bid_timeout_s, stages.turn_timeout_s),
+    )
+    tiers = TierGeneration(peers, workers, agent, tracer, Patience(options.tier_wait_s, options.max_attempts))
     driver = RequestDriver(view, gate, tiers, judge, stats, tracer)
     draining = Draining()
     router_pb2_grpc.add_RouterServiceServicer_to_server(
         RouterServicer(driver, view, draining, options.default_deadline_s), chassis.server
     )
-    status = MeshStatus(chassis.instance_id, peers, gate, stats)
+    status = MeshStatus(chassis.instance_id, peers, gate, stats, agent)
     router_pb2_grpc.add_MeshServiceServicer_to_server(
-        MeshServicer(status, TraceStore(chassis.redis, chassis.keys)), chassis.server
+        MeshServicer(status, TraceStore(chassis.redis, chassis.keys), tiers, view), chassis.server
     )
     chassis.health.offer(ROUTER_SERVICE, MESH_SERVICE)
     gateway = OpenAiGateway(driver, view, draining, tracer, options.default_deadline_s)

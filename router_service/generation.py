@@ -14,11 +14,14 @@ from opentelemetry import propagate, trace
 from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind, StatusCode, Tracer
 
+from router_service.bidding import MoveAgent
 from router_service.events import InstanceChanged, TierAdmitted, TierDeclined, TierStarted
 from router_service.migration import MovableReply, Moved, NotMoved, WorkerChanged
 from router_service.peers import Peers
 from router_service.placement import Placed
-from router_service.worker_client import WorkerAdmitted, WorkerClient, WorkerDeclined, WorkerFinished
+from router_service.prompt_length import PromptLengths
+from router_service.worker_client import MoveAdvice, WorkerAdmitted, WorkerClient, WorkerDeclined, WorkerFinished
+from services.background import end
 from services.domain.errors import AlreadyRunning, DeadlineExceeded, NotFound, Overloaded, Unavailable
 from services.domain.instances import InstanceRecord
 from services.domain.requests import FinishReason, GenerationRequest, TokenFrame, TokenUsage
@@ -63,8 +66,12 @@ class Splice:
 class TierGeneration:
     """Generates at the instances of one tier."""
 
-    def __init__(self, peers: Peers, workers: WorkerClient, tracer: Tracer, patience: Patience) -> None:
-        self._peers, self._workers, self._tracer, self._patience = peers, workers, tracer, patience
+    def __init__(
+        self, peers: Peers, workers: WorkerClient, agent: MoveAgent, tracer: Tracer, patience: Patience
+    ) -> None:
+        self._peers, self._workers, self._agent = peers, workers, agent
+        self._tracer, self._patience = tracer, patience
+        self._lengths = PromptLengths()
         self._replies: dict[str, MovableReply] = {}
 
     async def generate(
@@ -77,9 +84,12 @@ class TierGeneration:
         """
         splice = Splice(request.resume_token_ids)
         current, why, attempts, most = "", "", 0, None
+        prompt_tokens = self._lengths.estimate(tier, request.prompt)
         while True:
             patient = not may_give_up or current != ""
-            record = await self._place(tier, request.request_id, current, deadline_s, patient=patient)
+            tokens = prompt_tokens + len(splice.token_ids)
+            familiar = self._peers.familiar.where(tier, request.prompt)
+            record = await self._place(tier, request.request_id, tokens, current, familiar, deadline_s, patient=patient)
             attempts += 1
             greeted = False
             try:
@@ -92,7 +102,10 @@ class TierGeneration:
                         if isinstance(event, InstanceChanged):
                             current = event.to_instance_id
                         if isinstance(event, TierAdmitted):
-                            most = event.max_output_tokens
+                            most, prompt_tokens = event.max_output_tokens, event.prompt_tokens
+                            self._lengths.learn(tier, request.prompt, prompt_tokens)
+                        if isinstance(event, TierDone):
+                            self._peers.familiar.learn(tier, request.prompt, current)
                         yield event
                         if isinstance(event, TierDone):
                             return
@@ -114,10 +127,12 @@ class TierGeneration:
     async def move(self, request_id: str, target: InstanceRecord, why: str) -> Moved | NotMoved:
         """Have a reply under way go on at another instance of its tier; return once it does, or will not.
 
-        request_id: the worker's, as in `generate`. why: for the client's InstanceChanged event.
+        request_id: the worker's, as in `generate`. why: for the client's InstanceChanged event. NotFound.
         """
         reply = self._replies.get(request_id)
-        return await reply.move(target, why) if reply is not None else NotMoved("it is not under way here")
+        if reply is None:
+            raise NotFound("reply under way", request_id)
+        return await reply.move(target, why, starving=True)
 
     @staticmethod
     def _greeting(tier: str, before: str, now: str, splice: Splice, why: str) -> TierStarted | InstanceChanged:
@@ -127,13 +142,21 @@ class TierGeneration:
         return InstanceChanged(tier, before, now, len(splice.token_ids), why)
 
     async def _place(
-        self, tier: str, request_id: str, avoid: str, deadline_s: float, *, patient: bool
+        self,
+        tier: str,
+        request_id: str,
+        tokens: int,
+        avoid: str,
+        familiar: str,
+        deadline_s: float,
+        *,
+        patient: bool,
     ) -> InstanceRecord:
         """An instance, as soon as there is one. Unavailable (none within the patience), DeadlineExceeded."""
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + (self._patience.tier_wait_s if patient else 0.0)
         while True:
-            found = self._peers.place(tier, request_id, avoid=avoid)
+            found = self._peers.place(tier, request_id, tokens, avoid=avoid, familiar=familiar)
             if isinstance(found, Placed):
                 return found.record
             now = loop.time()
@@ -170,6 +193,7 @@ class TierGeneration:
         )
         carrier: dict[str, str] = {}
         propagate.inject(carrier, trace.set_span_in_context(span, parent))
+        moving: asyncio.Task[Moved | NotMoved] | None = None
         reply = MovableReply(self._workers, record, asked, deadline_s, tuple(carrier.items()))
         self._replies[request.request_id] = reply
         try:
@@ -190,6 +214,11 @@ class TierGeneration:
                                 )
                             case WorkerDeclined():
                                 yield TierDeclined(tier, reply.record.instance_id, event.reason)
+                            case MoveAdvice() if moving is None or moving.done():
+                                inside = trace.set_span_in_context(span, parent)
+                                moving = asyncio.create_task(
+                                    self._agent.follow(tier, reply, request.request_id, event, inside), name="move"
+                                )
                             case WorkerChanged():
                                 before, now, offset = (
                                     record.instance_id,
@@ -208,6 +237,8 @@ class TierGeneration:
             span.set_status(StatusCode.ERROR, str(error))
             raise
         finally:
+            if moving is not None:
+                await end(moving)
             if self._replies.get(request.request_id) is reply:
                 del self._replies[request.request_id]
             span.end()

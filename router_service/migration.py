@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -43,9 +43,13 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class NotMoved:
-    """The reply goes on where it was, or has ended, or is computed anew elsewhere. The client sees every token once."""
+    """The reply goes on where it was, or has ended, or is computed anew elsewhere. The client sees every token once.
+
+    busy: the source sends another request; this one may be tried again.
+    """
 
     reason: str
+    busy: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +119,18 @@ class MovableReply:
             self._reading = Reading.LOST  # no move begins from here on
             await end(*self._claims)
 
-    async def move(self, target: InstanceRecord, why: str) -> Moved | NotMoved:
-        """Have the reply go on at `target`; return once it does, or will not."""
+    async def move(
+        self,
+        target: InstanceRecord,
+        why: str,
+        *,
+        starving: bool = False,
+        on_started: Callable[[], Awaitable[None]] | None = None,
+    ) -> Moved | NotMoved:
+        """Have the reply go on at `target`; return once it does, or will not.
+
+        starving: the source sends it next, as soon as what it sends now has gone. on_started: called once it is being sent.
+        """
         if self._reading is not Reading.AT_SOURCE or self._claim is not None:
             return NotMoved("it has ended or is moving already")
         if target.instance_id == self.record.instance_id:
@@ -138,18 +152,22 @@ class MovableReply:
                 self._request.request_id,
                 transfer_id,
                 target.address,
+                starving=starving,
                 timeout_s=min(MOVE_TIMEOUT_S, self._left_s()),
                 metadata=self._metadata,
             )
             async with aclosing(reports):
                 async for report in reports:
+                    if on_started is not None and not (isinstance(report, WorkerNotMoved) and report.busy):
+                        await on_started()
+                        on_started = None
                     match report:
                         case RoundCopied():
                             sent_bytes = report.sent_bytes
                         case WorkerNotMoved():
                             told = True
                             self._advance(MoveEvent.MOVE_FAILED)
-                            return NotMoved(report.reason)
+                            return NotMoved(report.reason, report.busy)
                         case _:
                             told = True
                             return Moved(report.offset, report.stall_s, sent_bytes)

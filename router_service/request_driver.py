@@ -169,7 +169,7 @@ class RequestDriver:
         if held and sampling.top_logprobs is None and await self._judge.needs_logprobs(plan.scorer):
             sampling = replace(sampling, top_logprobs=0)
         asked = GenerationRequest(
-            request_id=f"{request.request_id}:{reply.tier.name}"[-128:],
+            request_id=worker_request_id(request.request_id, reply.tier.name),
             prompt=request.prompt,
             sampling=sampling,
             resume_token_ids=resumed,
@@ -262,6 +262,11 @@ class RequestDriver:
             trace_id=format_trace_id(reply.span.get_span_context().trace_id),
             stop=reply.done.stop,
         )
+
+
+def worker_request_id(request_id: str, tier: str) -> str:
+    """The name of a request's reply by one tier, at its workers."""
+    return f"{request_id}:{tier}"[-128:]
 
 
 def _told(frame: TokenFrame, sampling: SamplingParams) -> TokenFrame:

@@ -10,11 +10,14 @@ from opentelemetry import trace
 from penstock.router.v1 import router_pb2 as pb
 from penstock.router.v1 import router_pb2_grpc
 from router_service import proto_codec as codec
+from router_service.generation import TierGeneration
+from router_service.migration import NotMoved
 from router_service.models import models_of
-from router_service.request_driver import RequestDriver
+from router_service.request_driver import RequestDriver, worker_request_id
 from router_service.status import MeshStatus
 from services import proto_codec as common
-from services.domain.errors import Unavailable, invalid
+from services.domain.errors import NotFound, Unavailable, invalid
+from services.domain.instances import Role
 from services.domain.mesh_view import MeshView
 from services.grpc_types import Context
 from services.state import TraceStore
@@ -83,8 +86,8 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
 
 
 class MeshServicer(router_pb2_grpc.MeshServiceServicer):
-    def __init__(self, status: MeshStatus, traces: TraceStore) -> None:
-        self._status, self._traces = status, traces
+    def __init__(self, status: MeshStatus, traces: TraceStore, tiers: TierGeneration, view: MeshView) -> None:
+        self._status, self._traces, self._tiers, self._view = status, traces, tiers, view
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
         return pb.GetStatusResponse(status=self._status.read())
@@ -107,3 +110,16 @@ class MeshServicer(router_pb2_grpc.MeshServiceServicer):
             raise invalid("limit_count", f"must be from 1 to {MAX_TRACES}")
         found = await self._traces.last(limit)
         return pb.ListTracesResponse(traces=[codec.trace_to_proto(spans) for spans in found])
+
+    async def MoveReply(self, request: pb.MoveReplyRequest, context: Context) -> pb.MoveReplyResponse:
+        target = next((r for r in self._view.instances(Role.WORKER) if r.instance_id == request.instance_id), None)
+        if target is None or target.model is None:
+            raise NotFound("worker", request.instance_id)
+        name = worker_request_id(request.request_id, target.model.tier)
+        outcome = await self._tiers.move(name, target, "asked for")
+        if isinstance(outcome, NotMoved):
+            return pb.MoveReplyResponse(refusal=outcome.reason)
+        moved = pb.ReplyMoved(
+            offset=outcome.offset, stall=common.duration(outcome.stall_s), sent_bytes=outcome.sent_bytes
+        )
+        return pb.MoveReplyResponse(moved=moved)

@@ -4,6 +4,7 @@ import asyncio
 import time
 
 from penstock.router.v1 import router_pb2 as pb
+from router_service.bidding import MoveAgent
 from router_service.gate import Gate
 from router_service.peers import Peers
 from router_service.stats import RouterStats
@@ -14,8 +15,9 @@ from services.domain.instances import InstanceRecord
 class MeshStatus:
     """Puts view, gate and counters into one answer."""
 
-    def __init__(self, router_id: str, peers: Peers, gate: Gate, stats: RouterStats) -> None:
+    def __init__(self, router_id: str, peers: Peers, gate: Gate, stats: RouterStats, agent: MoveAgent) -> None:
         self._router_id, self._peers, self._gate, self._stats = router_id, peers, gate, stats
+        self._agent = agent
 
     def read(self) -> pb.MeshStatus:
         now, view = asyncio.get_running_loop().time(), self._peers.view
@@ -35,6 +37,8 @@ class MeshStatus:
                 failed_count=self._stats.failed,
                 rejected_count=self._gate.rejected,
                 failover_count=self._stats.failovers,
+                migration_count=self._stats.migrations,
+                advice_unmet_count=self._agent.stayed,
                 requests_per_second=self._stats.requests_per_s(),
                 time_to_first_token_p50=common.duration(self._stats.ttft_percentile(0.5)),
                 time_to_first_token_p95=common.duration(self._stats.ttft_percentile(0.95)),
@@ -70,6 +74,13 @@ class MeshStatus:
         )
         if record.model is not None:
             made.tier, made.engine, made.kv_blocks = record.model.tier, record.model.engine, record.model.kv_blocks
+        if record.place is not None:
+            place = record.place
+            made.place.stage, made.place.from_tokens, made.place.to_tokens = (
+                place.stage,
+                place.from_tokens,
+                place.to_tokens,
+            )
         if record.load is not None:
             made.running_count, made.queued_count = len(record.load.running_tokens), len(record.load.queued_tokens)
             made.free_kv_blocks = record.load.free_kv_blocks

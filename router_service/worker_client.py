@@ -1,6 +1,7 @@
 """Speaks WorkerService to one instance at a time."""
 
 import asyncio
+import enum
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
@@ -13,6 +14,28 @@ from services import proto_codec as common
 from services.channels import ChannelPool
 from services.domain.errors import Unavailable
 from services.domain.requests import FinishReason, GenerationRequest, TokenFrame, TokenUsage
+
+
+class MoveReason(enum.Enum):
+    RANGE_CROSSED = "range_crossed"
+    OVERLOADED = "overloaded"
+    DRAINING = "draining"
+
+
+@dataclass(frozen=True, slots=True)
+class MoveAdvice:
+    """A worker's word that a request should leave it."""
+
+    reason: MoveReason
+    tokens: int
+    sender_tokens: int
+
+
+_MOVE_REASONS = {
+    pb.MOVE_REASON_RANGE_CROSSED: MoveReason.RANGE_CROSSED,
+    pb.MOVE_REASON_OVERLOADED: MoveReason.OVERLOADED,
+    pb.MOVE_REASON_DRAINING: MoveReason.DRAINING,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +70,9 @@ class WorkerAlive:
     """Nothing to say."""
 
 
-WorkerEvent = WorkerAdmitted | WorkerDeclined | TokenFrame | WorkerFinished | WorkerHandedOver | WorkerAlive
+WorkerEvent = (
+    WorkerAdmitted | WorkerDeclined | TokenFrame | MoveAdvice | WorkerFinished | WorkerHandedOver | WorkerAlive
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +85,10 @@ class RoundCopied:
 
 @dataclass(frozen=True, slots=True)
 class WorkerNotMoved:
+    """busy: the source sends another request; this one may be tried again."""
+
     reason: str
+    busy: bool = False
 
 
 MoveReport = RoundCopied | WorkerHandedOver | WorkerNotMoved
@@ -114,15 +142,18 @@ class WorkerClient:
         transfer_id: str,
         target_address: str,
         *,
+        starving: bool,
         timeout_s: float,
         metadata: tuple[tuple[str, str], ...],
     ) -> AsyncGenerator[MoveReport, None]:
-        """Have the worker at `address` move a request; WorkerHandedOver or WorkerNotMoved is last.
+        """Have the worker at `address` move a request; WorkerHandedOver or WorkerNotMoved is last. starving: it is next.
 
         Leaving the iteration calls the move off, where that is still possible. Raises what the worker said.
         """
         stub = worker_pb2_grpc.WorkerServiceStub(self._channels.get(address))
-        asked = pb.MigrateOutRequest(request_id=request_id, transfer_id=transfer_id, target_address=target_address)
+        asked = pb.MigrateOutRequest(
+            request_id=request_id, transfer_id=transfer_id, target_address=target_address, starving=starving
+        )
         call = stub.MigrateOut(asked, timeout=timeout_s, metadata=metadata)
         try:
             while isinstance(response := await call.read(), pb.MigrateOutResponse):
@@ -140,7 +171,7 @@ def _report(response: pb.MigrateOutResponse) -> MoveReport:
         case "handed_over":
             return WorkerHandedOver(response.handed_over.offset, common.seconds(response.handed_over.stall))
         case _:
-            return WorkerNotMoved(response.transfer_failed.reason)
+            return WorkerNotMoved(response.transfer_failed.reason, response.transfer_failed.busy)
 
 
 def _request_to_proto(request: GenerationRequest, transfer_id: str) -> pb.GenerateRequest:
@@ -168,6 +199,9 @@ def _event(response: pb.GenerateResponse) -> WorkerEvent:
             )
         case "declined":
             return WorkerDeclined(response.declined.reason)
+        case "move_advice" if response.move_advice.reason in _MOVE_REASONS:
+            advice = response.move_advice
+            return MoveAdvice(_MOVE_REASONS[advice.reason], advice.sequence_tokens, advice.sender_buffered_tokens)
         case "finished":
             done = response.finished
             return WorkerFinished(
@@ -178,4 +212,4 @@ def _event(response: pb.GenerateResponse) -> WorkerEvent:
         case "handed_over":
             return WorkerHandedOver(response.handed_over.offset)
         case _:
-            return WorkerAlive()  # heartbeats; advice to move is not followed yet
+            return WorkerAlive()  # heartbeats

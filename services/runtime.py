@@ -18,6 +18,7 @@ from redis.asyncio import Redis
 from services import telemetry
 from services.channels import SERVER_OPTIONS
 from services.domain.instances import InstanceRecord, Load, ModelCard, Role
+from services.domain.stages.places import StagePlace
 from services.health import Health
 from services.interceptors import ChassisInterceptor
 from services.settings import MeshFile, ServiceSettings, SettingsError, load_mesh_file
@@ -33,7 +34,7 @@ class Chassis:
     """What a service's `compose` builds on.
 
     stack: what is entered here is left, in reverse, after the server has stopped.
-    load: asked for with every publication.
+    load, place: asked for with every publication.
     on_drain: awaited, in order, once no new requests come; each should return when running work has ended.
     """
 
@@ -52,6 +53,7 @@ class Chassis:
     http_address: str = ""
     model: ModelCard | None = None
     load: Callable[[], Load] | None = None
+    place: Callable[[], StagePlace | None] = lambda: None
     on_drain: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
     announce_drain: Callable[[bool], None] = lambda _: None
     """Tells the mesh whether this instance is draining: it takes no new requests then."""
@@ -145,7 +147,9 @@ async def serve(
             model=chassis.model,
         )
         registrar = await stack.enter_async_context(
-            Registrar(redis, keys, record, interval_s=settings.publish_interval_s, load=chassis.load)
+            Registrar(
+                redis, keys, record, interval_s=settings.publish_interval_s, load=chassis.load, place=chassis.place
+            )
         )
         await chassis.health.set_serving(True)
         chassis.announce_drain = registrar.drain

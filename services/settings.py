@@ -49,7 +49,8 @@ class SglangMeshEngine(BaseModel):
     start_timeout_s: float = Field(default=600.0, gt=0)
     """A server that loads its model is waited for so long."""
     gone_s: float = Field(default=10.0, gt=0)
-    """A running server that has not answered for so long counts as gone: the worker ends and is started anew."""
+    """A server that has not answered for so long counts as gone. A worker starts its own anew; with another's the worker
+    ends, and is started anew."""
     python: str = ""
     """The Python that has sglang installed, for servers that workers start. Empty: the worker's own."""
     port: int = Field(default=0, ge=0, le=65535)
@@ -207,6 +208,23 @@ class MeshPlanner(BaseModel):
     """What routers do with answers that cannot be judged: the largest tier answers, or the answer stands."""
 
 
+class MeshStages(BaseModel):
+    """Length stages, where the plan has any: how a worker watches its place, and how much may move at once."""
+
+    model_config = _FROZEN
+
+    look_s: float = Field(default=0.5, gt=0)
+    """A worker compares itself with its stage, and looks for its place, this often."""
+    refine_s: float = Field(default=5.0, gt=0)
+    """Between two refinements of a worker's boundary."""
+    max_transfers: int = Field(default=3, ge=2)
+    """Requests that move in and out of one worker at once."""
+    bid_timeout_s: float = Field(default=0.5, gt=0)
+    """A router waits so long for bids; who has not answered by then is left out."""
+    turn_timeout_s: float = Field(default=10.0, gt=0)
+    """A request that has been won and not sent for so long stays where it is."""
+
+
 class MeshFile(BaseModel):
     """A mesh file: what runs, and how. Drives `penstock up` and compose alike."""
 
@@ -224,6 +242,8 @@ class MeshFile(BaseModel):
     """The routers: see below."""
     planner: MeshPlanner = MeshPlanner()
     """The planner: see below."""
+    stages: MeshStages = MeshStages()
+    """Length stages: see below."""
 
     @model_validator(mode="after")
     def _sound(self) -> Self:

@@ -50,6 +50,11 @@ class RedisProcess:
                         raise
                     time.sleep(0.02)
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     def stop(self) -> None:
         """Kill it; what it held is lost."""
         if self._process is not None:

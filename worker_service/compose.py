@@ -9,9 +9,13 @@ from penstock.worker.v1 import worker_pb2_grpc
 from services.channels import ChannelPool
 from services.domain.instances import ModelCard
 from services.domain.latency import StepLatencyModel
+from services.domain.mesh_view import MeshView
+from services.domain.stages import bidding
 from services.model_folder import model_folder
 from services.runtime import Chassis
 from services.settings import MeshTier, ServiceSettings, SettingsError, environment_value
+from services.state import MeshFeed
+from services.state.keys import tier_group
 from worker_service.engine.interface import Engine, EngineUnusable, Interruptible, KvTransferring
 from worker_service.engine.loop import Hold
 from worker_service.engine.simulated import SimulatedEngineOptions, simulated_engine
@@ -21,6 +25,8 @@ from worker_service.migration.receiver import Receiver
 from worker_service.migration.sender import Sender
 from worker_service.peer_client import PeerClient
 from worker_service.servicer import SERVICE, WorkerServicer
+from worker_service.stage_tracker import StageTracker
+from worker_service.transfer_desk import TransferDesk
 
 if TYPE_CHECKING:
     from worker_service.engine.sglang.launch import ServerShape
@@ -44,6 +50,24 @@ async def compose(chassis: Chassis) -> None:
     info = engine.info
     tracker = LoadTracker(engine, chassis.telemetry.meter, tier.name)
     frames = FrameLimits(settings.frame_interval_ms / 1000, settings.frame_tokens, HEARTBEAT_S)
+    options, view, slots = chassis.mesh.stages, MeshView(), bidding.TransferSlots(chassis.mesh.stages.max_transfers)
+    feed = await chassis.stack.enter_async_context(
+        MeshFeed(chassis.redis, chassis.keys, view, group=tier_group(tier.name))
+    )
+    bids = bidding.Sender(slots)
+    stages = StageTracker(chassis.instance_id, tier.name, view, bids, refine_s=options.refine_s)
+    desk = TransferDesk(
+        chassis.instance_id,
+        slots,
+        bids,
+        tracker.load,
+        chassis.telemetry.meter,
+        model_digest=info.model_digest,
+        kv_block_tokens=info.kv_block_tokens,
+        max_running=tier.max_running,
+        can_receive=isinstance(engine, KvTransferring),
+        tier=tier.name,
+    )
     sender: Sender | None = None
     receiver: Receiver | None = None
     if isinstance(engine, KvTransferring):
@@ -54,6 +78,8 @@ async def compose(chassis: Chassis) -> None:
     servicer = WorkerServicer(
         engine,
         tracker,
+        stages,
+        desk,
         frames,
         chassis.telemetry,
         instance_id=chassis.instance_id,
@@ -63,7 +89,7 @@ async def compose(chassis: Chassis) -> None:
     )
     worker_pb2_grpc.add_WorkerServiceServicer_to_server(servicer, chassis.server)
     chassis.health.offer(SERVICE)
-    chassis.load = tracker.load
+    chassis.load, chassis.place = tracker.load, lambda: stages.place
     chassis.model = ModelCard(
         tier=tier.name,
         model=info.model,
@@ -75,11 +101,10 @@ async def compose(chassis: Chassis) -> None:
         max_requests=info.max_requests,
     )
     chassis.on_drain.append(servicer.drained)
-    follow = asyncio.create_task(_announce(servicer, chassis))
-    chassis.stack.callback(follow.cancel)
+    for task in (_announce(servicer, chassis), _watch(stages, feed, tracker, servicer, options.look_s)):
+        chassis.stack.callback(asyncio.create_task(task).cancel)
     if isinstance(engine, Interruptible):
-        follow_engine = asyncio.create_task(_announce_absence(engine, servicer, chassis))
-        chassis.stack.callback(follow_engine.cancel)
+        chassis.stack.callback(asyncio.create_task(_announce_absence(engine, servicer, chassis)).cancel)
 
 
 async def _announce(servicer: WorkerServicer, chassis: Chassis) -> None:
@@ -92,6 +117,18 @@ async def _announce_absence(engine: Interruptible, servicer: WorkerServicer, cha
     """While its engine is away the instance takes no requests."""
     async for available in engine.availability():
         chassis.announce_drain(servicer.draining.is_set() or not available)
+
+
+async def _watch(
+    stages: StageTracker, feed: MeshFeed, tracker: LoadTracker, servicer: WorkerServicer, look_s: float
+) -> None:
+    """The worker's eye on its stage."""
+    await feed.synced.wait()
+    loop = asyncio.get_running_loop()
+    while True:
+        stages.draining = servicer.draining.is_set()
+        stages.look(tracker.load(), loop.time())
+        await asyncio.sleep(look_s)
 
 
 def build_engine(tier: MeshTier, settings: ServiceSettings) -> Engine:

@@ -5,6 +5,7 @@ from services import proto_codec as common
 from services.domain.errors import invalid
 from services.domain.instances import Load
 from services.domain.requests import GenerationRequest, TokenFrame
+from services.domain.stages.bidding import Ask, Bid, RefusalReason
 from worker_service.engine.interface import (
     Admitted,
     Capability,
@@ -25,6 +26,7 @@ from worker_service.migration.messages import (
     ToTarget,
 )
 from worker_service.migration.source import Accepted, Committed, Failed, Received
+from worker_service.stage_tracker import Advice, MoveReason
 
 _CAPABILITIES = {
     Capability.LOGPROBS: pb.CAPABILITY_LOGPROBS,
@@ -37,6 +39,12 @@ _CAPABILITIES = {
     Capability.SEEDED_SAMPLING: pb.CAPABILITY_SEEDED_SAMPLING,
     Capability.PRIORITIES: pb.CAPABILITY_PRIORITIES,
     Capability.PREFIX_TRANSFER: pb.CAPABILITY_PREFIX_TRANSFER,
+}
+
+_MOVE_REASONS = {
+    MoveReason.RANGE_CROSSED: pb.MOVE_REASON_RANGE_CROSSED,
+    MoveReason.OVERLOADED: pb.MOVE_REASON_OVERLOADED,
+    MoveReason.DRAINING: pb.MOVE_REASON_DRAINING,
 }
 
 HEARTBEAT = pb.GenerateResponse(heartbeat=pb.Heartbeat())
@@ -111,6 +119,33 @@ def distributions_from_proto(request: pb.VerifyRequest) -> list[DraftDistributio
     return [DraftDistribution(tuple(d.token_ids), tuple(d.probabilities)) for d in request.draft_distributions]
 
 
+def advice_to_proto(advice: Advice) -> pb.GenerateResponse:
+    told = pb.MoveAdvice(
+        reason=_MOVE_REASONS[advice.reason],
+        sequence_tokens=advice.tokens,
+        sender_buffered_tokens=advice.sender_tokens,
+    )
+    return pb.GenerateResponse(move_advice=told)
+
+
+def ask_from_proto(request: pb.PlaceBidRequest, path: str = "") -> Ask:
+    """InvalidRequest naming the field, under `path`."""
+    for name in ("request_id", "sender_instance_id", "model_digest"):
+        if not getattr(request, name):
+            raise invalid(path + name, "must not be empty")
+    if request.sequence_tokens < 1:
+        raise invalid(path + "sequence_tokens", "must be at least 1")
+    return Ask(request.request_id, request.sender_instance_id, request.sequence_tokens, request.sender_buffered_tokens)
+
+
+def bid_to_proto(bid: Bid | RefusalReason, free_kv_blocks: int) -> pb.PlaceBidResponse:
+    if isinstance(bid, RefusalReason):
+        return pb.PlaceBidResponse(refusal=bid.value)
+    made = pb.Bid(load_tokens=bid.load_tokens, free_kv_blocks=free_kv_blocks)
+    made.earliest_start.CopyFrom(common.duration(bid.earliest_start_s))
+    return pb.PlaceBidResponse(bid=made)
+
+
 def report_to_proto(report: Report) -> pb.MigrateOutResponse:
     match report:
         case RoundCopied():
@@ -120,7 +155,7 @@ def report_to_proto(report: Report) -> pb.MigrateOutResponse:
             moved = pb.HandedOver(offset=report.offset, stall=common.duration(report.stall_s))
             return pb.MigrateOutResponse(handed_over=moved)
         case _:
-            return pb.MigrateOutResponse(transfer_failed=pb.TransferFailed(reason=report.reason))
+            return pb.MigrateOutResponse(transfer_failed=pb.TransferFailed(reason=report.reason, busy=report.busy))
 
 
 def to_target_to_proto(message: ToTarget) -> pb.MigrateInRequest:

@@ -12,14 +12,18 @@ from penstock.worker.v1 import worker_pb2_grpc
 from services import proto_codec as common
 from services.domain.errors import NotServed, Unavailable, invalid
 from services.domain.requests import FinishReason, TokenFrame
+from services.domain.stages.bidding import RefusalReason
 from services.grpc_types import Context
 from services.telemetry import Telemetry
 from worker_service import proto_codec as codec
-from worker_service.engine.interface import Engine, Finished, Verifying
+from worker_service.engine.interface import Admitted, Engine, Finished, Verifying
 from worker_service.frames import FrameLimits, in_frames
 from worker_service.load_tracker import LoadTracker
+from worker_service.migration.messages import NotMoved
 from worker_service.migration.receiver import Receiver
 from worker_service.migration.sender import Sender
+from worker_service.stage_tracker import StageTracker
+from worker_service.transfer_desk import TransferDesk
 
 SERVICE = pb.DESCRIPTOR.services_by_name["WorkerService"].full_name
 CUT_OFF_MARGIN_S = 1.0  # of a Drain's deadline, left for cutting off and answering
@@ -32,6 +36,8 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         self,
         engine: Engine,
         tracker: LoadTracker,
+        stages: StageTracker,
+        desk: TransferDesk,
         frames: FrameLimits,
         measured: Telemetry,
         *,
@@ -43,6 +49,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         """sender, receiver: of an engine whose KV can move."""
         self._sender, self._receiver = sender, receiver
         self._engine, self._tracker, self._frames = engine, tracker, frames
+        self._stages, self._desk = stages, desk
         self._instance_id, self._tier = instance_id, tier
         self._labels = {"gen_ai.request.model": engine.info.model, "penstock.tier": tier}
         meter = measured.meter
@@ -50,6 +57,9 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         self._tpot = meter.create_histogram("gen_ai.server.time_per_output_token", unit="s")
         self._duration = meter.create_histogram("gen_ai.server.request.duration", unit="s")
         self._tokens = meter.create_counter("gen_ai.server.output_tokens", unit="{token}")
+        self._advised = meter.create_counter(
+            "penstock.worker.move_advice", unit="{advice}", description="Requests advised to move, by reason."
+        )
         self._running: set[str] = set()
         self._none_running = asyncio.Event()
         self._none_running.set()
@@ -60,7 +70,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         if self.draining.is_set():
             raise Unavailable("this worker is draining")
         asked = codec.request_from_proto(request)
-        began, first_at, last_at = time.monotonic(), None, 0.0
+        began, first_at, last_at, prompt_tokens = time.monotonic(), None, 0.0, 0
         span = trace.get_current_span()
         span.set_attributes(
             {
@@ -96,10 +106,19 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                         if first_at is None:
                             first_at = last_at
                             span.add_event("first token")
+                        self._stages.grew(asked.request_id, prompt_tokens + event.offset + len(event.token_ids))
+                    elif isinstance(event, Admitted):
+                        prompt_tokens = event.prompt_tokens
                     elif isinstance(event, Finished):
                         self._measure(event, began, first_at, last_at, len(asked.resume_token_ids))
                     yield codec.event_to_proto(event)
+                    if (advice := self._stages.advice(asked.request_id, time.monotonic())) is not None:
+                        reason = {"penstock.reason": advice.reason.value}
+                        self._advised.add(1, {"penstock.tier": self._tier} | reason)
+                        span.add_event("move advised", reason | {"penstock.sequence_tokens": advice.tokens})
+                        yield codec.advice_to_proto(advice)
         finally:
+            self._stages.left(asked.request_id)
             self._running.discard(key)
             if not self._running:
                 self._none_running.set()
@@ -152,8 +171,28 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         return pb.VerifyResponse(accepted_count=found.accepted, next_token_id=found.next_token)
 
     async def PlaceBid(self, request: pb.PlaceBidRequest, context: Context) -> pb.PlaceBidResponse:
-        self._not_yet()
-        return pb.PlaceBidResponse()
+        bid = self._desk.bid(codec.ask_from_proto(request), request.model_digest, draining=self.draining.is_set())
+        return codec.bid_to_proto(bid, self._tracker.load().free_kv_blocks)
+
+    async def ConfirmBid(
+        self, request_iterator: AsyncIterator[pb.ConfirmBidRequest], context: Context
+    ) -> AsyncIterator[pb.ConfirmBidResponse]:
+        confirmed = (await _next_step(request_iterator, "confirmed")).confirmed
+        ask = codec.ask_from_proto(confirmed, "confirmed.")
+        with self._desk.won(ask, confirmed.model_digest, draining=self.draining.is_set()) as won:
+            if isinstance(won, RefusalReason):
+                yield pb.ConfirmBidResponse(refusal=won.value)
+                return
+            while True:
+                starving = await won.turn()
+                yield pb.ConfirmBidResponse(transfer_turn=pb.TransferTurn(starving=starving))
+                step = await _next_step(request_iterator, "sender_busy", "transfer_started")
+                if step.HasField("transfer_started"):
+                    break
+                won.sender_busy()
+            won.started()
+            async for _ in request_iterator:
+                raise invalid("step", "nothing comes after transfer_started but the end of the call")
 
     async def MigrateOut(self, request: pb.MigrateOutRequest, context: Context) -> AsyncIterator[pb.MigrateOutResponse]:
         if self._sender is None:
@@ -161,10 +200,14 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         for name in ("request_id", "transfer_id", "target_address"):
             if not getattr(request, name):
                 raise invalid(name, "must not be empty")
-        reports = self._sender.move(request.request_id, request.transfer_id, request.target_address)
-        async with aclosing(reports):
-            async for report in reports:
-                yield codec.report_to_proto(report)
+        async with self._desk.sending(request.request_id, starving=request.starving) as free:
+            if not free:
+                yield codec.report_to_proto(NotMoved("another request is being sent", busy=True))
+                return
+            reports = self._sender.move(request.request_id, request.transfer_id, request.target_address)
+            async with aclosing(reports):
+                async for report in reports:
+                    yield codec.report_to_proto(report)
 
     async def MigrateIn(
         self, request_iterator: AsyncIterator[pb.MigrateInRequest], context: Context
@@ -202,3 +245,11 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             fresh = done.usage.output_tokens - resumed
             if fresh > 1:
                 self._tpot.record((last_at - first_at) / (fresh - 1), self._labels)
+
+
+async def _next_step(steps: AsyncIterator[pb.ConfirmBidRequest], *expected: str) -> pb.ConfirmBidRequest:
+    """The agent's next message. InvalidRequest if it is none of `expected`, or if the agent has gone."""
+    step = await anext(steps, None)
+    if step is None or step.WhichOneof("step") not in expected:
+        raise invalid("step", f"{' or '.join(expected)} is due here")
+    return step

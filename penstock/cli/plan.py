@@ -1,16 +1,18 @@
 """`penstock plan`: plan a cascade; see and change what the mesh follows."""
 
 import dataclasses
+from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
 from penstock.cli import planning, targets
-from penstock.cli.output import console, fail, print_json, tier_counts, told_errors
+from penstock.cli.local import needed_packages
+from penstock.cli.output import console, fail, print_json, seconds, tier_counts, told_errors
 from penstock.client.sync import Client, PlannerClient
-from penstock.client.types import Plan
+from penstock.client.types import Plan, Prediction, TierPlan
 
 app = typer.Typer(
     no_args_is_help=True, help="Plan a cascade for a cluster, or see and change the plan that the running mesh follows."
@@ -54,6 +56,10 @@ def plan(
     dispatch: Annotated[str, typer.Option("--dispatch", help="capacity or round-robin.")] = "capacity",
     out: Annotated[Path, typer.Option("--out", help="The plan file; the plot goes beside it.")] = Path("plan.json"),
     plot: Annotated[bool, typer.Option("--plot/--no-plot", help="Draw quality against latency.")] = True,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Publish it: the running mesh follows its thresholds and instance counts.")
+    ] = False,
+    target: targets.Target = None,
     json: targets.Json = False,
 ) -> None:
     """Plan a cascade: GPUs, parallelism and thresholds for a trace and judged prompts. Needs no mesh."""
@@ -66,7 +72,7 @@ def plan(
     assert models is not None
     assert trace is not None
     assert quality is not None
-    planning.plan(
+    figures = planning.plan(
         cluster,
         models,
         trace,
@@ -85,6 +91,23 @@ def plan(
         plot=plot,
         json=json,
     )
+    if apply:
+        _apply(figures, "", target, json=False, quiet=json)
+
+
+@app.command("apply")
+def apply_(
+    file: Annotated[Path, typer.Argument(help="A plan file, as `penstock plan` writes it.")],
+    note: Annotated[str, typer.Option("--note", help="Why.")] = "",
+    target: targets.Target = None,
+    json: targets.Json = False,
+) -> None:
+    """Publish a plan file: the running mesh follows its thresholds and instance counts."""
+    with needed_packages(), planning.told_faults():
+        from planner_service.plan_file import read_figures
+
+        figures = read_figures(file)
+    _apply(figures, note, target, json=json, quiet=False)
 
 
 @app.command("show")
@@ -129,15 +152,89 @@ def set_(
         if unknown:
             fail(f"no tier {', '.join(sorted(unknown))}", 2)
         tiers = tuple(
-            dataclasses.replace(
-                t, threshold=changes.get(t.name, t.threshold), instances=counts.get(t.name, t.instances)
-            )
-            for t in plan.tiers
+            _changed(t, changes.get(t.name, t.threshold), counts.get(t.name, t.instances)) for t in plan.tiers
         )
         wanted = dataclasses.replace(
-            plan, tiers=tiers, scorer=plan.scorer if scorer is None else scorer, source="operator", note=note
+            plan,
+            tiers=tiers,
+            scorer=plan.scorer if scorer is None else scorer,
+            source="operator",
+            note=note,
+            prediction=None,
         )
         _print(planner.set_plan(wanted, expected_revision=plan.revision), json=json)
+
+
+def _changed(tier: TierPlan, threshold: float | None, instances: int) -> TierPlan:
+    """Stages hold a number of instances: with another number they no longer do."""
+    stages = tier.stages if instances == tier.instances else ()
+    return dataclasses.replace(tier, threshold=threshold, instances=instances, stages=stages)
+
+
+@app.command("history")
+def history(
+    limit: Annotated[int, typer.Option("--limit", "-n", help="Revisions.", min=1, max=1000)] = 20,
+    target: targets.Target = None,
+    json: targets.Json = False,
+) -> None:
+    """The last plans: who made them and why, and what they were expected to reach."""
+    where = targets.resolve(target)
+    with told_errors(where), PlannerClient(_planner(where)) as planner:
+        plans = planner.list_plans(limit)
+    if json:
+        print_json(plans)
+        return
+    table = Table()
+    for name in ("plan", "made", "by", "why", "tiers", "expected"):
+        table.add_column(name, justify="right" if name == "plan" else "left")
+    for p in plans:
+        made = datetime.fromtimestamp(p.created_at).isoformat(" ", "seconds")
+        tiers = ", ".join(
+            f"{t.name} x{t.instances}" + ("" if t.threshold is None else f" from {t.threshold:g}") for t in p.tiers
+        )
+        table.add_row(str(p.revision), made, p.source, p.note, tiers, _expected(p.prediction))
+    console.print(table)
+
+
+def _apply(figures: dict[str, Any], note: str, target: str | None, *, json: bool, quiet: bool) -> None:
+    """Publish what a plan file says, over the plan that holds: its scorer and its policy stay."""
+    from planner_service.plan_cascade import mesh_tiers
+
+    where = targets.resolve(target)
+    with told_errors(where), PlannerClient(_planner(where)) as planner:
+        current = planner.get_plan()
+        names = [tier["name"] for tier in figures["tiers"]]
+        if names != [t.name for t in current.tiers]:
+            fail(
+                f"planned are the tiers {', '.join(names)}, the mesh has {', '.join(t.name for t in current.tiers)}", 2
+            )
+        instances = [sum(group["count"] for group in tier["replicas"]) for tier in figures["tiers"]]
+        said = zip(current.tiers, mesh_tiers(figures["thresholds"], instances), strict=True)
+        prediction = Prediction(
+            figures["objective"],
+            figures.get("target", ""),
+            figures.get("workload_digest", ""),
+            figures["quality"],
+            figures["latency_p95_s"],
+            figures["end_to_end_p95_s"],
+        )
+        wanted = dataclasses.replace(
+            current,
+            tiers=tuple(_changed(t, h, count) for t, (h, count) in said),
+            source="planned",
+            note=note,
+            prediction=prediction,
+        )
+        made = planner.set_plan(wanted, expected_revision=current.revision)
+    if not quiet:
+        _print(made, json=json)
+
+
+def _expected(prediction: Prediction | None) -> str:
+    if prediction is None:
+        return "-"
+    reached = f"quality {prediction.quality:.1f}, p95 {seconds(prediction.latency_p95_s)}"
+    return f"{reached}, end to end {seconds(prediction.end_to_end_p95_s)} (wanted: {prediction.target})"
 
 
 def _planner(where: str) -> str:
@@ -159,4 +256,6 @@ def _print(plan: Plan, *, json: bool) -> None:
     for t in plan.tiers:
         table.add_row(t.name, t.model, "-" if t.threshold is None else f"{t.threshold:g}", str(t.instances))
     console.print(table)
+    if plan.prediction is not None:
+        console.print(f"expected: {_expected(plan.prediction)}; workload {plan.prediction.workload_digest}")
     console.print(f"scorer {plan.scorer or '(the default)'}, judge unavailable: {plan.judge_unavailable}")

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -40,9 +40,10 @@ def plan(
     out: Path,
     plot: bool,
     json: bool,
-) -> None:
-    """Compute a plan, show it, write plan file and plot."""
+) -> dict[str, Any]:
+    """Compute a plan, show it, write plan file and plot; return what the plan file says."""
     with needed_packages():
+        from planner_service.demand import workload_digest
         from planner_service.plan_cascade import Objective, frontier, plan_cascade
         from planner_service.plan_file import PlanInputs, plan_json
         from planner_service.simulator import Dispatch
@@ -53,6 +54,7 @@ def plan(
         fail(f"--dispatch must be {' or '.join(names)}, not {dispatch}", 2)
     if objective not in (objectives := [o.value for o in Objective]):
         fail(f"--objective must be {' or '.join(objectives)}, not {objective}", 2)
+    wanted = f"quality >= {min_quality:g}" if min_quality is not None else f"latency <= {max_latency:g}"
     with told_faults():
         site, demand = _read(cluster, models, trace, quality, requests, seed, lengths, rate)
         began = time.monotonic()
@@ -87,7 +89,7 @@ def plan(
                 lengths=lengths,
                 rate=rate,
             )
-            figures = plan_json(found, inputs, took)
+            figures = plan_json(found, inputs, took, wanted, workload_digest(demand))
             out.write_text(json_module.dumps(figures, indent=1) + "\n")
             plots = []
             if plot:
@@ -97,6 +99,7 @@ def plan(
         print_json(figures)
     else:
         _show(found, without, site, demand, took, [out, *plots])
+    return figures
 
 
 def simulate(
@@ -119,7 +122,9 @@ def simulate(
         read = read_plan(plan)
         paths = (Path(read.inputs.cluster), Path(read.inputs.models), trace, Path(read.inputs.quality))
         site, demand = _read(*paths, requests, seed, lengths, rate)
-        reports, total_s = simulate_cascade(site, demand, read.thresholds, strategies_of(read, site), read.dispatch)
+        reports, total_s = simulate_cascade(
+            site, demand, read.thresholds, strategies_of(read.shapes, site), read.dispatch
+        )
     whole = Percentiles.of(total_s)
     figures = {
         "requests": len(total_s),

@@ -30,13 +30,15 @@ def profile(
     sglang: Annotated[str, typer.Option("--sglang", help="Base URL of an idle SGLang server to measure instead.")] = "",
     json: targets.Json = False,
 ) -> None:
-    """Measure the torch engine's steps, as a worker would run them, or a running SGLang server's, and fit the planner's
-    latency model.
+    """Measure the torch engine's steps and batches, as a worker would run them; fit the latency and the QoE model.
 
-    A server is measured as it was started: --kv-tokens, --max-running and --max-step-tokens are its own.
+    With --sglang the steps of a running server, as it was started, and the latency model alone: --kv-tokens, --max-running
+    and --max-step-tokens are its own.
     """
     with needed_packages():
-        from planner_service.profiles import Profile, fit_latency, write_profile
+        import numpy as np
+
+        from planner_service.profiles import Profile, fit_latency, fit_qoe, qoe_errors, write_profile
         from planner_service.simulator import EngineLimits, Replica
         from services.clock import SystemClock
         from services.domain.errors import PenstockError
@@ -45,10 +47,10 @@ def profile(
         from worker_service.engine.torch import TorchEngineOptions
         from worker_service.engine.torch.engine import torch_core
         from worker_service.profile import measure
-    machine = f"{platform.machine()}, {device}, {threads} threads" if device == "cpu" else device
-    columns = (TextColumn("measuring"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        from worker_service.qoe_profile import measure_qoe, profile_cells
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=errors, transient=True, disable=json) as progress:
-        bar = progress.add_task("", total=None)
+        bar = progress.add_task("steps", total=None)
 
         def show(done: int, of: int) -> None:
             progress.update(bar, completed=done, total=of)
@@ -58,8 +60,9 @@ def profile(
                 samples, server = asyncio.run(_of_server(sglang, model, seed, show))
             except PenstockError as refused:
                 fail(str(refused), 2)
-            shape, machine = ReplicaShape(server.tp, server.pp), f"SGLang at {sglang}"
-            limits, room = EngineLimits(server.max_running, server.step_tokens, server.page_tokens), server.kv_tokens
+            batches, kv_bytes, machine = [], 0.0, f"SGLang at {sglang}"
+            shape, room = ReplicaShape(server.tp, server.pp), server.kv_tokens
+            limits = EngineLimits(server.max_running, server.step_tokens, server.page_tokens)
         else:
             options = TorchEngineOptions(
                 model,
@@ -76,17 +79,32 @@ def profile(
             except EngineUnusable as unusable:
                 fail(str(unusable), 2)
             samples = measure(core, seed=seed, on_progress=show)
-            limits = EngineLimits(max_running, max_step_tokens, info.kv_block_tokens)
+            progress.update(bar, description="batches")
+            batches = [
+                (sample.load, sample.cost_s)
+                for sample in measure_qoe(core, profile_cells(core), seed=seed, on_progress=show)
+            ]
+            kv_bytes = core.runner.kv_layout.block_bytes / core.runner.kv_layout.block_tokens
             shape, room = ReplicaShape(1, 1), info.kv_blocks * info.kv_block_tokens
+            limits = EngineLimits(max_running, max_step_tokens, info.kv_block_tokens)
+            machine = f"{platform.machine()}, {device}, {threads} threads" if device == "cpu" else device
     pairs = [(sample.load, sample.seconds) for sample in samples]
     latency, error = fit_latency(pairs)
     replica = Replica(shape, latency, room, limits)
-    found = Profile(model.name, "sglang" if sglang else "torch", machine, replica, tuple(pairs), error)
+    qoe = fit_qoe(batches) if batches else None
+    held_out = float(np.abs(qoe_errors(fit_qoe(batches[::2]), batches[1::2])).mean()) if batches else 0.0
+    engine = "sglang" if sglang else "torch"
+    found = Profile(model.name, engine, machine, replica, tuple(pairs), error, None, qoe, held_out, kv_bytes)
     write_profile(out, found)
     if json:
-        print_json({"samples": len(pairs), "mean_error": error, "latency": latency, "out": str(out)})
+        about = {"samples": len(pairs), "mean_error": error, "latency": latency, "out": str(out)}
+        print_json({**about, "qoe": qoe, "qoe_requests": len(batches), "qoe_error": held_out})
         return
     console.print(f"{len(pairs)} kinds of step, mean error of the fit {error:.1%}; written: {out}", highlight=False)
+    if qoe is not None:
+        console.print(
+            f"QoE: {len(batches)} requests, mean error {held_out:.1%} on every other, held out", highlight=False
+        )
     for n in (1, 8, 32):
         if n <= limits.max_running:
             console.print(f"decode step of {n:>2}: {1000 * latency.base_s(n):.1f} ms before attention", highlight=False)

@@ -65,6 +65,8 @@ def top(
 def screen(found: MeshStatus, history: deque[float]) -> Group:
     """The whole screen."""
     parts: list[Table | Panel | Text] = [_head(found), _tiers(found.tiers), _instances(found.instances)]
+    if any(i.place is not None for i in found.instances):
+        parts.insert(2, _stages(found))
     if len(history) > 1:
         peak = max(*history, 1e-9)
         line = "".join(BARS[round(value / peak * (len(BARS) - 1))] for value in history)
@@ -87,6 +89,8 @@ def _head(found: MeshStatus) -> Panel:
         ("failed ", "dim"), f"{found.failed}  ",
         ("rejected ", "dim"), f"{found.rejected}  ",
         ("failovers ", "dim"), f"{found.failovers}  ",
+        ("migrations ", "dim"), f"{found.migrations}  ",
+        *((("advice unmet ", "dim"), f"{found.advice_unmet}  ") if found.advice_unmet else ()),
         ("escalations per request ", "dim"), f"{escalated / finished:.2f}",
     )  # fmt: skip
     return Panel(text, title=f"penstock  {found.router_id}", title_align="left", border_style="cyan")
@@ -114,8 +118,9 @@ def _tiers(tiers: tuple[TierStatus, ...]) -> Table:
 
 
 def _instances(instances: tuple[InstanceStatus, ...]) -> Table:
-    table = _table("instance", *(("tier", "address") if _wide() else ()), "state", "running", "queued", "KV",
-                   "tokens/s", "heard")  # fmt: skip
+    staged = any(i.place is not None for i in instances)
+    table = _table("instance", *(("tier", "address") if _wide() else ()), *(("lengths",) if staged else ()), "state",
+                   "running", "queued", "KV", "tokens/s", "heard")  # fmt: skip
     styles = {"ready": "green", "draining": "yellow", "suspect": "red"}
     for i in sorted(instances, key=lambda i: (i.role != "worker", i.role, i.tier, i.instance_id)):
         worker = i.role == "worker"
@@ -123,12 +128,42 @@ def _instances(instances: tuple[InstanceStatus, ...]) -> Table:
         table.add_row(
             i.instance_id,
             *((i.tier or "-", i.address) if _wide() else ()),
+            *((_lengths(i),) if staged else ()),
             f"[{styles.get(i.state, 'red')}]{i.state}[/]",
             str(i.running) if worker else "-",
             str(i.queued) if worker else "-",
             used,
             f"{i.output_tokens_per_s:.0f}" if worker else "-",
             f"{i.age_s:.1f} s",
+        )
+    return table
+
+
+def _lengths(instance: InstanceStatus) -> str:
+    """The lengths that an instance serves."""
+    place = instance.place
+    return f"{place.from_tokens} to {place.to_tokens - 1}" if place is not None else "-"
+
+
+def _stages(found: MeshStatus) -> Table:
+    """What each stage of each tier holds; the boundary is each instance's own, so a stage may end at several lengths."""
+    stages: dict[tuple[str, int], list[InstanceStatus]] = {}
+    for i in found.instances:
+        if i.place is not None:
+            stages.setdefault((i.tier, i.place.stage), []).append(i)
+    table = _table("tier", "stage", "from", "to", "workers", "running", "queued", "tokens/s")
+    for (tier, stage), held in sorted(stages.items()):
+        places = [i.place for i in held if i.place is not None]
+        ends = sorted({place.to_tokens - 1 for place in places})
+        table.add_row(
+            tier,
+            str(stage + 1),
+            str(min(place.from_tokens for place in places)),
+            str(ends[0]) if len(ends) == 1 else f"{ends[0]} to {ends[-1]}",
+            str(len(held)),
+            str(sum(i.running for i in held)),
+            str(sum(i.queued for i in held)),
+            f"{sum(i.output_tokens_per_s for i in held):.0f}",
         )
     return table
 

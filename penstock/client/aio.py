@@ -114,6 +114,15 @@ class AsyncClient:
             raise errors.from_rpc(error) from error
         return [transport.trace_from_proto(trace) for trace in answer.traces]
 
+    async def move(self, request_id: str, instance_id: str) -> types.Move:
+        """Have a reply that this client's router streams go on at another instance of its tier."""
+        request = pb.MoveReplyRequest(request_id=request_id, instance_id=instance_id)
+        try:
+            answer = await self._mesh().MoveReply(request, timeout=connection.MOVE_TIMEOUT_S)
+        except aio.AioRpcError as error:
+            raise errors.from_rpc(error) from error
+        return transport.move_from_proto(answer)
+
     def _conversation(
         self, prompt: types.Prompt, options: types.Options | None, more: dict[str, object]
     ) -> Conversation:
@@ -172,6 +181,15 @@ class AsyncPlannerClient:
             raise errors.from_rpc(error) from error
         return transport.plan_from_proto(answer.plan)
 
+    async def list_plans(self, limit: int | None = None) -> list[types.Plan]:
+        """The last revisions, newest first."""
+        request = planner_pb2.ListPlansRequest(limit_count=limit)
+        try:
+            answer = await self._stub.ListPlans(request, timeout=connection.CALL_TIMEOUT_S)
+        except aio.AioRpcError as error:
+            raise errors.from_rpc(error) from error
+        return [transport.plan_from_proto(plan) for plan in answer.plans]
+
     async def set_plan(self, plan: types.Plan, *, expected_revision: int | None = None) -> types.Plan:
         """Make a plan current; return it with its revision. InvalidRequestError, ConflictError."""
         request = planner_pb2.SetPlanRequest(plan=transport.plan_to_proto(plan), expected_revision=expected_revision)
@@ -180,6 +198,48 @@ class AsyncPlannerClient:
         except aio.AioRpcError as error:
             raise errors.from_rpc(error) from error
         return transport.plan_from_proto(answer.plan)
+
+    async def plan_cascade(
+        self,
+        inputs: types.PlanningInputs,
+        *,
+        min_quality: float | None = None,
+        max_latency_s: float | None = None,
+        objective: str = "largest-tier",
+        confidence: float | None = None,
+        gpus: int | None = None,
+    ) -> AsyncIterator[types.PlanProgress | types.CascadePlan | types.Unreachable]:
+        """Let the planner compute a plan; leaving the iteration stops it. Progress, then a CascadePlan or Unreachable.
+
+        Nothing is published. objective: largest-tier or end-to-end. InvalidRequestError, ValueError.
+        """
+        call = self._stub.PlanCascade(
+            transport.plan_request(inputs, min_quality, max_latency_s, objective, confidence, gpus)
+        )
+        try:
+            async for answer in call:
+                yield transport.plan_event_from_proto(answer)
+        except aio.AioRpcError as error:
+            raise errors.from_rpc(error) from error
+        finally:
+            call.cancel()
+
+    async def simulate_deployment(
+        self,
+        inputs: types.PlanningInputs,
+        replicas: Sequence[Sequence[types.ReplicaGroup]],
+        thresholds: Sequence[float | None],
+    ) -> types.Simulation:
+        """Run replicas of each tier over a workload in virtual time. thresholds: of each tier but the last; None passes over.
+
+        InvalidRequestError, ValueError.
+        """
+        request = transport.simulate_request(inputs, replicas, thresholds)
+        try:
+            answer = await self._stub.SimulateDeployment(request, timeout=connection.USUAL_TIMEOUT_S)
+        except aio.AioRpcError as error:
+            raise errors.from_rpc(error) from error
+        return transport.simulation_from_proto(answer)
 
     async def watch_plan(self, after_revision: int | None = None) -> AsyncIterator[types.Plan]:
         """The current plan, then every later one, until the iteration is left."""

@@ -9,6 +9,7 @@ from penstock.client.types import Options
 USUAL_TARGET = "127.0.0.1:50051"
 USUAL_TIMEOUT_S = 600.0
 CALL_TIMEOUT_S = 10.0  # of calls that only ask
+MOVE_TIMEOUT_S = 120.0  # a move waits for as much KV as there is
 
 # Calls that only ask may be repeated; Generate is repeated by the client itself, which knows how to go on.
 _SERVICE_CONFIG = {

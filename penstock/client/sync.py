@@ -108,6 +108,15 @@ class Client:
             raise errors.from_rpc(error) from error
         return [transport.trace_from_proto(trace) for trace in answer.traces]
 
+    def move(self, request_id: str, instance_id: str) -> types.Move:
+        """Have a reply that this client's router streams go on at another instance of its tier."""
+        request = pb.MoveReplyRequest(request_id=request_id, instance_id=instance_id)
+        try:
+            answer = self._mesh().MoveReply(request, timeout=connection.MOVE_TIMEOUT_S)
+        except grpc.RpcError as error:
+            raise errors.from_rpc(error) from error
+        return transport.move_from_proto(answer)
+
     def _run(self, conversation: Conversation, timeout_s: float | None) -> Iterator[types.Event]:
         until = time.monotonic() + (timeout_s if timeout_s is not None else self._timeout_s)
         while not conversation.finished:
@@ -160,6 +169,15 @@ class PlannerClient:
             raise errors.from_rpc(error) from error
         return transport.plan_from_proto(answer.plan)
 
+    def list_plans(self, limit: int | None = None) -> list[types.Plan]:
+        """The last revisions, newest first."""
+        request = planner_pb2.ListPlansRequest(limit_count=limit)
+        try:
+            answer = self._stub.ListPlans(request, timeout=connection.CALL_TIMEOUT_S)
+        except grpc.RpcError as error:
+            raise errors.from_rpc(error) from error
+        return [transport.plan_from_proto(plan) for plan in answer.plans]
+
     def set_plan(self, plan: types.Plan, *, expected_revision: int | None = None) -> types.Plan:
         """Make a plan current; return it with its revision. InvalidRequestError, ConflictError."""
         request = planner_pb2.SetPlanRequest(plan=transport.plan_to_proto(plan), expected_revision=expected_revision)
@@ -168,6 +186,48 @@ class PlannerClient:
         except grpc.RpcError as error:
             raise errors.from_rpc(error) from error
         return transport.plan_from_proto(answer.plan)
+
+    def plan_cascade(
+        self,
+        inputs: types.PlanningInputs,
+        *,
+        min_quality: float | None = None,
+        max_latency_s: float | None = None,
+        objective: str = "largest-tier",
+        confidence: float | None = None,
+        gpus: int | None = None,
+    ) -> Iterator[types.PlanProgress | types.CascadePlan | types.Unreachable]:
+        """Let the planner compute a plan; leaving the iteration stops it. Progress, then a CascadePlan or Unreachable.
+
+        Nothing is published. objective: largest-tier or end-to-end. InvalidRequestError, ValueError.
+        """
+        call = self._stub.PlanCascade(
+            transport.plan_request(inputs, min_quality, max_latency_s, objective, confidence, gpus)
+        )
+        try:
+            for answer in call:
+                yield transport.plan_event_from_proto(answer)
+        except grpc.RpcError as error:
+            raise errors.from_rpc(error) from error
+        finally:
+            call.cancel()
+
+    def simulate_deployment(
+        self,
+        inputs: types.PlanningInputs,
+        replicas: Sequence[Sequence[types.ReplicaGroup]],
+        thresholds: Sequence[float | None],
+    ) -> types.Simulation:
+        """Run replicas of each tier over a workload in virtual time. thresholds: of each tier but the last; None passes over.
+
+        InvalidRequestError, ValueError.
+        """
+        request = transport.simulate_request(inputs, replicas, thresholds)
+        try:
+            answer = self._stub.SimulateDeployment(request, timeout=connection.USUAL_TIMEOUT_S)
+        except grpc.RpcError as error:
+            raise errors.from_rpc(error) from error
+        return transport.simulation_from_proto(answer)
 
     def watch_plan(self, after_revision: int | None = None) -> Iterator[types.Plan]:
         """The current plan, then every later one, until the iteration is left."""

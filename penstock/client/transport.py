@@ -1,9 +1,11 @@
 """Between the clients' types and the contract: the only place of the SDK that knows the stubs' messages."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, cast
 
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.json_format import ParseDict, ParseError
 
 from penstock.client import types
 from penstock.common.v1 import common_pb2
@@ -154,6 +156,9 @@ def status_from_proto(status: pb.MeshStatus) -> types.MeshStatus:
                 kv_blocks=i.kv_blocks,
                 output_tokens_per_s=i.output_tokens_per_second,
                 age_s=seconds(i.age),
+                place=types.StagePlace(i.place.stage, i.place.from_tokens, i.place.to_tokens)
+                if i.HasField("place")
+                else None,
             )
             for i in status.instances
         ),
@@ -163,10 +168,18 @@ def status_from_proto(status: pb.MeshStatus) -> types.MeshStatus:
         failed=router.failed_count,
         rejected=router.rejected_count,
         failovers=router.failover_count,
+        migrations=router.migration_count,
+        advice_unmet=router.advice_unmet_count,
         requests_per_s=router.requests_per_second,
         ttft_p50_s=seconds(router.time_to_first_token_p50),
         ttft_p95_s=seconds(router.time_to_first_token_p95),
     )
+
+
+def move_from_proto(answer: pb.MoveReplyResponse) -> types.Move:
+    if answer.HasField("refusal"):
+        return types.Move(answer.refusal)
+    return types.Move(None, answer.moved.offset, seconds(answer.moved.stall), answer.moved.sent_bytes)
 
 
 def trace_from_proto(trace: pb.Trace) -> types.Trace:
@@ -190,10 +203,20 @@ def trace_from_proto(trace: pb.Trace) -> types.Trace:
     )
 
 
+_QOE = tuple(field.name for field in planner_pb2.QoeModel.DESCRIPTOR.fields)  # D0 to D4
+
+
 def plan_from_proto(plan: planner_pb2.Plan) -> types.Plan:
     return types.Plan(
         tiers=tuple(
-            types.TierPlan(t.name, t.model, t.threshold if t.HasField("threshold") else None, t.instance_count)
+            types.TierPlan(
+                t.name,
+                t.model,
+                t.threshold if t.HasField("threshold") else None,
+                t.instance_count,
+                tuple(types.Stage(s.from_tokens, s.to_tokens, s.instance_count) for s in t.stages),
+                tuple(getattr(t.qoe, name) for name in _QOE) if t.HasField("qoe") else (),
+            )
             for t in plan.tiers
         ),
         scorer=plan.scorer,
@@ -202,6 +225,7 @@ def plan_from_proto(plan: planner_pb2.Plan) -> types.Plan:
         source=plan.provenance.source,
         note=plan.provenance.note,
         created_at=plan.provenance.created_at.ToNanoseconds() / 1e9,
+        prediction=_prediction(plan.provenance.prediction) if plan.provenance.HasField("prediction") else None,
     )
 
 
@@ -212,12 +236,170 @@ def plan_to_proto(plan: types.Plan) -> planner_pb2.Plan:
         raise ValueError(f"judge_unavailable: must be escalate or accept, not '{plan.judge_unavailable}'")
     return planner_pb2.Plan(
         tiers=[
-            planner_pb2.TierPlan(name=t.name, model=t.model, threshold=t.threshold, instance_count=t.instances)
+            planner_pb2.TierPlan(
+                name=t.name,
+                model=t.model,
+                threshold=t.threshold,
+                instance_count=t.instances,
+                stages=[
+                    planner_pb2.Stage(from_tokens=s.from_tokens, to_tokens=s.to_tokens, instance_count=s.instances)
+                    for s in t.stages
+                ],
+                qoe=planner_pb2.QoeModel(**dict(zip(_QOE, t.qoe, strict=True))) if t.qoe else None,
+            )
             for t in plan.tiers
         ],
         scorer=plan.scorer,
         judge_unavailable=policies[plan.judge_unavailable],
-        provenance=planner_pb2.Provenance(source=plan.source, note=plan.note),
+        provenance=planner_pb2.Provenance(
+            source=plan.source,
+            note=plan.note,
+            prediction=planner_pb2.Prediction(**asdict(plan.prediction)) if plan.prediction is not None else None,
+        ),
+    )
+
+
+def planning_inputs_to_proto(inputs: types.PlanningInputs) -> planner_pb2.PlanningInputs:
+    """ValueError for what cluster or cascade cannot say, or lengths that are neither quality nor trace."""
+    sources = {"quality": planner_pb2.LENGTH_SOURCE_JUDGED, "trace": planner_pb2.LENGTH_SOURCE_TRACE}
+    if inputs.lengths not in sources:
+        raise ValueError(f"lengths: must be quality or trace, not '{inputs.lengths}'")
+    tiers = [_name_or_spec(tier, "model") for tier in inputs.cascade.get("tiers", ())]
+    columns = tuple(zip(*inputs.trace, strict=True)) or ((), (), ())
+    try:
+        return planner_pb2.PlanningInputs(
+            cluster=ParseDict(_name_or_spec(inputs.cluster, "gpu"), planner_pb2.Cluster()),
+            cascade=ParseDict({**inputs.cascade, "tiers": tiers}, planner_pb2.Cascade()),
+            workload=planner_pb2.Workload(
+                trace=planner_pb2.Trace(arrival_s=columns[0], input_tokens=columns[1], output_tokens=columns[2]),
+                judged=[planner_pb2.JudgedPrompt(**asdict(prompt)) for prompt in inputs.judged],
+                requests=inputs.requests,
+                seed=inputs.seed,
+                lengths=sources[inputs.lengths],
+                rate=inputs.rate,
+            ),
+        )
+    except ParseError as error:
+        raise ValueError(str(error)) from None
+
+
+def plan_request(
+    inputs: types.PlanningInputs,
+    min_quality: float | None,
+    max_latency_s: float | None,
+    objective: str,
+    confidence: float | None,
+    gpus: int | None,
+) -> planner_pb2.PlanCascadeRequest:
+    """ValueError for not just one target, or an objective that is neither largest-tier nor end-to-end."""
+    objectives = {
+        "largest-tier": planner_pb2.OBJECTIVE_LARGEST_TIER,
+        "end-to-end": planner_pb2.OBJECTIVE_END_TO_END,
+    }
+    if objective not in objectives:
+        raise ValueError(f"objective: must be {' or '.join(objectives)}, not '{objective}'")
+    if (min_quality is None) == (max_latency_s is None):
+        raise ValueError("give either min_quality or max_latency_s")
+    made = planner_pb2.PlanCascadeRequest(
+        inputs=planning_inputs_to_proto(inputs), objective=objectives[objective], confidence=confidence, gpus=gpus
+    )
+    if min_quality is not None:
+        made.min_quality = min_quality
+    elif max_latency_s is not None:
+        made.max_latency_s = max_latency_s
+    return made
+
+
+def plan_event_from_proto(
+    answer: planner_pb2.PlanCascadeResponse,
+) -> types.PlanProgress | types.CascadePlan | types.Unreachable:
+    if answer.HasField("progress"):
+        return types.PlanProgress(answer.progress.evaluations, seconds(answer.progress.elapsed))
+    if answer.finished.HasField("unreachable"):
+        return types.Unreachable(answer.finished.unreachable.reason, answer.finished.unreachable.best)
+    plan = answer.finished.plan
+    tiers = tuple(
+        types.PlannedTier(
+            t.name,
+            t.model,
+            t.gpus,
+            tuple(types.ReplicaGroup(g.tp, g.pp, g.count) for g in t.replicas),
+            t.threshold if t.HasField("threshold") else None,
+            t.used,
+            t.share_processed,
+            t.share_answered,
+            t.latency_p95_s,
+        )
+        for t in plan.tiers
+    )
+    return types.CascadePlan(
+        tiers,
+        plan.quality,
+        plan.latency_p95_s,
+        plan.end_to_end_p95_s,
+        plan.proof,
+        plan.gap,
+        plan.binds,
+        plan.evaluations,
+        plan.simulations,
+        seconds(plan.took),
+        plan.workload_digest,
+        plan.tested_quality if plan.HasField("tested_quality") else None,
+    )
+
+
+def simulate_request(
+    inputs: types.PlanningInputs,
+    replicas: Sequence[Sequence[types.ReplicaGroup]],
+    thresholds: Sequence[float | None],
+) -> planner_pb2.SimulateDeploymentRequest:
+    tiers = [
+        planner_pb2.SimulatedTier(
+            replicas=[planner_pb2.ReplicaGroup(**asdict(group)) for group in groups], threshold=threshold
+        )
+        for groups, threshold in zip(replicas, (*thresholds, None), strict=True)
+    ]
+    return planner_pb2.SimulateDeploymentRequest(inputs=planning_inputs_to_proto(inputs), tiers=tiers)
+
+
+def simulation_from_proto(answer: planner_pb2.SimulateDeploymentResponse) -> types.Simulation:
+    tiers = tuple(
+        types.SimulatedTier(
+            t.requests,
+            _spread(t.time_to_first_token),
+            _spread(t.time_per_output_token),
+            _spread(t.latency),
+            t.requests_per_s,
+            t.output_tokens_per_s,
+            t.utilisation,
+            t.preemptions,
+        )
+        for t in answer.tiers
+    )
+    return types.Simulation(tiers, _spread(answer.end_to_end), answer.quality, answer.requests)
+
+
+def _spread(p: planner_pb2.Percentiles) -> types.Spread:
+    return types.Spread(p.p50, p.p95, p.p99, p.mean)
+
+
+def _name_or_spec(part: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """`key` is a name of the catalogue or what it stands for: one field each in the contract."""
+    told = dict(part)
+    if key in told:
+        value = told.pop(key)
+        told[f"{key}_name" if isinstance(value, str) else f"{key}_spec"] = value
+    return told
+
+
+def _prediction(told: planner_pb2.Prediction) -> types.Prediction:
+    return types.Prediction(
+        told.objective,
+        told.target,
+        told.workload_digest,
+        told.quality,
+        told.latency_p95_s,
+        told.end_to_end_p95_s,
     )
 
 

@@ -3,6 +3,7 @@
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 Message = Mapping[str, str]
 """A chat message: {"role": "user", "content": "..."}."""
@@ -238,8 +239,17 @@ class TierStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class StagePlace:
+    """A length stage, counted from 0: sequences of from_tokens to to_tokens - 1 tokens. to_tokens is the instance's own."""
+
+    stage: int
+    from_tokens: int
+    to_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class InstanceStatus:
-    """One process of the mesh. state: ready, draining or suspect."""
+    """One process of the mesh. state: ready, draining or suspect. place: the length stage that a worker serves."""
 
     instance_id: str
     role: str
@@ -253,11 +263,16 @@ class InstanceStatus:
     kv_blocks: int
     output_tokens_per_s: float
     age_s: float
+    place: StagePlace | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class MeshStatus:
-    """The mesh as one router sees it. connected: whether Redis is in reach; state_age_s: since when it is not."""
+    """The mesh as one router sees it. connected: whether Redis is in reach; state_age_s: since when it is not.
+
+    migrations: replies that went on at another instance with their KV. advice_unmet: times that a worker advised a move and
+    the reply stayed.
+    """
 
     router_id: str
     plan_revision: int
@@ -274,6 +289,8 @@ class MeshStatus:
     requests_per_s: float
     ttft_p50_s: float
     ttft_p95_s: float
+    migrations: int = 0
+    advice_unmet: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,6 +310,19 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
+class Move:
+    """What became of a move. refusal: why the reply went on where it was, or None where it has moved.
+
+    offset: output tokens made before. stall_s: from the last step at the old instance to the first sign of the new one.
+    """
+
+    refusal: str | None
+    offset: int = 0
+    stall_s: float = 0.0
+    sent_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Trace:
     """The spans of one request, in order of start."""
 
@@ -301,18 +331,45 @@ class Trace:
 
 
 @dataclass(frozen=True, slots=True)
+class Stage:
+    """Instances of a tier for sequences of from_tokens to to_tokens - 1 tokens, input and output so far."""
+
+    from_tokens: int
+    to_tokens: int
+    instances: int
+
+
+@dataclass(frozen=True, slots=True)
 class TierPlan:
-    """One tier of a plan. threshold: from this score on its answers stand; None on the last tier."""
+    """One tier of a plan. threshold: from this score on its answers stand; None on the last tier.
+
+    stages: which instances serve which lengths; none: every instance serves every length. qoe: D0 to D4 of the model that the
+    stages were laid out by, seconds.
+    """
 
     name: str
     model: str
     threshold: float | None
     instances: int
+    stages: tuple[Stage, ...] = ()
+    qoe: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a plan was computed for, and what it was expected to reach. latency_p95_s: of the slowest tier."""
+
+    objective: str
+    target: str
+    workload_digest: str
+    quality: float
+    latency_p95_s: float
+    end_to_end_p95_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the mesh follows. judge_unavailable: escalate or accept."""
+    """What the mesh follows. judge_unavailable: escalate or accept. prediction: None for a plan that nobody computed."""
 
     tiers: tuple[TierPlan, ...]
     scorer: str = ""
@@ -321,3 +378,124 @@ class Plan:
     source: str = "operator"
     note: str = ""
     created_at: float = 0.0
+    prediction: Prediction | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedPrompt:
+    """A prompt that every tier has answered: tokens, and scores from 0 to 100, in the cascade's order."""
+
+    input_tokens: int
+    output_tokens: tuple[int, ...]
+    judge_scores: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanningInputs:
+    """What a cascade is to be planned for.
+
+    cluster, cascade: what the YAML files of `penstock plan` say (`--cluster`, `--models`), but for `profiles`.
+    trace: (arrival_s, input_tokens, output_tokens) of each request. requests: so many of these, from a place drawn by `seed`;
+    None: 500. lengths: `quality` (of the judged prompts) or `trace`. rate: requests per second; None: the trace's own.
+    """
+
+    cluster: Mapping[str, Any]
+    cascade: Mapping[str, Any]
+    trace: Sequence[tuple[float, int, int]]
+    judged: Sequence[JudgedPrompt]
+    requests: int | None = None
+    seed: int = 1
+    lengths: str = "quality"
+    rate: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlanProgress:
+    """evaluations: routings deployed and simulated so far."""
+
+    evaluations: int
+    elapsed_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaGroup:
+    """`count` replicas of `tp` shards of each of `pp` stages."""
+
+    tp: int
+    pp: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTier:
+    """threshold: None on the last tier, and on one that is passed over (not used)."""
+
+    name: str
+    model: str
+    gpus: int
+    replicas: tuple[ReplicaGroup, ...]
+    threshold: float | None
+    used: bool
+    share_processed: float
+    share_answered: float
+    latency_p95_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CascadePlan:
+    """A plan that the planner has computed; docs/planner.md explains its figures."""
+
+    tiers: tuple[PlannedTier, ...]
+    quality: float
+    latency_p95_s: float
+    end_to_end_p95_s: float
+    proof: str
+    gap: float
+    binds: str
+    evaluations: int
+    simulations: int
+    seconds: float
+    workload_digest: str
+    tested_quality: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Unreachable:
+    """No plan meets the target; `best` is the nearest that can be had: a quality, or a latency in seconds."""
+
+    reason: str
+    best: float
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Percentiles and mean, in seconds."""
+
+    p50: float
+    p95: float
+    p99: float
+    mean: float
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedTier:
+    """What one tier did in virtual time."""
+
+    requests: int
+    ttft: Spread
+    tpot: Spread
+    latency: Spread
+    requests_per_s: float
+    output_tokens_per_s: float
+    utilisation: float
+    preemptions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """A deployment in virtual time, by tier and end to end."""
+
+    tiers: tuple[SimulatedTier, ...]
+    end_to_end: Spread
+    quality: float
+    requests: int

@@ -190,10 +190,18 @@ class LocalMesh(AbstractAsyncContextManager["LocalMesh"]):
         return Progress(dict(ready), {kind: count for kind, count in wanted.items() if count})
 
     async def _follow(self, changed: asyncio.Event) -> None:
-        """Bring the workers to the counts of each new plan; forever. A tier whose count no plan changed is left alone."""
+        """Bring the workers to the counts of each new plan; forever.
+
+        A tier whose count no plan changed is left alone, unless the plan was computed: that means all its counts.
+        """
         known = {tier.name: tier.workers for tier in self.mesh.tiers}
+        revision = 0
         while True:
             plan = self.view.plan
+            if plan is not None and plan.revision != revision:
+                revision = plan.revision
+                if plan.provenance.prediction is not None:
+                    known = {tier: len(self._names(tier)) for tier in known}
             counts = {t.name: t.instances for t in plan.tiers if t.name in known} if plan is not None else {}
             moved = {tier: count for tier, count in counts.items() if count != known[tier]}
             known |= moved
@@ -205,7 +213,7 @@ class LocalMesh(AbstractAsyncContextManager["LocalMesh"]):
 
     async def _scale(self, counts: dict[str, int], changed: asyncio.Event) -> None:
         """Start what these tiers lack; when it serves, stop what they have too many."""
-        running = {tier: [name for name in self.watcher.watched if _tier_of(name) == tier] for tier in counts}
+        running = {tier: self._names(tier) for tier in counts}
         for tier, count in counts.items():
             names = (f"worker-{tier}-{i}" for i in itertools.count())
             fresh = itertools.islice((n for n in names if n not in running[tier]), max(0, count - len(running[tier])))
@@ -229,6 +237,10 @@ class LocalMesh(AbstractAsyncContextManager["LocalMesh"]):
     def _start_timeout_s(self) -> float:
         servers = (t.sglang.start_timeout_s for t in self.mesh.tiers if t.engine == "sglang")
         return max((START_TIMEOUT_S, *servers))
+
+    def _names(self, tier: str) -> list[str]:
+        """The worker processes of a tier."""
+        return [name for name in self.watcher.watched if _tier_of(name) == tier]
 
     def _serving(self, tier: str) -> int:
         workers = self.view.instances(Role.WORKER)

@@ -2,9 +2,10 @@
 
 A tier on f GPUs runs a multiset of replicas whose GPUs sum to at most f (CASCADIA, section 3.2); its latency l(f) comes from
 the simulator. Searched are all multisets of one kind of replica, and those of two kinds that leave no room for one replica
-more of either (every row of the paper's Table 3 is of these), the most promising first: by a bound no simulation can beat
-(every request alone on its replica), over what of the replicas' capacity is left. A multiset whose bound is no better than
-what has been found is not simulated. `exhaustive_latency` tries every multiset: tests hold one against the other.
+more of either (every row of the paper's Table 3 is of these), the most promising first: by latency alone, over what of the
+replicas' capacity is left. No multiset is simulated twice, and none further than until so many requests are late that its
+percentile cannot be under the best one known (kernel.percentile_within): nothing is lost by that. `exhaustive_latency` tries
+every multiset: tests hold one against the other.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,8 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner_service.simulator.tier import Dispatch, KindTable, Replica, alone_latency, assign, serve, serve_kinds
-from planner_service.simulator.workload import Floats, Ints, Workload
+from planner_service.simulator import kernel
+from planner_service.simulator.tier import Dispatch, KindTable, Replica, alone_latency, assign, serve
+from planner_service.simulator.workload import Floats, Workload
 
 Parts = tuple[tuple[int, int], ...]  # (kind, count) each
 INFEASIBLE = float("inf")
@@ -50,6 +52,8 @@ class LatencyTable:
         self._work, self._dispatch, self._percentile = work, dispatch, percentile
         self._kinds = [kind for kind in kinds if kind.lane_tokens >= work.longest_tokens]
         self._found: dict[int, Strategy | None] = {}
+        self._exact: dict[Parts, float] = {}  # latencies
+        self._at_least: dict[Parts, float] = {}  # bounds of those that were given up
         self.simulations = 0
         means = (float(work.input_tokens.mean()), float(work.output_tokens.mean())) if len(work) else (1.0, 1.0)
         self._table = KindTable(self._kinds)
@@ -79,80 +83,56 @@ class LatencyTable:
         if not len(self._work):
             return NOTHING
         if gpus not in self._found:
-            best = self._search(gpus)
             known = [s for f, s in self._found.items() if f < gpus and s is not None]
-            least = min(known, key=lambda s: s.latency_s, default=None)
-            if least is not None and (best is None or least.latency_s <= best.latency_s):
-                best = least
-            self._found[gpus] = best
+            self._found[gpus] = self._search(gpus, min(known, key=lambda s: s.latency_s, default=None))
         return self._found[gpus]
 
     def latency_s(self, gpus: int) -> float:
         found = self.best(gpus)
         return INFEASIBLE if found is None else found.latency_s
 
-    def _search(self, gpus: int) -> Strategy | None:
-        best: Strategy | None = None
-        for bound, parts in self._candidates(gpus):
-            if best is not None and bound >= best.latency_s:
-                continue
-            latency = self.simulate(parts)
+    def _search(self, gpus: int, best: Strategy | None) -> Strategy | None:
+        """The best of the strategies on `gpus` if it is better than `best`."""
+        for parts in self._candidates(gpus):
+            latency = self.simulate(parts, INFEASIBLE if best is None else best.latency_s)
             if best is None or latency < best.latency_s:
                 best = Strategy(tuple((self._kinds[k], count) for k, count in parts), latency)
         return best
 
-    def _candidates(self, gpus: int) -> Iterator[tuple[float, Parts]]:
-        """(bound, parts): one kind each, then the most promising of two kinds."""
-        sizes = self._sizes
+    def _candidates(self, gpus: int) -> Iterator[Parts]:
+        """One kind each, then the most promising of two kinds."""
         most = len(self._work)  # more replicas than requests serve nobody
-        single: list[Parts] = [((k, min(most, gpus // size)),) for k, size in enumerate(sizes.tolist()) if size <= gpus]
-        kinds, counts = np.array([p[0][0] for p in single], int), np.array([p[0][1] for p in single], float)
-        guesses = self._estimates(kinds, counts, kinds, np.zeros(len(single)))
-        for place in np.argsort(guesses, kind="stable").tolist():
-            if guesses[place] > HOPELESS * guesses.min():
+        cluster = (self._sizes, self._capacity, self._alone_means, self._work.rate_per_s, gpus, most)
+        counts, guesses = kernel.single_estimates(*cluster)
+        for k in np.argsort(guesses, kind="stable").tolist():
+            if not counts[k] or guesses[k] > HOPELESS * guesses.min():
                 break
-            yield self._bound(single[place]), single[place]
-        first, second = np.triu_indices(len(sizes), 1)
-        rows = []
-        for i, j in zip(first.tolist(), second.tolist(), strict=True):
-            count = np.arange(1, min(most, (gpus - sizes[j]) // sizes[i]) + 1)
-            others, unused = np.divmod(gpus - count * sizes[i], sizes[j])
-            kept = unused < sizes[i]
-            rows.append(np.stack([np.full_like(count, i), count, np.full_like(count, j), others], axis=1)[kept])
-        mixed = np.concatenate(rows) if rows else np.zeros((0, 4), np.int64)
-        estimates = self._estimates(mixed[:, 0], mixed[:, 1].astype(float), mixed[:, 2], mixed[:, 3].astype(float))
-        for at in np.argsort(estimates, kind="stable")[:MIXED_TRIED]:
-            i, n, j, m = (int(x) for x in mixed[at])
-            parts: Parts = ((i, n), (j, min(most, m)))
-            yield self._bound(parts), parts
+            yield ((k, int(counts[k])),)
+        for i, n, j, m in kernel.promising_pairs(*cluster, MIXED_TRIED).tolist():
+            yield ((i, n), (j, min(most, m)))
 
-    def _estimates(self, i: Ints, count: Floats, j: Ints, others: Floats) -> Floats:
-        """Mean latency alone, over the share of capacity that is left: an M/M/1-like guess to sort by."""
-        one, two = self._capacity[i] * count, self._capacity[j] * others
-        total = one + two
-        alone = (one * self._alone_means[i] + two * self._alone_means[j]) / total
-        load = self._work.rate_per_s / total
-        return np.asarray(np.where(load < 0.98, alone / np.maximum(1 - load, 1e-9), alone * 50 * load))
-
-    def _bound(self, parts: Parts) -> float:
-        """Every request alone on the replica it is dispatched to: no simulation can be faster."""
-        if len(parts) == 1:
-            return self._alone_percentiles[parts[0][0]]
-        kind = self._kind_of(parts)
-        owner = assign(len(self._work), kind, self._capacity, self._dispatch)
-        each = self._alone[kind[owner], np.arange(len(self._work))]
-        return float(np.percentile(each, self._percentile))
-
-    @staticmethod
-    def _kind_of(parts: Parts) -> Ints:
-        """(R) the kind of each replica."""
-        return np.repeat(np.array([k for k, _ in parts], np.int64), [count for _, count in parts])
-
-    def simulate(self, parts: Parts) -> float:
-        """The latency of `parts`."""
+    def simulate(self, parts: Parts, limit_s: float = INFEASIBLE) -> float:
+        """The latency of `parts` if it is under limit_s, else infinity."""
+        if (known := self._exact.get(parts)) is not None:
+            return known if known < limit_s else INFEASIBLE
+        if self._at_least.get(parts, 0.0) >= limit_s or self._alone_percentile(parts) >= limit_s:
+            return INFEASIBLE
         self.simulations += 1
-        served = serve_kinds(self._work, self._table, self._kind_of(parts), self._capacity, self._dispatch)
-        return float(np.percentile(served.finish_s - self._work.arrival_s, self._percentile))
+        work, table = self._work, self._table
+        kind = np.repeat(np.array([k for k, _ in parts], np.int64), [count for _, count in parts])
+        owner = assign(len(work), kind, self._capacity, self._dispatch)
+        arrays = (work.arrival_s, work.input_tokens, work.output_tokens, owner, kind)
+        tables = (table.whole, table.rates, table.kx, table.ky, self._alone)
+        found: float = kernel.percentile_within(*arrays, *tables, self._percentile, limit_s)
+        if found < INFEASIBLE:
+            self._exact[parts] = found
+        else:
+            self._at_least[parts] = limit_s
+        return found if found < limit_s else INFEASIBLE
+
+    def _alone_percentile(self, parts: Parts) -> float:
+        """Every request alone on the replica, where there is one kind: no simulation can be faster."""
+        return self._alone_percentiles[parts[0][0]] if len(parts) == 1 else 0.0
 
 
 def exhaustive_latency(

@@ -48,11 +48,16 @@ def simulate_replica(
     pair_s: float,
     gap_s: float,
     quiet_steps: bool,
+    due_s: F,  # (N) a request that ends then or later is late
+    late_allowed: int,
     first_s: F,  # (N) out: when the first token came
     finish_s: F,  # (N) out: when the last came
     counters: F,  # (COUNTERS) out
-) -> None:
-    """Serve N requests; each must fit a lane's KV alone. max_running is a lane's."""
+) -> int:
+    """Serve N requests; each must fit a lane's KV alone. max_running is a lane's. Returns how many were late.
+
+    Gives up, with the rest of the outputs left as they were, once more are late than allowed.
+    """
     count = len(arrival_s)
     length = prompt.copy()  # tokens that there are: prompt and output so far
     computed = np.zeros(count, np.int64)
@@ -74,6 +79,7 @@ def simulate_replica(
     quiet_base = np.zeros(stages)
     entry_free = 0.0
     last_exit = 0.0
+    late = 0
     while True:
         # the lane that can go first
         lane, start = -1, np.inf
@@ -86,8 +92,8 @@ def simulate_replica(
                 continue
             if at < start:
                 lane, start = candidate, at
-        if lane < 0:
-            return
+        if lane < 0 or late > late_allowed:
+            return late
         start = max(start, entry_free)
         row = running[lane]
         line = waiting[lane]
@@ -228,6 +234,7 @@ def simulate_replica(
             chunk[r] = 0
             if length[r] - prompt[r] >= output[r]:
                 finish_s[r] = end
+                late += end >= due_s[r]
                 alive[r] = False
                 free[lane] += blocks[r]
                 blocks[r] = 0
@@ -265,11 +272,16 @@ def simulate_tier(
     rates: F,  # (K, 3): context_token_s, pair_s, gap_s
     kx: F,  # (K, knots), rows padded with their last knot going on
     ky: F,
+    due_s: F,  # (N), see simulate_replica
+    late_allowed: int,
     first_s: F,  # (N) out
     finish_s: F,  # (N) out
     counters: F,  # (COUNTERS) out
-) -> None:
-    """All replicas of a tier, one after the other: they share nothing but the queue that was split among them."""
+) -> bool:
+    """All replicas of a tier, one after the other: they share nothing but the queue that was split among them.
+
+    False where more are late than allowed; then it was given up.
+    """
     count, replicas = len(arrival_s), len(kind)
     sizes = np.zeros(replicas + 1, np.int64)
     for r in range(count):
@@ -286,7 +298,7 @@ def simulate_tier(
             continue
         k = kind[one]
         first, finish = np.zeros(len(mine)), np.zeros(len(mine))
-        simulate_replica(
+        late_allowed -= simulate_replica(
             arrival_s[mine],
             prompt[mine],
             output[mine],
@@ -301,12 +313,119 @@ def simulate_tier(
             rates[k, 1],
             rates[k, 2],
             True,
+            due_s[mine],
+            late_allowed,
             first,
             finish,
             counters,
         )
+        if late_allowed < 0:
+            return False
         first_s[mine] = first
         finish_s[mine] = finish
+    return True
+
+
+@numba.njit(cache=True)
+def percentile_within(
+    arrival_s: F,  # (N) ascending; what follows as in simulate_tier
+    prompt: N,
+    output: N,
+    owner: N,
+    kind: N,
+    whole: N,
+    rates: F,
+    kx: F,
+    ky: F,
+    alone: F,  # (K, N) seconds of each request alone on each kind
+    percentile: float,
+    limit_s: float,
+) -> float:
+    """The percentile of the latencies of a tier; infinity where it was given up because it is at limit_s or above.
+
+    It is as soon as more requests are than may be. Those that are even when alone are known beforehand.
+    """
+    count = len(arrival_s)
+    place = percentile / 100.0 * (count - 1)
+    below = int(np.floor(place))
+    late_allowed = count - below - 1
+    due = np.full(count, np.inf)
+    if limit_s < np.inf:
+        for r in range(count):
+            if alone[kind[owner[r]], r] >= limit_s:
+                late_allowed -= 1
+            else:
+                due[r] = arrival_s[r] + limit_s
+        if late_allowed < 0:
+            return np.inf
+    first, finish, counters = np.zeros(count), np.zeros(count), np.zeros(COUNTERS)
+    if not simulate_tier(
+        arrival_s, prompt, output, owner, kind, whole, rates, kx, ky, due, late_allowed, first, finish, counters
+    ):
+        return np.inf
+    latency = np.sort(finish - arrival_s)
+    if below == count - 1:
+        return float(latency[below])
+    return float(latency[below] + (latency[below + 1] - latency[below]) * (place - below))
+
+
+@numba.njit(cache=True)
+def single_estimates(sizes: N, capacity: F, alone_mean: F, rate_per_s: float, gpus: int, most: int) -> tuple[N, F]:
+    """((K) how many replicas of each kind go on `gpus`, at most `most`; (K) their estimates, infinite for none)."""
+    counts, guesses = np.zeros(len(sizes), np.int64), np.full(len(sizes), np.inf)
+    for k in range(len(sizes)):
+        counts[k] = min(most, gpus // sizes[k])
+        if counts[k] > 0:
+            guesses[k] = estimate_s(counts[k], 0, capacity[k], 0.0, alone_mean[k], 0.0, rate_per_s)
+    return counts, guesses
+
+
+@numba.njit(cache=True)
+def promising_pairs(
+    sizes: N,  # (K) GPUs of each kind
+    capacity: F,  # (K) requests per second
+    alone_mean: F,  # (K) seconds
+    rate_per_s: float,
+    gpus: int,
+    most: int,
+    keep: int,
+) -> N:
+    """The `keep` most promising multisets of two kinds that leave no room for one more replica: rows of (i, n, j, m).
+
+    n and m: counts, m before it is cut to `most`. Ordered by estimate, ties by (i, j, n).
+    """
+    found, estimates, n_found = np.zeros((keep, 4), np.int64), np.full(keep, np.inf), 0
+    for i in range(len(sizes)):
+        for j in range(i + 1, len(sizes)):
+            for n in range(1, min(most, (gpus - sizes[j]) // sizes[i]) + 1):
+                left = gpus - n * sizes[i]
+                if left % sizes[j] >= sizes[i]:
+                    continue
+                m = left // sizes[j]
+                guess = estimate_s(n, m, capacity[i], capacity[j], alone_mean[i], alone_mean[j], rate_per_s)
+                if n_found == keep and guess >= estimates[keep - 1]:
+                    continue
+                at = min(n_found, keep - 1)
+                n_found = min(n_found + 1, keep)
+                while at > 0 and estimates[at - 1] > guess:
+                    estimates[at], found[at] = estimates[at - 1], found[at - 1]
+                    at -= 1
+                estimates[at] = guess
+                found[at, 0], found[at, 1], found[at, 2], found[at, 3] = i, n, j, m
+    return found[:n_found]
+
+
+@numba.njit(cache=True)
+def estimate_s(
+    n: int, m: int, capacity_n: float, capacity_m: float, alone_n: float, alone_m: float, rate_per_s: float
+) -> float:
+    """Mean latency alone of n and m replicas, over the share of capacity that is left: an M/M/1-like guess to sort by."""
+    one, two = capacity_n * n, capacity_m * m
+    total = one + two
+    alone = (one * alone_n + two * alone_m) / total
+    load = rate_per_s / total
+    guess: float = alone / max(1 - load, 1e-9) if load < 0.98 else alone * 50 * load
+    return guess
 
 
 @numba.njit(cache=True)

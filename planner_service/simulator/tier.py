@@ -114,7 +114,10 @@ def serve_kinds(work: Workload, table: "KindTable", kind: Ints, capacity: Floats
     _check_room(work, owner, kind, table)
     first, finish, counters = np.zeros(len(work)), np.zeros(len(work)), np.zeros(kernel.COUNTERS)
     arrays = (work.arrival_s, work.input_tokens, work.output_tokens, owner, kind)
-    kernel.simulate_tier(*arrays, table.whole, table.rates, table.kx, table.ky, first, finish, counters)
+    never_late = np.full(len(work), np.inf)
+    kernel.simulate_tier(
+        *arrays, table.whole, table.rates, table.kx, table.ky, never_late, len(work), first, finish, counters
+    )
     span = float(finish.max() - work.arrival_s[0])
     busy = float(counters[kernel.BUSY_S]) / (span * len(kind)) if span > 0 else 0.0
     return Served(first, finish, owner, busy, int(counters[kernel.STEPS]), int(counters[kernel.PREEMPTIONS]))

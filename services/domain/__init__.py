@@ -17,7 +17,7 @@ from services.domain.errors import (
 from services.domain.instances import InstanceRecord, Load, ModelCard, Role
 from services.domain.latency import StepLatencyModel, StepLoad
 from services.domain.mesh_view import MeshView
-from services.domain.plans import CASCADE_MODEL, JudgeUnavailable, Plan, Provenance, TierPlan
+from services.domain.plans import CASCADE_MODEL, JudgeUnavailable, Plan, Prediction, Provenance, TierPlan
 from services.domain.requests import (
     ChatMessage,
     ChatPrompt,
@@ -58,6 +58,7 @@ __all__ = [
     "PenstockError",
     "Plan",
     "PositionLogprobs",
+    "Prediction",
     "Prompt",
     "PromptTooLong",
     "Provenance",

@@ -3,6 +3,9 @@
 import enum
 from dataclasses import dataclass
 
+from services.domain.stages.places import StagePlace
+from services.domain.stages.qoe import InFlight
+
 
 class Role(enum.Enum):
     WORKER = "worker"
@@ -32,6 +35,7 @@ class ModelCard:
 class Load:
     """A worker's load. Lengths are tokens per request, prompt and output so far.
 
+    input_tokens: of these the prompts, running requests first, then the queued ones.
     cached_tokens: of ended requests, in KV that a new one with the same beginning need not compute.
     """
 
@@ -39,6 +43,7 @@ class Load:
     queued_tokens: tuple[int, ...] = ()
     free_kv_blocks: int = 0
     output_tokens_per_s: float = 0.0
+    input_tokens: tuple[int, ...] = ()
     cached_tokens: int = 0
 
     @property
@@ -49,6 +54,13 @@ class Load:
     def tokens(self) -> int:
         return sum(self.running_tokens) + sum(self.queued_tokens)
 
+    @property
+    def in_flight(self) -> list[InFlight]:
+        """The sequences running and queued; one whose prompt's length is not known counts as all prompt."""
+        lengths = (*self.running_tokens, *self.queued_tokens)
+        inputs = self.input_tokens if len(self.input_tokens) == len(lengths) else lengths
+        return [InFlight(tokens, prompt) for tokens, prompt in zip(lengths, inputs, strict=True)]
+
 
 @dataclass(frozen=True, slots=True)
 class InstanceRecord:
@@ -57,6 +69,7 @@ class InstanceRecord:
     epoch, sequence: a record replaces an earlier one of the same instance where (epoch, sequence) is greater; the epoch
         changes with every start of the process.
     lease_s: without a later record the instance counts as gone after so many seconds.
+    place: the length stage that a worker serves; None where its tier has none.
     """
 
     instance_id: str
@@ -70,6 +83,7 @@ class InstanceRecord:
     http_address: str = ""
     model: ModelCard | None = None
     load: Load | None = None
+    place: StagePlace | None = None
 
     @property
     def version(self) -> tuple[float, int]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from services.domain.errors import FieldProblem, InvalidRequest
+from services.domain.stages import QoeModel, Stage, stage_problems
 
 CASCADE_MODEL = "cascade"
 MAX_INSTANCES = 100_000
@@ -21,22 +22,48 @@ class JudgeUnavailable(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class TierPlan:
-    """One tier. `threshold` (0 to 100) is None on the last tier, whose answers always stand."""
+    """One tier. `threshold` (0 to 100) is None on the last tier, whose answers always stand.
+
+    stages: which of its instances serve which sequence lengths; none: every instance serves every length. qoe: by which its
+    stages were laid out and refine their boundaries.
+    """
 
     name: str
     model: str
     threshold: float | None
     instances: int
+    stages: tuple[Stage, ...] = ()
+    qoe: QoeModel | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a plan was computed for, and what it was expected to reach.
+
+    objective: which latency was made small. workload_digest: equal digests, equal workloads. quality: from 0 to 100.
+    latency_p95_s: of the slowest tier.
+    """
+
+    objective: str
+    target: str
+    workload_digest: str
+    quality: float
+    latency_p95_s: float
+    end_to_end_p95_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Where a plan came from; `created_at` in seconds since the epoch, `input_digest` of what it was made from."""
+    """Where a plan came from; `created_at` in seconds since the epoch, `input_digest` of what it was made from.
+
+    prediction: None for a plan that nobody computed.
+    """
 
     source: str
     note: str = ""
     created_at: float = 0.0
     input_digest: str = ""
+    prediction: Prediction | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,3 +107,8 @@ class Plan:
                 yield FieldProblem(f"{path}.threshold", f"must be from 0 to 100, not {tier.threshold}")
             if not 0 <= tier.instances <= MAX_INSTANCES:
                 yield FieldProblem(f"{path}.instance_count", f"must be from 0 to {MAX_INSTANCES}, not {tier.instances}")
+            yield from stage_problems(tier.stages, f"{path}.stages")
+            if tier.stages and (held := sum(stage.instances for stage in tier.stages)) != tier.instances:
+                yield FieldProblem(f"{path}.stages", f"hold {held} instances, the tier {tier.instances}")
+            if tier.stages and tier.qoe is None:
+                yield FieldProblem(f"{path}.qoe", "missing: stages need the model that they refine by")

@@ -5,8 +5,17 @@ Everything here can be rebuilt by those who wrote it; nothing else is kept.
 
 from services.state.connection import StateUnavailable, connect
 from services.state.feed import MeshFeed
-from services.state.plans import PlanStore
+from services.state.plans import KEPT_REVISIONS, PlanStore
 from services.state.registry import Registrar
 from services.state.traces import SpanRecord, TraceStore
 
-__all__ = ["MeshFeed", "PlanStore", "Registrar", "SpanRecord", "StateUnavailable", "TraceStore", "connect"]
+__all__ = [
+    "KEPT_REVISIONS",
+    "MeshFeed",
+    "PlanStore",
+    "Registrar",
+    "SpanRecord",
+    "StateUnavailable",
+    "TraceStore",
+    "connect",
+]

@@ -5,7 +5,9 @@ import json
 from typing import Any
 
 from services.domain.instances import InstanceRecord, Load, ModelCard, Role
-from services.domain.plans import JudgeUnavailable, Plan, Provenance, TierPlan
+from services.domain.plans import JudgeUnavailable, Plan, Prediction, Provenance, TierPlan
+from services.domain.stages import QoeModel, Stage
+from services.domain.stages.places import StagePlace
 
 
 def record_to_json(record: InstanceRecord) -> bytes:
@@ -28,8 +30,11 @@ def record_to_json(record: InstanceRecord) -> bytes:
             "queued_tokens": record.load.queued_tokens,
             "free_kv_blocks": record.load.free_kv_blocks,
             "output_tokens_per_s": round(record.load.output_tokens_per_s, 1),
+            "input_tokens": record.load.input_tokens,
             "cached_tokens": record.load.cached_tokens,
         }
+    if record.place is not None:
+        data["place"] = dataclasses.asdict(record.place)
     return json.dumps(data, separators=(",", ":")).encode()
 
 
@@ -37,7 +42,7 @@ def record_from_json(data: bytes) -> InstanceRecord:
     """ValueError if it is not a record."""
     try:
         raw = _mapping(data)
-        model, load = raw.get("model"), raw.get("load")
+        model, load, place = raw.get("model"), raw.get("load"), raw.get("place")
         return InstanceRecord(
             instance_id=raw["instance_id"],
             role=Role(raw["role"]),
@@ -54,10 +59,12 @@ def record_from_json(data: bytes) -> InstanceRecord:
                 tuple(load["queued_tokens"]),
                 load["free_kv_blocks"],
                 load["output_tokens_per_s"],
-                cached_tokens=load.get("cached_tokens", 0),
+                tuple(load.get("input_tokens", ())),
+                load.get("cached_tokens", 0),
             )
             if load
             else None,
+            place=StagePlace(place["stage"], place["from_tokens"], place["to_tokens"]) if place else None,
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"not an instance record: {error!r}") from error
@@ -72,12 +79,34 @@ def plan_from_json(data: bytes) -> Plan:
     """ValueError if it is not a plan."""
     try:
         raw = _mapping(data)
+        provenance = raw["provenance"]
+        prediction = provenance.get("prediction")
         return Plan(
             revision=raw["revision"],
-            tiers=tuple(TierPlan(t["name"], t["model"], t["threshold"], t["instances"]) for t in raw["tiers"]),
+            tiers=tuple(
+                TierPlan(
+                    t["name"],
+                    t["model"],
+                    t["threshold"],
+                    t["instances"],
+                    tuple(Stage(**{f.name: s[f.name] for f in dataclasses.fields(Stage)}) for s in t.get("stages", ())),
+                    QoeModel(**{f.name: t["qoe"][f.name] for f in dataclasses.fields(QoeModel)})
+                    if t.get("qoe")
+                    else None,
+                )
+                for t in raw["tiers"]
+            ),
             scorer=raw["scorer"],
             judge_unavailable=JudgeUnavailable(raw["judge_unavailable"]),
-            provenance=Provenance(**{f.name: raw["provenance"][f.name] for f in dataclasses.fields(Provenance)}),
+            provenance=Provenance(
+                provenance["source"],
+                provenance["note"],
+                provenance["created_at"],
+                provenance["input_digest"],
+                Prediction(**{f.name: prediction[f.name] for f in dataclasses.fields(Prediction)})
+                if prediction
+                else None,
+            ),
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"not a plan: {error!r}") from error

@@ -16,7 +16,7 @@ from services.domain.mesh_view import MeshView
 from services.domain.plans import Plan
 from services.state import codec
 from services.state.connection import StateUnavailable, as_bytes, state_errors
-from services.state.keys import Keys
+from services.state.keys import ALL_GROUPS, Keys, group_of
 from services.state.registry import GOODBYE
 
 _log = logging.getLogger(__name__)
@@ -28,13 +28,20 @@ RETRY_FIRST_S, RETRY_MOST_S = 0.1, 2.0
 class MeshFeed(AbstractAsyncContextManager["MeshFeed"]):
     """Feeds `view` as long as the context lasts, and calls `on_change` after every change.
 
-    Each (re)connection subscribes first and reads everything then, so nothing falls between.
+    Each (re)connection subscribes first and reads everything then, so nothing falls between. group: only these instances
+    (`group_of`), with the plan.
     """
 
     def __init__(
-        self, redis: Redis, keys: Keys, view: MeshView, *, on_change: Callable[[], None] = lambda: None
+        self,
+        redis: Redis,
+        keys: Keys,
+        view: MeshView,
+        *,
+        group: str = ALL_GROUPS,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        self._redis, self._keys, self.view = redis, keys, view
+        self._redis, self._keys, self.view, self._group = redis, keys, view, group
         self._on_change = on_change
         self._tasks: list[asyncio.Task[None]] = []
         self.synced = asyncio.Event()
@@ -58,7 +65,11 @@ class MeshFeed(AbstractAsyncContextManager["MeshFeed"]):
             try:
                 async with self._redis.pubsub() as pubsub:
                     with state_errors():
-                        await pubsub.subscribe(self._keys.instance_events, self._keys.plan_events)
+                        await pubsub.subscribe(self._keys.plan_events)
+                        if self._group == ALL_GROUPS:
+                            await pubsub.psubscribe(self._keys.instance_events(ALL_GROUPS))
+                        else:
+                            await pubsub.subscribe(self._keys.instance_events(self._group))
                         records, plan = await self._read_all()
                         self.view.connect(records, plan, loop.time())
                         self.synced.set()
@@ -77,7 +88,8 @@ class MeshFeed(AbstractAsyncContextManager["MeshFeed"]):
         ids = await self._redis.smembers(self._keys.instances)
         names = sorted(as_bytes(instance_id).decode() for instance_id in ids)
         kept = await self._redis.mget([self._keys.instance(name) for name in names]) if names else []
-        records = [record for data in kept if data is not None and (record := _record(as_bytes(data))) is not None]
+        found = [record for data in kept if data is not None and (record := _record(as_bytes(data))) is not None]
+        records = [record for record in found if self._group in (ALL_GROUPS, group_of(record))]
         revision = await self._redis.get(self._keys.plan_revision)
         data = await self._redis.get(self._keys.plan(int(revision))) if revision is not None else None
         return records, _plan(as_bytes(data)) if data is not None else None

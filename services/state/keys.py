@@ -1,6 +1,21 @@
 """Every key and channel in Redis, in one place. `mesh` is the mesh's name: several can share one Redis."""
 
+import re
 from dataclasses import dataclass
+
+from services.domain.instances import InstanceRecord, Role
+
+ALL_GROUPS = "*"
+
+
+def tier_group(tier: str) -> str:
+    """The group of a tier's workers."""
+    return f"{Role.WORKER.value}:{tier}"
+
+
+def group_of(record: InstanceRecord) -> str:
+    """Who is told together: the workers of one tier, or the instances of another role."""
+    return tier_group(record.model.tier) if record.model is not None else record.role.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,10 +33,10 @@ class Keys:
         """Set: ids of instances that may have a record."""
         return f"{self.mesh}:instances"
 
-    @property
-    def instance_events(self) -> str:
-        """Channel: records as they change, and goodbyes."""
-        return f"{self.mesh}:events:instances"
+    def instance_events(self, group: str) -> str:
+        """Channel: records of a group (`group_of`) as they change, and goodbyes. `*`: the pattern of all groups."""
+        mesh = re.sub(r"([][*?\\])", r"\\\1", self.mesh) if group == ALL_GROUPS else self.mesh
+        return f"{mesh}:events:instances:{group}"
 
     @property
     def plan_events(self) -> str:

@@ -36,6 +36,14 @@ class PlanStore:
             raise NotFound("plan revision", str(revision))
         return codec.plan_from_json(as_bytes(data))
 
+    async def last(self, limit: int) -> list[Plan]:
+        """The last `limit` revisions, newest first."""
+        with state_errors():
+            newest = int(await self._redis.get(self._keys.plan_revision) or 0)
+            revisions = range(newest, max(0, newest - limit), -1)
+            found = await self._redis.mget([self._keys.plan(r) for r in revisions]) if revisions else []
+        return [codec.plan_from_json(as_bytes(data)) for data in found if data is not None]
+
     async def publish(self, plan: Plan, *, expected: int | None = None, at_least: int = 0) -> Plan:
         """Make `plan` current under the next revision, over `at_least`; return it with that revision.
 

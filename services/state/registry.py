@@ -9,12 +9,14 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 
 from redis.asyncio import Redis
+from redis.asyncio.client import Pipeline
 
 from services.background import end
 from services.domain.instances import InstanceRecord, Load
+from services.domain.stages.places import StagePlace
 from services.state import codec
 from services.state.connection import StateUnavailable, state_errors
-from services.state.keys import Keys
+from services.state.keys import Keys, group_of
 
 _log = logging.getLogger(__name__)
 
@@ -24,9 +26,9 @@ GOODBYE = b"gone "  # on the channel: this, then the instance id
 class Registrar(AbstractAsyncContextManager["Registrar"]):
     """Publishes one instance's record with a lease, as long as the context lasts.
 
-    `load` is asked for at every turn. A changed record goes out at most every `interval_s`, an unchanged one every third
-    of the lease. When Redis is away the loop goes on trying; when it comes back, even empty, the record is there again
-    within `interval_s`.
+    `load` and `place` are asked for at every turn. A changed record goes out at most every `interval_s`, an unchanged one
+    every third of the lease. When Redis is away the loop goes on trying; when it comes back, even empty, the record is
+    there again within `interval_s`.
     """
 
     def __init__(
@@ -37,9 +39,10 @@ class Registrar(AbstractAsyncContextManager["Registrar"]):
         *,
         interval_s: float,
         load: Callable[[], Load] | None = None,
+        place: Callable[[], StagePlace | None] = lambda: None,
     ) -> None:
         self._redis, self._keys, self._record = redis, keys, record
-        self._interval_s, self._load = interval_s, load
+        self._interval_s, self._load, self._place = interval_s, load, place
         self._task: asyncio.Task[None] | None = None
         self._nudge = asyncio.Event()
         self.published = asyncio.Event()
@@ -61,7 +64,7 @@ class Registrar(AbstractAsyncContextManager["Registrar"]):
             async with self._redis.pipeline(transaction=True) as pipe:
                 pipe.delete(self._keys.instance(instance_id))
                 pipe.srem(self._keys.instances, instance_id)
-                pipe.publish(self._keys.instance_events, GOODBYE + instance_id.encode())
+                pipe.publish(self._keys.instance_events(group_of(self._record)), GOODBYE + instance_id.encode())
                 await pipe.execute()
 
     def drain(self, draining: bool = True) -> None:
@@ -74,7 +77,8 @@ class Registrar(AbstractAsyncContextManager["Registrar"]):
         sent: InstanceRecord | None = None
         sent_at = 0.0
         while True:
-            current = dataclasses.replace(self._record, load=self._load() if self._load is not None else None)
+            load = self._load() if self._load is not None else None
+            current = dataclasses.replace(self._record, load=load, place=self._place())
             due = loop.time() - sent_at >= current.lease_s / 3
             if sent is None or due or dataclasses.replace(sent, sequence=0) != dataclasses.replace(current, sequence=0):
                 self._record = dataclasses.replace(self._record, sequence=self._record.sequence + 1)
@@ -95,10 +99,15 @@ class Registrar(AbstractAsyncContextManager["Registrar"]):
                     await self._nudge.wait()
 
     async def _publish(self, record: InstanceRecord) -> None:
-        data = codec.record_to_json(record)
         with state_errors():
             async with self._redis.pipeline(transaction=True) as pipe:
-                pipe.set(self._keys.instance(record.instance_id), data, px=round(record.lease_s * 1000))
-                pipe.sadd(self._keys.instances, record.instance_id)
-                pipe.publish(self._keys.instance_events, data)
+                publish(pipe, self._keys, record)
                 await pipe.execute()
+
+
+def publish(pipe: Pipeline, keys: Keys, record: InstanceRecord) -> None:
+    """Queue the commands that make a record known."""
+    data = codec.record_to_json(record)
+    pipe.set(keys.instance(record.instance_id), data, px=round(record.lease_s * 1000))
+    pipe.sadd(keys.instances, record.instance_id)
+    pipe.publish(keys.instance_events(group_of(record)), data)

@@ -212,6 +212,58 @@ def test_the_plan_is_shown_and_changed(running: Path) -> None:
     assert penstock("plan", "set", "--threshold", "small=80", "-t", target(running)).returncode == 0
 
 
+def test_a_plan_file_is_applied_and_told_in_the_history(running: Path, tmp_path: Path) -> None:
+    """Thresholds and counts are published with what the plan was expected to reach; workers follow."""
+
+    def tier(name: str, replicas: list[dict[str, int]]) -> dict[str, Any]:
+        return {"name": name, "replicas": replicas}
+
+    figures: dict[str, Any] = {
+        "thresholds": [61.5],
+        "tiers": [tier("small", [{"tp": 1, "pp": 1, "count": 1}]), tier("large", [{"tp": 1, "pp": 1, "count": 2}])],
+        "objective": "largest-tier",
+        "target": "quality >= 85",
+        "workload_digest": "0123456789abcdef",
+        "quality": 85.5,
+        "latency_p95_s": 2.5,
+        "end_to_end_p95_s": 3.5,
+        "dispatch": "capacity",
+        "inputs": dict.fromkeys(
+            ("cluster", "models", "quality", "trace", "gpus", "seed", "rate", "requests", "lengths")
+        ),
+    }
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps(figures))
+    said = penstock("plan", "apply", str(file), "--note", "first", "-t", target(running), "--json")
+    assert said.returncode == 0, said.stderr
+    made = json.loads(said.stdout)
+    assert [(t["threshold"], t["instances"]) for t in made["tiers"]] == [(61.5, 1), (None, 2)]
+    until = time.monotonic() + 60
+    while True:  # the mesh was started with two of small and one of large
+        status = json.loads(penstock("status", "-t", target(running), "--json").stdout)
+        if [t["live_instances"] for t in status["tiers"]] == [1, 2]:
+            break
+        assert time.monotonic() < until
+    listed = json.loads(penstock("plan", "history", "-t", target(running), "--json").stdout)
+    assert [p["revision"] for p in listed] == list(range(made["revision"], 0, -1))
+    assert (listed[0]["source"], listed[0]["note"], listed[-1]["source"]) == ("planned", "first", "mesh-file")
+    assert listed[0]["prediction"]["quality"] == 85.5
+    assert listed[-1]["prediction"] is None
+    table = " ".join(
+        penstock("plan", "history", "-t", target(running), env=os.environ | {"COLUMNS": "250"}).stdout.split()
+    )
+    assert "quality 85.5, p95 2.50 s, end to end 3.50 s (wanted: quality >= 85)" in table
+    assert "0123456789abcdef" in penstock("plan", "show", "-t", target(running)).stdout
+    figures["tiers"][0]["name"] = "tiny"
+    file.write_text(json.dumps(figures))
+    failed = penstock("plan", "apply", str(file), "-t", target(running))
+    assert failed.returncode == 2
+    assert "planned are the tiers tiny, large, the mesh has small, large" in " ".join(failed.stderr.split())
+    file.write_text("{}")
+    failed = penstock("plan", "apply", str(file), "-t", target(running))
+    assert "not a plan file" in " ".join(failed.stderr.split())
+
+
 def test_errors_are_one_line_that_says_what_to_do(running: Path) -> None:
     failed = penstock("ask", "hello", "--temperature", "9", "-t", target(running))
     assert failed.returncode == 2

@@ -1,11 +1,12 @@
 """The planner: whose plan holds after restarts, edits and operators."""
 
 import asyncio
+import dataclasses
 from pathlib import Path
 
 import pytest
 
-from penstock import AsyncPlannerClient, InvalidRequestError, Plan, TierPlan
+from penstock import AsyncPlannerClient, InvalidRequestError, Plan, Stage, TierPlan
 from services.domain import Role
 from services.testing import RedisProcess, serving
 from tests.conftest import MeshFileMaker
@@ -100,3 +101,22 @@ async def test_an_unsound_plan_is_refused_by_field(redis: RedisProcess, mesh_fil
                 await planner.set_plan(Plan(tiers))
             assert list(caught.value.fields) == [field]
         assert (await planner.get_plan()).revision == 1
+
+
+async def test_a_tiers_stages_go_through_plan_and_redis_and_must_hold_its_instances(
+    redis: RedisProcess, mesh_file: MeshFileMaker
+) -> None:
+    async with Planner(mesh_file(), redis.url) as planner:
+        plan = await planner.get_plan()
+        stages, qoe = (Stage(0, 512, 2), Stage(512, 4096, 1)), (1e-3, 1e-4, 0.0, 0.0, 1e-6)
+        tier = TierPlan("small", "sim-small", 50.0, 3, stages, qoe)
+        await planner.set_plan(Plan((tier, plan.tiers[1])))
+        assert (await planner.get_plan()).tiers[0] == tier
+        for unsound, field in (
+            (dataclasses.replace(tier, instances=4), r"tiers\[0\]\.stages"),
+            (dataclasses.replace(tier, stages=(Stage(8, 512, 3),)), r"stages\[0\]\.from_tokens"),
+            (dataclasses.replace(tier, qoe=()), r"tiers\[0\]\.qoe"),
+            (dataclasses.replace(tier, qoe=(-1.0, 0.0, 0.0, 0.0, 0.0)), "qoe.batch_s"),
+        ):
+            with pytest.raises(InvalidRequestError, match=field):
+                await planner.set_plan(Plan((unsound, plan.tiers[1])))

@@ -1,5 +1,6 @@
 """The compiled scheduler takes the same steps as the one that serves, over random workloads, to the last token."""
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -7,8 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner_service.simulator import kernel
+from planner_service.simulator import Dispatch, EngineLimits, Replica, kernel
+from planner_service.simulator import Workload as TierWorkload
+from planner_service.simulator.tier import KindTable, alone_latency, serve_kinds
 from services.domain import FinishReason, SamplingParams, StepLatencyModel, StepLoad
+from services.domain.hardware import ReplicaShape
 from worker_service.scheduling import BatchLimits, BatchScheduler, BlockPool, Sequence
 
 LATENCIES = [
@@ -110,6 +114,8 @@ def compiled(
         latency.pair_s,
         latency.gap_s,
         quiet,
+        np.full(count, np.inf),
+        count,
         first,
         finish,
         counters,
@@ -167,3 +173,46 @@ def test_the_cases_that_matter_are_reached() -> None:
     assert found.finish == pytest.approx(compiled(work, LATENCIES[1], *setting, quiet=False).finish, rel=1e-12)
     served = replay(work, LATENCIES[1], *setting)
     assert found.finish == pytest.approx(served.finish, rel=1e-12)
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    workloads(),
+    st.lists(st.sampled_from([0, 1, 2]), min_size=1, max_size=4),
+    st.sampled_from([50.0, 80.0, 95.0, 100.0]),
+    st.floats(0.2, 1.6),
+)
+def test_giving_up_early_loses_nothing(work: Workload, kind: list[int], percentile: float, share: float) -> None:
+    """A simulation is given up only where its percentile would not be under the limit; else it is what numpy says of all."""
+    kinds = [
+        Replica(ReplicaShape(1, pp), LATENCIES[k], 512 * pp, EngineLimits(3, 32)) for k, pp in enumerate((1, 2, 1))
+    ]
+    whole = TierWorkload(np.array(work.arrivals), np.array(work.prompts), np.array(work.outputs))
+    table, owners = KindTable(kinds), np.arange(len(whole)) % len(kind)
+    served = serve_kinds(whole, table, np.array(kind), np.ones(3), Dispatch.ROUND_ROBIN)
+    exact = float(np.percentile(served.finish_s - whole.arrival_s, percentile))
+    alone = np.array([alone_latency(whole, one) for one in kinds])
+    arrays = (whole.arrival_s, whole.input_tokens, whole.output_tokens, owners, np.array(kind))
+    tables = (table.whole, table.rates, table.kx, table.ky, alone)
+    assert kernel.percentile_within(*arrays, *tables, percentile, np.inf) == pytest.approx(exact, rel=1e-12)
+    limit = exact * share
+    found = kernel.percentile_within(*arrays, *tables, percentile, limit)
+    assert found == pytest.approx(exact, rel=1e-12) or (found == np.inf and share < 1 + 1e-9)
+
+
+def test_the_most_promising_pairs_are_those_of_a_full_enumeration() -> None:
+    rng = np.random.default_rng(5)
+    for _ in range(30):
+        sizes = np.sort(rng.choice([1, 2, 3, 4, 6, 8], 4, replace=False))
+        capacity, alone, rate = rng.uniform(0.5, 3, 4) * sizes, rng.uniform(1, 4, 4), float(rng.uniform(1, 30))
+        gpus, most, keep = int(rng.integers(2, 30)), int(rng.integers(1, 20)), int(rng.integers(1, 9))
+        every = [
+            (kernel.estimate_s(n, m, capacity[i], capacity[j], alone[i], alone[j], rate), (i, n, j, m))
+            for i, j in itertools.combinations(range(4), 2)
+            for n in range(1, min(most, gpus // sizes[i]) + 1)
+            for m in [(gpus - n * sizes[i]) // sizes[j]]
+            if m > 0 and gpus - n * sizes[i] - m * sizes[j] < sizes[i]
+        ]
+        every.sort(key=lambda one: one[0])
+        found = kernel.promising_pairs(sizes, capacity, alone, rate, gpus, most, keep)
+        assert [tuple(row) for row in found.tolist()] == [parts for _, parts in every[:keep]]

@@ -2,18 +2,39 @@
 
 from collections import Counter
 
+import pytest
+
+from router_service.familiar import Familiar
 from router_service.placement import NotPlaced, Placed, place
-from services.domain import InstanceRecord, Load, ModelCard, Role
+from services.domain import (
+    ChatMessage,
+    ChatPrompt,
+    InstanceRecord,
+    Load,
+    ModelCard,
+    Prompt,
+    Role,
+    TextPrompt,
+    TokenPrompt,
+)
+from services.domain.stages.places import StagePlace
 
 CARD = ModelCard("small", "m", "d", "torch", 100, 10, 16, 4)
 
 
-def worker(name: str, running: int = 0, tokens: int = 10) -> InstanceRecord:
-    return InstanceRecord(name, Role.WORKER, "h:1", 1.0, 1, 3.0, model=CARD, load=Load((tokens,) * running, (), 9, 1.0))
+def worker(name: str, running: int = 0, tokens: int = 10, place: StagePlace | None = None) -> InstanceRecord:
+    load = Load((tokens,) * running, (), 9, 1.0)
+    return InstanceRecord(name, Role.WORKER, "h:1", 1.0, 1, 3.0, model=CARD, load=load, place=place)
 
 
 def chosen(candidates: list[InstanceRecord], **more: object) -> str:
-    options: dict[str, object] = {"request_id": "r", "under_way": {}, "full": set(), "suspects": set()} | more
+    options: dict[str, object] = {
+        "request_id": "r",
+        "tokens": 8,
+        "under_way": {},
+        "full": set(),
+        "suspects": set(),
+    } | more
     found = place(candidates, **options)  # type: ignore[arg-type]
     assert isinstance(found, Placed)
     return found.record.instance_id
@@ -42,13 +63,13 @@ def test_suspects_and_the_full_are_passed_over() -> None:
     pair = [worker("a"), worker("b", 3)]
     assert chosen(pair, suspects={"a"}) == "b"
     assert chosen(pair, full={"a"}) == "b"
-    assert place(pair, request_id="r", under_way={}, full={"a", "b"}, suspects=set()) == NotPlaced(full=True)
-    assert place(pair, request_id="r", under_way={}, full=set(), suspects={"a", "b"}) == NotPlaced(full=False)
-    assert place([], request_id="r", under_way={}, full=set(), suspects=set()) == NotPlaced(full=False)
+    assert place(pair, request_id="r", tokens=8, under_way={}, full={"a", "b"}, suspects=set()) == NotPlaced(full=True)
+    assert place(pair, request_id="r", tokens=8, under_way={}, full=set(), suspects={"a", "b"}) == NotPlaced(full=False)
+    assert place([], request_id="r", tokens=8, under_way={}, full=set(), suspects=set()) == NotPlaced(full=False)
 
 
 def test_an_instance_without_a_free_place_is_full() -> None:
-    found = place([worker("a", 4)], request_id="r", under_way={}, full=set(), suspects=set())
+    found = place([worker("a", 4)], request_id="r", tokens=8, under_way={}, full=set(), suspects=set())
     assert found == NotPlaced(full=True)
     assert chosen([worker("a", 4), worker("b", 3)]) == "b"
 
@@ -56,3 +77,56 @@ def test_an_instance_without_a_free_place_is_full() -> None:
 def test_the_instance_just_left_is_avoided_unless_it_is_the_only_one() -> None:
     assert chosen([worker("a"), worker("b", 2)], avoid="a") == "b"
     assert chosen([worker("a")], avoid="a") == "a"
+
+
+def test_a_request_goes_to_the_stage_that_covers_its_length_and_to_the_next_while_that_is_full() -> None:
+    short = [worker("a", 3, place=StagePlace(0, 0, 64)), worker("b", 2, place=StagePlace(0, 0, 80))]
+    long = [worker("c", 1, place=StagePlace(1, 64, 256)), worker("d", 0, place=StagePlace(1, 64, 256))]
+    assert chosen(short + long, tokens=8) == "b", "the least loaded within the stage, however idle the others"
+    assert chosen(short + long, tokens=70) == "b", "a boundary is each instance's own"
+    assert chosen(short + long, tokens=100) == "d"
+    assert chosen(short + long, tokens=9999) == "d", "the last stage takes what is longer than all"
+    assert chosen(short + long, tokens=8, full={"a", "b"}) == "d"
+    assert chosen(short, tokens=100) == "b", "better too short a stage than none"
+    assert chosen(short + long, tokens=8, avoid="b") == "a"
+
+
+def test_a_known_prefix_counts_as_one_request_less() -> None:
+    pair = [worker("a", 1), worker("b", 1)]
+    assert [chosen(pair, familiar=name) for name in "ab"] == ["a", "b"]
+    assert chosen([worker("a", 2), worker("b", 1)], familiar="a") == "a"
+    assert chosen([worker("a", 3), worker("b", 1)], familiar="a") == "b"
+    assert chosen(pair, familiar="gone") == chosen(pair)
+
+
+def chat(*said: str) -> ChatPrompt:
+    return ChatPrompt(tuple(ChatMessage("assistant" if i % 2 else "user", text) for i, text in enumerate(said)))
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "other"),
+    [
+        (chat("x" * 90), chat("x" * 90, "an answer", "and now?"), chat("y" * 90)),
+        (TextPrompt("x" * 600), TextPrompt("x" * 512 + "z" * 100), TextPrompt("x" * 200)),
+        (TokenPrompt((1,) * 600), TokenPrompt((1,) * 512 + (2,) * 90), TokenPrompt((2,) * 600)),
+    ],
+)
+def test_a_conversation_is_known_where_its_beginning_was_computed(first: Prompt, later: Prompt, other: Prompt) -> None:
+    familiar = Familiar()
+    assert familiar.where("t", first) == ""
+    familiar.learn("t", first, "a")
+    assert familiar.where("t", first) == familiar.where("t", later) == "a"
+    assert familiar.where("u", later) == ""
+    assert familiar.where("t", other) == ""
+    familiar.learn("t", later, "b")
+    assert familiar.where("t", later) == "b"
+
+
+def test_a_beginning_that_is_less_than_half_does_not_count_and_old_ones_are_forgotten() -> None:
+    familiar = Familiar(most=2)
+    familiar.learn("t", chat("a short beginning"), "a")
+    assert familiar.where("t", chat("a short beginning", "x" * 100)) == ""
+    familiar.learn("t", chat("two"), "a")
+    familiar.learn("t", chat("three"), "a")
+    assert familiar.where("t", chat("a short beginning")) == ""
+    assert familiar.where("t", chat("three")) == "a"

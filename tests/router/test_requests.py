@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-import grpc
 import pytest
 from grpc import aio
 
@@ -292,22 +291,3 @@ async def test_reflection_and_health_answer(mesh: TestMesh) -> None:
             symbol = reflection_pb2.ServerReflectionRequest(file_containing_symbol=next(iter(services)))
             call = stub_of(reflection_pb2_grpc, "ServerReflectionStub", channel).ServerReflectionInfo(iter([symbol]))
             assert (await call.read()).file_descriptor_response.file_descriptor_proto
-
-
-async def test_rpcs_not_served_yet_say_so(mesh: TestMesh) -> None:
-    from penstock.worker.v1 import worker_pb2 as pb
-    from penstock.worker.v1 import worker_pb2_grpc
-
-    async with aio.insecure_channel(mesh.parts["worker-small-0"].address) as channel:
-        stub = worker_pb2_grpc.WorkerServiceStub(channel)
-        with pytest.raises(aio.AioRpcError) as caught:
-            await stub.PlaceBid(pb.PlaceBidRequest())
-        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
-        with pytest.raises(aio.AioRpcError) as caught:
-            async for _ in stub.MigrateOut(pb.MigrateOutRequest()):
-                pass
-        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
-        with pytest.raises(aio.AioRpcError) as caught:
-            async for _ in stub.MigrateIn(iter([pb.MigrateInRequest()])):
-                pass
-        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED

@@ -40,8 +40,16 @@ def test_every_rpc_has_a_method_in_both_clients() -> None:
         "GetStatus": "status",
         "WatchStatus": "watch_status",
         "ListTraces": "traces",
+        "MoveReply": "move",
     }
-    planned = {"GetPlan": "get_plan", "SetPlan": "set_plan", "WatchPlan": "watch_plan"}
+    planned = {
+        "GetPlan": "get_plan",
+        "SetPlan": "set_plan",
+        "WatchPlan": "watch_plan",
+        "ListPlans": "list_plans",
+        "PlanCascade": "plan_cascade",
+        "SimulateDeployment": "simulate_deployment",
+    }
     router_rpcs = {
         method.name for service in router_pb2.DESCRIPTOR.services_by_name.values() for method in service.methods
     }

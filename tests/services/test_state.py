@@ -9,9 +9,10 @@ import pytest
 from redis.asyncio import Redis
 
 from services.domain import InstanceRecord, Load, MeshView, ModelCard, NotFound, Plan, RevisionConflict, Role, TierPlan
+from services.domain.stages.places import StagePlace
 from services.state import MeshFeed, PlanStore, Registrar, SpanRecord, StateUnavailable, TraceStore, codec, connect
 from services.state.connection import connect_blocking
-from services.state.keys import Keys
+from services.state.keys import Keys, tier_group
 from services.state.traces import SPANS_PER_TRACE, write_spans
 from services.testing import RedisProcess
 
@@ -42,7 +43,8 @@ async def until(condition: object) -> None:
 
 
 def test_records_and_plans_survive_json() -> None:
-    full = dataclasses.replace(record("w"), load=Load((1, 2), (3,), 4, 5.5), draining=True, http_address="h:2")
+    load = Load((1, 2), (3,), 4, 5.5, (1, 1, 3))
+    full = dataclasses.replace(record("w"), load=load, draining=True, place=StagePlace(1, 8, 64), http_address="h:2")
     assert codec.record_from_json(codec.record_to_json(full)) == full
     plain = InstanceRecord("j", Role.JUDGE, "h:1", 1.0, 2, 3.0)
     assert codec.record_from_json(codec.record_to_json(plain)) == plain
@@ -103,7 +105,7 @@ async def test_junk_in_redis_is_ignored(client: Redis, keys: Keys) -> None:
     view = MeshView()
     async with MeshFeed(client, keys, view) as feed:
         await feed.synced.wait()
-        await client.publish(keys.instance_events, "nonsense")
+        await client.publish(keys.instance_events("worker:small"), "nonsense")
         await client.publish(keys.plan_events, "nonsense")
         async with Registrar(client, keys, record("w"), interval_s=0.05):
             await until(lambda: view.instances())
@@ -142,6 +144,29 @@ async def test_an_outage_is_one_error(own_redis: RedisProcess, keys: Keys) -> No
     with pytest.raises(StateUnavailable):
         await TraceStore(client, keys).last(1)
     await client.aclose()
+
+
+async def test_a_feed_of_one_tier_hears_of_no_other(client: Redis, keys: Keys) -> None:
+    """Workers follow their own tier: what others publish costs them nothing."""
+    other = dataclasses.replace(record("other"), model=dataclasses.replace(CARD, tier="large"))
+    views = MeshView(), MeshView()
+    async with (
+        MeshFeed(client, keys, views[0], group=tier_group("small")) as own,
+        MeshFeed(client, keys, views[1]) as everything,
+    ):
+        await own.synced.wait()
+        await everything.synced.wait()
+        async with (
+            Registrar(client, keys, other, interval_s=0.02),
+            Registrar(client, keys, record("w"), interval_s=0.02, place=lambda: StagePlace(0, 0, 9)),
+        ):
+            await until(lambda: len(views[1].instances()) == 2 and views[0].instances())
+            assert [r.instance_id for r in views[0].instances()] == ["w"]
+            assert views[0].instances()[0].place == StagePlace(0, 0, 9)
+            async with MeshFeed(client, keys, MeshView(), group=tier_group("large")) as late:
+                await late.synced.wait()
+                assert [r.instance_id for r in late.view.instances()] == ["other"]
+        await until(lambda: not views[0].instances() and not views[1].instances())
 
 
 async def test_the_feed_survives_an_outage(own_redis: RedisProcess, keys: Keys) -> None:

@@ -19,7 +19,7 @@ from worker_service.engine.sglang.launch import ServerShape, command, environmen
 
 FOLDER = Path(__file__).with_name("sglang_cpu")
 VENV = Path(os.environ.get("SGLANG_VENV", Path.home() / ".cache" / "penstock-sglang"))
-START_TIMEOUT_S = 180.0
+START_TIMEOUT_S = 300.0
 
 # Flags of servers that share what they have computed, through files.
 SHARED_STORE = (

@@ -219,6 +219,7 @@ class EngineCore:
             queued_tokens=tuple(len(s.tokens) for s in self.scheduler.waiting),
             free_kv_blocks=self.scheduler.pool.free,
             output_tokens_per_s=sum(count for _, count in self._produced) / window,
+            input_tokens=tuple(s.prompt_tokens for s in (*self.scheduler.running, *self.scheduler.waiting)),
         )
 
     def restart_throughput(self) -> None:

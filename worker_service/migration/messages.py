@@ -57,9 +57,10 @@ class MovedOut:
 
 @dataclass(frozen=True, slots=True)
 class NotMoved:
-    """The request goes on here, unless it has ended."""
+    """The request goes on here, unless it has ended. busy: it may be tried again, for another one is being sent."""
 
     reason: str
+    busy: bool = False
 
 
 Report = RoundCopied | MovedOut | NotMoved

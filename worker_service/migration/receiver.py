@@ -16,7 +16,7 @@ from worker_service.migration.sender import ANSWER_S, MAX_TRANSFERS
 
 _log = logging.getLogger(__name__)
 
-AWAIT_S = 10.0  # a claim that no source calls for ends after so long
+AWAIT_S = 2.0  # a claim that no source calls for ends after so long: the router calls the source as soon as it has one
 
 _Entered = tuple[EngineEvent, AsyncGenerator[EngineEvent, None]]
 

@@ -22,36 +22,103 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!penstock/planner/v1/planner.proto\x12\x13penstock.planner.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd3\x01\n\x04Plan\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12,\n\x05tiers\x18\x02 \x03(\x0b\x32\x1d.penstock.planner.v1.TierPlan\x12\x0e\n\x06scorer\x18\x03 \x01(\t\x12\x46\n\x11judge_unavailable\x18\x04 \x01(\x0e\x32+.penstock.planner.v1.JudgeUnavailablePolicy\x12\x33\n\nprovenance\x18\x05 \x01(\x0b\x32\x1f.penstock.planner.v1.Provenance\"e\n\x08TierPlan\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x16\n\tthreshold\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x16\n\x0einstance_count\x18\x04 \x01(\rB\x0c\n\n_threshold\"p\n\nProvenance\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x0c\n\x04note\x18\x02 \x01(\t\x12.\n\ncreated_at\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x14\n\x0cinput_digest\x18\x04 \x01(\t\"4\n\x0eGetPlanRequest\x12\x15\n\x08revision\x18\x01 \x01(\x04H\x00\x88\x01\x01\x42\x0b\n\t_revision\":\n\x0fGetPlanResponse\x12\'\n\x04plan\x18\x01 \x01(\x0b\x32\x19.penstock.planner.v1.Plan\"o\n\x0eSetPlanRequest\x12\'\n\x04plan\x18\x01 \x01(\x0b\x32\x19.penstock.planner.v1.Plan\x12\x1e\n\x11\x65xpected_revision\x18\x02 \x01(\x04H\x00\x88\x01\x01\x42\x14\n\x12_expected_revision\":\n\x0fSetPlanResponse\x12\'\n\x04plan\x18\x01 \x01(\x0b\x32\x19.penstock.planner.v1.Plan\"B\n\x10WatchPlanRequest\x12\x1b\n\x0e\x61\x66ter_revision\x18\x01 \x01(\x04H\x00\x88\x01\x01\x42\x11\n\x0f_after_revision\"<\n\x11WatchPlanResponse\x12\'\n\x04plan\x18\x01 \x01(\x0b\x32\x19.penstock.planner.v1.Plan*\x8e\x01\n\x16JudgeUnavailablePolicy\x12(\n$JUDGE_UNAVAILABLE_POLICY_UNSPECIFIED\x10\x00\x12%\n!JUDGE_UNAVAILABLE_POLICY_ESCALATE\x10\x01\x12#\n\x1fJUDGE_UNAVAILABLE_POLICY_ACCEPT\x10\x02\x32\x9a\x02\n\x0ePlannerService\x12T\n\x07GetPlan\x12#.penstock.planner.v1.GetPlanRequest\x1a$.penstock.planner.v1.GetPlanResponse\x12T\n\x07SetPlan\x12#.penstock.planner.v1.SetPlanRequest\x1a$.penstock.planner.v1.SetPlanResponse\x12\\\n\tWatchPlan\x12%.penstock.planner.v1.WatchPlanRequest\x1a&.penstock.planner.v1.WatchPlanResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!penstock/planner/v1/planner.proto\x12\x13penstock.planner.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd3\x01\n\x04Plan\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12,\n\x05tiers\x18\x02 \x03(\x0b\x32\x1d.penstock.planner.v1.TierPlan\x12\x0e\n\x06scorer\x18\x03 \x01(\t\x12\x46\n\x11judge_unavailable\x18\x04 \x01(\x0e\x32+.penstock.planner.v1.JudgeUnavailablePolicy\x12\x33\n\nprovenance\x18\x05 \x01(\x0b\x32\x1f.penstock.planner.v1.Provenance\"\xbd\x01\n\x08TierPlan\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x16\n\tthreshold\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x16\n\x0einstance_count\x18\x04 \x01(\r\x12*\n\x06stages\x18\x05 \x03(\x0b\x32\x1a.penstock.planner.v1.Stage\x12*\n\x03qoe\x18\x06 \x01(\x0b\x32\x1d.penstock.planner.v1.QoeModelB\x0c\n\n_threshold\"G\n\x05Stage\x12\x13\n\x0b\x66rom_tokens\x18\x01 \x01(\r\x12\x11\n\tto_tokens\x18\x02 \x01(\r\x12\x16\n\x0einstance_count\x18\x03 \x01(\r\"\x9b\x01\n\x08QoeModel\x12\x15\n\rbatch_seconds\x18\x01 \x01(\x01\x12\x17\n\x0frequest_seconds\x18\x02 \x01(\x01\x12\x1b\n\x13input_token_seconds\x18\x03 \x01(\x01\x12#\n\x1binput_token_squared_seconds\x18\x04 \x01(\x01\x12\x1d\n\x15\x63ontext_token_seconds\x18\x05 \x01(\x01\"\xb9\x01\n\nProvenance\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x0c\n\x04note\x18\x02 \x01(\t\x12.\n\ncreated_at\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x14\n\x0cinput_digest\x18\x04 \x01(\t\x12\x38\n\nprediction\x18\x05 \x01(\x0b\x32\x1f.penstock.planner.v1.PredictionH\x00\x88\x01\x01\x42\r\n\x0b_prediction\"\x8a\x01\n\nPrediction\x12\x11\n\tobjective\x18\x01 \x01(\t\x12\x0e\n\x06target\x18\x02 \x01(\t\x12\x17\n\x0fworkload_digest\x18\x03 \x01(\t\x12\x0f\n\x07quality\x18\x04 \x01(\x01\x12\x15\n\rlatency_p95_s\x18\x05 \x01(\x01\x12\x18\n\x10\x65nd_to_end_p95_s\x18\x06 \x01(\x01\"4\n\x0eGetPlanRequest\x12\x15\n\x08revision\x18\x01 \x01(\x04H\x00\x88\x01\x01\x42\x0b\n\t_revision\":\n\x0fGetPlanResponse\x12\'\n\x04plan\x18\x01 \x01(\x0b\x32\x19.penstock.planner.v1.Plan\"o\n\x0eSetPlanRequest\x12\'\n\x04plan\x18\x01 \x01(\x0b\x32\x19.penstock.planner.v1.Plan\x12\x1e\n\x11\x65xpected_revision\x18\x02 \x01(\x04H\x00\x88\x01\x01\x42\x14\n\x12_expected_revision\":\n\x0fSetPlanResponse\x12\'\n\x04plan\x18\x01 \x01(\x0b\x32\x19.penstock.planner.v1.Plan\"B\n\x10WatchPlanRequest\x12\x1b\n\x0e\x61\x66ter_revision\x18\x01 \x01(\x04H\x00\x88\x01\x01\x42\x11\n\x0f_after_revision\"<\n\x11WatchPlanResponse\x12\'\n\x04plan\x18\x01 \x01(\x0b\x32\x19.penstock.planner.v1.Plan\"<\n\x10ListPlansRequest\x12\x18\n\x0blimit_count\x18\x01 \x01(\rH\x00\x88\x01\x01\x42\x0e\n\x0c_limit_count\"=\n\x11ListPlansResponse\x12(\n\x05plans\x18\x01 \x03(\x0b\x32\x19.penstock.planner.v1.Plan\"\x9f\x01\n\x0ePlanningInputs\x12-\n\x07\x63luster\x18\x01 \x01(\x0b\x32\x1c.penstock.planner.v1.Cluster\x12-\n\x07\x63\x61scade\x18\x02 \x01(\x0b\x32\x1c.penstock.planner.v1.Cascade\x12/\n\x08workload\x18\x03 \x01(\x0b\x32\x1d.penstock.planner.v1.Workload\"\xb0\x01\n\x07\x43luster\x12\x12\n\x08gpu_name\x18\x01 \x01(\tH\x00\x12,\n\x08gpu_spec\x18\x02 \x01(\x0b\x32\x18.penstock.planner.v1.GpuH\x00\x12\r\n\x05nodes\x18\x03 \x01(\r\x12\x15\n\rgpus_per_node\x18\x04 \x01(\r\x12\x1f\n\x12node_link_gb_per_s\x18\x05 \x01(\x01H\x01\x88\x01\x01\x42\x05\n\x03gpuB\x15\n\x13_node_link_gb_per_s\"\xd4\x01\n\x03Gpu\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tmemory_gb\x18\x02 \x01(\x01\x12\x17\n\x0fmemory_gb_per_s\x18\x03 \x01(\x01\x12\x0e\n\x06tflops\x18\x04 \x01(\x01\x12\x15\n\rlink_gb_per_s\x18\x05 \x01(\x01\x12\x1f\n\x12\x63ompute_efficiency\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12\x1e\n\x11memory_efficiency\x18\x07 \x01(\x01H\x01\x88\x01\x01\x42\x15\n\x13_compute_efficiencyB\x14\n\x12_memory_efficiency\"\xb2\x01\n\x07\x43\x61scade\x12/\n\x05tiers\x18\x01 \x03(\x0b\x32 .penstock.planner.v1.CascadeTier\x12\x0f\n\x07judge_s\x18\x02 \x01(\x01\x12\x33\n\x07runtime\x18\x03 \x01(\x0b\x32\".penstock.planner.v1.EngineRuntime\x12\x30\n\x06\x65ngine\x18\x04 \x01(\x0b\x32 .penstock.planner.v1.EngineBatch\"\xa9\x01\n\x0b\x43\x61scadeTier\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\nmodel_name\x18\x02 \x01(\tH\x00\x12\x35\n\nmodel_spec\x18\x03 \x01(\x0b\x32\x1f.penstock.planner.v1.ModelShapeH\x00\x12\x36\n\x08measured\x18\x04 \x03(\x0b\x32$.penstock.planner.v1.MeasuredReplicaB\x07\n\x05model\"\x85\x02\n\nModelShape\x12\x0e\n\x06layers\x18\x01 \x01(\r\x12\x0e\n\x06hidden\x18\x02 \x01(\r\x12\r\n\x05heads\x18\x03 \x01(\r\x12\x10\n\x08kv_heads\x18\x04 \x01(\r\x12\x10\n\x08head_dim\x18\x05 \x01(\r\x12\x12\n\nparameters\x18\x06 \x01(\x01\x12\x13\n\x06\x61\x63tive\x18\x07 \x01(\x01H\x00\x88\x01\x01\x12 \n\x13\x62ytes_per_parameter\x18\x08 \x01(\x01H\x01\x88\x01\x01\x12\x1f\n\x12kv_per_layer_bytes\x18\t \x01(\x01H\x02\x88\x01\x01\x42\t\n\x07_activeB\x16\n\x14_bytes_per_parameterB\x15\n\x13_kv_per_layer_bytes\"\xcb\x01\n\x0fMeasuredReplica\x12\n\n\x02tp\x18\x01 \x01(\r\x12\n\n\x02pp\x18\x02 \x01(\r\x12\x11\n\tkv_tokens\x18\x03 \x01(\r\x12\x30\n\x06\x65ngine\x18\x04 \x01(\x0b\x32 .penstock.planner.v1.EngineBatch\x12\x13\n\x0bknot_tokens\x18\x05 \x03(\x01\x12\x0e\n\x06knot_s\x18\x06 \x03(\x01\x12\x17\n\x0f\x63ontext_token_s\x18\x07 \x01(\x01\x12\x0e\n\x06pair_s\x18\x08 \x01(\x01\x12\r\n\x05gap_s\x18\t \x01(\x01\"\x9d\x01\n\rEngineRuntime\x12\x1d\n\x10step_overhead_ms\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x19\n\x0cmemory_share\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x1a\n\ractivation_gb\x18\x03 \x01(\x01H\x02\x88\x01\x01\x42\x13\n\x11_step_overhead_msB\x0f\n\r_memory_shareB\x10\n\x0e_activation_gb\"\x95\x01\n\x0b\x45ngineBatch\x12\x18\n\x0bmax_running\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x1c\n\x0fmax_step_tokens\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x19\n\x0c\x62lock_tokens\x18\x03 \x01(\rH\x02\x88\x01\x01\x42\x0e\n\x0c_max_runningB\x12\n\x10_max_step_tokensB\x0f\n\r_block_tokens\"\xf8\x01\n\x08Workload\x12)\n\x05trace\x18\x01 \x01(\x0b\x32\x1a.penstock.planner.v1.Trace\x12\x31\n\x06judged\x18\x02 \x03(\x0b\x32!.penstock.planner.v1.JudgedPrompt\x12\x15\n\x08requests\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x11\n\x04seed\x18\x04 \x01(\x04H\x01\x88\x01\x01\x12\x32\n\x07lengths\x18\x05 \x01(\x0e\x32!.penstock.planner.v1.LengthSource\x12\x11\n\x04rate\x18\x06 \x01(\x01H\x02\x88\x01\x01\x42\x0b\n\t_requestsB\x07\n\x05_seedB\x07\n\x05_rate\"G\n\x05Trace\x12\x11\n\tarrival_s\x18\x01 \x03(\x01\x12\x14\n\x0cinput_tokens\x18\x02 \x03(\r\x12\x15\n\routput_tokens\x18\x03 \x03(\r\"Q\n\x0cJudgedPrompt\x12\x14\n\x0cinput_tokens\x18\x01 \x01(\r\x12\x15\n\routput_tokens\x18\x02 \x03(\r\x12\x14\n\x0cjudge_scores\x18\x03 \x03(\x01\"\xab\x02\n\x12PlanCascadeRequest\x12\x33\n\x06inputs\x18\x01 \x01(\x0b\x32#.penstock.planner.v1.PlanningInputs\x12\x15\n\x0bmin_quality\x18\x02 \x01(\x01H\x00\x12\x17\n\rmax_latency_s\x18\x03 \x01(\x01H\x00\x12\x31\n\tobjective\x18\x04 \x01(\x0e\x32\x1e.penstock.planner.v1.Objective\x12\x17\n\nconfidence\x18\x05 \x01(\x01H\x01\x88\x01\x01\x12\x11\n\x04gpus\x18\x06 \x01(\rH\x02\x88\x01\x01\x12/\n\x08\x64ispatch\x18\x07 \x01(\x0e\x32\x1d.penstock.planner.v1.DispatchB\x08\n\x06targetB\r\n\x0b_confidenceB\x07\n\x05_gpus\"\x8c\x01\n\x13PlanCascadeResponse\x12\x35\n\x08progress\x18\x01 \x01(\x0b\x32!.penstock.planner.v1.PlanProgressH\x00\x12\x35\n\x08\x66inished\x18\x02 \x01(\x0b\x32!.penstock.planner.v1.PlanFinishedH\x00\x42\x07\n\x05\x65vent\"O\n\x0cPlanProgress\x12\x13\n\x0b\x65valuations\x18\x01 \x01(\r\x12*\n\x07\x65lapsed\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x84\x01\n\x0cPlanFinished\x12\x30\n\x04plan\x18\x01 \x01(\x0b\x32 .penstock.planner.v1.CascadePlanH\x00\x12\x37\n\x0bunreachable\x18\x02 \x01(\x0b\x32 .penstock.planner.v1.UnreachableH\x00\x42\t\n\x07outcome\"+\n\x0bUnreachable\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0c\n\x04\x62\x65st\x18\x02 \x01(\x01\"\x8a\x03\n\x0b\x43\x61scadePlan\x12/\n\x05tiers\x18\x01 \x03(\x0b\x32 .penstock.planner.v1.PlannedTier\x12\x0f\n\x07quality\x18\x02 \x01(\x01\x12\x15\n\rlatency_p95_s\x18\x03 \x01(\x01\x12\x18\n\x10\x65nd_to_end_p95_s\x18\x04 \x01(\x01\x12\r\n\x05proof\x18\x05 \x01(\t\x12\x0b\n\x03gap\x18\x06 \x01(\x01\x12\r\n\x05\x62inds\x18\x07 \x01(\t\x12\x13\n\x0b\x65valuations\x18\x08 \x01(\r\x12\x13\n\x0bsimulations\x18\t \x01(\r\x12\'\n\x04took\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x17\n\x0fworkload_digest\x18\x0b \x01(\t\x12\x10\n\x08gpu_step\x18\x0c \x01(\r\x12/\n\x08\x64ispatch\x18\r \x01(\x0e\x32\x1d.penstock.planner.v1.Dispatch\x12\x1b\n\x0etested_quality\x18\x0e \x01(\x01H\x00\x88\x01\x01\x42\x11\n\x0f_tested_quality\"\x9a\x02\n\x0bPlannedTier\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04gpus\x18\x03 \x01(\r\x12\x33\n\x08replicas\x18\x04 \x03(\x0b\x32!.penstock.planner.v1.ReplicaGroup\x12\x16\n\tthreshold\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x0c\n\x04used\x18\x06 \x01(\x08\x12\x17\n\x0fshare_processed\x18\x07 \x01(\x01\x12\x16\n\x0eshare_answered\x18\x08 \x01(\x01\x12\x15\n\rlatency_p95_s\x18\t \x01(\x01\x12/\n\x06report\x18\n \x01(\x0b\x32\x1f.penstock.planner.v1.TierReportB\x0c\n\n_threshold\"5\n\x0cReplicaGroup\x12\n\n\x02tp\x18\x01 \x01(\r\x12\n\n\x02pp\x18\x02 \x01(\r\x12\r\n\x05\x63ount\x18\x03 \x01(\r\"\xb0\x02\n\nTierReport\x12\x10\n\x08requests\x18\x01 \x01(\r\x12=\n\x13time_to_first_token\x18\x02 \x01(\x0b\x32 .penstock.planner.v1.Percentiles\x12?\n\x15time_per_output_token\x18\x03 \x01(\x0b\x32 .penstock.planner.v1.Percentiles\x12\x31\n\x07latency\x18\x04 \x01(\x0b\x32 .penstock.planner.v1.Percentiles\x12\x16\n\x0erequests_per_s\x18\x05 \x01(\x01\x12\x1b\n\x13output_tokens_per_s\x18\x06 \x01(\x01\x12\x13\n\x0butilisation\x18\x07 \x01(\x01\x12\x13\n\x0bpreemptions\x18\x08 \x01(\r\"B\n\x0bPercentiles\x12\x0b\n\x03p50\x18\x01 \x01(\x01\x12\x0b\n\x03p95\x18\x02 \x01(\x01\x12\x0b\n\x03p99\x18\x03 \x01(\x01\x12\x0c\n\x04mean\x18\x04 \x01(\x01\"\xb4\x01\n\x19SimulateDeploymentRequest\x12\x33\n\x06inputs\x18\x01 \x01(\x0b\x32#.penstock.planner.v1.PlanningInputs\x12\x31\n\x05tiers\x18\x02 \x03(\x0b\x32\".penstock.planner.v1.SimulatedTier\x12/\n\x08\x64ispatch\x18\x03 \x01(\x0e\x32\x1d.penstock.planner.v1.Dispatch\"j\n\rSimulatedTier\x12\x33\n\x08replicas\x18\x01 \x03(\x0b\x32!.penstock.planner.v1.ReplicaGroup\x12\x16\n\tthreshold\x18\x02 \x01(\x01H\x00\x88\x01\x01\x42\x0c\n\n_threshold\"\xa5\x01\n\x1aSimulateDeploymentResponse\x12.\n\x05tiers\x18\x01 \x03(\x0b\x32\x1f.penstock.planner.v1.TierReport\x12\x34\n\nend_to_end\x18\x02 \x01(\x0b\x32 .penstock.planner.v1.Percentiles\x12\x0f\n\x07quality\x18\x03 \x01(\x01\x12\x10\n\x08requests\x18\x04 \x01(\r*\x8e\x01\n\x16JudgeUnavailablePolicy\x12(\n$JUDGE_UNAVAILABLE_POLICY_UNSPECIFIED\x10\x00\x12%\n!JUDGE_UNAVAILABLE_POLICY_ESCALATE\x10\x01\x12#\n\x1fJUDGE_UNAVAILABLE_POLICY_ACCEPT\x10\x02*`\n\x0cLengthSource\x12\x1d\n\x19LENGTH_SOURCE_UNSPECIFIED\x10\x00\x12\x18\n\x14LENGTH_SOURCE_JUDGED\x10\x01\x12\x17\n\x13LENGTH_SOURCE_TRACE\x10\x02*\\\n\tObjective\x12\x19\n\x15OBJECTIVE_UNSPECIFIED\x10\x00\x12\x1a\n\x16OBJECTIVE_LARGEST_TIER\x10\x01\x12\x18\n\x14OBJECTIVE_END_TO_END\x10\x02*U\n\x08\x44ispatch\x12\x18\n\x14\x44ISPATCH_UNSPECIFIED\x10\x00\x12\x15\n\x11\x44ISPATCH_CAPACITY\x10\x01\x12\x18\n\x14\x44ISPATCH_ROUND_ROBIN\x10\x02\x32\xd1\x04\n\x0ePlannerService\x12T\n\x07GetPlan\x12#.penstock.planner.v1.GetPlanRequest\x1a$.penstock.planner.v1.GetPlanResponse\x12T\n\x07SetPlan\x12#.penstock.planner.v1.SetPlanRequest\x1a$.penstock.planner.v1.SetPlanResponse\x12\\\n\tWatchPlan\x12%.penstock.planner.v1.WatchPlanRequest\x1a&.penstock.planner.v1.WatchPlanResponse0\x01\x12Z\n\tListPlans\x12%.penstock.planner.v1.ListPlansRequest\x1a&.penstock.planner.v1.ListPlansResponse\x12\x62\n\x0bPlanCascade\x12\'.penstock.planner.v1.PlanCascadeRequest\x1a(.penstock.planner.v1.PlanCascadeResponse0\x01\x12u\n\x12SimulateDeployment\x12..penstock.planner.v1.SimulateDeploymentRequest\x1a/.penstock.planner.v1.SimulateDeploymentResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'penstock.planner.v1.planner_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_JUDGEUNAVAILABLEPOLICY']._serialized_start=940
-  _globals['_JUDGEUNAVAILABLEPOLICY']._serialized_end=1082
-  _globals['_PLAN']._serialized_start=92
-  _globals['_PLAN']._serialized_end=303
-  _globals['_TIERPLAN']._serialized_start=305
-  _globals['_TIERPLAN']._serialized_end=406
-  _globals['_PROVENANCE']._serialized_start=408
-  _globals['_PROVENANCE']._serialized_end=520
-  _globals['_GETPLANREQUEST']._serialized_start=522
-  _globals['_GETPLANREQUEST']._serialized_end=574
-  _globals['_GETPLANRESPONSE']._serialized_start=576
-  _globals['_GETPLANRESPONSE']._serialized_end=634
-  _globals['_SETPLANREQUEST']._serialized_start=636
-  _globals['_SETPLANREQUEST']._serialized_end=747
-  _globals['_SETPLANRESPONSE']._serialized_start=749
-  _globals['_SETPLANRESPONSE']._serialized_end=807
-  _globals['_WATCHPLANREQUEST']._serialized_start=809
-  _globals['_WATCHPLANREQUEST']._serialized_end=875
-  _globals['_WATCHPLANRESPONSE']._serialized_start=877
-  _globals['_WATCHPLANRESPONSE']._serialized_end=937
-  _globals['_PLANNERSERVICE']._serialized_start=1085
-  _globals['_PLANNERSERVICE']._serialized_end=1367
+  _globals['_JUDGEUNAVAILABLEPOLICY']._serialized_start=6007
+  _globals['_JUDGEUNAVAILABLEPOLICY']._serialized_end=6149
+  _globals['_LENGTHSOURCE']._serialized_start=6151
+  _globals['_LENGTHSOURCE']._serialized_end=6247
+  _globals['_OBJECTIVE']._serialized_start=6249
+  _globals['_OBJECTIVE']._serialized_end=6341
+  _globals['_DISPATCH']._serialized_start=6343
+  _globals['_DISPATCH']._serialized_end=6428
+  _globals['_PLAN']._serialized_start=124
+  _globals['_PLAN']._serialized_end=335
+  _globals['_TIERPLAN']._serialized_start=338
+  _globals['_TIERPLAN']._serialized_end=527
+  _globals['_STAGE']._serialized_start=529
+  _globals['_STAGE']._serialized_end=600
+  _globals['_QOEMODEL']._serialized_start=603
+  _globals['_QOEMODEL']._serialized_end=758
+  _globals['_PROVENANCE']._serialized_start=761
+  _globals['_PROVENANCE']._serialized_end=946
+  _globals['_PREDICTION']._serialized_start=949
+  _globals['_PREDICTION']._serialized_end=1087
+  _globals['_GETPLANREQUEST']._serialized_start=1089
+  _globals['_GETPLANREQUEST']._serialized_end=1141
+  _globals['_GETPLANRESPONSE']._serialized_start=1143
+  _globals['_GETPLANRESPONSE']._serialized_end=1201
+  _globals['_SETPLANREQUEST']._serialized_start=1203
+  _globals['_SETPLANREQUEST']._serialized_end=1314
+  _globals['_SETPLANRESPONSE']._serialized_start=1316
+  _globals['_SETPLANRESPONSE']._serialized_end=1374
+  _globals['_WATCHPLANREQUEST']._serialized_start=1376
+  _globals['_WATCHPLANREQUEST']._serialized_end=1442
+  _globals['_WATCHPLANRESPONSE']._serialized_start=1444
+  _globals['_WATCHPLANRESPONSE']._serialized_end=1504
+  _globals['_LISTPLANSREQUEST']._serialized_start=1506
+  _globals['_LISTPLANSREQUEST']._serialized_end=1566
+  _globals['_LISTPLANSRESPONSE']._serialized_start=1568
+  _globals['_LISTPLANSRESPONSE']._serialized_end=1629
+  _globals['_PLANNINGINPUTS']._serialized_start=1632
+  _globals['_PLANNINGINPUTS']._serialized_end=1791
+  _globals['_CLUSTER']._serialized_start=1794
+  _globals['_CLUSTER']._serialized_end=1970
+  _globals['_GPU']._serialized_start=1973
+  _globals['_GPU']._serialized_end=2185
+  _globals['_CASCADE']._serialized_start=2188
+  _globals['_CASCADE']._serialized_end=2366
+  _globals['_CASCADETIER']._serialized_start=2369
+  _globals['_CASCADETIER']._serialized_end=2538
+  _globals['_MODELSHAPE']._serialized_start=2541
+  _globals['_MODELSHAPE']._serialized_end=2802
+  _globals['_MEASUREDREPLICA']._serialized_start=2805
+  _globals['_MEASUREDREPLICA']._serialized_end=3008
+  _globals['_ENGINERUNTIME']._serialized_start=3011
+  _globals['_ENGINERUNTIME']._serialized_end=3168
+  _globals['_ENGINEBATCH']._serialized_start=3171
+  _globals['_ENGINEBATCH']._serialized_end=3320
+  _globals['_WORKLOAD']._serialized_start=3323
+  _globals['_WORKLOAD']._serialized_end=3571
+  _globals['_TRACE']._serialized_start=3573
+  _globals['_TRACE']._serialized_end=3644
+  _globals['_JUDGEDPROMPT']._serialized_start=3646
+  _globals['_JUDGEDPROMPT']._serialized_end=3727
+  _globals['_PLANCASCADEREQUEST']._serialized_start=3730
+  _globals['_PLANCASCADEREQUEST']._serialized_end=4029
+  _globals['_PLANCASCADERESPONSE']._serialized_start=4032
+  _globals['_PLANCASCADERESPONSE']._serialized_end=4172
+  _globals['_PLANPROGRESS']._serialized_start=4174
+  _globals['_PLANPROGRESS']._serialized_end=4253
+  _globals['_PLANFINISHED']._serialized_start=4256
+  _globals['_PLANFINISHED']._serialized_end=4388
+  _globals['_UNREACHABLE']._serialized_start=4390
+  _globals['_UNREACHABLE']._serialized_end=4433
+  _globals['_CASCADEPLAN']._serialized_start=4436
+  _globals['_CASCADEPLAN']._serialized_end=4830
+  _globals['_PLANNEDTIER']._serialized_start=4833
+  _globals['_PLANNEDTIER']._serialized_end=5115
+  _globals['_REPLICAGROUP']._serialized_start=5117
+  _globals['_REPLICAGROUP']._serialized_end=5170
+  _globals['_TIERREPORT']._serialized_start=5173
+  _globals['_TIERREPORT']._serialized_end=5477
+  _globals['_PERCENTILES']._serialized_start=5479
+  _globals['_PERCENTILES']._serialized_end=5545
+  _globals['_SIMULATEDEPLOYMENTREQUEST']._serialized_start=5548
+  _globals['_SIMULATEDEPLOYMENTREQUEST']._serialized_end=5728
+  _globals['_SIMULATEDTIER']._serialized_start=5730
+  _globals['_SIMULATEDTIER']._serialized_end=5836
+  _globals['_SIMULATEDEPLOYMENTRESPONSE']._serialized_start=5839
+  _globals['_SIMULATEDEPLOYMENTRESPONSE']._serialized_end=6004
+  _globals['_PLANNERSERVICE']._serialized_start=6431
+  _globals['_PLANNERSERVICE']._serialized_end=7024
 # @@protoc_insertion_point(module_scope)

@@ -5,6 +5,7 @@ The planner owns the plan: which tiers there are, how many instances each has, a
 
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
+from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
@@ -41,6 +42,65 @@ JUDGE_UNAVAILABLE_POLICY_ESCALATE: JudgeUnavailablePolicy.ValueType  # 1
 JUDGE_UNAVAILABLE_POLICY_ACCEPT: JudgeUnavailablePolicy.ValueType  # 2
 """Let the answer stand: cost holds, quality falls."""
 Global___JudgeUnavailablePolicy: _TypeAlias = JudgeUnavailablePolicy  # noqa: Y015
+
+class _LengthSource:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _LengthSourceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LengthSource.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    LENGTH_SOURCE_UNSPECIFIED: _LengthSource.ValueType  # 0
+    LENGTH_SOURCE_JUDGED: _LengthSource.ValueType  # 1
+    LENGTH_SOURCE_TRACE: _LengthSource.ValueType  # 2
+
+class LengthSource(_LengthSource, metaclass=_LengthSourceEnumTypeWrapper): ...
+
+LENGTH_SOURCE_UNSPECIFIED: LengthSource.ValueType  # 0
+LENGTH_SOURCE_JUDGED: LengthSource.ValueType  # 1
+LENGTH_SOURCE_TRACE: LengthSource.ValueType  # 2
+Global___LengthSource: _TypeAlias = LengthSource  # noqa: Y015
+
+class _Objective:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ObjectiveEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Objective.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    OBJECTIVE_UNSPECIFIED: _Objective.ValueType  # 0
+    OBJECTIVE_LARGEST_TIER: _Objective.ValueType  # 1
+    """p95 of the slowest tier; the default."""
+    OBJECTIVE_END_TO_END: _Objective.ValueType  # 2
+    """p95 over all tiers that a request visits, judging included."""
+
+class Objective(_Objective, metaclass=_ObjectiveEnumTypeWrapper):
+    """Which latency a plan makes small."""
+
+OBJECTIVE_UNSPECIFIED: Objective.ValueType  # 0
+OBJECTIVE_LARGEST_TIER: Objective.ValueType  # 1
+"""p95 of the slowest tier; the default."""
+OBJECTIVE_END_TO_END: Objective.ValueType  # 2
+"""p95 over all tiers that a request visits, judging included."""
+Global___Objective: _TypeAlias = Objective  # noqa: Y015
+
+class _Dispatch:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _DispatchEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Dispatch.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    DISPATCH_UNSPECIFIED: _Dispatch.ValueType  # 0
+    DISPATCH_CAPACITY: _Dispatch.ValueType  # 1
+    """In proportion to what replicas can serve; the default."""
+    DISPATCH_ROUND_ROBIN: _Dispatch.ValueType  # 2
+
+class Dispatch(_Dispatch, metaclass=_DispatchEnumTypeWrapper):
+    """Which replica of a tier a request goes to."""
+
+DISPATCH_UNSPECIFIED: Dispatch.ValueType  # 0
+DISPATCH_CAPACITY: Dispatch.ValueType  # 1
+"""In proportion to what replicas can serve; the default."""
+DISPATCH_ROUND_ROBIN: Dispatch.ValueType  # 2
+Global___Dispatch: _TypeAlias = Dispatch  # noqa: Y015
 
 @_typing.final
 class Plan(_message.Message):
@@ -87,12 +147,24 @@ class TierPlan(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     THRESHOLD_FIELD_NUMBER: _builtins.int
     INSTANCE_COUNT_FIELD_NUMBER: _builtins.int
+    STAGES_FIELD_NUMBER: _builtins.int
+    QOE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """1 to 63 of a-z, 0-9, -, _, .; `cascade` is taken."""
     model: _builtins.str
     threshold: _builtins.float
     """Answers of this tier stand from this score on, 0 to 100. On every tier but the last, and never on the last."""
     instance_count: _builtins.int
+    @_builtins.property
+    def stages(self) -> _containers.RepeatedCompositeFieldContainer[Global___Stage]:
+        """Which of the instances serve which sequence lengths: in order, from 0 on, without gaps, instance counts adding up to
+        the tier's. Empty: every instance serves every length.
+        """
+
+    @_builtins.property
+    def qoe(self) -> Global___QoeModel:
+        """By which the stages were laid out and refine their boundaries. Needed where there are stages."""
+
     def __init__(
         self,
         *,
@@ -100,16 +172,85 @@ class TierPlan(_message.Message):
         model: _builtins.str = ...,
         threshold: _builtins.float | None = ...,
         instance_count: _builtins.int = ...,
+        stages: _abc.Iterable[Global___Stage] | None = ...,
+        qoe: Global___QoeModel | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "threshold", b"threshold"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "qoe", b"qoe", "threshold", b"threshold"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "instance_count", b"instance_count", "model", b"model", "name", b"name", "threshold", b"threshold"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "instance_count", b"instance_count", "model", b"model", "name", b"name", "qoe", b"qoe", "stages", b"stages", "threshold", b"threshold"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__threshold: _TypeAlias = _typing.Literal["threshold"]  # noqa: Y015
     _WhichOneofArgType__threshold: _TypeAlias = _typing.Literal["_threshold", b"_threshold"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__threshold) -> _WhichOneofReturnType__threshold | None: ...
 
 Global___TierPlan: _TypeAlias = TierPlan  # noqa: Y015
+
+@_typing.final
+class Stage(_message.Message):
+    """Instances that serve sequences of from_tokens to to_tokens - 1 tokens, input and output so far."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FROM_TOKENS_FIELD_NUMBER: _builtins.int
+    TO_TOKENS_FIELD_NUMBER: _builtins.int
+    INSTANCE_COUNT_FIELD_NUMBER: _builtins.int
+    from_tokens: _builtins.int
+    to_tokens: _builtins.int
+    instance_count: _builtins.int
+    def __init__(
+        self,
+        *,
+        from_tokens: _builtins.int = ...,
+        to_tokens: _builtins.int = ...,
+        instance_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_tokens", b"from_tokens", "instance_count", b"instance_count", "to_tokens", b"to_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Stage: _TypeAlias = Stage  # noqa: Y015
+
+@_typing.final
+class QoeModel(_message.Message):
+    """What a batch of n requests, with inputs of I and lengths of L tokens, costs each of them, in seconds per output token:
+    D0 + D1 n + D2 sum I + D3 sum I^2 + D4 sum L (CascadeInfer, equation 1). None is negative.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BATCH_SECONDS_FIELD_NUMBER: _builtins.int
+    REQUEST_SECONDS_FIELD_NUMBER: _builtins.int
+    INPUT_TOKEN_SECONDS_FIELD_NUMBER: _builtins.int
+    INPUT_TOKEN_SQUARED_SECONDS_FIELD_NUMBER: _builtins.int
+    CONTEXT_TOKEN_SECONDS_FIELD_NUMBER: _builtins.int
+    batch_seconds: _builtins.float
+    """D0."""
+    request_seconds: _builtins.float
+    """D1."""
+    input_token_seconds: _builtins.float
+    """D2."""
+    input_token_squared_seconds: _builtins.float
+    """D3."""
+    context_token_seconds: _builtins.float
+    """D4."""
+    def __init__(
+        self,
+        *,
+        batch_seconds: _builtins.float = ...,
+        request_seconds: _builtins.float = ...,
+        input_token_seconds: _builtins.float = ...,
+        input_token_squared_seconds: _builtins.float = ...,
+        context_token_seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_seconds", b"batch_seconds", "context_token_seconds", b"context_token_seconds", "input_token_seconds", b"input_token_seconds", "input_token_squared_seconds", b"input_token_squared_seconds", "request_seconds", b"request_seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QoeModel: _TypeAlias = QoeModel  # noqa: Y015
 
 @_typing.final
 class Provenance(_message.Message):
@@ -121,13 +262,18 @@ class Provenance(_message.Message):
     NOTE_FIELD_NUMBER: _builtins.int
     CREATED_AT_FIELD_NUMBER: _builtins.int
     INPUT_DIGEST_FIELD_NUMBER: _builtins.int
+    PREDICTION_FIELD_NUMBER: _builtins.int
     source: _builtins.str
-    """mesh-file, operator, optimiser, ..."""
+    """mesh-file, operator, planned (by somebody's `penstock plan --apply`), drift (by the planner itself), ..."""
     note: _builtins.str
     input_digest: _builtins.str
     """Of what the plan was made from, where there is such a thing."""
     @_builtins.property
     def created_at(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def prediction(self) -> Global___Prediction:
+        """Of a plan that was computed."""
+
     def __init__(
         self,
         *,
@@ -135,14 +281,57 @@ class Provenance(_message.Message):
         note: _builtins.str = ...,
         created_at: _timestamp_pb2.Timestamp | None = ...,
         input_digest: _builtins.str = ...,
+        prediction: Global___Prediction | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_prediction", b"_prediction", "created_at", b"created_at", "prediction", b"prediction"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "input_digest", b"input_digest", "note", b"note", "source", b"source"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prediction", b"_prediction", "created_at", b"created_at", "input_digest", b"input_digest", "note", b"note", "prediction", b"prediction", "source", b"source"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__prediction: _TypeAlias = _typing.Literal["prediction"]  # noqa: Y015
+    _WhichOneofArgType__prediction: _TypeAlias = _typing.Literal["_prediction", b"_prediction"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prediction) -> _WhichOneofReturnType__prediction | None: ...
+
+Global___Provenance: _TypeAlias = Provenance  # noqa: Y015
+
+@_typing.final
+class Prediction(_message.Message):
+    """What a plan was computed for, and what it was expected to reach."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OBJECTIVE_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
+    WORKLOAD_DIGEST_FIELD_NUMBER: _builtins.int
+    QUALITY_FIELD_NUMBER: _builtins.int
+    LATENCY_P95_S_FIELD_NUMBER: _builtins.int
+    END_TO_END_P95_S_FIELD_NUMBER: _builtins.int
+    objective: _builtins.str
+    """largest-tier or end-to-end."""
+    target: _builtins.str
+    """`quality >= 85` or `latency <= 2`."""
+    workload_digest: _builtins.str
+    """Of the workload: equal digests, equal workloads."""
+    quality: _builtins.float
+    latency_p95_s: _builtins.float
+    """Of the slowest tier, seconds."""
+    end_to_end_p95_s: _builtins.float
+    def __init__(
+        self,
+        *,
+        objective: _builtins.str = ...,
+        target: _builtins.str = ...,
+        workload_digest: _builtins.str = ...,
+        quality: _builtins.float = ...,
+        latency_p95_s: _builtins.float = ...,
+        end_to_end_p95_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_to_end_p95_s", b"end_to_end_p95_s", "latency_p95_s", b"latency_p95_s", "objective", b"objective", "quality", b"quality", "target", b"target", "workload_digest", b"workload_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Provenance: _TypeAlias = Provenance  # noqa: Y015
+Global___Prediction: _TypeAlias = Prediction  # noqa: Y015
 
 @_typing.final
 class GetPlanRequest(_message.Message):
@@ -275,3 +464,997 @@ class WatchPlanResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WatchPlanResponse: _TypeAlias = WatchPlanResponse  # noqa: Y015
+
+@_typing.final
+class ListPlansRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LIMIT_COUNT_FIELD_NUMBER: _builtins.int
+    limit_count: _builtins.int
+    """Left out: the last 20; at most 1,000."""
+    def __init__(
+        self,
+        *,
+        limit_count: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_limit_count", b"_limit_count", "limit_count", b"limit_count"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit_count", b"_limit_count", "limit_count", b"limit_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__limit_count: _TypeAlias = _typing.Literal["limit_count"]  # noqa: Y015
+    _WhichOneofArgType__limit_count: _TypeAlias = _typing.Literal["_limit_count", b"_limit_count"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__limit_count) -> _WhichOneofReturnType__limit_count | None: ...
+
+Global___ListPlansRequest: _TypeAlias = ListPlansRequest  # noqa: Y015
+
+@_typing.final
+class ListPlansResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLANS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def plans(self) -> _containers.RepeatedCompositeFieldContainer[Global___Plan]: ...
+    def __init__(
+        self,
+        *,
+        plans: _abc.Iterable[Global___Plan] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["plans", b"plans"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListPlansResponse: _TypeAlias = ListPlansResponse  # noqa: Y015
+
+@_typing.final
+class PlanningInputs(_message.Message):
+    """What a cascade is to be planned for. The fields are those of the files of `penstock plan`, under the same names."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_FIELD_NUMBER: _builtins.int
+    CASCADE_FIELD_NUMBER: _builtins.int
+    WORKLOAD_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def cluster(self) -> Global___Cluster: ...
+    @_builtins.property
+    def cascade(self) -> Global___Cascade: ...
+    @_builtins.property
+    def workload(self) -> Global___Workload: ...
+    def __init__(
+        self,
+        *,
+        cluster: Global___Cluster | None = ...,
+        cascade: Global___Cascade | None = ...,
+        workload: Global___Workload | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cascade", b"cascade", "cluster", b"cluster", "workload", b"workload"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cascade", b"cascade", "cluster", b"cluster", "workload", b"workload"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanningInputs: _TypeAlias = PlanningInputs  # noqa: Y015
+
+@_typing.final
+class Cluster(_message.Message):
+    """`nodes` nodes of `gpus_per_node` GPUs."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GPU_NAME_FIELD_NUMBER: _builtins.int
+    GPU_SPEC_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    GPUS_PER_NODE_FIELD_NUMBER: _builtins.int
+    NODE_LINK_GB_PER_S_FIELD_NUMBER: _builtins.int
+    gpu_name: _builtins.str
+    """A name of the catalogue: h100, a100-80gb, ..."""
+    nodes: _builtins.int
+    gpus_per_node: _builtins.int
+    node_link_gb_per_s: _builtins.float
+    """Between nodes, one way and per GPU. [25]"""
+    @_builtins.property
+    def gpu_spec(self) -> Global___Gpu: ...
+    def __init__(
+        self,
+        *,
+        gpu_name: _builtins.str = ...,
+        gpu_spec: Global___Gpu | None = ...,
+        nodes: _builtins.int = ...,
+        gpus_per_node: _builtins.int = ...,
+        node_link_gb_per_s: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_node_link_gb_per_s", b"_node_link_gb_per_s", "gpu", b"gpu", "gpu_name", b"gpu_name", "gpu_spec", b"gpu_spec", "node_link_gb_per_s", b"node_link_gb_per_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_node_link_gb_per_s", b"_node_link_gb_per_s", "gpu", b"gpu", "gpu_name", b"gpu_name", "gpu_spec", b"gpu_spec", "gpus_per_node", b"gpus_per_node", "node_link_gb_per_s", b"node_link_gb_per_s", "nodes", b"nodes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__node_link_gb_per_s: _TypeAlias = _typing.Literal["node_link_gb_per_s"]  # noqa: Y015
+    _WhichOneofArgType__node_link_gb_per_s: _TypeAlias = _typing.Literal["_node_link_gb_per_s", b"_node_link_gb_per_s"]  # noqa: Y015
+    _WhichOneofReturnType_gpu: _TypeAlias = _typing.Literal["gpu_name", "gpu_spec"]  # noqa: Y015
+    _WhichOneofArgType_gpu: _TypeAlias = _typing.Literal["gpu", b"gpu"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__node_link_gb_per_s) -> _WhichOneofReturnType__node_link_gb_per_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_gpu) -> _WhichOneofReturnType_gpu | None: ...
+
+Global___Cluster: _TypeAlias = Cluster  # noqa: Y015
+
+@_typing.final
+class Gpu(_message.Message):
+    """A data sheet."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    MEMORY_GB_FIELD_NUMBER: _builtins.int
+    MEMORY_GB_PER_S_FIELD_NUMBER: _builtins.int
+    TFLOPS_FIELD_NUMBER: _builtins.int
+    LINK_GB_PER_S_FIELD_NUMBER: _builtins.int
+    COMPUTE_EFFICIENCY_FIELD_NUMBER: _builtins.int
+    MEMORY_EFFICIENCY_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    memory_gb: _builtins.float
+    memory_gb_per_s: _builtins.float
+    tflops: _builtins.float
+    """Dense, 16 bit."""
+    link_gb_per_s: _builtins.float
+    """Between two GPUs of a node, one way."""
+    compute_efficiency: _builtins.float
+    """What of the sheet's figures kernels reach. [0.6 and 0.8]"""
+    memory_efficiency: _builtins.float
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        memory_gb: _builtins.float = ...,
+        memory_gb_per_s: _builtins.float = ...,
+        tflops: _builtins.float = ...,
+        link_gb_per_s: _builtins.float = ...,
+        compute_efficiency: _builtins.float | None = ...,
+        memory_efficiency: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_compute_efficiency", b"_compute_efficiency", "_memory_efficiency", b"_memory_efficiency", "compute_efficiency", b"compute_efficiency", "memory_efficiency", b"memory_efficiency"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_compute_efficiency", b"_compute_efficiency", "_memory_efficiency", b"_memory_efficiency", "compute_efficiency", b"compute_efficiency", "link_gb_per_s", b"link_gb_per_s", "memory_efficiency", b"memory_efficiency", "memory_gb", b"memory_gb", "memory_gb_per_s", b"memory_gb_per_s", "name", b"name", "tflops", b"tflops"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__compute_efficiency: _TypeAlias = _typing.Literal["compute_efficiency"]  # noqa: Y015
+    _WhichOneofArgType__compute_efficiency: _TypeAlias = _typing.Literal["_compute_efficiency", b"_compute_efficiency"]  # noqa: Y015
+    _WhichOneofReturnType__memory_efficiency: _TypeAlias = _typing.Literal["memory_efficiency"]  # noqa: Y015
+    _WhichOneofArgType__memory_efficiency: _TypeAlias = _typing.Literal["_memory_efficiency", b"_memory_efficiency"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__compute_efficiency) -> _WhichOneofReturnType__compute_efficiency | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__memory_efficiency) -> _WhichOneofReturnType__memory_efficiency | None: ...
+
+Global___Gpu: _TypeAlias = Gpu  # noqa: Y015
+
+@_typing.final
+class Cascade(_message.Message):
+    """The tiers from the cheapest up."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIERS_FIELD_NUMBER: _builtins.int
+    JUDGE_S_FIELD_NUMBER: _builtins.int
+    RUNTIME_FIELD_NUMBER: _builtins.int
+    ENGINE_FIELD_NUMBER: _builtins.int
+    judge_s: _builtins.float
+    """Seconds to judge one answer. [0]"""
+    @_builtins.property
+    def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___CascadeTier]: ...
+    @_builtins.property
+    def runtime(self) -> Global___EngineRuntime: ...
+    @_builtins.property
+    def engine(self) -> Global___EngineBatch: ...
+    def __init__(
+        self,
+        *,
+        tiers: _abc.Iterable[Global___CascadeTier] | None = ...,
+        judge_s: _builtins.float = ...,
+        runtime: Global___EngineRuntime | None = ...,
+        engine: Global___EngineBatch | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "runtime", b"runtime"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "judge_s", b"judge_s", "runtime", b"runtime", "tiers", b"tiers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Cascade: _TypeAlias = Cascade  # noqa: Y015
+
+@_typing.final
+class CascadeTier(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    MODEL_NAME_FIELD_NUMBER: _builtins.int
+    MODEL_SPEC_FIELD_NUMBER: _builtins.int
+    MEASURED_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    model_name: _builtins.str
+    """A name of the catalogue."""
+    @_builtins.property
+    def model_spec(self) -> Global___ModelShape: ...
+    @_builtins.property
+    def measured(self) -> _containers.RepeatedCompositeFieldContainer[Global___MeasuredReplica]:
+        """Measured replicas; a tier that has some is planned with these only."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        model_name: _builtins.str = ...,
+        model_spec: Global___ModelShape | None = ...,
+        measured: _abc.Iterable[Global___MeasuredReplica] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "model_name", b"model_name", "model_spec", b"model_spec"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["measured", b"measured", "model", b"model", "model_name", b"model_name", "model_spec", b"model_spec", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_model: _TypeAlias = _typing.Literal["model_name", "model_spec"]  # noqa: Y015
+    _WhichOneofArgType_model: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_model) -> _WhichOneofReturnType_model | None: ...
+
+Global___CascadeTier: _TypeAlias = CascadeTier  # noqa: Y015
+
+@_typing.final
+class ModelShape(_message.Message):
+    """A model's published config."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAYERS_FIELD_NUMBER: _builtins.int
+    HIDDEN_FIELD_NUMBER: _builtins.int
+    HEADS_FIELD_NUMBER: _builtins.int
+    KV_HEADS_FIELD_NUMBER: _builtins.int
+    HEAD_DIM_FIELD_NUMBER: _builtins.int
+    PARAMETERS_FIELD_NUMBER: _builtins.int
+    ACTIVE_FIELD_NUMBER: _builtins.int
+    BYTES_PER_PARAMETER_FIELD_NUMBER: _builtins.int
+    KV_PER_LAYER_BYTES_FIELD_NUMBER: _builtins.int
+    layers: _builtins.int
+    hidden: _builtins.int
+    heads: _builtins.int
+    kv_heads: _builtins.int
+    head_dim: _builtins.int
+    parameters: _builtins.float
+    """Billions."""
+    active: _builtins.float
+    """Billions that compute a token. [all]"""
+    bytes_per_parameter: _builtins.float
+    """[2]"""
+    kv_per_layer_bytes: _builtins.float
+    """[two values per KV head in 16 bit]"""
+    def __init__(
+        self,
+        *,
+        layers: _builtins.int = ...,
+        hidden: _builtins.int = ...,
+        heads: _builtins.int = ...,
+        kv_heads: _builtins.int = ...,
+        head_dim: _builtins.int = ...,
+        parameters: _builtins.float = ...,
+        active: _builtins.float | None = ...,
+        bytes_per_parameter: _builtins.float | None = ...,
+        kv_per_layer_bytes: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_active", b"_active", "_bytes_per_parameter", b"_bytes_per_parameter", "_kv_per_layer_bytes", b"_kv_per_layer_bytes", "active", b"active", "bytes_per_parameter", b"bytes_per_parameter", "kv_per_layer_bytes", b"kv_per_layer_bytes"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_active", b"_active", "_bytes_per_parameter", b"_bytes_per_parameter", "_kv_per_layer_bytes", b"_kv_per_layer_bytes", "active", b"active", "bytes_per_parameter", b"bytes_per_parameter", "head_dim", b"head_dim", "heads", b"heads", "hidden", b"hidden", "kv_heads", b"kv_heads", "kv_per_layer_bytes", b"kv_per_layer_bytes", "layers", b"layers", "parameters", b"parameters"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__active: _TypeAlias = _typing.Literal["active"]  # noqa: Y015
+    _WhichOneofArgType__active: _TypeAlias = _typing.Literal["_active", b"_active"]  # noqa: Y015
+    _WhichOneofReturnType__bytes_per_parameter: _TypeAlias = _typing.Literal["bytes_per_parameter"]  # noqa: Y015
+    _WhichOneofArgType__bytes_per_parameter: _TypeAlias = _typing.Literal["_bytes_per_parameter", b"_bytes_per_parameter"]  # noqa: Y015
+    _WhichOneofReturnType__kv_per_layer_bytes: _TypeAlias = _typing.Literal["kv_per_layer_bytes"]  # noqa: Y015
+    _WhichOneofArgType__kv_per_layer_bytes: _TypeAlias = _typing.Literal["_kv_per_layer_bytes", b"_kv_per_layer_bytes"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__active) -> _WhichOneofReturnType__active | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__bytes_per_parameter) -> _WhichOneofReturnType__bytes_per_parameter | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__kv_per_layer_bytes) -> _WhichOneofReturnType__kv_per_layer_bytes | None: ...
+
+Global___ModelShape: _TypeAlias = ModelShape  # noqa: Y015
+
+@_typing.final
+class MeasuredReplica(_message.Message):
+    """What `penstock profile` found for a replica. Step time: by new tokens, piecewise linear over the knots, plus the rest."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TP_FIELD_NUMBER: _builtins.int
+    PP_FIELD_NUMBER: _builtins.int
+    KV_TOKENS_FIELD_NUMBER: _builtins.int
+    ENGINE_FIELD_NUMBER: _builtins.int
+    KNOT_TOKENS_FIELD_NUMBER: _builtins.int
+    KNOT_S_FIELD_NUMBER: _builtins.int
+    CONTEXT_TOKEN_S_FIELD_NUMBER: _builtins.int
+    PAIR_S_FIELD_NUMBER: _builtins.int
+    GAP_S_FIELD_NUMBER: _builtins.int
+    tp: _builtins.int
+    pp: _builtins.int
+    kv_tokens: _builtins.int
+    context_token_s: _builtins.float
+    pair_s: _builtins.float
+    gap_s: _builtins.float
+    @_builtins.property
+    def engine(self) -> Global___EngineBatch: ...
+    @_builtins.property
+    def knot_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    @_builtins.property
+    def knot_s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    def __init__(
+        self,
+        *,
+        tp: _builtins.int = ...,
+        pp: _builtins.int = ...,
+        kv_tokens: _builtins.int = ...,
+        engine: Global___EngineBatch | None = ...,
+        knot_tokens: _abc.Iterable[_builtins.float] | None = ...,
+        knot_s: _abc.Iterable[_builtins.float] | None = ...,
+        context_token_s: _builtins.float = ...,
+        pair_s: _builtins.float = ...,
+        gap_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_token_s", b"context_token_s", "engine", b"engine", "gap_s", b"gap_s", "knot_s", b"knot_s", "knot_tokens", b"knot_tokens", "kv_tokens", b"kv_tokens", "pair_s", b"pair_s", "pp", b"pp", "tp", b"tp"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MeasuredReplica: _TypeAlias = MeasuredReplica  # noqa: Y015
+
+@_typing.final
+class EngineRuntime(_message.Message):
+    """What an engine adds to the hardware."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_OVERHEAD_MS_FIELD_NUMBER: _builtins.int
+    MEMORY_SHARE_FIELD_NUMBER: _builtins.int
+    ACTIVATION_GB_FIELD_NUMBER: _builtins.int
+    step_overhead_ms: _builtins.float
+    """[2]"""
+    memory_share: _builtins.float
+    """Of a GPU's memory that may be used. [0.92]"""
+    activation_gb: _builtins.float
+    """Head-room per GPU beside weights and KV. [1]"""
+    def __init__(
+        self,
+        *,
+        step_overhead_ms: _builtins.float | None = ...,
+        memory_share: _builtins.float | None = ...,
+        activation_gb: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_activation_gb", b"_activation_gb", "_memory_share", b"_memory_share", "_step_overhead_ms", b"_step_overhead_ms", "activation_gb", b"activation_gb", "memory_share", b"memory_share", "step_overhead_ms", b"step_overhead_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_activation_gb", b"_activation_gb", "_memory_share", b"_memory_share", "_step_overhead_ms", b"_step_overhead_ms", "activation_gb", b"activation_gb", "memory_share", b"memory_share", "step_overhead_ms", b"step_overhead_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__activation_gb: _TypeAlias = _typing.Literal["activation_gb"]  # noqa: Y015
+    _WhichOneofArgType__activation_gb: _TypeAlias = _typing.Literal["_activation_gb", b"_activation_gb"]  # noqa: Y015
+    _WhichOneofReturnType__memory_share: _TypeAlias = _typing.Literal["memory_share"]  # noqa: Y015
+    _WhichOneofArgType__memory_share: _TypeAlias = _typing.Literal["_memory_share", b"_memory_share"]  # noqa: Y015
+    _WhichOneofReturnType__step_overhead_ms: _TypeAlias = _typing.Literal["step_overhead_ms"]  # noqa: Y015
+    _WhichOneofArgType__step_overhead_ms: _TypeAlias = _typing.Literal["_step_overhead_ms", b"_step_overhead_ms"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__activation_gb) -> _WhichOneofReturnType__activation_gb | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__memory_share) -> _WhichOneofReturnType__memory_share | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__step_overhead_ms) -> _WhichOneofReturnType__step_overhead_ms | None: ...
+
+Global___EngineRuntime: _TypeAlias = EngineRuntime  # noqa: Y015
+
+@_typing.final
+class EngineBatch(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MAX_RUNNING_FIELD_NUMBER: _builtins.int
+    MAX_STEP_TOKENS_FIELD_NUMBER: _builtins.int
+    BLOCK_TOKENS_FIELD_NUMBER: _builtins.int
+    max_running: _builtins.int
+    """Requests computed together. [256]"""
+    max_step_tokens: _builtins.int
+    """Tokens per step, which cuts prompts into chunks. [2048]"""
+    block_tokens: _builtins.int
+    """[16]"""
+    def __init__(
+        self,
+        *,
+        max_running: _builtins.int | None = ...,
+        max_step_tokens: _builtins.int | None = ...,
+        block_tokens: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_block_tokens", b"_block_tokens", "_max_running", b"_max_running", "_max_step_tokens", b"_max_step_tokens", "block_tokens", b"block_tokens", "max_running", b"max_running", "max_step_tokens", b"max_step_tokens"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_block_tokens", b"_block_tokens", "_max_running", b"_max_running", "_max_step_tokens", b"_max_step_tokens", "block_tokens", b"block_tokens", "max_running", b"max_running", "max_step_tokens", b"max_step_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__block_tokens: _TypeAlias = _typing.Literal["block_tokens"]  # noqa: Y015
+    _WhichOneofArgType__block_tokens: _TypeAlias = _typing.Literal["_block_tokens", b"_block_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__max_running: _TypeAlias = _typing.Literal["max_running"]  # noqa: Y015
+    _WhichOneofArgType__max_running: _TypeAlias = _typing.Literal["_max_running", b"_max_running"]  # noqa: Y015
+    _WhichOneofReturnType__max_step_tokens: _TypeAlias = _typing.Literal["max_step_tokens"]  # noqa: Y015
+    _WhichOneofArgType__max_step_tokens: _TypeAlias = _typing.Literal["_max_step_tokens", b"_max_step_tokens"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__block_tokens) -> _WhichOneofReturnType__block_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_running) -> _WhichOneofReturnType__max_running | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_step_tokens) -> _WhichOneofReturnType__max_step_tokens | None: ...
+
+Global___EngineBatch: _TypeAlias = EngineBatch  # noqa: Y015
+
+@_typing.final
+class Workload(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRACE_FIELD_NUMBER: _builtins.int
+    JUDGED_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    LENGTHS_FIELD_NUMBER: _builtins.int
+    RATE_FIELD_NUMBER: _builtins.int
+    requests: _builtins.int
+    """Of the trace, from a place drawn by the seed. [500]"""
+    seed: _builtins.int
+    """[1]"""
+    lengths: Global___LengthSource.ValueType
+    """Whose token counts. [the judged prompts']"""
+    rate: _builtins.float
+    """Requests per second, the trace's gaps being stretched. [the trace's own]"""
+    @_builtins.property
+    def trace(self) -> Global___Trace:
+        """When requests come, and how long they are where lengths are the trace's."""
+
+    @_builtins.property
+    def judged(self) -> _containers.RepeatedCompositeFieldContainer[Global___JudgedPrompt]:
+        """What each tier makes of typical prompts; decides about quality."""
+
+    def __init__(
+        self,
+        *,
+        trace: Global___Trace | None = ...,
+        judged: _abc.Iterable[Global___JudgedPrompt] | None = ...,
+        requests: _builtins.int | None = ...,
+        seed: _builtins.int | None = ...,
+        lengths: Global___LengthSource.ValueType = ...,
+        rate: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_rate", b"_rate", "_requests", b"_requests", "_seed", b"_seed", "rate", b"rate", "requests", b"requests", "seed", b"seed", "trace", b"trace"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rate", b"_rate", "_requests", b"_requests", "_seed", b"_seed", "judged", b"judged", "lengths", b"lengths", "rate", b"rate", "requests", b"requests", "seed", b"seed", "trace", b"trace"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__rate: _TypeAlias = _typing.Literal["rate"]  # noqa: Y015
+    _WhichOneofArgType__rate: _TypeAlias = _typing.Literal["_rate", b"_rate"]  # noqa: Y015
+    _WhichOneofReturnType__requests: _TypeAlias = _typing.Literal["requests"]  # noqa: Y015
+    _WhichOneofArgType__requests: _TypeAlias = _typing.Literal["_requests", b"_requests"]  # noqa: Y015
+    _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
+    _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rate) -> _WhichOneofReturnType__rate | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__requests) -> _WhichOneofReturnType__requests | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
+
+Global___Workload: _TypeAlias = Workload  # noqa: Y015
+
+@_typing.final
+class Trace(_message.Message):
+    """Columns of equal length, by request. Need not be sorted."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ARRIVAL_S_FIELD_NUMBER: _builtins.int
+    INPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def arrival_s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    @_builtins.property
+    def input_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def output_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        arrival_s: _abc.Iterable[_builtins.float] | None = ...,
+        input_tokens: _abc.Iterable[_builtins.int] | None = ...,
+        output_tokens: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrival_s", b"arrival_s", "input_tokens", b"input_tokens", "output_tokens", b"output_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Trace: _TypeAlias = Trace  # noqa: Y015
+
+@_typing.final
+class JudgedPrompt(_message.Message):
+    """One prompt, answered and judged on every tier, in the cascade's order. Scores from 0 to 100."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    JUDGE_SCORES_FIELD_NUMBER: _builtins.int
+    input_tokens: _builtins.int
+    @_builtins.property
+    def output_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def judge_scores(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    def __init__(
+        self,
+        *,
+        input_tokens: _builtins.int = ...,
+        output_tokens: _abc.Iterable[_builtins.int] | None = ...,
+        judge_scores: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["input_tokens", b"input_tokens", "judge_scores", b"judge_scores", "output_tokens", b"output_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JudgedPrompt: _TypeAlias = JudgedPrompt  # noqa: Y015
+
+@_typing.final
+class PlanCascadeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INPUTS_FIELD_NUMBER: _builtins.int
+    MIN_QUALITY_FIELD_NUMBER: _builtins.int
+    MAX_LATENCY_S_FIELD_NUMBER: _builtins.int
+    OBJECTIVE_FIELD_NUMBER: _builtins.int
+    CONFIDENCE_FIELD_NUMBER: _builtins.int
+    GPUS_FIELD_NUMBER: _builtins.int
+    DISPATCH_FIELD_NUMBER: _builtins.int
+    min_quality: _builtins.float
+    """The least latency at this mean score."""
+    max_latency_s: _builtins.float
+    """The most quality within this p95."""
+    objective: Global___Objective.ValueType
+    confidence: _builtins.float
+    """min_quality holds for new requests with this probability. [for the sample's mean]"""
+    gpus: _builtins.int
+    """At most so many of the cluster's. [all]"""
+    dispatch: Global___Dispatch.ValueType
+    @_builtins.property
+    def inputs(self) -> Global___PlanningInputs: ...
+    def __init__(
+        self,
+        *,
+        inputs: Global___PlanningInputs | None = ...,
+        min_quality: _builtins.float = ...,
+        max_latency_s: _builtins.float = ...,
+        objective: Global___Objective.ValueType = ...,
+        confidence: _builtins.float | None = ...,
+        gpus: _builtins.int | None = ...,
+        dispatch: Global___Dispatch.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_confidence", b"_confidence", "_gpus", b"_gpus", "confidence", b"confidence", "gpus", b"gpus", "inputs", b"inputs", "max_latency_s", b"max_latency_s", "min_quality", b"min_quality", "target", b"target"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_confidence", b"_confidence", "_gpus", b"_gpus", "confidence", b"confidence", "dispatch", b"dispatch", "gpus", b"gpus", "inputs", b"inputs", "max_latency_s", b"max_latency_s", "min_quality", b"min_quality", "objective", b"objective", "target", b"target"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__confidence: _TypeAlias = _typing.Literal["confidence"]  # noqa: Y015
+    _WhichOneofArgType__confidence: _TypeAlias = _typing.Literal["_confidence", b"_confidence"]  # noqa: Y015
+    _WhichOneofReturnType__gpus: _TypeAlias = _typing.Literal["gpus"]  # noqa: Y015
+    _WhichOneofArgType__gpus: _TypeAlias = _typing.Literal["_gpus", b"_gpus"]  # noqa: Y015
+    _WhichOneofReturnType_target: _TypeAlias = _typing.Literal["min_quality", "max_latency_s"]  # noqa: Y015
+    _WhichOneofArgType_target: _TypeAlias = _typing.Literal["target", b"target"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__confidence) -> _WhichOneofReturnType__confidence | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__gpus) -> _WhichOneofReturnType__gpus | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_target) -> _WhichOneofReturnType_target | None: ...
+
+Global___PlanCascadeRequest: _TypeAlias = PlanCascadeRequest  # noqa: Y015
+
+@_typing.final
+class PlanCascadeResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROGRESS_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def progress(self) -> Global___PlanProgress: ...
+    @_builtins.property
+    def finished(self) -> Global___PlanFinished:
+        """The one terminal event."""
+
+    def __init__(
+        self,
+        *,
+        progress: Global___PlanProgress | None = ...,
+        finished: Global___PlanFinished | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "finished", b"finished", "progress", b"progress"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "finished", b"finished", "progress", b"progress"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["progress", "finished"]  # noqa: Y015
+    _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
+
+Global___PlanCascadeResponse: _TypeAlias = PlanCascadeResponse  # noqa: Y015
+
+@_typing.final
+class PlanProgress(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVALUATIONS_FIELD_NUMBER: _builtins.int
+    ELAPSED_FIELD_NUMBER: _builtins.int
+    evaluations: _builtins.int
+    """Routings deployed and simulated so far."""
+    @_builtins.property
+    def elapsed(self) -> _duration_pb2.Duration: ...
+    def __init__(
+        self,
+        *,
+        evaluations: _builtins.int = ...,
+        elapsed: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["elapsed", b"elapsed"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["elapsed", b"elapsed", "evaluations", b"evaluations"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanProgress: _TypeAlias = PlanProgress  # noqa: Y015
+
+@_typing.final
+class PlanFinished(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLAN_FIELD_NUMBER: _builtins.int
+    UNREACHABLE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def plan(self) -> Global___CascadePlan: ...
+    @_builtins.property
+    def unreachable(self) -> Global___Unreachable: ...
+    def __init__(
+        self,
+        *,
+        plan: Global___CascadePlan | None = ...,
+        unreachable: Global___Unreachable | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["outcome", b"outcome", "plan", b"plan", "unreachable", b"unreachable"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["outcome", b"outcome", "plan", b"plan", "unreachable", b"unreachable"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["plan", "unreachable"]  # noqa: Y015
+    _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
+
+Global___PlanFinished: _TypeAlias = PlanFinished  # noqa: Y015
+
+@_typing.final
+class Unreachable(_message.Message):
+    """No plan meets the target."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: _builtins.int
+    BEST_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
+    best: _builtins.float
+    """The nearest that can be had: a quality, or a latency in seconds."""
+    def __init__(
+        self,
+        *,
+        reason: _builtins.str = ...,
+        best: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Unreachable: _TypeAlias = Unreachable  # noqa: Y015
+
+@_typing.final
+class CascadePlan(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIERS_FIELD_NUMBER: _builtins.int
+    QUALITY_FIELD_NUMBER: _builtins.int
+    LATENCY_P95_S_FIELD_NUMBER: _builtins.int
+    END_TO_END_P95_S_FIELD_NUMBER: _builtins.int
+    PROOF_FIELD_NUMBER: _builtins.int
+    GAP_FIELD_NUMBER: _builtins.int
+    BINDS_FIELD_NUMBER: _builtins.int
+    EVALUATIONS_FIELD_NUMBER: _builtins.int
+    SIMULATIONS_FIELD_NUMBER: _builtins.int
+    TOOK_FIELD_NUMBER: _builtins.int
+    WORKLOAD_DIGEST_FIELD_NUMBER: _builtins.int
+    GPU_STEP_FIELD_NUMBER: _builtins.int
+    DISPATCH_FIELD_NUMBER: _builtins.int
+    TESTED_QUALITY_FIELD_NUMBER: _builtins.int
+    quality: _builtins.float
+    latency_p95_s: _builtins.float
+    """Of the slowest tier."""
+    end_to_end_p95_s: _builtins.float
+    proof: _builtins.str
+    """enumerated, bounded or searched; see docs/planner.md."""
+    gap: _builtins.float
+    """How much of the latency (or how many points of quality) may be missing to the optimum."""
+    binds: _builtins.str
+    evaluations: _builtins.int
+    simulations: _builtins.int
+    workload_digest: _builtins.str
+    """Of the inputs' workload: equal digests, equal workloads."""
+    gpu_step: _builtins.int
+    """GPUs by which a tier's count grows at once; over 1, the optimum may lie between."""
+    dispatch: Global___Dispatch.ValueType
+    tested_quality: _builtins.float
+    """Where a confidence was asked for: what the plan reaches on prompts that it was not made on."""
+    @_builtins.property
+    def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlannedTier]: ...
+    @_builtins.property
+    def took(self) -> _duration_pb2.Duration: ...
+    def __init__(
+        self,
+        *,
+        tiers: _abc.Iterable[Global___PlannedTier] | None = ...,
+        quality: _builtins.float = ...,
+        latency_p95_s: _builtins.float = ...,
+        end_to_end_p95_s: _builtins.float = ...,
+        proof: _builtins.str = ...,
+        gap: _builtins.float = ...,
+        binds: _builtins.str = ...,
+        evaluations: _builtins.int = ...,
+        simulations: _builtins.int = ...,
+        took: _duration_pb2.Duration | None = ...,
+        workload_digest: _builtins.str = ...,
+        gpu_step: _builtins.int = ...,
+        dispatch: Global___Dispatch.ValueType = ...,
+        tested_quality: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_tested_quality", b"_tested_quality", "tested_quality", b"tested_quality", "took", b"took"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tested_quality", b"_tested_quality", "binds", b"binds", "dispatch", b"dispatch", "end_to_end_p95_s", b"end_to_end_p95_s", "evaluations", b"evaluations", "gap", b"gap", "gpu_step", b"gpu_step", "latency_p95_s", b"latency_p95_s", "proof", b"proof", "quality", b"quality", "simulations", b"simulations", "tested_quality", b"tested_quality", "tiers", b"tiers", "took", b"took", "workload_digest", b"workload_digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__tested_quality: _TypeAlias = _typing.Literal["tested_quality"]  # noqa: Y015
+    _WhichOneofArgType__tested_quality: _TypeAlias = _typing.Literal["_tested_quality", b"_tested_quality"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tested_quality) -> _WhichOneofReturnType__tested_quality | None: ...
+
+Global___CascadePlan: _TypeAlias = CascadePlan  # noqa: Y015
+
+@_typing.final
+class PlannedTier(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    GPUS_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    THRESHOLD_FIELD_NUMBER: _builtins.int
+    USED_FIELD_NUMBER: _builtins.int
+    SHARE_PROCESSED_FIELD_NUMBER: _builtins.int
+    SHARE_ANSWERED_FIELD_NUMBER: _builtins.int
+    LATENCY_P95_S_FIELD_NUMBER: _builtins.int
+    REPORT_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    model: _builtins.str
+    gpus: _builtins.int
+    threshold: _builtins.float
+    """Unset on the last tier, and on one that is passed over."""
+    used: _builtins.bool
+    """Whether requests visit it at all."""
+    share_processed: _builtins.float
+    share_answered: _builtins.float
+    latency_p95_s: _builtins.float
+    @_builtins.property
+    def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaGroup]: ...
+    @_builtins.property
+    def report(self) -> Global___TierReport: ...
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        model: _builtins.str = ...,
+        gpus: _builtins.int = ...,
+        replicas: _abc.Iterable[Global___ReplicaGroup] | None = ...,
+        threshold: _builtins.float | None = ...,
+        used: _builtins.bool = ...,
+        share_processed: _builtins.float = ...,
+        share_answered: _builtins.float = ...,
+        latency_p95_s: _builtins.float = ...,
+        report: Global___TierReport | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "report", b"report", "threshold", b"threshold"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "gpus", b"gpus", "latency_p95_s", b"latency_p95_s", "model", b"model", "name", b"name", "replicas", b"replicas", "report", b"report", "share_answered", b"share_answered", "share_processed", b"share_processed", "threshold", b"threshold", "used", b"used"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__threshold: _TypeAlias = _typing.Literal["threshold"]  # noqa: Y015
+    _WhichOneofArgType__threshold: _TypeAlias = _typing.Literal["_threshold", b"_threshold"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__threshold) -> _WhichOneofReturnType__threshold | None: ...
+
+Global___PlannedTier: _TypeAlias = PlannedTier  # noqa: Y015
+
+@_typing.final
+class ReplicaGroup(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TP_FIELD_NUMBER: _builtins.int
+    PP_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    tp: _builtins.int
+    pp: _builtins.int
+    count: _builtins.int
+    def __init__(
+        self,
+        *,
+        tp: _builtins.int = ...,
+        pp: _builtins.int = ...,
+        count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "pp", b"pp", "tp", b"tp"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplicaGroup: _TypeAlias = ReplicaGroup  # noqa: Y015
+
+@_typing.final
+class TierReport(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    TIME_TO_FIRST_TOKEN_FIELD_NUMBER: _builtins.int
+    TIME_PER_OUTPUT_TOKEN_FIELD_NUMBER: _builtins.int
+    LATENCY_FIELD_NUMBER: _builtins.int
+    REQUESTS_PER_S_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
+    UTILISATION_FIELD_NUMBER: _builtins.int
+    PREEMPTIONS_FIELD_NUMBER: _builtins.int
+    requests: _builtins.int
+    requests_per_s: _builtins.float
+    output_tokens_per_s: _builtins.float
+    utilisation: _builtins.float
+    preemptions: _builtins.int
+    @_builtins.property
+    def time_to_first_token(self) -> Global___Percentiles: ...
+    @_builtins.property
+    def time_per_output_token(self) -> Global___Percentiles: ...
+    @_builtins.property
+    def latency(self) -> Global___Percentiles: ...
+    def __init__(
+        self,
+        *,
+        requests: _builtins.int = ...,
+        time_to_first_token: Global___Percentiles | None = ...,
+        time_per_output_token: Global___Percentiles | None = ...,
+        latency: Global___Percentiles | None = ...,
+        requests_per_s: _builtins.float = ...,
+        output_tokens_per_s: _builtins.float = ...,
+        utilisation: _builtins.float = ...,
+        preemptions: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["latency", b"latency", "time_per_output_token", b"time_per_output_token", "time_to_first_token", b"time_to_first_token"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["latency", b"latency", "output_tokens_per_s", b"output_tokens_per_s", "preemptions", b"preemptions", "requests", b"requests", "requests_per_s", b"requests_per_s", "time_per_output_token", b"time_per_output_token", "time_to_first_token", b"time_to_first_token", "utilisation", b"utilisation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TierReport: _TypeAlias = TierReport  # noqa: Y015
+
+@_typing.final
+class Percentiles(_message.Message):
+    """Seconds."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    P50_FIELD_NUMBER: _builtins.int
+    P95_FIELD_NUMBER: _builtins.int
+    P99_FIELD_NUMBER: _builtins.int
+    MEAN_FIELD_NUMBER: _builtins.int
+    p50: _builtins.float
+    p95: _builtins.float
+    p99: _builtins.float
+    mean: _builtins.float
+    def __init__(
+        self,
+        *,
+        p50: _builtins.float = ...,
+        p95: _builtins.float = ...,
+        p99: _builtins.float = ...,
+        mean: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mean", b"mean", "p50", b"p50", "p95", b"p95", "p99", b"p99"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Percentiles: _TypeAlias = Percentiles  # noqa: Y015
+
+@_typing.final
+class SimulateDeploymentRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INPUTS_FIELD_NUMBER: _builtins.int
+    TIERS_FIELD_NUMBER: _builtins.int
+    DISPATCH_FIELD_NUMBER: _builtins.int
+    dispatch: Global___Dispatch.ValueType
+    @_builtins.property
+    def inputs(self) -> Global___PlanningInputs: ...
+    @_builtins.property
+    def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___SimulatedTier]:
+        """By tier, in the cascade's order."""
+
+    def __init__(
+        self,
+        *,
+        inputs: Global___PlanningInputs | None = ...,
+        tiers: _abc.Iterable[Global___SimulatedTier] | None = ...,
+        dispatch: Global___Dispatch.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["inputs", b"inputs"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dispatch", b"dispatch", "inputs", b"inputs", "tiers", b"tiers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SimulateDeploymentRequest: _TypeAlias = SimulateDeploymentRequest  # noqa: Y015
+
+@_typing.final
+class SimulatedTier(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    THRESHOLD_FIELD_NUMBER: _builtins.int
+    threshold: _builtins.float
+    """Unset passes the tier over; never set on the last."""
+    @_builtins.property
+    def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaGroup]: ...
+    def __init__(
+        self,
+        *,
+        replicas: _abc.Iterable[Global___ReplicaGroup] | None = ...,
+        threshold: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "threshold", b"threshold"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "replicas", b"replicas", "threshold", b"threshold"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__threshold: _TypeAlias = _typing.Literal["threshold"]  # noqa: Y015
+    _WhichOneofArgType__threshold: _TypeAlias = _typing.Literal["_threshold", b"_threshold"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__threshold) -> _WhichOneofReturnType__threshold | None: ...
+
+Global___SimulatedTier: _TypeAlias = SimulatedTier  # noqa: Y015
+
+@_typing.final
+class SimulateDeploymentResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIERS_FIELD_NUMBER: _builtins.int
+    END_TO_END_FIELD_NUMBER: _builtins.int
+    QUALITY_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    quality: _builtins.float
+    requests: _builtins.int
+    @_builtins.property
+    def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TierReport]: ...
+    @_builtins.property
+    def end_to_end(self) -> Global___Percentiles: ...
+    def __init__(
+        self,
+        *,
+        tiers: _abc.Iterable[Global___TierReport] | None = ...,
+        end_to_end: Global___Percentiles | None = ...,
+        quality: _builtins.float = ...,
+        requests: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["end_to_end", b"end_to_end"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_to_end", b"end_to_end", "quality", b"quality", "requests", b"requests", "tiers", b"tiers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SimulateDeploymentResponse: _TypeAlias = SimulateDeploymentResponse  # noqa: Y015

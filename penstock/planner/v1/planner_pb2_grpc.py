@@ -51,6 +51,21 @@ class PlannerServiceStub:
                 request_serializer=penstock_dot_planner_dot_v1_dot_planner__pb2.WatchPlanRequest.SerializeToString,
                 response_deserializer=penstock_dot_planner_dot_v1_dot_planner__pb2.WatchPlanResponse.FromString,
                 _registered_method=True)
+        self.ListPlans = channel.unary_unary(
+                '/penstock.planner.v1.PlannerService/ListPlans',
+                request_serializer=penstock_dot_planner_dot_v1_dot_planner__pb2.ListPlansRequest.SerializeToString,
+                response_deserializer=penstock_dot_planner_dot_v1_dot_planner__pb2.ListPlansResponse.FromString,
+                _registered_method=True)
+        self.PlanCascade = channel.unary_stream(
+                '/penstock.planner.v1.PlannerService/PlanCascade',
+                request_serializer=penstock_dot_planner_dot_v1_dot_planner__pb2.PlanCascadeRequest.SerializeToString,
+                response_deserializer=penstock_dot_planner_dot_v1_dot_planner__pb2.PlanCascadeResponse.FromString,
+                _registered_method=True)
+        self.SimulateDeployment = channel.unary_unary(
+                '/penstock.planner.v1.PlannerService/SimulateDeployment',
+                request_serializer=penstock_dot_planner_dot_v1_dot_planner__pb2.SimulateDeploymentRequest.SerializeToString,
+                response_deserializer=penstock_dot_planner_dot_v1_dot_planner__pb2.SimulateDeploymentResponse.FromString,
+                _registered_method=True)
 
 
 class PlannerServiceServicer:
@@ -80,6 +95,28 @@ class PlannerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListPlans(self, request, context):
+        """The last revisions, newest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PlanCascade(self, request, context):
+        """Plans a cascade, in a process of its own that ends as soon as the caller leaves; publishes nothing. Last event: finished.
+        INVALID_ARGUMENT (BadRequest names the field), INTERNAL (reason SOLVER_FAILED: the process crashed or was killed).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SimulateDeployment(self, request, context):
+        """Runs replicas and thresholds over a workload in virtual time. Errors as of PlanCascade.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PlannerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -97,6 +134,21 @@ def add_PlannerServiceServicer_to_server(servicer, server):
                     servicer.WatchPlan,
                     request_deserializer=penstock_dot_planner_dot_v1_dot_planner__pb2.WatchPlanRequest.FromString,
                     response_serializer=penstock_dot_planner_dot_v1_dot_planner__pb2.WatchPlanResponse.SerializeToString,
+            ),
+            'ListPlans': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPlans,
+                    request_deserializer=penstock_dot_planner_dot_v1_dot_planner__pb2.ListPlansRequest.FromString,
+                    response_serializer=penstock_dot_planner_dot_v1_dot_planner__pb2.ListPlansResponse.SerializeToString,
+            ),
+            'PlanCascade': grpc.unary_stream_rpc_method_handler(
+                    servicer.PlanCascade,
+                    request_deserializer=penstock_dot_planner_dot_v1_dot_planner__pb2.PlanCascadeRequest.FromString,
+                    response_serializer=penstock_dot_planner_dot_v1_dot_planner__pb2.PlanCascadeResponse.SerializeToString,
+            ),
+            'SimulateDeployment': grpc.unary_unary_rpc_method_handler(
+                    servicer.SimulateDeployment,
+                    request_deserializer=penstock_dot_planner_dot_v1_dot_planner__pb2.SimulateDeploymentRequest.FromString,
+                    response_serializer=penstock_dot_planner_dot_v1_dot_planner__pb2.SimulateDeploymentResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -182,6 +234,87 @@ class PlannerService:
             '/penstock.planner.v1.PlannerService/WatchPlan',
             penstock_dot_planner_dot_v1_dot_planner__pb2.WatchPlanRequest.SerializeToString,
             penstock_dot_planner_dot_v1_dot_planner__pb2.WatchPlanResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPlans(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.planner.v1.PlannerService/ListPlans',
+            penstock_dot_planner_dot_v1_dot_planner__pb2.ListPlansRequest.SerializeToString,
+            penstock_dot_planner_dot_v1_dot_planner__pb2.ListPlansResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PlanCascade(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/penstock.planner.v1.PlannerService/PlanCascade',
+            penstock_dot_planner_dot_v1_dot_planner__pb2.PlanCascadeRequest.SerializeToString,
+            penstock_dot_planner_dot_v1_dot_planner__pb2.PlanCascadeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SimulateDeployment(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.planner.v1.PlannerService/SimulateDeployment',
+            penstock_dot_planner_dot_v1_dot_planner__pb2.SimulateDeploymentRequest.SerializeToString,
+            penstock_dot_planner_dot_v1_dot_planner__pb2.SimulateDeploymentResponse.FromString,
             options,
             channel_credentials,
             insecure,

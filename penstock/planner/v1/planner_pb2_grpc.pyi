@@ -43,6 +43,14 @@ class PlannerServiceStub:
     """
     WatchPlan: _grpc.UnaryStreamMultiCallable[_planner_pb2.WatchPlanRequest, _planner_pb2.WatchPlanResponse]
     """The current plan at once, then every later one, in order, until the caller leaves."""
+    ListPlans: _grpc.UnaryUnaryMultiCallable[_planner_pb2.ListPlansRequest, _planner_pb2.ListPlansResponse]
+    """The last revisions, newest first."""
+    PlanCascade: _grpc.UnaryStreamMultiCallable[_planner_pb2.PlanCascadeRequest, _planner_pb2.PlanCascadeResponse]
+    """Plans a cascade, in a process of its own that ends as soon as the caller leaves; publishes nothing. Last event: finished.
+    INVALID_ARGUMENT (BadRequest names the field), INTERNAL (reason SOLVER_FAILED: the process crashed or was killed).
+    """
+    SimulateDeployment: _grpc.UnaryUnaryMultiCallable[_planner_pb2.SimulateDeploymentRequest, _planner_pb2.SimulateDeploymentResponse]
+    """Runs replicas and thresholds over a workload in virtual time. Errors as of PlanCascade."""
 
 @_typing.type_check_only
 class PlannerServiceAsyncStub(PlannerServiceStub):
@@ -59,6 +67,14 @@ class PlannerServiceAsyncStub(PlannerServiceStub):
     """
     WatchPlan: _aio.UnaryStreamMultiCallable[_planner_pb2.WatchPlanRequest, _planner_pb2.WatchPlanResponse]  # type: ignore[assignment]
     """The current plan at once, then every later one, in order, until the caller leaves."""
+    ListPlans: _aio.UnaryUnaryMultiCallable[_planner_pb2.ListPlansRequest, _planner_pb2.ListPlansResponse]  # type: ignore[assignment]
+    """The last revisions, newest first."""
+    PlanCascade: _aio.UnaryStreamMultiCallable[_planner_pb2.PlanCascadeRequest, _planner_pb2.PlanCascadeResponse]  # type: ignore[assignment]
+    """Plans a cascade, in a process of its own that ends as soon as the caller leaves; publishes nothing. Last event: finished.
+    INVALID_ARGUMENT (BadRequest names the field), INTERNAL (reason SOLVER_FAILED: the process crashed or was killed).
+    """
+    SimulateDeployment: _aio.UnaryUnaryMultiCallable[_planner_pb2.SimulateDeploymentRequest, _planner_pb2.SimulateDeploymentResponse]  # type: ignore[assignment]
+    """Runs replicas and thresholds over a workload in virtual time. Errors as of PlanCascade."""
 
 class PlannerServiceServicer(metaclass=_abc_1.ABCMeta):
     """Errors of every RPC: UNAVAILABLE (Redis is away), DEADLINE_EXCEEDED, CANCELLED, and INTERNAL for a fault of ours.
@@ -90,5 +106,31 @@ class PlannerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_planner_pb2.WatchPlanResponse], _abc.AsyncIterator[_planner_pb2.WatchPlanResponse]]:
         """The current plan at once, then every later one, in order, until the caller leaves."""
+
+    @_abc_1.abstractmethod
+    def ListPlans(
+        self,
+        request: _planner_pb2.ListPlansRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_planner_pb2.ListPlansResponse, _abc.Awaitable[_planner_pb2.ListPlansResponse]]:
+        """The last revisions, newest first."""
+
+    @_abc_1.abstractmethod
+    def PlanCascade(
+        self,
+        request: _planner_pb2.PlanCascadeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_planner_pb2.PlanCascadeResponse], _abc.AsyncIterator[_planner_pb2.PlanCascadeResponse]]:
+        """Plans a cascade, in a process of its own that ends as soon as the caller leaves; publishes nothing. Last event: finished.
+        INVALID_ARGUMENT (BadRequest names the field), INTERNAL (reason SOLVER_FAILED: the process crashed or was killed).
+        """
+
+    @_abc_1.abstractmethod
+    def SimulateDeployment(
+        self,
+        request: _planner_pb2.SimulateDeploymentRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_planner_pb2.SimulateDeploymentResponse, _abc.Awaitable[_planner_pb2.SimulateDeploymentResponse]]:
+        """Runs replicas and thresholds over a workload in virtual time. Errors as of PlanCascade."""
 
 def add_PlannerServiceServicer_to_server(servicer: PlannerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

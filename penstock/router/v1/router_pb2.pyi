@@ -766,6 +766,7 @@ class InstanceStatus(_message.Message):
     KV_BLOCKS_FIELD_NUMBER: _builtins.int
     OUTPUT_TOKENS_PER_SECOND_FIELD_NUMBER: _builtins.int
     AGE_FIELD_NUMBER: _builtins.int
+    PLACE_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     role: _builtins.str
     """worker, judge, planner, router."""
@@ -780,6 +781,10 @@ class InstanceStatus(_message.Message):
     output_tokens_per_second: _builtins.float
     @_builtins.property
     def age(self) -> _duration_pb2.Duration: ...
+    @_builtins.property
+    def place(self) -> Global___StagePlace:
+        """The length stage that a worker serves; left out where its tier has none."""
+
     def __init__(
         self,
         *,
@@ -795,14 +800,43 @@ class InstanceStatus(_message.Message):
         kv_blocks: _builtins.int = ...,
         output_tokens_per_second: _builtins.float = ...,
         age: _duration_pb2.Duration | None = ...,
+        place: Global___StagePlace | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["age", b"age"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "place", b"place"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "age", b"age", "engine", b"engine", "free_kv_blocks", b"free_kv_blocks", "instance_id", b"instance_id", "kv_blocks", b"kv_blocks", "output_tokens_per_second", b"output_tokens_per_second", "queued_count", b"queued_count", "role", b"role", "running_count", b"running_count", "state", b"state", "tier", b"tier"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "age", b"age", "engine", b"engine", "free_kv_blocks", b"free_kv_blocks", "instance_id", b"instance_id", "kv_blocks", b"kv_blocks", "output_tokens_per_second", b"output_tokens_per_second", "place", b"place", "queued_count", b"queued_count", "role", b"role", "running_count", b"running_count", "state", b"state", "tier", b"tier"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___InstanceStatus: _TypeAlias = InstanceStatus  # noqa: Y015
+
+@_typing.final
+class StagePlace(_message.Message):
+    """Sequences of from_tokens to to_tokens - 1 tokens. to_tokens is the instance's own boundary, which it refines."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STAGE_FIELD_NUMBER: _builtins.int
+    FROM_TOKENS_FIELD_NUMBER: _builtins.int
+    TO_TOKENS_FIELD_NUMBER: _builtins.int
+    stage: _builtins.int
+    """Counted from 0."""
+    from_tokens: _builtins.int
+    to_tokens: _builtins.int
+    def __init__(
+        self,
+        *,
+        stage: _builtins.int = ...,
+        from_tokens: _builtins.int = ...,
+        to_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_tokens", b"from_tokens", "stage", b"stage", "to_tokens", b"to_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StagePlace: _TypeAlias = StagePlace  # noqa: Y015
 
 @_typing.final
 class RouterStatus(_message.Message):
@@ -817,6 +851,8 @@ class RouterStatus(_message.Message):
     REQUESTS_PER_SECOND_FIELD_NUMBER: _builtins.int
     TIME_TO_FIRST_TOKEN_P50_FIELD_NUMBER: _builtins.int
     TIME_TO_FIRST_TOKEN_P95_FIELD_NUMBER: _builtins.int
+    MIGRATION_COUNT_FIELD_NUMBER: _builtins.int
+    ADVICE_UNMET_COUNT_FIELD_NUMBER: _builtins.int
     active_count: _builtins.int
     waiting_count: _builtins.int
     finished_count: _builtins.int
@@ -824,6 +860,10 @@ class RouterStatus(_message.Message):
     rejected_count: _builtins.int
     failover_count: _builtins.int
     requests_per_second: _builtins.float
+    migration_count: _builtins.int
+    """Replies that went on at another instance, with their KV."""
+    advice_unmet_count: _builtins.int
+    """Times that a worker advised a move and the reply stayed: nobody took it, or the move failed."""
     @_builtins.property
     def time_to_first_token_p50(self) -> _duration_pb2.Duration: ...
     @_builtins.property
@@ -840,10 +880,12 @@ class RouterStatus(_message.Message):
         requests_per_second: _builtins.float = ...,
         time_to_first_token_p50: _duration_pb2.Duration | None = ...,
         time_to_first_token_p95: _duration_pb2.Duration | None = ...,
+        migration_count: _builtins.int = ...,
+        advice_unmet_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["time_to_first_token_p50", b"time_to_first_token_p50", "time_to_first_token_p95", b"time_to_first_token_p95"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_count", b"active_count", "failed_count", b"failed_count", "failover_count", b"failover_count", "finished_count", b"finished_count", "rejected_count", b"rejected_count", "requests_per_second", b"requests_per_second", "time_to_first_token_p50", b"time_to_first_token_p50", "time_to_first_token_p95", b"time_to_first_token_p95", "waiting_count", b"waiting_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_count", b"active_count", "advice_unmet_count", b"advice_unmet_count", "failed_count", b"failed_count", "failover_count", b"failover_count", "finished_count", b"finished_count", "migration_count", b"migration_count", "rejected_count", b"rejected_count", "requests_per_second", b"requests_per_second", "time_to_first_token_p50", b"time_to_first_token_p50", "time_to_first_token_p95", b"time_to_first_token_p95", "waiting_count", b"waiting_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1025,3 +1067,81 @@ class SpanEvent(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SpanEvent: _TypeAlias = SpanEvent  # noqa: Y015
+
+@_typing.final
+class MoveReplyRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    INSTANCE_ID_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """As in `accepted`."""
+    instance_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        instance_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance_id", b"instance_id", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MoveReplyRequest: _TypeAlias = MoveReplyRequest  # noqa: Y015
+
+@_typing.final
+class MoveReplyResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MOVED_FIELD_NUMBER: _builtins.int
+    REFUSAL_FIELD_NUMBER: _builtins.int
+    refusal: _builtins.str
+    """Why the reply goes on where it was; its client sees every token once in any case."""
+    @_builtins.property
+    def moved(self) -> Global___ReplyMoved: ...
+    def __init__(
+        self,
+        *,
+        moved: Global___ReplyMoved | None = ...,
+        refusal: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["moved", b"moved", "outcome", b"outcome", "refusal", b"refusal"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["moved", b"moved", "outcome", b"outcome", "refusal", b"refusal"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["moved", "refusal"]  # noqa: Y015
+    _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
+
+Global___MoveReplyResponse: _TypeAlias = MoveReplyResponse  # noqa: Y015
+
+@_typing.final
+class ReplyMoved(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OFFSET_FIELD_NUMBER: _builtins.int
+    STALL_FIELD_NUMBER: _builtins.int
+    SENT_BYTES_FIELD_NUMBER: _builtins.int
+    offset: _builtins.int
+    """Output tokens made before."""
+    sent_bytes: _builtins.int
+    @_builtins.property
+    def stall(self) -> _duration_pb2.Duration:
+        """From the last step at the old instance to the new one's word that it runs the request."""
+
+    def __init__(
+        self,
+        *,
+        offset: _builtins.int = ...,
+        stall: _duration_pb2.Duration | None = ...,
+        sent_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["stall", b"stall"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["offset", b"offset", "sent_bytes", b"sent_bytes", "stall", b"stall"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplyMoved: _TypeAlias = ReplyMoved  # noqa: Y015

@@ -175,6 +175,11 @@ class MeshServiceStub:
                 request_serializer=penstock_dot_router_dot_v1_dot_router__pb2.ListTracesRequest.SerializeToString,
                 response_deserializer=penstock_dot_router_dot_v1_dot_router__pb2.ListTracesResponse.FromString,
                 _registered_method=True)
+        self.MoveReply = channel.unary_unary(
+                '/penstock.router.v1.MeshService/MoveReply',
+                request_serializer=penstock_dot_router_dot_v1_dot_router__pb2.MoveReplyRequest.SerializeToString,
+                response_deserializer=penstock_dot_router_dot_v1_dot_router__pb2.MoveReplyResponse.FromString,
+                _registered_method=True)
 
 
 class MeshServiceServicer:
@@ -202,6 +207,14 @@ class MeshServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def MoveReply(self, request, context):
+        """Moves a reply that this router streams to another instance of its tier, with its KV, while it runs.
+        NOT_FOUND (no such instance, or no such reply there to move).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_MeshServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -219,6 +232,11 @@ def add_MeshServiceServicer_to_server(servicer, server):
                     servicer.ListTraces,
                     request_deserializer=penstock_dot_router_dot_v1_dot_router__pb2.ListTracesRequest.FromString,
                     response_serializer=penstock_dot_router_dot_v1_dot_router__pb2.ListTracesResponse.SerializeToString,
+            ),
+            'MoveReply': grpc.unary_unary_rpc_method_handler(
+                    servicer.MoveReply,
+                    request_deserializer=penstock_dot_router_dot_v1_dot_router__pb2.MoveReplyRequest.FromString,
+                    response_serializer=penstock_dot_router_dot_v1_dot_router__pb2.MoveReplyResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -303,6 +321,33 @@ class MeshService:
             '/penstock.router.v1.MeshService/ListTraces',
             penstock_dot_router_dot_v1_dot_router__pb2.ListTracesRequest.SerializeToString,
             penstock_dot_router_dot_v1_dot_router__pb2.ListTracesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def MoveReply(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.router.v1.MeshService/MoveReply',
+            penstock_dot_router_dot_v1_dot_router__pb2.MoveReplyRequest.SerializeToString,
+            penstock_dot_router_dot_v1_dot_router__pb2.MoveReplyResponse.FromString,
             options,
             channel_credentials,
             insecure,

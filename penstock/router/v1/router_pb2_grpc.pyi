@@ -97,6 +97,10 @@ class MeshServiceStub:
     """The same, again and again. INVALID_ARGUMENT (interval under 100 ms)."""
     ListTraces: _grpc.UnaryUnaryMultiCallable[_router_pb2.ListTracesRequest, _router_pb2.ListTracesResponse]
     """The last requests' traces. UNAVAILABLE (Redis is away), NOT_FOUND (no such trace)."""
+    MoveReply: _grpc.UnaryUnaryMultiCallable[_router_pb2.MoveReplyRequest, _router_pb2.MoveReplyResponse]
+    """Moves a reply that this router streams to another instance of its tier, with its KV, while it runs.
+    NOT_FOUND (no such instance, or no such reply there to move).
+    """
 
 @_typing.type_check_only
 class MeshServiceAsyncStub(MeshServiceStub):
@@ -109,6 +113,10 @@ class MeshServiceAsyncStub(MeshServiceStub):
     """The same, again and again. INVALID_ARGUMENT (interval under 100 ms)."""
     ListTraces: _aio.UnaryUnaryMultiCallable[_router_pb2.ListTracesRequest, _router_pb2.ListTracesResponse]  # type: ignore[assignment]
     """The last requests' traces. UNAVAILABLE (Redis is away), NOT_FOUND (no such trace)."""
+    MoveReply: _aio.UnaryUnaryMultiCallable[_router_pb2.MoveReplyRequest, _router_pb2.MoveReplyResponse]  # type: ignore[assignment]
+    """Moves a reply that this router streams to another instance of its tier, with its KV, while it runs.
+    NOT_FOUND (no such instance, or no such reply there to move).
+    """
 
 class MeshServiceServicer(metaclass=_abc_1.ABCMeta):
     """What operators look at. Any router can answer for the whole mesh."""
@@ -136,5 +144,15 @@ class MeshServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_router_pb2.ListTracesResponse, _abc.Awaitable[_router_pb2.ListTracesResponse]]:
         """The last requests' traces. UNAVAILABLE (Redis is away), NOT_FOUND (no such trace)."""
+
+    @_abc_1.abstractmethod
+    def MoveReply(
+        self,
+        request: _router_pb2.MoveReplyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_router_pb2.MoveReplyResponse, _abc.Awaitable[_router_pb2.MoveReplyResponse]]:
+        """Moves a reply that this router streams to another instance of its tier, with its KV, while it runs.
+        NOT_FOUND (no such instance, or no such reply there to move).
+        """
 
 def add_MeshServiceServicer_to_server(servicer: MeshServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

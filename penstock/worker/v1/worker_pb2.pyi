@@ -290,17 +290,21 @@ class MoveAdvice(_message.Message):
 
     REASON_FIELD_NUMBER: _builtins.int
     SEQUENCE_TOKENS_FIELD_NUMBER: _builtins.int
+    SENDER_BUFFERED_TOKENS_FIELD_NUMBER: _builtins.int
     reason: Global___MoveReason.ValueType
     sequence_tokens: _builtins.int
+    sender_buffered_tokens: _builtins.int
+    """Total length of the requests that this instance still has to hand over, this one among them."""
     def __init__(
         self,
         *,
         reason: Global___MoveReason.ValueType = ...,
         sequence_tokens: _builtins.int = ...,
+        sender_buffered_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "sequence_tokens", b"sequence_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "sender_buffered_tokens", b"sender_buffered_tokens", "sequence_tokens", b"sequence_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -717,26 +721,146 @@ class Bid(_message.Message):
 Global___Bid: _TypeAlias = Bid  # noqa: Y015
 
 @_typing.final
+class ConfirmBidRequest(_message.Message):
+    """One more message of ConfirmBid; the first is `confirmed`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONFIRMED_FIELD_NUMBER: _builtins.int
+    SENDER_BUSY_FIELD_NUMBER: _builtins.int
+    TRANSFER_STARTED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def confirmed(self) -> Global___PlaceBidRequest:
+        """The very request that the bid was for."""
+
+    @_builtins.property
+    def sender_busy(self) -> Global___SenderBusy:
+        """The sender transmits another request: this one waits for its next turn."""
+
+    @_builtins.property
+    def transfer_started(self) -> Global___TransferStarted:
+        """The transfer has started."""
+
+    def __init__(
+        self,
+        *,
+        confirmed: Global___PlaceBidRequest | None = ...,
+        sender_busy: Global___SenderBusy | None = ...,
+        transfer_started: Global___TransferStarted | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["confirmed", b"confirmed", "sender_busy", b"sender_busy", "step", b"step", "transfer_started", b"transfer_started"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["confirmed", b"confirmed", "sender_busy", b"sender_busy", "step", b"step", "transfer_started", b"transfer_started"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_step: _TypeAlias = _typing.Literal["confirmed", "sender_busy", "transfer_started"]  # noqa: Y015
+    _WhichOneofArgType_step: _TypeAlias = _typing.Literal["step", b"step"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_step) -> _WhichOneofReturnType_step | None: ...
+
+Global___ConfirmBidRequest: _TypeAlias = ConfirmBidRequest  # noqa: Y015
+
+@_typing.final
+class SenderBusy(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SenderBusy: _TypeAlias = SenderBusy  # noqa: Y015
+
+@_typing.final
+class TransferStarted(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TransferStarted: _TypeAlias = TransferStarted  # noqa: Y015
+
+@_typing.final
+class ConfirmBidResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REFUSAL_FIELD_NUMBER: _builtins.int
+    TRANSFER_TURN_FIELD_NUMBER: _builtins.int
+    refusal: _builtins.str
+    """Why this instance will not take the request after all. The last event."""
+    @_builtins.property
+    def transfer_turn(self) -> Global___TransferTurn: ...
+    def __init__(
+        self,
+        *,
+        refusal: _builtins.str = ...,
+        transfer_turn: Global___TransferTurn | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "refusal", b"refusal", "transfer_turn", b"transfer_turn"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "refusal", b"refusal", "transfer_turn", b"transfer_turn"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["refusal", "transfer_turn"]  # noqa: Y015
+    _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
+
+Global___ConfirmBidResponse: _TypeAlias = ConfirmBidResponse  # noqa: Y015
+
+@_typing.final
+class TransferTurn(_message.Message):
+    """The transfer should start now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STARVING_FIELD_NUMBER: _builtins.int
+    starving: _builtins.bool
+    """It was passed over too often: the sender should send it next."""
+    def __init__(
+        self,
+        *,
+        starving: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["starving", b"starving"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TransferTurn: _TypeAlias = TransferTurn  # noqa: Y015
+
+@_typing.final
 class MigrateOutRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     TRANSFER_ID_FIELD_NUMBER: _builtins.int
     TARGET_ADDRESS_FIELD_NUMBER: _builtins.int
+    STARVING_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     transfer_id: _builtins.str
     """Names this one transfer."""
     target_address: _builtins.str
+    starving: _builtins.bool
+    """It is sent next, as soon as what is being sent has gone. Otherwise a sender that is busy fails with `busy`."""
     def __init__(
         self,
         *,
         request_id: _builtins.str = ...,
         transfer_id: _builtins.str = ...,
         target_address: _builtins.str = ...,
+        starving: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "target_address", b"target_address", "transfer_id", b"transfer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "starving", b"starving", "target_address", b"target_address", "transfer_id", b"transfer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -836,15 +960,19 @@ class TransferFailed(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REASON_FIELD_NUMBER: _builtins.int
+    BUSY_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
+    busy: _builtins.bool
+    """Another request is being sent: this one may be tried again."""
     def __init__(
         self,
         *,
         reason: _builtins.str = ...,
+        busy: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy", b"busy", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

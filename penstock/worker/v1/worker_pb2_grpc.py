@@ -71,6 +71,11 @@ class WorkerServiceStub:
                 request_serializer=penstock_dot_worker_dot_v1_dot_worker__pb2.PlaceBidRequest.SerializeToString,
                 response_deserializer=penstock_dot_worker_dot_v1_dot_worker__pb2.PlaceBidResponse.FromString,
                 _registered_method=True)
+        self.ConfirmBid = channel.stream_stream(
+                '/penstock.worker.v1.WorkerService/ConfirmBid',
+                request_serializer=penstock_dot_worker_dot_v1_dot_worker__pb2.ConfirmBidRequest.SerializeToString,
+                response_deserializer=penstock_dot_worker_dot_v1_dot_worker__pb2.ConfirmBidResponse.FromString,
+                _registered_method=True)
         self.MigrateOut = channel.unary_stream(
                 '/penstock.worker.v1.WorkerService/MigrateOut',
                 request_serializer=penstock_dot_worker_dot_v1_dot_worker__pb2.MigrateOutRequest.SerializeToString,
@@ -136,7 +141,16 @@ class WorkerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def PlaceBid(self, request, context):
-        """Bids for a request that another instance wants to hand over. Not served yet: UNIMPLEMENTED.
+        """Bids for a request that another instance wants to hand over. INVALID_ARGUMENT.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ConfirmBid(self, request_iterator, context):
+        """Confirms a bid that was chosen. First comes `confirmed`: the request enters this instance's queue of transfers and stays
+        in it as long as the call lasts; then `transfer_turn`, whenever it should start. Answers: refused, or turns until one
+        has started. INVALID_ARGUMENT.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -197,6 +211,11 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.PlaceBid,
                     request_deserializer=penstock_dot_worker_dot_v1_dot_worker__pb2.PlaceBidRequest.FromString,
                     response_serializer=penstock_dot_worker_dot_v1_dot_worker__pb2.PlaceBidResponse.SerializeToString,
+            ),
+            'ConfirmBid': grpc.stream_stream_rpc_method_handler(
+                    servicer.ConfirmBid,
+                    request_deserializer=penstock_dot_worker_dot_v1_dot_worker__pb2.ConfirmBidRequest.FromString,
+                    response_serializer=penstock_dot_worker_dot_v1_dot_worker__pb2.ConfirmBidResponse.SerializeToString,
             ),
             'MigrateOut': grpc.unary_stream_rpc_method_handler(
                     servicer.MigrateOut,
@@ -400,6 +419,33 @@ class WorkerService:
             '/penstock.worker.v1.WorkerService/PlaceBid',
             penstock_dot_worker_dot_v1_dot_worker__pb2.PlaceBidRequest.SerializeToString,
             penstock_dot_worker_dot_v1_dot_worker__pb2.PlaceBidResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ConfirmBid(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/penstock.worker.v1.WorkerService/ConfirmBid',
+            penstock_dot_worker_dot_v1_dot_worker__pb2.ConfirmBidRequest.SerializeToString,
+            penstock_dot_worker_dot_v1_dot_worker__pb2.ConfirmBidResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -56,7 +56,12 @@ class WorkerServiceStub:
     INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNIMPLEMENTED (the engine cannot).
     """
     PlaceBid: _grpc.UnaryUnaryMultiCallable[_worker_pb2.PlaceBidRequest, _worker_pb2.PlaceBidResponse]
-    """Bids for a request that another instance wants to hand over. Not served yet: UNIMPLEMENTED."""
+    """Bids for a request that another instance wants to hand over. INVALID_ARGUMENT."""
+    ConfirmBid: _grpc.StreamStreamMultiCallable[_worker_pb2.ConfirmBidRequest, _worker_pb2.ConfirmBidResponse]
+    """Confirms a bid that was chosen. First comes `confirmed`: the request enters this instance's queue of transfers and stays
+    in it as long as the call lasts; then `transfer_turn`, whenever it should start. Answers: refused, or turns until one
+    has started. INVALID_ARGUMENT.
+    """
     MigrateOut: _grpc.UnaryStreamMultiCallable[_worker_pb2.MigrateOutRequest, _worker_pb2.MigrateOutResponse]
     """Sends a running request's KV to another worker while it decodes, then hands it over. The target must await it: a
     Generate call with this `transfer_id` is open there, by the router that owns the stream. Last event: handed_over or
@@ -96,7 +101,12 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNIMPLEMENTED (the engine cannot).
     """
     PlaceBid: _aio.UnaryUnaryMultiCallable[_worker_pb2.PlaceBidRequest, _worker_pb2.PlaceBidResponse]  # type: ignore[assignment]
-    """Bids for a request that another instance wants to hand over. Not served yet: UNIMPLEMENTED."""
+    """Bids for a request that another instance wants to hand over. INVALID_ARGUMENT."""
+    ConfirmBid: _aio.StreamStreamMultiCallable[_worker_pb2.ConfirmBidRequest, _worker_pb2.ConfirmBidResponse]  # type: ignore[assignment]
+    """Confirms a bid that was chosen. First comes `confirmed`: the request enters this instance's queue of transfers and stays
+    in it as long as the call lasts; then `transfer_turn`, whenever it should start. Answers: refused, or turns until one
+    has started. INVALID_ARGUMENT.
+    """
     MigrateOut: _aio.UnaryStreamMultiCallable[_worker_pb2.MigrateOutRequest, _worker_pb2.MigrateOutResponse]  # type: ignore[assignment]
     """Sends a running request's KV to another worker while it decodes, then hands it over. The target must await it: a
     Generate call with this `transfer_id` is open there, by the router that owns the stream. Last event: handed_over or
@@ -175,7 +185,18 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.PlaceBidRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.PlaceBidResponse, _abc.Awaitable[_worker_pb2.PlaceBidResponse]]:
-        """Bids for a request that another instance wants to hand over. Not served yet: UNIMPLEMENTED."""
+        """Bids for a request that another instance wants to hand over. INVALID_ARGUMENT."""
+
+    @_abc_1.abstractmethod
+    def ConfirmBid(
+        self,
+        request_iterator: _MaybeAsyncIterator[_worker_pb2.ConfirmBidRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_worker_pb2.ConfirmBidResponse], _abc.AsyncIterator[_worker_pb2.ConfirmBidResponse]]:
+        """Confirms a bid that was chosen. First comes `confirmed`: the request enters this instance's queue of transfers and stays
+        in it as long as the call lasts; then `transfer_turn`, whenever it should start. Answers: refused, or turns until one
+        has started. INVALID_ARGUMENT.
+        """
 
     @_abc_1.abstractmethod
     def MigrateOut(

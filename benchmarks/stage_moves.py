@@ -1,0 +1,198 @@
+"""Length stages live: four worker processes of one model, long and short replies mixed, moved from stage to stage.
+
+The same requests, with the same seeds, run twice through one router: without stages, then with two stages whose boundaries
+the workers refine. Text must be the same, every token must come once, and how many moves there were is in the output. Gaps
+are the times between two frames of tokens as the client sees them; frames gather tokens for 20 ms.
+"""
+
+import asyncio
+import dataclasses
+import json
+import random
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import yaml
+from grpc import aio
+
+from benchmarks import report, workload
+from penstock import AsyncClient, AsyncPlannerClient, Stage
+from penstock.common.v1 import common_pb2
+from penstock.local import LocalMesh, MeshOptions
+from penstock.router.v1 import router_pb2 as pb
+from penstock.router.v1 import router_pb2_grpc
+from services.domain.instances import Role
+
+MODEL = Path("models/family/small").resolve()
+WORKERS, STREAMS, CONCURRENCY = 4, 200, 32
+STAGES = (Stage(0, 256, 2), Stage(256, 2048, 2))
+QOE = (0.0, 1e-3, 0.0, 0.0, 1e-5)  # by tokens attended to; a fitted model would move the boundaries elsewhere
+REFINE_S, LOOK_S = 2.0, 0.2
+SHORT, LONG, LONG_SHARE = (32, 128), (512, 1200), 0.25
+SEED = 1
+
+
+@dataclasses.dataclass
+class Reply:
+    """What a client saw. gaps, moved_gaps: between two frames, in seconds; the latter where the reply changed instances."""
+
+    text: str = ""
+    tokens: int = 0
+    gaps: list[float] = dataclasses.field(default_factory=list)
+    moved_gaps: list[float] = dataclasses.field(default_factory=list)
+    changes: list[str] = dataclasses.field(default_factory=list)
+
+
+@asynccontextmanager
+async def _mesh() -> AsyncIterator[LocalMesh]:
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+        tier = {"name": "only", "model": str(MODEL), "workers": WORKERS, "max_running": CONCURRENCY}
+        content = {
+            "name": "bench",
+            "tiers": [tier],
+            "judge": {"scorers": [{"name": "confidence", "kind": "confidence"}], "default_scorer": "confidence"},
+            "stages": {"look_s": LOOK_S, "refine_s": REFINE_S},
+        }
+        file = Path(folder) / "mesh.yaml"
+        file.write_text(yaml.safe_dump(content))
+        async with LocalMesh(MeshOptions(file, Path(folder), any_ports=True, log_level="warning")) as mesh:
+            yield mesh
+
+
+async def _one(stub: Any, prompt: str, number: int, tokens: int) -> Reply:
+    sampling = common_pb2.SamplingParams(temperature=0.8, seed=number, max_output_tokens=tokens, ignore_eos=True)
+    seen, last_at, moved = Reply(), 0.0, False
+    async for event in stub.Generate(
+        pb.GenerateRequest(model="only", prompt=common_pb2.Prompt(text=prompt), sampling=sampling)
+    ):
+        match event.WhichOneof("event"):
+            case "tokens":
+                frame, now = event.tokens.frame, time.perf_counter()
+                if frame.offset != seen.tokens:
+                    raise RuntimeError(f"a frame at {frame.offset}, where {seen.tokens} was due")
+                if last_at:
+                    (seen.moved_gaps if moved else seen.gaps).append(now - last_at)
+                last_at, moved = now, False
+                seen.text += frame.text
+                seen.tokens += len(frame.token_ids)
+            case "instance_changed":
+                seen.changes.append(event.instance_changed.reason)
+                moved = True
+    if seen.tokens != tokens:
+        raise RuntimeError(f"{seen.tokens} tokens where {tokens} were asked for")
+    return seen
+
+
+async def _drive(address: str, prompts: list[str], lengths: list[int]) -> tuple[list[Reply], float]:
+    places = asyncio.Semaphore(CONCURRENCY)
+    async with aio.insecure_channel(address) as channel:
+        stub = router_pb2_grpc.RouterServiceStub(channel)
+
+        async def one(number: int) -> Reply:
+            async with places:
+                return await _one(stub, prompts[number], number, lengths[number])
+
+        began = time.perf_counter()
+        replies = await asyncio.gather(*(one(number) for number in range(len(prompts))))
+        return replies, time.perf_counter() - began
+
+
+async def _lay_out(mesh: LocalMesh, client: AsyncClient) -> None:
+    async with AsyncPlannerClient(mesh.view.instances(Role.PLANNER)[0].address) as planner:
+        plan = await planner.get_plan()
+        tier = dataclasses.replace(plan.tiers[0], stages=STAGES, qoe=QOE)
+        await planner.set_plan(dataclasses.replace(plan, tiers=(tier,)))
+    wanted = [stage.instances for stage in STAGES]
+    async for status in client.watch_status(0.1):
+        held = Counter(i.place.stage for i in status.instances if i.place is not None)
+        if [held[stage] for stage in range(len(STAGES))] == wanted:
+            return
+
+
+async def _boundaries(client: AsyncClient, found: list[tuple[float, dict[str, int]]]) -> None:
+    """Where each instance of a stage but the last ends, now and then."""
+    began = time.perf_counter()
+    async for status in client.watch_status(0.25):
+        places = {i.instance_id: i.place for i in status.instances if i.place is not None}
+        ends = {name: place.to_tokens for name, place in places.items() if place.stage < len(STAGES) - 1}
+        found.append((round(time.perf_counter() - began, 2), ends))
+
+
+def _quantiles(values: list[float]) -> dict[str, float]:
+    cuts = statistics.quantiles(values, n=100) if len(values) > 1 else [0.0] * 99
+    return {"count": len(values), "p50_s": cuts[49], "p99_s": cuts[98]}
+
+
+def _summary(replies: list[Reply], seconds: float) -> dict[str, Any]:
+    return {
+        "seconds": seconds,
+        "tokens_per_s": sum(r.tokens for r in replies) / seconds,
+        "changes": dict(Counter(reason for r in replies for reason in r.changes)),
+        "gaps": _quantiles([gap for r in replies for gap in r.gaps]),
+        "gaps_at_moves": _quantiles([gap for r in replies for gap in r.moved_gaps]),
+    }
+
+
+async def measure() -> dict[str, Any]:
+    draw = random.Random(SEED)
+    prompts = workload.questions(STREAMS, SEED)
+    lengths = [draw.randint(*(LONG if draw.random() < LONG_SHARE else SHORT)) for _ in prompts]
+    boundaries: list[tuple[float, dict[str, int]]] = []
+    async with _mesh() as mesh, AsyncClient(mesh.grpc_addresses) as client:
+        (address,) = mesh.grpc_addresses
+        await _drive(address, prompts[:8], [16] * 8)  # every worker's first steps
+        still, still_s = await _drive(address, prompts, lengths)
+        await _lay_out(mesh, client)
+        watch = asyncio.create_task(_boundaries(client, boundaries))
+        moved, moved_s = await _drive(address, prompts, lengths)
+        watch.cancel()
+        status = await client.status()
+    return {
+        "same_text": sum(a.text == b.text for a, b in zip(still, moved, strict=True)),
+        "streams": len(prompts),
+        "migrations": status.migrations,
+        "advice_unmet": status.advice_unmet,
+        "failovers": status.failovers,
+        "without_stages": _summary(still, still_s),
+        "with_stages": _summary(moved, moved_s),
+        "boundaries": boundaries,
+    }
+
+
+def _plot(boundaries: list[tuple[float, dict[str, int]]]) -> Path:
+    figure, axes = plt.subplots(figsize=(8, 4.2), layout="constrained")
+    for i, name in enumerate(sorted({name for _, ends in boundaries for name in ends})):
+        points = [(at, ends[name]) for at, ends in boundaries if name in ends]
+        axes.step(*zip(*points, strict=True), where="post", label=name, color=report.COLOURS[i % len(report.COLOURS)])
+    axes.set_xlabel("seconds")
+    axes.set_ylabel("tokens")
+    axes.set_title("Where each instance of the first stage ends", loc="left")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    path = report.RESULTS / "stage_moves.svg"
+    report.RESULTS.mkdir(exist_ok=True)
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)
+    return path
+
+
+def run(rounds: int) -> None:
+    rows = []
+    for _ in range(rounds):
+        rows.append(asyncio.run(measure()))
+        print(json.dumps({name: value for name, value in rows[-1].items() if name != "boundaries"}), flush=True)
+    settings = {
+        "workers": WORKERS,
+        "concurrency": CONCURRENCY,
+        "stages": [dataclasses.asdict(stage) for stage in STAGES],
+        "refine_s": REFINE_S,
+        "seed": SEED,
+    }
+    print(f"{report.write('stage_moves', {**settings, 'rows': rows})}\n{_plot(rows[-1]['boundaries'])}")

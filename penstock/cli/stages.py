@@ -1,0 +1,157 @@
+"""`penstock stages`: lay instances out as length stages for a trace. Needs no mesh."""
+
+import json as json_module
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from penstock.cli import targets
+from penstock.cli.local import needed_packages
+from penstock.cli.output import console, fail, print_json
+from penstock.cli.planning import told_faults
+
+if TYPE_CHECKING:
+    from planner_service.stages import LengthSample, StagePlan
+
+
+def stages(
+    instances: Annotated[int, typer.Option("--instances", help="Instances of one model to lay out.", min=1)],
+    trace: Annotated[Path, typer.Option("--trace", help="CSV: arrival_s, input_tokens, output_tokens; gzip too.")],
+    profile: Annotated[
+        Path | None, typer.Option("--profile", help="A profile of `penstock profile`; else --model on --gpu.")
+    ] = None,
+    model: Annotated[
+        str, typer.Option("--model", help="Of the catalogue, where no profile is given.")
+    ] = "llama-3.2-3b",
+    gpu: Annotated[str, typer.Option("--gpu", help="Of the catalogue, where no profile is given.")] = "h20",
+    rate: Annotated[
+        float | None, typer.Option("--rate", help="Requests per second; else the trace's.", min=1e-9)
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option("--max-tokens", help="Where the last stage ends; else at the longest request.", min=1)
+    ] = None,
+    bandwidth: Annotated[float, typer.Option("--bandwidth", help="GB/s between instances.", min=1e-9)] = 25.0,
+    method: Annotated[str, typer.Option("--method", help="auto, exact or heuristic.")] = "auto",
+    out: Annotated[Path, typer.Option("--out", help="JSON; the picture goes beside it.")] = Path("stages.json"),
+    plot: Annotated[bool, typer.Option("--plot/--no-plot", help="Draw the lengths with the cuts.")] = True,
+    json: targets.Json = False,
+) -> None:
+    """Split instances into stages by sequence length, for the least total QoE (CascadeInfer)."""
+    with needed_packages():
+        import numpy as np
+
+        from planner_service.files import read_replica, read_trace
+        from planner_service.simulator import Workload
+        from planner_service.stages import Method, MoveCost, count_in_flight, in_flight, plan_stages
+    if method not in (methods := [m.value for m in Method]):
+        fail(f"--method must be {', '.join(methods)}, not {method}", 2)
+    with told_faults():
+        work = read_trace(trace)
+        if rate is not None:
+            if not 0 < work.rate_per_s < np.inf:
+                fail(f"--rate: {trace} has one arrival time only, which no rate can stretch", 2)
+            work = Workload(work.arrival_s * work.rate_per_s / rate, work.input_tokens, work.output_tokens)
+        most = max_tokens if max_tokens is not None else work.longest_tokens + 1
+        if most <= work.longest_tokens:
+            fail(f"--max-tokens must exceed the trace's longest request, {work.longest_tokens} tokens", 2)
+        measured = read_replica(profile, model, gpu, most)
+        count = count_in_flight(work, measured.qoe, instances, measured.replica)
+        sample = in_flight(work, count)
+        move = MoveCost(measured.kv_bytes_per_token, bandwidth * 1e9)
+        plan_stages(sample, measured.qoe, 1, most, move)  # compiles, on the first call of all
+        began = time.perf_counter()
+        found = plan_stages(sample, measured.qoe, instances, most, move, Method(method))
+        took = time.perf_counter() - began
+        figures = plan_json(found, took)
+        out.write_text(json_module.dumps(figures, indent=1) + "\n")
+        written = [out, *(draw(found, sample, out) if plot else [])]
+    if json:
+        print_json(figures)
+        return
+    table = Table(title=f"{instances} instances in {len(found.layout.stages)} stages, {count} sequences in flight")
+    for column in ("stage", "from", "to", "instances", "sequences", "tokens each"):
+        table.add_column(column, justify="right")
+    for i, stage in enumerate(found.layout.stages):
+        held = sample.tokens[(sample.tokens >= stage.from_tokens) & (sample.tokens < stage.to_tokens)]
+        share = f"{held.sum() / stage.instances:,.0f}"
+        span = (f"{stage.from_tokens:,}", f"{stage.to_tokens:,}")
+        table.add_row(str(i + 1), *span, str(stage.instances), f"{len(held):,}", share)
+    console.print(table)
+    if found.gap is None:
+        proof = "heuristic: too many instances for the exact answer"
+    elif found.gap == 0:
+        proof = "exact on its cut points"
+    else:
+        proof = f"heuristic, {found.gap:.1%} above the exact answer"
+    chain = "no chain: more instances than ranges" if found.chain_quality is None else _against(found, "chain")
+    lines = [
+        f"QoE {found.quality:.4g} s/token over all sequences: {_against(found, 'one_stage')}, {chain}",
+        f"{proof}; {1000 * took:.1f} ms; {measured.source}",
+        f"written: {', '.join(map(str, written))}",
+    ]
+    console.print("\n".join(lines), highlight=False)
+
+
+def plan_json(plan: "StagePlan", took_s: float) -> dict[str, Any]:
+    """Qualities in seconds per output token, summed over the sequences; the less the better."""
+    return {
+        "stages": [
+            {"from_tokens": s.from_tokens, "to_tokens": s.to_tokens, "instances": s.instances}
+            for s in plan.layout.stages
+        ],
+        "quality": plan.quality,
+        "one_stage_quality": plan.one_stage_quality,
+        "chain_quality": plan.chain_quality,
+        "method": plan.method.value,
+        "gap": plan.gap,
+        "seconds": took_s,
+    }
+
+
+def _against(plan: "StagePlan", other: str) -> str:
+    value = getattr(plan, f"{other}_quality")
+    return f"{plan.quality / value - 1:+.1%} against {'one stage' if other == 'one_stage' else 'a chain'}"
+
+
+def draw(plan: "StagePlan", sample: "LengthSample", out: Path) -> list[Path]:
+    """The lengths in flight as a histogram, each stage its colour, cuts marked; PNG and SVG beside the JSON."""
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    import matplotlib.pyplot as plt
+    import numpy as np
+
+    colours = ("#1f6f78", "#e07a3f", "#8d99ae", "#c9a227", "#6d597a")
+    least = max(1, int(sample.tokens[0]))
+    even = np.geomspace(least, max(plan.layout.max_tokens, least + 1), 61)
+    bins = np.union1d(even, [cut for cut in plan.layout.cuts if cut > least])  # no bar across a cut
+    figure, axes = plt.subplots(figsize=(9, 4.4), layout="constrained")
+    heights = [0.0]
+    for i, stage in enumerate(plan.layout.stages):
+        held = sample.tokens[(sample.tokens >= stage.from_tokens) & (sample.tokens < stage.to_tokens)]
+        counts, _, _ = axes.hist(held, bins, color=colours[i % len(colours)])
+        heights.append(float(np.max(counts)))
+    axes.set_xscale("log")
+    axes.set_xlim(bins[0], bins[-1])
+    top = 1.25 * max(heights)
+    axes.set_ylim(0, top)
+    for i, stage in enumerate(plan.layout.stages):
+        low, high = max(stage.from_tokens, bins[0]), min(stage.to_tokens, bins[-1])
+        if high <= low:
+            continue
+        if stage.from_tokens > bins[0]:
+            axes.axvline(stage.from_tokens, color="#333333", linewidth=0.8, linestyle="--")
+        place = (np.sqrt(low * high), top * (0.98 if i % 2 == 0 else 0.92))  # narrow neighbours share no line
+        axes.text(*place, f"{stage.instances}", ha="center", va="top", fontsize=9, color=colours[i % len(colours)])
+    axes.set_xlabel("length of sequences in flight (tokens); dashed: cuts; above: instances of the stage")
+    axes.set_ylabel("sequences")
+    axes.set_title(f"{plan.layout.instances} instances, {len(plan.layout.stages)} stages", loc="left")
+    axes.spines[["top", "right"]].set_visible(False)
+    written = [out.with_suffix(suffix) for suffix in (".png", ".svg")]
+    for path in written:
+        figure.savefig(path, dpi=120)
+    plt.close(figure)
+    return written

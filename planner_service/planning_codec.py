@@ -1,0 +1,303 @@
+"""PlanCascade and SimulateDeployment: proto to what the planner computes with, and back. Fields are checked as in files."""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
+from pydantic import BaseModel, ValidationError
+
+from penstock.planner.v1 import planner_pb2 as pb
+from planner_service.demand import demand_of, workload_digest
+from planner_service.files import CascadeFile, ClusterFile, EngineEntry, GpuEntry, ModelEntry, TierEntry
+from planner_service.plan_cascade import CascadePlan, Demand, Objective, Site
+from planner_service.routing.quality import SKIPPED, JudgedSample
+from planner_service.simulator import Dispatch, EngineLimits, Percentiles, Replica, Report, Workload
+from services.domain.errors import FieldProblem, InvalidRequest, invalid
+from services.domain.hardware import ReplicaShape
+from services.domain.latency import StepLatencyModel
+from services.proto_codec import duration
+
+REQUESTS, SEED = 500, 1  # of `penstock plan`
+
+_Part = TypeVar("_Part", bound=BaseModel)
+_Value = TypeVar("_Value")
+
+_OBJECTIVES = {
+    pb.OBJECTIVE_UNSPECIFIED: Objective.LARGEST_TIER,
+    pb.OBJECTIVE_LARGEST_TIER: Objective.LARGEST_TIER,
+    pb.OBJECTIVE_END_TO_END: Objective.END_TO_END,
+}
+_DISPATCH = {
+    pb.DISPATCH_UNSPECIFIED: Dispatch.CAPACITY,
+    pb.DISPATCH_CAPACITY: Dispatch.CAPACITY,
+    pb.DISPATCH_ROUND_ROBIN: Dispatch.ROUND_ROBIN,
+}
+_LENGTHS = {
+    pb.LENGTH_SOURCE_UNSPECIFIED: "quality",
+    pb.LENGTH_SOURCE_JUDGED: "quality",
+    pb.LENGTH_SOURCE_TRACE: "trace",
+}
+
+
+def options_from_proto(request: pb.PlanCascadeRequest) -> dict[str, Any]:
+    """The keyword arguments of plan_cascade. InvalidRequest naming every unsound field."""
+    problems = []
+    target = request.WhichOneof("target")
+    if target is None:
+        problems.append(FieldProblem("target", "give either min_quality or max_latency_s"))
+    elif not np.isfinite(getattr(request, target)):
+        problems.append(FieldProblem(target, "must be a finite number"))
+    confidence = request.confidence if request.HasField("confidence") else None
+    if confidence is not None and not 0 < confidence < 1:
+        problems.append(FieldProblem("confidence", f"must be over 0 and under 1, not {confidence:g}"))
+    if request.HasField("gpus") and request.gpus < 1:
+        problems.append(FieldProblem("gpus", "must be at least 1"))
+    if problems:
+        raise InvalidRequest(*problems)
+    return {
+        "min_quality": request.min_quality if target == "min_quality" else None,
+        "max_latency_s": request.max_latency_s if target == "max_latency_s" else None,
+        "objective": _known(_OBJECTIVES, request.objective, "objective"),
+        "confidence": confidence,
+        "gpus": request.gpus if request.HasField("gpus") else None,
+        "dispatch": dispatch_from_proto(request.dispatch),
+        "seed": seed_of(request.inputs.workload),
+    }
+
+
+def dispatch_from_proto(dispatch: pb.Dispatch.ValueType) -> Dispatch:
+    return _known(_DISPATCH, dispatch, "dispatch")
+
+
+def seed_of(workload: pb.Workload) -> int:
+    return workload.seed if workload.HasField("seed") else SEED
+
+
+def inputs_from_proto(inputs: pb.PlanningInputs) -> tuple[Site, Demand]:
+    """InvalidRequest naming the field, as `inputs.cascade.tiers[0].model_name`."""
+    site = site_from_proto(inputs.cluster, inputs.cascade)
+    return site, demand_from_proto(inputs.workload, site.tiers)
+
+
+def site_from_proto(cluster: pb.Cluster, cascade: pb.Cascade) -> Site:
+    at = "inputs.cluster"
+    told = _fields(cluster, "gpu_name", "gpu_spec")
+    if cluster.HasField("gpu_spec"):
+        told["gpu"] = _checked(GpuEntry, _fields(cluster.gpu_spec), f"{at}.gpu_spec")
+    elif cluster.HasField("gpu_name"):
+        told["gpu"] = cluster.gpu_name
+    else:
+        raise invalid(f"{at}.gpu", "give either gpu_name or gpu_spec")
+    where = _spec(_checked(ClusterFile, told, at), f"{at}.gpu_name")
+    at = "inputs.cascade"
+    entries, measured = [], []
+    for i, tier in enumerate(cascade.tiers):
+        here = f"{at}.tiers[{i}]"
+        if tier.HasField("model_spec"):
+            model: str | ModelEntry = _checked(ModelEntry, _fields(tier.model_spec), f"{here}.model_spec")
+        elif tier.HasField("model_name"):
+            model = tier.model_name
+        else:
+            raise invalid(f"{here}.model", "give either model_name or model_spec")
+        entries.append(_checked(TierEntry, {"name": tier.name, "model": model}, here))
+        measured.append(tuple(_replica(m, f"{here}.measured[{j}]") for j, m in enumerate(tier.measured)))
+    told = _fields(cascade) | {"tiers": entries}
+    found = _checked(CascadeFile, told, at)
+    specs = tuple(_spec(tier, f"{at}.tiers[{i}].model_name") for i, tier in enumerate(found.tiers))
+    names = tuple(tier.name for tier in found.tiers)
+    return Site(where, names, specs, found.runtime.spec(), _limits(found.engine), found.judge_s, tuple(measured))
+
+
+def demand_from_proto(workload: pb.Workload, tiers: tuple[str, ...]) -> Demand:
+    at = "inputs.workload"
+    if workload.HasField("requests") and workload.requests < 1:
+        raise invalid(f"{at}.requests", "must be at least 1")
+    rate = workload.rate if workload.HasField("rate") else None
+    if rate is not None and not (np.isfinite(rate) and rate > 0):
+        raise invalid(f"{at}.rate", f"must be over 0, not {rate:g}")
+    trace, judged = _trace(workload.trace, f"{at}.trace"), _judged(workload, tiers, f"{at}.judged")
+    try:
+        return demand_of(
+            trace,
+            judged,
+            requests=workload.requests if workload.HasField("requests") else REQUESTS,
+            seed=seed_of(workload),
+            lengths=_known(_LENGTHS, workload.lengths, f"{at}.lengths"),
+            rate=rate,
+        )
+    except InvalidRequest as error:
+        raise _under(at, error) from None
+
+
+def plan_to_proto(plan: CascadePlan, demand: Demand, took_s: float) -> pb.CascadePlan:
+    made = pb.CascadePlan(
+        tiers=[
+            pb.PlannedTier(
+                name=tier.name,
+                model=tier.model,
+                gpus=tier.gpus,
+                replicas=[
+                    pb.ReplicaGroup(tp=replica.shape.tp, pp=replica.shape.pp, count=count)
+                    for replica, count in tier.strategy.replicas
+                ],
+                threshold=threshold if threshold is not None and threshold <= 100 else None,
+                used=tier.gpus > 0,
+                share_processed=tier.share_processed,
+                share_answered=tier.share_answered,
+                latency_p95_s=tier.strategy.latency_s,
+                report=report_to_proto(tier.report),
+            )
+            for tier, threshold in zip(plan.tiers, (*plan.thresholds, None), strict=True)
+        ],
+        quality=plan.quality,
+        latency_p95_s=plan.latency_p95_s,
+        end_to_end_p95_s=plan.end_to_end_p95_s,
+        proof=plan.solution.proof.value,
+        gap=plan.solution.gap,
+        binds=plan.binds,
+        evaluations=plan.solution.evaluations,
+        simulations=plan.simulations,
+        took=duration(took_s),
+        workload_digest=workload_digest(demand),
+        gpu_step=plan.gpu_step,
+        dispatch=pb.DISPATCH_CAPACITY if plan.dispatch is Dispatch.CAPACITY else pb.DISPATCH_ROUND_ROBIN,
+    )
+    if plan.promise is not None:
+        made.tested_quality = plan.promise.tested_quality
+    return made
+
+
+def shapes_from_proto(
+    request: pb.SimulateDeploymentRequest, tiers: int
+) -> tuple[tuple[float, ...], tuple[tuple[tuple[ReplicaShape, int], ...], ...]]:
+    """(thresholds, replicas of each tier as (shape, count)). InvalidRequest naming the field."""
+    if len(request.tiers) != tiers:
+        raise invalid("tiers", f"the cascade has {tiers}, not {len(request.tiers)}")
+    thresholds, shapes = [], []
+    for i, tier in enumerate(request.tiers):
+        last = i == tiers - 1
+        if last and tier.HasField("threshold"):
+            raise invalid(f"tiers[{i}].threshold", "the last tier's answers always stand: it has no threshold")
+        if tier.HasField("threshold") and not 0 <= tier.threshold <= 100:
+            raise invalid(f"tiers[{i}].threshold", f"must be from 0 to 100, not {tier.threshold:g}")
+        if not last:
+            thresholds.append(tier.threshold if tier.HasField("threshold") else SKIPPED)
+        for j, group in enumerate(tier.replicas):
+            for name in ("tp", "pp", "count"):
+                if getattr(group, name) < 1:
+                    raise invalid(f"tiers[{i}].replicas[{j}].{name}", "must be at least 1")
+        shapes.append(tuple((ReplicaShape(g.tp, g.pp), g.count) for g in tier.replicas))
+    return tuple(thresholds), tuple(shapes)
+
+
+def report_to_proto(report: Report) -> pb.TierReport:
+    return pb.TierReport(
+        requests=report.requests,
+        time_to_first_token=percentiles_to_proto(report.ttft),
+        time_per_output_token=percentiles_to_proto(report.tpot),
+        latency=percentiles_to_proto(report.latency),
+        requests_per_s=report.requests_per_s,
+        output_tokens_per_s=report.output_tokens_per_s,
+        utilisation=report.utilisation,
+        preemptions=report.preemptions,
+    )
+
+
+def percentiles_to_proto(p: Percentiles) -> pb.Percentiles:
+    return pb.Percentiles(p50=p.p50, p95=p.p95, p99=p.p99, mean=p.mean)
+
+
+def _trace(trace: pb.Trace, at: str) -> Workload:
+    columns = {"input_tokens": trace.input_tokens, "output_tokens": trace.output_tokens}
+    arrival_s = np.array(trace.arrival_s, float)
+    if not len(arrival_s):
+        raise invalid(f"{at}.arrival_s", "no requests")
+    if not np.isfinite(arrival_s).all():
+        raise invalid(f"{at}.arrival_s", "must be finite")
+    found = []
+    for name, column in columns.items():
+        values = np.array(column, np.int64)
+        if len(values) != len(arrival_s):
+            raise invalid(f"{at}.{name}", f"{len(arrival_s)} requests arrive, {len(values)} have it")
+        if values.min() < 1:
+            raise invalid(f"{at}.{name}[{int(values.argmin())}]", "must be at least 1")
+        found.append(values)
+    order = np.argsort(arrival_s, kind="stable")
+    return Workload(arrival_s[order], found[0][order], found[1][order])
+
+
+def _judged(workload: pb.Workload, tiers: tuple[str, ...], at: str) -> JudgedSample:
+    if not workload.judged:
+        raise invalid(at, "no prompts")
+    for i, prompt in enumerate(workload.judged):
+        for name, values in (("output_tokens", prompt.output_tokens), ("judge_scores", prompt.judge_scores)):
+            if len(values) != len(tiers):
+                raise invalid(f"{at}[{i}].{name}", f"the cascade has {len(tiers)} tiers, not {len(values)}")
+        if not all(0 <= score <= 100 for score in prompt.judge_scores):
+            raise invalid(f"{at}[{i}].judge_scores", "must be from 0 to 100")
+    # an empty prompt or answer counts as one token, as in files
+    return JudgedSample(
+        tiers,
+        np.maximum(1, np.array([p.input_tokens for p in workload.judged], np.int64)),
+        np.maximum(1, np.array([p.output_tokens for p in workload.judged], np.int64)),
+        np.array([p.judge_scores for p in workload.judged], float),
+    )
+
+
+def _replica(m: pb.MeasuredReplica, at: str) -> Replica:
+    for name in ("tp", "pp", "kv_tokens"):
+        if getattr(m, name) < 1:
+            raise invalid(f"{at}.{name}", "must be at least 1")
+    if not np.isfinite([*m.knot_tokens, *m.knot_s, m.context_token_s, m.pair_s, m.gap_s]).all():
+        raise invalid(at, "step times must be finite")
+    try:
+        latency = StepLatencyModel(tuple(m.knot_tokens), tuple(m.knot_s), m.context_token_s, m.pair_s, m.gap_s)
+    except InvalidRequest as error:
+        raise _under(at, error) from None
+    limits = _limits(_checked(EngineEntry, _fields(m.engine), f"{at}.engine"))
+    return Replica(ReplicaShape(m.tp, m.pp), latency, m.kv_tokens, limits)
+
+
+def _limits(engine: EngineEntry) -> EngineLimits:
+    return EngineLimits(engine.max_running, engine.max_step_tokens, engine.block_tokens)
+
+
+def _fields(message: Message, *without: str) -> dict[str, Any]:
+    """The fields that a message sets."""
+    told = MessageToDict(message, preserving_proto_field_name=True)
+    return {name: value for name, value in told.items() if name not in without}
+
+
+def _under(at: str, error: InvalidRequest) -> InvalidRequest:
+    """The same problems, their fields named from `at` on."""
+    return InvalidRequest(
+        *(FieldProblem(f"{at}.{p.field.removeprefix('latency.')}", p.problem) for p in error.problems)
+    )
+
+
+def _checked(kind: type[_Part], told: Mapping[str, Any], at: str) -> _Part:
+    """`told` as one part of a file; InvalidRequest with every fault under its path."""
+    try:
+        return kind.model_validate(told)
+    except ValidationError as error:
+        raise InvalidRequest(*(FieldProblem(_path(at, e["loc"]), e["msg"]) for e in error.errors())) from None
+
+
+def _path(at: str, place: tuple[int | str, ...]) -> str:
+    return at + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
+
+
+def _spec(part: Any, at: str) -> Any:
+    """What a part stands for; a name that the catalogue does not have is a fault of `at`."""
+    try:
+        return part.spec()
+    except ValueError as error:
+        raise invalid(at, str(error)) from None
+
+
+def _known(table: Mapping[Any, _Value], value: int, field: str) -> _Value:
+    if value not in table:
+        raise invalid(field, f"unknown value {value}")
+    return table[value]

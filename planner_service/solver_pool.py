@@ -1,0 +1,87 @@
+"""Planning jobs in processes of their own: the event loop stays free, and a job that nobody waits for is killed at once."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import AsyncGenerator
+
+from services.domain.errors import FieldProblem, InvalidRequest, PenstockError
+
+_log = logging.getLogger(__name__)
+
+JOBS = max(1, (os.cpu_count() or 2) - 1)  # at once; more wait
+
+
+class SolverFailed(PenstockError):
+    """A solver process ended before its job did."""
+
+    reason = "SOLVER_FAILED"
+
+
+class SolverPool:
+    """At most `jobs` solver processes at once. `pids`: of those that run."""
+
+    def __init__(self, jobs: int = JOBS) -> None:
+        self._places = asyncio.Semaphore(jobs)
+        self.pids: set[int] = set()
+
+    async def run(self, method: str, payload: bytes) -> AsyncGenerator[bytes, None]:
+        """The job's serialised responses, as they come. Leaving the iteration kills its process.
+
+        InvalidRequest (a field of the request), SolverFailed.
+        """
+        async with self._places:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "planner_service.solver",
+                method,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+            )
+            self.pids.add(process.pid)
+            try:
+                assert process.stdin is not None
+                assert process.stdout is not None
+                with contextlib.suppress(ConnectionError):  # it died: its end of stdout tells
+                    process.stdin.write(len(payload).to_bytes(4) + payload)
+                    await process.stdin.drain()
+                while True:
+                    kind, content = await _frame(process)
+                    if kind == b"R":
+                        yield content
+                    elif kind == b"F":
+                        raise InvalidRequest(*(FieldProblem(*problem) for problem in json.loads(content)))
+                    else:
+                        return
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
+                self.pids.discard(process.pid)
+
+    async def once(self, method: str, payload: bytes) -> bytes:
+        """The last response of a job."""
+        async with contextlib.aclosing(self.run(method, payload)) as answers:
+            return [answer async for answer in answers][-1]
+
+
+async def _frame(process: asyncio.subprocess.Process) -> tuple[bytes, bytes]:
+    """(kind, content) of the next frame; SolverFailed when the process ends instead."""
+    assert process.stdout is not None
+    try:
+        head = await process.stdout.readexactly(5)
+        return head[:1], await process.stdout.readexactly(int.from_bytes(head[1:]))
+    except asyncio.IncompleteReadError:
+        status = await process.wait()
+    if status < 0:
+        why = f"was killed by {signal.Signals(-status).name}"
+        why += " (out of memory?)" if -status == signal.SIGKILL else ""
+    else:
+        why = f"ended with status {status}; the planner's log says why"
+    _log.error("a solver process %s", why)
+    raise SolverFailed(f"the solver process {why}")

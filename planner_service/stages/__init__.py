@@ -1,0 +1,17 @@
+"""Length stages: from the lengths in flight to ranges and instance counts (CascadeInfer, section 4.2). Pure."""
+
+from planner_service.stages.partition import Method, MoveCost, StagePlan, exponential_cuts, plan_stages
+from planner_service.stages.profile import batches_of
+from planner_service.stages.sample import LengthSample, count_in_flight, in_flight
+
+__all__ = [
+    "LengthSample",
+    "Method",
+    "MoveCost",
+    "StagePlan",
+    "batches_of",
+    "count_in_flight",
+    "exponential_cuts",
+    "in_flight",
+    "plan_stages",
+]

@@ -1,0 +1,91 @@
+"""The inner loops of the partition, compiled. No I/O."""
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+F = npt.NDArray[np.float64]
+N = npt.NDArray[np.int64]
+
+
+@numba.njit(cache=True)
+def stage_qualities(
+    tokens: F,  # (n) lengths of the sequences, ascending
+    inputs: F,  # (n) their inputs
+    ends: N,  # (C) how many sequences are shorter than each cut point
+    instances: int,  # E
+    d: F,  # (5) D0 to D4
+) -> F:
+    """(C, C, E + 1): total QoE of the sequences between two cut points on k instances, each with an even share of them.
+
+    k Q(n / k), all sums divided by k. No more instances count than there are sequences.
+    """
+    n, cuts = len(tokens), len(ends)
+    sums = np.zeros((n + 1, 3))
+    for i in range(n):
+        sums[i + 1, 0] = sums[i, 0] + inputs[i]
+        sums[i + 1, 1] = sums[i, 1] + inputs[i] * inputs[i]
+        sums[i + 1, 2] = sums[i, 2] + tokens[i]
+    found = np.zeros((cuts, cuts, instances + 1))
+    for a in range(cuts):
+        for b in range(a + 1, cuts):
+            held = ends[b] - ends[a]
+            added = d[1] * held
+            for f in range(3):
+                added += d[2 + f] * (sums[ends[b], f] - sums[ends[a], f])
+            for k in range(1, instances + 1):
+                found[a, b, k] = held * (d[0] + added / max(1, min(k, held)))
+    return found
+
+
+@numba.njit(cache=True)
+def partition(
+    quality: F,  # (C, C, E + 1), of stage_qualities
+    crossing: F,  # (C) cost of moving sequences over each cut
+    best: F,  # (E + 1, C) out
+    from_instances: N,  # (E + 1, C) out: e' of the best choice
+    from_cut: N,  # (E + 1, C) out: l'
+) -> None:
+    """The paper's recurrence (section 4.2).
+
+    f[s,e,l] is the least total QoE of the sequences shorter than l on e instances in s stages:
+
+        f[s,e,l] = min over e' < e, l' < l of  f[s-1,e',l'] + (e - e') Q(n_{l',l} / (e - e')) + c[l'].
+
+    The cost of a stage does not depend on s, and the answer is the least over s. So the minimum over s is taken at once:
+    f[e,l] = min over s of f[s,e,l] obeys the same recurrence without s, of E^2 C^2 / 4 terms instead of E^3 C^2.
+    """
+    instances, cuts = best.shape[0] - 1, best.shape[1]
+    best[:] = np.inf
+    best[0, 0] = 0.0
+    for e in range(1, instances + 1):
+        for b in range(1, cuts):
+            least, at_e, at_b = np.inf, 0, 0
+            for a in range(b):
+                if a == 0:  # the first stage
+                    value = quality[0, b, e]
+                    if value < least:
+                        least, at_e, at_b = value, 0, 0
+                    continue
+                for before in range(1, e):
+                    value = best[before, a] + quality[a, b, e - before] + crossing[a]
+                    if value < least:
+                        least, at_e, at_b = value, before, a
+            best[e, b] = least
+            from_instances[e, b] = at_e
+            from_cut[e, b] = at_b
+
+
+@numba.njit(cache=True)
+def chain(quality: F, crossing: F, best: F, from_cut: N) -> None:
+    """The recurrence with one instance per stage, so s = e: best, from_cut (E + 1, C) out."""
+    instances, cuts = best.shape[0] - 1, best.shape[1]
+    best[:] = np.inf
+    best[0, 0] = 0.0
+    for e in range(1, instances + 1):
+        for b in range(e, cuts):
+            for a in range(e - 1, b):
+                value = best[e - 1, a] + quality[a, b, 1] + crossing[a]
+                if value < best[e, b]:
+                    best[e, b] = value
+                    from_cut[e, b] = a

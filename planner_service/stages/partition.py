@@ -1,0 +1,233 @@
+"""Splits instances into length stages (CascadeInfer, section 4.2). No I/O.
+
+Given: E instances, sequences in flight, a QoE model, what a move costs. Wanted: stages, each a range of lengths and a number
+of instances, the ranges covering [0, max_tokens), the instances adding up to E. Least: the total QoE of all instances, each
+with an even share of its stage's sequences, plus c[l] for every cut l. Cuts stand on exponential bucket bounds.
+
+An even share of a set on k instances has the k-th part of its sums. The paper samples it, every k-th sequence (`even_share`);
+a search for the least over all k then finds those k whose samples happen to be light, most of all in small sets.
+"""
+
+import enum
+import heapq
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner_service.simulator.workload import Floats, Ints
+from planner_service.stages import kernel
+from planner_service.stages.sample import LengthSample
+from services.domain.errors import invalid
+from services.domain.stages import QoeModel, Stage, StageLayout
+
+CUTS_PER_DOUBLING = 2
+EXACT_TERMS = 2e9  # of the recurrence: about 2 s
+
+
+class Method(enum.Enum):
+    """How a layout is found."""
+
+    AUTO = "auto"  # exact where its recurrence has at most EXACT_TERMS terms
+    EXACT = "exact"
+    HEURISTIC = "heuristic"
+
+
+@dataclass(frozen=True, slots=True)
+class MoveCost:
+    """What a sequence's move costs: kv_bytes_per_token over all layers, bandwidth_bytes_per_s between two instances."""
+
+    kv_bytes_per_token: float
+    bandwidth_bytes_per_s: float
+
+    def __post_init__(self) -> None:
+        if self.kv_bytes_per_token < 0:
+            raise invalid("kv_bytes_per_token", "must not be negative")
+        if not self.bandwidth_bytes_per_s > 0:
+            raise invalid("bandwidth_bytes_per_second", "must be positive")
+
+    @property
+    def token_s(self) -> float:
+        return self.kv_bytes_per_token / self.bandwidth_bytes_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlan:
+    """A layout and its total QoE, beside those of one stage and of one instance per stage; the less the better.
+
+    chain_quality: None where there are more instances than ranges between cut points. gap: how far quality lies above the
+    exact answer's, relative; None where that was not computed.
+    """
+
+    layout: StageLayout
+    quality: float
+    one_stage_quality: float
+    chain_quality: float | None
+    method: Method
+    gap: float | None
+
+
+Part = tuple[int, int, int]  # a stage: from and to which cut point, on how many instances
+
+
+class Problem:
+    """One partition problem: cut points, and the cost of every possible stage."""
+
+    def __init__(self, sample: LengthSample, qoe: QoeModel, instances: int, move: MoveCost, cut_points: Ints) -> None:
+        if instances < 1:
+            raise invalid("instances", "must be at least 1")
+        if sample.tokens[-1] >= cut_points[-1]:
+            raise invalid("max_tokens", f"must exceed the longest sequence, {sample.tokens[-1]} tokens")
+        self.instances, self.cut_points = instances, cut_points
+        self.ends = np.searchsorted(sample.tokens, cut_points).astype(np.int64)
+        self.quality = kernel.stage_qualities(
+            sample.tokens.astype(np.float64),
+            sample.input_tokens.astype(np.float64),
+            self.ends,
+            instances,
+            np.array(qoe.coefficients),
+        )
+        self.crossing = _crossing(sample, cut_points, move)
+
+    def total(self, parts: list[Part]) -> float:
+        """Pipeline quality of stages given in order."""
+        held = sum(float(self.quality[a, b, k]) for a, b, k in parts)
+        return held + sum(float(self.crossing[a]) for a, _, _ in parts[1:])
+
+    def exact(self) -> list[Part]:
+        """The best of all layouts."""
+        shape = (self.instances + 1, len(self.cut_points))
+        best, before, cut = np.empty(shape), np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        kernel.partition(self.quality, self.crossing, best, before, cut)
+        parts, e, b = list[Part](), self.instances, len(self.cut_points) - 1
+        while b > 0:
+            parts.append((int(cut[e, b]), b, e - int(before[e, b])))
+            e, b = int(before[e, b]), int(cut[e, b])
+        return parts[::-1]
+
+    def chain(self) -> list[Part] | None:
+        """The best layout with one instance per stage; None where there are fewer ranges than instances."""
+        shape = (self.instances + 1, len(self.cut_points))
+        if self.instances >= len(self.cut_points):
+            return None
+        best, cut = np.empty(shape), np.zeros(shape, np.int64)
+        kernel.chain(self.quality, self.crossing, best, cut)
+        parts, b = list[Part](), len(self.cut_points) - 1
+        for e in range(self.instances, 0, -1):
+            parts.append((int(cut[e, b]), b, 1))
+            b = int(cut[e, b])
+        return parts[::-1]
+
+    def heuristic(self) -> list[Part]:
+        """A chain, then neighbours merged by greatest gain from a heap, as long as there is any.
+
+        With more instances than ranges no chain exists; then every range is a stage to begin with, and gets instances one by
+        one, each where quality falls most.
+        """
+        return self._merged(self.chain() or self._finest())
+
+    def _finest(self) -> list[Part]:
+        count = len(self.cut_points) - 1
+        held = [1] * count
+
+        def gain(i: int) -> float:
+            k = held[i]
+            return float(self.quality[i, i + 1, k] - self.quality[i, i + 1, min(k + 1, self.instances)])
+
+        heap = [(-gain(i), i) for i in range(count)]
+        heapq.heapify(heap)
+        for _ in range(self.instances - count):
+            i = heap[0][1]
+            held[i] += 1
+            heapq.heapreplace(heap, (-gain(i), i))
+        return [(i, i + 1, k) for i, k in enumerate(held)]
+
+    def _merged(self, parts: list[Part]) -> list[Part]:
+        stages: list[Part | None] = list(parts)
+        after = [*range(1, len(parts)), -1]
+        before = [-1, *range(len(parts) - 1)]
+        heap: list[tuple[float, int, Part, Part]] = []
+
+        def offer(i: int) -> None:
+            one, other = stages[i], stages[after[i]] if after[i] >= 0 else None
+            if one is None or other is None:
+                return
+            merged = self.quality[one[0], other[1], one[2] + other[2]]
+            gain = self.quality[one] + self.quality[other] + self.crossing[other[0]] - merged
+            if gain > 0:
+                heapq.heappush(heap, (-float(gain), i, one, other))
+
+        for i in range(len(parts)):
+            offer(i)
+        while heap:
+            _, i, one, other = heapq.heappop(heap)
+            j = after[i]
+            if stages[i] != one or j < 0 or stages[j] != other:
+                continue  # one of them has been merged since
+            stages[i], stages[j] = (one[0], other[1], one[2] + other[2]), None
+            after[i] = after[j]
+            if after[j] >= 0:
+                before[after[j]] = i
+            offer(i)
+            if before[i] >= 0:
+                offer(before[i])
+        return [stage for stage in stages if stage is not None]
+
+    def layout(self, parts: list[Part]) -> StageLayout:
+        points = self.cut_points
+        return StageLayout(tuple(Stage(int(points[a]), int(points[b]), k) for a, b, k in parts))
+
+
+def exponential_cuts(max_tokens: int, per_doubling: int = CUTS_PER_DOUBLING) -> Ints:
+    """(C) 0, the bounds of exponentially growing buckets, and max_tokens."""
+    if max_tokens < 1:
+        raise invalid("max_tokens", "must be at least 1")
+    powers = np.arange(0, per_doubling * int(np.ceil(np.log2(max_tokens))) + 1) / per_doubling
+    points = np.unique(np.round(2.0**powers).astype(np.int64))
+    return np.concatenate([[0], points[points < max_tokens], [max_tokens]])
+
+
+def plan_stages(
+    sample: LengthSample,
+    qoe: QoeModel,
+    instances: int,
+    max_tokens: int,
+    move: MoveCost,
+    method: Method = Method.AUTO,
+) -> StagePlan:
+    """The layout of least total QoE for these sequences. Deterministic.
+
+    Raises:
+        InvalidRequest: no instance, or a sequence that does not fit max_tokens.
+    """
+    problem = Problem(sample, qoe, instances, move, exponential_cuts(max_tokens))
+    terms = (instances * len(problem.cut_points)) ** 2 / 4
+    tractable = terms <= EXACT_TERMS
+    exact = problem.exact() if method is Method.EXACT or tractable else None
+    chosen, gap = exact, 0.0 if exact is not None else None
+    if exact is None or method is Method.HEURISTIC:
+        chosen = problem.heuristic()
+        gap = None if exact is None else problem.total(chosen) / problem.total(exact) - 1
+    assert chosen is not None
+    one_chain = problem.chain()
+    return StagePlan(
+        problem.layout(chosen),
+        problem.total(chosen),
+        problem.total([(0, len(problem.cut_points) - 1, instances)]),
+        None if one_chain is None else problem.total(one_chain),
+        Method.EXACT if chosen is exact else Method.HEURISTIC,
+        gap,
+    )
+
+
+def _crossing(sample: LengthSample, cut_points: Ints, move: MoveCost) -> Floats:
+    """(C) c[l]: seconds per output token that moves at each cut add, summed over the sequences.
+
+    A request whose length passes l moves l tokens of KV once; its cost being time per output token, the move's time is
+    spread over its output. This counts the whole transfer as delay: an upper bound where moves are live.
+    """
+    final = sample.input_tokens + sample.output_tokens
+    found = np.zeros(len(cut_points))
+    for i, cut in enumerate(cut_points):
+        passes = (sample.input_tokens < cut) & (final >= cut)
+        found[i] = cut * move.token_s * (1.0 / sample.output_tokens[passes]).sum()
+    return found

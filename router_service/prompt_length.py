@@ -1,0 +1,35 @@
+"""How many tokens a prompt will have, before a worker has counted them. No I/O.
+
+Workers tokenize (docs/adr/0001), so the router learns each tier's tokens per character from what they admit.
+"""
+
+from services.domain.requests import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+
+FIRST_TOKENS_PER_CHARACTER = 0.25  # until a tier has admitted its first prompt; usual for English text
+SMOOTHING = 0.1
+
+
+class PromptLengths:
+    """One estimate per tier."""
+
+    def __init__(self) -> None:
+        self._per_character: dict[str, float] = {}
+
+    def estimate(self, tier: str, prompt: Prompt) -> int:
+        """Tokens; exact for a prompt of token ids."""
+        if isinstance(prompt, TokenPrompt):
+            return len(prompt.token_ids)
+        return round(_characters(prompt) * self._per_character.get(tier, FIRST_TOKENS_PER_CHARACTER))
+
+    def learn(self, tier: str, prompt: Prompt, tokens: int) -> None:
+        """A worker of the tier has counted."""
+        if isinstance(prompt, TokenPrompt) or not (characters := _characters(prompt)):
+            return
+        ratio, known = tokens / characters, self._per_character.get(tier)
+        self._per_character[tier] = ratio if known is None else known + SMOOTHING * (ratio - known)
+
+
+def _characters(prompt: TextPrompt | ChatPrompt) -> int:
+    if isinstance(prompt, TextPrompt):
+        return len(prompt.text)
+    return sum(len(message.content) for message in prompt.messages)

@@ -1,0 +1,74 @@
+"""Length stages: which instances of a tier serve which sequence lengths. No I/O."""
+
+import bisect
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from services.domain.errors import FieldProblem, InvalidRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Instances for sequences of from_tokens to to_tokens - 1 tokens, input and output so far."""
+
+    from_tokens: int
+    to_tokens: int
+    instances: int
+
+
+def stage_problems(stages: tuple[Stage, ...], path: str) -> Iterator[FieldProblem]:
+    """What keeps `stages` from covering [0, most) in order; nothing for no stages at all. `path` names the field."""
+    at = 0
+    for i, stage in enumerate(stages):
+        if stage.from_tokens != at:
+            yield FieldProblem(f"{path}[{i}].from_tokens", f"must be {at}, where the stage before ends")
+        if stage.to_tokens <= stage.from_tokens:
+            yield FieldProblem(f"{path}[{i}].to_tokens", f"must exceed from_tokens ({stage.from_tokens})")
+        if stage.instances < 1:
+            yield FieldProblem(f"{path}[{i}].instance_count", "must be at least 1")
+        at = stage.to_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class StageLayout:
+    """Stages in order, covering [0, max_tokens). Raises InvalidRequest where they do not."""
+
+    stages: tuple[Stage, ...]
+
+    def __post_init__(self) -> None:
+        problems = [*stage_problems(self.stages, "stages")]
+        if not self.stages:
+            problems = [FieldProblem("stages", "at least one is needed")]
+        if problems:
+            raise InvalidRequest(*problems)
+
+    @classmethod
+    def single(cls, instances: int, max_tokens: int) -> "StageLayout":
+        """No pipeline: every instance serves every length."""
+        return cls((Stage(0, max_tokens, instances),))
+
+    @property
+    def max_tokens(self) -> int:
+        return self.stages[-1].to_tokens
+
+    @property
+    def instances(self) -> int:
+        return sum(stage.instances for stage in self.stages)
+
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        """Where a sequence moves on: the first length of every stage but the first."""
+        return tuple(stage.from_tokens for stage in self.stages[1:])
+
+    def stage_of(self, tokens: int) -> int:
+        """The index of the stage that serves this length; the last for what is longer than all."""
+        return bisect.bisect_right(self.cuts, tokens)
+
+    def stage_of_instance(self, instance: int) -> int:
+        """The stage of the tier's instance with this index, from 0; the last for any beyond the layout's."""
+        end = 0
+        for i, stage in enumerate(self.stages):
+            end += stage.instances
+            if instance < end:
+                return i
+        return len(self.stages) - 1

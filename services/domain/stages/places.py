@@ -1,0 +1,98 @@
+"""Which stage each instance of a tier serves, and which instances a length may go to. No I/O.
+
+Nobody hands out places: every instance computes the same ones from the same records, and keeps its own while it can.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from services.domain.stages.layout import StageLayout
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlace:
+    """An instance's place: its stage, and the lengths it serves, from_tokens to to_tokens - 1.
+
+    to_tokens is the instance's own boundary, which it refines.
+    """
+
+    stage: int
+    from_tokens: int
+    to_tokens: int
+
+
+def targets(instances: int, layout: StageLayout) -> tuple[int, ...]:
+    """How many of so many live instances each stage should have.
+
+    As the layout says. With more or fewer than it says each stage has one and the rest goes by what the layout has beyond
+    one each (largest remainder). With fewer than stages the last stages are kept: they can serve what is shorter.
+    """
+    planned = [stage.instances for stage in layout.stages]
+    if instances < len(planned):
+        return (0,) * (len(planned) - instances) + (1,) * instances
+    spare, weights = instances - len(planned), [count - 1 for count in planned]
+    total = sum(weights)
+    if total == 0:
+        weights, total = planned, sum(planned)
+    given = [spare * weight // total for weight in weights]
+    by_remainder = sorted(range(len(planned)), key=lambda s: (-(spare * weights[s] % total), s))
+    for stage in by_remainder[: spare - sum(given)]:
+        given[stage] += 1
+    return tuple(1 + more for more in given)
+
+
+def assign(current: Mapping[str, int | None], layout: StageLayout) -> dict[str, int]:
+    """The stage of every instance of a tier. current: what each serves now, by instance id; None for a newcomer.
+
+    Instances stay where they are as far as the targets allow; of those too many in a stage the greatest ids leave. They and
+    the newcomers fill the gaps, in order of id, from the first stage on.
+    """
+    left = list(targets(len(current), layout))
+    stages: dict[str, int] = {}
+    for instance_id in sorted(current):
+        stage = current[instance_id]
+        if stage is not None and stage < len(left) and left[stage] > 0:
+            stages[instance_id] = stage
+            left[stage] -= 1
+    gaps = (stage for stage, count in enumerate(left) for _ in range(count))
+    for instance_id in sorted(current):
+        if instance_id not in stages:
+            stages[instance_id] = next(gaps)
+    return stages
+
+
+def by_preference(places: Mapping[str, StagePlace | None], tokens: int) -> list[list[str]]:
+    """Instance ids in groups, the best first, for a sequence of `tokens` tokens.
+
+    First the earliest stage that covers the length, then the later ones, last the stages that end before it, the longest
+    first. An instance without a place serves every length.
+    """
+    covering: dict[int, list[str]] = {}
+    too_short: dict[int, list[str]] = {}
+    anywhere: list[str] = []
+    for instance_id, place in sorted(places.items()):
+        if place is None:
+            anywhere.append(instance_id)
+        else:
+            (covering if tokens < place.to_tokens else too_short).setdefault(place.stage, []).append(instance_id)
+    groups = [covering[stage] for stage in sorted(covering)] + [too_short[s] for s in sorted(too_short, reverse=True)]
+    if anywhere:
+        groups = [sorted([*anywhere, *(groups[0] if covering else ())]), *groups[1 if covering else 0 :]]
+    return groups
+
+
+def successors(places: Mapping[str, StagePlace | None], stage: int) -> list[str]:
+    """The instances of the next stage that has any."""
+    later = {place.stage for place in places.values() if place is not None and place.stage > stage}
+    return peers(places, min(later)) if later else []
+
+
+def peers(places: Mapping[str, StagePlace | None], stage: int) -> list[str]:
+    """The instances of a stage, in order of id."""
+    return sorted(i for i, place in places.items() if place is not None and place.stage == stage)
+
+
+def outgrown_to(places: Mapping[str, StagePlace | None], stage: int, tokens: int) -> list[str]:
+    """Where a sequence that has outgrown `stage` may go: the earliest later stage that covers it, else the last one."""
+    later = {i: place for i, place in places.items() if place is not None and place.stage > stage}
+    return next(iter(by_preference(later, tokens)), [])

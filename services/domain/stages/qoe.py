@@ -1,0 +1,83 @@
+"""The QoE model: what an instance's batch costs the requests in it (CascadeInfer, section 4.1). No I/O.
+
+A request's cost q is its normalised latency: seconds from arrival to last token, per output token. All n requests of a batch
+share it, and the batch's quality is their sum (equation 1), the less the better:
+
+    Q_B = n * q,    q = D0 + D1 n + D2 sum I + D3 sum I^2 + D4 sum L
+
+over the batch's requests, each with an input of I tokens and a length of L tokens so far, input and output.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass
+from typing import NamedTuple, TypeVar
+
+from services.domain.errors import invalid
+
+T = TypeVar("T")
+
+
+class InFlight(NamedTuple):
+    """A sequence that an instance holds. tokens: input and output so far. Sorts by its length."""
+
+    tokens: int
+    input_tokens: int
+
+
+class BatchLoad(NamedTuple):
+    """F1 to F4 of equation 1: requests, and the sums over them of I, I^2 and L. Sums over parts are the whole's."""
+
+    requests: float = 0.0
+    input_tokens: float = 0.0
+    input_tokens_squared: float = 0.0
+    tokens: float = 0.0
+
+    @classmethod
+    def of(cls, sequences: Iterable[InFlight]) -> "BatchLoad":
+        n = inputs = squared = tokens = 0
+        for length, prompt in sequences:
+            n, inputs, squared, tokens = n + 1, inputs + prompt, squared + prompt * prompt, tokens + length
+        return cls(n, inputs, squared, tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class QoeModel:
+    """D0 to D4, none negative: batch_s, request_s per request, the others per token or squared token of the batch."""
+
+    batch_s: float
+    request_s: float
+    input_token_s: float
+    input_token_squared_s: float
+    context_token_s: float
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if not (0 <= getattr(self, name) < math.inf):
+                raise invalid(f"qoe.{name}", f"must be a finite number of seconds, not {getattr(self, name)}")
+        if not any(self.coefficients):
+            raise invalid("qoe", "at least one coefficient must be positive")
+
+    @property
+    def coefficients(self) -> tuple[float, float, float, float, float]:
+        """(D0, D1, D2, D3, D4)."""
+        return astuple(self)
+
+    def request_cost_s(self, load: BatchLoad) -> float:
+        """q: seconds per output token that each request of the batch sees."""
+        d0, d1, d2, d3, d4 = self.coefficients
+        n, inputs, squared, tokens = load
+        return d0 + d1 * n + d2 * inputs + d3 * squared + d4 * tokens
+
+    def quality(self, load: BatchLoad) -> float:
+        """Q_B; 0 for an empty batch. The less the better."""
+        return load.requests * self.request_cost_s(load)
+
+
+def even_share(ordered: Sequence[T], parts: int) -> Sequence[T]:
+    """One of `parts` like shares of a sorted set: from its (parts/2)-th element on every parts-th (section 4.2, footnote).
+
+    Fewer elements than parts make as many parts as there are elements: no part is empty, unless the set is.
+    """
+    parts = max(1, min(parts, len(ordered)))
+    return ordered[parts // 2 :: parts]

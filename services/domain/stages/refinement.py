@@ -1,0 +1,104 @@
+"""Where an instance's range ends: its own boundary, refined from what it and its successors hold (CascadeInfer, section 4.3).
+
+No I/O. Each instance refines its own boundary; nothing central, so instances of one stage may end at different lengths.
+"""
+
+import enum
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from services.domain.stages.qoe import BatchLoad, InFlight, QoeModel, even_share
+
+LEAST_REQUESTS = 5  # with fewer in sight the boundary is frozen
+SMOOTHING = 0.3  # weight of a new split against the boundary so far; the paper smooths and names no weight
+
+
+class RefineBy(enum.Enum):
+    """What a split should make least. The last two are the paper's comparisons (section 6.5)."""
+
+    QUALITY = "quality"
+    QUANTITY = "quantity"
+    MEMORY = "memory"
+
+
+class Outcome(enum.Enum):
+    """Why a boundary is what it is."""
+
+    SPLIT = "split"
+    THIN_TRAFFIC = "thin_traffic"
+    NO_SUCCESSOR = "no_successor"
+
+
+@dataclass(frozen=True, slots=True)
+class Refined:
+    """boundary: the first length, in tokens, that the instance should not keep; a float, so that small moves add up."""
+
+    boundary: float
+    outcome: Outcome
+
+
+def averaged(successors: Iterable[Seq[InFlight]]) -> Seq[InFlight]:
+    """What an average instance of the next stage holds: the union, divided evenly by the number of instances."""
+    held = list(successors)
+    return even_share(sorted(sequence for one in held for sequence in one), len(held)) if held else ()
+
+
+def best_split(ordered: Seq[InFlight], qoe: QoeModel, by: RefineBy = RefineBy.QUALITY) -> int:
+    """B = argmin over 0 <= i < N of Q(R[:i]) + Q(R[i:]), R being `ordered` by length; the least b of equals.
+
+    ValueError without any sequence.
+    """
+    if not ordered:
+        raise ValueError("nothing to split")
+    whole = BatchLoad.of(ordered)
+    left = BatchLoad()
+    best, best_cost = 0, float("inf")
+    for i, sequence in enumerate(ordered):
+        right = _minus(whole, left)
+        match by:
+            case RefineBy.QUALITY:
+                cost = qoe.quality(left) + qoe.quality(right)
+            case RefineBy.QUANTITY:
+                cost = abs(left.requests - right.requests)
+            case RefineBy.MEMORY:
+                cost = abs(left.tokens - right.tokens)
+        if cost < best_cost:
+            best, best_cost = i, cost
+        left = _plus(left, sequence)
+    return best
+
+
+def refine(
+    boundary: float,
+    own: Iterable[InFlight],
+    successor: Seq[InFlight] | None,
+    qoe: QoeModel,
+    *,
+    least: int,
+    most: int,
+    by: RefineBy = RefineBy.QUALITY,
+    smoothing: float = SMOOTHING,
+) -> Refined:
+    """The next boundary.
+
+    own: what the instance holds. successor: what an average instance of the next stage holds (`averaged`); None where
+    there is no next stage. least, most: the boundary stays within, so that the plan's stages keep their order.
+    """
+    if successor is None:
+        return Refined(boundary, Outcome.NO_SUCCESSOR)
+    ordered = sorted((*own, *successor))
+    if len(ordered) < LEAST_REQUESTS:
+        return Refined(boundary, Outcome.THIN_TRAFFIC)
+    split = ordered[best_split(ordered, qoe, by)].tokens
+    smoothed = boundary + smoothing * (split - boundary)
+    return Refined(min(max(smoothed, least), most), Outcome.SPLIT)
+
+
+def _plus(load: BatchLoad, sequence: InFlight) -> BatchLoad:
+    tokens, inputs = sequence
+    return BatchLoad(load[0] + 1, load[1] + inputs, load[2] + inputs * inputs, load[3] + tokens)
+
+
+def _minus(whole: BatchLoad, part: BatchLoad) -> BatchLoad:
+    return BatchLoad(whole[0] - part[0], whole[1] - part[1], whole[2] - part[2], whole[3] - part[3])

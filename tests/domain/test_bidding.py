@@ -1,0 +1,313 @@
+"""Bid-ask: a request is on one instance, always; nobody waits for ever; who is passed over too often goes next."""
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from services.domain.stages.bidding import (
+    MAX_TRANSFERS,
+    STARVED_AFTER,
+    Ask,
+    Bid,
+    Go,
+    Receiver,
+    RefusalReason,
+    Sender,
+    TransferSlots,
+    Turn,
+    choose,
+    shortlist,
+)
+
+BIDS = st.lists(
+    st.builds(Bid, st.uuids().map(str), st.integers(0, 5), st.integers(0, 5).map(float)),
+    unique_by=lambda b: b.receiver_id,
+    max_size=12,
+)
+
+
+def ask(name: str, sender: str = "s", tokens: int = 10, sender_tokens: int = 10) -> Ask:
+    return Ask(name, sender, tokens, sender_tokens)
+
+
+@given(BIDS)
+def test_the_shortlist_is_the_calmer_half_and_of_it_the_three_earliest(bids: list[Bid]) -> None:
+    kept = shortlist(bids)
+    dropped = [b for b in bids if b not in kept]
+    assert len(kept) == min(3, (len(bids) + 1) // 2)
+    assert kept == [b for b in bids if b in kept], "in the order of arrival"
+    for out, in_ in itertools.product(dropped, kept):
+        busier = sum(1 for b in bids if b.load_tokens < out.load_tokens) >= len(kept)
+        assert busier or out.load_tokens >= in_.load_tokens or out.earliest_start_s >= in_.earliest_start_s
+    assert choose(bids) == (kept[0] if kept else None), "the first to have replied wins"
+
+
+def test_the_choice_as_the_paper_tells_it() -> None:
+    bids = [
+        Bid("busy", 900, 0.0),
+        Bid("late", 100, 9.0),
+        Bid("b", 300, 0.2),
+        Bid("a", 200, 0.3),
+        Bid("c", 250, 0.1),
+        Bid("busier", 901, 0.0),
+        Bid("busiest", 950, 0.0),
+        Bid("most", 999, 0.0),
+    ]
+    assert [b.receiver_id for b in shortlist(bids)] == ["b", "a", "c"], "busier half out, then the latest start"
+    assert choose(bids) == bids[2], "b replied before a and c"
+    assert choose([]) is None
+
+
+def test_no_idle_kv_no_bid_and_what_was_won_has_its_room_set_aside() -> None:
+    receiver = Receiver("r", TransferSlots())
+    assert (
+        receiver.bid(ask("a", tokens=64), load_tokens=0, idle_tokens=64, tokens_per_s=10.0) is RefusalReason.NO_IDLE_KV
+    )
+    assert receiver.bid(ask("a", tokens=60), load_tokens=7, idle_tokens=64, tokens_per_s=10.0) == Bid("r", 7, 0.0)
+    assert receiver.confirm(ask("a", tokens=60), idle_tokens=64) is None
+    assert receiver.confirm(ask("a", tokens=1), idle_tokens=640) is RefusalReason.KNOWN_ALREADY
+    assert (
+        receiver.bid(ask("b", tokens=5), load_tokens=7, idle_tokens=64, tokens_per_s=10.0) is RefusalReason.NO_IDLE_KV
+    )
+    assert receiver.bid(ask("b", tokens=5), load_tokens=7, idle_tokens=90, tokens_per_s=10.0) == Bid("r", 7, 6.0)
+
+
+def test_the_busiest_sender_is_served_first_and_a_sender_that_transmits_is_skipped() -> None:
+    receiver = Receiver("r", TransferSlots())
+    for name, load in (("calm", 10), ("busy", 90), ("middle", 50)):
+        receiver.confirm(ask(name, sender=name, sender_tokens=load), idle_tokens=1000)
+    first = receiver.next()
+    assert first is not None
+    assert first.ask.request_id == "busy"
+    receiver.sender_busy("busy")
+    second = receiver.next()
+    assert second is not None
+    assert second.ask.request_id == "middle", "the skipped one waits for the next round"
+    third = receiver.next()
+    assert third is not None
+    assert third.ask.request_id == "calm"
+    assert receiver.next() is None
+    receiver.look_again()
+    again = receiver.next()
+    assert again is not None
+    assert again.ask.request_id == "busy"
+
+
+def test_a_starving_request_is_waited_for_and_sent_next() -> None:
+    slots = TransferSlots()
+    sender, receiver = Sender(TransferSlots()), Receiver("r", slots)
+    assert sender.start("other") is Go.NOW
+    receiver.confirm(ask("starving"), idle_tokens=1000)
+    receiver.confirm(ask("later"), idle_tokens=1000)
+    for _ in range(STARVED_AFTER):
+        turn = receiver.next()
+        assert turn is not None
+        assert not turn.starving
+        assert turn.ask.request_id == "starving"
+        assert sender.start("starving", starving=turn.starving) is Go.BUSY
+        receiver.sender_busy("starving")
+        receiver.look_again()
+    turn = receiver.next()
+    assert turn == Turn(ask("starving"), starving=True)
+    assert sender.start("starving", starving=True) is Go.WAIT
+    assert receiver.next() is None, "the receiver waits for it"
+    assert sender.start("third") is Go.BUSY, "nobody goes before it"
+    assert sender.next() is None
+    sender.ended("other")
+    assert sender.start("third") is Go.BUSY
+    assert sender.next() == "starving"
+    receiver.started("starving")
+    after = receiver.next()
+    assert after is not None
+    assert after.ask.request_id == "later"
+
+
+def test_who_is_overtaken_too_often_goes_next_however_calm_its_sender() -> None:
+    receiver = Receiver("r", TransferSlots())
+    receiver.confirm(ask("calm", sender_tokens=1), idle_tokens=1000)
+    for i in range(STARVED_AFTER):
+        receiver.confirm(ask(f"busy-{i}", sender_tokens=99), idle_tokens=1000)
+        turn = receiver.next()
+        assert turn is not None
+        assert turn.ask.request_id == f"busy-{i}"
+        receiver.started(turn.ask.request_id)
+        receiver.ended(turn.ask.request_id)
+    receiver.confirm(ask("busier", sender_tokens=999), idle_tokens=1000)
+    assert receiver.next() == Turn(ask("calm", sender_tokens=1), starving=True)
+
+
+def test_a_slot_that_a_starving_request_waits_for_goes_to_nobody_else() -> None:
+    slots = TransferSlots(2)
+    sender, receiver = Sender(slots), Receiver("here", slots)
+    for name in ("in-1", "in-2", "in-3"):
+        receiver.confirm(ask(name), idle_tokens=1000)
+    assert receiver.next() is not None
+    assert receiver.next() is not None
+    assert sender.start("out") is Go.BUSY, "three transfers at most, whatever their direction"
+    assert sender.start("out", starving=True) is Go.WAIT
+    receiver.started("in-1")
+    receiver.ended("in-1")
+    assert receiver.next() is None, "the slot is spoken for"
+    assert sender.next() == "out"
+
+
+def test_there_are_two_slots_or_more() -> None:
+    with pytest.raises(ValueError, match="two transfer slots"):
+        TransferSlots(1)
+
+
+class Cluster(RuleBasedStateMachine):
+    """Instances, their requests, and agents whose messages arrive late, in any order, or never (a request ends)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.where: dict[str, set[str]] = {}  # request -> instances that run it
+        self.to: dict[str, str] = {}  # request under way -> receiver that won it
+        self.turns: dict[str, Turn] = {}  # told by a receiver, not yet heard by the sender
+        self.waiting: set[str] = set()  # starving, at the sender
+        self.sending: set[str] = set()
+        self.starts: list[tuple[str, str]] = []  # (receiver, request), in order
+        self.won_at: dict[str, int] = {}  # request -> length of `starts` when it was confirmed
+        self.names = itertools.count()
+
+    @initialize(count=st.integers(2, 4))
+    def build(self, count: int) -> None:
+        self.slots = {f"i{i}": TransferSlots() for i in range(count)}
+        self.senders = {i: Sender(s) for i, s in self.slots.items()}
+        self.receivers = {i: Receiver(i, s) for i, s in self.slots.items()}
+
+    @rule(data=st.data(), tokens=st.integers(1, 50))
+    def arrive_and_be_offered(self, data: st.DataObject, tokens: int) -> None:
+        source, name = data.draw(st.sampled_from(sorted(self.slots))), f"r{next(self.names)}"
+        self.where[name] = {source}
+        self.senders[source].offer(name, tokens)
+        self._ask(name, source, tokens, data)
+
+    @precondition(lambda self: self.resting())
+    @rule(data=st.data(), tokens=st.integers(1, 50))
+    def offer_again(self, data: st.DataObject, tokens: int) -> None:
+        name = data.draw(st.sampled_from(self.resting()))
+        (source,) = self.where[name]
+        self.senders[source].offer(name, tokens)
+        self._ask(name, source, tokens, data)
+
+    def _ask(self, name: str, source: str, tokens: int, data: st.DataObject) -> None:
+        asked = Ask(name, source, tokens, self.senders[source].tokens)
+        answers = [
+            self.receivers[i].bid(asked, load_tokens=0, idle_tokens=200, tokens_per_s=100.0)
+            for i in data.draw(st.permutations(sorted(self.slots)))
+            if i != source
+        ]
+        best = choose([a for a in answers if isinstance(a, Bid)])
+        if best is None or self.receivers[best.receiver_id].confirm(asked, idle_tokens=200) is not None:
+            self.senders[source].ended(name)
+            return
+        self.to[name] = best.receiver_id
+        self.won_at[name] = len(self.starts)
+
+    @rule(data=st.data(), again=st.booleans())
+    def take_a_turn(self, data: st.DataObject, again: bool) -> None:
+        receiver = self.receivers[data.draw(st.sampled_from(sorted(self.slots)))]
+        if again:
+            receiver.look_again()
+        if (turn := receiver.next()) is not None:
+            self.turns[turn.ask.request_id] = turn
+
+    @precondition(lambda self: self.turns)
+    @rule(data=st.data())
+    def the_sender_hears(self, data: st.DataObject) -> None:
+        self._hear(data.draw(st.sampled_from(sorted(self.turns))))
+
+    def _hear(self, name: str) -> None:
+        turn = self.turns.pop(name)
+        match self.senders[turn.ask.sender_id].start(name, starving=turn.starving):
+            case Go.NOW:
+                self._started(name)
+            case Go.BUSY:
+                assert not turn.starving, "a starving request is never sent away"
+                self.receivers[self.to[name]].sender_busy(name)
+            case Go.WAIT:
+                self.waiting.add(name)
+
+    def _started(self, name: str) -> None:
+        receiver = self.to[name]
+        self.receivers[receiver].started(name)
+        self.sending.add(name)
+        self.waiting.discard(name)
+        later = [r for i, r in self.starts[self.won_at[name] :] if i == receiver and self.won_at[r] > self.won_at[name]]
+        assert len(later) <= STARVED_AFTER + MAX_TRANSFERS - 1, "passed over more often than the bound allows"
+        self.starts.append((receiver, name))
+
+    @precondition(lambda self: self.sending)
+    @rule(data=st.data(), arrived=st.booleans())
+    def end_a_transfer(self, data: st.DataObject, arrived: bool) -> None:
+        self._end_transfer(data.draw(st.sampled_from(sorted(self.sending))), arrived)
+
+    def _end_transfer(self, name: str, arrived: bool) -> None:
+        (source,), target = self.where[name], self.to.pop(name)
+        self.sending.remove(name)
+        if arrived:
+            self.where[name] = {target}
+        self._forget(name, source, target)
+
+    def _forget(self, name: str, source: str, target: str) -> None:
+        self.senders[source].ended(name)
+        self.receivers[target].ended(name)
+        for instance in (source, target):
+            self._send_next(instance)
+
+    def _send_next(self, instance: str) -> None:
+        if (name := self.senders[instance].next()) is not None:
+            self._started(name)
+
+    @precondition(lambda self: self.where)
+    @rule(data=st.data())
+    def a_request_ends(self, data: st.DataObject) -> None:
+        """Finished or aborted, wherever it is in the protocol."""
+        name = data.draw(st.sampled_from(sorted(self.where)))
+        (source,) = self.where.pop(name)
+        self.turns.pop(name, None)
+        self.waiting.discard(name)
+        self.sending.discard(name)
+        if (target := self.to.pop(name, None)) is not None:
+            self._forget(name, source, target)
+
+    def resting(self) -> list[str]:
+        return sorted(set(self.where) - set(self.to))
+
+    @invariant()
+    def every_request_is_on_one_instance(self) -> None:
+        assert all(len(on) == 1 for on in self.where.values())
+
+    @invariant()
+    def slots_are_what_moves(self) -> None:
+        for name, slots in getattr(self, "slots", {}).items():
+            incoming = [r for r, to in self.to.items() if to == name]
+            turned = sum(1 for r in incoming if r in self.turns or r in self.sending or r in self.waiting)
+            outgoing = sum(1 for r in self.sending if self.where[r] == {name})
+            assert slots.used == turned + outgoing <= MAX_TRANSFERS
+            assert sum(1 for r in self.sending if self.where[r] == {name}) <= 1, "one transmission per sender"
+
+    def teardown(self) -> None:
+        """Left alone, with every message arriving, everything that was won moves: no deadlock."""
+        for _ in range(20 * (1 + len(self.to))):
+            for receiver in getattr(self, "receivers", {}).values():
+                receiver.look_again()
+                while (turn := receiver.next()) is not None:
+                    self.turns[turn.ask.request_id] = turn
+            for name in sorted(self.turns):
+                self._hear(name)
+            for name in sorted(self.sending):
+                self._end_transfer(name, arrived=True)
+            if not self.to:
+                break
+        assert not self.to, f"still waiting: {self.to}"
+        for slots in getattr(self, "slots", {}).values():
+            assert (slots.used, slots.claims) == (0, 0)
+
+
+Cluster.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestCluster = Cluster.TestCase

@@ -1,0 +1,93 @@
+"""Places: as the layout says, the same for everybody who computes them, and kept while they can be."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.domain.stages import Stage, StageLayout
+from services.domain.stages.places import (
+    StagePlace,
+    assign,
+    by_preference,
+    outgrown_to,
+    successors,
+    targets,
+)
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> StageLayout:
+    counts = draw(st.lists(st.integers(1, 4), min_size=1, max_size=5))
+    return StageLayout(tuple(Stage(100 * i, 100 * (i + 1), n) for i, n in enumerate(counts)))
+
+
+IDS = st.sets(st.integers(0, 30), min_size=1, max_size=20)
+
+
+@given(layouts(), st.integers(1, 40))
+def test_targets_hold_every_instance_and_every_stage_while_there_are_enough(layout: StageLayout, live: int) -> None:
+    found = targets(live, layout)
+    assert sum(found) == live
+    assert min(found) >= 1 or live < len(layout.stages)
+    assert found[-1] >= 1, "the last stage can serve every length"
+    if live == layout.instances:
+        assert found == tuple(stage.instances for stage in layout.stages)
+
+
+@given(layouts(), IDS, st.data())
+def test_everybody_computes_the_same_places_and_keeps_them(
+    layout: StageLayout, ids: set[int], data: st.DataObject
+) -> None:
+    names = [f"w{i:02}" for i in sorted(ids)]
+    current = {name: data.draw(st.none() | st.integers(0, 6)) for name in names}
+    stages = assign(current, layout)
+    assert stages == assign(dict(reversed(current.items())), layout), "whatever the order of the records"
+    assert assign(stages, layout) == stages, "once taken, places are kept"
+    counts = tuple(list(stages.values()).count(s) for s in range(len(layout.stages)))
+    assert counts == targets(len(names), layout)
+
+
+@given(layouts(), IDS, st.data())
+def test_when_one_leaves_nobody_moves_but_to_close_a_gap(
+    layout: StageLayout, ids: set[int], data: st.DataObject
+) -> None:
+    names = [f"w{i:02}" for i in sorted(ids)]
+    before = assign(dict.fromkeys(names), layout)
+    gone = data.draw(st.sampled_from(names))
+    left = {name: stage for name, stage in before.items() if name != gone}
+    if not left:
+        return
+    after = assign(left, layout)
+    changed = [name for name in left if after[name] != left[name]]
+    wanted, had = targets(len(left), layout), targets(len(names), layout)
+    shifted = sum(max(0, w - (h - (before[gone] == s))) for s, (w, h) in enumerate(zip(wanted, had, strict=True)))
+    assert len(changed) == shifted
+    again = assign({**after, gone: None}, layout)
+    if wanted == tuple(h - (before[gone] == s) for s, h in enumerate(had)):
+        assert again == before, "and who comes back finds its place"
+
+
+PLACES = {
+    "a": StagePlace(0, 0, 100),
+    "b": StagePlace(0, 0, 140),
+    "c": StagePlace(1, 100, 300),
+    "d": StagePlace(3, 300, 900),
+}
+
+
+def test_a_length_goes_to_the_earliest_stage_that_covers_it() -> None:
+    assert by_preference(PLACES, 99) == [["a", "b"], ["c"], ["d"]]
+    assert by_preference(PLACES, 120) == [["b"], ["c"], ["d"], ["a"]], "the boundary is each instance's own"
+    assert by_preference(PLACES, 500) == [["d"], ["c"], ["a", "b"]]
+    assert by_preference(PLACES, 5000) == [["d"], ["c"], ["a", "b"]], "the last stage takes what is longer than all"
+    assert by_preference({**PLACES, "x": None}, 500) == [["d", "x"], ["c"], ["a", "b"]]
+    assert by_preference({**PLACES, "x": None}, 5000) == [["x"], ["d"], ["c"], ["a", "b"]]
+    assert by_preference({}, 5) == []
+
+
+def test_what_has_outgrown_a_stage_goes_to_a_later_one() -> None:
+    assert outgrown_to(PLACES, 0, 150) == ["c"]
+    assert outgrown_to(PLACES, 0, 400) == ["d"]
+    assert outgrown_to(PLACES, 1, 5000) == ["d"]
+    assert outgrown_to(PLACES, 3, 5000) == []
+    assert successors(PLACES, 0) == ["c"]
+    assert successors(PLACES, 1) == ["d"], "a stage without instances is passed over"

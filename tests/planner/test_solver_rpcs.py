@@ -1,0 +1,206 @@
+"""PlanCascade and SimulateDeployment over gRPC: a real planner, real solver processes."""
+
+import asyncio
+import dataclasses
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import yaml
+from grpc import aio
+
+from penstock import AsyncPlannerClient, CascadePlan, JudgedPrompt, PlanningInputs, PlanProgress
+from penstock.client import errors
+from penstock.client.transport import plan_request
+from penstock.planner.v1 import planner_pb2 as pb
+from penstock.planner.v1 import planner_pb2_grpc
+from planner_service.plan_cascade import plan_cascade
+from planner_service.planning_codec import inputs_from_proto
+from services.domain import Role
+from services.domain.errors import InvalidRequest
+from services.testing import RedisProcess, serving
+from tests.conftest import ROOT
+from tests.support.mesh import COMPOSE
+
+TIERS = ("small", "medium", "large")
+
+
+def inputs(requests: int = 40) -> pb.PlanningInputs:
+    """The DeepSeek cascade on 24 GPUs, and a workload of our own making."""
+    rng = np.random.default_rng(5)
+    cluster = pb.Cluster(gpu_name="h100", nodes=3, gpus_per_node=8, node_link_gb_per_s=50)
+    models = ("deepseek-r1-distill-qwen-7b", "deepseek-r1-distill-llama-70b", "deepseek-r1-671b-awq")
+    tiers = [pb.CascadeTier(name=n, model_name=m) for n, m in zip(TIERS, models, strict=True)]
+    judged = [
+        pb.JudgedPrompt(
+            input_tokens=int(rng.integers(20, 900)),
+            output_tokens=[int(n) for n in rng.integers(20, 300, 3)],
+            judge_scores=[float(s) for s in np.clip(np.array([60, 75, 90]) - rng.normal(0, 20), 0, 100).round()],
+        )
+        for _ in range(100)
+    ]
+    trace = pb.Trace(arrival_s=np.cumsum(rng.exponential(0.2, 300)), input_tokens=[100] * 300, output_tokens=[50] * 300)
+    return pb.PlanningInputs(
+        cluster=cluster,
+        cascade=pb.Cascade(tiers=tiers, judge_s=0.1),
+        workload=pb.Workload(trace=trace, judged=judged, requests=requests, rate=10),
+    )
+
+
+Planner = Any  # PlannerServiceAsyncStub exists for type checkers alone
+
+
+@pytest.fixture
+async def planner(redis: RedisProcess, mesh_file: Any) -> AsyncIterator[Planner]:
+    file: Path = mesh_file()
+    async with (
+        serving(Role.PLANNER, COMPOSE[Role.PLANNER], file, redis.url) as chassis,
+        aio.insecure_channel(chassis.address) as channel,
+    ):
+        yield planner_pb2_grpc.PlannerServiceStub(channel)
+
+
+def children() -> set[int]:
+    """Solver processes of this process."""
+    found = set()
+    for task in Path("/proc/self/task").iterdir():
+        for pid in (task / "children").read_text().split():
+            if b"planner_service.solver" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.add(int(pid))
+    return found
+
+
+async def one_child() -> int:
+    async with asyncio.timeout(30):
+        while not children():
+            await asyncio.sleep(0.01)
+    return children().pop()
+
+
+async def test_the_service_plans_what_the_library_plans_and_the_simulation_agrees(planner: Planner) -> None:
+    asked = inputs()
+    events = [e async for e in planner.PlanCascade(pb.PlanCascadeRequest(inputs=asked, min_quality=80))]
+    assert [e.WhichOneof("event") for e in events[:-1]] == ["progress"] * (len(events) - 1)
+    assert len(events) >= 2
+    plan = events[-1].finished.plan
+    site, demand = inputs_from_proto(asked)
+    ours = plan_cascade(site, demand, min_quality=80, seed=1)
+    assert [t.threshold for t in plan.tiers if t.HasField("threshold")] == [h for h in ours.thresholds if h <= 100]
+    assert [t.gpus for t in plan.tiers] == [t.gpus for t in ours.tiers]
+    assert (plan.quality, plan.latency_p95_s) == (ours.quality, ours.latency_p95_s)
+    assert len(plan.workload_digest) == 16
+    tiers = [
+        pb.SimulatedTier(replicas=t.replicas, threshold=t.threshold if t.HasField("threshold") else None)
+        for t in plan.tiers
+    ]
+    replayed = await planner.SimulateDeployment(pb.SimulateDeploymentRequest(inputs=asked, tiers=tiers))
+    assert replayed.end_to_end.p95 == plan.end_to_end_p95_s
+    assert [t.requests for t in replayed.tiers] == [t.report.requests for t in plan.tiers]
+    beyond = [e async for e in planner.PlanCascade(pb.PlanCascadeRequest(inputs=asked, min_quality=100))]
+    assert beyond[-1].finished.unreachable.best < 100
+    assert not children()
+
+
+async def test_who_leaves_ends_the_solver_and_a_dead_solver_is_told(planner: Planner) -> None:
+    """A cancelled call's process is gone at once; one killed from outside gives INTERNAL with its reason."""
+    slow = pb.PlanCascadeRequest(inputs=inputs(20_000), min_quality=80)
+    slow.inputs.workload.trace.CopyFrom(
+        pb.Trace(arrival_s=np.arange(20_000) / 50, input_tokens=[9] * 20_000, output_tokens=[9] * 20_000)
+    )
+    call = planner.PlanCascade(slow)
+    reading = asyncio.create_task(call.read())
+    pid = await one_child()
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    async with asyncio.timeout(5):
+        while pid in children():
+            await asyncio.sleep(0.01)
+    call = planner.PlanCascade(slow)
+    reading = asyncio.create_task(call.read())
+    os.kill(await one_child(), signal.SIGKILL)
+
+    async def read_on() -> None:
+        await reading
+        await call.read()
+
+    with pytest.raises(aio.AioRpcError) as caught:
+        await read_on()
+    assert caught.value.code() is grpc.StatusCode.INTERNAL
+    assert "killed by SIGKILL" in str(caught.value.details())
+    assert errors.from_rpc(caught.value).reason == "SOLVER_FAILED"
+
+
+async def test_the_sdk_asks_with_what_the_files_say(redis: RedisProcess, mesh_file: Any) -> None:
+    cluster = yaml.safe_load((ROOT / "examples" / "cluster-4x8-h100.yaml").read_text())
+    cascade = yaml.safe_load((ROOT / "examples" / "deepseek-cascade.yaml").read_text())
+    cascade = {**cascade, "tiers": cascade["tiers"][:2]}
+    prompts = [JudgedPrompt(100, (50, 60), (60.0, 80.0)), JudgedPrompt(200, (70, 80), (90.0, 95.0))]
+    trace = [(i / 4, 10, 10) for i in range(20)]
+    asked = PlanningInputs(cluster, cascade, trace, prompts)
+    async with (
+        serving(Role.PLANNER, COMPOSE[Role.PLANNER], mesh_file(), redis.url) as chassis,
+        AsyncPlannerClient(chassis.address) as client,
+    ):
+        *progress, plan = [event async for event in client.plan_cascade(asked, min_quality=85, gpus=8)]
+        assert all(isinstance(event, PlanProgress) for event in progress)
+        assert isinstance(plan, CascadePlan)
+        assert plan.quality >= 85
+        groups = [tier.replicas for tier in plan.tiers]
+        found = await client.simulate_deployment(asked, groups, [plan.tiers[0].threshold])
+        assert found.end_to_end.p95 == plan.end_to_end_p95_s
+    with pytest.raises(ValueError, match="no field named"):
+        plan_request(dataclasses.replace(asked, cluster={"gpus": 3}), 85, None, "largest-tier", None, None)
+    with pytest.raises(ValueError, match="either"):
+        plan_request(asked, None, None, "largest-tier", None, None)
+
+
+async def test_a_bad_field_is_named_over_the_wire(planner: Planner) -> None:
+    with pytest.raises(aio.AioRpcError) as caught:
+        await planner.SimulateDeployment(pb.SimulateDeploymentRequest(inputs=inputs()))
+    told = errors.from_rpc(caught.value)
+    assert isinstance(told, errors.InvalidRequestError)
+    assert told.fields == {"tiers": "the cascade has 3, not 0"}
+
+
+def _break(path: str, value: Any) -> pb.PlanningInputs:
+    made = inputs()
+    exec(f"made.{path}" if value is None else f"made.{path} = value", {"made": made, "value": value})
+    return made
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "field"),
+    [
+        ("cluster.gpu_name", "h900", "inputs.cluster.gpu_name"),
+        ("cluster.ClearField('gpu_name')", None, "inputs.cluster.gpu"),
+        ("cluster.gpu_spec.memory_gb", 80, "inputs.cluster.gpu_spec.memory_gb_per_s"),
+        ("cluster.nodes", 0, "inputs.cluster.nodes"),
+        ("cluster.node_link_gb_per_s", float("nan"), "inputs.cluster.node_link_gb_per_s"),
+        ("cascade.tiers[1].model_name", "gpt-9", "inputs.cascade.tiers[1].model_name"),
+        ("cascade.tiers[1].model_spec.layers", 3, "inputs.cascade.tiers[1].model_spec.hidden"),
+        ("cascade.tiers[1].name", "small", "inputs.cascade"),
+        ("cascade.judge_s", -1, "inputs.cascade.judge_s"),
+        ("cascade.runtime.memory_share", 2, "inputs.cascade.runtime.memory_share"),
+        ("cascade.tiers[0].measured.add(tp=1, pp=1, kv_tokens=9)", None, "inputs.cascade.tiers[0].measured[0].knot_s"),
+        ("workload.trace.arrival_s[3]", float("inf"), "inputs.workload.trace.arrival_s"),
+        ("workload.trace.input_tokens.pop()", None, "inputs.workload.trace.input_tokens"),
+        ("workload.trace.output_tokens[7]", 0, "inputs.workload.trace.output_tokens[7]"),
+        ("workload.ClearField('trace')", None, "inputs.workload.trace.arrival_s"),
+        ("workload.ClearField('judged')", None, "inputs.workload.judged"),
+        ("workload.judged[2].judge_scores[1]", 101, "inputs.workload.judged[2].judge_scores"),
+        ("workload.judged[2].judge_scores[1]", float("nan"), "inputs.workload.judged[2].judge_scores"),
+        ("workload.judged[4].output_tokens.pop()", None, "inputs.workload.judged[4].output_tokens"),
+        ("workload.rate", -1, "inputs.workload.rate"),
+        ("workload.requests", 0, "inputs.workload.requests"),
+    ],
+)
+def test_every_unsound_input_is_named(path: str, value: Any, field: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        inputs_from_proto(_break(path, value))
+    assert field in [problem.field for problem in caught.value.problems]

@@ -1,0 +1,206 @@
+"""Length stages: the partition against brute force, the sample of lengths in flight, the QoE model of a known replica."""
+
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from penstock.cli.main import app
+from planner_service.profiles import fit_qoe, qoe_errors
+from planner_service.simulator import EngineLimits, Replica, Workload
+from planner_service.stages import (
+    LengthSample,
+    Method,
+    MoveCost,
+    batches_of,
+    count_in_flight,
+    exponential_cuts,
+    in_flight,
+    plan_stages,
+)
+from planner_service.stages.partition import Problem
+from services.domain import InvalidRequest, StepLatencyModel
+from services.domain.hardware import ReplicaShape
+from services.domain.stages import BatchLoad, InFlight, QoeModel, Stage
+
+QOE = QoeModel(0.006, 3e-5, 1e-8, 3e-12, 5e-8)
+MOVE = MoveCost(100_000, 1e10)
+
+
+def random_sample(rng: np.random.Generator, most: int = 60) -> LengthSample:
+    n = int(rng.integers(1, most))
+    inputs = rng.lognormal(4, 1.2, n).astype(np.int64) % 900 + 1
+    outputs = rng.integers(1, 120, n)
+    return LengthSample.of(inputs + rng.integers(0, outputs + 1), inputs, outputs)
+
+
+def every_layout(instances: int, points: list[int]) -> Iterator[list[Stage]]:
+    for stages in range(1, min(instances, len(points) - 1) + 1):
+        for inner in itertools.combinations(range(1, len(points) - 1), stages - 1):
+            bounds = [0, *(points[i] for i in inner), points[-1]]
+            for marks in itertools.combinations(range(1, instances), stages - 1):
+                counts = np.diff([0, *marks, instances])
+                yield [Stage(a, b, int(k)) for a, b, k in zip(bounds, bounds[1:], counts, strict=False)]
+
+
+def quality(layout: list[Stage], sample: LengthSample, qoe: QoeModel, move: MoveCost) -> float:
+    """The objective of section 4.2 word for word, from the vocabulary that all parts share."""
+    held = [InFlight(int(t), int(i)) for t, i in zip(sample.tokens, sample.input_tokens, strict=True)]
+    total = 0.0
+    for stage in layout:
+        mine = [s for s in held if stage.from_tokens <= s.tokens < stage.to_tokens]
+        parts = max(1, min(stage.instances, len(mine)))
+        total += parts * qoe.quality(BatchLoad(*(whole / parts for whole in BatchLoad.of(mine))))
+        for i, o in zip(sample.input_tokens, sample.output_tokens, strict=True):
+            if stage.from_tokens and i < stage.from_tokens <= i + o:
+                total += stage.from_tokens * move.token_s / o
+    return total
+
+
+def test_the_partition_equals_brute_force() -> None:
+    rng, above = np.random.default_rng(5), list[float]()
+    for case in range(220):
+        sample, instances = random_sample(rng), int(rng.integers(1, 6))
+        qoe = QoeModel(*(rng.uniform(0, 1, 5) * np.array([1, 1e-2, 1e-4, 1e-7, 1e-3]) + 1e-12))
+        move = MoveCost(float(rng.uniform(0, 2000)), 1e5)
+        points = np.unique([0, *rng.integers(1, 1100, int(rng.integers(1, 5))), 1100]).astype(np.int64)
+        problem = Problem(sample, qoe, instances, move, points)
+        best = min(quality(layout, sample, qoe, move) for layout in every_layout(instances, points.tolist()))
+        found = problem.exact()
+        assert problem.total(found) == pytest.approx(best, rel=1e-9), case
+        assert quality(list(problem.layout(found).stages), sample, qoe, move) == pytest.approx(best, rel=1e-9), case
+        assert problem.layout(found).instances == instances
+        chain = problem.chain()
+        chains = [x for x in every_layout(instances, points.tolist()) if len(x) == instances]
+        assert (chain is None) == (not chains)
+        if chain is not None:
+            least = min(quality(x, sample, qoe, move) for x in chains)
+            assert problem.total(chain) == pytest.approx(least, rel=1e-9), case
+        merged = problem.heuristic()
+        assert sum(k for _, _, k in merged) == instances
+        above.append(problem.total(merged) / best - 1)
+        assert above[-1] >= -1e-9
+        if chain is not None:
+            assert problem.total(merged) <= problem.total(chain) + 1e-9
+    assert np.mean(above) < 0.25  # greedy is no proof, but no disaster either
+
+
+def test_moves_that_cost_more_make_fewer_stages_and_none_at_the_end() -> None:
+    rng = np.random.default_rng(2)
+    inputs = rng.integers(1, 50, 800)
+    outputs = rng.integers(100, 3000, 800)
+    sample = LengthSample.of(inputs + rng.integers(0, outputs), inputs, outputs)
+    counts = [
+        len(plan_stages(sample, QOE, 16, 4096, MoveCost(100_000, bandwidth)).layout.stages)
+        for bandwidth in (1e12, 1e8, 1e7, 1e3)
+    ]
+    assert counts == sorted(counts, reverse=True)
+    assert counts[0] > 2
+    assert counts[-1] == 1
+
+
+def test_a_plan_says_what_it_is_held_against() -> None:
+    rng = np.random.default_rng(3)
+    sample = random_sample(rng, 400)
+    exact = plan_stages(sample, QOE, 4, 2048, MOVE)
+    assert (exact.method, exact.gap) == (Method.EXACT, 0)
+    assert exact.chain_quality is not None
+    assert exact.quality <= min(exact.one_stage_quality, exact.chain_quality)
+    quick = plan_stages(sample, QOE, 4, 2048, MOVE, Method.HEURISTIC)
+    assert quick.gap == pytest.approx(quick.quality / exact.quality - 1)
+    huge = plan_stages(sample, QOE, 20_000, 2048, MOVE)
+    assert (huge.method, huge.gap, huge.chain_quality) == (Method.HEURISTIC, None, None)
+    assert huge.layout.instances == 20_000
+    with pytest.raises(InvalidRequest, match="max_tokens"):
+        plan_stages(sample, QOE, 4, int(sample.tokens[-1]), MOVE)
+    with pytest.raises(InvalidRequest, match="instances"):
+        plan_stages(sample, QOE, 0, 2048, MOVE)
+
+
+def test_cut_points_grow_exponentially() -> None:
+    assert exponential_cuts(20, 1).tolist() == [0, 1, 2, 4, 8, 16, 20]
+    assert exponential_cuts(1).tolist() == [0, 1]
+    assert len(exponential_cuts(131_072)) == 35
+
+
+def test_sequences_in_flight_are_the_traces_output_tokens() -> None:
+    """Every output token of the trace, once each: that is who is in flight if all tokens take as long."""
+    work = Workload(np.array([0.0, 1.0]), np.array([10, 4]), np.array([2, 3]))
+    sample = in_flight(work, 5)
+    assert sample.tokens.tolist() == [5, 6, 7, 11, 12]
+    assert sample.input_tokens.tolist() == [4, 4, 4, 10, 10]
+    assert sample.output_tokens.tolist() == [3, 3, 3, 2, 2]
+
+
+def test_littles_law_counts_them_and_the_engine_bounds_them() -> None:
+    work = Workload(np.arange(100) / 10.0, np.full(100, 50), np.full(100, 200))
+    fixed = QoeModel(0.01, 0, 0, 0, 0)
+    assert count_in_flight(work, fixed, 4) == pytest.approx(10 * 200 * 0.01, abs=1)
+    replica = Replica(ReplicaShape(1, 1), StepLatencyModel.linear(0.01, 0, 0), 3200, EngineLimits(max_running=1000))
+    assert count_in_flight(work, QoeModel(0.01, 0.1, 0, 0, 0), 2, replica) == round(2 * 3200 / 150)
+    with pytest.raises(InvalidRequest, match="instances: 2 cannot carry"):
+        count_in_flight(work, QoeModel(0.01, 0.1, 0, 0, 0), 2)
+
+
+def test_the_qoe_fit_finds_its_model_and_predicts_a_known_replicas_batches() -> None:
+    rng = np.random.default_rng(4)
+    loads = [
+        BatchLoad(n, n * 100.0 * s, n * 1e4 * s * s, n * 300.0 * s) for n in (1, 2, 4, 8, 16) for s in (1, 3, 9, 27)
+    ]
+    samples = [(load, QOE.request_cost_s(load) * rng.normal(1, 0.002)) for load in loads]
+    fitted = fit_qoe(samples)
+    for load in loads:
+        assert fitted.request_cost_s(load) == pytest.approx(QOE.request_cost_s(load), rel=0.02)
+    assert min(fitted.coefficients) >= 0
+    with pytest.raises(InvalidRequest, match="samples"):
+        fit_qoe(samples[:4])
+    latency = StepLatencyModel((1.0, 64.0, 512.0, 2048.0), (0.004, 0.0042, 0.006, 0.02), 4e-8, 1e-10)
+    replica = Replica(ReplicaShape(1, 1), latency, 400_000, EngineLimits(256, 2048))
+    batches = batches_of(replica, 32_768)
+    errors = np.abs(qoe_errors(fit_qoe(batches[::2]), batches[1::2]))
+    assert errors.mean() < 0.25
+    assert max(load.tokens for load, _ in batches) <= 400_000
+
+
+def test_stages_from_the_command_line(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    trace, out = tmp_path / "trace.csv", tmp_path / "layout.json"
+    lengths = zip(rng.lognormal(6, 1.5, 300).astype(int) + 1, rng.integers(1, 400, 300), strict=True)
+    rows = [f"{i / 20},{a},{b}" for i, (a, b) in enumerate(lengths)]
+    trace.write_text("\n".join(["arrival_s,input_tokens,output_tokens", *rows]) + "\n")
+    command = ["stages", "--instances", "8", "--trace", str(trace), "--out", str(out)]
+    done = CliRunner().invoke(app, [*command, "--rate", "90", "--json"])
+    assert done.exit_code == 0, done.output
+    said = json.loads(done.stdout)
+    assert said == json.loads(out.read_text())
+    assert list(said) == [
+        "stages",
+        "quality",
+        "one_stage_quality",
+        "chain_quality",
+        "method",
+        "gap",
+        "seconds",
+    ]
+    assert sum(stage["instances"] for stage in said["stages"]) == 8
+    assert said["stages"][0]["from_tokens"] == 0
+    assert said["quality"] <= said["one_stage_quality"]
+    assert out.with_suffix(".png").read_bytes()[:4] == b"\x89PNG"
+    assert "<svg" in out.with_suffix(".svg").read_text()
+    for more, fault in (
+        (["--gpu", "abacus"], "no 'abacus' among the catalogue's gpus"),
+        (["--method", "guess"], "--method"),
+        (["--max-tokens", "10"], "--max-tokens must exceed"),
+        (["--profile", str(trace)], "not a profile"),
+        (["--gpu", "l4", "--model", "llama-3.1-70b"], "for its weights"),
+    ):
+        done = CliRunner().invoke(app, [*command, "--no-plot", *more])
+        assert done.exit_code == 2, done.output
+        assert fault in " ".join(done.output.split()), done.output
+    trace.write_text(trace.read_text().replace(rows[3], "0.15,many,3"))
+    done = CliRunner().invoke(app, command)
+    assert (done.exit_code, "line 5: input_tokens 'many'" in " ".join(done.output.split())) == (2, True), done.output

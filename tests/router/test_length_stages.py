@@ -1,0 +1,89 @@
+"""Length stages live: real planner, router and torch workers; replies move on as they grow and clients see one reply."""
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator
+
+import pytest
+
+from models.training import tasks
+from penstock import AsyncClient, AsyncPlannerClient, InstanceChanged, Stage, Tokens
+from services.domain import Role
+from services.testing import RedisProcess
+from tests.conftest import FAMILY, MeshFileMaker
+from tests.support.mesh import TestMesh, running_mesh
+
+PROMPTS = [p.prompt for p in tasks.held_out(1500, seed=43) if len(p.prompt) < 60 and len(p.reply) > 100][:8]
+STAGES = (Stage(0, 110, 2), Stage(110, 100_000, 1))
+QOE = (0.0, 0.0, 0.0, 0.0, 1e-6)
+
+
+@pytest.fixture
+async def mesh(redis: RedisProcess, mesh_file: MeshFileMaker) -> AsyncIterator[TestMesh]:
+    tier = {"name": "only", "model": str(FAMILY / "small"), "engine": "torch", "workers": 3}
+    file = mesh_file([tier], stages={"look_s": 0.05, "refine_s": 1000.0})
+    async with running_mesh(file, redis.url) as running:
+        yield running
+
+
+async def lay_out(mesh: TestMesh, stages: tuple[Stage, ...]) -> None:
+    """Publish stages, and return once every worker has its place."""
+    async with AsyncPlannerClient(mesh.parts["planner-0"].address) as planner:
+        plan = await planner.get_plan()
+        tier = dataclasses.replace(plan.tiers[0], stages=stages, qoe=QOE if stages else ())
+        await planner.set_plan(dataclasses.replace(plan, tiers=(tier,)))
+    wanted = sorted(i for i, stage in enumerate(stages) for _ in range(stage.instances))
+    await mesh.until(lambda s: sorted(i.place.stage for i in s.instances if i.place is not None) == wanted)
+
+
+async def read(client: AsyncClient, prompt: str, number: int) -> tuple[str, list[InstanceChanged]]:
+    """A whole reply, its offsets checked, and where it went."""
+    text, tokens, changes = "", 0, list[InstanceChanged]()
+    async for event in client.stream(prompt, temperature=0.9, seed=number, max_tokens=200):
+        if isinstance(event, Tokens):
+            assert event.offset == tokens, "every token once"
+            tokens += len(event.token_ids)
+            text += event.text
+        elif isinstance(event, InstanceChanged):
+            assert event.offset == tokens
+            changes.append(event)
+    return text, changes
+
+
+async def test_replies_move_on_as_they_grow_and_their_text_is_the_same(mesh: TestMesh) -> None:
+    async with mesh.client() as client:
+        still = await asyncio.gather(*(read(client, p, i) for i, p in enumerate(PROMPTS)))
+        assert not any(changes for _, changes in still), "without stages nothing moves"
+        await lay_out(mesh, STAGES)
+        places = {i.instance_id: i.place for i in (await client.status()).instances if i.place is not None}
+        last = max(places, key=lambda name: places[name].from_tokens)
+        moved = await asyncio.gather(*(read(client, p, i) for i, p in enumerate(PROMPTS)))
+        assert [text for text, _ in moved] == [text for text, _ in still]
+        onward = [c for _, changes in moved for c in changes if c.reason == "range_crossed"]
+        assert onward, "replies outgrow the first stage"
+        assert {c.to_instance_id for c in onward} == {last}
+        status = await client.status()
+        assert status.migrations == sum(len(changes) for _, changes in moved)
+        assert status.failovers == 0
+
+
+async def test_places_and_replies_close_up_when_a_worker_drains_and_open_when_it_is_back(
+    redis: RedisProcess, mesh_file: MeshFileMaker
+) -> None:
+    slow = {"overhead_ms": 5.0, "token_us": 0.0, "context_token_ns": 0.0, "reply_tokens": 10_000}
+    tier = {"name": "only", "model": "sim", "workers": 3, "simulated": slow}
+    async with running_mesh(mesh_file([tier], stages={"look_s": 0.05}), redis.url) as mesh, mesh.client() as client:
+        still = await asyncio.gather(*(read(client, p, i) for i, p in enumerate(PROMPTS)))
+        await lay_out(mesh, STAGES)
+        running = [asyncio.create_task(read(client, p, i)) for i, p in enumerate(PROMPTS)]
+        await mesh.until(lambda s: any(i.running > 1 and i.place and i.place.stage == 0 for i in s.instances))
+        places = {i.instance_id: i.place for i in (await client.status()).instances if i.place is not None}
+        first = min(name for name, place in places.items() if place.stage == 0)
+        await mesh.stop(first)
+        moved = await asyncio.gather(*running)
+        assert [text for text, _ in moved] == [text for text, _ in still]
+        assert any(c.reason == "draining" and c.from_instance_id == first for _, changes in moved for c in changes)
+        assert (await client.status()).failovers == 0
+        await mesh.until(lambda s: sorted(i.place.stage for i in s.instances if i.place is not None) == [0, 1])
+        await mesh.start(Role.WORKER, first, tier="only")
+        await mesh.until(lambda s: sorted(i.place.stage for i in s.instances if i.place is not None) == [0, 0, 1])

@@ -1,0 +1,92 @@
+"""A running reply is moved to another worker: real router, real workers, in the test's event loop."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from models.training import tasks
+from penstock import AsyncClient, InstanceChanged, Move, NotFoundError, TierStarted, Tokens
+from services.testing import RedisProcess
+from tests.conftest import FAMILY, MeshFileMaker
+from tests.support.mesh import TestMesh, running_mesh
+
+PROMPTS = [p.prompt for p in tasks.held_out(1500, seed=41) if len(p.reply) > 120][:6]
+
+
+@pytest.fixture(params=["torch", "simulated"])
+async def mesh(
+    request: pytest.FixtureRequest, redis: RedisProcess, mesh_file: MeshFileMaker
+) -> AsyncIterator[TestMesh]:
+    model = str(FAMILY / "small") if request.param == "torch" else "sim"
+    slow = {"overhead_ms": 3.0, "token_us": 0.0, "context_token_ns": 0.0, "reply_tokens": 10_000}
+    tier = {"name": "only", "model": model, "engine": request.param, "workers": 2, "simulated": slow}
+    async with running_mesh(mesh_file([tier]), redis.url) as running:
+        yield running
+
+
+class Stream:
+    """Reads a reply, checks its offsets, and moves it to and fro after so many tokens each."""
+
+    def __init__(self, client: AsyncClient, prompt: str, number: int, moves_at: tuple[int, ...]) -> None:
+        self._client, self._prompt, self._name, self._moves_at = client, prompt, f"request-{number}", moves_at
+        self.text, self.tokens, self.instance = "", 0, ""
+        self.changes: list[InstanceChanged] = []
+        self.moves: list[asyncio.Task[Move]] = []
+
+    async def run(self) -> "Stream":
+        stream = self._client.stream(self._prompt, temperature=0.9, seed=3, max_tokens=300, request_id=self._name)
+        async for event in stream:
+            match event:
+                case TierStarted():
+                    self.instance = event.instance_id
+                case InstanceChanged():
+                    assert (event.from_instance_id, event.offset) == (self.instance, self.tokens)
+                    assert event.reason == "asked for"
+                    self.instance = event.to_instance_id
+                    self.changes.append(event)
+                case Tokens():
+                    assert event.offset == self.tokens
+                    self.tokens += len(event.token_ids)
+                    self.text += event.text
+                    due = len(self.moves) < len(self._moves_at) and self.tokens >= self._moves_at[len(self.moves)]
+                    if due and all(move.done() for move in self.moves):
+                        other = {"worker-only-0": "worker-only-1", "worker-only-1": "worker-only-0"}[self.instance]
+                        self.moves.append(asyncio.create_task(self._client.move(self._name, other)))
+        return self
+
+
+async def test_replies_move_to_and_fro_and_clients_see_one_reply(mesh: TestMesh) -> None:
+    async with mesh.client() as client:
+        still = await asyncio.gather(*(Stream(client, p, i, ()).run() for i, p in enumerate(PROMPTS)))
+        streams = [Stream(client, p, i, (20, 80, 140)) for i, p in enumerate(PROMPTS)]
+        moved = await asyncio.gather(*(stream.run() for stream in streams))
+        assert [s.text for s in moved] == [s.text for s in still]
+        outcomes = [await move for stream in moved for move in stream.moves]
+        done = [move for move in outcomes if move.refusal is None]
+        assert len(done) >= len(PROMPTS), [move.refusal for move in outcomes]
+        assert all(move.sent_bytes > 0 or move.offset for move in done)
+        assert sum(len(s.changes) for s in moved) == len(done)
+        assert (await client.status()).failovers == 0
+
+
+async def test_a_move_that_makes_no_sense_is_refused_and_costs_nothing(mesh: TestMesh) -> None:
+    async with mesh.client() as client:
+        with pytest.raises(NotFoundError, match="worker"):
+            await client.move("request-0", "nobody")
+        with pytest.raises(NotFoundError, match="reply under way"):
+            await client.move("request-0", "worker-only-0")
+        started: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+        async def read() -> int:
+            tokens = 0
+            async for event in client.stream(PROMPTS[0], max_tokens=300, request_id="request-0"):
+                if isinstance(event, TierStarted):
+                    started.set_result(event.instance_id)
+                if isinstance(event, Tokens):
+                    tokens += len(event.token_ids)
+            return tokens
+
+        reading = asyncio.create_task(read())
+        assert (await client.move("request-0", await started)).refusal == "it is there already"
+        assert await reading > 1

@@ -1,0 +1,72 @@
+"""`python -m tests.support.mortal NAME=POINT ...`: services that kill themselves, with SIGKILL, at a message.
+
+One process imports everything and forks a worker or a router for each NAME (which begins with `worker` or `router`). POINT is
+`send:KIND` (just before such a message would leave) or `receive:KIND` (just after one has come); KIND is a message of a move
+by the name of its class. Each death is told on stdout. The settings are the environment's, as for the services themselves.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from router_service import worker_client
+from router_service.compose import compose as router
+from services.domain import Role
+from services.runtime import run_service
+from worker_service import proto_codec as codec
+from worker_service.compose import compose as worker
+
+PR_SET_PDEATHSIG = 1
+
+seen: set[str] = set()  # kinds that have passed
+
+
+def dying(function: Callable[[Any], Any], way: str, point: str) -> Callable[[Any], Any]:
+    """The codec's `function`, which kills the process at its point."""
+
+    def call(given: Any) -> Any:
+        found = function(given)
+        kind = type(given if way == "send" else found).__name__
+        seen.add(kind)
+        usual = kind == "Admitted" and "Opening" not in seen  # of a reply that did not come by a move
+        if f"{way}:{kind}" == point and not usual:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return found
+
+    return call
+
+
+def serve(name: str, point: str) -> None:
+    os.environ["PENSTOCK_INSTANCE_ID"] = name
+    if name.startswith("worker"):
+        for function in ("to_target_to_proto", "to_source_to_proto", "event_to_proto", "report_to_proto"):
+            setattr(codec, function, dying(getattr(codec, function), "send", point))
+        for function in ("to_target_from_proto", "to_source_from_proto"):
+            setattr(codec, function, dying(getattr(codec, function), "receive", point))
+        run_service(Role.WORKER, worker)
+    else:
+        for function in ("_event", "_report"):
+            setattr(worker_client, function, dying(getattr(worker_client, function), "receive", point))
+        run_service(Role.ROUTER, router)
+
+
+def main() -> None:
+    parent, children = os.getpid(), dict[int, str]()
+    for name, _, point in (argument.partition("=") for argument in sys.argv[1:]):
+        child = os.fork()
+        if child == 0:
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() == parent:
+                serve(name, point)
+            os._exit(1)
+        children[child] = name
+    while children:
+        child, status = os.wait()
+        print(children.pop(child), "killed" if os.WIFSIGNALED(status) else "ended", flush=True)
+
+
+if __name__ == "__main__":
+    main()

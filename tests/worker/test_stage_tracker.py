@@ -1,0 +1,142 @@
+"""A worker's view of its stage: pure, with records and time handed in."""
+
+from services.domain import InstanceRecord, Load, MeshView, ModelCard, Plan, Role, TierPlan
+from services.domain.stages import QoeModel, Stage
+from services.domain.stages.bidding import Go, Sender, TransferSlots
+from services.domain.stages.places import StagePlace
+from worker_service.stage_tracker import ADVICE_PAUSE_S, Advice, MoveReason, StageTracker
+
+CARD = ModelCard("only", "m", "d", "torch", 1000, 100, 16, 8)
+STAGES = (Stage(0, 100, 2), Stage(100, 400, 1))
+QOE = QoeModel(0.0, 0.0, 0.0, 0.0, 1.0)
+
+
+class Tier:
+    """A worker named `me` among others."""
+
+    def __init__(self, stages: tuple[Stage, ...] = STAGES, refine_s: float = 1e9) -> None:
+        self.view, self.sender = MeshView(), Sender(TransferSlots())
+        instances = sum(stage.instances for stage in stages) or 3
+        plan = Plan(1, (TierPlan("only", "m", None, instances, stages, QOE if stages else None),))
+        self.view.connect([], plan, 0.0)
+        self.tracker = StageTracker("me", "only", self.view, self.sender, refine_s=refine_s)
+        self._sequence = 0
+
+    def hear(self, name: str, place: StagePlace | None, *running: int) -> None:
+        self._sequence += 1
+        load = Load(running, (), 50, 1.0, tuple(1 for _ in running))
+        record = InstanceRecord(name, Role.WORKER, "h", 1.0, self._sequence, 3.0, model=CARD, load=load, place=place)
+        self.view.hear(record, 0.0)
+
+    def look(self, *running: int, now: float = 0.0) -> StagePlace | None:
+        self.tracker.look(Load(running, (), 50, 1.0, tuple(1 for _ in running)), now)
+        return self.tracker.place
+
+
+def test_without_stages_nothing_moves() -> None:
+    tier = Tier(stages=())
+    tier.hear("other", None)
+    assert tier.look(5000, 5000) is None
+    tier.tracker.grew("r", 5000)
+    assert tier.tracker.advice("r", 0.0) is None
+
+
+def test_a_place_is_taken_beside_those_that_are_taken() -> None:
+    tier = Tier()
+    tier.hear("a", StagePlace(0, 0, 100))
+    tier.hear("b", StagePlace(0, 0, 100))
+    assert tier.look() == StagePlace(1, 100, 400)
+    tier.view.forget("b")
+    tier.hear("c", None)
+    assert tier.look() == StagePlace(1, 100, 400), "the newcomer closes the gap"
+
+
+def test_a_request_that_has_outgrown_its_range_should_move_and_is_named_again_after_a_pause() -> None:
+    tier = Tier()
+    tier.hear("a", StagePlace(0, 0, 100))
+    tier.hear("z", StagePlace(1, 100, 400))
+    assert tier.look() == StagePlace(0, 0, 100)
+    tier.tracker.grew("r", 99)
+    assert tier.tracker.advice("r", 0.0) is None
+    tier.tracker.grew("r", 100)
+    assert tier.tracker.advice("r", 0.0) == Advice(MoveReason.RANGE_CROSSED, 100, 100)
+    tier.tracker.grew("q", 120)
+    assert tier.tracker.advice("q", 0.5) == Advice(MoveReason.RANGE_CROSSED, 120, 220), "with all that waits to go"
+    tier.tracker.grew("r", 101)
+    assert tier.tracker.advice("r", ADVICE_PAUSE_S / 2) is None
+    assert tier.tracker.advice("r", ADVICE_PAUSE_S) == Advice(MoveReason.RANGE_CROSSED, 101, 221)
+    tier.tracker.left("q")
+    assert tier.sender.tokens == 101
+
+
+def test_the_last_stage_keeps_what_is_longer_than_all() -> None:
+    tier = Tier()
+    tier.hear("a", StagePlace(0, 0, 100))
+    tier.hear("b", StagePlace(0, 0, 100))
+    assert tier.look() == StagePlace(1, 100, 400)
+    tier.tracker.grew("r", 5000)
+    assert tier.tracker.advice("r", 0.0) is None
+
+
+def test_an_overloaded_outlier_hands_over_one_request_at_a_time() -> None:
+    tier = Tier()
+    tier.hear("a", StagePlace(0, 0, 100), 20)
+    tier.hear("z", StagePlace(1, 100, 400), 5)
+    for name, tokens in (("r", 90), ("s", 50), ("t", 20)):
+        tier.tracker.grew(name, tokens)
+    tier.look(90, 50, 20)  # 160 against an average of 90: 70 too many
+    assert tier.tracker.advice("r", 0.0) is None, "it would take the sender below the average"
+    assert tier.tracker.advice("t", 0.0) is None
+    assert tier.tracker.advice("s", 0.0) == Advice(MoveReason.OVERLOADED, 50, 50)
+    tier.look(90, 50, 20)  # what is offered counts no longer: 110 against 65
+    assert tier.tracker.advice("t", 0.0) == Advice(MoveReason.OVERLOADED, 20, 70)
+    tier.look(90, 20)
+    assert tier.tracker.advice("r", 0.0) is None
+
+
+def test_an_instance_that_is_no_outlier_hands_over_nothing() -> None:
+    tier = Tier()
+    tier.hear("a", StagePlace(0, 0, 100), 90)
+    tier.hear("z", StagePlace(1, 100, 400), 5)
+    tier.tracker.grew("s", 30)
+    tier.look(30, 80)
+    assert tier.tracker.advice("s", 0.0) is None, "110 against an average of 100"
+
+
+def test_a_draining_instance_of_a_staged_tier_hands_over_everything() -> None:
+    tier = Tier()
+    tier.hear("a", StagePlace(0, 0, 100))
+    tier.tracker.draining = True
+    tier.look(30)
+    tier.tracker.grew("s", 30)
+    assert tier.tracker.advice("s", 0.0) == Advice(MoveReason.DRAINING, 30, 30)
+
+
+def test_the_boundary_is_refined_now_and_then_and_stays_between_its_neighbours() -> None:
+    tier = Tier(refine_s=5.0)
+    tier.hear("a", StagePlace(0, 0, 100))
+    tier.hear("z", StagePlace(1, 100, 400), 300, 350, 390)
+    own = (40, 50, 60)
+    assert tier.look(*own) == StagePlace(0, 0, 100)
+    assert tier.look(*own, now=4.9) == StagePlace(0, 0, 100)
+    assert tier.look(*own, now=5.0) == StagePlace(0, 0, 175), (
+        "three tenths of the way to 350: 4 * 450 + 2 * 740 is the least"
+    )
+    assert tier.look(*own, now=9.9) == StagePlace(0, 0, 175)
+    for i in range(60):
+        place = tier.look(*own, now=10.0 + 5 * i)
+    assert place == StagePlace(0, 0, 350)
+    tier.hear("z", StagePlace(1, 100, 400), 300)
+    assert tier.look(now=500.0) == StagePlace(0, 0, 350), "frozen in thin traffic"
+
+
+def test_what_is_being_sent_is_not_withdrawn() -> None:
+    tier = Tier()
+    tier.hear("a", StagePlace(0, 0, 100))
+    tier.hear("z", StagePlace(1, 100, 400))
+    tier.look()
+    tier.tracker.grew("r", 100)
+    tier.tracker.advice("r", 0.0)
+    assert tier.sender.start("r") is Go.NOW
+    tier.tracker.left("r")
+    assert tier.sender.transmitting == "r", "until the transfer itself has ended"

@@ -1,0 +1,131 @@
+"""Measures what a batch costs its requests, for the QoE model's fit (CascadeInfer, section 4.1).
+
+Runs an `EngineCore` by itself. For each bucket of lengths and each batch size, as many requests as the batch size are kept in
+flight: whenever one ends, the next begins. A sample is one request: its normalised latency, and the batch's load averaged
+over its life.
+"""
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from services.domain.requests import FinishReason, GenerationRequest, SamplingParams, TokenFrame, TokenPrompt
+from services.domain.stages import BatchLoad, InFlight
+from worker_service.engine.core import EngineCore
+
+SHORTEST_TOKENS = 32
+INPUT_SHARE = (0.2, 0.8)  # of a request's final length: from, to
+MAX_CELL_TOKENS = 16_384  # batch size times longest length of a bucket: bounds the time
+
+
+@dataclass(frozen=True, slots=True)
+class QoeSample:
+    """One request: the batch's load averaged over its life, and its seconds from arrival to last token per output token."""
+
+    load: BatchLoad
+    cost_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class QoeCell:
+    """Requests that end with from_tokens to to_tokens - 1 tokens, `requests` of them in flight."""
+
+    from_tokens: int
+    to_tokens: int
+    requests: int
+
+
+@dataclass(slots=True)
+class _Life:
+    """A request under measurement. sums: of the batch's load, each step weighted by its seconds."""
+
+    input_tokens: int
+    output_tokens: int
+    began_s: float
+    counts: bool  # the first of each slot are cut short, so that ends are spread out, and do not count
+    emitted: int = 0
+    sums: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0)
+    busy_s: float = 0.0
+
+
+def profile_cells(core: EngineCore) -> list[QoeCell]:
+    """Exponential length buckets times batch sizes 1, 2, 4, ... that fit the engine's KV and bounds."""
+    room = min(core.scheduler.pool.count * core.scheduler.pool.block_tokens, MAX_CELL_TOKENS)
+    cells = []
+    low = SHORTEST_TOKENS
+    while 2 * low <= core.limits.max_context_tokens:
+        n = 1
+        while n <= core.limits.batch.max_running and n * (2 * low + core.scheduler.pool.block_tokens) <= room:
+            cells.append(QoeCell(low, 2 * low, n))
+            n *= 2
+        low *= 2
+    return cells
+
+
+def measure_qoe(
+    core: EngineCore,
+    cells: Sequence[QoeCell],
+    *,
+    seed: int = 0,
+    clock: Callable[[], float] = time.perf_counter,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> list[QoeSample]:
+    """Every cell until each of its slots has served a whole request. The core must be idle, and is idle again afterwards."""
+    rng, samples = random.Random(seed), list[QoeSample]()
+    for done, cell in enumerate(cells):
+        if on_progress is not None:
+            on_progress(done, len(cells))
+        samples += _measure_cell(core, cell, rng, clock)
+    if on_progress is not None:
+        on_progress(len(cells), len(cells))
+    return samples
+
+
+def _measure_cell(
+    core: EngineCore, cell: QoeCell, rng: random.Random, clock: Callable[[], float]
+) -> Iterator[QoeSample]:
+    vocab = core.tokenizer.vocab_size
+    lives: dict[str, _Life] = {}
+    wanted, made = cell.requests, 0
+
+    def begin(share: float) -> None:
+        nonlocal made
+        tokens = rng.randrange(cell.from_tokens, cell.to_tokens)
+        inputs = max(2, round(tokens * rng.uniform(*INPUT_SHARE)))
+        outputs = max(1, round((tokens - inputs) * share))
+        prompt = [rng.randrange(vocab) for _ in range(inputs)]
+        name, made = f"qoe-{made}", made + 1
+        sampling = SamplingParams(temperature=0.0, max_output_tokens=outputs, ignore_eos=True)
+        core.add(GenerationRequest(name, TokenPrompt(tuple(prompt)), sampling), prompt)
+        lives[name] = _Life(inputs, outputs, clock(), counts=share == 1.0)
+
+    for i in range(cell.requests):
+        begin((i + 0.5) / cell.requests if cell.requests > 1 else 1.0)
+    try:
+        while wanted > 0:
+            load = BatchLoad.of(
+                InFlight(life.input_tokens + life.emitted, life.input_tokens) for life in lives.values()
+            )
+            before = clock()
+            events = core.step()
+            now = clock()
+            for life in lives.values():
+                took = now - before
+                life.sums = tuple(total + took * part for total, part in zip(life.sums, load, strict=True))
+                life.busy_s += took
+            for name, event in events:
+                if not isinstance(event, TokenFrame):
+                    continue
+                life = lives[name]
+                life.emitted += len(event.token_ids)
+                if life.emitted >= life.output_tokens:
+                    del lives[name]
+                    if life.counts:
+                        wanted -= 1
+                        mean = BatchLoad(*(total / life.busy_s for total in life.sums))
+                        yield QoeSample(mean, (now - life.began_s) / life.output_tokens)
+                    begin(1.0)
+    finally:
+        for name in lives:
+            core.abort(name, FinishReason.ABORTED)
