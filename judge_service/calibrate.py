@@ -52,7 +52,7 @@ async def calibrate(mesh_file: Path, name: str, samples: Path, out: Path) -> str
     if wanted is None:
         raise SettingsError(f"judge.scorers: no scorer '{name}'")
     answers, good = read_samples(samples)
-    scorer = build_scorer(wanted, mesh.judge, settings)
+    scorer = build_scorer(wanted, mesh, settings)
     await scorer.start()
     try:
         scores: list[RawScore] = []

@@ -7,8 +7,10 @@ from judge_service.scorers.confidence import ConfidenceScorer
 from judge_service.scorers.exact import ExactScorer
 from judge_service.servicer import SERVICE, JudgeServicer
 from penstock.judge.v1 import judge_pb2_grpc
+from services.model_folder import model_folder
 from services.runtime import Chassis
-from services.settings import MeshJudge, MeshScorer, ServiceSettings, SettingsError, environment_value
+from services.settings import MeshFile, MeshScorer, ServiceSettings, SettingsError, environment_value
+from services.state.keys import Keys
 
 
 async def compose(chassis: Chassis) -> None:
@@ -16,7 +18,7 @@ async def compose(chassis: Chassis) -> None:
     judge = chassis.mesh.judge
     seats = []
     for wanted in judge.scorers:
-        scorer = build_scorer(wanted, judge, chassis.settings)
+        scorer = build_scorer(wanted, chassis.mesh, chassis.settings)
         try:
             await scorer.start()
         except (OSError, ValueError) as error:
@@ -28,7 +30,7 @@ async def compose(chassis: Chassis) -> None:
     chassis.health.offer(SERVICE)
 
 
-def build_scorer(wanted: MeshScorer, judge: MeshJudge, settings: ServiceSettings) -> Scorer:
+def build_scorer(wanted: MeshScorer, mesh: MeshFile, settings: ServiceSettings) -> Scorer:
     """The scorer that the mesh file asks for, not started."""
     match wanted.kind:
         case "exact":
@@ -36,16 +38,18 @@ def build_scorer(wanted: MeshScorer, judge: MeshJudge, settings: ServiceSettings
         case "confidence":
             return ConfidenceScorer()
         case "llm":
-            from judge_service.scorers.llm import LlmScorer
+            from judge_service.scorers.llm import Chat, LlmScorer, OpenAiChat
+            from judge_service.tier_client import TierChat
 
-            if not wanted.endpoint or not wanted.model:
-                raise SettingsError(f"judge.scorers: {wanted.name}: an llm scorer needs endpoint and model")
-            key = environment_value(wanted.api_key_env) if wanted.api_key_env else None
-            if wanted.api_key_env and key is None:
-                raise SettingsError(f"judge.scorers: {wanted.name}: {wanted.api_key_env} is not set")
-            return LlmScorer(
-                wanted.endpoint, wanted.model, api_key=key, timeout_s=wanted.timeout_s, concurrency=wanted.concurrency
-            )
+            chat: Chat
+            if wanted.tier:
+                chat = TierChat(wanted.tier, settings.state_url(mesh), Keys(mesh.name), wanted.timeout_s)
+            else:
+                key = environment_value(wanted.api_key_env) if wanted.api_key_env else None
+                if wanted.api_key_env and key is None:
+                    raise SettingsError(f"judge.scorers: {wanted.name}: {wanted.api_key_env} is not set")
+                chat = OpenAiChat(wanted.endpoint, wanted.model, api_key=key, timeout_s=wanted.timeout_s)
+            return LlmScorer(chat, concurrency=wanted.concurrency)
         case "judge-model":
             from judge_service.scorers.judge_model import (
                 BatchOptions,
@@ -54,8 +58,10 @@ def build_scorer(wanted: MeshScorer, judge: MeshJudge, settings: ServiceSettings
 
             if not wanted.model:
                 raise SettingsError(f"judge.scorers: {wanted.name}: a judge-model scorer needs a model")
+            judge = mesh.judge
             options = BatchOptions(judge.max_batch, judge.max_batch_tokens, judge.max_queued)
-            return JudgeModelScorer(settings.resolve(wanted.model), options, threads=judge.threads, device=judge.device)
+            folder = model_folder(settings, wanted.model)
+            return JudgeModelScorer(folder, options, threads=judge.threads, device=judge.device)
 
 
 def calibration_of(wanted: MeshScorer, settings: ServiceSettings) -> Calibration | None:

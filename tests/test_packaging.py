@@ -40,6 +40,27 @@ def test_the_compose_file_and_the_mesh_files_say_the_same() -> None:
         assert any(file in volume for volume in services[f"router{suffix}"]["volumes"])
 
 
+def test_the_compose_servers_serve_the_mesh_files_models_and_may_trace() -> None:
+    services = compose()["services"]
+    for tier in load_mesh_file(ROOT / "deploy/mesh-gpu.yaml").tiers:
+        command = services[f"sglang-{tier.name}"]["command"]
+        assert f"--model-path ${{{tier.name.upper()}_MODEL:-{tier.model}}}" in command
+        assert "--enable-metrics" in command
+        assert command.endswith("${SGLANG_FLAGS:-}")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("mesh-*-8gpu.yaml")), ids=lambda path: path.stem)
+def test_the_example_meshes_give_every_worker_gpus_of_its_own(path: Path) -> None:
+    mesh = load_mesh_file(path)
+    used = list[int]()
+    for tier in mesh.tiers:
+        assert tier.device == "cuda"
+        assert len(tier.sglang.gpus) == tier.workers * tier.sglang.tp * tier.sglang.pp * tier.sglang.dp
+        used += tier.sglang.gpus
+    assert sorted(used) == list(range(8))
+    assert {scorer.tier for scorer in mesh.judge.scorers} == {mesh.tiers[-1].name}
+
+
 def test_every_service_is_health_checked_and_restarted() -> None:
     data = compose()
     dockerfile = (ROOT / "Dockerfile").read_text()

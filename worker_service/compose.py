@@ -11,6 +11,7 @@ from services.domain.instances import ModelCard
 from services.domain.latency import StepLatencyModel
 from services.domain.mesh_view import MeshView
 from services.domain.stages import bidding
+from services.model_folder import model_folder
 from services.runtime import Chassis
 from services.settings import MeshTier, ServiceSettings, SettingsError, environment_value
 from services.state import MeshFeed
@@ -103,7 +104,8 @@ async def compose(chassis: Chassis) -> None:
     for task in (_announce(servicer, chassis), _watch(stages, feed, tracker, servicer, options.look_s)):
         chassis.stack.callback(asyncio.create_task(task).cancel)
     if isinstance(engine, Interruptible):
-        chassis.stack.callback(asyncio.create_task(_announce_absence(engine, servicer, chassis)).cancel)
+        follow_engine = asyncio.create_task(_announce_absence(engine, servicer, chassis))
+        chassis.stack.callback(follow_engine.cancel)
 
 
 async def _announce(servicer: WorkerServicer, chassis: Chassis) -> None:
@@ -156,12 +158,13 @@ def build_engine(tier: MeshTier, settings: ServiceSettings) -> Engine:
         from worker_service.engine.sglang import SglangEngine, SglangEngineOptions
 
         server, index = tier.sglang, settings.worker_index
+        endpoint = settings.sglang_endpoint or server.endpoint
         return SglangEngine(
             SglangEngineOptions(
-                folder=settings.resolve(tier.model),
+                folder=model_folder(settings, tier.model),
                 name=name,
-                endpoint=server.endpoint,
-                launch=None if server.endpoint else _server_shape(tier, settings),
+                endpoint=endpoint,
+                launch=None if endpoint else _server_shape(tier, settings),
                 port=server.port + index if server.port else 0,
                 max_requests=tier.max_running + tier.max_queued,
                 max_context_tokens=tier.max_context_tokens,
@@ -174,7 +177,7 @@ def build_engine(tier: MeshTier, settings: ServiceSettings) -> Engine:
 
     return torch_engine(
         TorchEngineOptions(
-            folder=settings.resolve(tier.model),
+            folder=model_folder(settings, tier.model),
             name=name,
             device=tier.device,
             dtype=tier.dtype,
@@ -202,7 +205,7 @@ def _server_shape(tier: MeshTier, settings: ServiceSettings) -> "ServerShape":
     collector = environment_value("OTEL_EXPORTER_OTLP_ENDPOINT") or ""
     return ServerShape(
         python=asked.python or sys.executable,
-        model=str(settings.resolve(tier.model)),
+        model=str(model_folder(settings, tier.model)),
         name=tier.served_model_name or Path(tier.model).name,
         tp=asked.tp,
         pp=asked.pp,

@@ -1,6 +1,6 @@
-"""A language model asked for a grade, at any OpenAI-compatible endpoint.
+"""A language model asked for a grade: a tier of the mesh, or any OpenAI-compatible endpoint.
 
-The grade is one digit, 0 to 9. Where the endpoint gives logprobs of its first token, the score is the expected grade over
+The grade is one digit, 0 to 9. Where there are logprobs of its first token, the score is the expected grade over
 the digits' probabilities (Liu et al. 2023, G-Eval): finer than the grade itself, and the same every time.
 """
 
@@ -8,7 +8,7 @@ import asyncio
 import math
 import re
 from collections.abc import Sequence as Seq
-from typing import Any
+from typing import Any, Protocol
 
 import aiohttp
 
@@ -17,6 +17,8 @@ from services.domain.errors import Unavailable, invalid
 from services.domain.requests import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 
 BEST_GRADE = 9
+MAX_TOKENS = 4
+TOP_LOGPROBS = 10  # enough for the digits
 INSTRUCTION = (
     "You grade answers. Read the question and the answer, then give one digit from 0 (useless or wrong) to 9 (correct and "
     "complete). Reply with the digit only."
@@ -58,6 +60,21 @@ def expected_grade(choice: dict[str, Any]) -> float:
     return float(found[1])
 
 
+Messages = list[dict[str, str]]
+
+
+class Chat(Protocol):
+    """Whom a grade is asked of."""
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def ask(self, messages: Messages) -> dict[str, Any]:
+        """A chat completion's choice, of at most MAX_TOKENS, TOP_LOGPROBS with each. Unavailable."""
+        ...
+
+
 class LlmScorer:
     """raw: the expected grade, 0 to 9. Uncalibrated score: its share of 9, in percent."""
 
@@ -65,9 +82,35 @@ class LlmScorer:
     needs_logprobs = False
     needs_reference = False
 
-    def __init__(self, endpoint: str, model: str, *, api_key: str | None, timeout_s: float, concurrency: int) -> None:
+    def __init__(self, chat: Chat, *, concurrency: int) -> None:
+        self._chat, self._places = chat, asyncio.Semaphore(concurrency)
+
+    async def start(self) -> None:
+        await self._chat.start()
+
+    async def close(self) -> None:
+        await self._chat.close()
+
+    async def score(self, answers: Seq[JudgedAnswer]) -> list[RawScore]:
+        questions = [grade_question(item.prompt, item.answer, i) for i, item in enumerate(answers)]
+        grades = await asyncio.gather(*map(self._grade, questions))
+        return [RawScore(grade, 100.0 * grade / BEST_GRADE) for grade in grades]
+
+    async def _grade(self, question: Messages) -> float:
+        async with self._places:
+            choice = await self._chat.ask(question)
+        try:
+            return expected_grade(choice)
+        except (KeyError, TypeError, ValueError) as error:
+            raise Unavailable(f"the judge gave no grade: {error}") from error
+
+
+class OpenAiChat:
+    """Any OpenAI-compatible endpoint."""
+
+    def __init__(self, endpoint: str, model: str, *, api_key: str | None, timeout_s: float) -> None:
         self._url, self._model, self._api_key = f"{endpoint.rstrip('/')}/chat/completions", model, api_key
-        self._timeout, self._places = aiohttp.ClientTimeout(total=timeout_s), asyncio.Semaphore(concurrency)
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
 
     async def start(self) -> None:
         headers = {"Authorization": f"Bearer {self._api_key}"} if self._api_key else {}
@@ -76,26 +119,22 @@ class LlmScorer:
     async def close(self) -> None:
         await self._session.close()
 
-    async def score(self, answers: Seq[JudgedAnswer]) -> list[RawScore]:
-        questions = [grade_question(item.prompt, item.answer, i) for i, item in enumerate(answers)]
-        grades = await asyncio.gather(*map(self._grade, questions))
-        return [RawScore(grade, 100.0 * grade / BEST_GRADE) for grade in grades]
-
-    async def _grade(self, question: list[dict[str, str]]) -> float:
+    async def ask(self, messages: Messages) -> dict[str, Any]:
         body = {
             "model": self._model,
-            "messages": question,
+            "messages": messages,
             "temperature": 0,
-            "max_tokens": 4,
+            "max_tokens": MAX_TOKENS,
             "logprobs": True,
-            "top_logprobs": 10,
+            "top_logprobs": TOP_LOGPROBS,
         }
         try:
-            async with self._places, self._session.post(self._url, json=body) as response:
+            async with self._session.post(self._url, json=body) as response:
                 if response.status != 200:
                     raise Unavailable(f"{self._url} answered {response.status}: {(await response.text())[:200]}")
-                return expected_grade((await response.json())["choices"][0])
+                choice: dict[str, Any] = (await response.json())["choices"][0]
+                return choice
         except (aiohttp.ClientError, TimeoutError) as error:
             raise Unavailable(f"{self._url}: {error!r}") from error
         except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise Unavailable(f"{self._url} gave no grade: {error}") from error
+            raise Unavailable(f"{self._url}: unexpected answer: {error!r}") from error

@@ -2,7 +2,7 @@
 
 import typer
 
-from penstock.cli import ask, demo, importing, local, plan, planning, profile, stages, top, trace
+from penstock.cli import ask, demo, importing, local, measure, plan, planning, profile, stages, top, trace
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Serve a cascade of language models on hardware you own."
@@ -19,6 +19,7 @@ app.command("simulate")(planning.simulate)
 app.command("profile")(profile.profile)
 app.command("stages")(stages.stages)
 app.command("import-profile")(importing.import_profile)
+app.command("measure")(measure.measure)
 app.add_typer(plan.app, name="plan")
 
 

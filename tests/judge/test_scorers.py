@@ -18,7 +18,7 @@ from judge_service.panel import Panel, Seat
 from judge_service.scorers import JudgedAnswer, LogprobSummary
 from judge_service.scorers.confidence import ConfidenceScorer
 from judge_service.scorers.exact import ExactScorer, last_number
-from judge_service.scorers.llm import LlmScorer, expected_grade
+from judge_service.scorers.llm import LlmScorer, OpenAiChat, expected_grade
 from services.domain import ChatMessage, ChatPrompt, InvalidRequest, NotFound, TextPrompt, Unavailable
 
 QUESTION = ChatPrompt((ChatMessage("user", "What is 2 + 2?"),))
@@ -106,7 +106,7 @@ async def endpoint() -> AsyncIterator[tuple[str, list[dict[str, Any]], dict[str,
 
 async def test_a_language_model_grades(endpoint: tuple[str, list[dict[str, Any]], dict[str, Any]]) -> None:
     url, seen, answer = endpoint
-    scorer = LlmScorer(url, "judge-7b", api_key="secret", timeout_s=5, concurrency=2)
+    scorer = LlmScorer(OpenAiChat(url, "judge-7b", api_key="secret", timeout_s=5), concurrency=2)
     await scorer.start()
     try:
         found = await scorer.score([judged("4"), judged("5"), judged("6")])
@@ -123,7 +123,7 @@ async def test_a_language_model_grades(endpoint: tuple[str, list[dict[str, Any]]
                 await scorer.score([judged("4")])
     finally:
         await scorer.close()
-    gone = LlmScorer("http://127.0.0.1:9/v1", "x", api_key=None, timeout_s=1, concurrency=1)
+    gone = LlmScorer(OpenAiChat("http://127.0.0.1:9/v1", "x", api_key=None, timeout_s=1), concurrency=1)
     await gone.start()
     with pytest.raises(Unavailable):
         await gone.score([judged("4")])
@@ -186,7 +186,7 @@ async def test_a_panel_knows_its_scorers() -> None:
 async def test_token_prompts_cannot_be_read_by_a_language_model() -> None:
     from services.domain import TokenPrompt
 
-    scorer = LlmScorer("http://127.0.0.1:9/v1", "x", api_key=None, timeout_s=1, concurrency=1)
+    scorer = LlmScorer(OpenAiChat("http://127.0.0.1:9/v1", "x", api_key=None, timeout_s=1), concurrency=1)
     await scorer.start()
     with pytest.raises(InvalidRequest, match="token_ids"):
         await scorer.score([JudgedAnswer(TokenPrompt((1,)), "x")])

@@ -20,6 +20,13 @@ FOLDER = Path(__file__).with_name("sglang_cpu")
 VENV = Path(os.environ.get("SGLANG_VENV", Path.home() / ".cache" / "penstock-sglang"))
 START_TIMEOUT_S = 300.0
 
+# Flags of servers that share what they have computed, through files in SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR.
+SHARED_STORE = (
+    *("--page-size", "16", "--enable-hierarchical-cache", "--hicache-ratio", "4", "--hicache-io-backend", "direct"),
+    *("--hicache-mem-layout", "layer_first", "--hicache-write-policy", "write_through"),
+    *("--hicache-storage-backend", "file", "--hicache-storage-prefetch-policy", "wait_complete"),
+    "--enable-cache-report",
+)
 # What a server that a worker starts needs on a CPU, over what any server needs: settings of `tiers[].sglang`.
 CPU_LAUNCH: dict[str, Any] = {
     "python": str(VENV / "bin" / "python"),

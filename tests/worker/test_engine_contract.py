@@ -360,7 +360,7 @@ async def move(source: LoopEngine, target: LoopEngine, request_id: str, transfer
     return stopped, present
 
 
-async def settled(engine: LoopEngine) -> None:
+async def nothing_held(engine: LoopEngine) -> None:
     """Return once nobody holds a block."""
     async with asyncio.timeout(10):
         await until(lambda: engine.load().free_kv_blocks == engine.info.kv_blocks)
@@ -397,8 +397,8 @@ async def test_kv_moves_to_another_engine_while_the_reply_is_made(make: Make) ->
         assert tuple(said) + rest.tokens == whole.tokens
         assert target.steps - before == len(rest.tokens)  # not a token of the prefix was computed again
         assert (present > 0) == (i > 0)  # the second time the prompt's blocks were there already
-    await settled(source)
-    await settled(target)
+    await nothing_held(source)
+    await nothing_held(target)
 
 
 async def test_a_stopped_request_that_does_not_leave_goes_on_unchanged(make: Make) -> None:
@@ -416,7 +416,7 @@ async def test_a_stopped_request_that_does_not_leave_goes_on_unchanged(make: Mak
                 await target.release("t")
                 await source.resume("r")
     assert tuple(said) == whole.tokens
-    await settled(target)
+    await nothing_held(target)
 
 
 async def test_a_stopped_request_can_be_aborted(make: Make) -> None:
@@ -433,7 +433,7 @@ async def test_a_stopped_request_can_be_aborted(make: Make) -> None:
     with pytest.raises(NotFound):
         await engine.leave("r")
     await engine.resume("r")
-    await settled(engine)
+    await nothing_held(engine)
 
 
 async def test_kv_that_does_not_fit_is_refused(make: Make) -> None:
@@ -475,7 +475,7 @@ async def test_kv_that_does_not_fit_is_refused(make: Make) -> None:
         with pytest.raises(InvalidRequest, match="prompt"):
             await collect(engine.enter("t", request("c", "another", endless), tokens))
         await engine.release("t")
-    await settled(engine)
+    await nothing_held(engine)
 
 
 async def test_reserved_room_is_only_what_is_idle(make: Make) -> None:

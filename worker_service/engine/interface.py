@@ -20,6 +20,7 @@ class Capability(enum.Enum):
 
     SEEDED_SAMPLING: a sampled reply is a function of seed and position, so it goes on unchanged elsewhere.
     PRIORITIES: waiting requests go by priority.
+    PREFIX_TRANSFER: running requests move by their tokens; the target loads or computes the prefix ahead.
     VERIFY_SAMPLED: a sampled draft token stands if it is the very token drawn.
     VERIFY_REJECTION: a draft with its distributions is verified by rejection sampling.
     """
@@ -33,6 +34,7 @@ class Capability(enum.Enum):
     VERIFY_REJECTION = "verify_rejection"
     SEEDED_SAMPLING = "seeded_sampling"
     PRIORITIES = "priorities"
+    PREFIX_TRANSFER = "prefix_transfer"
 
 
 class EngineUnusable(Exception):

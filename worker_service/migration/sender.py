@@ -96,7 +96,7 @@ class _Transfer:
         self._engine, self._dial = engine, dial
         self._request_id, self._transfer_id, self._address = request_id, transfer_id, address
         self._layout = engine.kv_layout
-        self._chunk_blocks = max(1, CHUNK_BYTES // self._layout.block_bytes)
+        self._chunk_blocks = max(1, CHUNK_BYTES // max(1, self._layout.block_bytes))  # without layers: no bytes
         self._state = source.SourceState()
         self._stopped_at = 0.0
         self._offset = 0

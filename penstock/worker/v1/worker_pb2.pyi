@@ -93,6 +93,10 @@ class _CapabilityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Capability
     """A sampled reply is a function of seed and position, so it goes on unchanged elsewhere."""
     CAPABILITY_PRIORITIES: _Capability.ValueType  # 9
     """Waiting requests go by priority."""
+    CAPABILITY_PREFIX_TRANSFER: _Capability.ValueType  # 10
+    """Running requests move to engines of their kind by their tokens: the target loads the KV from a cache that both share,
+    or computes it, ahead of the hand-over. The KvLayout has no layers, its blocks no bytes.
+    """
 
 class Capability(_Capability, metaclass=_CapabilityEnumTypeWrapper): ...
 
@@ -111,6 +115,10 @@ CAPABILITY_SEEDED_SAMPLING: Capability.ValueType  # 8
 """A sampled reply is a function of seed and position, so it goes on unchanged elsewhere."""
 CAPABILITY_PRIORITIES: Capability.ValueType  # 9
 """Waiting requests go by priority."""
+CAPABILITY_PREFIX_TRANSFER: Capability.ValueType  # 10
+"""Running requests move to engines of their kind by their tokens: the target loads the KV from a cache that both share,
+or computes it, ahead of the hand-over. The KvLayout has no layers, its blocks no bytes.
+"""
 Global___Capability: _TypeAlias = Capability  # noqa: Y015
 
 @_typing.final

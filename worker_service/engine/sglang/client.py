@@ -53,15 +53,16 @@ class ServerLoad:
 class Piece:
     """What one event of a stream brought: new tokens, their logprobs as (logprob, likeliest).
 
-    finish: stop, length or abort, with the last piece. cached_from: how many prompt tokens came from which cache.
+    finish: stop, length or abort, with the last piece. cached_tokens: prompt tokens that were not computed; stored_tokens:
+    those of them that came from a shared store.
     """
 
     token_ids: list[int]
     logprobs: list[tuple[float, Likeliest]]
     finish: str | None
-    cached_tokens: int
-    stored_tokens: int
-    retractions: int
+    cached_tokens: int = 0
+    stored_tokens: int = 0
+    retractions: int = 0
 
 
 class SglangClient:
@@ -151,7 +152,7 @@ class SglangClient:
         top_logprobs: int | None = None,
         priority: int | None = None,
     ) -> AsyncGenerator[Piece, None]:
-        """Pieces as they come. InvalidRequest, Overloaded, Unavailable."""
+        """Pieces as they come; a server that traces joins the caller's trace. InvalidRequest, Overloaded, Unavailable."""
         body: dict[str, Any] = {
             "rid": request_id,
             "input_ids": token_ids,

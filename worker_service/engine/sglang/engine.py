@@ -40,12 +40,14 @@ from worker_service.engine.interface import (
     EngineInfo,
     EngineUnusable,
     Finished,
+    HandedOver,
     Verification,
 )
 from worker_service.engine.loop import Hold
 from worker_service.engine.randomness import DRAW, uniform
 from worker_service.engine.sglang.client import Piece, ServerInfo, SglangClient
 from worker_service.engine.sglang.launch import ServerShape
+from worker_service.engine.sglang.moves import ABORTED, MOVED, MovingRequests, Running
 from worker_service.engine.sglang.server import ServerProcess
 from worker_service.speculation import acceptance
 from worker_service.speculation.top_k import target_distribution
@@ -79,24 +81,15 @@ class SglangEngineOptions:
     hold: Hold | None = None
 
 
-@dataclass(slots=True)
-class _Running:
-    """length: prompt and output so far. computing: whether its first token has come."""
-
-    prompt_tokens: int
-    length: int
-    computing: bool = False
-    aborted: bool = False
-
-
-class SglangEngine:
+class SglangEngine(MovingRequests):
     """An Engine over a server."""
 
     def __init__(self, options: SglangEngineOptions) -> None:
         if bool(options.endpoint) == (options.launch is not None):
             raise ValueError("either an endpoint or a launch is needed")
         self.options = options
-        self._requests: dict[str, _Running] = {}
+        self._requests: dict[str, Running] = {}
+        self._arriving: dict[str, asyncio.Task[None]] = {}
         self._produced: deque[tuple[float, int]] = deque()
         self._free_blocks = self._cached_tokens = 0
         self._began = 0.0
@@ -160,7 +153,7 @@ class SglangEngine:
         if self._closed:
             return
         self._closed = True
-        await end(self._poll)
+        await end(self._poll, *self._arriving.values())
         for request_id in list(self._requests):
             with contextlib.suppress(Unavailable):  # then its stream has ended already
                 await self.abort(request_id)
@@ -184,7 +177,8 @@ class SglangEngine:
         if running is None:
             return False
         running.aborted = True
-        await self._client.abort(request_id)
+        if not running.decide(ABORTED):
+            await self._client.abort(running.server_id)
         return True
 
     def load(self) -> Load:
@@ -192,13 +186,14 @@ class SglangEngine:
         while self._produced and now - self._produced[0][0] > THROUGHPUT_WINDOW_S:
             self._produced.popleft()
         window = min(THROUGHPUT_WINDOW_S, max(now - self._began, 1e-9))
-        inputs = sorted(self._requests.values(), key=lambda request: not request.computing)
+        running = [r for r in self._requests.values() if r.computing]
+        queued = [r for r in self._requests.values() if not r.computing]
         return Load(
-            running_tokens=tuple(r.length for r in inputs if r.computing),
-            queued_tokens=tuple(r.length for r in inputs if not r.computing),
+            running_tokens=tuple(len(r.tokens) for r in running),
+            queued_tokens=tuple(len(r.tokens) for r in queued),
             free_kv_blocks=self._free_blocks,
             output_tokens_per_s=sum(count for _, count in self._produced) / window,
-            input_tokens=tuple(r.prompt_tokens for r in inputs),
+            input_tokens=tuple(r.prompt_tokens for r in (*running, *queued)),
             cached_tokens=self._cached_tokens,
         )
 
@@ -210,22 +205,18 @@ class SglangEngine:
         reason = None
         if output:
             reason = reply_rules.end_reason(text, output[-1], len(output), most, request.sampling, self._tokenizer)
-        with self._place(request.request_id, len(prompt), len(output)) as running:
+        with self._place(request.request_id, [*prompt, *output], len(prompt)) as running:
             yield Admitted(len(prompt), most)
             cached = preemptions = 0
             if reason is None:
-                pieces = self._client.generate(
-                    request.request_id,
-                    [*prompt, *output],
-                    self._sampling(request.sampling, most - len(output)),
-                    top_logprobs=request.sampling.top_logprobs,
-                    priority=self._priority(request.priority),
-                )
+                pieces = self._pieces(request, running, most)
                 at_work = True
                 try:
                     async with contextlib.aclosing(pieces):
                         async for piece in pieces:
                             at_work = piece.finish is None
+                            if piece is MOVED:
+                                break
                             cached = max(cached, min(piece.cached_tokens, len(prompt)))
                             preemptions = max(preemptions, piece.retractions)
                             first, ids, said = len(output), list[int](), ""
@@ -242,7 +233,8 @@ class SglangEngine:
                             if reason is not None:
                                 said += text.finish()
                             output += ids
-                            running.length, running.computing = len(prompt) + len(output), True
+                            running.tokens += ids
+                            running.computing = True
                             self._produced.append((time.monotonic(), len(ids)))
                             if ids or said:
                                 yield TokenFrame(first, tuple(ids), said, self._logprobs(ids, piece))
@@ -256,10 +248,13 @@ class SglangEngine:
                 finally:
                     self.preemptions += preemptions
                     if at_work:  # a stop string, or nobody reads on: the server is still at it
-                        self._give_up(request.request_id)
-                if reason is None:
+                        self._give_up(running.server_id)
+                if reason is None and not running.moved:
                     raise Unavailable("the SGLang server ended the stream early")
             usage = TokenUsage(len(prompt), cached, len(output))
+        if reason is None:
+            yield HandedOver(len(output))
+            return
         yield Finished(reason, usage, text.stopped_by, preemptions)
 
     async def verify(
@@ -282,7 +277,7 @@ class SglangEngine:
         if not sampling.greedy and not distributions:
             raise NotServed("a sampled draft without its distributions: SGLang draws by random numbers of its own")
         vocab_size = self._tokenizer.vocab_size
-        with self._place(request_id, len(prefix) - offset, offset + len(draft)):
+        with self._place(request_id, [*prefix, *draft], len(prefix)):
             top = 1 if sampling.greedy else min(VERIFY_TOP, vocab_size)
             rows = await self._client.likeliest(request_id, prefix, draft, top, self._priority(0))
         if not distributions:
@@ -301,7 +296,7 @@ class SglangEngine:
         return Verification(accepted, token)
 
     @contextlib.contextmanager
-    def _place(self, request_id: str, prompt_tokens: int, output_tokens: int) -> Iterator[_Running]:
+    def _place(self, request_id: str, tokens: list[int], prompt_tokens: int) -> Iterator[Running]:
         """A place among the requests here. Unavailable, AlreadyRunning, Overloaded."""
         if self._closed or not self._up:
             raise Unavailable("the engine has stopped" if self._closed else "the SGLang server is down")
@@ -309,7 +304,7 @@ class SglangEngine:
             raise AlreadyRunning(request_id)
         if len(self._requests) >= self.options.max_requests:
             raise Overloaded(f"{len(self._requests)} requests are here already", 1.0)
-        self._requests[request_id] = running = _Running(prompt_tokens, prompt_tokens + output_tokens)
+        self._requests[request_id] = running = Running(tokens, prompt_tokens, request_id)
         try:
             yield running
         finally:
@@ -414,6 +409,7 @@ def _capabilities(server: ServerInfo) -> Iterator[Capability]:
     yield Capability.VERIFY_REJECTION
     if server.prefix_cache:
         yield Capability.PREFIX_REUSE
+        yield Capability.PREFIX_TRANSFER
     if server.seeded:
         yield Capability.SEEDED_SAMPLING
     if server.priorities:

@@ -1,0 +1,194 @@
+"""What a client feels when its reply moves from one SGLang server to another: three ways, in turns, over prompt lengths.
+
+recompute: the target knows nothing and computes prompt and reply so far. store: it loads what the shared store has, once the
+source has stopped. move: our way; it reads ahead while the source decodes, and only then does the source stop.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+from benchmarks import report
+from services.domain.requests import ChatMessage, ChatPrompt, GenerationRequest, SamplingParams, TokenFrame
+from services.processes import free_port
+from tests.support.sglang import SHARED_STORE, sglang_server
+from worker_service.engine.interface import EngineEvent
+from worker_service.engine.sglang import SglangEngine, SglangEngineOptions
+from worker_service.engine.sglang import moves as moves_module
+
+ROOT = Path(__file__).resolve().parent.parent
+MODEL = ROOT / "models" / "family" / "large"
+LENGTHS = (200, 400, 800, 1600)  # prompt tokens, about; the model's context is 2,048
+WAYS = ("recompute", "store", "move")
+BEFORE, TOKENS = 60, 120  # output tokens at the source before it moves, and in all
+SEED = 4
+GREEDY = SamplingParams(temperature=0.0, max_output_tokens=TOKENS, ignore_eos=True)
+
+
+class _Told(logging.Handler):
+    """What the engines say of where KV came from: (loaded, held, computed) of the last of each kind."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.last: dict[str, tuple[int, int, int]] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if isinstance(record.args, tuple) and len(record.args) == 5:
+            _, what, *counts = record.args
+            loaded, held, computed = (int(str(count)) for count in counts)
+            self.last[str(what)] = (loaded, held, computed)
+
+
+def conversation(tokens: int, rng: random.Random) -> ChatPrompt:
+    """Held-out questions and answers in random order, about so many tokens (bytes) of them, then one more question."""
+    rows = [json.loads(line) for line in (ROOT / "models" / "heldout.jsonl").read_text().splitlines()]
+    rng.shuffle(rows)
+    messages, length = list[ChatMessage](), 0
+    for row in rows:
+        if length + len(row["prompt"]) > tokens:
+            break
+        messages += [ChatMessage("user", row["prompt"]), ChatMessage("assistant", row["answer"])]
+        length += len(row["prompt"]) + len(row["answer"]) + 4
+    return ChatPrompt((*messages, ChatMessage("user", rows[-1]["prompt"])))
+
+
+class _Reader:
+    """Reads a stream on a task; tokens with the times at which they came."""
+
+    def __init__(self, events: AsyncGenerator[EngineEvent, None]) -> None:
+        self.tokens, self.times = list[int](), list[float]()
+        self.enough = asyncio.Event()
+        self.task = asyncio.create_task(self._read(events))
+
+    async def _read(self, events: AsyncGenerator[EngineEvent, None]) -> None:
+        async for event in events:
+            if isinstance(event, TokenFrame):
+                self.tokens += event.token_ids
+                self.times.append(time.perf_counter())
+                if len(self.tokens) >= BEFORE:
+                    self.enough.set()
+
+
+async def once(
+    way: str, name: str, prompt: ChatPrompt, a: SglangEngine, b: SglangEngine, store: Path, told: _Told
+) -> dict[str, Any]:
+    """One reply that begins at `a` and ends at `b`."""
+    told.last.clear()
+    request = GenerationRequest(name, prompt, GREEDY)
+    here = _Reader(a.generate(request))
+    await here.enough.wait()
+    began = time.perf_counter()
+    if way == "move":
+        await b.reserve(name, a.kv_layout, await a.computed_tokens(name))
+    ahead_s = time.perf_counter() - began
+    stopped = await a.pause(name, 0)
+    if way == "recompute":
+        await asyncio.to_thread(_empty, store)
+    output = stopped.tokens[len(stopped.tokens) - len(here.tokens) :]
+    resumed = GenerationRequest(name, prompt, GREEDY, resume_token_ids=output)
+    there = _Reader(b.enter(name, request, stopped.tokens) if way == "move" else b.generate(resumed))
+    await there.task
+    await a.leave(name)
+    await here.task
+    loaded, held, computed = told.last["kv taken over"]
+    first_loaded, _, first_computed = told.last.get("prefix read ahead", (0, 0, 0))
+    whole = _Reader(a.generate(GenerationRequest(f"{name}-whole", prompt, GREEDY)))
+    await whole.task
+    gaps = [after - before for before, after in zip(here.times, here.times[1:], strict=False)]
+    return {
+        "tokens": len(stopped.tokens),
+        "stall_ms": 1000 * (there.times[0] - here.times[-1]),
+        "token_gap_ms": 1000 * statistics.median(gaps),
+        "ahead_ms": 1000 * ahead_s,
+        "loaded": loaded + first_loaded,
+        "held": held,
+        "computed_ahead": first_computed,
+        "computed_stalled": computed,
+        "same_text": here.tokens + there.tokens == whole.tokens,
+    }
+
+
+def _empty(folder: Path) -> None:
+    for file in folder.iterdir():
+        file.unlink()
+
+
+async def measure(rounds: int) -> list[dict[str, Any]]:
+    told, found, rng = _Told(), list[dict[str, Any]](), random.Random(SEED)
+    logger = logging.getLogger(moves_module.__name__)
+    logger.setLevel(logging.INFO)
+    logger.addHandler(told)
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+        store = Path(folder) / "store"
+        store.mkdir()
+        os.environ["SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR"] = str(store)
+        async with AsyncExitStack() as stack:
+            engines = []
+            for name in "ab":
+                url = await asyncio.to_thread(
+                    stack.enter_context, sglang_server(MODEL, free_port(), Path(folder) / f"{name}.log", *SHARED_STORE)
+                )
+                engine = SglangEngine(SglangEngineOptions(MODEL, "large", url, start_timeout_s=120))
+                await engine.start()
+                stack.push_async_callback(engine.close)
+                engines.append(engine)
+            for i in range(-1, rounds):  # the first is to warm up
+                for length in LENGTHS:
+                    for way in WAYS:
+                        prompt = conversation(length, rng)
+                        one = await once(way, f"{way}-{length}-{i}", prompt, engines[0], engines[1], store, told)
+                        if i >= 0:
+                            found.append({"way": way, "prompt_about": length, "round": i, **one})
+    return found
+
+
+def run(rounds: int) -> None:
+    """Measure, write, draw."""
+    runs = asyncio.run(measure(rounds))
+    kinds = ("stall_ms", "token_gap_ms", "ahead_ms", "loaded", "held", "computed_ahead", "computed_stalled", "tokens")
+    cells = {
+        (way, length): [r for r in runs if r["way"] == way and r["prompt_about"] == length]
+        for length in LENGTHS
+        for way in WAYS
+    }
+    medians = [
+        {"way": way, "prompt_about": length, **{kind: statistics.median(r[kind] for r in cell) for kind in kinds}}
+        for (way, length), cell in cells.items()
+    ]
+    same = sum(r["same_text"] for r in runs)
+    path = report.write(
+        "sglang_moves",
+        {"seed": SEED, "rounds": rounds, "same_text": f"{same} of {len(runs)}", "medians": medians, "runs": runs},
+    )
+    series = {
+        way: [
+            (statistics.median(stalls), min(stalls), max(stalls))
+            for length in LENGTHS
+            if (stalls := [r["stall_ms"] for r in cells[way, length]])
+        ]
+        for way in WAYS
+    }
+    report.bars(
+        "sglang_moves",
+        "A reply moves between two SGLang servers: the longest pause",
+        [f"{length} prompt tokens" for length in LENGTHS],
+        series,
+        "ms",
+    )
+    for one in medians:
+        print(
+            f"{one['prompt_about']:>5} {one['way']:<10} stall {one['stall_ms']:.0f} ms,"
+            f" a token {one['token_gap_ms']:.0f} ms,"
+            f" loaded {one['loaded']:.0f}, computed ahead {one['computed_ahead']:.0f},"
+            f" while stalled {one['computed_stalled']:.0f}"
+        )
+    print(f"same text {same} of {len(runs)}; written: {path}")

@@ -1,0 +1,69 @@
+"""A mesh's judge, asked by itself: for measuring, not for serving."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import grpc
+from grpc import aio
+
+from penstock.client import connection, errors
+from penstock.client.types import Reply
+from penstock.common.v1 import common_pb2
+from penstock.judge.v1 import judge_pb2 as pb
+from penstock.judge.v1 import judge_pb2_grpc
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A user's question and a tier's reply. reference: the expected answer, where it is known."""
+
+    prompt: str
+    reply: Reply
+    reference: str | None = None
+
+
+class AsyncJudge:
+    """Talks to one judge.
+
+    target: `host:port`. timeout_s: of one call.
+    """
+
+    def __init__(self, target: str, *, timeout_s: float = connection.USUAL_TIMEOUT_S) -> None:
+        self._channel, self._timeout_s = aio.insecure_channel(target, options=connection.OPTIONS), timeout_s
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._channel.close()
+
+    async def score(self, answers: Sequence[Answered], scorer: str = "") -> list[float]:
+        """Scores from 0 to 100, one per answer. scorer: empty takes the judge's default. PenstockError."""
+        request = pb.ScoreRequest(scorer=scorer, items=[_item(answered) for answered in answers])
+        try:
+            told = await judge_pb2_grpc.JudgeServiceStub(self._channel).Score(request, timeout=self._timeout_s)
+        except grpc.RpcError as failed:
+            raise errors.from_rpc(failed) from failed
+        return [result.score for result in told.results]
+
+
+def _item(answered: Answered) -> pb.ScoreItem:
+    reply = answered.reply
+    chat = common_pb2.ChatPrompt(messages=[common_pb2.ChatMessage(role="user", content=answered.prompt)])
+    item = pb.ScoreItem(
+        prompt=common_pb2.Prompt(chat=chat),
+        answer=reply.text,
+        tier=reply.tier,
+        finish_reason=common_pb2.FinishReason.Value(f"FINISH_REASON_{reply.finish_reason.value.upper()}"),
+        reference=answered.reference,
+    )
+    if reply.logprobs:
+        values = [position.chosen.logprob for position in reply.logprobs]
+        item.logprobs.CopyFrom(
+            pb.LogprobSummary(token_count=len(values), mean_logprob=sum(values) / len(values), min_logprob=min(values))
+        )
+    return item

@@ -1,0 +1,102 @@
+"""The judge as a language model that a tier of the mesh serves: shipped models on the torch engine, end to end."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from openai import AsyncOpenAI
+
+from judge_service.calibrate import calibrate
+from judge_service.calibration import Calibration
+from judge_service.scorers import JudgedAnswer
+from judge_service.scorers.llm import MAX_TOKENS, TOP_LOGPROBS, LlmScorer, expected_grade, grade_question
+from judge_service.tier_client import TierChat
+from services.domain import TextPrompt, Unavailable
+from services.settings import SettingsError, load_mesh_file
+from services.state.keys import Keys
+from services.testing import RedisProcess
+from tests.conftest import FAMILY, MeshFileMaker
+from tests.support.mesh import TestMesh, running_mesh
+
+QUESTIONS = ("What is 12 + 30?", "Reverse the order: trout, wing, field", "Sort: 7, 3, 9")
+THRESHOLD = 0.2  # the shipped models were not made to grade: they nearly always say 0
+JUDGE = {"scorers": [{"name": "llm", "kind": "llm", "tier": "large"}], "default_scorer": "llm"}
+
+
+@pytest.fixture(scope="module")
+async def mesh(redis: RedisProcess, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TestMesh]:
+    file = tmp_path_factory.mktemp("mesh") / "mesh.yaml"
+    tiers = [
+        {"name": "small", "model": str(FAMILY / "small"), "threshold": THRESHOLD},
+        {"name": "large", "model": str(FAMILY / "large")},
+    ]
+    router = {"grpc_port": 0, "http_port": 0, "max_active": 2}
+    content = {"name": "tier-judge", "redis_url": redis.url, "tiers": tiers, "judge": JUDGE, "router": router}
+    file.write_text(json.dumps(content))  # JSON is YAML
+    async with running_mesh(file, redis.url) as running:
+        yield running
+
+
+async def test_the_grades_are_those_that_the_tier_gives(mesh: TestMesh) -> None:
+    """What anybody who asks the tier for a grade, over the OpenAI-compatible API, computes from its answer."""
+    openai = AsyncOpenAI(base_url=f"{mesh.http}/v1", api_key="unused")
+    async with mesh.client() as client:
+        for question in QUESTIONS:
+            reply = await client.generate(question, temperature=0, max_tokens=60)
+            small = await client.generate(question, model="small", temperature=0, max_tokens=60)
+            asked = await openai.chat.completions.create(
+                model="large",
+                messages=grade_question(TextPrompt(f"user: {question}"), small.text),  # type: ignore[arg-type]
+                temperature=0,
+                max_tokens=MAX_TOKENS,
+                logprobs=True,
+                top_logprobs=TOP_LOGPROBS,
+            )
+            wanted = 100 * expected_grade(asked.choices[0].model_dump()) / 9
+            assert reply.tiers[0].score == pytest.approx(wanted, rel=1e-4)
+            assert reply.tiers[0].accepted == (wanted >= THRESHOLD)
+            assert [t.tier for t in reply.tiers] == (["small"] if wanted >= THRESHOLD else ["small", "large"])
+
+
+async def test_grades_never_wait_behind_the_requests_that_wait_for_them(mesh: TestMesh) -> None:
+    """The router takes two requests at a time; all of them are graded all the same."""
+    async with mesh.client() as client:
+        replies = await asyncio.gather(
+            *(client.generate(f"What is {i} + 30?", temperature=0, max_tokens=30) for i in range(8))
+        )
+    assert all(reply.tiers[0].score is not None for reply in replies)
+
+
+async def test_its_grades_are_calibrated_over_the_running_mesh(mesh: TestMesh, tmp_path: Path) -> None:
+    rows = [
+        {"prompt": f"What is {i} + 1?", "answer": f"Answer: {i + 1 + i % 2}", "good": i % 2 == 0} for i in range(24)
+    ]
+    samples = tmp_path / "labelled.jsonl"
+    samples.write_text("\n".join(map(json.dumps, rows)))
+    out = tmp_path / "calibration.json"
+    assert "24 samples" in await calibrate(mesh.mesh_file, "llm", samples, out)
+    assert Calibration.read(out).samples == 24
+
+
+async def test_a_tier_that_nobody_serves_gives_no_grade(redis: RedisProcess) -> None:
+    chat = TierChat("nobody", redis.url, Keys("no-such-mesh"), timeout_s=1)
+    await chat.start()
+    with pytest.raises(Unavailable, match="nobody who grades"):
+        await LlmScorer(chat, concurrency=1).score([JudgedAnswer(TextPrompt("p"), "a")])
+    await chat.close()
+
+
+@pytest.mark.parametrize(
+    ("scorer", "said"),
+    [
+        ({"tier": "huge"}, r"judge.scorers\[0\].tier: no tier 'huge'"),
+        ({}, "either tier, or endpoint and model"),
+        ({"tier": "large", "endpoint": "http://x/v1", "model": "m"}, "either tier, or endpoint and model"),
+    ],
+)
+def test_an_llm_scorer_names_whom_it_asks(scorer: dict[str, str], said: str, mesh_file: MeshFileMaker) -> None:
+    judge = {"scorers": [{"name": "llm", "kind": "llm", **scorer}], "default_scorer": "llm"}
+    with pytest.raises(SettingsError, match=said):
+        load_mesh_file(mesh_file(judge=judge))

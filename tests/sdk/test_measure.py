@@ -1,0 +1,68 @@
+"""`penstock measure`: over a running mesh of shipped models; what it writes is what planner and calibration read."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from judge_service.calibrate import read_samples
+from penstock.cli.main import app
+from planner_service.files import read_quality
+from services.testing import RedisProcess
+from tests.conftest import FAMILY, MeshFileMaker
+from tests.support.mesh import running_mesh
+
+PROMPTS = [
+    {"prompt": "What is 12 + 30?", "answer": "42"},
+    {"prompt": "Sort: 7, 3, 9", "answer": "3, 7, 9"},
+    {"prompt": "What is 5 + 6?", "answer": "11"},
+]
+
+
+def write(path: Path, rows: list[dict[str, str]]) -> Path:
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+async def test_every_tier_is_asked_and_scored(redis: RedisProcess, mesh_file: MeshFileMaker, tmp_path: Path) -> None:
+    judge = {"scorers": [{"name": "exact", "kind": "exact"}, {"name": "sure", "kind": "confidence"}]}
+    tiers = [{"name": t, "model": str(FAMILY / t), "engine": "torch", "threshold": 50} for t in ("small", "medium")]
+    del tiers[1]["threshold"]
+    file = mesh_file(tiers, judge=judge | {"default_scorer": "exact"})
+    prompts, out, labelled = write(tmp_path / "p.jsonl", PROMPTS), tmp_path / "judged.csv", tmp_path / "labelled.jsonl"
+    async with running_mesh(file, redis.url) as mesh, mesh.client() as client:
+        command = ["measure", str(prompts), "--out", str(out), "--labelled", str(labelled), "--max-tokens", "80"]
+        command += ["--target", mesh.router.address, "--json"]
+        done = await asyncio.to_thread(CliRunner().invoke, app, command)
+        assert done.exit_code == 0, done.output
+        replies = [await client.generate(p["prompt"], model="medium", temperature=0, max_tokens=80) for p in PROMPTS]
+    sample = read_quality(out, ("small", "medium"))
+    assert [int(n) for n in sample.output_tokens[:, 1]] == [r.usage.output_tokens for r in replies]
+    assert [int(n) for n in sample.input_tokens] == [r.usage.prompt_tokens for r in replies]
+    right = [r.text.rsplit("Answer:", 1)[-1].strip() == p["answer"] for r, p in zip(replies, PROMPTS, strict=True)]
+    assert [score == 100 for score in sample.scores[:, 1]] == right
+    answers, good = read_samples(labelled)
+    assert good[len(PROMPTS) :] == right
+    assert answers[-1].answer == replies[-1].text
+    assert answers[-1].logprobs is not None
+    figures = json.loads(done.stdout)
+    assert [t["tier"] for t in figures["tiers"]] == ["small", "medium"]
+    assert figures["tiers"][1]["right"] == pytest.approx(sum(right) / len(right))
+
+
+@pytest.mark.parametrize(
+    ("rows", "more", "said"),
+    [
+        ([], [], "no prompts"),
+        ([{"question": "x"}], [], ":1: prompt is missing"),
+        ([{"prompt": "x"}], ["--labelled", "l.jsonl"], "needs an answer with every prompt"),
+    ],
+)
+def test_prompts_that_cannot_be_used_are_named(
+    rows: list[dict[str, str]], more: list[str], said: str, tmp_path: Path
+) -> None:
+    done = CliRunner().invoke(app, ["measure", str(write(tmp_path / "p.jsonl", rows)), *more])
+    assert done.exit_code == 2
+    assert said in done.output.replace("\n", "")

@@ -1,0 +1,189 @@
+"""Two real SGLang servers that share a store: replies move between them, and their spans are part of the request's trace."""
+
+import json
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import pytest
+from grpc import aio
+
+from penstock.common.v1 import common_pb2
+from penstock.worker.v1 import worker_pb2 as pb
+from penstock.worker.v1 import worker_pb2_grpc
+from services.domain import Role
+from services.processes import free_port
+from services.testing import RedisProcess, serving
+from tests.conftest import FAMILY, ROOT, MeshFileMaker
+from tests.support.mesh import COMPOSE, running_mesh
+from tests.support.otlp import Collector, otlp_collector
+from tests.support.sglang import SHARED_STORE, sglang_server
+from tests.worker.test_migration import Stub, read
+
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
+
+MODEL = FAMILY / "large"
+TOKENS = 160
+ADMIN_KEY = "store"  # without one a server does not let its store be taken away
+LOADED, HELD, COMPUTED = "penstock.kv.loaded_tokens", "penstock.kv.held_tokens", "penstock.kv.computed_tokens"
+
+
+@pytest.fixture(scope="module")
+def collector() -> Iterator[Collector]:
+    with otlp_collector() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def servers(collector: Collector, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    folder = tmp_path_factory.mktemp("sglang")
+    flags = (*SHARED_STORE, "--enable-trace", "--otlp-traces-endpoint", collector.address, "--admin-api-key", ADMIN_KEY)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR", str(folder / "store"))
+        with (
+            sglang_server(MODEL, free_port(), folder / "a.log", *flags) as a,
+            sglang_server(MODEL, free_port(), folder / "b.log", *flags) as b,
+        ):
+            yield [a, b]
+
+
+@pytest.fixture(autouse=True)
+def exported(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our own spans go to the same collector."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://{collector.address}")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_INSECURE", "true")
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
+
+
+@dataclass(frozen=True)
+class Worker:
+    stub: Stub
+    address: str
+
+
+class Place:
+    """Starts workers of one tier, each over a server of its own."""
+
+    def __init__(self, redis: RedisProcess, mesh_file: MeshFileMaker, stack: AsyncExitStack) -> None:
+        self._redis, self._mesh_file, self._stack = redis, mesh_file, stack
+
+    async def worker(self, **tier: Any) -> Worker:
+        file = self._mesh_file([{"name": "only", "model": str(MODEL), **tier}])
+        context = serving(Role.WORKER, COMPOSE[Role.WORKER], file, self._redis.url, tier="only")
+        chassis = await self._stack.enter_async_context(context)
+        channel = await self._stack.enter_async_context(aio.insecure_channel(chassis.address))
+        return Worker(worker_pb2_grpc.WorkerServiceStub(channel), chassis.address)
+
+
+@pytest.fixture
+async def place(redis: RedisProcess, mesh_file: MeshFileMaker) -> AsyncIterator[Place]:
+    async with AsyncExitStack() as stack:
+        yield Place(redis, mesh_file, stack)
+
+
+@pytest.fixture
+async def pair(servers: list[str], place: Place) -> tuple[Worker, Worker]:
+    one, two = [await place.worker(engine="sglang", sglang={"endpoint": url}) for url in servers]
+    return one, two
+
+
+def asked(name: str, turns: int, transfer: str | None = None) -> pb.GenerateRequest:
+    """A chat of so many turns before the question, which only `name` has."""
+    rows = [json.loads(line) for line in (ROOT / "models" / "heldout.jsonl").read_text().splitlines()]
+    first = sum(name.encode()) % (len(rows) - turns - 1)
+    messages = []
+    for row in rows[first : first + turns]:
+        messages.append(common_pb2.ChatMessage(role="user", content=row["prompt"]))
+        messages.append(common_pb2.ChatMessage(role="assistant", content=row["answer"]))
+    messages.append(common_pb2.ChatMessage(role="user", content=rows[first + turns]["prompt"]))
+    sampling = common_pb2.SamplingParams(temperature=0.0, max_output_tokens=TOKENS, ignore_eos=True)
+    prompt = common_pb2.Prompt(chat=common_pb2.ChatPrompt(messages=messages))
+    return pb.GenerateRequest(request_id=name, prompt=prompt, sampling=sampling, transfer_id=transfer)
+
+
+async def moved(source: Worker, target: Worker, name: str, turns: int, trace: str) -> tuple[list[int], list[int], Any]:
+    """Tokens made at the source, tokens made at the target, and the source's last report."""
+    metadata = (("traceparent", f"00-{trace}-{secrets.token_hex(8)}-01"),)
+    call = source.stub.Generate(asked(name, turns), metadata=metadata)
+    first: list[int] = []
+    async for event in call:
+        first += event.tokens.token_ids
+        if len(first) >= TOKENS // 2:
+            break
+    claim = target.stub.Generate(asked(name, turns, transfer=f"t-{name}"), metadata=metadata)
+    await read(claim, "heartbeat")
+    order = pb.MigrateOutRequest(request_id=name, transfer_id=f"t-{name}", target_address=target.address)
+    reports = [report async for report in source.stub.MigrateOut(order, metadata=metadata)]
+    rest, last = await read(call)
+    there: list[int] = []
+    if reports[-1].WhichOneof("event") == "handed_over":
+        assert last.handed_over.offset == reports[-1].handed_over.offset == len(first + rest)
+        there, end = await read(claim)
+        assert end.finished.usage.output_tokens == TOKENS
+    return first + rest, there, reports[-1]
+
+
+async def test_a_reply_moves_and_most_of_its_kv_is_loaded_from_the_store(
+    pair: tuple[Worker, Worker], collector: Collector
+) -> None:
+    source, target = pair
+    trace = secrets.token_hex(16)
+    here, there, report = await moved(source, target, "long", 6, trace)
+    assert here
+    assert there
+    assert report.handed_over.stall.ToTimedelta().total_seconds() > 0
+    ahead = await collector.event("prefix read ahead", trace)
+    over = await collector.event("kv taken over", trace)
+    assert ahead[LOADED] >= 256
+    assert ahead[LOADED] + ahead[COMPUTED] >= over[HELD] - 16  # what was read ahead is not computed again
+    assert over[COMPUTED] < 100  # less than the reply so far: only what came while the target read
+    request = asked("long", 6)
+    request.request_id = "whole"
+    assert here + there == (await read(source.stub.Generate(request)))[0]
+
+
+async def test_a_short_prefix_is_computed_and_a_store_that_is_off_is_done_without(
+    pair: tuple[Worker, Worker], servers: list[str], collector: Collector
+) -> None:
+    source, target = pair
+    for name, turns in (("short", 0), ("storeless", 6)):
+        if name == "storeless":
+            async with (
+                aiohttp.ClientSession(headers={"Authorization": f"Bearer {ADMIN_KEY}"}) as session,
+                session.delete(f"{servers[1]}/hicache/storage-backend") as answer,
+            ):
+                assert answer.status == 200, await answer.text()
+        trace = secrets.token_hex(16)
+        here, there, report = await moved(source, target, name, turns, trace)
+        assert report.WhichOneof("event") == "handed_over"
+        ahead = await collector.event("prefix read ahead", trace)
+        assert ahead[LOADED] == 0
+        assert ahead[COMPUTED] > 0
+        request = asked(name, turns)
+        request.request_id = "whole"
+        assert here + there == (await read(source.stub.Generate(request)))[0]
+
+
+async def test_a_worker_with_other_kv_refuses_and_the_reply_goes_on(pair: tuple[Worker, Worker], place: Place) -> None:
+    source, _ = pair
+    torch = await place.worker(engine="torch")
+    here, there, report = await moved(source, torch, "stays", 1, secrets.token_hex(16))
+    assert "layout" in report.transfer_failed.reason
+    assert not there
+    assert len(here) == TOKENS
+
+
+async def test_the_servers_spans_join_the_requests_trace(
+    servers: list[str], redis: RedisProcess, mesh_file: MeshFileMaker, collector: Collector
+) -> None:
+    file = mesh_file([{"name": "only", "model": str(MODEL), "engine": "sglang", "sglang": {"endpoint": servers[0]}}])
+    async with running_mesh(file, redis.url) as mesh, mesh.client() as client:
+        reply = await client.generate("What is 12 + 30?", temperature=0, max_tokens=20)
+        found = await collector.of_trace(reply.trace_id, {"penstock-router", "penstock-worker", "sglang"})
+    ours = {s.span_id: s for s in found if s.service == "penstock-worker"}
+    parents = {s.parent_span_id for s in found if s.service == "sglang"}
+    joined = [ours[parent].name for parent in parents if parent in ours]
+    assert joined == ["penstock.worker.v1.WorkerService/Generate"]

@@ -1,0 +1,252 @@
+"""Running requests move between SGLang servers.
+
+No server hands its KV out. What it computes anew, or loads from a hierarchical cache that both servers share
+(`--hicache-storage-backend`), is the KV of the same tokens: so what travels is tokens. Behind KvTransferring:
+
+- a block has no layers, and chunks are empty;
+- `reserve` has the target's server read the prefix ahead, while the source decodes on;
+- `pause` aborts at the source's server, at a token boundary; that also brings the rest of its KV to the store;
+- `enter` generates behind all tokens, and the target's server holds all of them but the last few.
+
+Without a shared store, or below its shortest prefix (256 tokens), the target computes what it would have loaded: slower, but
+still ahead.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from collections.abc import Sequence as Seq
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from opentelemetry import trace
+
+from services.background import end
+from services.domain.errors import AlreadyRunning, NotFound, Overloaded, invalid
+from services.domain.requests import GenerationRequest, SamplingParams
+from worker_service.engine.interface import Blocks, EngineEvent, EngineInfo, HandedOver, KvLayout, Stopped
+from worker_service.engine.sglang.client import Piece, SglangClient
+from worker_service.text.hf import HfTokenizer
+
+_log = logging.getLogger(__name__)
+
+AHEAD_S = 3.0  # a prefix that takes longer to read is refused for now; read it is all the same, for the next try
+RETRY_S = 0.5
+MOVED, ABORTED = Piece([], [], "moved"), Piece([], [], "abort")
+_READ_ONLY = {"temperature": 0.0, "max_new_tokens": 1, "ignore_eos": True}
+
+
+@dataclass(slots=True)
+class Running:
+    """One request. tokens: prompt and output so far. server_id: its name at the server, another one after each pause.
+
+    computing: whether its first token has come. moved: it runs elsewhere.
+    stopped: set while it is being stopped; done once its last token is here. verdict: what becomes of it then.
+    """
+
+    tokens: list[int]
+    prompt_tokens: int
+    server_id: str
+    computing: bool = False
+    stopped: "asyncio.Future[None] | None" = None
+    verdict: "asyncio.Future[Piece | None] | None" = None
+    pauses: int = 0
+    aborted: bool = False
+    moved: bool = False
+
+    @property
+    def output_tokens(self) -> int:
+        return len(self.tokens) - self.prompt_tokens
+
+    def decide(self, verdict: Piece | None) -> bool:
+        """What becomes of a stopped request: its last piece, or None to go on. False if it is not stopped."""
+        if self.verdict is None or self.verdict.done():
+            return False
+        self.verdict.set_result(verdict)
+        return True
+
+
+class MovingRequests:
+    """The part of the engine that lets requests leave and enter."""
+
+    _client: SglangClient
+    _info: EngineInfo
+    _tokenizer: HfTokenizer
+    _requests: dict[str, Running]
+    _arriving: dict[str, "asyncio.Task[None]"]
+
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineEvent, None]:
+        raise NotImplementedError
+
+    def _sampling(self, sampling: SamplingParams, most: int) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _priority(self, priority: int) -> int | None:
+        raise NotImplementedError
+
+    @property
+    def kv_layout(self) -> KvLayout:
+        """No KV travels: a block has no layers."""
+        return KvLayout(self._info.model_digest, 0, 0, 0, self._info.kv_block_tokens, "float32")
+
+    async def computed_tokens(self, request_id: str) -> tuple[int, ...]:
+        return tuple(self._decoding(request_id).tokens[:-1])
+
+    async def read_kv(self, request_id: str, first_block: int, blocks: int) -> Blocks:
+        whole = (len(self._decoding(request_id).tokens) - 1) // self._info.kv_block_tokens
+        if not 0 <= first_block < first_block + blocks <= whole:
+            raise invalid("first_block", f"blocks {first_block} to {first_block + blocks - 1} of {whole} whole ones")
+        return _empty(self.kv_layout, blocks)
+
+    async def pause(self, request_id: str, first_block: int) -> Stopped:
+        running = self._decoding(request_id)
+        used = -(-(len(running.tokens) - 1) // self._info.kv_block_tokens)
+        if not 0 <= first_block <= used:
+            raise invalid("first_block", f"the request has {used} blocks")
+        running.stopped = stopped = asyncio.get_running_loop().create_future()
+        try:
+            await self._client.abort(running.server_id)
+            await stopped
+        except BaseException:
+            stopped.cancel()  # where it stops all the same, it goes on at once
+            running.decide(None)
+            raise
+        return Stopped(tuple(running.tokens), _empty(self.kv_layout, 0))
+
+    async def resume(self, request_id: str) -> None:
+        running = self._requests.get(request_id)
+        if running is not None:
+            running.decide(None)
+
+    async def leave(self, request_id: str) -> HandedOver:
+        running = self._requests.get(request_id)
+        if running is None or not running.decide(MOVED):
+            raise NotFound("stopped request", request_id)
+        return HandedOver(running.output_tokens)
+
+    async def reserve(self, transfer_id: str, layout: KvLayout, tokens: Seq[int]) -> int:
+        if layout != self.kv_layout:
+            raise invalid("layout", f"this engine has {self.kv_layout}, not {layout}")
+        if transfer_id in self._arriving:
+            raise AlreadyRunning(transfer_id)
+        if not tokens:
+            raise invalid("token_ids", "must not be empty")
+        if len(self._requests) + len(self._arriving) >= self._info.max_requests:
+            raise Overloaded("as many requests run here as may", RETRY_S)
+        reading = self._arriving[transfer_id] = asyncio.create_task(self._read_ahead(transfer_id, list(tokens)))
+        try:
+            async with asyncio.timeout(AHEAD_S):
+                await asyncio.shield(reading)
+        except TimeoutError:
+            reading.add_done_callback(lambda _: self._arriving.pop(transfer_id, None))
+            raise Overloaded(f"{len(tokens)} tokens are not here within {AHEAD_S:g} s", RETRY_S) from None
+        except BaseException:
+            await self.release(transfer_id)
+            raise
+        return len(tokens) // layout.block_tokens
+
+    async def write_kv(self, transfer_id: str, first_block: int, data: Blocks) -> None:
+        """Nothing to write: the prefix is here, and the few tokens behind it are computed when the request enters."""
+        if transfer_id not in self._arriving:
+            raise NotFound("transfer", transfer_id)
+
+    async def enter(
+        self, transfer_id: str, request: GenerationRequest, tokens: Seq[int]
+    ) -> AsyncGenerator[EngineEvent, None]:
+        if self._arriving.pop(transfer_id, None) is None:
+            raise NotFound("transfer", transfer_id)
+        prompt = self._tokenizer.encode(request.prompt)
+        if list(tokens[: len(prompt)]) != prompt:
+            raise invalid("token_ids", "do not begin with the request's prompt")
+        resumed = replace(request, resume_token_ids=tuple(tokens[len(prompt) :]))
+        async with aclosing(self.generate(resumed)) as events:
+            async for event in events:
+                yield event
+
+    async def release(self, transfer_id: str) -> None:
+        reading = self._arriving.pop(transfer_id, None)
+        if reading is not None:
+            await end(reading)
+
+    async def _pieces(self, request: GenerationRequest, running: Running, most: int) -> AsyncGenerator[Piece, None]:
+        """A reply's pieces from the server, over its pauses; `most` output tokens in all. Whoever reads them adds their
+        tokens to `running`. The last one is MOVED where the request has left."""
+        resumed = running.output_tokens > 0
+        try:
+            while True:
+                stopped = False
+                pieces = self._client.generate(
+                    running.server_id,
+                    running.tokens,
+                    self._sampling(request.sampling, most - running.output_tokens),
+                    top_logprobs=request.sampling.top_logprobs,
+                    priority=self._priority(request.priority),
+                )
+                async with aclosing(pieces):
+                    async for piece in pieces:
+                        if resumed:
+                            _tell("kv taken over", request.request_id, len(running.tokens), piece)
+                            resumed = False
+                        stopped = piece.finish == "abort" and running.stopped is not None and not running.aborted
+                        yield replace(piece, finish=None) if stopped else piece
+                if not stopped:
+                    return
+                verdict = await self._verdict(running)
+                if verdict is not None:
+                    running.moved = verdict is MOVED
+                    yield verdict
+                    return
+                running.pauses += 1
+                running.server_id = f"{request.request_id}#{running.pauses}"
+        finally:
+            if running.stopped is not None and not running.stopped.done():
+                running.stopped.set_exception(NotFound("decoding request", request.request_id))  # it has ended
+
+    @staticmethod
+    async def _verdict(running: Running) -> Piece | None:
+        """Wait for what becomes of a request that has stopped."""
+        stopped = running.stopped
+        assert stopped is not None
+        if stopped.done():  # nobody waits for it any more
+            running.stopped = None
+            return None
+        running.verdict = asyncio.get_running_loop().create_future()
+        stopped.set_result(None)
+        try:
+            return await running.verdict
+        finally:
+            running.stopped = running.verdict = None
+
+    def _decoding(self, request_id: str) -> Running:
+        running = self._requests.get(request_id)
+        if running is None or not running.computing or running.stopped is not None:
+            raise NotFound("decoding request", request_id)
+        return running
+
+    async def _read_ahead(self, transfer_id: str, tokens: list[int]) -> None:
+        """Have the server load or compute a prefix, so that it holds it. Overloaded, Unavailable."""
+        async for piece in self._client.generate(f"{transfer_id}#ahead", tokens, _READ_ONLY):
+            if piece.finish is not None:
+                _tell("prefix read ahead", transfer_id, len(tokens), piece)
+
+
+def _tell(what: str, who: str, tokens: int, piece: Piece) -> None:
+    """To the current span and the log: where the KV of so many tokens came from."""
+    computed = tokens - piece.cached_tokens
+    held = piece.cached_tokens - piece.stored_tokens
+    trace.get_current_span().add_event(
+        what,
+        {
+            "penstock.kv.loaded_tokens": piece.stored_tokens,
+            "penstock.kv.held_tokens": held,
+            "penstock.kv.computed_tokens": computed,
+        },
+    )
+    _log.info("%s: %s: %d loaded, %d held, %d computed", who, what, piece.stored_tokens, held, computed)
+
+
+def _empty(layout: KvLayout, blocks: int) -> Blocks:
+    shape = (blocks, layout.layers, 2, layout.block_tokens, layout.kv_heads, layout.head_dim)
+    return np.empty(shape, np.float32)
