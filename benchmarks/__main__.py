@@ -1,39 +1,37 @@
 """`python -m benchmarks [NAME ...] [--rounds N] [--quick]`: all benchmarks, or those named. JSON and plots go to results/."""
 
 import argparse
+import importlib
 
-from benchmarks import (
-    engine,
-    overhead,
-    planner,
-    sglang_moves,
-    sglang_overhead,
-    simulator,
-    stage_moves,
-    state,
-    table1,
-    table2,
-)
 from benchmarks.public_data import DataMissing
 
-BENCHMARKS = {
-    "engine": engine.run,
-    "overhead": overhead.run,
-    "sglang_overhead": sglang_overhead.run,
-    "sglang_moves": sglang_moves.run,
-    "simulator": simulator.run,
-    "planner": planner.run,
-    "stage_moves": stage_moves.run,
-    "state": state.run,
-    "table1": table1.run,
-    "table2": table2.run,
-}
+# Modules of this package, in the order in which they run.
+BENCHMARKS = (
+    "engine",
+    "overhead",
+    "simulator",
+    "kernel",
+    "planner",
+    "brute_force",
+    "ablations",
+    "table1",
+    "table2",
+    "cascade",
+    "qoe",
+    "stages",
+    "state",
+    "stage_moves",
+    "sglang_moves",
+    "sglang_overhead",
+)
+QUICK = ("cascade",)  # of what takes minutes there is a part
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}; all if none is named")
     parser.add_argument("--rounds", type=int, default=3, help="how often everything is measured")
+    parser.add_argument("--quick", action="store_true", help=f"a part of {', '.join(QUICK)}")
     args = parser.parse_args()
     if unknown := [name for name in args.names if name not in BENCHMARKS]:
         parser.error(f"no benchmark '{unknown[0]}'; there are {', '.join(BENCHMARKS)}")
@@ -42,7 +40,8 @@ def main() -> None:
     for name in args.names or BENCHMARKS:
         print(f"== {name}", flush=True)
         try:
-            BENCHMARKS[name](args.rounds)
+            module = importlib.import_module(f"benchmarks.{name}")
+            (module.run_quick if args.quick and name in QUICK else module.run)(args.rounds)
         except DataMissing as missing:
             print(f"skipped: {missing}", flush=True)
 

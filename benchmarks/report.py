@@ -55,7 +55,13 @@ def write(name: str, figures: Mapping[str, Any]) -> Path:
 
 
 def bars(
-    name: str, title: str, groups: Sequence[str], series: Mapping[str, Sequence[tuple[float, float, float]]], unit: str
+    name: str,
+    title: str,
+    groups: Sequence[str],
+    series: Mapping[str, Sequence[tuple[float, float, float]]],
+    unit: str,
+    *,
+    log: bool = False,
 ) -> Path:
     """Grouped bars: per series and group (median, least, most). Writes results/<name>.svg."""
     count = len(groups) * len(series)
@@ -73,6 +79,7 @@ def bars(
             axes.annotate(said, (place, high), (0, 4), textcoords="offset points", ha="center", fontsize=9)
     axes.set_xticks(range(len(groups)), groups)
     axes.set_ylabel(unit)
+    axes.set_yscale("log" if log else "linear")
     axes.set_title(title, loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     axes.margins(y=0.15)

@@ -1,30 +1,48 @@
-"""The simulator against the torch engine: the same requests in real time and in virtual time.
+"""The simulator against the torch engine: the same requests in the engine's time and in virtual time.
 
-A profile of the engine is measured and fitted first, on batches of its own; then, over a grid of loads, lengths and chunk
-sizes that the fit has not seen, requests with random prompts arrive at the engine in real time. Compared are p50 and p95 of
-time to first token and time per output token, and throughput.
+Over a grid of loads, lengths and chunk sizes, requests with random prompts arrive at the engine. Compared are p50 and p95 of
+time to first token and time per output token, and throughput. The simulator's step times come from a profile on batches of
+its own, which knows nothing of the grid. Two things keep the machine out of the comparison, as far as it goes:
+- The engine's time is the CPU time of its one thread, and waiting for the next arrival is skipped: what other processes take
+  of the machine does not count.
+- The machine's speed drifts within seconds. So the profile is not taken before the run but in turns with it: every SLICE_S
+  the engine's time is held and steps of a second engine are profiled for PROFILE_SHARE as long.
+Each cell is run `rounds` times. The latency model's shape is fitted to the profiles of all runs of an engine, that is, of a
+chunk size; how fast the machine is in one run is a factor on it, the seconds that the run's own part of the profile took over
+those that the shape says. The simulator foretells every run, and the medians of what it foretells are compared with the
+medians of what was measured. Nothing that is compared is used to make the forecast.
+
+Where an error comes from is told by two more replays. The worker's scheduler under the step times as they were measured, one
+by one, must end every request when the engine did: the schedule has no part in the error. And the simulator with the latency
+model fitted to the run's own steps, which is no forecast (`form`): what is left is what such a model cannot say, steps that
+take longer by chance included. `spread_of_rounds` is how far the engine is from itself.
 """
 
+import itertools
 import random
 import statistics
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks import report
-from planner_service.profiles import fit_latency
+from benchmarks.stepwise import replay
+from planner_service.profiles import STALL, fit_latency
 from planner_service.simulator import EngineLimits, Replica, Served, Workload, serve
 from planner_service.simulator import report as reported
-from services.clock import SystemClock
+from services.clock import Clock
 from services.domain.hardware import ReplicaShape
-from services.domain.latency import StepLatencyModel
+from services.domain.latency import StepLatencyModel, StepLoad
 from services.domain.requests import GenerationRequest, SamplingParams, TokenFrame, TokenPrompt
 from worker_service.engine.core import EngineCore
 from worker_service.engine.torch import TorchEngineOptions
 from worker_service.engine.torch.engine import torch_core
-from worker_service.profile import measure
+from worker_service.profile import timed_steps
 
 MODEL = Path("models/family/large")
 KV_TOKENS, MAX_RUNNING = 32_768, 32
@@ -33,9 +51,60 @@ LENGTHS = {"chat": ((30, 120), (60, 160)), "documents": ((250, 900), (10, 60))} 
 CHUNKS = (128, 512)
 LOADS = (0.4, 0.7, 0.9)  # of the capacity that the simulator sees
 SEED = 11
+SLICE_S = 0.05
+PROFILE_SHARE = 0.5
+
+Sample = tuple[StepLoad, float]
 
 
-def core_for(chunk: int) -> EngineCore:
+class EngineTime(Clock):
+    """CPU seconds of this thread, less those while it was held, and the idle seconds that were skipped."""
+
+    def __init__(self) -> None:
+        self._offset = -time.thread_time()
+
+    def now(self) -> float:
+        return time.thread_time() + self._offset
+
+    def wall(self) -> float:
+        return self.now()
+
+    def sleep(self, seconds: float) -> None:
+        self._offset += max(0.0, seconds)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        at = self.now()
+        yield
+        self._offset = at - time.thread_time()
+
+
+@dataclass
+class Run:
+    """One run of a cell. steps: load and seconds of each, from the end of the one before or the arrival it waited for.
+
+    schedule_off_s: by how much any request ended elsewhere when the scheduler was replayed under these seconds.
+    """
+
+    served: Served
+    steps: list[Sample]
+    profile: list[Sample]
+    schedule_off_s: float
+
+
+@dataclass
+class Cell:
+    """One setting of the grid."""
+
+    chunk: int
+    lengths: str
+    load: float
+    work: Workload
+    rate_per_s: float
+    runs: list[Run] = field(default_factory=list)
+
+
+def core_for(chunk: int, clock: Clock) -> EngineCore:
     options = TorchEngineOptions(
         MODEL,
         "large",
@@ -45,7 +114,7 @@ def core_for(chunk: int) -> EngineCore:
         max_step_tokens=chunk,
         threads=1,
     )
-    return torch_core(options, SystemClock())[0]
+    return torch_core(options, clock)[0]
 
 
 def workload(kind: str, rate: float, rng: np.random.Generator) -> Workload:
@@ -54,34 +123,53 @@ def workload(kind: str, rate: float, rng: np.random.Generator) -> Workload:
     return Workload(arrivals - arrivals[0], rng.integers(p0, p1, REQUESTS), rng.integers(o0, o1, REQUESTS))
 
 
-def run_engine(core: EngineCore, work: Workload, seed: int) -> Served:
-    """Real time: requests are added when they are due, steps follow each other without a pause."""
+def profiled(core: EngineCore, seed: int) -> Iterator[Sample]:
+    """Profile steps without end."""
+    for again in itertools.count():
+        yield from timed_steps(core, seed=seed + again, now=time.thread_time)
+
+
+def run_engine(core: EngineCore, clock: EngineTime, work: Workload, profile: Iterator[Sample], seed: int) -> Run:
+    """Requests are added when they are due, steps follow each other without a pause but for the profile's turns."""
     rng, vocab = random.Random(seed), core.tokenizer.vocab_size
     prompts = [[rng.randrange(vocab) for _ in range(n)] for n in work.input_tokens.tolist()]
     first, finish = np.zeros(len(work)), np.zeros(len(work))
-    steps, began, due = core.steps, time.perf_counter(), 0
+    seconds, samples = list[float](), list[Sample]()
+    began, due, turn = clock.now(), 0, 0.0
+    now = 0.0
     while due < len(work) or not core.idle:
-        now = time.perf_counter() - began
+        if core.idle:
+            clock.sleep(work.arrival_s[due] - now)
+            now = float(work.arrival_s[due])
+            began = clock.now() - now
         while due < len(work) and work.arrival_s[due] <= now:
             sampling = SamplingParams(temperature=0.0, max_output_tokens=int(work.output_tokens[due]), ignore_eos=True)
             core.add(GenerationRequest(str(due), TokenPrompt(tuple(prompts[due])), sampling), prompts[due])
             due += 1
-        if core.idle:
-            time.sleep(max(0.0, work.arrival_s[due] - (time.perf_counter() - began)))
-            continue
         events = core.step()
-        now = time.perf_counter() - began
+        ended = clock.now() - began
+        seconds.append(ended - now)
+        now = ended
         for name, event in events:
             if isinstance(event, TokenFrame):
                 r = int(name)
                 first[r] = first[r] or now
                 finish[r] = now
-    return Served(first, finish, np.zeros(len(work), np.int64), 0.0, core.steps - steps, 0)
-
-
-def compared(real: dict[str, float], simulated: dict[str, float]) -> dict[str, float]:
-    """Relative errors."""
-    return {name: abs(simulated[name] - real[name]) / real[name] for name in real}
+        turn += seconds[-1]
+        if turn >= SLICE_S:
+            with clock.held():
+                while turn > 0:
+                    samples.append(next(profile))
+                    turn -= samples[-1][1] / PROFILE_SHARE
+    served = Served(first, finish, np.zeros(len(work), np.int64), 0.0, len(seconds), 0)
+    one = replica(StepLatencyModel.linear(1.0, 0.0, 0.0), core.limits.batch.max_step_tokens)
+    upcoming = iter(seconds)
+    # what each step computed: an instrument in the engine would cost time, so the schedule is replayed instead
+    again, loads = replay(work, [one], np.zeros(len(work), np.int64), lambda *_: next(upcoming, 0.0))
+    if len(loads) != len(seconds):
+        raise RuntimeError(f"the schedule is not the engine's: {len(loads)} steps instead of {len(seconds)}")
+    off = float(np.abs(again.finish_s - finish).max())
+    return Run(served, list(zip(loads, seconds, strict=True)), samples, off)
 
 
 def figures_of(work: Workload, served: Served) -> dict[str, float]:
@@ -99,50 +187,116 @@ def replica(latency: StepLatencyModel, chunk: int) -> Replica:
     return Replica(ReplicaShape(1, 1), latency, KV_TOKENS, EngineLimits(MAX_RUNNING, chunk, 16))
 
 
-def run(rounds: int) -> None:
-    """`rounds` is how often the profile is measured; the grid is run once."""
-    samples = [sample for i in range(rounds) for sample in measure(core_for(512), seed=i)]
-    latency, fit_error = fit_latency([(s.load, s.seconds) for s in samples])
-    print(f"profile: {len(samples)} samples, mean error of the fit {fit_error:.1%}", flush=True)
-    cells: list[dict[str, Any]] = []
+def grid() -> list[Cell]:
+    """Rates come from a first profile of the machine, loads being shares of what the simulator says it can serve."""
+    cells = []
     for chunk in CHUNKS:
-        core = core_for(chunk)
+        latency, error = fit_latency(list(timed_steps(core_for(chunk, EngineTime()), now=time.thread_time)))
+        print(f"chunk {chunk}: mean error of the first profile's fit {error:.1%}", flush=True)
         for kind, ((p0, p1), (o0, o1)) in LENGTHS.items():
             for load in LOADS:
+                rate = load * replica(latency, chunk).capacity_per_s((p0 + p1) / 2, (o0 + o1) / 2)
                 rng = np.random.default_rng([SEED, chunk, len(kind), int(load * 100)])
-                one = replica(latency, chunk)
-                rate = load * one.capacity_per_s((p0 + p1) / 2, (o0 + o1) / 2)
-                work = workload(kind, rate, rng)
-                real, simulated = figures_of(work, run_engine(core, work, SEED)), figures_of(work, serve(work, [one]))
-                errors = compared(real, simulated)
-                cells.append(
-                    {"chunk": chunk, "lengths": kind, "load": load, "rate_per_s": rate}
-                    | {"engine": real, "simulator": simulated, "error": errors}
-                )
-                said = "  ".join(f"{name} {value:.1%}" for name, value in errors.items())
-                print(f"chunk {chunk:<4} {kind:<10} load {load}  {said}", flush=True)
-    names = list(cells[0]["error"])
-    mean = {name: statistics.mean(cell["error"][name] for cell in cells) for name in names}
+                cells.append(Cell(chunk, kind, load, workload(kind, rate, rng), rate))
+    return cells
+
+
+def at_speed_of(samples: list[Sample], shape: StepLatencyModel) -> StepLatencyModel:
+    """The model times one factor: the seconds of these samples over those it says, but for stalls."""
+    said = [(seconds, shape.step_s(load)) for load, seconds in samples]
+    kept = [(seconds, model_s) for seconds, model_s in said if seconds < STALL * model_s]
+    factor = sum(seconds for seconds, _ in kept) / sum(model_s for _, model_s in kept)
+    rates = {name: factor * getattr(shape, name) for name in ("context_token_s", "pair_s", "gap_s")}
+    return StepLatencyModel(shape.knot_tokens, tuple(factor * s for s in shape.knot_s), **rates)
+
+
+def row_of(cell: Cell, shape: StepLatencyModel) -> dict[str, Any]:
+    """Errors are relative: `error` between medians over the rounds, the others the mean of the rounds' own."""
+    reals = [figures_of(cell.work, run.served) for run in cell.runs]
+
+    def simulated(latency: StepLatencyModel) -> dict[str, float]:
+        return figures_of(cell.work, serve(cell.work, [replica(latency, cell.chunk)]))
+
+    def medians(found: list[dict[str, float]]) -> dict[str, float]:
+        return {name: statistics.median(one[name] for one in found) for name in found[0]}
+
+    def errors(found: list[dict[str, float]]) -> dict[str, float]:
+        pairs = list(zip(found, reals, strict=True))
+        return {name: statistics.mean(abs(one[name] / real[name] - 1) for one, real in pairs) for name in found[0]}
+
+    foretold = [simulated(at_speed_of(run.profile, shape)) for run in cell.runs]
+    real, said = medians(reals), medians(foretold)
+    return {
+        "chunk": cell.chunk,
+        "lengths": cell.lengths,
+        "load": cell.load,
+        "rate_per_s": cell.rate_per_s,
+        "engine": real,
+        "engine_rounds": reals,
+        "simulator": said,
+        "simulator_rounds": foretold,
+        "error": {name: said[name] / real[name] - 1 for name in real},
+        "error_of_rounds": errors(foretold),
+        "error_without_speed": errors([simulated(shape)] * len(reals)),
+        "error_form": errors([simulated(fit_latency(run.steps)[0]) for run in cell.runs]),
+        "schedule_off_s": max(run.schedule_off_s for run in cell.runs),
+        "spread_of_rounds": {n: (max(r[n] for r in reals) - min(r[n] for r in reals)) / real[n] for n in real},
+    }
+
+
+def run(rounds: int) -> None:
+    """`rounds` is how often each cell is run and profiled."""
+    cells = grid()
+    profiles = {chunk: profiled(core_for(chunk, EngineTime()), SEED) for chunk in CHUNKS}
+    for again in range(rounds):
+        for cell in cells:
+            clock = EngineTime()
+            cell.runs.append(run_engine(core_for(cell.chunk, clock), clock, cell.work, profiles[cell.chunk], SEED))
+        print(f"round {again + 1} of {rounds}", flush=True)
+    shapes, fit_errors = {}, {}
+    for chunk in CHUNKS:
+        samples = [sample for cell in cells if cell.chunk == chunk for run in cell.runs for sample in run.profile]
+        shapes[chunk], fit_errors[chunk] = fit_latency(samples)
+        print(f"chunk {chunk}: {len(samples)} samples, mean error of the fit {fit_errors[chunk]:.1%}", flush=True)
+    rows = [row_of(cell, shapes[cell.chunk]) for cell in cells]
+    for row in rows:
+        said = "  ".join(f"{name} {value:+.1%}" for name, value in row["error"].items())
+        print(f"chunk {row['chunk']:<4} {row['lengths']:<10} load {row['load']}  {said}")
+    names = list(rows[0]["error"])
+
+    def mean(of: str) -> dict[str, float]:
+        return {name: statistics.mean(abs(row[of][name]) for row in rows) for name in names}
+
+    means = {
+        of: mean(of) for of in ("error", "error_of_rounds", "error_without_speed", "error_form", "spread_of_rounds")
+    }
+    overall = {of: statistics.mean(found.values()) for of, found in means.items()}
     path = report.write(
         "simulator",
         {
             "model": str(MODEL),
             "seed": SEED,
+            "rounds": rounds,
             "requests": REQUESTS,
-            "fit_error": fit_error,
-            "mean_error": mean,
-            "mean_error_overall": statistics.mean(mean.values()),
-            "cells": cells,
+            "fit_error": fit_errors,
+            "mean": means,
+            "mean_overall": overall,
+            "schedule_off_s": max(row["schedule_off_s"] for row in rows),
+            "cells": rows,
         },
     )
     series = {
-        f"chunk {chunk}": [_spread([100 * c["error"][name] for c in cells if c["chunk"] == chunk]) for name in names]
+        f"chunk {chunk}": [
+            _spread([100 * abs(c["error"][name]) for c in rows if c["chunk"] == chunk]) for name in names
+        ]
         for chunk in CHUNKS
     }
     plot = report.bars(
         "simulator", "Simulator against the torch engine", [n.replace("_", " ") for n in names], series, "error, %"
     )
-    print(f"mean error {statistics.mean(mean.values()):.1%}: {mean}\n{path}\n{plot}")
+    for of, found in means.items():
+        print(f"{of}: {overall[of]:.1%} ({', '.join(f'{name} {value:.1%}' for name, value in found.items())})")
+    print(f"{path}\n{plot}")
 
 
 def _spread(values: list[float]) -> tuple[float, float, float]:

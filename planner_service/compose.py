@@ -2,13 +2,15 @@
 
 from penstock.planner.v1 import planner_pb2_grpc
 from planner_service.keeper import PlanKeeper
+from planner_service.replanner import Replanner, job_maker
+from planner_service.rescheduling import DriftRule
 from planner_service.servicer import SERVICE, PlannerServicer
 from planner_service.solver_pool import SolverPool
 from services.clock import SystemClock
 from services.domain.mesh_view import MeshView
 from services.runtime import Chassis
-from services.settings import digest
-from services.state import MeshFeed, PlanStore
+from services.settings import MeshReplan, SettingsError, digest
+from services.state import MeshFeed, PlanStore, WorkloadStore
 
 
 async def compose(chassis: Chassis) -> None:
@@ -19,5 +21,46 @@ async def compose(chassis: Chassis) -> None:
     keeper = PlanKeeper(store, feed, seed, SystemClock())
     await chassis.stack.enter_async_context(feed)
     await chassis.stack.enter_async_context(keeper)
-    planner_pb2_grpc.add_PlannerServiceServicer_to_server(PlannerServicer(keeper, store, SolverPool()), chassis.server)
+    solvers = SolverPool()
+    replan = chassis.mesh.planner.replan
+    if replan.enabled:
+        replanner = _replanner(chassis, replan, keeper, solvers)
+        await chassis.stack.enter_async_context(replanner)
+    planner_pb2_grpc.add_PlannerServiceServicer_to_server(PlannerServicer(keeper, store, solvers), chassis.server)
     chassis.health.offer(SERVICE)
+
+
+def _replanner(chassis: Chassis, replan: MeshReplan, keeper: PlanKeeper, solvers: SolverPool) -> Replanner:
+    """SettingsError for a file that cannot be used, or whose tiers are not the mesh's."""
+    from planner_service.files import FileError, read_quality, read_site, read_trace  # brings numpy and numba
+
+    paths = {
+        name: chassis.settings.resolve(getattr(replan, name)) for name in ("cluster", "models", "trace", "quality")
+    }
+    try:
+        site = read_site(paths["cluster"], paths["models"])
+        read_trace(paths["trace"])
+        read_quality(paths["quality"], site.tiers)
+    except FileError as error:
+        raise SettingsError(f"planner.replan: {error}") from None
+    tiers = tuple(tier.name for tier in chassis.mesh.tiers)
+    if site.tiers != tiers:
+        raise SettingsError(f"planner.replan.models: has the tiers {', '.join(site.tiers)}, not {', '.join(tiers)}")
+    if replan.gpus is not None and replan.gpus > site.cluster.gpus:
+        raise SettingsError(f"planner.replan.gpus: the cluster has {site.cluster.gpus}, not {replan.gpus}")
+    rule = DriftRule(
+        rate_change=replan.rate_change,
+        length_change=replan.length_change,
+        score_change=replan.score_change,
+        confirm=replan.confirm_windows,
+        cooldown=replan.cooldown_windows,
+    )
+    job = job_maker(
+        **{name: str(path) for name, path in paths.items()},
+        min_quality=replan.min_quality,
+        max_latency_s=replan.max_latency_s,
+        gpus=replan.gpus,
+        requests=replan.requests,
+    )
+    store = WorkloadStore(chassis.redis, chassis.keys)
+    return Replanner(keeper, store, solvers, SystemClock(), rule, replan.window_s, job)

@@ -27,6 +27,13 @@ class Objective(enum.Enum):
     END_TO_END = "end-to-end"
 
 
+class Budget(enum.Enum):
+    """Whether all GPUs are given to tiers (the paper's section 3.2), or only as many as help the slowest (appendix D)."""
+
+    AT_MOST = "at-most"
+    EXACT = "exact"
+
+
 @dataclass(frozen=True, slots=True)
 class Site:
     """Where a cascade is to run. models: by tier, in the cascade's order. judge_s: to judge one answer.
@@ -77,7 +84,10 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class TierOutcome:
-    """One tier of a plan. strategy: with the latency it was chosen for. report: its requests as the cascade runs."""
+    """One tier of a plan. gpus: given to it. strategy: with the latency it was chosen for.
+
+    report: its requests as the cascade runs.
+    """
 
     name: str
     model: str
@@ -106,6 +116,7 @@ class CascadePlan:
     infeasible: dict[str, str] = field(default_factory=dict)
     promise: Promise | None = None
     objective: Objective = Objective.LARGEST_TIER
+    budget: Budget = Budget.AT_MOST
 
 
 def replica_kinds(site: Site, tier: int, gpus: int, longest_tokens: int) -> tuple[list[Replica], str]:
@@ -136,6 +147,7 @@ def plan_cascade(
     confidence: float | None = None,
     seed: int = 0,
     dispatch: Dispatch = Dispatch.CAPACITY,
+    budget: Budget = Budget.AT_MOST,
     on_evaluation: Callable[[int], None] = lambda _: None,
 ) -> CascadePlan:
     """The plan with the least latency at a quality, or the most quality within a latency.
@@ -144,6 +156,7 @@ def plan_cascade(
     objective: of which latency; END_TO_END goes with min_quality, without a confidence, for up to three tiers.
     confidence: min_quality holds for new requests with this probability, see routing.confidence; None for the sample's mean.
     seed: of the split that a confidence needs.
+    budget: EXACT gives every GPU to a tier, which the MILP decides; it goes with LARGEST_TIER.
 
     Raises:
         InvalidRequest: not just one target, or more GPUs than there are.
@@ -154,6 +167,8 @@ def plan_cascade(
         raise invalid("target", "give either min_quality or max_latency_s")
     if objective is Objective.END_TO_END and (min_quality is None or confidence is not None or len(site.tiers) > 3):
         raise invalid("objective", "end-to-end goes with min_quality, without a confidence, for up to three tiers")
+    if budget is Budget.EXACT and objective is Objective.END_TO_END:
+        raise invalid("budget", "exact goes with the largest tier's latency as objective")
     try:
         promise = None
         if confidence is not None:
@@ -172,6 +187,7 @@ def plan_cascade(
                     min_quality,
                     solution,
                     lambda h, s: float(np.percentile(simulate_cascade(site, demand, h, s, dispatch)[1], 95)),
+                    site.judge_s,
                 )
         else:
             assert max_latency_s is not None
@@ -180,7 +196,10 @@ def plan_cascade(
         if reasons:
             raise Unreachable(f"{error} ({'; '.join(reasons.values())})", error.best) from None
         raise
-    return dataclasses.replace(outcome(site, demand, solution, deployer, reasons, promise), objective=objective)
+    if budget is Budget.EXACT and (whole := deployer.spread(solution.thresholds)) is not None:
+        solution = dataclasses.replace(solution, deployment=whole)
+    made = outcome(site, demand, solution, deployer, reasons, promise)
+    return dataclasses.replace(made, objective=objective, budget=budget)
 
 
 def deployer_for(
@@ -222,10 +241,11 @@ def outcome(
     reports, total_s = simulate_cascade(site, demand, solution.thresholds, strategies, deployer.dispatch)
     processed = route(demand.judged, solution.thresholds)
     tiers = tuple(
-        TierOutcome(name, model.name, strategy.gpus, strategy, reaching, answering, found)
-        for name, model, strategy, reaching, answering, found in zip(
+        TierOutcome(name, model.name, given, strategy, reaching, answering, found)
+        for name, model, given, strategy, reaching, answering, found in zip(
             site.tiers,
             site.models,
+            solution.deployment.gpus,
             strategies,
             processed.share_processed(),
             processed.share_answered(),
@@ -242,7 +262,7 @@ def outcome(
         float(np.percentile(total_s, 95)),
         solution,
         deployer.dispatch,
-        f"{tiers[slowest].name} is the slowest tier; {sum(t.gpus for t in tiers)} of {deployer.gpus} GPUs are used",
+        f"{tiers[slowest].name} is the slowest tier; {sum(s.gpus for s in strategies)} of {deployer.gpus} GPUs are used",
         deployer.simulations,
         deployer.gpu_step,
         reasons,

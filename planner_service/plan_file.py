@@ -74,6 +74,7 @@ def plan_json(plan: CascadePlan, inputs: PlanInputs, seconds: float, target: str
         "objective": plan.objective.value,
         "target": target,
         "workload_digest": digest,
+        "budget": plan.budget.value,
         "feasible": True,
         "optimality": {
             "proved": solution.proof.value != "searched" and plan.gpu_step == 1,

@@ -11,19 +11,29 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, BinaryIO
+
+import numpy as np
 
 from penstock.planner.v1 import planner_pb2 as pb
 from planner_service import planning_codec as codec
+from planner_service.demand import demand_of
+from planner_service.files import FileError, read_quality, read_site, read_trace
+from planner_service.imputation import imputed
 from planner_service.plan_cascade import plan_cascade, simulate_cascade
 from planner_service.plan_file import strategies_of
+from planner_service.proto_codec import qoe_from_proto, stage_to_proto
+from planner_service.replan_job import ReplanJob
 from planner_service.routing.bilevel import Unreachable
 from planner_service.routing.quality import route
 from planner_service.simulator import Percentiles
-from services.domain.errors import InvalidRequest
+from planner_service.stages import LengthSample, MoveCost, plan_stages
+from services.domain.errors import InvalidRequest, invalid
 from services.proto_codec import duration
 
 RESPONSE, FAULTS, DONE = b"R", b"F", b"D"
+LEAST_PROMPTS = 300  # drawn from the sampled requests, each with a donor of its own
 PROGRESS_EVERY_S = 0.1
 NICENESS = 10  # what serves goes first
 
@@ -69,7 +79,58 @@ def simulate(payload: bytes, emit: Emit) -> None:
     )
 
 
-METHODS: dict[str, Callable[[bytes, Emit], None]] = {"PlanCascade": plan, "SimulateDeployment": simulate}
+def replan(payload: bytes, emit: Emit) -> None:
+    """A plan for what sampled requests show; `payload` is a ReplanJob. Faults of the files name them."""
+    job = ReplanJob.from_json(payload)
+    try:
+        site = read_site(Path(job.cluster), Path(job.models))
+        trace, profile = read_trace(Path(job.trace)), read_quality(Path(job.quality), site.tiers)
+    except FileError as error:
+        raise invalid("replan", str(error)) from None
+    judged = imputed(profile, job.records, max(job.requests, LEAST_PROMPTS), job.seed)
+    demand = demand_of(trace, judged, requests=job.requests, seed=job.seed, lengths="quality", rate=job.rate_per_s)
+    began = time.monotonic()
+    try:
+        found = plan_cascade(
+            site, demand, gpus=job.gpus, min_quality=job.min_quality, max_latency_s=job.max_latency_s, seed=job.seed
+        )
+        finished = pb.PlanFinished(plan=codec.plan_to_proto(found, demand, time.monotonic() - began))
+    except Unreachable as error:
+        finished = pb.PlanFinished(unreachable=pb.Unreachable(reason=str(error), best=error.best))
+    emit(pb.PlanCascadeResponse(finished=finished))
+
+
+def stages(payload: bytes, emit: Emit) -> None:
+    request = pb.PlanStagesRequest.FromString(payload)
+    tokens, inputs, outputs = (
+        np.array([getattr(s, name) for s in request.sequences], np.int64)
+        for name in ("tokens", "input_tokens", "output_tokens")
+    )
+    outputs = np.where(outputs > 0, outputs, np.maximum(1, tokens - inputs))
+    sample = LengthSample.of(tokens, inputs, outputs)
+    move = MoveCost(request.kv_bytes_per_token, request.bandwidth_bytes_per_second)
+    qoe = qoe_from_proto(request.qoe)
+    began = time.monotonic()
+    found = plan_stages(sample, qoe, request.instance_count, request.max_tokens, move)
+    emit(
+        pb.PlanStagesResponse(
+            stages=map(stage_to_proto, found.layout.stages),
+            quality=found.quality,
+            one_stage_quality=found.one_stage_quality,
+            chain_quality=found.chain_quality,
+            method=found.method.value,
+            gap=found.gap,
+            elapsed_seconds=time.monotonic() - began,
+        )
+    )
+
+
+METHODS: dict[str, Callable[[bytes, Emit], None]] = {
+    "PlanCascade": plan,
+    "Replan": replan,
+    "SimulateDeployment": simulate,
+    "PlanStages": stages,
+}
 
 
 def main() -> None:

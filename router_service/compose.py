@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import random
 
 from penstock.router.v1 import router_pb2_grpc
 from router_service.bid_client import BidClient
@@ -12,15 +13,17 @@ from router_service.judge_client import JudgeClient
 from router_service.openai_gateway import OpenAiGateway
 from router_service.peers import Peers
 from router_service.request_driver import RequestDriver
+from router_service.sampling import WindowSampler, WorkloadReporter
 from router_service.servicer import MESH_SERVICE, ROUTER_SERVICE, Draining, MeshServicer, RouterServicer
 from router_service.stats import RouterStats
 from router_service.status import MeshStatus
 from router_service.worker_client import WorkerClient
 from services.channels import ChannelPool
+from services.clock import SystemClock
 from services.domain.mesh_view import MeshView
 from services.runtime import Chassis
 from services.settings import SettingsError
-from services.state import MeshFeed, TraceStore
+from services.state import MeshFeed, TraceStore, WorkloadStore
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +50,11 @@ async def compose(chassis: Chassis) -> None:
         BidLimits(stages.bid_timeout_s, stages.turn_timeout_s),
     )
     tiers = TierGeneration(peers, workers, agent, tracer, Patience(options.tier_wait_s, options.max_attempts))
-    driver = RequestDriver(view, gate, tiers, judge, stats, tracer)
+    sampler, replan = None, chassis.mesh.planner.replan
+    if replan.enabled:
+        sampler = WindowSampler(replan.sample, replan.window_s, SystemClock(), random.Random())
+        await stack.enter_async_context(WorkloadReporter(sampler, WorkloadStore(chassis.redis, chassis.keys)))
+    driver = RequestDriver(view, gate, tiers, judge, stats, tracer, sampler)
     draining = Draining()
     router_pb2_grpc.add_RouterServiceServicer_to_server(
         RouterServicer(driver, view, draining, options.default_deadline_s), chassis.server

@@ -29,6 +29,7 @@ from router_service.events import (
 from router_service.gate import Gate
 from router_service.generation import TierDone, TierGeneration
 from router_service.judge_client import JudgeClient, Verdict
+from router_service.sampling import WindowSampler
 from router_service.stats import RouterStats
 from services.domain.errors import NotFound, PenstockError, PromptTooLong, Unavailable
 from services.domain.mesh_view import MeshView
@@ -71,15 +72,17 @@ class RequestDriver:
         judge: JudgeClient,
         stats: RouterStats,
         tracer: Tracer,
+        sampler: WindowSampler | None = None,
     ) -> None:
         self._view, self._gate, self._tiers, self._judge = view, gate, tiers, judge
-        self._stats, self._tracer = stats, tracer
+        self._stats, self._tracer, self._sampler = stats, tracer, sampler
 
     async def drive(self, request: RouterRequest) -> AsyncGenerator[RouterEvent, None]:
         """The request's events; Finished is the last. Leaving the iteration cancels everything within a step.
 
         NotFound (no such model), Overloaded, Unavailable, DeadlineExceeded, InvalidRequest (a tier refuses it).
         """
+        arrival_s = self._sampler.arrived(request) if self._sampler is not None else 0.0
         try:
             async with (
                 self._gate.entered(request.priority, request.deadline_s),
@@ -87,6 +90,8 @@ class RequestDriver:
             ):
                 async for event in events:
                     self._stats.saw(event, request.model)
+                    if self._sampler is not None and isinstance(event, Finished):
+                        self._sampler.finished(arrival_s, request, event)
                     yield event
         except PenstockError as error:
             self._stats.failure(request.model, error.reason.lower())

@@ -11,6 +11,7 @@ from services.settings import (
     MeshFile,
     MeshJudge,
     MeshPlanner,
+    MeshReplan,
     MeshRouter,
     MeshScorer,
     MeshTier,
@@ -37,6 +38,7 @@ SECTIONS: tuple[tuple[str, type[Any]], ...] = (
     ("`judge.scorers[]`", MeshScorer),
     ("`router`", MeshRouter),
     ("`planner`", MeshPlanner),
+    ("`planner.replan`", MeshReplan),
     ("Environment", ServiceSettings),
 )
 

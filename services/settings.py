@@ -197,6 +197,55 @@ class MeshRouter(BaseModel):
     """Instances tried for one tier of one request, failovers counted."""
 
 
+class MeshReplan(BaseModel):
+    """Watching the workload for drift, and planning again. The files are those of `penstock plan`; paths count from here."""
+
+    model_config = _FROZEN
+
+    enabled: bool = False
+    """Routers sample finished requests (lengths and scores, no text), and the planner follows them. Needs the files below."""
+    cluster: str = ""
+    """Cluster file: what the plan may use."""
+    models: str = ""
+    """Models file; its tiers are this file's."""
+    trace: str = ""
+    """Trace: the pattern of arrivals; its rate becomes the one measured."""
+    quality: str = ""
+    """Judged prompts: stand in for what sampled requests do not tell, as the scores of tiers they did not visit."""
+    min_quality: float | None = Field(default=None, ge=0, le=100)
+    """Plan for the least latency at this mean score; either this or max_latency_s."""
+    max_latency_s: float | None = Field(default=None, gt=0)
+    """Plan for the most quality within this p95 of the slowest tier."""
+    gpus: int | None = Field(default=None, ge=1)
+    """At most so many of the cluster's. None: all."""
+    requests: int = Field(default=500, ge=1)
+    """Requests to plan for."""
+    window_s: float = Field(default=300.0, gt=0)
+    """Requests are sampled and compared by windows of so long."""
+    sample: int = Field(default=50, ge=1)
+    """Requests that each router samples in a window."""
+    rate_change: float = Field(default=0.3, gt=0)
+    """A rate that differs by this share counts as drift, where noise does not explain it."""
+    length_change: float = Field(default=0.3, gt=0)
+    """Likewise for tokens."""
+    score_change: float = Field(default=6.0, gt=0)
+    """Likewise for mean scores, in points."""
+    confirm_windows: int = Field(default=2, ge=1)
+    """Windows that must show a change before it counts."""
+    cooldown_windows: int = Field(default=2, ge=0)
+    """After planning again, nothing counts as drift for so many windows."""
+
+    @model_validator(mode="after")
+    def _sound(self) -> Self:
+        if self.enabled:
+            missing = [name for name in ("cluster", "models", "trace", "quality") if not getattr(self, name)]
+            if missing:
+                raise ValueError(f"planner.replan.{missing[0]}: needed to plan again")
+            if (self.min_quality is None) == (self.max_latency_s is None):
+                raise ValueError("planner.replan: give either min_quality or max_latency_s")
+        return self
+
+
 class MeshPlanner(BaseModel):
     """The planner."""
 
@@ -206,6 +255,8 @@ class MeshPlanner(BaseModel):
     """Planner processes."""
     judge_unavailable: Literal["escalate", "accept"] = "escalate"
     """What routers do with answers that cannot be judged: the largest tier answers, or the answer stands."""
+    replan: MeshReplan = MeshReplan()
+    """Planning again when the workload drifts: see below."""
 
 
 class MeshStages(BaseModel):
@@ -326,6 +377,8 @@ class ServiceSettings(BaseSettings):
     """A worker's number in its tier: which of the tier's GPUs and ports its SGLang server takes."""
     instance_id: str = ""
     """This process's name in the mesh. Empty: made from role, tier, host and process."""
+    sglang_endpoint: str = ""
+    """The SGLang server that this worker wraps, where a tier has several. Empty: the mesh file's."""
     bind_host: str = "127.0.0.1"
     """The address that servers listen on."""
     advertise_host: str = ""

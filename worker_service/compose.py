@@ -104,7 +104,8 @@ async def compose(chassis: Chassis) -> None:
     for task in (_announce(servicer, chassis), _watch(stages, feed, tracker, servicer, options.look_s)):
         chassis.stack.callback(asyncio.create_task(task).cancel)
     if isinstance(engine, Interruptible):
-        chassis.stack.callback(asyncio.create_task(_announce_absence(engine, servicer, chassis)).cancel)
+        follow_engine = asyncio.create_task(_announce_absence(engine, servicer, chassis))
+        chassis.stack.callback(follow_engine.cancel)
 
 
 async def _announce(servicer: WorkerServicer, chassis: Chassis) -> None:
@@ -157,12 +158,13 @@ def build_engine(tier: MeshTier, settings: ServiceSettings) -> Engine:
         from worker_service.engine.sglang import SglangEngine, SglangEngineOptions
 
         server, index = tier.sglang, settings.worker_index
+        endpoint = settings.sglang_endpoint or server.endpoint
         return SglangEngine(
             SglangEngineOptions(
                 folder=model_folder(settings, tier.model),
                 name=name,
-                endpoint=server.endpoint,
-                launch=None if server.endpoint else _server_shape(tier, settings),
+                endpoint=endpoint,
+                launch=None if endpoint else _server_shape(tier, settings),
                 port=server.port + index if server.port else 0,
                 max_requests=tier.max_running + tier.max_queued,
                 max_context_tokens=tier.max_context_tokens,

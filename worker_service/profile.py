@@ -7,7 +7,7 @@ read off the rows that its runner was given.
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -17,8 +17,9 @@ from worker_service.engine.core import EngineCore
 from worker_service.engine.runner import ModelRunner, Row, RowResult
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+BETWEEN = (3, 5, 6, 12, 24, 48, 96, 192)  # at one context only: matrix products have steps between powers of two
 CONTEXTS = (16, 64, 256, 1024, 4096)
-DECODES = 6  # steps measured for each batch
+DECODES = 32  # steps measured for each batch: the first few behind a prompt find cold caches, and replies are long
 MAX_PROMPT_TOKENS = 16_384  # in one batch: bounds the time
 
 
@@ -57,46 +58,78 @@ def load_of(rows: Sequence[Row]) -> StepLoad:
     return StepLoad(tokens, context, pairs, max(ends, default=0) * len(ends) - sum(ends))
 
 
-def measure(
-    core: EngineCore, *, seed: int = 0, on_progress: Callable[[int, int], None] | None = None
-) -> list[StepSample]:
-    """Time steps of every batch size and context length that fits; tens of seconds on a CPU.
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Requests that are profiled together; every other one of a mixed batch has an eighth of the context."""
 
-    The core must be idle, and is idle again afterwards. Half of the batches mix short and long contexts.
+    count: int
+    context_tokens: int
+    mixed: bool
+
+
+def _batches(core: EngineCore) -> list[_Batch]:
+    """Those that fit the core."""
+    limits, pool = core.limits, core.scheduler.pool
+    room = pool.count * pool.block_tokens
+    wanted = [_Batch(n, CONTEXTS[1], False) for n in BETWEEN]
+    for length in CONTEXTS:
+        for n in BATCHES:
+            wanted += [
+                _Batch(n, length, mixed) for mixed in (False, True) if not mixed or (n > 1 and length > CONTEXTS[0])
+            ]
+    return [
+        b
+        for b in wanted
+        if b.count <= limits.batch.max_running
+        and b.context_tokens + DECODES + 2 <= limits.max_context_tokens
+        and b.count * (b.context_tokens + DECODES + 16) <= min(room, max(MAX_PROMPT_TOKENS, b.context_tokens + 32))
+    ]
+
+
+def timed_steps(
+    core: EngineCore,
+    *,
+    seed: int = 0,
+    now: Callable[[], float] = time.perf_counter,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Iterator[tuple[StepLoad, float]]:
+    """Step the core through every batch size and context length that fits, in an order drawn by seed: loads and seconds.
+
+    The core must be idle, and is idle again once the iterator ends or is closed. now: the clock that times the steps.
     """
     rng, vocab = random.Random(seed), core.tokenizer.vocab_size
+    batches = _batches(core)
+    rng.shuffle(batches)
     watched = _WatchedRunner(core.runner)
-    core.runner = watched
-    found: dict[StepLoad, list[float]] = defaultdict(list)
-    most_running = core.limits.batch.max_running
-    room = core.scheduler.pool.count * core.scheduler.pool.block_tokens
-    plans = [
-        (n, length, mixed)
-        for length in CONTEXTS
-        for n in BATCHES
-        for mixed in ((False, True) if n > 1 and length > CONTEXTS[0] else (False,))
-        if n <= most_running
-        and length + DECODES + 2 <= core.limits.max_context_tokens
-        and n * (length + DECODES + 16) <= min(room, max(MAX_PROMPT_TOKENS, length + 32))
-    ]
     sampling = SamplingParams(temperature=0.0, max_output_tokens=DECODES + 2, ignore_eos=True)
+    names: list[str] = []
+    core.runner = watched
     try:
-        for done, (n, length, mixed) in enumerate(plans):
+        for done, batch in enumerate(batches):
             if on_progress is not None:
-                on_progress(done, len(plans))
-            names = [f"profile-{i}" for i in range(n)]
+                on_progress(done, len(batches))
+            names = [f"profile-{i}" for i in range(batch.count)]
             for i, name in enumerate(names):
-                count = length // 8 if mixed and i % 2 else length
+                count = batch.context_tokens // 8 if batch.mixed and i % 2 else batch.context_tokens
                 prompt = [rng.randrange(vocab) for _ in range(max(2, count))]
                 core.add(GenerationRequest(name, TokenPrompt(tuple(prompt)), sampling), prompt)
             while not core.idle:
-                began = time.perf_counter()
+                began = now()
                 core.step()
-                found[watched.last].append(time.perf_counter() - began)
-            for name in names:
-                core.abort(name, FinishReason.ABORTED)
+                yield watched.last, now() - began
         if on_progress is not None:
-            on_progress(len(plans), len(plans))
+            on_progress(len(batches), len(batches))
     finally:
+        for name in names:
+            core.abort(name, FinishReason.ABORTED)
         core.runner = watched._runner
+
+
+def measure(
+    core: EngineCore, *, seed: int = 0, on_progress: Callable[[int, int], None] | None = None
+) -> list[StepSample]:
+    """Time steps of every batch size and context length that fits; tens of seconds on a CPU. See timed_steps."""
+    found: dict[StepLoad, list[float]] = defaultdict(list)
+    for load, seconds in timed_steps(core, seed=seed, on_progress=on_progress):
+        found[load].append(seconds)
     return [StepSample(load, median(seconds)) for load, seconds in found.items()]

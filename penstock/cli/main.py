@@ -17,9 +17,9 @@ app.command("trace")(trace.trace)
 app.command("demo")(demo.demo)
 app.command("simulate")(planning.simulate)
 app.command("profile")(profile.profile)
-app.command("measure")(measure.measure)
 app.command("stages")(stages.stages)
 app.command("import-profile")(importing.import_profile)
+app.command("measure")(measure.measure)
 app.add_typer(plan.app, name="plan")
 
 

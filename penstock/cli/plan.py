@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from penstock.cli import planning, targets
+from penstock.cli import planning, rendering, targets
 from penstock.cli.local import needed_packages
 from penstock.cli.output import console, fail, print_json, seconds, tier_counts, told_errors
 from penstock.client.sync import Client, PlannerClient
@@ -47,6 +47,9 @@ def plan(
         typer.Option("--confidence", help="Promise --min-quality for new requests with this probability, as 0.95."),
     ] = None,
     gpus: Annotated[int | None, typer.Option("--gpus", help="At most so many of the cluster's.", min=1)] = None,
+    budget: Annotated[
+        str, typer.Option("--budget", help="at-most: as many GPUs as help the slowest tier; exact: all of them.")
+    ] = "at-most",
     requests: Annotated[int, typer.Option("--requests", help="Requests to plan for.", min=1)] = 500,
     seed: Annotated[int, typer.Option("--seed", help="Where in the trace, and which prompts.")] = 1,
     lengths: Annotated[str, typer.Option("--lengths", help="quality or trace: whose token counts.")] = "quality",
@@ -59,6 +62,9 @@ def plan(
     apply: Annotated[
         bool, typer.Option("--apply", help="Publish it: the running mesh follows its thresholds and instance counts.")
     ] = False,
+    render: Annotated[
+        str | None, typer.Option("--render", help="compose or kubernetes: write manifests with SGLang's flags.")
+    ] = None,
     target: targets.Target = None,
     json: targets.Json = False,
 ) -> None:
@@ -72,6 +78,8 @@ def plan(
     assert models is not None
     assert trace is not None
     assert quality is not None
+    if render is not None:
+        rendering.check(render)
     figures = planning.plan(
         cluster,
         models,
@@ -82,6 +90,7 @@ def plan(
         objective=objective,
         confidence=confidence,
         gpus=gpus,
+        budget=budget,
         requests=requests,
         seed=seed,
         lengths=lengths,
@@ -91,6 +100,8 @@ def plan(
         plot=plot,
         json=json,
     )
+    if render is not None:
+        _told(rendering.render(out, render), quiet=json)
     if apply:
         _apply(figures, "", target, json=False, quiet=json)
 
@@ -171,6 +182,15 @@ def _changed(tier: TierPlan, threshold: float | None, instances: int) -> TierPla
     return dataclasses.replace(tier, threshold=threshold, instances=instances, stages=stages)
 
 
+@app.command("render")
+def render_(
+    file: Annotated[Path, typer.Argument(help="A plan file, as `penstock plan` writes it.")],
+    form: Annotated[str, typer.Option("--to", help="compose or kubernetes.")],
+) -> None:
+    """Write manifests for a plan: SGLang servers with their flags, workers, and the services around them."""
+    _told(rendering.render(file, form), quiet=False)
+
+
 @app.command("history")
 def history(
     limit: Annotated[int, typer.Option("--limit", "-n", help="Revisions.", min=1, max=1000)] = 20,
@@ -228,6 +248,11 @@ def _apply(figures: dict[str, Any], note: str, target: str | None, *, json: bool
         made = planner.set_plan(wanted, expected_revision=current.revision)
     if not quiet:
         _print(made, json=json)
+
+
+def _told(written: list[Path], *, quiet: bool) -> None:
+    if not quiet:
+        console.print(f"written: {', '.join(map(str, written))}", highlight=False, soft_wrap=True)
 
 
 def _expected(prediction: Prediction | None) -> str:

@@ -32,6 +32,7 @@ def plan(
     objective: str,
     confidence: float | None,
     gpus: int | None,
+    budget: str,
     requests: int,
     seed: int,
     lengths: str,
@@ -44,7 +45,7 @@ def plan(
     """Compute a plan, show it, write plan file and plot; return what the plan file says."""
     with needed_packages():
         from planner_service.demand import workload_digest
-        from planner_service.plan_cascade import Objective, frontier, plan_cascade
+        from planner_service.plan_cascade import Budget, Objective, frontier, plan_cascade
         from planner_service.plan_file import PlanInputs, plan_json
         from planner_service.simulator import Dispatch
     if (min_quality is None) == (max_latency is None):
@@ -55,6 +56,8 @@ def plan(
     if objective not in (objectives := [o.value for o in Objective]):
         fail(f"--objective must be {' or '.join(objectives)}, not {objective}", 2)
     wanted = f"quality >= {min_quality:g}" if min_quality is not None else f"latency <= {max_latency:g}"
+    if budget not in (budgets := [b.value for b in Budget]):
+        fail(f"--budget must be {' or '.join(budgets)}, not {budget}", 2)
     with told_faults():
         site, demand = _read(cluster, models, trace, quality, requests, seed, lengths, rate)
         began = time.monotonic()
@@ -71,6 +74,7 @@ def plan(
                 confidence=confidence,
                 seed=seed,
                 dispatch=Dispatch(dispatch),
+                budget=Budget(budget),
                 on_evaluation=lambda n: progress.update(bar, description=f"planning: {n} routings deployed"),
             )
             took = time.monotonic() - began

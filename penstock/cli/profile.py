@@ -14,6 +14,8 @@ from penstock.cli.local import needed_packages
 from penstock.cli.output import console, errors, fail, print_json
 
 if TYPE_CHECKING:
+    from services.domain.stages import QoeModel
+    from worker_service.engine.core import EngineCore
     from worker_service.engine.sglang.client import ServerInfo
     from worker_service.profile import StepSample
 
@@ -30,15 +32,13 @@ def profile(
     sglang: Annotated[str, typer.Option("--sglang", help="Base URL of an idle SGLang server to measure instead.")] = "",
     json: targets.Json = False,
 ) -> None:
-    """Measure the torch engine's steps and batches, as a worker would run them; fit the latency and the QoE model.
+    """Measure the torch engine's steps and batches, as a worker would run them, or a running SGLang server's steps; fit the
+    planner's latency model, and the QoE model to the batches.
 
-    With --sglang the steps of a running server, as it was started, and the latency model alone: --kv-tokens, --max-running
-    and --max-step-tokens are its own.
+    A server is measured as it was started: --kv-tokens, --max-running and --max-step-tokens are its own.
     """
     with needed_packages():
-        import numpy as np
-
-        from planner_service.profiles import Profile, fit_latency, fit_qoe, qoe_errors, write_profile
+        from planner_service.profiles import Profile, fit_latency, write_profile
         from planner_service.simulator import EngineLimits, Replica
         from services.clock import SystemClock
         from services.domain.errors import PenstockError
@@ -47,10 +47,11 @@ def profile(
         from worker_service.engine.torch import TorchEngineOptions
         from worker_service.engine.torch.engine import torch_core
         from worker_service.profile import measure
-        from worker_service.qoe_profile import measure_qoe, profile_cells
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    machine = f"{platform.machine()}, {device}, {threads} threads" if device == "cpu" else device
+    columns = (TextColumn("measuring"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    qoe, held_out, batches, kv_bytes = None, 0.0, 0, 0.0
     with Progress(*columns, console=errors, transient=True, disable=json) as progress:
-        bar = progress.add_task("steps", total=None)
+        bar = progress.add_task("", total=None)
 
         def show(done: int, of: int) -> None:
             progress.update(bar, completed=done, total=of)
@@ -60,9 +61,8 @@ def profile(
                 samples, server = asyncio.run(_of_server(sglang, model, seed, show))
             except PenstockError as refused:
                 fail(str(refused), 2)
-            batches, kv_bytes, machine = [], 0.0, f"SGLang at {sglang}"
-            shape, room = ReplicaShape(server.tp, server.pp), server.kv_tokens
-            limits = EngineLimits(server.max_running, server.step_tokens, server.page_tokens)
+            shape, machine = ReplicaShape(server.tp, server.pp), f"SGLang at {sglang}"
+            limits, room = EngineLimits(server.max_running, server.step_tokens, server.page_tokens), server.kv_tokens
         else:
             options = TorchEngineOptions(
                 model,
@@ -79,37 +79,41 @@ def profile(
             except EngineUnusable as unusable:
                 fail(str(unusable), 2)
             samples = measure(core, seed=seed, on_progress=show)
-            progress.update(bar, description="batches")
-            batches = [
-                (sample.load, sample.cost_s)
-                for sample in measure_qoe(core, profile_cells(core), seed=seed, on_progress=show)
-            ]
+            qoe, held_out, batches = _fitted_qoe(core, seed, show)
             kv_bytes = core.runner.kv_layout.block_bytes / core.runner.kv_layout.block_tokens
-            shape, room = ReplicaShape(1, 1), info.kv_blocks * info.kv_block_tokens
             limits = EngineLimits(max_running, max_step_tokens, info.kv_block_tokens)
-            machine = f"{platform.machine()}, {device}, {threads} threads" if device == "cpu" else device
+            shape, room = ReplicaShape(1, 1), info.kv_blocks * info.kv_block_tokens
     pairs = [(sample.load, sample.seconds) for sample in samples]
     latency, error = fit_latency(pairs)
     replica = Replica(shape, latency, room, limits)
-    qoe = fit_qoe(batches) if batches else None
-    held_out = float(np.abs(qoe_errors(fit_qoe(batches[::2]), batches[1::2])).mean()) if batches else 0.0
     engine = "sglang" if sglang else "torch"
     found = Profile(model.name, engine, machine, replica, tuple(pairs), error, None, qoe, held_out, kv_bytes)
     write_profile(out, found)
     if json:
         about = {"samples": len(pairs), "mean_error": error, "latency": latency, "out": str(out)}
-        print_json({**about, "qoe": qoe, "qoe_requests": len(batches), "qoe_error": held_out})
+        print_json({**about, "qoe": qoe, "qoe_requests": batches, "qoe_error": held_out})
         return
     console.print(f"{len(pairs)} kinds of step, mean error of the fit {error:.1%}; written: {out}", highlight=False)
     if qoe is not None:
-        console.print(
-            f"QoE: {len(batches)} requests, mean error {held_out:.1%} on every other, held out", highlight=False
-        )
+        console.print(f"QoE: {batches} requests, mean error {held_out:.1%} on every other, held out", highlight=False)
     for n in (1, 8, 32):
         if n <= limits.max_running:
             console.print(f"decode step of {n:>2}: {1000 * latency.base_s(n):.1f} ms before attention", highlight=False)
     rate = replica.capacity_per_s(200, 200)
     console.print(f"capacity at 200 + 200 tokens: {rate:.2f} requests/s", highlight=False)
+
+
+def _fitted_qoe(core: "EngineCore", seed: int, show: Callable[[int, int], None]) -> "tuple[QoeModel, float, int]":
+    """(the model, the mean error on every other request of a fit to the rest, how many requests)."""
+    import numpy as np
+
+    from planner_service.profiles import fit_qoe, qoe_errors
+    from worker_service.qoe_profile import measure_qoe, profile_cells
+
+    samples = measure_qoe(core, profile_cells(core), seed=seed, on_progress=show)
+    batches = [(sample.load, sample.cost_s) for sample in samples]
+    held_out = float(np.abs(qoe_errors(fit_qoe(batches[::2]), batches[1::2])).mean())
+    return fit_qoe(batches), held_out, len(batches)
 
 
 async def _of_server(

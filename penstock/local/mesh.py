@@ -233,14 +233,14 @@ class LocalMesh(AbstractAsyncContextManager["LocalMesh"]):
             _log.info("the plan has fewer workers: stopping %s", name)
         await asyncio.gather(*(self.watcher.stop(name) for name in surplus))
 
+    def _names(self, tier: str) -> list[str]:
+        """The worker processes of a tier."""
+        return [name for name in self.watcher.watched if _tier_of(name) == tier]
+
     @property
     def _start_timeout_s(self) -> float:
         servers = (t.sglang.start_timeout_s for t in self.mesh.tiers if t.engine == "sglang")
         return max((START_TIMEOUT_S, *servers))
-
-    def _names(self, tier: str) -> list[str]:
-        """The worker processes of a tier."""
-        return [name for name in self.watcher.watched if _tier_of(name) == tier]
 
     def _serving(self, tier: str) -> int:
         workers = self.view.instances(Role.WORKER)

@@ -46,19 +46,37 @@ def allocate(
 def solve_milp(
     tables: Sequence[Sequence[float]], gpus: int, *, use_all: bool = False
 ) -> tuple[tuple[int, ...], float] | None:
-    """(GPUs of each tier, L) by HiGHS; tables[i][f] is l_i(f) for f = 0..N. None where infeasible."""
+    """(GPUs of each tier, L) by HiGHS; tables[i][f] is l_i(f) for f = 0..N. None where infeasible.
+
+    use_all: (ii) with equality. Then among the optima, the one with the least sum of latencies: GPUs that cannot help the
+    slowest tier help the others.
+    """
     places = [(i, f) for i, table in enumerate(tables) for f in range(gpus + 1) if np.isfinite(table[f])]
     if {i for i, _ in places} != set(range(len(tables))):
         return None
-    n = len(places)
-    one = csr_array((np.ones(n), ([i for i, _ in places], range(n))), shape=(len(tables), n + 1))
+    seconds = [tables[i][f] for i, f in places]
+    found = _solve(places, seconds, gpus, use_all=use_all, sum_of_latencies=False)
+    if found is None:
+        return None
+    slowest = max(tables[i][f] for i, f in enumerate(found))
+    if use_all:
+        kept = [(place, s) for place, s in zip(places, seconds, strict=True) if s <= slowest]
+        found = _solve([p for p, _ in kept], [s for _, s in kept], gpus, use_all=True, sum_of_latencies=True) or found
+    return found, slowest
+
+
+def _solve(
+    places: list[tuple[int, int]], seconds: list[float], gpus: int, *, use_all: bool, sum_of_latencies: bool
+) -> tuple[int, ...] | None:
+    """The chosen f of each tier. Variables: x of every place (i, f), then L."""
+    n, tiers = len(places), 1 + max(i for i, _ in places)
+    one = csr_array((np.ones(n), ([i for i, _ in places], range(n))), shape=(tiers, n + 1))
     budget = np.array([float(f) for _, f in places] + [0.0])
-    seconds = np.array([tables[i][f] for i, f in places])
-    slack = np.zeros((len(tables), n + 1))
-    slack[[i for i, _ in places], range(n)] = -seconds
+    slack = np.zeros((tiers, n + 1))
+    slack[[i for i, _ in places], range(n)] = [-s for s in seconds]
     slack[:, n] = 1.0
     found = milp(
-        np.array([0.0] * n + [1.0]),
+        np.array([*seconds, 0.0] if sum_of_latencies else [0.0] * n + [1.0]),
         integrality=np.array([1] * n + [0]),
         bounds=Bounds(np.zeros(n + 1), np.array([1.0] * n + [np.inf])),
         constraints=[
@@ -69,8 +87,8 @@ def solve_milp(
     )
     if found.x is None:
         return None
-    counts = [0] * len(tables)
+    counts = [0] * tiers
     for (i, f), x in zip(places, found.x[:n], strict=True):
         if x > 0.5:
             counts[i] = f
-    return tuple(counts), max(tables[i][f] for i, f in enumerate(counts))
+    return tuple(counts)

@@ -19,7 +19,6 @@ from planner_service.simulator.workload import Floats, Workload
 
 Parts = tuple[tuple[int, int], ...]  # (kind, count) each
 INFEASIBLE = float("inf")
-HOPELESS = 20.0  # an overloaded strategy is guessed to be so many times slower than one with capacity to spare
 MIXED_TRIED = 12  # multisets of two kinds that are simulated for one f
 
 
@@ -102,12 +101,13 @@ class LatencyTable:
     def _candidates(self, gpus: int) -> Iterator[Parts]:
         """One kind each, then the most promising of two kinds."""
         most = len(self._work)  # more replicas than requests serve nobody
-        cluster = (self._sizes, self._capacity, self._alone_means, self._work.rate_per_s, gpus, most)
+        span_s = float(self._work.arrival_s[-1] - self._work.arrival_s[0])
+        traffic = (self._capacity, self._alone_means, self._work.rate_per_s, span_s)
+        cluster = (self._sizes, *traffic, gpus, most)
         counts, guesses = kernel.single_estimates(*cluster)
         for k in np.argsort(guesses, kind="stable").tolist():
-            if not counts[k] or guesses[k] > HOPELESS * guesses.min():
-                break
-            yield ((k, int(counts[k])),)
+            if counts[k]:
+                yield ((k, int(counts[k])),)
         for i, n, j, m in kernel.promising_pairs(*cluster, MIXED_TRIED).tolist():
             yield ((i, n), (j, min(most, m)))
 

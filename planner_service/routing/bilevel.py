@@ -21,17 +21,26 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner_service.deployment.allocation import allocate
+from planner_service.deployment.allocation import allocate, solve_milp
 from planner_service.deployment.search import INFEASIBLE, LatencyTable, Strategy
-from planner_service.routing.quality import JudgedSample, all_qualities, chebyshev, proportional, route
+from planner_service.routing.quality import (
+    SKIPPED,
+    JudgedSample,
+    all_qualities,
+    chebyshev,
+    chebyshev_quality,
+    proportional,
+    route,
+)
 from planner_service.simulator.tier import Dispatch, Replica
 from planner_service.simulator.workload import Floats, Workload
 
 ENUMERATE_UP_TO = 400  # combinations
 STABLE_ROUNDS = 3
-STEPS_OF_GPUS = 32  # a tier's count grows by gpus // so many at once: by 1 up to 63 GPUs, by 32 of 1,024
+STEPS_OF_GPUS = 1024  # a tier's count grows by gpus // so many at once: by 1 up to 2,047 GPUs, by 2 from there on
 LOOK_AROUND = (1, 2, 4)  # levels
 PENALTY = 1e4  # of the whole spread of quality, in seconds: large enough that a plan that meets the target wins
+EXCESS_PENALTY = 1e9  # of the whole spread of latency, in points of quality: a ten-millionth of it undoes all quality
 EPSILON = 1e-9
 
 
@@ -77,6 +86,8 @@ class Deployer:
     requests: the sample as it arrives, one per row of `sample`, at `arrival_s` (N, ascending).
     """
 
+    table = LatencyTable  # how l(f) is found
+
     def __init__(
         self,
         sample: JudgedSample,
@@ -89,7 +100,7 @@ class Deployer:
         on_evaluation: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.sample, self.gpus, self.dispatch, self.percentile = sample, gpus, dispatch, percentile
-        self._arrival_s, self._kinds, self._on_evaluation = arrival_s, kinds, on_evaluation
+        self._arrival_s, self.kinds, self._on_evaluation = arrival_s, kinds, on_evaluation
         self._tables: dict[tuple[int, bytes], LatencyTable] = {}
         self._known: dict[tuple[bytes, ...], Deployment | None] = {}
         self.evaluations = 0
@@ -116,12 +127,23 @@ class Deployer:
         whole = tuple(s for s in found if s is not None)
         return whole if len(whole) == len(found) else None
 
-    def alone_s(self) -> float:
-        """What no plan can beat: each request alone on the fastest replica of whichever tier is fastest for it."""
+    def spread(self, thresholds: Sequence[float]) -> Deployment | None:
+        """As deploy, but by the MILP, and with all GPUs given to tiers that have requests (= N, not <= N)."""
+        processed = route(self.sample, thresholds).processed
+        tables = [self._table(tier, row) for tier, row in enumerate(processed)]
+        counts = range(self.gpus + 1)
+        rows = [[t.latency_s(f) if t.least_gpus or not f else INFEASIBLE for f in counts] for t in tables]
+        found = solve_milp(rows, self.gpus, use_all=True)
+        if found is None:
+            return None
+        strategies = [table.best(f) for table, f in zip(tables, found[0], strict=True)]
+        return Deployment(found[0], tuple(s for s in strategies if s is not None), found[1])
+
+    def alone_s(self) -> Floats:
+        """(C, N) seconds of each request alone on the fastest replica of each tier; infinite where none fits."""
         everyone = np.ones(len(self.sample), np.bool_)
         tables = [self._table(tier, everyone) for tier in range(len(self.sample.tiers))]
-        each = np.min([table.alone_s() for table in tables if table.feasible], axis=0)
-        return float(np.percentile(each, self.percentile))
+        return np.array([t.alone_s() if t.feasible else np.full(len(everyone), INFEASIBLE) for t in tables])
 
     @property
     def simulations(self) -> int:
@@ -136,7 +158,7 @@ class Deployer:
         key = (tier, chosen.tobytes())
         if key not in self._tables:
             work = self.workload(tier, chosen)
-            self._tables[key] = LatencyTable(work, self._kinds[tier], self.dispatch, self.percentile)
+            self._tables[key] = self.table(work, self.kinds[tier], self.dispatch, self.percentile)
         return self._tables[key]
 
     def _solve(self, tables: list[LatencyTable]) -> Deployment | None:
@@ -178,10 +200,10 @@ def least_latency(deployer: Deployer, min_quality: float, judged: JudgedSample |
     if proof is Proof.BOUNDED:
         best_s, groups = INFEASIBLE, defaultdict(list)
         for point in points:
-            groups[_skipped(point, qualities.shape)].append(point)
+            groups[skipped(point, qualities.shape)].append(point)
         points = []
         for group in groups.values():
-            points.append(_bounded(_lowest(group), latency_s, best_s))
+            points.append(_bounded(lowest(group), latency_s, best_s))
             best_s = min(best_s, latency_s(points[-1]))
     best_point = min(points, key=lambda p: (latency_s(p), -qualities[p]))
     while proof is Proof.BOUNDED:  # more traffic is sometimes faster after all: look around
@@ -200,19 +222,20 @@ def least_latency(deployer: Deployer, min_quality: float, judged: JudgedSample |
 
 
 def most_quality(deployer: Deployer, max_latency_s: float, judged: JudgedSample | None = None) -> Solution:
-    """The routing of the highest quality whose latency is at most `max_latency_s` (appendix C), for up to three tiers.
+    """The routing of the highest quality whose latency is at most `max_latency_s` (appendix C).
 
     Raises:
         Unreachable: no routing is so fast.
-        ValueError: more than three tiers.
     """
     judged = judged or deployer.sample
+    if len(judged.tiers) > 3:
+        return _searched_quality(deployer, max_latency_s, judged)
     levels, qualities = all_qualities(judged)
     order = sorted(np.ndindex(qualities.shape), key=lambda p: (-qualities[p], p))
     too_slow: dict[tuple[bool, ...], list[tuple[int, ...]]] = defaultdict(list)
     fastest, small = INFEASIBLE, qualities.size <= ENUMERATE_UP_TO
     for point in order:
-        group = _skipped(point, qualities.shape)
+        group = skipped(point, qualities.shape)
         if not small and any(all(a >= b for a, b in zip(point, slow, strict=True)) for slow in too_slow[group]):
             continue  # at least the traffic of one that is too slow
         thresholds = tuple(float(levels[t][i]) for t, i in enumerate(point))
@@ -249,7 +272,7 @@ def _lowest_too_slow(
     return tuple(low)
 
 
-def _lowest(points: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
+def lowest(points: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
     """Points of one or two coordinates of which no other lies at or below in all, by the first coordinate."""
     found: list[tuple[int, ...]] = []
     for point in sorted(points):
@@ -258,7 +281,7 @@ def _lowest(points: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
     return found
 
 
-def _skipped(point: tuple[int, ...], shape: tuple[int, ...]) -> tuple[bool, ...]:
+def skipped(point: tuple[int, ...], shape: tuple[int, ...]) -> tuple[bool, ...]:
     """Which tiers a point of the grid passes over: those at the last of their levels."""
     return tuple(i == size - 1 for i, size in zip(point, shape, strict=True))
 
@@ -304,21 +327,49 @@ def _searched(deployer: Deployer, min_quality: float, judged: JudgedSample) -> S
     return Solution(found, quality, deployment, Proof.SEARCHED, gap, deployer.evaluations)
 
 
+def _searched_quality(deployer: Deployer, max_latency_s: float, judged: JudgedSample) -> Solution:
+    """The twin of _searched: latency is penalised, between that of the first tier alone and that of the last."""
+    ends = [deployer.latency_s([end] * (len(judged.tiers) - 1)) for end in (0.0, SKIPPED)]
+    least, most = min(ends), max((end for end in ends if end < INFEASIBLE), default=INFEASIBLE)
+
+    def score(thresholds: Sequence[float]) -> float:
+        latency = deployer.latency_s(thresholds)
+        return chebyshev_quality(route(judged, thresholds).quality, latency, max_latency_s, least, most, EXCESS_PENALTY)
+
+    found, _ = _pattern_search(judged, score)
+    deployment, quality = deployer.deploy(found), route(judged, found).quality
+    if deployment is None or deployment.latency_s > max_latency_s:
+        fastest = INFEASIBLE if deployment is None else deployment.latency_s
+        raise Unreachable(
+            f"no routing was found with a latency of {max_latency_s:g} s: the least is {fastest:.2f} s", fastest
+        )
+    gap = float(judged.scores.max(axis=1).mean()) - quality  # to the best answer to every prompt
+    return Solution(found, quality, deployment, Proof.SEARCHED, gap, deployer.evaluations)
+
+
 def chebyshev_search(deployer: Deployer, min_quality: float, judged: JudgedSample) -> tuple[tuple[float, ...], float]:
     """(thresholds, J) of the paper's loop with a pattern search as its routing solver."""
-    levels = [judged.levels(tier) for tier in range(len(judged.tiers) - 1)]
 
-    def score(at: tuple[int, ...]) -> float:
-        thresholds = [float(levels[t][i]) for t, i in enumerate(at)]
+    def score(thresholds: Sequence[float]) -> float:
         latency = deployer.latency_s(thresholds)
         return chebyshev(latency, route(judged, thresholds).quality, min_quality, judged.best, judged.worst, PENALTY)
+
+    return _pattern_search(judged, score)
+
+
+def _pattern_search(judged: JudgedSample, score: Callable[[Sequence[float]], float]) -> tuple[tuple[float, ...], float]:
+    """(thresholds, the least score found), from proportional routing and from each tier alone."""
+    levels = [judged.levels(tier) for tier in range(len(judged.tiers) - 1)]
+
+    def thresholds(at: tuple[int, ...]) -> tuple[float, ...]:
+        return tuple(float(levels[t][i]) for t, i in enumerate(at))
 
     sizes = [len(level) for level in levels]
     start = tuple(int(np.searchsorted(level, h)) for level, h in zip(levels, proportional(judged), strict=True))
     # and from each tier alone: what is passed over and what is not are far apart
     alone = [tuple(0 if t == tier else size - 1 for t, size in enumerate(sizes)) for tier in range(len(judged.tiers))]
-    best, at = min(_descend(score, begin, sizes) for begin in (start, *alone))
-    return tuple(float(levels[t][i]) for t, i in enumerate(at)), best
+    best, at = min(_descend(lambda at: score(thresholds(at)), begin, sizes) for begin in (start, *alone))
+    return thresholds(at), best
 
 
 def _descend(

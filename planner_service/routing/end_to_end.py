@@ -3,18 +3,29 @@
 The deployment of the largest-tier objective says nothing about tiers that are not the slowest, and every tier that a request
 passes adds to its time. From that optimum, and from each choice of tiers to pass over, a local search moves GPUs between
 tiers (and spare ones to a tier) and thresholds by a few levels, always simulating the whole cascade from end to end, until no
-move helps. Nothing is proved beyond that; the gap is to what no plan can beat, each request alone on the fastest replica.
+move helps. Nothing is proved beyond that; the gap is to what no plan of that quality can beat: each request alone on the
+fastest replica of every tier it visits, and judged.
 """
 
 import dataclasses
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from planner_service.deployment.search import Strategy
-from planner_service.routing.bilevel import LOOK_AROUND, Deployer, Deployment, Proof, Solution, moves_of
-from planner_service.routing.quality import SKIPPED, JudgedSample, all_qualities
+from planner_service.routing.bilevel import (
+    LOOK_AROUND,
+    Deployer,
+    Deployment,
+    Proof,
+    Solution,
+    lowest,
+    moves_of,
+    skipped,
+)
+from planner_service.routing.quality import JudgedSample, all_qualities, route
 from planner_service.simulator.workload import Floats
 
 TotalSeconds = Callable[[Sequence[float], Sequence[Strategy]], float]
@@ -22,11 +33,11 @@ _Point = tuple[int, ...]
 
 
 def least_end_to_end(
-    deployer: Deployer, judged: JudgedSample, min_quality: float, start: Solution, total_s: TotalSeconds
+    deployer: Deployer, judged: JudgedSample, min_quality: float, start: Solution, total_s: TotalSeconds, judge_s: float
 ) -> Solution:
     """A routing and deployment of at least min_quality with a small end-to-end p95; latency_s stays the largest tier's.
 
-    total_s: (thresholds, strategies) to seconds from arrival to final answer at the percentile wanted.
+    total_s: (thresholds, strategies) to seconds from arrival to final answer at the percentile wanted. judge_s: part of it.
     """
     levels, qualities = all_qualities(judged)
     able = qualities >= min_quality - 1e-9
@@ -46,7 +57,7 @@ def least_end_to_end(
         now = seconds(point, counts)
         while True:
             nearby = itertools.chain(
-                ((point, c) for c in _shifts(counts, deployer.gpus, deployer.gpu_step)),
+                ((point, c) for c in _shifts(counts, deployer.gpus)),
                 (
                     (p, counts)
                     for s in LOOK_AROUND
@@ -60,11 +71,10 @@ def least_end_to_end(
             now, (point, counts) = best, at
 
     starts = {tuple(int(np.searchsorted(level, h)) for level, h in zip(levels, start.thresholds, strict=True))}
-    for skipped in itertools.product(
-        (False, True), repeat=len(levels)
-    ):  # the least that climbs, for each choice of tiers
-        of = [p for p in map(tuple, np.argwhere(able).tolist()) if _skips(p, levels) == skipped]
-        starts |= {min(of, key=sum)} if of else set()
+    groups = defaultdict(list)  # for each choice of tiers: the least that climbs
+    for point in map(tuple, np.argwhere(able).tolist()):
+        groups[skipped(point, qualities.shape)].append(point)
+    starts |= {min(group, key=sum) for group in groups.values()}
     found = []
     for point in sorted(starts):
         deployment = deployer.deploy(thresholds(point))
@@ -76,7 +86,10 @@ def least_end_to_end(
     deployment = Deployment(
         tuple(s.gpus for s in strategies), strategies, max(strategy.latency_s for strategy in strategies)
     )
-    bound = deployer.alone_s()
+    alone_s = deployer.alone_s()
+    bound = min(
+        _alone_percentile(deployer, alone_s, judge_s, thresholds(p)) for group in groups.values() for p in lowest(group)
+    )
     return dataclasses.replace(
         start,
         thresholds=thresholds(point),
@@ -88,13 +101,21 @@ def least_end_to_end(
     )
 
 
-def _skips(point: Sequence[int], levels: Sequence[Floats]) -> tuple[bool, ...]:
-    return tuple(bool(levels[t][i] == SKIPPED) for t, i in enumerate(point))
+def _alone_percentile(deployer: Deployer, alone_s: Floats, judge_s: float, thresholds: Sequence[float]) -> float:
+    """What no deployment under these thresholds can beat: every request alone on the fastest replica of each tier it visits.
+
+    Where no threshold is lower and the same tiers are asked, each request visits as many tiers or more: the least of this
+    over the lowest routings bounds them all.
+    """
+    processed = route(deployer.sample, thresholds).processed
+    each_s = alone_s + judge_s * (np.arange(len(alone_s)) < len(alone_s) - 1)[:, None]
+    return float(np.percentile(np.where(processed, each_s, 0.0).sum(axis=0), deployer.percentile))
 
 
-def _shifts(counts: tuple[int, ...], gpus: int, step: int) -> Iterator[tuple[int, ...]]:
-    """Some GPUs from one tier, or from those that are spare, to another; a few amounts."""
-    for amount, to in itertools.product((step, 2 * step, 4 * step, 8 * step), range(len(counts))):
+def _shifts(counts: tuple[int, ...], gpus: int) -> Iterator[tuple[int, ...]]:
+    """Some GPUs from one tier, or from those that are spare, to another: a power of two, up to a quarter of all."""
+    amounts = [1 << i for i in range(max(1, (gpus // 4).bit_length()))]
+    for amount, to in itertools.product(amounts, range(len(counts))):
         if sum(counts) + amount <= gpus:
             yield tuple(c + amount if t == to else c for t, c in enumerate(counts))
         for giver in range(len(counts)):

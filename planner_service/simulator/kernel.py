@@ -370,13 +370,15 @@ def percentile_within(
 
 
 @numba.njit(cache=True)
-def single_estimates(sizes: N, capacity: F, alone_mean: F, rate_per_s: float, gpus: int, most: int) -> tuple[N, F]:
+def single_estimates(
+    sizes: N, capacity: F, alone_mean: F, rate_per_s: float, span_s: float, gpus: int, most: int
+) -> tuple[N, F]:
     """((K) how many replicas of each kind go on `gpus`, at most `most`; (K) their estimates, infinite for none)."""
     counts, guesses = np.zeros(len(sizes), np.int64), np.full(len(sizes), np.inf)
     for k in range(len(sizes)):
         counts[k] = min(most, gpus // sizes[k])
         if counts[k] > 0:
-            guesses[k] = estimate_s(counts[k], 0, capacity[k], 0.0, alone_mean[k], 0.0, rate_per_s)
+            guesses[k] = estimate_s(counts[k], 0, capacity[k], 0.0, alone_mean[k], 0.0, rate_per_s, span_s)
     return counts, guesses
 
 
@@ -386,6 +388,7 @@ def promising_pairs(
     capacity: F,  # (K) requests per second
     alone_mean: F,  # (K) seconds
     rate_per_s: float,
+    span_s: float,  # from the first arrival to the last
     gpus: int,
     most: int,
     keep: int,
@@ -402,7 +405,7 @@ def promising_pairs(
                 if left % sizes[j] >= sizes[i]:
                     continue
                 m = left // sizes[j]
-                guess = estimate_s(n, m, capacity[i], capacity[j], alone_mean[i], alone_mean[j], rate_per_s)
+                guess = estimate_s(n, m, capacity[i], capacity[j], alone_mean[i], alone_mean[j], rate_per_s, span_s)
                 if n_found == keep and guess >= estimates[keep - 1]:
                     continue
                 at = min(n_found, keep - 1)
@@ -417,14 +420,23 @@ def promising_pairs(
 
 @numba.njit(cache=True)
 def estimate_s(
-    n: int, m: int, capacity_n: float, capacity_m: float, alone_n: float, alone_m: float, rate_per_s: float
+    n: int,
+    m: int,
+    capacity_n: float,
+    capacity_m: float,
+    alone_n: float,
+    alone_m: float,
+    rate_per_s: float,
+    span_s: float,
 ) -> float:
-    """Mean latency alone of n and m replicas, over the share of capacity that is left: an M/M/1-like guess to sort by."""
+    """A guess to sort by: mean latency alone of n and m replicas, over the share of capacity that is left (at least a
+    tenth), and the backlog that an overload has piled up by the end of the trace."""
     one, two = capacity_n * n, capacity_m * m
     total = one + two
     alone = (one * alone_n + two * alone_m) / total
     load = rate_per_s / total
-    guess: float = alone / max(1 - load, 1e-9) if load < 0.98 else alone * 50 * load
+    backlog_s = span_s * (1 - 1 / load) if load > 1 else 0.0
+    guess: float = alone / max(1 - load, 0.1) + backlog_s
     return guess
 
 

@@ -60,7 +60,7 @@ def record_from_json(data: bytes) -> InstanceRecord:
                 load["free_kv_blocks"],
                 load["output_tokens_per_s"],
                 tuple(load.get("input_tokens", ())),
-                load.get("cached_tokens", 0),
+                cached_tokens=load.get("cached_tokens", 0),
             )
             if load
             else None,

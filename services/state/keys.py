@@ -53,6 +53,11 @@ class Keys:
         return f"{self.mesh}:plan:{revision}"
 
     @property
+    def workload(self) -> str:
+        """Stream, capped: windows of sampled requests."""
+        return f"{self.mesh}:workload"
+
+    @property
     def spans(self) -> str:
         """Stream, capped: spans that have ended."""
         return f"{self.mesh}:spans"

@@ -18,7 +18,12 @@ import yaml
 from penstock import AsyncClient, AsyncPlannerClient
 from penstock.local import LocalMesh, MeshFailed, MeshOptions, read_run_file
 from services.domain.instances import Role
+from services.domain.plans import Plan
+from services.domain.workload import RequestRecord, TierVisit, Window
 from services.processes import FIRST_PAUSE_S, LONGEST_PAUSE_S, ProcessSpec, Watcher, restart_pause_s
+from services.state import WorkloadStore, connect
+from services.state.keys import Keys
+from tests.conftest import ROOT
 
 FAST = {"overhead_ms": 1.0, "token_us": 1.0, "context_token_ns": 0.0, "reply_tokens": 24}
 
@@ -326,3 +331,71 @@ async def test_the_plan_moves_workers_between_tiers(tmp_path: Path) -> None:
             assert min(await asyncio.gather(*asking)) > 0
         names = {name for name in mesh.watcher.watched if name.startswith("worker")}
         assert names == {"worker-small-0", "worker-small-1", "worker-large-0"}
+
+
+@pytest.mark.timeout(120)
+async def test_the_mesh_moves_over_when_its_workload_drifts(tmp_path: Path) -> None:
+    """Harder prompts: the planner sees it in sampled requests, plans again by itself, and workers move to the large tier."""
+    (tmp_path / "cluster.yaml").write_text(yaml.safe_dump({"gpu": "l40s", "nodes": 4, "gpus_per_node": 1}))
+    (tmp_path / "models.yaml").write_text((ROOT / "tests" / "planner" / "two-tiers.yaml").read_text())
+    replan = {
+        "enabled": True,
+        "cluster": "cluster.yaml",
+        "models": "models.yaml",
+        "trace": str(ROOT / "examples" / "trace.csv"),
+        "quality": str(ROOT / "examples" / "judged.csv"),
+        "min_quality": 80,
+        "requests": 100,
+        "window_s": 0.25,
+    }
+    file = simulated_mesh(tmp_path, planner={"replan": replan})
+
+    def window(start_s: float, score: float) -> Window:
+        scores = [min(100.0, max(0.0, score + (i * 37) % 41 - 20)) for i in range(50)]
+        records = [
+            RequestRecord(start_s, 400 + 10 * (i % 7), (TierVisit("small", 200 + 9 * (i % 11), scored),))
+            for i, scored in enumerate(scores)
+        ]
+        return Window(start_s, 0.25, (1,) * 10, tuple(records))
+
+    async with LocalMesh(MeshOptions(file, tmp_path)) as mesh:
+        redis = connect(mesh.redis_url)
+        store = WorkloadStore(redis, Keys(mesh.mesh.name))
+
+        def workers() -> dict[str, int]:
+            found = [i.model.tier for i in mesh.view.instances(Role.WORKER) if i.model is not None]
+            return {tier: found.count(tier) for tier in ("small", "large")}
+
+        async def followed(revision: int) -> Plan:
+            async with asyncio.timeout(60):
+                while (plan := mesh.view.plan) is None or plan.revision < revision or plan_counts(plan) != workers():
+                    await asyncio.sleep(0.05)
+            return plan
+
+        def plan_counts(plan: Plan) -> dict[str, int]:
+            return {tier.name: tier.instances for tier in plan.tiers}
+
+        try:
+            async with AsyncClient(mesh.grpc_addresses) as client:
+                at = time.time()
+                for i, score in enumerate((85, 85, 85, 45, 45)):
+                    await store.append(window(at - 10 + i / 4, score))
+                assert mesh.view.plan is not None
+                seeded = mesh.view.plan
+                # windows from before the plan was made are not acted on; these are
+                for i, score in enumerate((45, 45, 85, 85)):
+                    await store.append(window(at + i / 4, score))
+                easy = await followed(seeded.revision + 1)
+                for i in range(4):
+                    await store.append(window(at + 1 + i / 4, 45))
+                asking = [asyncio.create_task(client.generate(f"hello {i}", model="small")) for i in range(40)]
+                hard = await followed(easy.revision + 1)
+                assert all(reply.text for reply in await asyncio.gather(*asking))
+        finally:
+            await redis.aclose()
+    assert (easy.provenance.source, hard.provenance.source) == ("drift", "drift")
+    assert "score of small" in hard.provenance.note
+    assert hard.provenance.prediction is not None
+    assert hard.provenance.prediction.target == "quality >= 80"
+    assert hard.provenance.prediction.quality >= 80
+    assert plan_counts(hard)["large"] > plan_counts(easy)["large"]

@@ -5,7 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from planner_service.deployment.search import LatencyTable, Strategy, exhaustive_latency
+from benchmarks.brute_force import LIMITS, brute_force, instance, kinds, wanted_quality
+from planner_service.deployment.search import LatencyTable, exhaustive_latency
 from planner_service.routing import bilevel
 from planner_service.routing.bilevel import Deployer, Proof, Unreachable, least_latency, most_quality
 from planner_service.routing.quality import (
@@ -17,57 +18,9 @@ from planner_service.routing.quality import (
     proportional,
     route,
 )
-from planner_service.simulator import Dispatch, EngineLimits, Replica, Workload
+from planner_service.simulator import Dispatch, Replica, Workload
 from services.domain import InvalidRequest, StepLatencyModel
 from services.domain.hardware import ReplicaShape
-
-LIMITS = EngineLimits(8, 256, 16)
-
-
-def kinds(speed: float) -> list[Replica]:
-    """One GPU, and two that are faster but not twice as fast."""
-    return [
-        Replica(ReplicaShape(tp, 1), StepLatencyModel.linear(0.02 * speed / k, 1e-4 * speed / k, 1e-6), 4096, LIMITS)
-        for tp, k in ((1, 1.0), (2, 1.7))
-    ]
-
-
-def instance(seed: int, tiers: int = 3, count: int = 10, gpus: int = 6) -> tuple[Deployer, JudgedSample]:
-    rng = np.random.default_rng(seed)
-    names = ("small", "medium", "large")[-tiers:]
-    means = np.linspace(40, 85, tiers)
-    scores = np.clip(np.round(rng.normal(means, 25, (count, tiers)) / 10) * 10, 0, 100)
-    sample = JudgedSample(names, rng.integers(5, 60, count), rng.integers(2, 50, (count, tiers)), scores)
-    arrivals = np.cumsum(rng.exponential(0.05, count))
-    speeds = (0.5, 1.0, 3.0)[-tiers:]
-    return Deployer(sample, arrivals, [kinds(s) for s in speeds], gpus), sample
-
-
-def brute_force(deployer: Deployer, sample: JudgedSample, min_quality: float) -> float:
-    """Every combination of thresholds, every split of the GPUs, every multiset of replicas."""
-    levels = [sample.levels(tier) for tier in range(len(sample.tiers) - 1)]
-    best = np.inf
-    seen: dict[tuple[int, bytes], list[float]] = {}
-    for thresholds in itertools.product(*levels):
-        routed = route(sample, thresholds)
-        if routed.quality < min_quality - 1e-9:
-            continue
-        tables = []
-        for tier, chosen in enumerate(routed.processed):
-            key = (tier, chosen.tobytes())
-            if key not in seen:
-                work = deployer.workload(tier, chosen)
-                seen[key] = []
-                for f in range(deployer.gpus + 1):
-                    found: Strategy | None = Strategy((), 0.0)
-                    if len(work):
-                        found = exhaustive_latency(work, deployer._kinds[tier], f, Dispatch.CAPACITY, 95.0)
-                    seen[key].append(np.inf if found is None else found.latency_s)
-            tables.append(seen[key])
-        for counts in itertools.product(range(deployer.gpus + 1), repeat=len(tables)):
-            if sum(counts) <= deployer.gpus:
-                best = min(best, max(table[f] for table, f in zip(tables, counts, strict=True)))
-    return float(best)
 
 
 @pytest.mark.parametrize("part", range(4))
@@ -75,7 +28,7 @@ def test_the_optimum_is_brute_forces(part: int) -> None:
     """200 seeded instances of two and three tiers."""
     for seed in range(part * 50, part * 50 + 50):
         deployer, sample = instance(seed, tiers=2 + seed % 2, count=5 + seed % 4, gpus=4)
-        wanted = float(sample.worst + 0.6 * (sample.best - sample.worst))
+        wanted = wanted_quality(sample)
         try:
             found = least_latency(deployer, wanted)
         except Unreachable:
@@ -139,6 +92,46 @@ def test_the_twin_finds_the_most_quality_within_a_latency() -> None:
         found = most_quality(deployer, budget)
         assert found.deployment.latency_s <= budget
         assert found.quality == pytest.approx(best, rel=0.02)
+
+
+def test_beyond_three_tiers_the_twin_searches() -> None:
+    """Four tiers: the penalised search comes near the best of all thresholds, and never misses the budget."""
+    same = 0
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        scores = np.clip(np.round(rng.normal((40, 55, 70, 85), 25, (8, 4)) / 25) * 25, 0, 100)
+        sample = JudgedSample(("a", "b", "c", "d"), rng.integers(5, 60, 8), rng.integers(2, 50, (8, 4)), scores)
+        arrivals = np.cumsum(rng.exponential(0.05, 8))
+        deployer = Deployer(sample, arrivals, [kinds(s) for s in (0.5, 1.0, 2.0, 3.0)], 6)
+        every = [
+            (route(sample, h).quality, deployer.latency_s(h))
+            for h in itertools.product(*(sample.levels(t).tolist() for t in range(3)))
+        ]
+        budget = float(np.median([s for _, s in every if s < np.inf]))
+        best = max(q for q, s in every if s <= budget)
+        found = most_quality(deployer, budget)
+        assert found.proof is Proof.SEARCHED
+        assert found.deployment.latency_s <= budget
+        assert found.quality >= 0.85 * best
+        assert found.quality + found.gap >= best - 1e-9
+        same += found.quality == pytest.approx(best)
+    assert same >= 6
+    with pytest.raises(Unreachable, match="the least is"):
+        most_quality(deployer, 1e-6)
+
+
+def test_all_gpus_can_be_given_away() -> None:
+    """= N by the MILP: no slower than <= N, every GPU given, none to a tier without requests."""
+    for seed in range(12):
+        deployer, sample = instance(seed, count=8)
+        thresholds = least_latency(deployer, wanted_quality(sample)).thresholds
+        lean, whole = deployer.deploy(thresholds), deployer.spread(thresholds)
+        assert lean is not None
+        assert whole is not None
+        assert sum(whole.gpus) == deployer.gpus
+        assert whole.latency_s == pytest.approx(lean.latency_s)
+        assert all(a.latency_s <= b.latency_s + 1e-12 for a, b in zip(whole.strategies, lean.strategies, strict=True))
+        assert all(s.replicas for s, f in zip(whole.strategies, whole.gpus, strict=True) if f)
 
 
 def test_routing_counts_exactly() -> None:

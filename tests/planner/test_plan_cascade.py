@@ -172,6 +172,23 @@ def test_what_a_user_feels_is_an_objective_too(data: tuple[Path, Path], tmp_path
     assert planned(data, tmp_path / "x.json", "--min-quality", 84, "--objective", "cheapest").exit_code == 2
 
 
+def test_all_gpus_are_given_away_if_asked(data: tuple[Path, Path], tmp_path: Path) -> None:
+    plans = []
+    for budget in ("at-most", "exact"):
+        out = tmp_path / f"{budget}.json"
+        done = planned(data, out, "--min-quality", 84, "--gpus", 20, "--budget", budget, "--no-plot")
+        assert done.exit_code == 0, done.output
+        plans.append(json.loads(out.read_text()))
+    lean, whole = plans
+    assert [plan["budget"] for plan in plans] == ["at-most", "exact"]
+    assert sum(tier["gpus"] for tier in lean["tiers"]) < 20 == sum(tier["gpus"] for tier in whole["tiers"])
+    assert whole["latency_p95_s"] == pytest.approx(lean["latency_p95_s"])
+    assert run("simulate", "--plan", tmp_path / "exact.json", "--trace", data[0], "--json").exit_code == 0
+    assert planned(data, tmp_path / "x.json", "--min-quality", 84, "--budget", "all").exit_code == 2
+    both = ("--budget", "exact", "--objective", "end-to-end")
+    assert planned(data, tmp_path / "x.json", "--min-quality", 84, *both).exit_code == 2
+
+
 def test_fewer_gpus_are_slower(data: tuple[Path, Path], site: Site) -> None:
     demand = draw_demand(read_quality(data[1], TIERS), read_trace(data[0]).arrival_s[:150] / 5, seed=3)
     seconds = [plan_cascade(site, demand, gpus=gpus, min_quality=80).latency_p95_s for gpus in (12, 16, 24, 32)]

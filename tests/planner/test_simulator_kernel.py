@@ -207,12 +207,12 @@ def test_the_most_promising_pairs_are_those_of_a_full_enumeration() -> None:
         capacity, alone, rate = rng.uniform(0.5, 3, 4) * sizes, rng.uniform(1, 4, 4), float(rng.uniform(1, 30))
         gpus, most, keep = int(rng.integers(2, 30)), int(rng.integers(1, 20)), int(rng.integers(1, 9))
         every = [
-            (kernel.estimate_s(n, m, capacity[i], capacity[j], alone[i], alone[j], rate), (i, n, j, m))
+            (kernel.estimate_s(n, m, capacity[i], capacity[j], alone[i], alone[j], rate, 20.0), (i, n, j, m))
             for i, j in itertools.combinations(range(4), 2)
             for n in range(1, min(most, gpus // sizes[i]) + 1)
             for m in [(gpus - n * sizes[i]) // sizes[j]]
             if m > 0 and gpus - n * sizes[i] - m * sizes[j] < sizes[i]
         ]
         every.sort(key=lambda one: one[0])
-        found = kernel.promising_pairs(sizes, capacity, alone, rate, gpus, most, keep)
+        found = kernel.promising_pairs(sizes, capacity, alone, rate, 20.0, gpus, most, keep)
         assert [tuple(row) for row in found.tolist()] == [parts for _, parts in every[:keep]]

@@ -11,6 +11,7 @@ from services.settings import (
     MeshFile,
     MeshJudge,
     MeshPlanner,
+    MeshReplan,
     MeshRouter,
     MeshScorer,
     MeshTier,
@@ -30,6 +31,13 @@ def write(folder: Path, content: Any) -> Path:
     path = folder / "mesh.yaml"
     path.write_text(content if isinstance(content, str) else yaml.safe_dump(content))
     return path
+
+
+REPLAN = {
+    **dict.fromkeys(("cluster", "models", "trace", "quality"), "file"),
+    "enabled": True,
+    "min_quality": 80,
+}
 
 
 @pytest.mark.parametrize(
@@ -53,6 +61,12 @@ def write(folder: Path, content: Any) -> Path:
         ({"tiers": TIERS, "judge": {"scorers": [{"name": "x", "kind": "vibes"}]}}, "judge.scorers.0.kind"),
         ({"tiers": TIERS, "router": {"grpc_port": 99999}}, "router.grpc_port"),
         ({"tiers": TIERS, "planner": {"judge_unavailable": "panic"}}, "planner.judge_unavailable"),
+        ({"tiers": TIERS, "planner": {"replan": {"enabled": True}}}, "planner.replan.cluster"),
+        (
+            {"tiers": TIERS, "planner": {"replan": {**REPLAN, "max_latency_s": 3}}},
+            "either min_quality or max_latency_s",
+        ),
+        ({"tiers": TIERS, "planner": {"replan": {**REPLAN, "window_s": 0}}}, "planner.replan.window_s"),
     ],
 )
 def test_a_bad_mesh_file_names_the_file_and_the_field(tmp_path: Path, content: Any, named: str) -> None:
@@ -133,6 +147,7 @@ def test_every_setting_is_documented_and_read() -> None:
         MeshScorer,
         MeshRouter,
         MeshPlanner,
+        MeshReplan,
         ServiceSettings,
     )
     for model in models:

@@ -6,6 +6,7 @@ may break at any message; each party may die, and the client may leave, at any p
 
 from collections import deque
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
@@ -202,7 +203,8 @@ def lost(w: World, *names: str) -> World:
     }
     for name in names:
         if w.r and getattr(w, name) is not None:
-            w = replace(w, **{name: (event[name],)})
+            changed: dict[str, Any] = {name: (event[name],)}
+            w = replace(w, **changed)
     return w
 
 

@@ -186,13 +186,14 @@ class SglangEngine(MovingRequests):
         while self._produced and now - self._produced[0][0] > THROUGHPUT_WINDOW_S:
             self._produced.popleft()
         window = min(THROUGHPUT_WINDOW_S, max(now - self._began, 1e-9))
-        inputs = sorted(self._requests.values(), key=lambda request: not request.computing)
+        running = [r for r in self._requests.values() if r.computing]
+        queued = [r for r in self._requests.values() if not r.computing]
         return Load(
-            running_tokens=tuple(len(r.tokens) for r in inputs if r.computing),
-            queued_tokens=tuple(len(r.tokens) for r in inputs if not r.computing),
+            running_tokens=tuple(len(r.tokens) for r in running),
+            queued_tokens=tuple(len(r.tokens) for r in queued),
             free_kv_blocks=self._free_blocks,
             output_tokens_per_s=sum(count for _, count in self._produced) / window,
-            input_tokens=tuple(r.prompt_tokens for r in inputs),
+            input_tokens=tuple(r.prompt_tokens for r in (*running, *queued)),
             cached_tokens=self._cached_tokens,
         )
 

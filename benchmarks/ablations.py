@@ -1,0 +1,208 @@
+"""What each part of the optimiser is worth: plans with one part taken out, at the same quality (CASCADIA, figure 9).
+
+- `uniform parallelism`: tensor parallelism within a server and data parallelism across servers, whatever the tier; GPUs and
+  thresholds are still optimised under it (figure 9, i).
+- `uniform allocation`: every tier that has requests gets the same number of GPUs, thresholds and parallelism are still
+  optimised under it (figure 9, ii).
+- `thresholds apart`: one threshold for all tiers, the least that reaches the quality; deployed as well as can be.
+- `largest alone`: no cascade; all GPUs for the last tier, with the best parallelism.
+
+Judged families of ../shared/data are paired with published traces, and the DeepSeek cascade with the example data; arrivals
+are stretched to one and to two times the rate that saturates the largest model alone on all GPUs. What counts is the ratio of
+latencies (p95 of the slowest tier; and end to end, simulated) to the whole optimiser's at the same quality target.
+"""
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import report
+from planner_service.demand import demand_of
+from planner_service.deployment.search import LatencyTable, Parts
+from planner_service.files import TierEntry, read_quality, read_site, read_trace
+from planner_service.plan_cascade import Demand, Site, deployer_for, replica_kinds, simulate_cascade
+from planner_service.routing.bilevel import Deployer, Deployment, Solution, Unreachable, least_latency
+from planner_service.routing.quality import SKIPPED, route
+from planner_service.simulator import Dispatch
+
+DATA, EXAMPLES = Path("../shared/data"), Path("examples")
+TIERS = ("small", "medium", "large")
+# judged family, trace, catalogue models of the family's sizes (the nearest where it has no such shape)
+CASES = (
+    (
+        EXAMPLES / "judged.csv",
+        EXAMPLES / "trace.csv",
+        ("deepseek-r1-distill-qwen-7b", "deepseek-r1-distill-llama-70b", "deepseek-r1-671b-awq"),
+    ),
+    (
+        DATA / "quality/alpaca1_tulu2-dpo_7B-13B-70B.csv.gz",
+        DATA / "traces/azure2023_conv.csv.gz",
+        ("deepseek-r1-distill-qwen-7b", "deepseek-r1-distill-qwen-14b", "llama-3.1-70b"),
+    ),
+    (
+        DATA / "quality/alpaca2_fusechat-llama_1B-3B-8B.csv.gz",
+        DATA / "traces/servegen_m-small_sample_1h.csv.gz",
+        ("llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b"),
+    ),
+    (
+        DATA / "quality/wildbench_reka_edge-flash-core.csv.gz",
+        DATA / "traces/azure2023_conv.csv.gz",
+        ("qwen2.5-7b", "qwen2.5-32b", "qwen2.5-72b"),
+    ),
+)
+SHARES = (0.3, 0.6, 0.9)  # of the way from the first tier's quality to the last's
+LOADS = (1.0, 2.0)  # of what the largest model alone can serve
+GPUS, REQUESTS, SEED = 32, 2000, 1
+WHOLE = "whole optimiser"
+
+
+class UniformParallelism(LatencyTable):
+    """Tensor parallelism over as much of a server as the tier has, data parallelism across servers."""
+
+    def _candidates(self, gpus: int) -> Iterator[Parts]:
+        flat = [k for k, kind in enumerate(self._kinds) if kind.shape.pp == 1 and kind.shape.gpus <= gpus]
+        if flat:
+            widest = max(flat, key=lambda k: self._kinds[k].shape.tp)
+            yield ((widest, min(len(self._work), gpus // self._kinds[widest].shape.gpus)),)
+
+
+class UniformlyParallel(Deployer):
+    table = UniformParallelism
+
+
+class UniformlyAllocated(Deployer):
+    """Equal parts for the tiers that have requests; what does not divide goes to the last of them."""
+
+    def _solve(self, tables: list[LatencyTable]) -> Deployment | None:
+        used = [i for i, table in enumerate(tables) if table.least_gpus]
+        counts = [self.gpus // len(used) if i in used else 0 for i in range(len(tables))]
+        counts[used[-1]] += self.gpus - sum(counts)
+        found = [table.best(f) for table, f in zip(tables, counts, strict=True)]
+        whole = tuple(s for s in found if s is not None)
+        if len(whole) < len(tables):
+            return None
+        return Deployment(tuple(s.gpus for s in whole), whole, max(s.latency_s for s in whole))
+
+
+def one_threshold(deployer: Deployer, demand: Demand, target: float) -> Sequence[float] | None:
+    """The least threshold for all tiers alike that reaches the target and fits the GPUs."""
+    judged = demand.judged
+    for level in np.unique(np.concatenate([judged.levels(tier) for tier in range(len(TIERS) - 1)])).tolist():
+        thresholds = [level] * (len(TIERS) - 1)
+        if route(judged, thresholds).quality >= target and deployer.deploy(thresholds) is not None:
+            return thresholds
+    return None
+
+
+def sites(load: float) -> Iterator[tuple[str, str, Site, Demand]]:
+    base = read_site(EXAMPLES / "cluster-4x8-h100.yaml", EXAMPLES / "deepseek-cascade.yaml")
+    for family, arrivals, models in CASES:
+        specs = tuple(TierEntry(name=t, model=m).spec() for t, m in zip(TIERS, models, strict=True))
+        site = dataclasses.replace(base, models=specs)
+        judged = read_quality(family, TIERS)
+        trace = read_trace(arrivals)
+        longest = int((judged.input_tokens + judged.output_tokens[:, -1]).max())
+        kinds, _ = replica_kinds(site, len(TIERS) - 1, GPUS, longest)
+        lengths = float(judged.input_tokens.mean()), float(judged.output_tokens[:, -1].mean())
+        rate = load * max(kind.capacity_per_s(*lengths) * (GPUS // kind.shape.gpus) for kind in kinds)
+        yield (
+            family.name,
+            arrivals.name,
+            site,
+            demand_of(trace, judged, requests=REQUESTS, seed=SEED, lengths="quality", rate=rate),
+        )
+
+
+def cell(site: Site, demand: Demand, target: float) -> dict[str, dict[str, Any]]:
+    """By variant: latencies, GPUs and thresholds; empty where it cannot meet the target."""
+    plain, _ = deployer_for(site, demand, gpus=GPUS, dispatch=Dispatch.CAPACITY)
+
+    def like(other: type[Deployer]) -> Deployer:
+        return other(demand.requests, demand.arrival_s, plain.kinds, GPUS)
+
+    def solved(deployer: Deployer) -> Solution | None:
+        try:
+            return least_latency(deployer, target, demand.judged)
+        except Unreachable:
+            return None
+
+    def row(thresholds: Sequence[float] | None, deployment: Deployment | None) -> dict[str, Any]:
+        if thresholds is None or deployment is None:
+            return {}
+        total_s = simulate_cascade(site, demand, thresholds, deployment.strategies, Dispatch.CAPACITY)[1]
+        return {
+            "latency_p95_s": deployment.latency_s,
+            "end_to_end_p95_s": float(np.percentile(total_s, 95)),
+            "quality": route(demand.judged, thresholds).quality,
+            "thresholds": list(thresholds),
+            "gpus": list(deployment.gpus),
+            "strategies": [str(strategy) for strategy in deployment.strategies],
+        }
+
+    found = {}
+    for name, deployer in (
+        (WHOLE, plain),
+        ("uniform parallelism", like(UniformlyParallel)),
+        ("uniform allocation", like(UniformlyAllocated)),
+    ):
+        solution = solved(deployer)
+        found[name] = row(solution.thresholds, solution.deployment) if solution else {}
+    for name, thresholds in (
+        ("thresholds apart", one_threshold(plain, demand, target)),
+        ("largest alone", [SKIPPED] * (len(TIERS) - 1)),
+    ):
+        found[name] = row(thresholds, plain.deploy(thresholds) if thresholds is not None else None)
+    return found
+
+
+def run(rounds: int) -> None:  # noqa: ARG001 -- deterministic: one round says it all
+    rows: list[dict[str, Any]] = []
+    for load in LOADS:
+        for family, trace, site, demand in sites(load):
+            for share in SHARES:
+                target = demand.judged.worst + share * (demand.judged.best - demand.judged.worst)
+                found = cell(site, demand, target)
+                whole_s = found[WHOLE]["latency_p95_s"]
+                about = {"family": family, "trace": trace, "load": load, "min_quality": target}
+                rows.append({**about, "variants": found})
+                said = "  ".join(
+                    f"{n} {v['latency_p95_s'] / whole_s:.2f}x" for n, v in found.items() if v and n != WHOLE
+                )
+                print(f"{family[:14]} load {load} quality {target:.1f}: {whole_s:.2f} s  {said}", flush=True)
+    names = [name for name in rows[0]["variants"] if name != WHOLE]
+
+    def ratios_of(name: str, what: str) -> list[float]:
+        pairs = [(row["variants"][name], row["variants"][WHOLE]) for row in rows]
+        return [one[what] / whole[what] for one, whole in pairs if one]
+
+    summary = {
+        what: {
+            name: {
+                "geometric_mean": math.exp(statistics.mean(map(math.log, ratios_of(name, what)))),
+                "most": max(ratios_of(name, what)),
+                "least": min(ratios_of(name, what)),
+                "cells": len(ratios_of(name, what)),
+            }
+            for name in names
+        }
+        for what in ("latency_p95_s", "end_to_end_p95_s")
+    }
+    figures = {"gpus": GPUS, "requests": REQUESTS, "seed": SEED, "ratios": summary, "rows": rows}
+    path = report.write("ablations", figures)
+    series = {
+        label: [
+            (summary[what][n]["geometric_mean"], summary[what][n]["least"], summary[what][n]["most"]) for n in names
+        ]
+        for label, what in (("slowest tier's p95", "latency_p95_s"), ("end-to-end p95", "end_to_end_p95_s"))
+    }
+    title = "Latency without a part of the optimiser, over latency with it"
+    plot = report.bars("ablations", title, names, series, "ratio", log=True)
+    for name in names:
+        one = summary["latency_p95_s"][name]
+        print(f"{name}: {one['geometric_mean']:.2f}x ({one['least']:.2f} to {one['most']:.2f}), {one['cells']} cells")
+    print(f"{path}\n{plot}")

@@ -1,0 +1,52 @@
+"""`penstock plan --render`: manifests for a plan."""
+
+from pathlib import Path
+
+import yaml
+
+from penstock.cli.local import needed_packages
+from penstock.cli.output import fail
+
+FORMS = ("compose", "kubernetes")
+
+
+def check(form: str) -> None:
+    if form not in FORMS:
+        fail(f"--render must be {' or '.join(FORMS)}, not {form}", 2)
+
+
+def render(plan: Path, form: str) -> list[Path]:
+    """Write the manifests of a plan file beside it; return what was written."""
+    check(form)
+    with needed_packages():
+        from penstock.cli.planning import told_faults
+        from planner_service.files import read_site
+        from planner_service.plan_file import read_plan
+        from planner_service.render import compose, kubernetes, mesh_file
+    with told_faults():
+        read = read_plan(plan)
+        site = read_site(Path(read.inputs.cluster), Path(read.inputs.models))
+        mesh = mesh_file("penstock", site, read.shapes, read.thresholds)
+        mesh_text = _yaml(mesh)
+        if form == "kubernetes":
+            written = {
+                plan.with_suffix(".kubernetes.yaml"): _yaml(*kubernetes(site, read.shapes, mesh_text, "penstock"))
+            }
+        else:
+            mesh_path = plan.with_suffix(".mesh.yaml")
+            found = compose(site, read.shapes, f"./{mesh_path.name}")
+            written = {mesh_path: mesh_text, plan.with_suffix(".compose.yaml"): _yaml(found)}
+    for path, text in written.items():
+        path.write_text(text)
+    return list(written)
+
+
+class _Plain(yaml.SafeDumper):
+    """Says what stands twice twice: anchors are for people who write YAML."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+
+def _yaml(*documents: object) -> str:
+    return yaml.dump_all(documents, Dumper=_Plain, sort_keys=False, width=120)

@@ -1,0 +1,80 @@
+"""A judged sample of the present workload from requests that only some tiers have seen. No I/O.
+
+A request's record has tokens and scores of the tiers it visited, and the last tier's answers are never judged. What is
+missing is borrowed from a stored judged sample: from a prompt that is near in everything the record does have
+(nearest-neighbour hot deck; Andridge and Little, 2010). Whether a tier was visited depends on scores that the record has, so
+the borrowing is sound as long as, among requests alike in those, later tiers do as they did in the stored sample (missing at
+random; docs/adr/0020-what-sampled-requests-do-not-tell.md).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from planner_service.routing.quality import JudgedSample
+from planner_service.simulator.workload import Floats, Ints
+from services.domain.errors import invalid
+from services.domain.workload import RequestRecord
+
+NEAREST = 5  # donors that one is drawn from
+MOST_STRETCHED = 4.0  # a borrowed reply is lengthened or shortened by at most so much
+
+
+def imputed(profile: JudgedSample, records: Sequence[RequestRecord], prompts: int, seed: int) -> JudgedSample:
+    """`prompts` prompts like `records`, judged on every tier: records drawn by weight, each time with a donor drawn anew.
+
+    profile: the stored sample, N prompts judged on every tier. A borrowed reply's length is scaled by how the record's own
+    replies compare with the donor's.
+
+    Raises:
+        InvalidRequest: no record has a visit to a tier of the profile.
+    """
+    place = {tier: i for i, tier in enumerate(profile.tiers)}
+    usable = [r for r in records if any(v.tier in place for v in r.visits)]
+    if not usable:
+        raise invalid("records", f"none of {len(records)} visited {', '.join(profile.tiers)}")
+    inputs, outputs, scores = _columns(usable, place)
+    features = np.hstack(
+        [_log(profile.input_tokens)[:, None], _log(profile.output_tokens), profile.scores]
+    )  # (N, 1+2C)
+    scale = np.maximum(features.std(axis=0), 1e-9)
+    seen = np.hstack([_log(inputs)[:, None], _log(outputs), scores])  # (R, 1+2C), NaN where the tier did not see it
+    rng = np.random.default_rng(seed)
+    weight = np.array([r.weight for r in usable])
+    # systematic sampling: each record as often as its weight says, but for one
+    points = (np.arange(prompts) + rng.random()) * weight.sum() / prompts
+    drawn = np.minimum(np.searchsorted(np.cumsum(weight), points), len(usable) - 1)
+    donor = np.empty(prompts, np.int64)
+    for r in np.unique(drawn):
+        apart = np.nansum(((features - seen[r]) / scale) ** 2, axis=1)
+        nearest = np.argsort(apart, kind="stable")[:NEAREST]
+        mine = drawn == r
+        donor[mine] = rng.choice(nearest, int(mine.sum()))
+    known_out, known_score = outputs[drawn], scores[drawn]  # (prompts, C)
+    lent = profile.output_tokens[donor].astype(float)
+    with np.errstate(invalid="ignore"):
+        stretch = np.exp(np.nanmean(np.log(known_out / lent), axis=1, keepdims=True))
+    lent = np.maximum(1, np.round(lent * np.clip(stretch, 1 / MOST_STRETCHED, MOST_STRETCHED)))
+    return JudgedSample(
+        profile.tiers,
+        inputs[drawn].astype(np.int64),
+        np.where(np.isnan(known_out), lent, known_out).astype(np.int64),
+        np.where(np.isnan(known_score), profile.scores[donor], known_score),
+    )
+
+
+def _columns(records: Sequence[RequestRecord], place: dict[str, int]) -> tuple[Floats, Floats, Floats]:
+    """Input tokens (R), and output tokens and scores (R, C), NaN for what is not known."""
+    shape = (len(records), len(place))
+    outputs, scores = np.full(shape, np.nan), np.full(shape, np.nan)
+    for i, record in enumerate(records):
+        for visit in record.visits:
+            if visit.tier in place:
+                outputs[i, place[visit.tier]] = max(1, visit.output_tokens)
+                if visit.score is not None:
+                    scores[i, place[visit.tier]] = visit.score
+    return np.maximum(1.0, np.array([r.input_tokens for r in records], float)), outputs, scores
+
+
+def _log(values: Floats | Ints) -> Floats:
+    return np.asarray(np.log(np.maximum(values, 1.0)), np.float64)

@@ -1,0 +1,291 @@
+"""Manifests for a plan: an SGLang server per replica, a Penstock worker before each, and the services around them. No I/O.
+
+A replica of up to a node's GPUs is one server; a longer pipeline is one server over several nodes (SGLang's --nnodes). Every
+group of equal replicas stands by itself, so a tier may have groups of unlike shapes. The mesh file that belongs to the
+manifests is rendered too; models are expected under /models, by their names.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from planner_service.plan_cascade import Site, mesh_tiers
+from services.domain.errors import invalid
+from services.domain.hardware import ReplicaShape
+
+SGLANG_IMAGE, PENSTOCK_IMAGE, REDIS_IMAGE = "lmsysorg/sglang:v0.5.23", "penstock:latest", "redis:7.4-alpine"
+PORT, RENDEZVOUS_PORT = 30000, 20000
+MESH_FILE = "/etc/penstock/mesh.yaml"
+START_S = 1800  # a large model is loaded for so long
+
+Manifest = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """`count` equal replicas of one tier. nodes: that one replica spans; gpus: of each of these."""
+
+    tier: int
+    name: str
+    model: str
+    shape: ReplicaShape
+    count: int
+    nodes: int
+    gpus: int
+
+
+def groups(site: Site, shapes: Sequence[Sequence[tuple[ReplicaShape, int]]]) -> list[Group]:
+    """InvalidRequest for a replica whose shards do not fit a node."""
+    found = []
+    for tier, parts in enumerate(shapes):
+        for j, (shape, count) in enumerate(parts):
+            room = site.cluster.gpus_per_node
+            if shape.tp > room:
+                raise invalid(f"tiers[{tier}].replicas[{j}]", f"{shape} does not fit nodes of {room} GPUs")
+            # as few nodes as hold equal numbers of stages
+            nodes = next(n for n in range(1, shape.pp + 1) if shape.pp % n == 0 and shape.gpus // n <= room)
+            name = f"{_dns(site.tiers[tier])}-tp{shape.tp}pp{shape.pp}"
+            found.append(Group(tier, name, site.models[tier].name, shape, count, nodes, shape.gpus // nodes))
+    return found
+
+
+def mesh_file(
+    name: str, site: Site, shapes: Sequence[Sequence[tuple[ReplicaShape, int]]], thresholds: Sequence[float | None]
+) -> Manifest:
+    """The mesh file of the manifests. The largest tier's first server grades answers until you name another judge."""
+    counts = [sum(count for _, count in parts) for parts in shapes]
+    judge = next(f"{_dns(site.tiers[t])}" for t in reversed(range(len(shapes))) if counts[t])
+    tiers = []
+    for i, (tier, (threshold, count)) in enumerate(zip(site.tiers, mesh_tiers(thresholds, counts), strict=True)):
+        entry: Manifest = {
+            "name": tier,
+            "model": f"/models/{site.models[i].name}",
+            "engine": "sglang",
+            "workers": count,
+            "sglang": {"endpoint": f"http://{_dns(tier)}-server:{PORT}", "start_timeout_s": START_S},
+            "max_running": site.limits.max_running,
+        }
+        tiers.append(entry | ({"threshold": threshold} if threshold is not None else {}))
+    scorer = {"name": "llm", "kind": "llm", "endpoint": f"http://{judge}-server:{PORT}/v1", "model": "default"}
+    return {"name": name, "tiers": tiers, "judge": {"scorers": [scorer], "default_scorer": "llm"}}
+
+
+def server_arguments(site: Site, group: Group) -> list[str]:
+    """SGLang's launch flags for one replica; CASCADIA's strategy and the limits that the plan was simulated with."""
+    cluster, runtime, limits = site.cluster, site.runtime, site.limits
+    share = runtime.memory_share - runtime.activation_bytes / cluster.gpu.memory_bytes  # weights and KV
+    flags = {
+        "--model-path": f"/models/{group.model}",
+        "--served-model-name": "default",
+        "--host": "0.0.0.0",
+        "--port": str(PORT),
+        "--tp-size": str(group.shape.tp),
+        "--pp-size": str(group.shape.pp),
+        "--mem-fraction-static": f"{share:.3f}",
+        "--chunked-prefill-size": str(limits.max_step_tokens),
+        "--max-running-requests": str(limits.max_running),
+        "--page-size": str(limits.block_tokens),
+    }
+    return [*(part for flag in flags.items() for part in flag), "--enable-mixed-chunk", "--enable-metrics"]
+
+
+def compose(site: Site, shapes: Sequence[Sequence[tuple[ReplicaShape, int]]], mesh_path: str) -> Manifest:
+    """A compose file for one machine. InvalidRequest for a plan that needs more GPUs than a node has."""
+    needed = sum(shape.gpus * count for parts in shapes for shape, count in parts)
+    if needed > site.cluster.gpus_per_node:
+        problem = f"compose is for one machine: the plan needs {needed} GPUs, a node has {site.cluster.gpus_per_node}"
+        raise invalid("render", f"{problem}; kubernetes can do it")
+    penstock: Manifest = {
+        "image": PENSTOCK_IMAGE,
+        "restart": "unless-stopped",
+        "stop_grace_period": "35s",
+        "depends_on": {"redis": {"condition": "service_healthy"}},
+        "environment": {"REDIS_URL": "redis://redis:6379/0"},
+        "volumes": [f"{mesh_path}:{MESH_FILE}:ro", "${MODELS:-./models}:/models:ro"],
+    }
+    services: Manifest = {
+        "redis": {
+            "image": REDIS_IMAGE,
+            "restart": "unless-stopped",
+            "healthcheck": {"test": ["CMD", "redis-cli", "ping"], "interval": "2s", "timeout": "2s", "retries": 15},
+        },
+        "planner": penstock | {"command": ["planner_service"]},
+        "judge": penstock | {"command": ["judge_service"]},
+        "router": penstock | {"command": ["router_service"], "ports": ["50051:50051", "8000:8000"]},
+    }
+    gpu, first_of_tier = 0, set[int]()
+    for group in groups(site, shapes):
+        for i in range(group.count):
+            server, ids = f"sglang-{group.name}-{i}", [str(gpu + k) for k in range(group.gpus)]
+            gpu += group.gpus
+            aliases = [f"{_dns(site.tiers[group.tier])}-server"] if group.tier not in first_of_tier else []
+            first_of_tier.add(group.tier)
+            devices = [{"driver": "nvidia", "device_ids": ids, "capabilities": ["gpu"]}]
+            services[server] = {
+                "image": SGLANG_IMAGE,
+                "restart": "unless-stopped",
+                "ipc": "host",
+                "command": ["python3", "-m", "sglang.launch_server", *server_arguments(site, group)],
+                "volumes": ["${MODELS:-./models}:/models:ro"],
+                "networks": {"default": {"aliases": aliases}} if aliases else ["default"],
+                "deploy": {"resources": {"reservations": {"devices": devices}}},
+                "healthcheck": {
+                    "test": ["CMD", "curl", "-sf", f"http://127.0.0.1:{PORT}/health"],
+                    "interval": "10s",
+                    "timeout": "5s",
+                    "start_period": f"{START_S}s",
+                    "retries": 3,
+                },
+            }
+            environment = penstock["environment"] | _worker_environment(site, group, f"http://{server}:{PORT}")
+            waits = penstock["depends_on"] | {server: {"condition": "service_healthy"}}
+            services[f"worker-{group.name}-{i}"] = penstock | {
+                "command": ["worker_service"],
+                "environment": environment,
+                "depends_on": waits,
+            }
+    return {"services": services}
+
+
+def kubernetes(
+    site: Site, shapes: Sequence[Sequence[tuple[ReplicaShape, int]]], mesh_yaml: str, namespace: str
+) -> list[Manifest]:
+    """Kubernetes objects, in the order to apply them.
+
+    A replica within one node is a pod of server and worker, and a group a Deployment of these. One over several nodes is a
+    StatefulSet whose pods are its nodes, each knowing its rank by its number, with a worker beside it.
+    """
+    name = {"name": namespace}
+    found: list[Manifest] = [
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": name},
+        _object("v1", "ConfigMap", "mesh", namespace, data={"mesh.yaml": mesh_yaml}),
+        _workload(
+            "Deployment", "redis", namespace, 1, [{"name": "redis", "image": REDIS_IMAGE, "ports": _ports(6379)}]
+        ),
+        _service("redis", namespace, [6379]),
+    ]
+    for role, ports in (("planner", ()), ("judge", ()), ("router", (50051, 8000))):
+        container = _penstock(role, {}) | ({"ports": _ports(*ports)} if ports else {})
+        found.append(_workload("Deployment", role, namespace, 1, [container]))
+        if ports:
+            found.append(_service(role, namespace, list(ports)))
+    first_of_tier = set[int]()
+    for group in groups(site, shapes):
+        tier = _dns(site.tiers[group.tier])
+        if group.nodes == 1:
+            server = _server(group, server_arguments(site, group))
+            worker = _penstock("worker", _worker_environment(site, group, f"http://127.0.0.1:{PORT}"))
+            found.append(
+                _workload("Deployment", group.name, namespace, group.count, [server, worker], {"penstock/tier": tier})
+            )
+            if group.tier not in first_of_tier:
+                found.append(_service(f"{tier}-server", namespace, [PORT], selector={"app": group.name}))
+        else:
+            for i in range(group.count):
+                found += _over_nodes(site, group, f"{group.name}-{i}", namespace)
+            if group.tier not in first_of_tier:
+                first = {"statefulset.kubernetes.io/pod-name": f"{group.name}-0-0"}
+                found.append(_service(f"{tier}-server", namespace, [PORT], selector=first))
+        first_of_tier.add(group.tier)
+    return found
+
+
+def _over_nodes(site: Site, group: Group, name: str, namespace: str) -> Iterator[Manifest]:
+    """One replica over several nodes: its pods start together and find each other at pod 0."""
+    head = f"{name}-0.{name}"
+    arguments = [*server_arguments(site, group), "--nnodes", str(group.nodes), "--dist-init-addr"]
+    arguments += [f"{head}:{RENDEZVOUS_PORT}", "--node-rank", "$(NODE_RANK)"]
+    rank = {"fieldRef": {"fieldPath": "metadata.labels['apps.kubernetes.io/pod-index']"}}
+    server = _server(group, arguments) | {"env": [{"name": "NODE_RANK", "valueFrom": rank}]}
+    for probe in ("startupProbe", "readinessProbe"):
+        server.pop(probe)  # only the first node answers; the worker waits for it
+    made = _workload(
+        "StatefulSet", name, namespace, group.nodes, [server], {"penstock/tier": _dns(site.tiers[group.tier])}
+    )
+    made["spec"] |= {"serviceName": name, "podManagementPolicy": "Parallel"}
+    yield made
+    headless = _service(name, namespace, [PORT, RENDEZVOUS_PORT])
+    headless["spec"] |= {"clusterIP": "None", "publishNotReadyAddresses": True}
+    yield headless
+    worker = _penstock("worker", _worker_environment(site, group, f"http://{head}:{PORT}"))
+    yield _workload("Deployment", f"{name}-worker", namespace, 1, [worker])
+
+
+def _server(group: Group, arguments: list[str]) -> Manifest:
+    health = {"httpGet": {"path": "/health", "port": PORT}, "periodSeconds": 10}
+    return {
+        "name": "sglang",
+        "image": SGLANG_IMAGE,
+        "command": ["python3", "-m", "sglang.launch_server"],
+        "args": arguments,
+        "ports": _ports(PORT),
+        "resources": {"limits": {"nvidia.com/gpu": group.gpus}},
+        "startupProbe": health | {"failureThreshold": START_S // 10},
+        "readinessProbe": health,
+        "volumeMounts": [
+            {"name": "models", "mountPath": "/models", "readOnly": True},
+            {"name": "shm", "mountPath": "/dev/shm"},
+        ],
+    }
+
+
+def _penstock(role: str, environment: dict[str, str]) -> Manifest:
+    told = {"REDIS_URL": "redis://redis:6379/0"} | environment
+    address = {"name": "PENSTOCK_ADVERTISE_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+    return {
+        "name": role,
+        "image": PENSTOCK_IMAGE,
+        "args": [f"{role}_service"],
+        "env": [*({"name": key, "value": value} for key, value in told.items()), address],
+        "volumeMounts": [
+            {"name": "mesh", "mountPath": MESH_FILE, "subPath": "mesh.yaml"},
+            {"name": "models", "mountPath": "/models", "readOnly": True},
+        ],
+    }
+
+
+def _worker_environment(site: Site, group: Group, endpoint: str) -> dict[str, str]:
+    return {"PENSTOCK_TIER": site.tiers[group.tier], "PENSTOCK_SGLANG_ENDPOINT": endpoint}
+
+
+def _workload(
+    kind: str,
+    name: str,
+    namespace: str,
+    replicas: int,
+    containers: list[Manifest],
+    labels: dict[str, str] | None = None,
+) -> Manifest:
+    selector = {"app": name}
+    volumes = [
+        {"name": "mesh", "configMap": {"name": "mesh"}},
+        {"name": "models", "persistentVolumeClaim": {"claimName": "models", "readOnly": True}},
+        {"name": "shm", "emptyDir": {"medium": "Memory"}},
+    ]
+    pod: Manifest = {
+        "metadata": {"labels": selector | (labels or {})},
+        "spec": {"terminationGracePeriodSeconds": 60, "containers": containers, "volumes": volumes},
+    }
+    spec = {"replicas": replicas, "selector": {"matchLabels": selector}, "template": pod}
+    return _object("apps/v1", kind, name, namespace, spec=spec)
+
+
+def _service(name: str, namespace: str, ports: list[int], selector: dict[str, str] | None = None) -> Manifest:
+    spec = {
+        "selector": selector or {"app": name},
+        "ports": [{"name": f"port-{port}", "port": port, "targetPort": port} for port in ports],
+    }
+    return _object("v1", "Service", name, namespace, spec=spec)
+
+
+def _object(version: str, kind: str, name: str, namespace: str, **content: Any) -> Manifest:
+    return {"apiVersion": version, "kind": kind, "metadata": {"name": name, "namespace": namespace}, **content}
+
+
+def _ports(*ports: int) -> list[Manifest]:
+    return [{"containerPort": port} for port in ports]
+
+
+def _dns(tier: str) -> str:
+    """A tier's name as part of a host name."""
+    return tier.replace("_", "-").replace(".", "-")

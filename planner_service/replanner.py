@@ -1,0 +1,165 @@
+"""Follows the workload, and lets a solver process plan again when it has drifted."""
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+
+from penstock.planner.v1 import planner_pb2 as pb
+from planner_service.keeper import PlanKeeper
+from planner_service.replan_job import ReplanJob
+from planner_service.rescheduling import Drift, DriftRule, DriftState, observe, rate_per_s
+from planner_service.solver_pool import SolverPool
+from services.background import end
+from services.clock import Clock
+from services.domain.errors import PenstockError
+from services.domain.plans import Plan, Prediction, Provenance, TierPlan
+from services.domain.workload import Window, joined
+from services.state import StateUnavailable, WorkloadStore
+
+_log = logging.getLogger(__name__)
+
+GRACE_SHARE, GRACE_S = 0.1, 5.0  # routers get a tenth of a window, at most so long, to report it
+SEED = 1
+SOURCE = "drift"
+
+JobMaker = Callable[[Drift], ReplanJob]
+
+
+class Replanner(AbstractAsyncContextManager["Replanner"]):
+    """Reads windows as they end, asks the drift rule, plans in the background, publishes.
+
+    Windows that a plan was made after only move the rule's reference: so a restart finds the state again.
+    Somebody who publishes a plan meanwhile wins: the one under way is dropped.
+    """
+
+    def __init__(
+        self,
+        keeper: PlanKeeper,
+        store: WorkloadStore,
+        solvers: SolverPool,
+        clock: Clock,
+        rule: DriftRule,
+        window_s: float,
+        job: JobMaker,
+    ) -> None:
+        self._keeper, self._store, self._solvers, self._clock = keeper, store, solvers, clock
+        self._rule, self._window_s, self._job = rule, window_s, job
+        self._state, self._started_s = DriftState(), clock.wall()
+        self._last_id, self._waiting = "0", dict[float, list[Window]]()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._wanted: asyncio.Queue[Drift] = asyncio.Queue()
+
+    async def __aenter__(self) -> "Replanner":
+        self._tasks = [
+            asyncio.create_task(self._follow(), name="drift"),
+            asyncio.create_task(self._plan(), name="replan"),
+        ]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await end(*self._tasks)
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                await self._read()
+            except StateUnavailable as error:
+                _log.warning("the workload cannot be read: %s", error)
+            await asyncio.sleep(min(1.0, self._window_s / 10))
+
+    async def _read(self) -> None:
+        """Take in every window that has ended and that all routers have had time to report."""
+        plan = self._keeper.current
+        if plan is None:
+            return
+        self._last_id, windows = await self._store.after(self._last_id)
+        for window in windows:
+            if window.seconds == self._window_s:  # others are of another mesh file
+                self._waiting.setdefault(window.start_s, []).append(window)
+        ripe = self._clock.wall() - min(GRACE_S, GRACE_SHARE * self._window_s)
+        for start_s in sorted(s for s in self._waiting if s + self._window_s <= ripe):
+            window = joined(self._waiting.pop(start_s))
+            self._state, drift = observe(self._state, window, self._rule)
+            if drift is not None and not self._stale(window, plan):
+                _log.info("the workload has drifted: %s", "; ".join(map(str, drift.shifts)))
+                self._wanted.put_nowait(drift)
+
+    def _stale(self, window: Window, plan: Plan) -> bool:
+        """Whether the plan was made knowing the window: by somebody else, or before this process was started."""
+        ours = plan.provenance.source == SOURCE and window.end_s > self._started_s
+        return window.end_s <= plan.provenance.created_at and not ours
+
+    async def _plan(self) -> None:
+        while True:
+            drift = await self._wanted.get()
+            while not self._wanted.empty():
+                drift = self._wanted.get_nowait()  # only the newest counts
+            before = self._keeper.current
+            assert before is not None
+            job = self._job(drift)
+            try:
+                answer = await self._solvers.once("Replan", job.to_json())
+                finished = pb.PlanCascadeResponse.FromString(answer).finished
+                if finished.HasField("unreachable"):
+                    _log.warning("no plan for the new workload: %s", finished.unreachable.reason)
+                    continue
+                plan = _follow_up(before, finished.plan, drift, job)
+                if plan.tiers == before.tiers:
+                    _log.info("planned again: plan %d is still the best", before.revision)
+                    continue
+                await self._keeper.publish(plan, expected=before.revision)
+            except PenstockError as error:
+                _log.warning("not planned again: %s", error)
+
+
+def job_maker(
+    *,
+    cluster: str,
+    models: str,
+    trace: str,
+    quality: str,
+    min_quality: float | None,
+    max_latency_s: float | None,
+    gpus: int | None,
+    requests: int,
+) -> JobMaker:
+    """Jobs that differ in nothing but the drift."""
+
+    def make(drift: Drift) -> ReplanJob:
+        return ReplanJob(
+            cluster=cluster,
+            models=models,
+            trace=trace,
+            quality=quality,
+            min_quality=min_quality,
+            max_latency_s=max_latency_s,
+            gpus=gpus,
+            requests=requests,
+            seed=SEED,
+            rate_per_s=rate_per_s(drift.evidence),
+            records=tuple(record for window in drift.evidence for record in window.records),
+        )
+
+    return make
+
+
+def _follow_up(before: Plan, found: pb.CascadePlan, drift: Drift, job: ReplanJob) -> Plan:
+    """The plan that held, with the thresholds and instance counts that were found."""
+    from planner_service.plan_cascade import mesh_tiers  # brings numpy and numba
+
+    thresholds = [t.threshold if t.HasField("threshold") else None for t in found.tiers[:-1]]
+    said = mesh_tiers(thresholds, [sum(group.count for group in t.replicas) for t in found.tiers])
+    wanted = f"quality >= {job.min_quality:g}" if job.min_quality is not None else f"latency <= {job.max_latency_s:g}"
+    prediction = Prediction(
+        "largest-tier", wanted, found.workload_digest, found.quality, found.latency_p95_s, found.end_to_end_p95_s
+    )
+    return dataclasses.replace(
+        before,
+        tiers=tuple(TierPlan(t.name, t.model, h, count) for t, (h, count) in zip(before.tiers, said, strict=True)),
+        provenance=Provenance(SOURCE, "; ".join(map(str, drift.shifts)), prediction=prediction),
+    )

@@ -1,0 +1,49 @@
+"""Windows of sampled requests in Redis: written by routers, read by the planner, capped."""
+
+import json
+from dataclasses import asdict
+
+from redis.asyncio import Redis
+
+from services.domain.workload import RequestRecord, TierVisit, Window
+from services.state.connection import as_bytes, state_errors
+from services.state.keys import Keys
+
+KEPT_WINDOWS = 600  # two days of one router's windows of five minutes
+
+
+class WorkloadStore:
+    """Every method raises StateUnavailable when Redis is away."""
+
+    def __init__(self, redis: Redis, keys: Keys) -> None:
+        self._redis, self._keys = redis, keys
+
+    async def append(self, window: Window) -> None:
+        data = json.dumps(asdict(window), separators=(",", ":"))
+        with state_errors():
+            await self._redis.xadd(self._keys.workload, {"window": data}, maxlen=KEPT_WINDOWS, approximate=True)
+
+    async def after(self, last_id: str) -> tuple[str, list[Window]]:
+        """(id of the last entry, windows) written after the entry `last_id`; "0" for all that are kept."""
+        with state_errors():
+            rows = await self._redis.xrange(self._keys.workload, min=f"({last_id}" if last_id != "0" else "-")
+        found = []
+        for entry, fields in rows or ():
+            last_id = as_bytes(entry or b"").decode()
+            if fields:
+                found.append(_window(as_bytes(fields[b"window"])))
+        return last_id, found
+
+
+def _window(data: bytes) -> Window:
+    raw = json.loads(data)
+    records = tuple(
+        RequestRecord(
+            r["arrival_s"],
+            r["input_tokens"],
+            tuple(TierVisit(v["tier"], v["output_tokens"], v["score"]) for v in r["visits"]),
+            r["weight"],
+        )
+        for r in raw["records"]
+    )
+    return Window(raw["start_s"], raw["seconds"], tuple(raw["arrivals"]), records)

@@ -1,0 +1,128 @@
+"""Manifests of a plan: every GPU is used once, every flag says what was planned, and the formats' own tools accept them."""
+
+import itertools
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from penstock.cli.main import app
+from services.settings import load_mesh_file
+from tests.conftest import ROOT
+
+SHAPES: tuple[list[tuple[int, int, int]], ...] = ([(2, 1, 1), (1, 2, 1)], [], [(1, 4, 1)])  # (count, tp, pp) by tier
+
+
+def plan_file(folder: Path, shapes: Any, nodes: int = 1, models: str = "deepseek-cascade.yaml") -> Path:
+    cluster = folder / "cluster.yaml"
+    cluster.write_text(yaml.safe_dump({"gpu": "h100", "nodes": nodes, "gpus_per_node": 8}))
+    inputs = dict.fromkeys(("quality", "trace", "gpus", "seed", "rate", "requests", "lengths"))
+    tiers = [{"replicas": [{"count": c, "tp": t, "pp": p} for c, t, p in parts]} for parts in shapes]
+    path = folder / "plan.json"
+    content = {
+        "inputs": inputs | {"cluster": str(cluster), "models": str(ROOT / "examples" / models)},
+        "thresholds": [72.5, None],
+        "tiers": tiers,
+        "dispatch": "capacity",
+    }
+    path.write_text(json.dumps(content))
+    return path
+
+
+def run(*arguments: object) -> Any:
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+def flags(arguments: list[str]) -> dict[str, str]:
+    return {a: b for a, b in itertools.pairwise(arguments) if a.startswith("--") and not b.startswith("--")}
+
+
+def test_a_compose_file_for_replicas_of_unlike_shapes(tmp_path: Path) -> None:
+    done = run("plan", "render", plan_file(tmp_path, SHAPES), "--to", "compose")
+    assert done.exit_code == 0, done.output
+    path = tmp_path / "plan.compose.yaml"
+    services = yaml.safe_load(path.read_text())["services"]
+    servers = {name: s for name, s in services.items() if name.startswith("sglang")}
+    names = ("small-tp1pp1-0", "small-tp1pp1-1", "small-tp2pp1-0", "large-tp4pp1-0")
+    assert list(servers) == [f"sglang-{name}" for name in names]
+    ids = [
+        id_
+        for s in servers.values()
+        for d in s["deploy"]["resources"]["reservations"]["devices"]
+        for id_ in d["device_ids"]
+    ]
+    assert ids == [str(i) for i in range(8)]
+    told = flags(servers["sglang-large-tp4pp1-0"]["command"])
+    assert (told["--tp-size"], told["--pp-size"], told["--chunked-prefill-size"]) == ("4", "1", "2048")
+    assert float(told["--mem-fraction-static"]) == pytest.approx(0.92 - 1 / 80, abs=0.002)
+    assert (told["--max-running-requests"], told["--page-size"]) == ("256", "16")
+    worker = services["worker-small-tp2pp1-0"]
+    assert worker["environment"]["PENSTOCK_SGLANG_ENDPOINT"] == "http://sglang-small-tp2pp1-0:30000"
+    assert worker["environment"]["PENSTOCK_TIER"] == "small"
+    mesh = load_mesh_file(tmp_path / "plan.mesh.yaml")
+    assert [(t.workers, t.threshold) for t in mesh.tiers] == [(3, 72.5), (0, 100), (1, None)]
+    tool = shutil.which("docker-compose")
+    if tool is None:
+        pytest.skip("docker-compose is not installed here: the schema is not checked")
+    found = subprocess.run([tool, "-f", path, "config", "--quiet"], capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+
+
+def test_compose_is_for_one_machine(tmp_path: Path) -> None:
+    done = run("plan", "render", plan_file(tmp_path, ([(12, 1, 1)], [], []), nodes=2), "--to", "compose")
+    assert done.exit_code == 2
+    assert "the plan needs 12 GPUs, a node has 8; kubernetes" in " ".join(done.output.split())
+    assert not (tmp_path / "plan.compose.yaml").exists()
+    assert run("plan", "render", tmp_path / "plan.json", "--to", "nomad").exit_code == 2
+
+
+def test_kubernetes_objects_hold_together(tmp_path: Path) -> None:
+    """CASCADIA's row (90, 1): its large tier has replicas of 8 and of 12 GPUs, the latter over three nodes."""
+    shapes = ([(4, 1, 1)], [(2, 4, 1)], [(1, 4, 3), (1, 8, 1)])
+    done = run("plan", "render", plan_file(tmp_path, shapes, nodes=4), "--to", "kubernetes")
+    assert done.exit_code == 0, done.output
+    objects = list(yaml.safe_load_all((tmp_path / "plan.kubernetes.yaml").read_text()))
+    names = [(o["kind"], o["metadata"]["name"]) for o in objects]
+    assert len(set(names)) == len(names)
+    gpus = 0
+    services = {o["metadata"]["name"]: o["spec"] for o in objects if o["kind"] == "Service"}
+    pods = {}
+    for o in objects:
+        if o["kind"] not in ("Deployment", "StatefulSet"):
+            continue
+        spec, pod = o["spec"], o["spec"]["template"]
+        name = o["metadata"]["name"]
+        assert len(name) <= 52  # a pod's name adds to it
+        assert spec["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+        pods[name] = pod["metadata"]["labels"]
+        volumes = {v["name"] for v in pod["spec"]["volumes"]}
+        for container in pod["spec"]["containers"]:
+            assert {m["name"] for m in container.get("volumeMounts", ())} <= volumes
+            wanted = container.get("resources", {}).get("limits", {}).get("nvidia.com/gpu", 0)
+            gpus += wanted * spec["replicas"]
+            if container["name"] == "sglang":
+                told = flags(container["args"])
+                nodes = int(told.get("--nnodes", 1))
+                assert int(told["--tp-size"]) * int(told["--pp-size"]) == wanted * nodes
+                if nodes > 1:
+                    head, port = told["--dist-init-addr"].split(":")
+                    assert head == f"{name}-0.{spec['serviceName']}"
+                    assert int(port) in [p["port"] for p in services[spec["serviceName"]]["ports"]]
+                    assert spec["replicas"] == nodes == 3
+                    assert told["--node-rank"] == f"$({container['env'][0]['name']})"
+    assert gpus == 4 * 1 + 2 * 4 + 12 + 8
+    for name, spec in services.items():
+        if "statefulset.kubernetes.io/pod-name" not in spec["selector"]:
+            assert any(spec["selector"].items() <= labels.items() for labels in pods.values()), name
+    config = next(o for o in objects if o["kind"] == "ConfigMap")
+    file = tmp_path / "mesh.yaml"
+    file.write_text(config["data"]["mesh.yaml"])
+    mesh = load_mesh_file(file)
+    assert [t.workers for t in mesh.tiers] == [4, 2, 2]
+    hosts = {t.sglang.endpoint.removeprefix("http://").partition(":")[0] for t in mesh.tiers}
+    assert hosts <= set(services)
