@@ -9,6 +9,7 @@ PIP := $(BIN)/pip --disable-pip-version-check
 help:
 	@echo "make demo           set up, run the mesh on the shipped models, show what it did"
 	@echo "make test           set up, run the tests"
+	@echo "make test-sglang    install SGLang for CPUs in a folder of its own, run the tests against real servers"
 	@echo "make check          ruff, types, import rules, stubs, settings page, buf lint and breaking"
 	@echo "make bench          the benchmarks; JSON and plots under benchmarks/results"
 	@echo "make models         train the shipped models anew (hours)"

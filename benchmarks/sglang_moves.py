@@ -7,20 +7,18 @@ source has stopped. move: our way; it reads ahead while the source decodes, and 
 import asyncio
 import json
 import logging
-import os
 import random
 import statistics
 import tempfile
 import time
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 from typing import Any
 
 from benchmarks import report
 from services.domain.requests import ChatMessage, ChatPrompt, GenerationRequest, SamplingParams, TokenFrame
-from services.processes import free_port
-from tests.support.sglang import SHARED_STORE, sglang_server
+from tests.support.sglang import sglang_pair
 from worker_service.engine.interface import EngineEvent
 from worker_service.engine.sglang import SglangEngine, SglangEngineOptions
 from worker_service.engine.sglang import moves as moves_module
@@ -29,9 +27,9 @@ ROOT = Path(__file__).resolve().parent.parent
 MODEL = ROOT / "models" / "family" / "large"
 LENGTHS = (200, 400, 800, 1600)  # prompt tokens, about; the model's context is 2,048
 WAYS = ("recompute", "store", "move")
-BEFORE, TOKENS = 60, 120  # output tokens at the source before it moves, and in all
+BEFORE, BEHIND = 40, 40  # output tokens at the source before it is to move, and compared at the target
 SEED = 4
-GREEDY = SamplingParams(temperature=0.0, max_output_tokens=TOKENS, ignore_eos=True)
+GREEDY = SamplingParams(temperature=0.0, max_output_tokens=400, ignore_eos=True)
 
 
 class _Told(logging.Handler):
@@ -62,20 +60,23 @@ def conversation(tokens: int, rng: random.Random) -> ChatPrompt:
 
 
 class _Reader:
-    """Reads a stream on a task; tokens with the times at which they came."""
+    """Reads a stream on a task, at most so many tokens of it; the tokens with the times at which they came."""
 
-    def __init__(self, events: AsyncGenerator[EngineEvent, None]) -> None:
+    def __init__(self, events: AsyncGenerator[EngineEvent, None], most: int = 400) -> None:
         self.tokens, self.times = list[int](), list[float]()
         self.enough = asyncio.Event()
-        self.task = asyncio.create_task(self._read(events))
+        self.task = asyncio.create_task(self._read(events, most))
 
-    async def _read(self, events: AsyncGenerator[EngineEvent, None]) -> None:
-        async for event in events:
-            if isinstance(event, TokenFrame):
-                self.tokens += event.token_ids
-                self.times.append(time.perf_counter())
-                if len(self.tokens) >= BEFORE:
-                    self.enough.set()
+    async def _read(self, stream: AsyncGenerator[EngineEvent, None], most: int) -> None:
+        async with aclosing(stream) as events:
+            async for event in events:
+                if isinstance(event, TokenFrame):
+                    self.tokens += event.token_ids
+                    self.times.append(time.perf_counter())
+                    if len(self.tokens) >= BEFORE:
+                        self.enough.set()
+                    if len(self.tokens) >= most:
+                        return
 
 
 async def once(
@@ -95,13 +96,15 @@ async def once(
         await asyncio.to_thread(_empty, store)
     output = stopped.tokens[len(stopped.tokens) - len(here.tokens) :]
     resumed = GenerationRequest(name, prompt, GREEDY, resume_token_ids=output)
-    there = _Reader(b.enter(name, request, stopped.tokens) if way == "move" else b.generate(resumed))
+    events = b.enter(name, request, stopped.tokens) if way == "move" else b.generate(resumed)
+    there = _Reader(events, BEHIND)
     await there.task
     await a.leave(name)
     await here.task
     loaded, held, computed = told.last["kv taken over"]
     first_loaded, _, first_computed = told.last.get("prefix read ahead", (0, 0, 0))
-    whole = _Reader(a.generate(GenerationRequest(f"{name}-whole", prompt, GREEDY)))
+    found = here.tokens + there.tokens
+    whole = _Reader(a.generate(GenerationRequest(f"{name}-whole", prompt, GREEDY)), len(found))
     await whole.task
     gaps = [after - before for before, after in zip(here.times, here.times[1:], strict=False)]
     return {
@@ -113,7 +116,7 @@ async def once(
         "held": held,
         "computed_ahead": first_computed,
         "computed_stalled": computed,
-        "same_text": here.tokens + there.tokens == whole.tokens,
+        "same_text": found == whole.tokens[: len(found)],
     }
 
 
@@ -127,27 +130,23 @@ async def measure(rounds: int) -> list[dict[str, Any]]:
     logger = logging.getLogger(moves_module.__name__)
     logger.setLevel(logging.INFO)
     logger.addHandler(told)
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
-        store = Path(folder) / "store"
-        store.mkdir()
-        os.environ["SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR"] = str(store)
-        async with AsyncExitStack() as stack:
-            engines = []
-            for name in "ab":
-                url = await asyncio.to_thread(
-                    stack.enter_context, sglang_server(MODEL, free_port(), Path(folder) / f"{name}.log", *SHARED_STORE)
-                )
-                engine = SglangEngine(SglangEngineOptions(MODEL, "large", url, start_timeout_s=120))
-                await engine.start()
-                stack.push_async_callback(engine.close)
-                engines.append(engine)
-            for i in range(-1, rounds):  # the first is to warm up
-                for length in LENGTHS:
-                    for way in WAYS:
-                        prompt = conversation(length, rng)
-                        one = await once(way, f"{way}-{length}-{i}", prompt, engines[0], engines[1], store, told)
-                        if i >= 0:
-                            found.append({"way": way, "prompt_about": length, "round": i, **one})
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-bench-")))
+        urls = await asyncio.to_thread(stack.enter_context, sglang_pair(MODEL, folder))
+        engines = []
+        for url in urls:
+            engine = SglangEngine(SglangEngineOptions(MODEL, "large", url, start_timeout_s=120))
+            await engine.start()
+            stack.push_async_callback(engine.close)
+            engines.append(engine)
+        a, b = engines
+        for i in range(-1, rounds):  # the first is to warm up
+            for length in LENGTHS:
+                for way in WAYS:
+                    prompt = conversation(length, rng)
+                    one = await once(way, f"{way}-{length}-{i}", prompt, a, b, folder / "store", told)
+                    if i >= 0:
+                        found.append({"way": way, "prompt_about": length, "round": i, **one})
     return found
 
 

@@ -88,7 +88,8 @@ class TierGeneration:
         while True:
             patient = not may_give_up or current != ""
             tokens = prompt_tokens + len(splice.token_ids)
-            record = await self._place(tier, request.request_id, tokens, current, deadline_s, patient=patient)
+            familiar = self._peers.familiar.where(tier, request.prompt)
+            record = await self._place(tier, request.request_id, tokens, current, familiar, deadline_s, patient=patient)
             attempts += 1
             greeted = False
             try:
@@ -103,6 +104,8 @@ class TierGeneration:
                         if isinstance(event, TierAdmitted):
                             most, prompt_tokens = event.max_output_tokens, event.prompt_tokens
                             self._lengths.learn(tier, request.prompt, prompt_tokens)
+                        if isinstance(event, TierDone):
+                            self._peers.familiar.learn(tier, request.prompt, current)
                         yield event
                         if isinstance(event, TierDone):
                             return
@@ -139,13 +142,21 @@ class TierGeneration:
         return InstanceChanged(tier, before, now, len(splice.token_ids), why)
 
     async def _place(
-        self, tier: str, request_id: str, tokens: int, avoid: str, deadline_s: float, *, patient: bool
+        self,
+        tier: str,
+        request_id: str,
+        tokens: int,
+        avoid: str,
+        familiar: str,
+        deadline_s: float,
+        *,
+        patient: bool,
     ) -> InstanceRecord:
         """An instance, as soon as there is one. Unavailable (none within the patience), DeadlineExceeded."""
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + (self._patience.tier_wait_s if patient else 0.0)
         while True:
-            found = self._peers.place(tier, request_id, tokens, avoid=avoid)
+            found = self._peers.place(tier, request_id, tokens, avoid=avoid, familiar=familiar)
             if isinstance(found, Placed):
                 return found.record
             now = loop.time()

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from router_service.familiar import Familiar
 from router_service.placement import NotPlaced, Placed, place
 from services.domain.instances import InstanceRecord, Role
 from services.domain.mesh_view import MeshView
@@ -20,6 +21,7 @@ class Peers:
         self._full_until: dict[str, float] = {}
         self._sent: defaultdict[str, list[float]] = defaultdict(list)  # by instance: when its requests were sent
         self._changed = asyncio.Event()
+        self.familiar = Familiar()
 
     def view_changed(self) -> None:
         """Wake everybody who waits for a place."""
@@ -34,7 +36,9 @@ class Peers:
         except TimeoutError:
             pass
 
-    def place(self, tier: str, request_id: str, tokens: int, *, avoid: str = "") -> Placed | NotPlaced:
+    def place(
+        self, tier: str, request_id: str, tokens: int, *, avoid: str = "", familiar: str = ""
+    ) -> Placed | NotPlaced:
         """An instance of the tier for a request of so many tokens, prompt and output so far."""
         now = asyncio.get_running_loop().time()
         candidates = self.view.workers(tier)
@@ -52,6 +56,7 @@ class Peers:
             full=self._current(self._full_until, now),
             suspects=self._current(self._suspect_until, now),
             avoid=avoid,
+            familiar=familiar,
         )
 
     @contextmanager

@@ -34,6 +34,7 @@ def place(
     full: AbstractSet[str],
     suspects: AbstractSet[str],
     avoid: str = "",
+    familiar: str = "",
 ) -> Placed | NotPlaced:
     """The least loaded of `candidates`, within the length stage that suits the request best and has room.
 
@@ -42,6 +43,7 @@ def place(
     under_way: requests by instance id that this router sent and the instance's record cannot know of yet.
     full: instances that refused a moment ago for want of room. suspects: instances that failed a moment ago.
     avoid: the instance just left; taken only if it is the only one.
+    familiar: the instance that knows the prompt's beginning; what it need not compute counts as one request less there.
     Load is requests there per place; ties fall by tokens there, then by a checksum of instance and request, so that
     requests spread evenly and the same request always falls the same way.
     """
@@ -53,14 +55,17 @@ def place(
         return NotPlaced(full=True)
     others = [c for c in free if c.instance_id != avoid] or free
 
-    def cost(c: InstanceRecord) -> tuple[float, int, int]:
-        held = c.load.tokens if c.load is not None else 0
-        return _load(c, under_way), held, zlib.crc32(f"{c.instance_id}/{request_id}".encode())
+    def cost(c: InstanceRecord) -> tuple[float, bool, int, int]:
+        held, known = c.load.tokens if c.load is not None else 0, c.instance_id == familiar
+        load = _load(c, under_way) - (1 / c.model.max_requests if known and c.model is not None else 0.0)
+        return load, not known, held, zlib.crc32(f"{c.instance_id}/{request_id}".encode())
 
     by_id = {c.instance_id: c for c in others}
     group = by_preference({i: c.place for i, c in by_id.items()}, tokens)[0]
     best = min((by_id[i] for i in group), key=cost)
-    return Placed(best, "least_loaded" if len(group) > 1 else "only_one")
+    if len(group) == 1:
+        return Placed(best, "only_one")
+    return Placed(best, "prefix_known" if best.instance_id == familiar else "least_loaded")
 
 
 def _load(record: InstanceRecord, under_way: Mapping[str, int]) -> float:

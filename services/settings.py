@@ -49,7 +49,8 @@ class SglangMeshEngine(BaseModel):
     start_timeout_s: float = Field(default=600.0, gt=0)
     """A server that loads its model is waited for so long."""
     gone_s: float = Field(default=10.0, gt=0)
-    """A running server that has not answered for so long counts as gone: the worker ends and is started anew."""
+    """A server that has not answered for so long counts as gone. A worker starts its own anew; with another's the worker
+    ends, and is started anew."""
     python: str = ""
     """The Python that has sglang installed, for servers that workers start. Empty: the worker's own."""
     port: int = Field(default=0, ge=0, le=65535)

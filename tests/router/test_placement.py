@@ -2,8 +2,21 @@
 
 from collections import Counter
 
+import pytest
+
+from router_service.familiar import Familiar
 from router_service.placement import NotPlaced, Placed, place
-from services.domain import InstanceRecord, Load, ModelCard, Role
+from services.domain import (
+    ChatMessage,
+    ChatPrompt,
+    InstanceRecord,
+    Load,
+    ModelCard,
+    Prompt,
+    Role,
+    TextPrompt,
+    TokenPrompt,
+)
 from services.domain.stages.places import StagePlace
 
 CARD = ModelCard("small", "m", "d", "torch", 100, 10, 16, 4)
@@ -76,3 +89,44 @@ def test_a_request_goes_to_the_stage_that_covers_its_length_and_to_the_next_whil
     assert chosen(short + long, tokens=8, full={"a", "b"}) == "d"
     assert chosen(short, tokens=100) == "b", "better too short a stage than none"
     assert chosen(short + long, tokens=8, avoid="b") == "a"
+
+
+def test_a_known_prefix_counts_as_one_request_less() -> None:
+    pair = [worker("a", 1), worker("b", 1)]
+    assert [chosen(pair, familiar=name) for name in "ab"] == ["a", "b"]
+    assert chosen([worker("a", 2), worker("b", 1)], familiar="a") == "a"
+    assert chosen([worker("a", 3), worker("b", 1)], familiar="a") == "b"
+    assert chosen(pair, familiar="gone") == chosen(pair)
+
+
+def chat(*said: str) -> ChatPrompt:
+    return ChatPrompt(tuple(ChatMessage("assistant" if i % 2 else "user", text) for i, text in enumerate(said)))
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "other"),
+    [
+        (chat("x" * 90), chat("x" * 90, "an answer", "and now?"), chat("y" * 90)),
+        (TextPrompt("x" * 600), TextPrompt("x" * 512 + "z" * 100), TextPrompt("x" * 200)),
+        (TokenPrompt((1,) * 600), TokenPrompt((1,) * 512 + (2,) * 90), TokenPrompt((2,) * 600)),
+    ],
+)
+def test_a_conversation_is_known_where_its_beginning_was_computed(first: Prompt, later: Prompt, other: Prompt) -> None:
+    familiar = Familiar()
+    assert familiar.where("t", first) == ""
+    familiar.learn("t", first, "a")
+    assert familiar.where("t", first) == familiar.where("t", later) == "a"
+    assert familiar.where("u", later) == ""
+    assert familiar.where("t", other) == ""
+    familiar.learn("t", later, "b")
+    assert familiar.where("t", later) == "b"
+
+
+def test_a_beginning_that_is_less_than_half_does_not_count_and_old_ones_are_forgotten() -> None:
+    familiar = Familiar(most=2)
+    familiar.learn("t", chat("a short beginning"), "a")
+    assert familiar.where("t", chat("a short beginning", "x" * 100)) == ""
+    familiar.learn("t", chat("two"), "a")
+    familiar.learn("t", chat("three"), "a")
+    assert familiar.where("t", chat("a short beginning")) == ""
+    assert familiar.where("t", chat("three")) == "a"

@@ -7,7 +7,8 @@ import subprocess
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,9 @@ from worker_service.engine.sglang.launch import ServerShape, command, environmen
 
 FOLDER = Path(__file__).with_name("sglang_cpu")
 VENV = Path(os.environ.get("SGLANG_VENV", Path.home() / ".cache" / "penstock-sglang"))
-START_TIMEOUT_S = 180.0
+START_TIMEOUT_S = 300.0
 
-# Flags of servers that share what they have computed, through files in SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR.
+# Flags of servers that share what they have computed, through files.
 SHARED_STORE = (
     *("--page-size", "16", "--enable-hierarchical-cache", "--hicache-ratio", "4", "--hicache-io-backend", "direct"),
     *("--hicache-mem-layout", "layer_first", "--hicache-write-policy", "write_through"),
@@ -47,6 +48,24 @@ def sglang_server(model: Path, port: int, log: Path, *flags: str) -> Iterator[st
     argv = [str(FOLDER / "launch.sh"), str(model), str(port), *flags]
     with _running(argv, {"SGLANG_VENV": str(VENV)}, port, log) as url:
         yield url
+
+
+@contextmanager
+def sglang_pair(model: Path, folder: Path, *flags: str) -> Iterator[list[str]]:
+    """Two servers that share the store `folder`/store, started at once; yields their base URLs."""
+    store = folder / "store"
+    store.mkdir()
+    env = {"SGLANG_VENV": str(VENV), "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": str(store)}
+
+    def server(name: str) -> AbstractContextManager[str]:
+        port = free_port()
+        argv = [str(FOLDER / "launch.sh"), str(model), str(port), *SHARED_STORE, *flags]
+        return _running(argv, env, port, folder / f"{name}.log")
+
+    with ExitStack() as stack:
+        with ThreadPoolExecutor(2) as pool:
+            urls = list(pool.map(stack.enter_context, [server("a"), server("b")]))
+        yield urls
 
 
 @contextmanager

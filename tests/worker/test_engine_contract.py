@@ -85,7 +85,7 @@ def needs(engine: Engine, *capabilities: Capability) -> None:
         pytest.skip(f"this engine does not declare {', '.join(missing)}")
 
 
-def settled(engine: Engine) -> tuple[SamplingParams, ...]:
+def repeatable(engine: Engine) -> tuple[SamplingParams, ...]:
     """The samplings under which a reply is the same every time."""
     return (GREEDY, SAMPLED) if Capability.SEEDED_SAMPLING in engine.info.capabilities else (GREEDY,)
 
@@ -158,7 +158,7 @@ async def test_the_end_token_ends_a_reply(make: Make) -> None:
 async def test_replies_do_not_depend_on_company(make: Make) -> None:
     """Greedy and seeded replies are the same alone and together, in one step and in chunks."""
     wide, narrow = await make(), await make(**NARROW)
-    for sampling in settled(wide):
+    for sampling in repeatable(wide):
         alone = [(await answer(wide, request(f"a{i}", q, sampling))).tokens for i, q in enumerate(QUESTIONS)]
         for engine in (wide, narrow):
             asked = [request(f"t{i}", q, sampling) for i, q in enumerate(QUESTIONS)]
@@ -267,7 +267,7 @@ async def test_a_full_queue_refuses_with_a_time_to_come_again(make: Make) -> Non
 
 async def test_a_reply_resumes_at_any_token(make: Make) -> None:
     engine = await make()
-    for sampling in (replace(GREEDY, stop=("zq",)), *settled(engine)):
+    for sampling in (replace(GREEDY, stop=("zq",)), *repeatable(engine)):
         whole = await answer(engine, request("whole", sampling=sampling))
         for cut in (1, 7, len(whole.tokens) - 1):
             rest = await answer(engine, request(f"r{cut}", sampling=sampling, resume_token_ids=whole.tokens[:cut]))
@@ -304,7 +304,7 @@ async def test_a_known_prefix_is_not_computed_again(make: Make) -> None:
 
 async def test_preemption_changes_nothing_but_the_time(make: Make) -> None:
     roomy, tight = await make(), await make(kv_tokens=96, kv_block_tokens=4)
-    sampling = replace(settled(tight)[-1], max_output_tokens=40)
+    sampling = replace(repeatable(tight)[-1], max_output_tokens=40)
     asked = [request(f"r{i}", f"What is {i} + {i}?", sampling) for i in range(6)]
     wanted = [got.tokens for got in await asyncio.gather(*(answer(roomy, r) for r in asked))]
     found = await asyncio.gather(*(answer(tight, r) for r in asked))
@@ -363,8 +363,7 @@ async def move(source: LoopEngine, target: LoopEngine, request_id: str, transfer
 async def nothing_held(engine: LoopEngine) -> None:
     """Return once nobody holds a block."""
     async with asyncio.timeout(10):
-        while engine._core.scheduler.pool.free < engine.info.kv_blocks:
-            await asyncio.sleep(0.001)
+        await until(lambda: engine.load().free_kv_blocks == engine.info.kv_blocks)
 
 
 async def test_kv_moves_to_another_engine_while_the_reply_is_made(make: Make) -> None:
@@ -480,6 +479,7 @@ async def test_kv_that_does_not_fit_is_refused(make: Make) -> None:
 
 
 async def test_reserved_room_is_only_what_is_idle(make: Make) -> None:
+    needs(await make(), Capability.KV_TRANSFER)
     engine = await make(kv_tokens=96, kv_block_tokens=16, max_context_tokens=96)
     await engine.reserve("t", engine.kv_layout, range(1, 70))  # 5 of 6 blocks
     with pytest.raises(Overloaded, match="blocks"):

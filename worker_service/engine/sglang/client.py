@@ -41,10 +41,11 @@ class ServerInfo:
 
 @dataclass(frozen=True, slots=True)
 class ServerLoad:
-    """Tokens of KV in use by requests and in all, requests computed and waiting."""
+    """Tokens of KV in use by requests and in all, requests computed and waiting; the most that are computed together."""
 
     used_tokens: int
     capacity_tokens: int
+    max_running: int
     running: int
     waiting: int
 
@@ -95,8 +96,8 @@ class SglangClient:
                 input_tokens=int(data["max_req_input_len"]),
                 kv_tokens=load.capacity_tokens,
                 page_tokens=int(data.get("page_size") or 1),
-                step_tokens=int(data["chunked_prefill_size"]),
-                max_running=int(data["max_running_requests"]),
+                step_tokens=int(data.get("chunked_prefill_size") or load.capacity_tokens),
+                max_running=int(data.get("max_running_requests") or load.max_running),
                 tp=int(data["tp_size"]),
                 pp=int(data["pp_size"]),
                 seeded=bool(data.get("enable_deterministic_inference")),
@@ -116,6 +117,7 @@ class SglangClient:
             return ServerLoad(
                 used_tokens=sum(r["num_used_tokens"] for r in ranks),
                 capacity_tokens=sum(r["max_total_num_tokens"] for r in ranks),
+                max_running=sum(r["max_running_requests"] for r in ranks),
                 running=sum(r["num_running_reqs"] for r in ranks),
                 waiting=sum(r["num_waiting_reqs"] for r in ranks),
             )

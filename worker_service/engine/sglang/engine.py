@@ -240,7 +240,7 @@ class SglangEngine(MovingRequests):
                                 yield TokenFrame(first, tuple(ids), said, self._logprobs(ids, piece))
                             if reason is not None:
                                 break
-                except Unavailable:
+                except (Unavailable, Overloaded):
                     at_work = False
                     if not running.aborted:
                         raise
@@ -277,7 +277,7 @@ class SglangEngine(MovingRequests):
         if not sampling.greedy and not distributions:
             raise NotServed("a sampled draft without its distributions: SGLang draws by random numbers of its own")
         vocab_size = self._tokenizer.vocab_size
-        with self._place(request_id, [*prefix, *draft], len(prefix)):
+        with self._place(request_id, [*prefix, *draft], len(prefix) - offset):
             top = 1 if sampling.greedy else min(VERIFY_TOP, vocab_size)
             rows = await self._client.likeliest(request_id, prefix, draft, top, self._priority(0))
         if not distributions:
@@ -365,8 +365,8 @@ class SglangEngine(MovingRequests):
             await self.process.stop()
 
     async def _watch(self) -> None:
-        """Keep an eye on the server, ours until it is up again, another's until it has been silent for `gone_s`."""
-        loop, polls = asyncio.get_running_loop(), 0
+        """Keep an eye on the server: start ours anew when it has died or is silent for `gone_s`; give another's up then."""
+        loop, polls, restarts = asyncio.get_running_loop(), 0, 0
         answered_at = loop.time()
         while True:
             try:
@@ -377,18 +377,23 @@ class SglangEngine(MovingRequests):
                     self._cached_tokens = await self._client.cached_tokens()
                 polls += 1
             except Unavailable as error:
-                if self.process is not None:
-                    await self._turn(up=False)
+                silent = loop.time() - answered_at > self.options.gone_s
+                if self.process is None:
+                    if silent:
+                        self._failure.set_result(error)
+                        return
+                elif silent or self.process.pid is None or self.process.restarts > restarts:
                     _log.warning("the SGLang server is down: %s", error)
+                    await self._turn(up=False)
+                    if silent:
+                        self.process.kill()
                     try:
                         await self._until_healthy()
                     except EngineUnusable as lost:
                         self._failure.set_result(lost)
                         return
+                    restarts, answered_at = self.process.restarts, loop.time()
                     await self._turn(up=True)
-                elif loop.time() - answered_at > self.options.gone_s:
-                    self._failure.set_result(error)
-                    return
             await asyncio.sleep(POLL_S)
 
     async def _turn(self, *, up: bool) -> None:

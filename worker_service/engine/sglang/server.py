@@ -1,6 +1,8 @@
 """A server of our own: started, watched, started anew when it dies, stopped."""
 
 import logging
+import os
+import signal
 
 from services.processes import ProcessSpec, Watched, Watcher
 from worker_service.engine.sglang.launch import ServerShape, command, environment
@@ -29,6 +31,11 @@ class ServerProcess:
 
     async def stop(self) -> None:
         await self._watcher.stop_all()
+
+    def kill(self) -> None:
+        """End it as it is; it is started anew."""
+        if self.pid is not None:
+            os.kill(self.pid, signal.SIGKILL)
 
     @property
     def pid(self) -> int | None:
