@@ -303,7 +303,7 @@ async def test_a_known_prefix_is_not_computed_again(make: Make) -> None:
 
 
 async def test_preemption_changes_nothing_but_the_time(make: Make) -> None:
-    roomy, tight = await make(), await make(kv_tokens=96, kv_block_tokens=4)
+    roomy, tight = await make(), await make(kv_tokens=160, kv_block_tokens=4)
     sampling = replace(repeatable(tight)[-1], max_output_tokens=40)
     asked = [request(f"r{i}", f"What is {i} + {i}?", sampling) for i in range(6)]
     wanted = [got.tokens for got in await asyncio.gather(*(answer(roomy, r) for r in asked))]
