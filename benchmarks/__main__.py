@@ -16,17 +16,24 @@ BENCHMARKS = (
     "ablations",
     "table1",
     "table2",
+    "cascade",
+    "drift",
+    "qoe",
+    "stages",
     "state",
     "stage_moves",
+    "migration",
     "sglang_moves",
     "sglang_overhead",
 )
+QUICK = ("cascade",)  # of what takes minutes there is a part
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}; all if none is named")
     parser.add_argument("--rounds", type=int, default=3, help="how often everything is measured")
+    parser.add_argument("--quick", action="store_true", help=f"a part of {', '.join(QUICK)}")
     args = parser.parse_args()
     if unknown := [name for name in args.names if name not in BENCHMARKS]:
         parser.error(f"no benchmark '{unknown[0]}'; there are {', '.join(BENCHMARKS)}")
@@ -35,7 +42,8 @@ def main() -> None:
     for name in args.names or BENCHMARKS:
         print(f"== {name}", flush=True)
         try:
-            importlib.import_module(f"benchmarks.{name}").run(args.rounds)
+            module = importlib.import_module(f"benchmarks.{name}")
+            (module.run_quick if args.quick and name in QUICK else module.run)(args.rounds)
         except DataMissing as missing:
             print(f"skipped: {missing}", flush=True)
 

@@ -193,17 +193,17 @@ class StageReplica:
     source: str
 
 
-def read_replica(profile: Path | None, model: str, gpu: str, max_tokens: int) -> StageReplica:
+def read_replica(profile: Path | None, model: str, gpu: str, work: Workload) -> StageReplica:
     """From a profile file, or by a roofline from the catalogue; FileError says what is wrong with either.
 
-    Where batches were not measured, the QoE model is fitted to those that the step times make, up to max_tokens.
+    Where batches were not measured, the QoE model is fitted to those that the step times make of the trace's requests.
     """
     if profile is not None:
         try:
             found = read_profile(profile)
         except ProfileError as error:
             raise FileError(str(error)) from None
-        qoe = found.qoe or fit_qoe(batches_of(found.replica, max_tokens))
+        qoe = found.qoe or fit_qoe(batches_of(found.replica, work))
         return StageReplica(
             found.replica, qoe, found.kv_bytes_per_token, f"{found.model} as measured on {found.machine}"
         )
@@ -213,12 +213,12 @@ def read_replica(profile: Path | None, model: str, gpu: str, max_tokens: int) ->
     spec = ModelEntry.model_validate(catalogue("models")[model]).spec(model)
     cluster = ClusterSpec(GpuEntry.model_validate(catalogue("gpus")[gpu]).spec(gpu), 1, 1, 1.0)
     shape, runtime = ReplicaShape(1, 1), Runtime()
-    room = fit(spec, shape, cluster, runtime, max_tokens)
+    room = fit(spec, shape, cluster, runtime, work.longest_tokens)
     if not room.ok:
         raise FileError(room.reason)
     replica = Replica(shape, roofline(spec, shape, cluster, runtime), room.kv_tokens, EngineLimits(max_running=1024))
     source = f"{model} on {gpu} by its data sheet"
-    return StageReplica(replica, fit_qoe(batches_of(replica, max_tokens)), spec.kv_bytes_per_token, source)
+    return StageReplica(replica, fit_qoe(batches_of(replica, work)), spec.kv_bytes_per_token, source)
 
 
 def read_trace(path: Path) -> Workload:

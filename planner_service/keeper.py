@@ -9,6 +9,7 @@ from types import TracebackType
 from services.background import end
 from services.clock import Clock
 from services.domain.errors import Unavailable
+from services.domain.instances import InstanceRecord
 from services.domain.plans import Plan
 from services.state import MeshFeed, PlanStore
 
@@ -42,6 +43,10 @@ class PlanKeeper(AbstractAsyncContextManager["PlanKeeper"]):
     @property
     def current(self) -> Plan | None:
         return self._feed.view.plan
+
+    def workers(self, tier: str) -> list[InstanceRecord]:
+        """The tier's workers that take new requests."""
+        return self._feed.view.workers(tier)
 
     async def publish(self, plan: Plan, expected: int | None = None) -> Plan:
         """Make a plan current. StateUnavailable, RevisionConflict."""

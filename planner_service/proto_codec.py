@@ -1,9 +1,11 @@
 """The planner's contract: domain to proto and back."""
 
 import dataclasses
+from collections.abc import Iterable, Sequence
 
 from penstock.planner.v1 import planner_pb2 as pb
 from services.domain.errors import invalid
+from services.domain.instances import InstanceRecord
 from services.domain.plans import JudgeUnavailable, Plan, Prediction, Provenance, TierPlan
 from services.domain.stages import QoeModel, Stage
 from services.proto_codec import timestamp, timestamp_seconds
@@ -56,7 +58,7 @@ def plan_from_proto(plan: pb.Plan) -> Plan:
                 t.model,
                 t.threshold if t.HasField("threshold") else None,
                 t.instance_count,
-                tuple(Stage(s.from_tokens, s.to_tokens, s.instance_count) for s in t.stages),
+                stages_from_proto(t.stages),
                 qoe_from_proto(t.qoe) if t.HasField("qoe") else None,
             )
             for t in plan.tiers
@@ -83,6 +85,10 @@ def stage_to_proto(stage: Stage) -> pb.Stage:
     return pb.Stage(from_tokens=stage.from_tokens, to_tokens=stage.to_tokens, instance_count=stage.instances)
 
 
+def stages_from_proto(stages: Iterable[pb.Stage]) -> tuple[Stage, ...]:
+    return tuple(Stage(s.from_tokens, s.to_tokens, s.instance_count) for s in stages)
+
+
 def qoe_to_proto(model: QoeModel) -> pb.QoeModel:
     d0, d1, d2, d3, d4 = model.coefficients
     return pb.QoeModel(
@@ -103,3 +109,31 @@ def qoe_from_proto(model: pb.QoeModel) -> QoeModel:
         model.input_token_squared_seconds,
         model.context_token_seconds,
     )
+
+
+def completed(request: pb.PlanStagesRequest, tier: TierPlan, workers: Sequence[InstanceRecord]) -> pb.PlanStagesRequest:
+    """The request with what it leaves out filled in from the tier's plan and from what its workers hold.
+
+    InvalidRequest naming what is missing there too.
+    """
+    made = pb.PlanStagesRequest()
+    made.CopyFrom(request)
+    if not request.HasField("instance_count"):
+        made.instance_count = tier.instances
+    elif request.publish and request.instance_count != tier.instances:
+        raise invalid("instance_count", f"must be the tier's, {tier.instances}, for the layout to be published")
+    if not request.HasField("qoe"):
+        if tier.qoe is None:
+            raise invalid("qoe", f"missing, and the plan has none for tier {tier.name}")
+        made.qoe.CopyFrom(qoe_to_proto(tier.qoe))
+    if not request.sequences:
+        held = [s for w in workers if w.load is not None for s in w.load.in_flight]
+        if not held:
+            raise invalid("sequences", f"missing, and the instances of tier {tier.name} hold none at this moment")
+        made.sequences.extend(pb.SequenceInFlight(input_tokens=s.input_tokens, tokens=s.tokens) for s in held)
+    if not request.HasField("max_tokens"):
+        contexts = [w.model.max_context_tokens for w in workers if w.model is not None]
+        if not contexts:
+            raise invalid("max_tokens", f"missing, and tier {tier.name} has no instance to tell its context")
+        made.max_tokens = min(contexts) + 1
+    return made

@@ -1,5 +1,6 @@
 """PlannerService over the plan keeper."""
 
+import dataclasses
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
@@ -9,6 +10,7 @@ from planner_service import proto_codec as codec
 from planner_service.keeper import PlanKeeper
 from planner_service.solver_pool import SolverPool
 from services.domain.errors import NotFound, invalid
+from services.domain.plans import Provenance
 from services.grpc_types import Context
 from services.state import KEPT_REVISIONS, PlanStore
 
@@ -58,3 +60,22 @@ class PlannerServicer(planner_pb2_grpc.PlannerServiceServicer):
     ) -> pb.SimulateDeploymentResponse:
         answer = await self._solvers.once("SimulateDeployment", request.SerializeToString())
         return pb.SimulateDeploymentResponse.FromString(answer)
+
+    async def PlanStages(self, request: pb.PlanStagesRequest, context: Context) -> pb.PlanStagesResponse:
+        plan = await self._store.current()
+        if plan is None:
+            raise NotFound("plan", "current")
+        tier = plan.tier(request.tier)
+        if tier is None:
+            raise invalid("tier", f"must be {' or '.join(t.name for t in plan.tiers)}, not '{request.tier}'")
+        wanted = codec.completed(request, tier, self._keeper.workers(tier.name))
+        answer = pb.PlanStagesResponse.FromString(await self._solvers.once("PlanStages", wanted.SerializeToString()))
+        if request.publish:
+            staged = dataclasses.replace(
+                tier, stages=codec.stages_from_proto(answer.stages), qoe=codec.qoe_from_proto(wanted.qoe)
+            )
+            tiers = tuple(staged if t is tier else t for t in plan.tiers)
+            about = Provenance("stages", f"tier {tier.name} in {len(staged.stages)} stages")
+            made = await self._keeper.publish(dataclasses.replace(plan, tiers=tiers, provenance=about), plan.revision)
+            answer.plan.CopyFrom(codec.plan_to_proto(made))
+        return answer

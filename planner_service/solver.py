@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
+
 from penstock.planner.v1 import planner_pb2 as pb
 from planner_service import planning_codec as codec
 from planner_service.demand import demand_of
@@ -21,10 +23,12 @@ from planner_service.files import FileError, read_quality, read_site, read_trace
 from planner_service.imputation import imputed
 from planner_service.plan_cascade import plan_cascade, simulate_cascade
 from planner_service.plan_file import strategies_of
+from planner_service.proto_codec import qoe_from_proto, stage_to_proto
 from planner_service.replan_job import ReplanJob
 from planner_service.routing.bilevel import Unreachable
 from planner_service.routing.quality import route
 from planner_service.simulator import Percentiles
+from planner_service.stages import LengthSample, MoveCost, plan_stages
 from services.domain.errors import InvalidRequest, invalid
 from services.proto_codec import duration
 
@@ -96,10 +100,36 @@ def replan(payload: bytes, emit: Emit) -> None:
     emit(pb.PlanCascadeResponse(finished=finished))
 
 
+def stages(payload: bytes, emit: Emit) -> None:
+    request = pb.PlanStagesRequest.FromString(payload)
+    tokens, inputs, outputs = (
+        np.array([getattr(s, name) for s in request.sequences], np.int64)
+        for name in ("tokens", "input_tokens", "output_tokens")
+    )
+    outputs = np.where(outputs > 0, outputs, np.maximum(1, tokens - inputs))
+    sample = LengthSample.of(tokens, inputs, outputs)
+    move = MoveCost(request.kv_bytes_per_token, request.bandwidth_bytes_per_second)
+    qoe = qoe_from_proto(request.qoe)
+    began = time.monotonic()
+    found = plan_stages(sample, qoe, request.instance_count, request.max_tokens, move)
+    emit(
+        pb.PlanStagesResponse(
+            stages=map(stage_to_proto, found.layout.stages),
+            quality=found.quality,
+            one_stage_quality=found.one_stage_quality,
+            chain_quality=found.chain_quality,
+            method=found.method.value,
+            gap=found.gap,
+            elapsed_seconds=time.monotonic() - began,
+        )
+    )
+
+
 METHODS: dict[str, Callable[[bytes, Emit], None]] = {
     "PlanCascade": plan,
     "Replan": replan,
     "SimulateDeployment": simulate,
+    "PlanStages": stages,
 }
 
 

@@ -56,11 +56,13 @@ class BidClient:
     def __init__(self, channels: ChannelPool) -> None:
         self._channels = channels
 
-    async def ask(self, address: str, receiver_id: str, ask: Ask, digest: str, *, timeout_s: float) -> Bid | str:
+    async def ask(
+        self, address: str, receiver_id: str, ask: Ask, digest: str, *, timeout_s: float, metadata: Metadata
+    ) -> Bid | str:
         """A worker's bid, or why it will not have the request. Raises what the worker said, as one of our errors."""
         stub = worker_pb2_grpc.WorkerServiceStub(self._channels.get(address))
         try:
-            response = await stub.PlaceBid(_to_proto(ask, digest), timeout=timeout_s)
+            response = await stub.PlaceBid(_to_proto(ask, digest), timeout=timeout_s, metadata=metadata)
         except aio.AioRpcError as error:
             raise errors.from_rpc(error) from error
         if not response.HasField("bid"):

@@ -16,7 +16,7 @@ from opentelemetry.context import Context
 from opentelemetry.metrics import Meter
 from opentelemetry.trace import Span, SpanKind, Tracer
 
-from router_service.bid_client import BidClient, Confirmation
+from router_service.bid_client import BidClient, Confirmation, Metadata
 from router_service.migration import MovableReply, Moved, NotMoved
 from router_service.worker_client import MoveAdvice, MoveReason
 from services.domain.errors import PenstockError
@@ -144,29 +144,35 @@ class MoveAgent:
                 "penstock.candidates": len(asked),
             },
         ) as span:
-            bids = await self._bids(asked, ask, sender.model.digest)
+            carrier: dict[str, str] = {}
+            propagate.inject(carrier, trace.set_span_in_context(span, parent))
+            metadata = tuple(carrier.items())
+            bids = await self._bids(asked, ask, sender.model.digest, metadata)
             best = choose(bids)
             span.set_attribute("penstock.bids", len(bids))
             span.set_attribute("penstock.target", best.receiver_id if best is not None else "")
-            carrier: dict[str, str] = {}
-            propagate.inject(carrier, trace.set_span_in_context(span, parent))
         if best is None:
             yield None
             return
         target = asked[best.receiver_id]
         async with self._client.confirmed(
-            target.address, ask, sender.model.digest, timeout_s=self._limits.turn_s, metadata=tuple(carrier.items())
+            target.address, ask, sender.model.digest, timeout_s=self._limits.turn_s, metadata=metadata
         ) as confirmation:
             yield Grant(target, confirmation)
 
-    async def _bids(self, asked: dict[str, InstanceRecord], ask: Ask, digest: str) -> list[Bid]:
+    async def _bids(self, asked: dict[str, InstanceRecord], ask: Ask, digest: str, metadata: Metadata) -> list[Bid]:
         """The bids, in the order in which they came; who refuses, fails or is late makes none."""
         bids: list[Bid] = []
 
         async def one(receiver: InstanceRecord) -> None:
             try:
                 answer = await self._client.ask(
-                    receiver.address, receiver.instance_id, ask, digest, timeout_s=self._limits.bid_s
+                    receiver.address,
+                    receiver.instance_id,
+                    ask,
+                    digest,
+                    timeout_s=self._limits.bid_s,
+                    metadata=metadata,
                 )
             except PenstockError as error:
                 _log.info("%s: no bid from %s: %s", ask.request_id, receiver.instance_id, error)

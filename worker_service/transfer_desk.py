@@ -24,13 +24,16 @@ class Won:
     def __init__(self, desk: "TransferDesk", ask: Ask) -> None:
         self._desk, self._ask = desk, ask
         self._turns: asyncio.Queue[bool] = asyncio.Queue()
-        self.started_at: float | None = None
+        self._turn_at: float | None = None
+        self.measured_from: float | None = None
+        """When the transfer began; None where it has not, or waited for its sender first."""
 
     async def turn(self) -> bool:
         """Wait until the transfer should start; whether the request is starving."""
         return await self._turns.get()
 
     def give_turn(self, starving: bool) -> None:
+        self._turn_at = None if starving else asyncio.get_running_loop().time()
         self._turns.put_nowait(starving)
 
     def sender_busy(self) -> None:
@@ -38,7 +41,7 @@ class Won:
 
     def started(self) -> None:
         self._desk.started(self._ask)
-        self.started_at = asyncio.get_running_loop().time()
+        self.measured_from = self._turn_at
 
 
 class TransferDesk:
@@ -103,8 +106,8 @@ class TransferDesk:
         finally:
             del self._won[ask.request_id]
             self._receiver.ended(ask.request_id)
-            if won.started_at is not None:
-                self._measure(ask.tokens, asyncio.get_running_loop().time() - won.started_at)
+            if won.measured_from is not None:
+                self._measure(ask.tokens, asyncio.get_running_loop().time() - won.measured_from)
             self._pump()
 
     @asynccontextmanager

@@ -35,6 +35,9 @@ def stages(
     ] = None,
     bandwidth: Annotated[float, typer.Option("--bandwidth", help="GB/s between instances.", min=1e-9)] = 25.0,
     method: Annotated[str, typer.Option("--method", help="auto, exact or heuristic.")] = "auto",
+    min_gain: Annotated[
+        float, typer.Option("--min-gain", help="Keep one stage unless QoE falls by this share.", min=0, max=1)
+    ] = 0.0,
     out: Annotated[Path, typer.Option("--out", help="JSON; the picture goes beside it.")] = Path("stages.json"),
     plot: Annotated[bool, typer.Option("--plot/--no-plot", help="Draw the lengths with the cuts.")] = True,
     json: targets.Json = False,
@@ -57,13 +60,13 @@ def stages(
         most = max_tokens if max_tokens is not None else work.longest_tokens + 1
         if most <= work.longest_tokens:
             fail(f"--max-tokens must exceed the trace's longest request, {work.longest_tokens} tokens", 2)
-        measured = read_replica(profile, model, gpu, most)
+        measured = read_replica(profile, model, gpu, work)
         count = count_in_flight(work, measured.qoe, instances, measured.replica)
         sample = in_flight(work, count)
         move = MoveCost(measured.kv_bytes_per_token, bandwidth * 1e9)
         plan_stages(sample, measured.qoe, 1, most, move)  # compiles, on the first call of all
         began = time.perf_counter()
-        found = plan_stages(sample, measured.qoe, instances, most, move, Method(method))
+        found = plan_stages(sample, measured.qoe, instances, most, move, Method(method), min_gain)
         took = time.perf_counter() - began
         figures = plan_json(found, took)
         out.write_text(json_module.dumps(figures, indent=1) + "\n")
@@ -84,6 +87,8 @@ def stages(
         proof = "heuristic: too many instances for the exact answer"
     elif found.gap == 0:
         proof = "exact on its cut points"
+    elif found.method.value == "exact":
+        proof = f"one stage, {found.gap:.1%} above the exact answer: that gains less than --min-gain"
     else:
         proof = f"heuristic, {found.gap:.1%} above the exact answer"
     chain = "no chain: more instances than ranges" if found.chain_quality is None else _against(found, "chain")

@@ -1,7 +1,7 @@
 """The asyncio clients."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
 from types import TracebackType
 from typing import Self
@@ -223,6 +223,32 @@ class AsyncPlannerClient:
             raise errors.from_rpc(error) from error
         finally:
             call.cancel()
+
+    async def plan_stages(
+        self,
+        tier: str,
+        *,
+        kv_bytes_per_token: float,
+        bandwidth_bytes_per_s: float,
+        instances: int | None = None,
+        qoe: Sequence[float] = (),
+        sequences: Iterable[types.SequenceInFlight] = (),
+        max_tokens: int | None = None,
+        publish: bool = False,
+    ) -> types.StageLayout:
+        """Lay a tier's instances out as length stages; publish the layout as a plan revision if asked.
+
+        Left out: instances and qoe (D0 to D4, seconds) are the plan's, sequences what the tier's instances hold now,
+        max_tokens their context. InvalidRequestError, ConflictError, ValueError.
+        """
+        request = transport.stages_request(
+            tier, instances, qoe, sequences, kv_bytes_per_token, bandwidth_bytes_per_s, max_tokens, publish
+        )
+        try:
+            answer = await self._stub.PlanStages(request, timeout=connection.USUAL_TIMEOUT_S)
+        except aio.AioRpcError as error:
+            raise errors.from_rpc(error) from error
+        return transport.stage_layout_from_proto(answer)
 
     async def simulate_deployment(
         self,

@@ -1,7 +1,7 @@
 """The blocking clients: what the asyncio ones do, for programs without an event loop. Safe to share between threads."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -211,6 +211,32 @@ class PlannerClient:
             raise errors.from_rpc(error) from error
         finally:
             call.cancel()
+
+    def plan_stages(
+        self,
+        tier: str,
+        *,
+        kv_bytes_per_token: float,
+        bandwidth_bytes_per_s: float,
+        instances: int | None = None,
+        qoe: Sequence[float] = (),
+        sequences: Iterable[types.SequenceInFlight] = (),
+        max_tokens: int | None = None,
+        publish: bool = False,
+    ) -> types.StageLayout:
+        """Lay a tier's instances out as length stages; publish the layout as a plan revision if asked.
+
+        Left out: instances and qoe (D0 to D4, seconds) are the plan's, sequences what the tier's instances hold now,
+        max_tokens their context. InvalidRequestError, ConflictError, ValueError.
+        """
+        request = transport.stages_request(
+            tier, instances, qoe, sequences, kv_bytes_per_token, bandwidth_bytes_per_s, max_tokens, publish
+        )
+        try:
+            answer = self._stub.PlanStages(request, timeout=connection.USUAL_TIMEOUT_S)
+        except grpc.RpcError as error:
+            raise errors.from_rpc(error) from error
+        return transport.stage_layout_from_proto(answer)
 
     def simulate_deployment(
         self,

@@ -1,6 +1,6 @@
 """Between the clients' types and the contract: the only place of the SDK that knows the stubs' messages."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, cast
 
@@ -400,6 +400,47 @@ def _prediction(told: planner_pb2.Prediction) -> types.Prediction:
         told.quality,
         told.latency_p95_s,
         told.end_to_end_p95_s,
+    )
+
+
+def stages_request(
+    tier: str,
+    instances: int | None,
+    qoe: Sequence[float],
+    sequences: Iterable[types.SequenceInFlight],
+    kv_bytes_per_token: float,
+    bandwidth_bytes_per_s: float,
+    max_tokens: int | None,
+    publish: bool,
+) -> planner_pb2.PlanStagesRequest:
+    """ValueError for a QoE model that does not have five coefficients."""
+    if qoe and len(qoe) != len(_QOE):
+        raise ValueError(f"qoe: must be D0 to D4, not {len(qoe)} numbers")
+    return planner_pb2.PlanStagesRequest(
+        tier=tier,
+        instance_count=instances,
+        qoe=planner_pb2.QoeModel(**dict(zip(_QOE, qoe, strict=True))) if qoe else None,
+        sequences=[
+            planner_pb2.SequenceInFlight(input_tokens=s.input_tokens, tokens=s.tokens, output_tokens=s.output_tokens)
+            for s in sequences
+        ],
+        kv_bytes_per_token=kv_bytes_per_token,
+        bandwidth_bytes_per_second=bandwidth_bytes_per_s,
+        max_tokens=max_tokens,
+        publish=publish,
+    )
+
+
+def stage_layout_from_proto(answer: planner_pb2.PlanStagesResponse) -> types.StageLayout:
+    return types.StageLayout(
+        tuple(types.Stage(s.from_tokens, s.to_tokens, s.instance_count) for s in answer.stages),
+        answer.quality,
+        answer.one_stage_quality,
+        answer.chain_quality if answer.HasField("chain_quality") else None,
+        answer.method,
+        answer.gap if answer.HasField("gap") else None,
+        answer.elapsed_seconds,
+        plan_from_proto(answer.plan) if answer.HasField("plan") else None,
     )
 
 

@@ -499,3 +499,30 @@ class Simulation:
     end_to_end: Spread
     quality: float
     requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceInFlight:
+    """A sequence to plan stages by. tokens: input and output so far. output_tokens: when it ends; 0: not known."""
+
+    input_tokens: int
+    tokens: int
+    output_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StageLayout:
+    """Stages and their total QoE, the less the better, beside that of one stage and of one instance per stage.
+
+    chain_quality: None where there are more instances than ranges. method: exact or heuristic. gap: above the exact answer's
+    quality, relative; None where that was not computed. plan: with these stages, where they were published.
+    """
+
+    stages: tuple[Stage, ...]
+    quality: float
+    one_stage_quality: float
+    chain_quality: float | None
+    method: str
+    gap: float | None
+    elapsed_s: float
+    plan: Plan | None = None

@@ -193,8 +193,12 @@ def plan_stages(
     max_tokens: int,
     move: MoveCost,
     method: Method = Method.AUTO,
+    min_gain: float = 0.0,
 ) -> StagePlan:
     """The layout of least total QoE for these sequences. Deterministic.
+
+    min_gain: one stage is kept unless the layout's quality is lower by so much, relative. Means hide what pooling is worth
+    while few requests are in flight; a gain within the QoE model's own error is none to count on.
 
     Raises:
         InvalidRequest: no instance, or a sequence that does not fit max_tokens.
@@ -208,13 +212,17 @@ def plan_stages(
         chosen = problem.heuristic()
         gap = None if exact is None else problem.total(chosen) / problem.total(exact) - 1
     assert chosen is not None
+    single = [(0, len(problem.cut_points) - 1, instances)]
+    if problem.total(chosen) > (1 - min_gain) * problem.total(single):
+        chosen = single
+        gap = None if exact is None else problem.total(single) / problem.total(exact) - 1
     one_chain = problem.chain()
     return StagePlan(
         problem.layout(chosen),
         problem.total(chosen),
-        problem.total([(0, len(problem.cut_points) - 1, instances)]),
+        problem.total(single),
         None if one_chain is None else problem.total(one_chain),
-        Method.EXACT if chosen is exact else Method.HEURISTIC,
+        Method.EXACT if exact is not None and method is not Method.HEURISTIC else Method.HEURISTIC,
         gap,
     )
 

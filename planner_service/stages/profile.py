@@ -1,32 +1,40 @@
 """The QoE model of a replica whose step times are known, but not its batches. No I/O."""
 
-from planner_service.simulator import Replica
+import numpy as np
+
+from planner_service.simulator import Replica, Workload
 from services.domain.latency import StepLatencyModel, StepLoad
 from services.domain.stages import BatchLoad
 
-INPUT_SHARES = (0.2, 0.5, 0.8)  # of a request's final length
-SHORTEST_TOKENS, LEAST_RANGE = 64, 4096  # a fit needs some range of lengths
+SHORTEST_TOKENS = 64
+OF_A_BUCKET = (0.1, 0.3, 0.5, 0.7, 0.9)  # quantiles of its requests, by input per output token
 
 
-def batches_of(replica: Replica, max_tokens: int) -> list[tuple[BatchLoad, float]]:
-    """(load, cost in seconds) of batches over exponential length buckets and sizes 1, 2, 4, ... that the replica holds.
+def batches_of(replica: Replica, work: Workload) -> list[tuple[BatchLoad, float]]:
+    """(load, cost in seconds) of batches that the replica holds: requests of the trace by exponential length buckets, in
+    batches of 1, 2, 4, ... (section 4.1).
 
     The steady state of n like requests, a new one for each that ends: while one makes its O output tokens there are O decode
     steps of the batch, and one prompt of each of the n is computed. A step is as its latency model says, lengths being alike.
     """
     found, low = list[tuple[BatchLoad, float]](), SHORTEST_TOKENS
-    while low < max(max_tokens, LEAST_RANGE):
-        n = 1
-        while n <= replica.limits.max_running and n * 2 * low <= replica.lane_tokens:
-            for share in INPUT_SHARES:
-                inputs = max(1, round(1.5 * low * share))
-                outputs = max(1, round(1.5 * low) - inputs)
-                length = inputs + outputs / 2
+    total, ratio = work.input_tokens + work.output_tokens, work.input_tokens / work.output_tokens
+    while low <= work.longest_tokens:
+        bucket = np.flatnonzero((total >= low) & (total < 2 * low))
+        bucket = bucket[np.argsort(ratio[bucket], kind="stable")]
+        for place in OF_A_BUCKET if len(bucket) else ():
+            request = bucket[int(place * len(bucket))]
+            inputs, outputs = int(work.input_tokens[request]), int(work.output_tokens[request])
+            prompt, length, n = (
+                prompt_s(replica.latency, inputs, replica.limits.max_step_tokens),
+                inputs + outputs / 2,
+                1,
+            )
+            while n <= replica.limits.max_running and n * (inputs + outputs) <= replica.lane_tokens:
                 decode = replica.latency.step_s(StepLoad(n, round(n * length)))
-                prompts = n * prompt_s(replica.latency, inputs, replica.limits.max_step_tokens)
                 load = BatchLoad(n, n * inputs, n * inputs**2, n * length)
-                found.append((load, decode + prompts / outputs))
-            n *= 2
+                found.append((load, decode + n * prompt / outputs))
+                n *= 2
         low *= 2
     return found
 

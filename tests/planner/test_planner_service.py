@@ -3,10 +3,11 @@
 import asyncio
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from penstock import AsyncPlannerClient, InvalidRequestError, Plan, Stage, TierPlan
+from penstock import AsyncPlannerClient, InvalidRequestError, Plan, SequenceInFlight, Stage, TierPlan
 from services.domain import Role
 from services.testing import RedisProcess, serving
 from tests.conftest import MeshFileMaker
@@ -120,3 +121,42 @@ async def test_a_tiers_stages_go_through_plan_and_redis_and_must_hold_its_instan
         ):
             with pytest.raises(InvalidRequestError, match=field):
                 await planner.set_plan(Plan((unsound, plan.tiers[1])))
+
+
+async def test_stages_are_planned_and_published_in_a_plan(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
+    async with Planner(mesh_file(), redis.url) as planner:
+        plan = await planner.get_plan()
+        tiers = (dataclasses.replace(plan.tiers[0], instances=6), plan.tiers[1])
+        await planner.set_plan(Plan(tiers))
+        lengths = [SequenceInFlight(20 * i, 20 * i + 5 * i, 10 * i) for i in range(1, 150)]
+        given: dict[str, Any] = {
+            "qoe": (1e-3, 1e-4, 0.0, 0.0, 1e-6),
+            "sequences": lengths,
+            "kv_bytes_per_token": 1e5,
+            "bandwidth_bytes_per_s": 1e10,
+            "max_tokens": 8192,
+        }
+        found = await planner.plan_stages("small", **given)
+        assert (found.method, found.gap, found.plan) == ("exact", 0.0, None)
+        assert sum(stage.instances for stage in found.stages) == 6
+        assert found.quality < found.one_stage_quality
+        assert (await planner.get_plan()).tiers[0].stages == ()
+        published = await planner.plan_stages("small", **given, publish=True)
+        assert published.plan == await planner.get_plan()
+        assert published.plan is not None
+        assert (published.plan.source, published.plan.tiers[0].stages) == ("stages", found.stages)
+        assert published.plan.tiers[0].qoe == given["qoe"]
+        for changed, field in (
+            ({"sequences": ()}, "sequences: missing"),
+            ({"max_tokens": 100}, "max_tokens"),
+            ({"max_tokens": None}, "max_tokens: missing"),
+            ({"bandwidth_bytes_per_s": 0.0}, "bandwidth_bytes_per_second"),
+            ({"instances": 5, "publish": True}, "instance_count"),
+            ({"sequences": [SequenceInFlight(5, 3)]}, "sequences"),
+        ):
+            with pytest.raises(InvalidRequestError, match=field):
+                await planner.plan_stages("small", **given | changed)
+        with pytest.raises(InvalidRequestError, match="tier: must be small or large"):
+            await planner.plan_stages("huge", **given)
+        with pytest.raises(InvalidRequestError, match="qoe: missing"):
+            await planner.plan_stages("large", **given | {"qoe": ()})

@@ -112,6 +112,11 @@ def test_a_plan_says_what_it_is_held_against() -> None:
     assert exact.quality <= min(exact.one_stage_quality, exact.chain_quality)
     quick = plan_stages(sample, QOE, 4, 2048, MOVE, Method.HEURISTIC)
     assert quick.gap == pytest.approx(quick.quality / exact.quality - 1)
+    gain = 1 - exact.quality / exact.one_stage_quality
+    assert plan_stages(sample, QOE, 4, 2048, MOVE, min_gain=gain - 0.01).layout == exact.layout
+    kept = plan_stages(sample, QOE, 4, 2048, MOVE, min_gain=gain + 0.01)
+    assert len(kept.layout.stages) == 1
+    assert kept.gap == pytest.approx(kept.one_stage_quality / exact.quality - 1)
     huge = plan_stages(sample, QOE, 20_000, 2048, MOVE)
     assert (huge.method, huge.gap, huge.chain_quality) == (Method.HEURISTIC, None, None)
     assert huge.layout.instances == 20_000
@@ -160,9 +165,10 @@ def test_the_qoe_fit_finds_its_model_and_predicts_a_known_replicas_batches() -> 
         fit_qoe(samples[:4])
     latency = StepLatencyModel((1.0, 64.0, 512.0, 2048.0), (0.004, 0.0042, 0.006, 0.02), 4e-8, 1e-10)
     replica = Replica(ReplicaShape(1, 1), latency, 400_000, EngineLimits(256, 2048))
-    batches = batches_of(replica, 32_768)
+    inputs, outputs = rng.integers(20, 12_000, 500), rng.integers(50, 900, 500)
+    batches = batches_of(replica, Workload(np.arange(500.0), inputs, outputs))
     errors = np.abs(qoe_errors(fit_qoe(batches[::2]), batches[1::2]))
-    assert errors.mean() < 0.25
+    assert errors.mean() < 0.35
     assert max(load.tokens for load, _ in batches) <= 400_000
 
 

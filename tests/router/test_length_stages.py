@@ -2,12 +2,15 @@
 
 import asyncio
 import dataclasses
+import re
+import urllib.request
 from collections.abc import AsyncIterator
+from typing import NamedTuple
 
 import pytest
 
 from models.training import tasks
-from penstock import AsyncClient, AsyncPlannerClient, InstanceChanged, Stage, Tokens
+from penstock import AsyncClient, AsyncPlannerClient, Finished, InstanceChanged, Span, Stage, Tokens
 from services.domain import Role
 from services.testing import RedisProcess
 from tests.conftest import FAMILY, MeshFileMaker
@@ -36,9 +39,17 @@ async def lay_out(mesh: TestMesh, stages: tuple[Stage, ...]) -> None:
     await mesh.until(lambda s: sorted(i.place.stage for i in s.instances if i.place is not None) == wanted)
 
 
-async def read(client: AsyncClient, prompt: str, number: int) -> tuple[str, list[InstanceChanged]]:
-    """A whole reply, its offsets checked, and where it went."""
-    text, tokens, changes = "", 0, list[InstanceChanged]()
+class Seen(NamedTuple):
+    """A whole reply, and where it went."""
+
+    text: str
+    changes: list[InstanceChanged]
+    trace_id: str
+
+
+async def read(client: AsyncClient, prompt: str, number: int) -> Seen:
+    """Read a reply to its end, checking its offsets."""
+    text, tokens, changes, trace_id = "", 0, list[InstanceChanged](), ""
     async for event in client.stream(prompt, temperature=0.9, seed=number, max_tokens=200):
         if isinstance(event, Tokens):
             assert event.offset == tokens, "every token once"
@@ -47,24 +58,58 @@ async def read(client: AsyncClient, prompt: str, number: int) -> tuple[str, list
         elif isinstance(event, InstanceChanged):
             assert event.offset == tokens
             changes.append(event)
-    return text, changes
+        elif isinstance(event, Finished):
+            trace_id = event.trace_id
+    return Seen(text, changes, trace_id)
 
 
 async def test_replies_move_on_as_they_grow_and_their_text_is_the_same(mesh: TestMesh) -> None:
     async with mesh.client() as client:
         still = await asyncio.gather(*(read(client, p, i) for i, p in enumerate(PROMPTS)))
-        assert not any(changes for _, changes in still), "without stages nothing moves"
+        assert not any(seen.changes for seen in still), "without stages nothing moves"
         await lay_out(mesh, STAGES)
         places = {i.instance_id: i.place for i in (await client.status()).instances if i.place is not None}
         last = max(places, key=lambda name: places[name].from_tokens)
         moved = await asyncio.gather(*(read(client, p, i) for i, p in enumerate(PROMPTS)))
-        assert [text for text, _ in moved] == [text for text, _ in still]
-        onward = [c for _, changes in moved for c in changes if c.reason == "range_crossed"]
+        assert [seen.text for seen in moved] == [seen.text for seen in still]
+        onward = [c for seen in moved for c in seen.changes if c.reason == "range_crossed"]
         assert onward, "replies outgrow the first stage"
         assert {c.to_instance_id for c in onward} == {last}
         status = await client.status()
-        assert status.migrations == sum(len(changes) for _, changes in moved)
+        assert status.migrations == sum(len(seen.changes) for seen in moved)
         assert status.failovers == 0
+        trace_id = next(seen.trace_id for seen in moved if any(c.reason == "range_crossed" for c in seen.changes))
+        migration = await migration_span(client, trace_id)
+        assert migration.attributes["penstock.to"] == last
+        assert {"penstock.offset", "penstock.stall_s", "penstock.sent_bytes"} <= set(migration.attributes)
+    router, receiver = await asyncio.gather(*(asyncio.to_thread(scrape, mesh, name) for name in ("router-0", last)))
+    assert re.search(r'penstock_router_move_advice_total\{.*penstock_outcome="moved"', router)
+    assert "penstock_router_migrations_total{" in router
+    assert "penstock_worker_bids_total{" in receiver
+
+
+async def migration_span(client: AsyncClient, trace_id: str) -> Span:
+    """The span of the move to the next stage, once what belongs to it has arrived in the request's trace."""
+    generate, place, confirm = (f"penstock.worker.v1.WorkerService/{n}" for n in ("Generate", "PlaceBid", "ConfirmBid"))
+    async with asyncio.timeout(20):
+        while True:
+            (found,) = await client.traces(trace_id=trace_id)
+            names = {span.span_id: span.name for span in found.spans}
+            for span in found.spans:
+                if span.name == "migration" and span.attributes["penstock.reason"] == "range_crossed":
+                    inside = {
+                        s.span_id for s in found.spans if s.parent_span_id == span.span_id and s.name == "bid-ask"
+                    }
+                    asked = {s.name for s in found.spans if s.parent_span_id in inside}
+                    if names.get(span.parent_span_id) == generate and asked == {place, confirm}:
+                        return span
+            await asyncio.sleep(0.1)
+
+
+def scrape(mesh: TestMesh, name: str) -> str:
+    """An instance's metrics."""
+    with urllib.request.urlopen(f"http://{mesh.parts[name].telemetry.metrics_address}/metrics", timeout=10) as answer:
+        return str(answer.read().decode())
 
 
 async def test_places_and_replies_close_up_when_a_worker_drains_and_open_when_it_is_back(
@@ -81,8 +126,8 @@ async def test_places_and_replies_close_up_when_a_worker_drains_and_open_when_it
         first = min(name for name, place in places.items() if place.stage == 0)
         await mesh.stop(first)
         moved = await asyncio.gather(*running)
-        assert [text for text, _ in moved] == [text for text, _ in still]
-        assert any(c.reason == "draining" and c.from_instance_id == first for _, changes in moved for c in changes)
+        assert [seen.text for seen in moved] == [seen.text for seen in still]
+        assert any(c.reason == "draining" and c.from_instance_id == first for seen in moved for c in seen.changes)
         assert (await client.status()).failovers == 0
         await mesh.until(lambda s: sorted(i.place.stage for i in s.instances if i.place is not None) == [0, 1])
         await mesh.start(Role.WORKER, first, tier="only")

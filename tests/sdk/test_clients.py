@@ -49,6 +49,7 @@ def test_every_rpc_has_a_method_in_both_clients() -> None:
         "ListPlans": "list_plans",
         "PlanCascade": "plan_cascade",
         "SimulateDeployment": "simulate_deployment",
+        "PlanStages": "plan_stages",
     }
     router_rpcs = {
         method.name for service in router_pb2.DESCRIPTOR.services_by_name.values() for method in service.methods

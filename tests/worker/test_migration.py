@@ -11,6 +11,7 @@ from penstock.common.v1 import common_pb2
 from penstock.worker.v1 import worker_pb2 as pb
 from penstock.worker.v1 import worker_pb2_grpc
 from services.domain import Role
+from services.errors import from_rpc
 from services.runtime import Chassis
 from services.testing import RedisProcess, serving
 from tests.conftest import FAMILY, MeshFileMaker
@@ -89,3 +90,101 @@ async def test_a_reply_moves_and_goes_on_at_the_next_token(pair: tuple[Stub, Stu
     assert first + rest + moved == whole
     assert moved
     await idle(source, target)
+
+
+async def refused(source: Stub, place: Chassis, transfer: str = "t", name: str = "r") -> str:
+    """Why a move fails."""
+    order = pb.MigrateOutRequest(request_id=name, transfer_id=transfer, target_address=place.address)
+    *_, last = [report async for report in source.MigrateOut(order)]
+    assert last.HasField("transfer_failed"), last
+    return last.transfer_failed.reason
+
+
+async def test_a_move_that_cannot_be_leaves_the_reply_where_it_was(pair: tuple[Stub, Stub, Chassis]) -> None:
+    source, target, place = pair
+    assert "decoding request" in await refused(source, place)
+    call = source.Generate(asked())
+    first, _ = await read(call, "tokens")
+    assert "nobody waits here" in await refused(source, place)
+    claim = target.Generate(asked(transfer="gone"))
+    await read(claim, "heartbeat")
+    claim.cancel()
+    assert "waits" in await refused(source, place, "gone")
+    with pytest.raises(aio.AioRpcError) as caught:
+        await read(source.MigrateOut(pb.MigrateOutRequest(request_id="r", transfer_id="t")))
+    assert "target_address" in str(from_rpc(caught.value))
+    rest, end = await read(call)
+    assert len(first + rest) == end.finished.usage.output_tokens == TOKENS
+    await idle(source, target)
+
+
+async def test_another_request_than_the_one_awaited_is_refused_at_the_end(pair: tuple[Stub, Stub, Chassis]) -> None:
+    """The claim's prompt is not the one that comes: the source resumes what it had stopped."""
+    source, target, place = pair
+    whole, _ = await read(source.Generate(asked()))
+    call = source.Generate(asked())
+    first, _ = await read(call, "tokens")
+    other = asked(transfer="t")
+    other.prompt.text = "Another prompt."
+    claim = target.Generate(other)
+    await read(claim, "heartbeat")
+    assert "token_ids" in await refused(source, place)
+    with pytest.raises(aio.AioRpcError):
+        await read(claim)
+    rest, _ = await read(call)
+    assert first + rest == whole
+    await idle(source, target)
+
+
+async def test_a_reply_aborted_on_its_way_ends_on_both_sides(pair: tuple[Stub, Stub, Chassis]) -> None:
+    source, target, place = pair
+    call = source.Generate(asked(max_output_tokens=1500))
+    await read(call, "tokens")
+    claim = target.Generate(asked(transfer="t", max_output_tokens=1500))
+    await read(claim, "heartbeat")
+    order = pb.MigrateOutRequest(request_id="r", transfer_id="t", target_address=place.address)
+    moving = asyncio.create_task(read(source.MigrateOut(order)))
+    await source.Abort(pb.AbortRequest(request_id="r"))
+    call.cancel()
+    claim.cancel()
+    await moving
+    await idle(source, target)
+
+
+async def test_other_layouts_and_models_are_refused(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
+    """And at most three requests wait to come in at once."""
+    tiers = [
+        {"name": "a", "model": "sim", "kv_block_tokens": 16, "threshold": 50},
+        {"name": "b", "model": "sim", "kv_block_tokens": 8, "threshold": 50},
+        {"name": "c", "model": "another", "kv_block_tokens": 16},
+    ]
+    file = mesh_file(tiers)
+    async with (
+        serving(Role.WORKER, COMPOSE[Role.WORKER], file, redis.url, tier="a") as one,
+        serving(Role.WORKER, COMPOSE[Role.WORKER], file, redis.url, tier="b") as two,
+        serving(Role.WORKER, COMPOSE[Role.WORKER], file, redis.url, tier="c") as three,
+        aio.insecure_channel(one.address) as to_one,
+        aio.insecure_channel(two.address) as to_two,
+        aio.insecure_channel(three.address) as to_three,
+    ):
+        source = worker_pb2_grpc.WorkerServiceStub(to_one)
+        call = source.Generate(asked(max_output_tokens=1500))
+        await read(call, "tokens")
+        for channel, place, said in ((to_two, two, "block_tokens=8"), (to_three, three, "simulated-another")):
+            target = worker_pb2_grpc.WorkerServiceStub(channel)
+            claim = target.Generate(asked(transfer="t"))
+            await read(claim, "heartbeat")
+            assert said in await refused(source, place)
+            with pytest.raises(aio.AioRpcError) as caught:
+                await read(claim)
+            assert said in str(from_rpc(caught.value))
+            await idle(target)
+        claims = [target.Generate(asked(f"w{i}", transfer=f"w{i}")) for i in range(3)]
+        for claim in claims:
+            await read(claim, "heartbeat")
+        with pytest.raises(aio.AioRpcError) as caught:
+            await read(target.Generate(asked("w3", transfer="w3")))
+        assert "3 transfers are under way" in str(from_rpc(caught.value))
+        for claim in claims:
+            claim.cancel()
+        call.cancel()

@@ -1458,3 +1458,145 @@ class SimulateDeploymentResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SimulateDeploymentResponse: _TypeAlias = SimulateDeploymentResponse  # noqa: Y015
+
+@_typing.final
+class PlanStagesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIER_FIELD_NUMBER: _builtins.int
+    INSTANCE_COUNT_FIELD_NUMBER: _builtins.int
+    QOE_FIELD_NUMBER: _builtins.int
+    SEQUENCES_FIELD_NUMBER: _builtins.int
+    KV_BYTES_PER_TOKEN_FIELD_NUMBER: _builtins.int
+    BANDWIDTH_BYTES_PER_SECOND_FIELD_NUMBER: _builtins.int
+    MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    PUBLISH_FIELD_NUMBER: _builtins.int
+    tier: _builtins.str
+    """Of the current plan."""
+    instance_count: _builtins.int
+    """Left out: as many as the tier's plan has. Published stages must hold exactly those."""
+    kv_bytes_per_token: _builtins.float
+    """Of one token over all layers of the model."""
+    bandwidth_bytes_per_second: _builtins.float
+    """Between two instances."""
+    max_tokens: _builtins.int
+    """Where the last stage ends. Left out: the least context of the tier's instances."""
+    publish: _builtins.bool
+    """Whether the layout becomes part of the plan."""
+    @_builtins.property
+    def qoe(self) -> Global___QoeModel:
+        """Left out: the one in the tier's plan."""
+
+    @_builtins.property
+    def sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___SequenceInFlight]:
+        """The sequences in flight to plan by. Left out: what the tier's instances hold at this moment."""
+
+    def __init__(
+        self,
+        *,
+        tier: _builtins.str = ...,
+        instance_count: _builtins.int | None = ...,
+        qoe: Global___QoeModel | None = ...,
+        sequences: _abc.Iterable[Global___SequenceInFlight] | None = ...,
+        kv_bytes_per_token: _builtins.float = ...,
+        bandwidth_bytes_per_second: _builtins.float = ...,
+        max_tokens: _builtins.int | None = ...,
+        publish: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_instance_count", b"_instance_count", "_max_tokens", b"_max_tokens", "instance_count", b"instance_count", "max_tokens", b"max_tokens", "qoe", b"qoe"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_instance_count", b"_instance_count", "_max_tokens", b"_max_tokens", "bandwidth_bytes_per_second", b"bandwidth_bytes_per_second", "instance_count", b"instance_count", "kv_bytes_per_token", b"kv_bytes_per_token", "max_tokens", b"max_tokens", "publish", b"publish", "qoe", b"qoe", "sequences", b"sequences", "tier", b"tier"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__instance_count: _TypeAlias = _typing.Literal["instance_count"]  # noqa: Y015
+    _WhichOneofArgType__instance_count: _TypeAlias = _typing.Literal["_instance_count", b"_instance_count"]  # noqa: Y015
+    _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
+    _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__instance_count) -> _WhichOneofReturnType__instance_count | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_tokens) -> _WhichOneofReturnType__max_tokens | None: ...
+
+Global___PlanStagesRequest: _TypeAlias = PlanStagesRequest  # noqa: Y015
+
+@_typing.final
+class SequenceInFlight(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    input_tokens: _builtins.int
+    tokens: _builtins.int
+    """Input and output so far."""
+    output_tokens: _builtins.int
+    """Output when it ends. 0: not known, as much as there is."""
+    def __init__(
+        self,
+        *,
+        input_tokens: _builtins.int = ...,
+        tokens: _builtins.int = ...,
+        output_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["input_tokens", b"input_tokens", "output_tokens", b"output_tokens", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SequenceInFlight: _TypeAlias = SequenceInFlight  # noqa: Y015
+
+@_typing.final
+class PlanStagesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STAGES_FIELD_NUMBER: _builtins.int
+    QUALITY_FIELD_NUMBER: _builtins.int
+    ONE_STAGE_QUALITY_FIELD_NUMBER: _builtins.int
+    CHAIN_QUALITY_FIELD_NUMBER: _builtins.int
+    METHOD_FIELD_NUMBER: _builtins.int
+    GAP_FIELD_NUMBER: _builtins.int
+    ELAPSED_SECONDS_FIELD_NUMBER: _builtins.int
+    PLAN_FIELD_NUMBER: _builtins.int
+    quality: _builtins.float
+    """Total QoE of the layout, of all instances in one stage, and of one instance per stage (left out where there are more
+    instances than cut points): seconds per output token, summed over the sequences; the less the better.
+    """
+    one_stage_quality: _builtins.float
+    chain_quality: _builtins.float
+    method: _builtins.str
+    """exact or heuristic."""
+    gap: _builtins.float
+    """Quality above the exact answer's, relative; left out where that was not computed."""
+    elapsed_seconds: _builtins.float
+    @_builtins.property
+    def stages(self) -> _containers.RepeatedCompositeFieldContainer[Global___Stage]: ...
+    @_builtins.property
+    def plan(self) -> Global___Plan:
+        """The published plan, where it was asked for."""
+
+    def __init__(
+        self,
+        *,
+        stages: _abc.Iterable[Global___Stage] | None = ...,
+        quality: _builtins.float = ...,
+        one_stage_quality: _builtins.float = ...,
+        chain_quality: _builtins.float | None = ...,
+        method: _builtins.str = ...,
+        gap: _builtins.float | None = ...,
+        elapsed_seconds: _builtins.float = ...,
+        plan: Global___Plan | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_chain_quality", b"_chain_quality", "_gap", b"_gap", "chain_quality", b"chain_quality", "gap", b"gap", "plan", b"plan"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_chain_quality", b"_chain_quality", "_gap", b"_gap", "chain_quality", b"chain_quality", "elapsed_seconds", b"elapsed_seconds", "gap", b"gap", "method", b"method", "one_stage_quality", b"one_stage_quality", "plan", b"plan", "quality", b"quality", "stages", b"stages"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__chain_quality: _TypeAlias = _typing.Literal["chain_quality"]  # noqa: Y015
+    _WhichOneofArgType__chain_quality: _TypeAlias = _typing.Literal["_chain_quality", b"_chain_quality"]  # noqa: Y015
+    _WhichOneofReturnType__gap: _TypeAlias = _typing.Literal["gap"]  # noqa: Y015
+    _WhichOneofArgType__gap: _TypeAlias = _typing.Literal["_gap", b"_gap"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__chain_quality) -> _WhichOneofReturnType__chain_quality | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__gap) -> _WhichOneofReturnType__gap | None: ...
+
+Global___PlanStagesResponse: _TypeAlias = PlanStagesResponse  # noqa: Y015

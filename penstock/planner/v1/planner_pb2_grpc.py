@@ -66,6 +66,11 @@ class PlannerServiceStub:
                 request_serializer=penstock_dot_planner_dot_v1_dot_planner__pb2.SimulateDeploymentRequest.SerializeToString,
                 response_deserializer=penstock_dot_planner_dot_v1_dot_planner__pb2.SimulateDeploymentResponse.FromString,
                 _registered_method=True)
+        self.PlanStages = channel.unary_unary(
+                '/penstock.planner.v1.PlannerService/PlanStages',
+                request_serializer=penstock_dot_planner_dot_v1_dot_planner__pb2.PlanStagesRequest.SerializeToString,
+                response_deserializer=penstock_dot_planner_dot_v1_dot_planner__pb2.PlanStagesResponse.FromString,
+                _registered_method=True)
 
 
 class PlannerServiceServicer:
@@ -117,6 +122,15 @@ class PlannerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PlanStages(self, request, context):
+        """Lays a tier's instances out as length stages, and publishes the layout as a plan revision if asked.
+        INVALID_ARGUMENT (BadRequest names the field), NOT_FOUND (no plan yet), ABORTED (the plan changed meanwhile),
+        INTERNAL as of PlanCascade.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PlannerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -149,6 +163,11 @@ def add_PlannerServiceServicer_to_server(servicer, server):
                     servicer.SimulateDeployment,
                     request_deserializer=penstock_dot_planner_dot_v1_dot_planner__pb2.SimulateDeploymentRequest.FromString,
                     response_serializer=penstock_dot_planner_dot_v1_dot_planner__pb2.SimulateDeploymentResponse.SerializeToString,
+            ),
+            'PlanStages': grpc.unary_unary_rpc_method_handler(
+                    servicer.PlanStages,
+                    request_deserializer=penstock_dot_planner_dot_v1_dot_planner__pb2.PlanStagesRequest.FromString,
+                    response_serializer=penstock_dot_planner_dot_v1_dot_planner__pb2.PlanStagesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -315,6 +334,33 @@ class PlannerService:
             '/penstock.planner.v1.PlannerService/SimulateDeployment',
             penstock_dot_planner_dot_v1_dot_planner__pb2.SimulateDeploymentRequest.SerializeToString,
             penstock_dot_planner_dot_v1_dot_planner__pb2.SimulateDeploymentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PlanStages(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.planner.v1.PlannerService/PlanStages',
+            penstock_dot_planner_dot_v1_dot_planner__pb2.PlanStagesRequest.SerializeToString,
+            penstock_dot_planner_dot_v1_dot_planner__pb2.PlanStagesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -51,6 +51,11 @@ class PlannerServiceStub:
     """
     SimulateDeployment: _grpc.UnaryUnaryMultiCallable[_planner_pb2.SimulateDeploymentRequest, _planner_pb2.SimulateDeploymentResponse]
     """Runs replicas and thresholds over a workload in virtual time. Errors as of PlanCascade."""
+    PlanStages: _grpc.UnaryUnaryMultiCallable[_planner_pb2.PlanStagesRequest, _planner_pb2.PlanStagesResponse]
+    """Lays a tier's instances out as length stages, and publishes the layout as a plan revision if asked.
+    INVALID_ARGUMENT (BadRequest names the field), NOT_FOUND (no plan yet), ABORTED (the plan changed meanwhile),
+    INTERNAL as of PlanCascade.
+    """
 
 @_typing.type_check_only
 class PlannerServiceAsyncStub(PlannerServiceStub):
@@ -75,6 +80,11 @@ class PlannerServiceAsyncStub(PlannerServiceStub):
     """
     SimulateDeployment: _aio.UnaryUnaryMultiCallable[_planner_pb2.SimulateDeploymentRequest, _planner_pb2.SimulateDeploymentResponse]  # type: ignore[assignment]
     """Runs replicas and thresholds over a workload in virtual time. Errors as of PlanCascade."""
+    PlanStages: _aio.UnaryUnaryMultiCallable[_planner_pb2.PlanStagesRequest, _planner_pb2.PlanStagesResponse]  # type: ignore[assignment]
+    """Lays a tier's instances out as length stages, and publishes the layout as a plan revision if asked.
+    INVALID_ARGUMENT (BadRequest names the field), NOT_FOUND (no plan yet), ABORTED (the plan changed meanwhile),
+    INTERNAL as of PlanCascade.
+    """
 
 class PlannerServiceServicer(metaclass=_abc_1.ABCMeta):
     """Errors of every RPC: UNAVAILABLE (Redis is away), DEADLINE_EXCEEDED, CANCELLED, and INTERNAL for a fault of ours.
@@ -132,5 +142,16 @@ class PlannerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_planner_pb2.SimulateDeploymentResponse, _abc.Awaitable[_planner_pb2.SimulateDeploymentResponse]]:
         """Runs replicas and thresholds over a workload in virtual time. Errors as of PlanCascade."""
+
+    @_abc_1.abstractmethod
+    def PlanStages(
+        self,
+        request: _planner_pb2.PlanStagesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_planner_pb2.PlanStagesResponse, _abc.Awaitable[_planner_pb2.PlanStagesResponse]]:
+        """Lays a tier's instances out as length stages, and publishes the layout as a plan revision if asked.
+        INVALID_ARGUMENT (BadRequest names the field), NOT_FOUND (no plan yet), ABORTED (the plan changed meanwhile),
+        INTERNAL as of PlanCascade.
+        """
 
 def add_PlannerServiceServicer_to_server(servicer: PlannerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

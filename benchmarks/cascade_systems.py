@@ -1,0 +1,125 @@
+"""What the cascade is held against, each tuned by our own search: one model alone, and a load-based cascade.
+
+The load-based cascade stands for CascadeServe as CASCADIA describes and tunes it (section 4.1): replicas by load, parallelism
+and routing tuned to the rate, with no regard for lengths or for who climbs. It knows mean lengths, the shares that thresholds
+let climb, and that its answers must be good enough on average:
+
+1. of all thresholds that meet the quality it takes those with which the busiest tier is least busy, GPUs being given one
+   replica after the other to the busiest tier;
+2. it then picks each tier's parallelism, the same for all its replicas, by simulating requests of mean length that climb at
+   random.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner_service.deployment.search import NOTHING, Strategy
+from planner_service.plan_cascade import Demand, Objective, Site, deployer_for, plan_cascade, replica_kinds
+from planner_service.routing.quality import SKIPPED, all_qualities, route
+from planner_service.simulator import Dispatch, Replica, Workload, serve
+from planner_service.simulator.workload import Floats
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """Thresholds, and what runs on each tier."""
+
+    thresholds: tuple[float, ...]
+    strategies: tuple[Strategy, ...]
+
+    @property
+    def gpus(self) -> list[int]:
+        return [strategy.gpus for strategy in self.strategies]
+
+
+def ours(site: Site, demand: Demand, min_quality: float) -> System:
+    """The planner's, for the end-to-end p95."""
+    plan = plan_cascade(site, demand, min_quality=min_quality, objective=Objective.END_TO_END)
+    return System(plan.thresholds, tuple(tier.strategy for tier in plan.tiers))
+
+
+def alone(site: Site, demand: Demand, tier: int) -> System:
+    """One tier's model on all GPUs, its replicas chosen by our parallelism search."""
+    thresholds = tuple(SKIPPED if t < tier else 0.0 for t in range(len(site.tiers) - 1))
+    found = deployer_for(site, demand, gpus=None, dispatch=Dispatch.CAPACITY)[0].deploy(thresholds)
+    assert found is not None
+    return System(thresholds, found.strategies)
+
+
+def load_based(site: Site, demand: Demand, min_quality: float, seed: int) -> System:
+    """See the module's docstring. `demand`: of what arrives, only the times and the mean lengths are looked at."""
+    judged = demand.judged
+    mean_input, mean_outputs = float(judged.input_tokens.mean()), judged.output_tokens.mean(axis=0).tolist()
+    longest = (demand.requests.input_tokens[:, None] + demand.requests.output_tokens).max(axis=0).tolist()
+    kinds = [replica_kinds(site, tier, site.cluster.gpus, longest[tier])[0] for tier in range(len(site.tiers))]
+    best, per_s = [], []
+    for able, output in zip(kinds, mean_outputs, strict=True):
+        rates = [kind.capacity_per_s(mean_input, output) for kind in able]
+        place = max(
+            range(len(able)), key=[rate / k.shape.gpus for rate, k in zip(rates, able, strict=True)].__getitem__
+        )
+        best.append(able[place])
+        per_s.append(rates[place])
+    thresholds, gpus = _least_busy(demand, min_quality, best, per_s, site.cluster.gpus)
+    shares = route(judged, thresholds).share_processed()
+    draw = np.random.default_rng(seed).random(len(demand.arrival_s))
+    strategies = []
+    for tier, (able, share, count) in enumerate(zip(kinds, shares, gpus, strict=True)):
+        arrival_s = demand.arrival_s[draw < share]
+        uniform = [(k, count // k.shape.gpus) for k in able if k.shape.gpus <= count]
+        strategies.append(_least_p95(arrival_s, round(mean_input), round(mean_outputs[tier]), uniform))
+    return System(thresholds, tuple(strategies))
+
+
+def _least_busy(
+    demand: Demand, min_quality: float, kinds: Sequence[Replica], per_s: Sequence[float], gpus: int
+) -> tuple[tuple[float, ...], list[int]]:
+    """(thresholds, GPUs by tier) with which the busiest tier is least busy."""
+    levels, qualities = all_qualities(demand.judged)
+    scores = demand.judged.scores
+    found: tuple[float, tuple[float, ...], list[int]] | None = None
+    for point in _lowest_able(qualities >= min_quality - 1e-9):
+        thresholds = tuple(float(levels[t][i]) for t, i in enumerate(point))
+        climbing, shares = np.ones(len(scores), np.bool_), []
+        for tier in range(scores.shape[1]):
+            threshold = thresholds[tier] if tier < len(thresholds) else 0.0
+            shares.append(float(climbing.mean()) if threshold <= 100 else 0.0)
+            if threshold <= 100:
+                climbing = climbing & (scores[:, tier] < threshold)
+        counts = [kind.shape.gpus if share else 0 for kind, share in zip(kinds, shares, strict=True)]
+        if sum(counts) > gpus:
+            continue
+        while True:
+            load = [
+                share / (count / kind.shape.gpus * rate) if share else 0.0
+                for share, count, kind, rate in zip(shares, counts, kinds, per_s, strict=True)
+            ]
+            busiest = max(range(len(load)), key=load.__getitem__)
+            if sum(counts) + kinds[busiest].shape.gpus > gpus:
+                break
+            counts[busiest] += kinds[busiest].shape.gpus
+        if found is None or max(load) < found[0]:
+            found = (max(load), thresholds, counts)
+    assert found is not None
+    return found[1], found[2]
+
+
+def _lowest_able(able: "np.ndarray[tuple[int, int], np.dtype[np.bool_]]") -> list[tuple[int, int]]:
+    """For each level of the first threshold the least of the second that meets the target, and the second passed over."""
+    rows, columns = able.shape
+    lowest = [(i, int(able[i].argmax())) for i in range(rows) if able[i].any()]
+    return list(dict.fromkeys([*lowest, *((i, columns - 1) for i in range(rows) if able[i, -1])]))
+
+
+def _least_p95(arrival_s: Floats, inputs: int, outputs: int, uniform: Sequence[tuple[Replica, int]]) -> Strategy:
+    if not len(arrival_s):
+        return NOTHING
+    work = Workload(arrival_s, np.full(len(arrival_s), inputs), np.full(len(arrival_s), outputs))
+    found = []
+    for place, (kind, count) in enumerate(uniform):
+        served = serve(work, [kind] * count)
+        found.append((float(np.percentile(served.finish_s - work.arrival_s, 95)), place))
+    seconds, place = min(found)
+    return Strategy((uniform[place],), seconds)

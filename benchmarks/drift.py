@@ -1,0 +1,293 @@
+"""Three workloads in turn, 8, 16 and 10 minutes of virtual time: one plan throughout, against planning again on drift.
+
+Arrivals are stretches of three public traces, each at a rate of its own. Prompts come from WildBench, judged on three tiers;
+the phases draw from them with unlike difficulty. Half of the prompts are the stored sample that plans are made with, the
+other half is the traffic: what re-planning knows of that is what routers would have sampled, 50 requests a window, with
+scores of the tiers they visited only. The drift rule, the borrowing of scores and the planner are the planner service's.
+
+Moving over, as `penstock up` does it: the old replicas serve until the new ones have loaded (LOAD_S), which needs room for
+both. Requests under way at that moment begin anew, so no GPU is counted twice. `known` plans each phase beforehand, from its
+own traffic, and moves over as it begins. Each round draws other traffic, with the next seed.
+"""
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+from benchmarks import report
+from benchmarks.public_data import public
+from planner_service.demand import demand_of
+from planner_service.deployment.search import Strategy
+from planner_service.files import read_quality, read_site, read_trace
+from planner_service.imputation import imputed
+from planner_service.plan_cascade import CascadePlan, Demand, Site, mesh_tiers, plan_cascade, simulate_cascade
+from planner_service.rescheduling import Drift, DriftRule, DriftState, observe, rate_per_s
+from planner_service.routing.bilevel import Unreachable
+from planner_service.routing.quality import SKIPPED, JudgedSample, route
+from planner_service.simulator import Dispatch, Workload
+from planner_service.simulator.workload import Bools, Floats, Ints
+from services.domain.workload import PARTS, RequestRecord, TierVisit, Window
+
+TIERS = ("small", "medium", "large")
+MIN_QUALITY = 62.0
+REQUESTS, PROMPTS = 300, 300  # to plan for; drawn from sampled requests
+SAMPLE = 50
+WINDOWS_S = (60.0, 300.0)
+LOAD_S = 60.0
+SEED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Part of the day. ease: 0 draws prompts evenly, above draws the easier ones more often (standard deviations)."""
+
+    minutes: int
+    trace: str
+    rate_per_s: float
+    ease: float
+
+
+PHASES = (
+    Phase(8, "azure2023_conv", 15.0, 0.0),
+    Phase(16, "servegen_m-small_sample_1h", 60.0, 1.0),
+    Phase(10, "mooncake_conversation", 4.0, -0.5),
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Served:
+    """By request: the tier-wise outcome of a whole run. total_s: from arrival to answer; score: of the answer that stood."""
+
+    total_s: Floats
+    score: Floats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Move:
+    """From `at_s` on, requests follow this plan."""
+
+    at_s: float
+    plan: CascadePlan
+
+    @property
+    def strategies(self) -> tuple[Strategy, ...]:
+        return tuple(tier.strategy for tier in self.plan.tiers)
+
+    @property
+    def thresholds(self) -> tuple[float, ...]:
+        """As the mesh follows them: see mesh_tiers."""
+        said = mesh_tiers(self.plan.thresholds, [strategy.gpus for strategy in self.strategies])
+        return tuple(SKIPPED if h is None or not gpus else h for h, gpus in said[:-1])
+
+
+def traffic(judged: JudgedSample, seed: int) -> Demand:
+    """All requests of the phases."""
+    rng = np.random.default_rng(seed)
+    mean = judged.scores.mean(axis=1)
+    ease = (mean - mean.mean()) / mean.std()
+    rows, arrivals, began = list[Ints](), list[Floats](), 0.0
+    for phase in PHASES:
+        seconds = phase.minutes * 60.0
+        trace = read_trace(public(f"traces/{phase.trace}.csv.gz"))
+        count = min(len(trace) - 1, round(phase.rate_per_s * seconds))
+        start = int(rng.integers(0, len(trace) - count))
+        at = trace.arrival_s[start : start + count + 1] - trace.arrival_s[start]
+        at = at[:-1] * (seconds / at[-1])  # the stretch of the trace, at the phase's own rate
+        weight = np.exp(phase.ease * ease)
+        rows.append(rng.choice(len(judged), len(at), p=weight / weight.sum()))
+        arrivals.append(began + at)
+        began += seconds
+    chosen = np.concatenate(rows)
+    return Demand(judged, judged.subset(chosen), np.concatenate(arrivals))
+
+
+def serve(site: Site, demand: Demand, moves: Sequence[Move]) -> Served:
+    """A run under the first plan, then each next one from its time on; what is under way then begins anew."""
+    total_s, score = np.full(len(demand.arrival_s), np.nan), np.zeros(len(demand.arrival_s))
+    waiting = np.zeros(0, np.int64)  # begun before the plan at hand, not finished
+    for move, following in zip(moves, [*moves[1:], None], strict=True):
+        until = following.at_s if following is not None else np.inf
+        fresh = np.flatnonzero((demand.arrival_s >= move.at_s) & (demand.arrival_s < until))
+        mine = np.concatenate([waiting, fresh])
+        if not len(mine):
+            continue
+        begins = np.maximum(demand.arrival_s[mine], move.at_s)
+        part = Demand(demand.judged, demand.requests.subset(mine), begins)
+        _, took_s = simulate_cascade(site, part, move.thresholds, move.strategies, Dispatch.CAPACITY)
+        done = begins + took_s <= until
+        total_s[mine] = begins + took_s - demand.arrival_s[mine]
+        answered = route(part.requests, move.thresholds).answered
+        score[mine] = part.requests.scores[np.arange(len(mine)), answered]
+        waiting = mine[~done]
+    return Served(total_s, score)
+
+
+def sampled(demand: Demand, begin_s: float, seconds: float, thresholds: Sequence[float], rng: Any) -> Window:
+    """What routers would report of a window."""
+    mine = np.flatnonzero((demand.arrival_s >= begin_s) & (demand.arrival_s < begin_s + seconds))
+    counts, _ = np.histogram(demand.arrival_s[mine], PARTS, (begin_s, begin_s + seconds))
+    chosen = rng.choice(mine, min(SAMPLE, len(mine)), replace=False)
+    part = demand.requests.subset(chosen)
+    processed = route(part, thresholds).processed if len(chosen) else np.zeros((len(TIERS), 0), bool)
+    records = []
+    for i, row in enumerate(chosen.tolist()):
+        visits = tuple(
+            TierVisit(tier, int(part.output_tokens[i, t]), float(part.scores[i, t]) if t < len(TIERS) - 1 else None)
+            for t, tier in enumerate(TIERS)
+            if processed[t, i]
+        )
+        weight = len(mine) / len(chosen)
+        records.append(RequestRecord(float(demand.arrival_s[row]), int(part.input_tokens[i]), visits, weight))
+    return Window(begin_s, seconds, tuple(int(n) for n in counts), tuple(records))
+
+
+def replanned(
+    site: Site, demand: Demand, stored: JudgedSample, trace: Workload, first: CascadePlan, window_s: float
+) -> tuple[list[Move], list[dict[str, Any]]]:
+    """(the plans followed, what was decided and when), the rule being fed window after window."""
+    rng, rule, state = np.random.default_rng(SEED), DriftRule(), DriftState()
+    moves, told = [Move(0.0, first)], list[dict[str, Any]]()
+    ends = np.arange(window_s, demand.arrival_s[-1] + 1e-9, window_s)
+    for end_s in ends.tolist():
+        in_force = [m for m in moves if m.at_s <= end_s - window_s / 2][-1]
+        window = sampled(demand, end_s - window_s, window_s, in_force.thresholds, rng)
+        state, drift = observe(state, window, rule)
+        if drift is None:
+            continue
+        began = time.perf_counter()
+        plan = _plan_again(site, stored, trace, drift)
+        took_s = time.perf_counter() - began
+        entry = {"at_s": end_s, "shifts": [str(s) for s in drift.shifts], "planning_s": took_s}
+        told.append(entry | ({"unreachable": True} if plan is None else _about(plan)))
+        if plan is not None:
+            moves.append(Move(end_s + took_s + LOAD_S, plan))
+    return moves, told
+
+
+def _plan_again(site: Site, stored: JudgedSample, trace: Workload, drift: Drift) -> CascadePlan | None:
+    records = [record for window in drift.evidence for record in window.records]
+    judged = imputed(stored, records, PROMPTS, SEED)
+    try:
+        return _plan(site, trace, judged, rate_per_s(drift.evidence))
+    except Unreachable:
+        return None
+
+
+def _about(plan: CascadePlan) -> dict[str, Any]:
+    return {
+        "thresholds": [None if h > 100 else h for h in plan.thresholds],
+        "gpus": [tier.gpus for tier in plan.tiers],
+        "expected": {"quality": plan.quality, "end_to_end_p95_s": plan.end_to_end_p95_s},
+    }
+
+
+def _figures(served: Served, demand: Demand, slo_s: float) -> dict[str, dict[str, float]]:
+    """Of each phase, of its second half (when whoever plans again should have), and of the whole."""
+    found, begins, at = dict[str, dict[str, float]](), 0.0, demand.arrival_s
+    for number, phase in enumerate(PHASES, 1):
+        ends = begins + 60.0 * phase.minutes
+        found[f"phase {number}"] = _of(served, (at >= begins) & (at < ends), slo_s)
+        found[f"phase {number}, second half"] = _of(served, (at >= (begins + ends) / 2) & (at < ends), slo_s)
+        begins = ends
+    return found | {"all": _of(served, at >= 0, slo_s)}
+
+
+def _of(served: Served, mine: Bools, slo_s: float) -> dict[str, float]:
+    p50, p95 = np.percentile(served.total_s[mine], (50, 95))
+    return {
+        "requests": int(mine.sum()),
+        "p50_s": float(p50),
+        "p95_s": float(p95),
+        "quality": float(served.score[mine].mean()),
+        "slo_attainment": float((served.total_s[mine] <= slo_s).mean()),
+    }
+
+
+def run(rounds: int) -> None:
+    site = read_site(Path("examples/cluster-4x8-h100.yaml"), Path("examples/deepseek-cascade.yaml"))
+    prompts = read_quality(public("quality/wildbench_reka_edge-flash-core.csv.gz"), TIERS)
+    prompts = prompts.subset(np.flatnonzero((prompts.output_tokens > 1).all(axis=1)))
+    order = np.random.default_rng(SEED).permutation(len(prompts))
+    stored, asked = prompts.subset(order[::2]), prompts.subset(order[1::2])
+    trace = read_trace(public("traces/azure2023_conv.csv.gz"))
+    first = _plan(site, trace, stored, PHASES[0].rate_per_s)
+    slo_s = 2 * first.end_to_end_p95_s
+    all_rows, told, plot = list[dict[str, Any]](), list[dict[str, Any]](), None
+    for seed in range(SEED, SEED + rounds):
+        demand = traffic(asked, seed)
+        runs, decisions = {"one plan": [Move(0.0, first)]}, dict[str, Any]()
+        for window_s in WINDOWS_S:
+            name = f"planned again, windows of {window_s:.0f} s"
+            runs[name], decisions[name] = replanned(site, demand, stored, trace, first, window_s)
+        runs["known"], begins = [], 0.0
+        for phase in PHASES:
+            ends = begins + 60.0 * phase.minutes
+            mine = np.flatnonzero((demand.arrival_s >= begins) & (demand.arrival_s < ends))
+            runs["known"].append(Move(begins, _plan(site, trace, demand.requests.subset(mine), phase.rate_per_s)))
+            begins = ends
+        served = {name: serve(site, demand, moves) for name, moves in runs.items()}
+        rows = {name: _figures(found, demand, slo_s) for name, found in served.items()}
+        all_rows.append(rows)
+        plans = {name: [{"from_s": m.at_s, **_about(m.plan)} for m in moves] for name, moves in runs.items()}
+        told.append({"seed": seed, "plans": plans, "decisions": decisions})
+        plot = plot or _plot(served, demand.arrival_s, runs)
+        print(f"seed {seed}: {', '.join(f'{n}: {len(moves)} plans' for n, moves in runs.items())}", flush=True)
+    for name in all_rows[0]:
+        for part in all_rows[0][name]:
+            mean = {key: float(np.mean([rows[name][part][key] for rows in all_rows])) for key in ("p95_s", "quality")}
+            within = float(np.mean([rows[name][part]["slo_attainment"] for rows in all_rows]))
+            said = f"p95 {mean['p95_s']:7.1f} s, quality {mean['quality']:.1f}, within {slo_s:.1f} s {within:.0%}"
+            print(f"{name:>34} {part}: {said}")
+    path = report.write(
+        "drift",
+        {
+            "seeds": [SEED, SEED + rounds - 1],
+            "data": "WildBench (reka edge, flash, core), Azure 2023, ServeGen m-small, Mooncake",
+            "phases": [dataclasses.asdict(phase) for phase in PHASES],
+            "min_quality": MIN_QUALITY,
+            "slo_s": slo_s,
+            "load_s": LOAD_S,
+            "runs": told,
+            "rows": all_rows,
+        },
+    )
+    print(f"{path}\n{plot}")
+
+
+def _plan(site: Site, trace: Workload, judged: JudgedSample, rate: float) -> CascadePlan:
+    demand = demand_of(trace, judged, requests=REQUESTS, seed=SEED, lengths="quality", rate=rate)
+    return plan_cascade(site, demand, min_quality=MIN_QUALITY)
+
+
+def _plot(served: dict[str, Served], arrival_s: Floats, runs: dict[str, list[Move]]) -> Path:
+    figure, (above, below) = plt.subplots(2, 1, figsize=(8, 6), sharex=True, layout="constrained")
+    minutes = np.arange(int(arrival_s[-1] // 60) + 1)
+    for (name, found), colour in zip(served.items(), report.COLOURS, strict=False):
+        within = [found.total_s[(arrival_s >= 60 * m) & (arrival_s < 60 * (m + 1))] for m in minutes]
+        scores = [found.score[(arrival_s >= 60 * m) & (arrival_s < 60 * (m + 1))] for m in minutes]
+        style = ":" if name == "known" else "-"
+        above.plot(minutes, [np.percentile(x, 95) for x in within], style, color=colour, label=name)
+        below.plot(minutes, [x.mean() for x in scores], style, color=colour)
+        for move in runs[name][1:] if name != "known" else []:
+            above.axvline(move.at_s / 60, color=colour, linewidth=0.8, linestyle="--")
+    below.axhline(MIN_QUALITY, color="#333333", linewidth=0.8, linestyle="--")
+    for axes in (above, below):
+        for number in range(1, len(PHASES)):
+            axes.axvline(sum(p.minutes for p in PHASES[:number]), color="#bbbbbb", linewidth=1, zorder=0)
+        axes.spines[["top", "right"]].set_visible(False)
+    above.set_yscale("log")
+    above.set_ylabel("p95 from arrival to answer (s)")
+    above.set_title("Three workloads in turn", loc="left")
+    above.legend(frameon=False, fontsize=8)
+    below.set_ylabel("mean judge score")
+    below.set_xlabel("minute of arrival")
+    path = report.RESULTS / "drift.svg"
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)
+    return path

@@ -1,0 +1,235 @@
+"""Replies moved between workers while they run: what a client sees of it, and that it sees the same reply.
+
+Four worker processes of one shipped model, a router process, 200 streams of short and long replies, greedy and sampled. Every
+stream is read twice: undisturbed, and moved to another worker every so many tokens. Workers hand over every token at once
+(no gathering), so that what a client waits for between two tokens is a decode step and the way.
+"""
+
+import asyncio
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from grpc import aio
+
+from benchmarks import report
+from models.training import tasks
+from penstock import AsyncClient, InstanceChanged, Move, RetryPolicy, TierStarted, Tokens
+from penstock.local import LocalMesh, MeshOptions
+from penstock.worker.v1 import worker_pb2 as pb
+from penstock.worker.v1 import worker_pb2_grpc
+from services.domain.instances import Role
+
+FAMILY = Path("models/family").resolve()
+MODEL = "large"
+WORKERS = 4
+STREAMS = 200
+CONCURRENCY = 16
+MOVE_EVERY = 24  # tokens
+MAX_TOKENS = 250
+SEED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    name: str
+    prompt: str
+    temperature: float
+
+
+@dataclass(slots=True)
+class Seen:
+    """What a client saw of one stream. gaps, stalls: seconds between two tokens, across no move and across one."""
+
+    text: str = ""
+    tokens: int = 0
+    whole: bool = True
+    gaps: list[float] = field(default_factory=list)
+    stalls: list[float] = field(default_factory=list)
+    moves: list[Move] = field(default_factory=list)
+
+
+def workload() -> list[Asked]:
+    """As many short replies as long ones, in a shuffled order; every second one sampled with a seed."""
+    found = tasks.held_out(30 * STREAMS, seed=SEED)
+    short = [p.prompt for p in found if len(p.reply) < 60][: STREAMS // 2]
+    long = [p.prompt for p in found if len(p.reply) > 90][: STREAMS - len(short)]
+    prompts = [*short, *long]
+    assert len(prompts) == STREAMS
+    random.Random(SEED).shuffle(prompts)
+    return [Asked(f"stream-{i}", prompt, 0.8 * (i % 2)) for i, prompt in enumerate(prompts)]
+
+
+async def read(client: AsyncClient, asked: Asked, workers: Sequence[str], *, moving: bool) -> Seen:
+    """One stream to its end, moved as often as it can be."""
+    seen, at, last, changed, move_at = Seen(), "", 0.0, False, MOVE_EVERY
+    choose = random.Random(f"{SEED} {asked.name}")
+    moves: list[asyncio.Task[Move]] = []
+    stream = client.stream(
+        asked.prompt,
+        temperature=asked.temperature,
+        seed=SEED,
+        max_tokens=MAX_TOKENS,
+        request_id=f"{asked.name}-{'moved' if moving else 'still'}",
+    )
+    async for event in stream:
+        match event:
+            case TierStarted():
+                at = event.instance_id
+            case InstanceChanged():
+                at, changed = event.to_instance_id, True
+            case Tokens() if event.token_ids:
+                now = time.perf_counter()
+                seen.whole = seen.whole and event.offset == seen.tokens
+                if last:
+                    (seen.stalls if changed else seen.gaps).append(now - last)
+                last, changed = now, False
+                seen.tokens += len(event.token_ids)
+                seen.text += event.text
+                if moving and seen.tokens >= move_at and all(move.done() for move in moves):
+                    move_at = seen.tokens + MOVE_EVERY
+                    target = choose.choice([w for w in workers if w != at])
+                    moves.append(asyncio.create_task(client.move(f"{asked.name}-moved", target)))
+            case Tokens():
+                seen.text += event.text
+    for move in moves:
+        try:
+            seen.moves.append(await move)
+        except Exception as error:  # the stream ended before the router looked
+            seen.moves.append(Move(f"{error}"))
+    return seen
+
+
+async def read_all(client: AsyncClient, work: Sequence[Asked], workers: Sequence[str], *, moving: bool) -> list[Seen]:
+    places = asyncio.Semaphore(CONCURRENCY)
+
+    async def one(asked: Asked) -> Seen:
+        async with places:
+            return await read(client, asked, workers, moving=moving)
+
+    return await asyncio.gather(*(one(asked) for asked in work))
+
+
+async def probe(addresses: Sequence[str], stop: asyncio.Event) -> tuple[list[float], dict[str, float]]:
+    """Round trips to the workers while they work, and each one's mean time of a step, in seconds."""
+    trips: list[float] = []
+    steps: dict[str, float] = {}
+
+    async def one(address: str) -> None:
+        async with aio.insecure_channel(address) as channel:
+            stub = worker_pb2_grpc.WorkerServiceStub(channel)
+            began, first = time.perf_counter(), (await stub.GetLoad(pb.GetLoadRequest())).step_count
+            load = None
+            while not stop.is_set():
+                at = time.perf_counter()
+                load = await stub.GetLoad(pb.GetLoadRequest())
+                trips.append(time.perf_counter() - at)
+                await asyncio.sleep(0.1)
+            if load is not None and load.step_count > first:
+                steps[address] = (time.perf_counter() - began) / (load.step_count - first)
+
+    await asyncio.gather(*(one(address) for address in addresses))
+    return trips, steps
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """p50, p99 and the greatest, in milliseconds."""
+    ordered = sorted(values)
+    at = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
+    return {name: 1000 * ordered[min(len(ordered) - 1, int(share * len(ordered)))] for name, share in at.items()}
+
+
+async def measure(rounds: int) -> dict[str, Any]:
+    work, found = workload(), list[dict[str, Any]]()
+    os.environ["PENSTOCK_FRAME_INTERVAL_MS"] = "0"  # for the processes started below
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+        file = Path(folder) / "mesh.yaml"
+        tier = {"name": "only", "model": str(FAMILY / MODEL), "workers": WORKERS}
+        content = {
+            "name": "bench-migration",
+            "tiers": [tier],
+            "judge": {"scorers": [{"name": "confidence", "kind": "confidence"}], "default_scorer": "confidence"},
+        }
+        file.write_text(yaml.safe_dump(content))
+        async with (
+            LocalMesh(MeshOptions(file, Path(folder), any_ports=True, log_level="warning")) as mesh,
+            AsyncClient(mesh.grpc_addresses, retry=RetryPolicy(attempts=1), timeout_s=300) as client,
+        ):
+            records = mesh.view.instances(Role.WORKER)
+            workers, addresses = [r.instance_id for r in records], [r.address for r in records]
+            for number in range(rounds):
+                stop = asyncio.Event()
+                still = await read_all(client, work, workers, moving=False)
+                probing = asyncio.create_task(probe(addresses, stop))
+                moved = await read_all(client, work, workers, moving=True)
+                stop.set()
+                trips, steps = await probing
+                one = summary(still, moved, trips, steps)
+                one["failovers"] = (await client.status()).failovers
+                found.append(one)
+                said = "  ".join(f"{key} {one[key]}" for key in ("moves", "refused", "same_text", "failovers"))
+                print(f"round {number + 1}  {said}")
+                for key in ("stall_ms", "token_gap_ms", "undisturbed_token_gap_ms", "source_stall_ms", "round_trip_ms"):
+                    print(f"  {key:<26}" + "  ".join(f"{k} {v:7.1f}" for k, v in one[key].items()), flush=True)
+    return {
+        "model": MODEL,
+        "workers": WORKERS,
+        "streams": STREAMS,
+        "concurrency": CONCURRENCY,
+        "move_every_tokens": MOVE_EVERY,
+        "seed": SEED,
+        "rounds": found,
+    }
+
+
+def summary(
+    still: Sequence[Seen], moved: Sequence[Seen], trips: Sequence[float], steps: dict[str, float]
+) -> dict[str, Any]:
+    """A stall is the time between a reply's last token at one worker and its first at the next, as the client sees it."""
+    moves = [move for seen in moved for move in seen.moves]
+    done = [move for move in moves if move.refusal is None]
+    stalls = [s for seen in moved for s in seen.stalls]
+    gaps = [g for seen in moved for g in seen.gaps]
+    allowed_ms = spread(gaps)["p99"] + spread(trips)["p99"]
+    reasons: dict[str, int] = {}
+    for move in moves:
+        if move.refusal is not None:
+            reasons[move.refusal] = reasons.get(move.refusal, 0) + 1
+    return {
+        "moves": len(done),
+        "refused": len(moves) - len(done),
+        "refusals": reasons,
+        "streams_moved": sum(1 for seen in moved if seen.stalls),
+        "same_text": sum(1 for a, b in zip(still, moved, strict=True) if a.text == b.text and a.tokens == b.tokens),
+        "every_token_once": sum(1 for seen in moved if seen.whole),
+        "tokens": sum(seen.tokens for seen in moved),
+        "sent_bytes": sum(move.sent_bytes for move in done),
+        "stall_ms": spread(stalls),
+        "token_gap_ms": spread(gaps),
+        "undisturbed_token_gap_ms": spread([g for seen in still for g in seen.gaps]),
+        "source_stall_ms": spread([move.stall_s for move in done]),
+        "decode_step_ms": 1000 * statistics.mean(steps.values()),
+        "round_trip_ms": spread(trips),
+        "stall_in_decode_steps_p50": spread(stalls)["p50"] / spread(gaps)["p50"],
+        "allowed_p99_ms": allowed_ms,
+        "stall_p99_within_a_step_and_a_round_trip": spread(stalls)["p99"] <= allowed_ms,
+    }
+
+
+def run(rounds: int) -> None:
+    figures = asyncio.run(measure(rounds))
+    path = report.write("migration", figures)
+    kinds = {"between two tokens": "token_gap_ms", "across a move": "stall_ms", "round trip": "round_trip_ms"}
+    series: dict[str, list[tuple[float, float, float]]] = {}
+    for label, key in kinds.items():
+        values = [[one[key][p] for one in figures["rounds"]] for p in ("p50", "p99")]
+        series[label] = [(statistics.median(v), min(v), max(v)) for v in values]
+    plot = report.bars("migration", "What a client waits for", ["p50", "p99"], series, "ms")
+    print(f"{path}\n{plot}")

@@ -1,0 +1,115 @@
+"""The router's agent against real workers: who is late is left out, and who waits too long for a turn stays."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+import pytest
+from opentelemetry.context import Context
+from opentelemetry.metrics import NoOpMeter
+from opentelemetry.trace import NoOpTracer
+
+from router_service.bid_client import BidClient
+from router_service.bidding import BidLimits, MoveAgent
+from router_service.migration import MovableReply, NotMoved
+from router_service.worker_client import MoveAdvice, MoveReason, WorkerClient
+from services.channels import ChannelPool
+from services.domain import GenerationRequest, InstanceRecord, MeshView, Role, SamplingParams, TextPrompt
+from services.domain.stages.bidding import Ask
+from services.domain.stages.places import StagePlace
+from services.testing import RedisProcess, serving
+from tests.conftest import MeshFileMaker
+from tests.support.mesh import COMPOSE
+
+ADVICE = MoveAdvice(MoveReason.RANGE_CROSSED, 100, 100)
+REQUEST = GenerationRequest("r", TextPrompt("hello"), SamplingParams(seed=1))
+
+
+@dataclass
+class Scene:
+    """A sender of stage 0, and receivers of stage 1 by name."""
+
+    channels: ChannelPool
+    view: MeshView
+    sender: InstanceRecord
+    digest: str
+
+    def agent(self, bid_s: float = 5.0, turn_s: float = 5.0) -> MoveAgent:
+        limits = BidLimits(bid_s, turn_s)
+        return MoveAgent(self.view, BidClient(self.channels), NoOpTracer(), NoOpMeter("test"), limits)
+
+    def hear(self, name: str, address: str, stage: int) -> InstanceRecord:
+        record = InstanceRecord(
+            name, Role.WORKER, address, 1.0, 1, 9.0, model=self.sender.model, place=StagePlace(stage, 0, 1000)
+        )
+        self.view.hear(record, 0.0)
+        return record
+
+    def reply(self) -> MovableReply:
+        workers = WorkerClient(self.channels, 5.0)
+        return MovableReply(workers, self.sender, REQUEST, asyncio.get_running_loop().time() + 60, ())
+
+
+@pytest.fixture
+async def scene(redis: RedisProcess, mesh_file: MeshFileMaker) -> AsyncIterator[Scene]:
+    file = mesh_file([{"name": "only", "model": "sim"}], stages={"max_transfers": 2})
+    async with AsyncExitStack() as stack:
+        worker = await stack.enter_async_context(
+            serving(Role.WORKER, COMPOSE[Role.WORKER], file, redis.url, tier="only", instance_id="receiver")
+        )
+        channels = await stack.enter_async_context(ChannelPool())
+        assert worker.model is not None
+        sender = InstanceRecord(
+            "sender", Role.WORKER, "127.0.0.1:1", 1.0, 1, 9.0, model=worker.model, place=StagePlace(0, 0, 50)
+        )
+        view = MeshView()
+        view.connect([sender], None, 0.0)
+        made = Scene(channels, view, sender, worker.model.digest)
+        made.hear("receiver", worker.address, 1)
+        yield made
+
+
+async def test_who_does_not_answer_in_time_is_left_out(scene: Scene) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:  # takes connections and says nothing
+        scene.hear("mute", f"127.0.0.1:{mute.getsockname()[1]}", 1)
+        began = asyncio.get_running_loop().time()
+        async with scene.agent(bid_s=0.3)._arranged("only", "sender", "r", ADVICE, Context()) as grant:
+            assert grant is not None
+            assert grant.target.instance_id == "receiver"
+            assert asyncio.get_running_loop().time() - began < 5
+            assert not await grant.confirmation.turn()
+
+
+async def test_nobody_to_ask_or_nobody_who_takes_it(scene: Scene) -> None:
+    agent = scene.agent()
+    too_long = MoveAdvice(MoveReason.RANGE_CROSSED, 10**6, 10**6)
+    assert await agent.follow("only", scene.reply(), "r", too_long, Context()) == NotMoved("nobody takes it")
+    overloaded = MoveAdvice(MoveReason.OVERLOADED, 100, 100)
+    assert await agent.follow("only", scene.reply(), "r", overloaded, Context()) == NotMoved("nobody takes it")
+    assert (agent.moved, agent.stayed) == (0, 2)
+
+
+async def test_a_request_that_gets_no_turn_stays_and_leaves_the_queue(scene: Scene) -> None:
+    agent, client = scene.agent(turn_s=0.5), BidClient(scene.channels)
+    receiver = next(r for r in scene.view.instances() if r.instance_id == "receiver")
+    async with AsyncExitStack() as stack:
+        for name in ("a", "b"):  # both slots
+            held = await stack.enter_async_context(
+                client.confirmed(receiver.address, Ask(name, "x", 10, 10), scene.digest, timeout_s=30, metadata=())
+            )
+            await held.turn()
+        outcome = await agent.follow("only", scene.reply(), "r", ADVICE, Context())
+        assert isinstance(outcome, NotMoved)
+    again = Ask("r", "sender", 100, 100)
+    async with asyncio.timeout(10):
+        while isinstance(
+            await client.ask(receiver.address, "receiver", again, scene.digest, timeout_s=5, metadata=()), str
+        ):  # known_already, until the cancelled call has been heard of
+            await asyncio.sleep(0.01)
+
+
+async def test_a_sender_that_is_gone_moves_nothing(scene: Scene) -> None:
+    outcome = await scene.agent().follow("only", scene.reply(), "r", ADVICE, Context())
+    assert isinstance(outcome, NotMoved), "MigrateOut cannot reach the sender: the reply is the stream's business"

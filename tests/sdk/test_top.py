@@ -1,0 +1,35 @@
+"""What `penstock top` draws of length stages."""
+
+from collections import deque
+
+from rich.console import Console
+
+from penstock import InstanceStatus, MeshStatus, StagePlace
+from penstock.cli.top import screen
+
+
+def drawn(*places: StagePlace | None) -> str:
+    instances = tuple(
+        InstanceStatus(f"w{i}", "worker", "only", "h:1", "torch", "ready", i, 0, 50, 100, 10.0, 0.1, place)
+        for i, place in enumerate(places)
+    )
+    found = MeshStatus("router-0", 3, True, 0.0, (), instances, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 7, 2)
+    console = Console(width=100)
+    with console.capture() as captured:
+        console.print(screen(found, deque()))
+    return captured.get()
+
+
+def test_stages_show_their_ranges_and_each_worker_its_own() -> None:
+    text = drawn(StagePlace(0, 0, 180), StagePlace(0, 0, 201), StagePlace(1, 256, 2048))
+    assert "migrations 7" in text
+    assert "advice unmet 2" in text
+    assert "179 to 200" in text, "boundaries differ within a stage"
+    assert "0 to 179" in text
+    assert "256 to 2047" in text
+
+
+def test_a_mesh_without_stages_shows_none() -> None:
+    text = drawn(None, None)
+    assert "stage" not in text
+    assert "lengths" not in text
