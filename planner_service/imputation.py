@@ -4,7 +4,7 @@ A request's record has tokens and scores of the tiers it visited, and the last t
 missing is borrowed from a stored judged sample: from a prompt that is near in everything the record does have
 (nearest-neighbour hot deck; Andridge and Little, 2010). Whether a tier was visited depends on scores that the record has, so
 the borrowing is sound as long as, among requests alike in those, later tiers do as they did in the stored sample (missing at
-random; docs/adr/0020-what-sampled-requests-do-not-tell.md).
+random; docs/adr/0013-what-sampled-requests-do-not-tell.md).
 """
 
 from collections.abc import Sequence
