@@ -1,5 +1,6 @@
 """Two real SGLang servers that share a store: replies move between them, and their spans are part of the request's trace."""
 
+import asyncio
 import json
 import secrets
 from collections.abc import AsyncIterator, Iterator
@@ -185,8 +186,12 @@ async def test_the_servers_spans_join_the_requests_trace(
     file = mesh_file([{"name": "only", "model": str(MODEL), "engine": "sglang", "sglang": {"endpoint": servers[0]}}])
     async with running_mesh(file, redis.url) as mesh, mesh.client() as client:
         reply = await client.generate("What is 12 + 30?", temperature=0, max_tokens=20)
-        found = await collector.of_trace(reply.trace_id, {"penstock-router", "penstock-worker", "sglang"})
-    ours = {s.span_id: s for s in found if s.service == "penstock-worker"}
-    parents = {s.parent_span_id for s in found if s.service == "sglang"}
-    joined = [ours[parent].name for parent in parents if parent in ours]
+        joined = list[str]()
+        async with asyncio.timeout(20):
+            while not joined:  # spans come in batches, in any order
+                found = await collector.of_trace(reply.trace_id, {"penstock-router", "penstock-worker", "sglang"})
+                ours = {s.span_id: s for s in found if s.service == "penstock-worker"}
+                parents = {s.parent_span_id for s in found if s.service == "sglang"}
+                joined = [ours[parent].name for parent in parents if parent in ours]
+                await asyncio.sleep(0.05)
     assert joined == ["penstock.worker.v1.WorkerService/Generate"]
