@@ -240,6 +240,8 @@ class SglangClient:
     async def _post(self, path: str, body: dict[str, Any]) -> None:
         try:
             async with self._session.post(f"{self._base}/{path}", json=body, timeout=_BRIEF) as response:
+                if response.status != 200:
+                    raise Unavailable(f"{self._base}/{path} answered {response.status}")
                 await response.read()
         except (aiohttp.ClientError, TimeoutError) as error:
             raise Unavailable(f"{self._base}/{path}: {error!r}") from error
