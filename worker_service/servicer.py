@@ -224,10 +224,6 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         self.draining.set()
         await self._none_running.wait()
 
-    @staticmethod
-    def _not_yet() -> None:
-        raise NotServed("in the contract, but not served yet")
-
     def _measure(self, done: Finished, began: float, first_at: float | None, last_at: float, resumed: int) -> None:
         span = trace.get_current_span()
         span.set_attributes(
