@@ -302,12 +302,31 @@ async def test_a_known_prefix_is_not_computed_again(make: Make) -> None:
     assert again.tokens == first.tokens
 
 
+async def one_after_the_other_begins(engine: Engine, asked: list[GenerationRequest]) -> list[Got]:
+    """Replies under way at once, each asked for when the one before has its first tokens: none was foreseen by the others."""
+    tasks = []
+    for r in asked:
+        begun = asyncio.Event()
+
+        async def reply(r: GenerationRequest = r, begun: asyncio.Event = begun) -> AsyncIterator[Any]:
+            async with aclosing(engine.generate(r)) as events:
+                async for event in events:
+                    if isinstance(event, TokenFrame):
+                        begun.set()
+                    yield event
+
+        tasks.append(asyncio.create_task(collect(reply())))
+        await begun.wait()
+    return list(await asyncio.gather(*tasks))
+
+
 async def test_preemption_changes_nothing_but_the_time(make: Make) -> None:
-    roomy, tight = await make(), await make(kv_tokens=160, kv_block_tokens=4)
-    sampling = replace(repeatable(tight)[-1], max_output_tokens=40)
-    asked = [request(f"r{i}", f"What is {i} + {i}?", sampling) for i in range(6)]
+    roomy, tight = await make(), await make(kv_tokens=400, kv_block_tokens=4)
+    # long replies, of which nobody can say beforehand that they will be
+    sampling = SamplingParams(temperature=0.0, max_output_tokens=200)
+    asked = [request(f"r{i}", f"Count from {(2, 3, 5)[i % 3]} to 99 by 2.", sampling) for i in range(12)]
     wanted = [got.tokens for got in await asyncio.gather(*(answer(roomy, r) for r in asked))]
-    found = await asyncio.gather(*(answer(tight, r) for r in asked))
+    found = await one_after_the_other_begins(tight, asked)
     assert [got.tokens for got in found] == wanted
     assert tight.preemptions > 0
     assert sum(got.finished.preemptions for got in found if got.finished is not None) == tight.preemptions
