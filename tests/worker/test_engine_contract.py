@@ -321,9 +321,9 @@ async def one_after_the_other_begins(engine: Engine, asked: list[GenerationReque
 
 
 async def test_preemption_changes_nothing_but_the_time(make: Make) -> None:
-    roomy, tight = await make(), await make(kv_tokens=400, kv_block_tokens=4)
+    roomy, tight = await make(), await make(kv_tokens=176, kv_block_tokens=4)
     # long replies, of which nobody can say beforehand that they will be
-    sampling = SamplingParams(temperature=0.0, max_output_tokens=200)
+    sampling = SamplingParams(temperature=0.0, max_output_tokens=100)
     asked = [request(f"r{i}", f"Count from {(2, 3, 5)[i % 3]} to 99 by 2.", sampling) for i in range(12)]
     wanted = [got.tokens for got in await asyncio.gather(*(answer(roomy, r) for r in asked))]
     found = await one_after_the_other_begins(tight, asked)
