@@ -1,16 +1,20 @@
 """What a worker adds to the SGLang server it wraps: the same streams from the server itself and through the worker.
 
 One worker with a server of its own on the shipped large model, on a CPU. The two ways are taken in turns in one run, with
-fresh prompts each time, so that the prefix cache helps neither. Server, worker and client share the machine's cores: on a
-GPU host the worker's part is not taken from the model.
+fresh prompts each time, so that the prefix cache helps neither. Throughput is measured twice: with everything on the same
+cores, where the worker and the client take time from the model, and with a core for the model's process alone, as a GPU
+would give it. Beside the time to the first token stands that of an empty RPC to the same worker: what gRPC takes for itself.
 """
 
 import asyncio
 import json
+import os
 import random
 import statistics
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -25,18 +29,19 @@ from services.processes import free_port
 from tests.conftest import FAMILY
 from tests.support.sglang import CPU_LAUNCH
 
-TOKENS, PROMPT_TOKENS = 64, 48
-STREAMS = {1: 12, 32: 96}  # streams in all, by streams at once
+PROMPT_TOKENS = 48
+AT_ONCE, STREAMS, TOKENS = 32, 64, 64  # where throughput is measured
+FIRSTS, FIRST_TOKENS = 20, 4  # a round's streams, one after the other, where the time to the first token is measured
 VOCAB = 256
 
-Way = Callable[[list[int], str], Awaitable[tuple[float, int]]]  # (seconds to the first token, tokens)
+Way = Callable[[list[int], str, int], Awaitable[tuple[float, int]]]  # (seconds to the first token, tokens)
 
 
 def directly(session: aiohttp.ClientSession, url: str) -> Way:
     """As a client of SGLang's own would: server-sent events, every token as it comes."""
 
-    async def one(prompt: list[int], name: str) -> tuple[float, int]:
-        sampling = {"temperature": 0.0, "max_new_tokens": TOKENS, "ignore_eos": True}
+    async def one(prompt: list[int], name: str, tokens: int) -> tuple[float, int]:
+        sampling = {"temperature": 0.0, "max_new_tokens": tokens, "ignore_eos": True}
         body = {"rid": name, "input_ids": prompt, "sampling_params": sampling, "stream": True}
         began, first, got = time.perf_counter(), 0.0, 0
         async with session.post(f"{url}/generate", json=body) as response:
@@ -51,8 +56,8 @@ def directly(session: aiohttp.ClientSession, url: str) -> Way:
 
 
 def through_worker(stub: Any) -> Way:
-    async def one(prompt: list[int], name: str) -> tuple[float, int]:
-        sampling = common_pb2.SamplingParams(temperature=0.0, max_output_tokens=TOKENS, ignore_eos=True)
+    async def one(prompt: list[int], name: str, tokens: int) -> tuple[float, int]:
+        sampling = common_pb2.SamplingParams(temperature=0.0, max_output_tokens=tokens, ignore_eos=True)
         asked = common_pb2.Prompt(token_ids=common_pb2.TokenIds(ids=prompt))
         began, first, got = time.perf_counter(), 0.0, 0
         async for event in stub.Generate(pb.GenerateRequest(request_id=name, prompt=asked, sampling=sampling)):
@@ -64,78 +69,129 @@ def through_worker(stub: Any) -> Way:
     return one
 
 
-async def measured(way: Way, at_once: int, rng: random.Random) -> dict[str, float]:
-    places = asyncio.Semaphore(at_once)
+async def throughput(way: Way, rng: random.Random) -> float:
+    """Tokens per second, 32 streams at once."""
+    places = asyncio.Semaphore(AT_ONCE)
 
-    async def one(number: int) -> tuple[float, int]:
-        prompt = [rng.randrange(VOCAB) for _ in range(PROMPT_TOKENS)]
+    async def one(number: int) -> int:
         async with places:
-            return await way(prompt, f"r{number}-{rng.random()}")
+            return (await way(_prompt(rng), f"r{number}-{rng.random()}", TOKENS))[1]
 
     began = time.perf_counter()
-    found = await asyncio.gather(*(one(i) for i in range(STREAMS[at_once])))
+    found = await asyncio.gather(*(one(i) for i in range(STREAMS)))
     took = time.perf_counter() - began
-    tokens = sum(got for _, got in found)
-    assert tokens == STREAMS[at_once] * TOKENS
-    return {
-        "tokens_per_s": tokens / took,
-        "first_token_p50_ms": 1000 * statistics.median(first for first, _ in found),
-    }
+    assert sum(found) == STREAMS * TOKENS
+    return sum(found) / took
+
+
+def _prompt(rng: random.Random) -> list[int]:
+    return [rng.randrange(VOCAB) for _ in range(PROMPT_TOKENS)]
+
+
+@contextmanager
+def core_of_its_own(model: int, processes: Collection[int]) -> Iterator[None]:
+    """Keep one process on the first core, and all the others off it."""
+    cores = sorted(os.sched_getaffinity(0))
+    try:
+        for pid in processes:
+            _bind(pid, cores[:1] if pid == model else cores[1:])
+        yield
+    finally:
+        for pid in processes:
+            _bind(pid, cores)
+
+
+def _bind(pid: int, cores: list[int]) -> None:
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(ProcessLookupError):
+            os.sched_setaffinity(int(thread.name), cores)
+
+
+def _family(root: int) -> dict[int, int]:
+    """A process and all that descend from it, with the clock ticks each has computed."""
+    parents, ticks = {}, {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            fields, pid = stat.read_text().rpartition(")")[2].split(), int(stat.parent.name)
+            parents[pid], ticks[pid] = int(fields[1]), int(fields[11]) + int(fields[12])
+    found = {root}
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return {pid: ticks[pid] for pid in found}
 
 
 async def measure(rounds: int) -> dict[str, Any]:
     port, rng = free_port(), random.Random(9)
-    found: dict[str, dict[str, list[dict[str, float]]]] = {}
+    rates: dict[str, dict[str, list[float]]] = {"shared": {}, "own core": {}}
+    firsts: dict[str, list[float]] = {"server": [], "worker": [], "empty RPC": []}
     sglang = CPU_LAUNCH | {"port": port, "flags": list(CPU_LAUNCH["flags"])}
     async with (
-        one_tier_mesh(str(FAMILY / "large"), 32, engine="sglang", sglang=sglang) as mesh,
+        one_tier_mesh(str(FAMILY / "large"), AT_ONCE, engine="sglang", sglang=sglang) as mesh,
         aio.insecure_channel(worker_address(mesh)) as channel,
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
     ):
-        ways = {
-            "server": directly(session, f"http://127.0.0.1:{port}"),
-            "worker": through_worker(worker_pb2_grpc.WorkerServiceStub(channel)),
-        }
+        stub: Any = worker_pb2_grpc.WorkerServiceStub(channel)
+        ways = {"server": directly(session, f"http://127.0.0.1:{port}"), "worker": through_worker(stub)}
+        before = _family(os.getpid())
         for way in ways.values():
-            await measured(way, 32, rng)  # warm
+            await throughput(way, rng)  # warm
+        processes = _family(os.getpid())
+        model = max(processes, key=lambda pid: processes[pid] - before.get(pid, 0))  # the one that computes
         for number in range(rounds):
-            for n in STREAMS:
-                for name, way in list(ways.items())[:: 1 if number % 2 else -1]:
-                    one = await measured(way, n, rng)
-                    found.setdefault(name, {}).setdefault(str(n), []).append(one)
-                    said = "  ".join(f"{key} {value:.1f}" for key, value in one.items())
-                    print(f"round {number + 1}  {name:<7}{n:>3} at once  {said}", flush=True)
+            in_turn = list(ways.items())[:: 1 if number % 2 else -1]
+            for name, way in in_turn:
+                rates["shared"].setdefault(name, []).append(await throughput(way, rng))
+            with core_of_its_own(model, processes):
+                for name, way in in_turn:
+                    rates["own core"].setdefault(name, []).append(await throughput(way, rng))
+            for i in range(FIRSTS):
+                for name, way in list(ways.items())[:: 1 if i % 2 else -1]:
+                    took, _ = await way(_prompt(rng), f"f{number}-{i}-{rng.random()}", FIRST_TOKENS)
+                    firsts[name].append(1000 * took)
+                began = time.perf_counter()
+                await stub.GetInfo(pb.GetInfoRequest())
+                firsts["empty RPC"].append(1000 * (time.perf_counter() - began))
+            said = {how: f"{by['worker'][-1]:.0f}/{by['server'][-1]:.0f}" for how, by in rates.items()}
+            print(f"round {number + 1}  tokens/s, worker/server: {said}  {added(firsts)}", flush=True)
     return {
         "model": "large",
-        "tokens_per_stream": TOKENS,
         "prompt_tokens": PROMPT_TOKENS,
-        "streams": {str(n): count for n, count in STREAMS.items()},
+        "throughput": {"at_once": AT_ONCE, "streams": STREAMS, "tokens_per_stream": TOKENS, "tokens_per_s": rates},
+        "first_token": {"at_once": 1, "streams": FIRSTS * rounds, "ms": firsts},
         "rounds": rounds,
         "seed": 9,
-        "ways": found,
-        "worker_over_server": {str(n): ratios(found, str(n)) for n in STREAMS},
+        "worker_over_server": {how: ratio(by) for how, by in rates.items()},
+        "first_token_p50": added(firsts),
     }
 
 
-def ratios(found: dict[str, dict[str, list[dict[str, float]]]], n: str) -> dict[str, float]:
-    """Medians over the rounds of what the worker adds."""
-    pairs = list(zip(found["worker"][n], found["server"][n], strict=True))
+def ratio(by_way: dict[str, list[float]]) -> dict[str, float]:
+    """Of the worker's throughput to the server's, over rounds: the median, and the middle half."""
+    found = [w / s for w, s in zip(by_way["worker"], by_way["server"], strict=True)]
+    low, middle, high = statistics.quantiles(found, n=4, method="inclusive") if len(found) > 1 else found * 3
+    return {"median": middle, "lower_quartile": low, "upper_quartile": high}
+
+
+def added(firsts: dict[str, list[float]]) -> dict[str, float]:
+    """Medians; added_ms that of the differences."""
+    pairs = zip(firsts["worker"], firsts["server"], strict=True)
     return {
-        "tokens_per_s_ratio": statistics.median(w["tokens_per_s"] / s["tokens_per_s"] for w, s in pairs),
-        "first_token_p50_added_ms": statistics.median(
-            w["first_token_p50_ms"] - s["first_token_p50_ms"] for w, s in pairs
-        ),
+        "server_ms": statistics.median(firsts["server"]),
+        "added_ms": statistics.median(w - s for w, s in pairs),
+        "empty_rpc_ms": statistics.median(firsts["empty RPC"]),
     }
 
 
 def run(rounds: int) -> None:
     figures = asyncio.run(measure(rounds))
     path = report.write("sglang_overhead", figures)
-    print(figures["worker_over_server"])
-    series = {}
-    for name, by_count in figures["ways"].items():
-        values = [[one["tokens_per_s"] for one in by_count[str(n)]] for n in STREAMS]
-        series[name] = [(statistics.median(v), min(v), max(v)) for v in values]
-    title = "SGLang on a CPU: itself, and wrapped by a worker"
-    plot = report.bars("sglang_overhead", title, [f"{n} at once" for n in STREAMS], series, "tokens/s, median")
+    print(figures["worker_over_server"], figures["first_token_p50"])
+    rates = figures["throughput"]["tokens_per_s"]
+    series = {
+        name: [(statistics.median(by[name]), min(by[name]), max(by[name])) for by in rates.values()]
+        for name in ("server", "worker")
+    }
+    title = "SGLang on a CPU, 32 streams: itself, and wrapped by a worker"
+    groups = ["all on the same cores", "a core for the model"]
+    plot = report.bars("sglang_overhead", title, groups, series, "tokens/s, median")
     print(f"{path}\n{plot}")

@@ -1,5 +1,7 @@
 """SGLang's native HTTP API, as far as we use it (seen with 0.5.23)."""
 
+import asyncio
+import contextlib
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from collections.abc import Sequence as Seq
@@ -12,6 +14,7 @@ from services import telemetry
 from services.domain.errors import Overloaded, Unavailable, invalid
 
 CALL_TIMEOUT_S = 5.0
+END_S = 0.1  # a stream's end comes with its last token, or not at all
 
 # (token, logprob), likeliest first.
 Likeliest = list[tuple[int, float]]
@@ -176,6 +179,8 @@ class SglangClient:
                         raise _refusal(int(data["error"].get("code", 500)), str(data["error"].get("message")))
                     piece = _piece(data, seen)
                     seen += len(piece.token_ids)
+                    if piece.finish is not None:
+                        await _to_the_end(response)
                     yield piece
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise Unavailable(f"{self._base}: {error!r}") from error
@@ -258,6 +263,13 @@ async def _events(content: aiohttp.StreamReader) -> AsyncIterator[dict[str, Any]
         for line in lines:
             if line.startswith(b"data: {"):
                 yield json.loads(line[6:])
+
+
+async def _to_the_end(response: aiohttp.ClientResponse) -> None:
+    """Read what ends a stream, so that the next request finds its connection open."""
+    with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+        async with asyncio.timeout(END_S):
+            await response.read()
 
 
 def _likeliest(row: Seq[Seq[Any]]) -> Likeliest:
