@@ -52,11 +52,16 @@ async def in_frames(
                 after: EngineEvent | BaseException | None = None
                 due = sent_at + limits.interval_s if event.offset > 0 else sent_at
                 while count < limits.tokens:
-                    try:
-                        async with asyncio.timeout_at(due):
-                            after = queue.get_nowait() if not queue.empty() else await queue.get()
-                    except TimeoutError:
+                    if not queue.empty():
+                        after = queue.get_nowait()
+                    elif loop.time() >= due:
                         break
+                    else:
+                        try:
+                            async with asyncio.timeout_at(due):
+                                after = await queue.get()
+                        except TimeoutError:
+                            break
                     if not isinstance(after, TokenFrame):  # the end need not wait
                         break
                     gathered.append(after)
