@@ -173,10 +173,10 @@ def to_target_to_proto(message: ToTarget) -> pb.MigrateInRequest:
             opening = pb.TransferOpening(transfer_id=message.transfer_id, layout=said, token_ids=message.tokens)
             return pb.MigrateInRequest(opening=opening)
         case Chunk():
-            chunk = pb.KvChunk(first_block=message.first_block, blocks=message.blocks, data=message.data)
-            return pb.MigrateInRequest(chunk=chunk)
+            return pb.MigrateInRequest(chunk=_chunk_to_proto(message))
         case _:
-            return pb.MigrateInRequest(closing=pb.TransferClosing(token_ids=message.tokens))
+            last = None if message.last is None else _chunk_to_proto(message.last)
+            return pb.MigrateInRequest(closing=pb.TransferClosing(token_ids=message.tokens, last=last))
 
 
 def to_target_from_proto(message: pb.MigrateInRequest) -> ToTarget:
@@ -189,11 +189,20 @@ def to_target_from_proto(message: pb.MigrateInRequest) -> ToTarget:
             )
             return Opening(message.opening.transfer_id, layout, tuple(message.opening.token_ids))
         case "chunk":
-            return Chunk(message.chunk.first_block, message.chunk.blocks, message.chunk.data)
+            return _chunk_from_proto(message.chunk)
         case "closing":
-            return Closing(tuple(message.closing.token_ids))
+            last = _chunk_from_proto(message.closing.last) if message.closing.HasField("last") else None
+            return Closing(tuple(message.closing.token_ids), last)
         case _:
             raise invalid("step", "is missing")
+
+
+def _chunk_to_proto(chunk: Chunk) -> pb.KvChunk:
+    return pb.KvChunk(first_block=chunk.first_block, blocks=chunk.blocks, data=chunk.data)
+
+
+def _chunk_from_proto(chunk: pb.KvChunk) -> Chunk:
+    return Chunk(chunk.first_block, chunk.blocks, chunk.data)
 
 
 def to_source_to_proto(answer: ToSource) -> pb.MigrateInResponse:

@@ -36,6 +36,7 @@ from worker_service.engine.interface import (
     Engine,
     Finished,
     HandedOver,
+    LastBlocks,
     Stopped,
 )
 from worker_service.engine.loop import LoopEngine
@@ -367,16 +368,17 @@ async def test_an_allocator_may_hold_everything_back(make: Make) -> None:
     assert len((await waiting).tokens) == 24
 
 
-async def move(source: LoopEngine, target: LoopEngine, request_id: str, transfer_id: str) -> tuple[Stopped, int]:
-    """Copy what a request has computed while it decodes, then stop it and bring the rest: ready to enter."""
+async def move(
+    source: LoopEngine, target: LoopEngine, request_id: str, transfer_id: str
+) -> tuple[Stopped, int, LastBlocks]:
+    """Copy what a request has computed while it decodes, then stop it: ready to enter with its last blocks."""
     tokens = await source.computed_tokens(request_id)
     present = await target.reserve(transfer_id, source.kv_layout, tokens)
     whole = len(tokens) // source.kv_layout.block_tokens
     for block in range(present, whole):
         await target.write_kv(transfer_id, block, await source.read_kv(request_id, block, 1))
     stopped = await source.pause(request_id, whole)
-    await target.write_kv(transfer_id, whole, stopped.data)
-    return stopped, present
+    return stopped, present, LastBlocks(whole, stopped.data)
 
 
 async def nothing_held(engine: LoopEngine) -> None:
@@ -404,10 +406,10 @@ async def test_kv_moves_to_another_engine_while_the_reply_is_made(make: Make) ->
 
         reading = asyncio.create_task(read(asked, said, nine, left))
         await nine.wait()
-        stopped, present = await move(source, target, "r", "t")
+        stopped, present, last = await move(source, target, "r", "t")
         steps, before = source.steps, target.steps
         offset = len(said)  # what was computed was handed out when it was stopped
-        events = target.enter("t", asked, stopped.tokens)
+        events = target.enter("t", asked, stopped.tokens, last)
         rest = await collect(events, offset)
         assert source.steps == steps
         assert (await source.leave("r")).offset == offset
@@ -486,6 +488,12 @@ async def test_kv_that_does_not_fit_is_refused(make: Make) -> None:
             await engine.write_kv("t", 0, data)
         with pytest.raises(Overloaded, match="blocks"):
             await engine.write_kv("t", engine.info.kv_blocks, data)
+        for first, problem in ((0, InvalidRequest), (engine.info.kv_blocks, Overloaded)):
+            with pytest.raises(problem):
+                await collect(engine.enter("t", request("c", sampling=endless), tokens, LastBlocks(first, data)))
+            with pytest.raises(NotFound):
+                await engine.write_kv("t", 0, data)
+            await engine.reserve("t", engine.kv_layout, tokens)
         with pytest.raises(InvalidRequest, match="token_ids"):  # not as many blocks as tokens
             await collect(engine.enter("t", request("c", sampling=endless), (*tokens, *range(1, 200))))
         with pytest.raises(NotFound):  # the reservation is gone

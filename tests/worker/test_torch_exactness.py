@@ -13,7 +13,7 @@ from services.clock import SystemClock
 from services.domain import ChatMessage, ChatPrompt, GenerationRequest, SamplingParams, TokenFrame, TokenPrompt
 from tests.conftest import FAMILY, TIERS
 from worker_service.engine.core import EngineCore
-from worker_service.engine.interface import EngineUnusable
+from worker_service.engine.interface import EngineUnusable, LastBlocks
 from worker_service.engine.torch import TorchEngineOptions
 from worker_service.engine.torch.engine import torch_core
 
@@ -108,10 +108,8 @@ def move(source: EngineCore, target: EngineCore, request: GenerationRequest, pro
     name = request.request_id
     stopped = source.transfers.pause(name, 0)
     present = target.transfers.reserve("t", source.runner.kv_layout, stopped.tokens[:-1])
-    blocks = target.transfers.hold_reserved("t", present, len(stopped.data) - present)
-    target.runner.write_blocks(blocks, stopped.data[present:])
-    target.transfers.let_go(blocks)
-    target.enter(request, prompt, "t", stopped.tokens)
+    last = LastBlocks(present, stopped.data[present:])
+    target.enter(request, prompt, "t", stopped.tokens, last)
     source.leave(name)
 
 

@@ -30,6 +30,7 @@ from worker_service.engine.interface import (
     EngineEvent,
     Finished,
     HandedOver,
+    LastBlocks,
     Verification,
 )
 from worker_service.engine.kv_transfer import KvTransfers
@@ -93,13 +94,27 @@ class EngineCore:
         return self._add(request, prompt, None)
 
     def enter(
-        self, request: GenerationRequest, prompt: list[int], transfer_id: str, tokens: Seq[int]
+        self,
+        request: GenerationRequest,
+        prompt: list[int],
+        transfer_id: str,
+        tokens: Seq[int],
+        last: LastBlocks | None = None,
     ) -> tuple[Admitted, Finished | None]:
         """Start at once a request that has come with its KV: `tokens` are all its tokens, the last one without KV.
 
-        NotFound (no such transfer), PromptTooLong, AlreadyRunning, InvalidRequest (tokens that are not this request's, or
-        not as many as there are blocks). The reservation is gone in any case.
+        last: blocks that are still to be written. NotFound (no such transfer), PromptTooLong, AlreadyRunning, Overloaded (no
+        room for them), InvalidRequest (tokens that are not this request's, or not as many as there are blocks). The
+        reservation is gone in any case.
         """
+        if last is not None:
+            try:
+                blocks = self.transfers.hold_reserved(transfer_id, last.first, len(last.data))
+            except BaseException:
+                self.transfers.release(transfer_id)
+                raise
+            self.runner.write_blocks(blocks, last.data)
+            self.transfers.let_go(blocks)
         reservation = self.transfers.take(transfer_id)
         try:
             if list(tokens[: len(prompt)]) != prompt:

@@ -186,6 +186,14 @@ class Stopped:
     data: Blocks
 
 
+@dataclass(frozen=True, slots=True)
+class LastBlocks:
+    """What a stopped request brings with it: consecutive blocks, from block `first` on."""
+
+    first: int
+    data: Blocks
+
+
 @runtime_checkable
 class KvTransferring(Protocol):
     """For migration: a running request's KV can leave, and enter elsewhere, while both engines compute."""
@@ -226,11 +234,12 @@ class KvTransferring(Protocol):
         ...
 
     def enter(
-        self, transfer_id: str, request: GenerationRequest, tokens: Seq[int]
+        self, transfer_id: str, request: GenerationRequest, tokens: Seq[int], last: LastBlocks | None = None
     ) -> AsyncGenerator[EngineEvent, None]:
         """Like generate, but what was written is taken over and the reply goes on behind `tokens`, prompt included.
 
-        NotFound, InvalidRequest, AlreadyRunning. The reservation is gone in any case.
+        last: blocks to write before that, between the same two steps. NotFound, InvalidRequest, AlreadyRunning, Overloaded.
+        The reservation is gone in any case.
         """
         ...
 

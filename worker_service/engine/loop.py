@@ -30,6 +30,7 @@ from worker_service.engine.interface import (
     Finished,
     HandedOver,
     KvLayout,
+    LastBlocks,
     Stopped,
     Verification,
 )
@@ -135,11 +136,11 @@ class LoopEngine:
                 yield event
 
     async def enter(
-        self, transfer_id: str, request: GenerationRequest, tokens: Seq[int]
+        self, transfer_id: str, request: GenerationRequest, tokens: Seq[int], last: LastBlocks | None = None
     ) -> AsyncGenerator[EngineEvent, None]:
         prompt = self._core.tokenizer.encode(request.prompt)
         async with contextlib.aclosing(
-            self._stream(request.request_id, lambda core: core.enter(request, prompt, transfer_id, tokens))
+            self._stream(request.request_id, lambda core: core.enter(request, prompt, transfer_id, tokens, last))
         ) as events:
             async for event in events:
                 yield event

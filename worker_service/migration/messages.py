@@ -29,9 +29,10 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """tokens: all of the sequence, prompt included; the last one is without KV."""
+    """tokens: all of the sequence, prompt included; the last one is without KV. last: the blocks not sent before."""
 
     tokens: tuple[int, ...]
+    last: Chunk | None = None
 
 
 ToTarget = Opening | Chunk | Closing

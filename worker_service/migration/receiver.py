@@ -9,7 +9,7 @@ from contextlib import aclosing, asynccontextmanager, suppress
 from services.background import end
 from services.domain.errors import AlreadyRunning, Overloaded, PenstockError, Unavailable
 from services.domain.requests import GenerationRequest
-from worker_service.engine.interface import EngineEvent, KvTransferring
+from worker_service.engine.interface import EngineEvent, KvTransferring, LastBlocks
 from worker_service.migration import source, target
 from worker_service.migration.messages import Chunk, Closing, Opening, ToSource, ToTarget
 from worker_service.migration.sender import ANSWER_S, MAX_TRANSFERS
@@ -125,7 +125,11 @@ class Claim:
                 return target.Written(said.blocks)
             case target.Enter():
                 assert isinstance(said, Closing)
-                self._events = engine.enter(name, self._request, said.tokens)
+                last = None
+                if said.last is not None:
+                    data = opening.layout.blocks_from(said.last.data, said.last.blocks)
+                    last = LastBlocks(said.last.first_block, data)
+                self._events = engine.enter(name, self._request, said.tokens, last)
                 self._admitted = await anext(self._events)
                 return target.Entered()
             case target.TellCommitted():

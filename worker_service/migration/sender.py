@@ -152,14 +152,18 @@ class _Transfer:
                 self.events.put_nowait(source.Measured(known // self._layout.block_tokens))
             case source.SendChunk(first, blocks):
                 data = await engine.read_kv(request_id, first, blocks)
-                await self._send(wire, first, blocks, data.tobytes())
+                await self._send(wire, Chunk(first, blocks, data.tobytes()))
             case source.StopAndSendRest(first):
                 stopped = await engine.pause(request_id, first)
                 self._stopped_at = time.monotonic()
+                last: Chunk | None = None
                 for at in range(0, len(stopped.data), self._chunk_blocks):
+                    if last is not None:
+                        await self._send(wire, last)
                     part = stopped.data[at : at + self._chunk_blocks]
-                    await self._send(wire, first + at, len(part), part.tobytes())
-                await wire.send(Closing(stopped.tokens))
+                    last = Chunk(first + at, len(part), part.tobytes())
+                await wire.send(Closing(stopped.tokens, last))
+                self.sent_bytes += len(last.data) if last is not None else 0
             case source.Delete():
                 self._offset = (await engine.leave(request_id)).offset
             case source.Resume():
@@ -173,6 +177,6 @@ class _Transfer:
             case source.HangUp():
                 pass  # the stream is left as soon as the machine has ended
 
-    async def _send(self, wire: Wire, first: int, blocks: int, data: bytes) -> None:
-        await wire.send(Chunk(first, blocks, data))
-        self.sent_bytes += len(data)
+    async def _send(self, wire: Wire, chunk: Chunk) -> None:
+        await wire.send(chunk)
+        self.sent_bytes += len(chunk.data)

@@ -26,7 +26,7 @@ from opentelemetry import trace
 from services.background import end
 from services.domain.errors import AlreadyRunning, NotFound, Overloaded, invalid
 from services.domain.requests import GenerationRequest, SamplingParams
-from worker_service.engine.interface import Blocks, EngineEvent, EngineInfo, HandedOver, KvLayout, Stopped
+from worker_service.engine.interface import Blocks, EngineEvent, EngineInfo, HandedOver, KvLayout, LastBlocks, Stopped
 from worker_service.engine.sglang.client import Piece, SglangClient
 from worker_service.text.hf import HfTokenizer
 
@@ -153,8 +153,9 @@ class MovingRequests:
             raise NotFound("transfer", transfer_id)
 
     async def enter(
-        self, transfer_id: str, request: GenerationRequest, tokens: Seq[int]
+        self, transfer_id: str, request: GenerationRequest, tokens: Seq[int], last: LastBlocks | None = None
     ) -> AsyncGenerator[EngineEvent, None]:
+        """As `KvTransferring`; the last blocks are computed, so `last` is not read."""
         if self._arriving.pop(transfer_id, None) is None:
             raise NotFound("transfer", transfer_id)
         prompt = self._tokenizer.encode(request.prompt)
