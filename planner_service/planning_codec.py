@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from penstock.planner.v1 import planner_pb2 as pb
 from planner_service.demand import demand_of, workload_digest
 from planner_service.files import CascadeFile, ClusterFile, EngineEntry, GpuEntry, ModelEntry, TierEntry
-from planner_service.plan_cascade import CascadePlan, Demand, Objective, Site
+from planner_service.plan_cascade import Budget, CascadePlan, Demand, Objective, Site
 from planner_service.routing.quality import SKIPPED, JudgedSample
 from planner_service.simulator import Dispatch, EngineLimits, Percentiles, Replica, Report, Workload
 from services.domain.errors import FieldProblem, InvalidRequest, invalid
@@ -28,6 +28,11 @@ _OBJECTIVES = {
     pb.OBJECTIVE_UNSPECIFIED: Objective.LARGEST_TIER,
     pb.OBJECTIVE_LARGEST_TIER: Objective.LARGEST_TIER,
     pb.OBJECTIVE_END_TO_END: Objective.END_TO_END,
+}
+_BUDGETS = {
+    pb.GPU_BUDGET_UNSPECIFIED: Budget.AT_MOST,
+    pb.GPU_BUDGET_AT_MOST: Budget.AT_MOST,
+    pb.GPU_BUDGET_EXACT: Budget.EXACT,
 }
 _DISPATCH = {
     pb.DISPATCH_UNSPECIFIED: Dispatch.CAPACITY,
@@ -63,6 +68,7 @@ def options_from_proto(request: pb.PlanCascadeRequest) -> dict[str, Any]:
         "confidence": confidence,
         "gpus": request.gpus if request.HasField("gpus") else None,
         "dispatch": dispatch_from_proto(request.dispatch),
+        "budget": _known(_BUDGETS, request.budget, "budget"),
         "seed": seed_of(request.inputs.workload),
     }
 

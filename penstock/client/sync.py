@@ -196,13 +196,15 @@ class PlannerClient:
         objective: str = "largest-tier",
         confidence: float | None = None,
         gpus: int | None = None,
+        budget: str = "at-most",
     ) -> Iterator[types.PlanProgress | types.CascadePlan | types.Unreachable]:
         """Let the planner compute a plan; leaving the iteration stops it. Progress, then a CascadePlan or Unreachable.
 
-        Nothing is published. objective: largest-tier or end-to-end. InvalidRequestError, ValueError.
+        Nothing is published. objective: largest-tier or end-to-end. budget: at-most so many GPUs, or exact.
+        InvalidRequestError, ValueError.
         """
         call = self._stub.PlanCascade(
-            transport.plan_request(inputs, min_quality, max_latency_s, objective, confidence, gpus)
+            transport.plan_request(inputs, min_quality, max_latency_s, objective, confidence, gpus, budget)
         )
         try:
             for answer in call:

@@ -290,18 +290,26 @@ def plan_request(
     objective: str,
     confidence: float | None,
     gpus: int | None,
+    budget: str,
 ) -> planner_pb2.PlanCascadeRequest:
-    """ValueError for not just one target, or an objective that is neither largest-tier nor end-to-end."""
+    """ValueError for not just one target, an objective or a budget that does not exist."""
     objectives = {
         "largest-tier": planner_pb2.OBJECTIVE_LARGEST_TIER,
         "end-to-end": planner_pb2.OBJECTIVE_END_TO_END,
     }
+    budgets = {"at-most": planner_pb2.GPU_BUDGET_AT_MOST, "exact": planner_pb2.GPU_BUDGET_EXACT}
+    if budget not in budgets:
+        raise ValueError(f"budget: must be {' or '.join(budgets)}, not '{budget}'")
     if objective not in objectives:
         raise ValueError(f"objective: must be {' or '.join(objectives)}, not '{objective}'")
     if (min_quality is None) == (max_latency_s is None):
         raise ValueError("give either min_quality or max_latency_s")
     made = planner_pb2.PlanCascadeRequest(
-        inputs=planning_inputs_to_proto(inputs), objective=objectives[objective], confidence=confidence, gpus=gpus
+        inputs=planning_inputs_to_proto(inputs),
+        objective=objectives[objective],
+        confidence=confidence,
+        gpus=gpus,
+        budget=budgets[budget],
     )
     if min_quality is not None:
         made.min_quality = min_quality

@@ -101,6 +101,13 @@ async def test_the_service_plans_what_the_library_plans_and_the_simulation_agree
     replayed = await planner.SimulateDeployment(pb.SimulateDeploymentRequest(inputs=asked, tiers=tiers))
     assert replayed.end_to_end.p95 == plan.end_to_end_p95_s
     assert [t.requests for t in replayed.tiers] == [t.report.requests for t in plan.tiers]
+    exact = pb.PlanCascadeRequest(inputs=asked, min_quality=80, budget=pb.GPU_BUDGET_EXACT)
+    whole = [e async for e in planner.PlanCascade(exact)][-1].finished.plan
+    assert sum(t.gpus for t in whole.tiers) == site.cluster.gpus
+    exact.objective = pb.OBJECTIVE_END_TO_END
+    with pytest.raises(aio.AioRpcError, match="budget") as caught:
+        _ = [e async for e in planner.PlanCascade(exact)]
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     beyond = [e async for e in planner.PlanCascade(pb.PlanCascadeRequest(inputs=asked, min_quality=100))]
     assert beyond[-1].finished.unreachable.best < 100
     assert not children()
@@ -155,9 +162,11 @@ async def test_the_sdk_asks_with_what_the_files_say(redis: RedisProcess, mesh_fi
         found = await client.simulate_deployment(asked, groups, [plan.tiers[0].threshold])
         assert found.end_to_end.p95 == plan.end_to_end_p95_s
     with pytest.raises(ValueError, match="no field named"):
-        plan_request(dataclasses.replace(asked, cluster={"gpus": 3}), 85, None, "largest-tier", None, None)
+        plan_request(dataclasses.replace(asked, cluster={"gpus": 3}), 85, None, "largest-tier", None, None, "at-most")
+    with pytest.raises(ValueError, match="budget"):
+        plan_request(asked, 85, None, "largest-tier", None, None, "all")
     with pytest.raises(ValueError, match="either"):
-        plan_request(asked, None, None, "largest-tier", None, None)
+        plan_request(asked, None, None, "largest-tier", None, None, "at-most")
 
 
 async def test_a_bad_field_is_named_over_the_wire(planner: Planner) -> None:

@@ -82,6 +82,28 @@ OBJECTIVE_END_TO_END: Objective.ValueType  # 2
 """p95 over all tiers that a request visits, judging included."""
 Global___Objective: _TypeAlias = Objective  # noqa: Y015
 
+class _GpuBudget:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _GpuBudgetEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GpuBudget.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    GPU_BUDGET_UNSPECIFIED: _GpuBudget.ValueType  # 0
+    GPU_BUDGET_AT_MOST: _GpuBudget.ValueType  # 1
+    """As many as help the objective; the default."""
+    GPU_BUDGET_EXACT: _GpuBudget.ValueType  # 2
+    """Every one; with OBJECTIVE_LARGEST_TIER."""
+
+class GpuBudget(_GpuBudget, metaclass=_GpuBudgetEnumTypeWrapper):
+    """How many of the GPUs a plan uses."""
+
+GPU_BUDGET_UNSPECIFIED: GpuBudget.ValueType  # 0
+GPU_BUDGET_AT_MOST: GpuBudget.ValueType  # 1
+"""As many as help the objective; the default."""
+GPU_BUDGET_EXACT: GpuBudget.ValueType  # 2
+"""Every one; with OBJECTIVE_LARGEST_TIER."""
+Global___GpuBudget: _TypeAlias = GpuBudget  # noqa: Y015
+
 class _Dispatch:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -1011,6 +1033,7 @@ class PlanCascadeRequest(_message.Message):
     CONFIDENCE_FIELD_NUMBER: _builtins.int
     GPUS_FIELD_NUMBER: _builtins.int
     DISPATCH_FIELD_NUMBER: _builtins.int
+    BUDGET_FIELD_NUMBER: _builtins.int
     min_quality: _builtins.float
     """The least latency at this mean score."""
     max_latency_s: _builtins.float
@@ -1021,6 +1044,7 @@ class PlanCascadeRequest(_message.Message):
     gpus: _builtins.int
     """At most so many of the cluster's. [all]"""
     dispatch: Global___Dispatch.ValueType
+    budget: Global___GpuBudget.ValueType
     @_builtins.property
     def inputs(self) -> Global___PlanningInputs: ...
     def __init__(
@@ -1033,10 +1057,11 @@ class PlanCascadeRequest(_message.Message):
         confidence: _builtins.float | None = ...,
         gpus: _builtins.int | None = ...,
         dispatch: Global___Dispatch.ValueType = ...,
+        budget: Global___GpuBudget.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_confidence", b"_confidence", "_gpus", b"_gpus", "confidence", b"confidence", "gpus", b"gpus", "inputs", b"inputs", "max_latency_s", b"max_latency_s", "min_quality", b"min_quality", "target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_confidence", b"_confidence", "_gpus", b"_gpus", "confidence", b"confidence", "dispatch", b"dispatch", "gpus", b"gpus", "inputs", b"inputs", "max_latency_s", b"max_latency_s", "min_quality", b"min_quality", "objective", b"objective", "target", b"target"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_confidence", b"_confidence", "_gpus", b"_gpus", "budget", b"budget", "confidence", b"confidence", "dispatch", b"dispatch", "gpus", b"gpus", "inputs", b"inputs", "max_latency_s", b"max_latency_s", "min_quality", b"min_quality", "objective", b"objective", "target", b"target"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__confidence: _TypeAlias = _typing.Literal["confidence"]  # noqa: Y015
     _WhichOneofArgType__confidence: _TypeAlias = _typing.Literal["_confidence", b"_confidence"]  # noqa: Y015
