@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from services.domain.instances import InstanceRecord
-from services.domain.stages.places import by_preference
+from services.domain.stages.places import by_preference, occupancy
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ def place(
     full: instances that refused a moment ago for want of room. suspects: instances that failed a moment ago.
     avoid: the instance just left; taken only if it is the only one.
     familiar: the instance that knows the prompt's beginning; what it need not compute counts as one request less there.
-    Load is requests there per place; ties fall by tokens there, then by a checksum of instance and request, so that
-    requests spread evenly and the same request always falls the same way.
+    Load is requests there per place, one that waits or is under way counted as `PROMPT_WEIGHT`; ties fall by tokens there,
+    then by a checksum of instance and request, so that requests spread evenly and the same request always falls the same way.
     """
     fit = [c for c in candidates if c.instance_id not in suspects]
     if not fit:
@@ -57,8 +57,9 @@ def place(
 
     def cost(c: InstanceRecord) -> tuple[float, bool, int, int]:
         held, known = c.load.tokens if c.load is not None else 0, c.instance_id == familiar
-        load = _load(c, under_way) - (1 / c.model.max_requests if known and c.model is not None else 0.0)
-        return load, not known, held, zlib.crc32(f"{c.instance_id}/{request_id}".encode())
+        sent, waiting = under_way.get(c.instance_id, 0), len(c.load.queued_tokens) if c.load is not None else 0
+        busy = occupancy(_requests(c) + sent, waiting + sent)
+        return (busy - known) / _places(c), not known, held, zlib.crc32(f"{c.instance_id}/{request_id}".encode())
 
     by_id = {c.instance_id: c for c in others}
     group = by_preference({i: c.place for i, c in by_id.items()}, tokens)[0]
@@ -70,6 +71,12 @@ def place(
 
 def _load(record: InstanceRecord, under_way: Mapping[str, int]) -> float:
     """Requests there over places there; 1 or more is full."""
-    known = record.load.requests if record.load is not None else 0
-    places = record.model.max_requests if record.model is not None else 1
-    return (known + under_way.get(record.instance_id, 0)) / max(1, places)
+    return (_requests(record) + under_way.get(record.instance_id, 0)) / _places(record)
+
+
+def _requests(record: InstanceRecord) -> int:
+    return record.load.requests if record.load is not None else 0
+
+
+def _places(record: InstanceRecord) -> int:
+    return max(1, record.model.max_requests) if record.model is not None else 1

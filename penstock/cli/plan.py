@@ -11,7 +11,7 @@ from rich.table import Table
 from penstock.cli import planning, rendering, targets
 from penstock.cli.local import needed_packages
 from penstock.cli.output import console, fail, print_json, seconds, tier_counts, told_errors
-from penstock.client.sync import Client, PlannerClient
+from penstock.client.sync import PlannerClient
 from penstock.client.types import Plan, Prediction, TierPlan
 
 app = typer.Typer(
@@ -129,7 +129,7 @@ def show(
 ) -> None:
     """The plan that holds."""
     where = targets.resolve(target)
-    with told_errors(where), PlannerClient(_planner(where)) as planner:
+    with told_errors(where), PlannerClient(targets.planner(where)) as planner:
         _print(planner.get_plan(revision), json=json)
 
 
@@ -157,7 +157,7 @@ def set_(
             fail(f"--threshold {option}: must be TIER=SCORE", 2)
     counts = tier_counts("--instances", instances or [])
     where = targets.resolve(target)
-    with told_errors(where), PlannerClient(_planner(where)) as planner:
+    with told_errors(where), PlannerClient(targets.planner(where)) as planner:
         plan = planner.get_plan()
         unknown = {*changes, *counts} - {t.name for t in plan.tiers}
         if unknown:
@@ -199,7 +199,7 @@ def history(
 ) -> None:
     """The last plans: who made them and why, and what they were expected to reach."""
     where = targets.resolve(target)
-    with told_errors(where), PlannerClient(_planner(where)) as planner:
+    with told_errors(where), PlannerClient(targets.planner(where)) as planner:
         plans = planner.list_plans(limit)
     if json:
         print_json(plans)
@@ -221,7 +221,7 @@ def _apply(figures: dict[str, Any], note: str, target: str | None, *, json: bool
     from planner_service.plan_cascade import mesh_tiers
 
     where = targets.resolve(target)
-    with told_errors(where), PlannerClient(_planner(where)) as planner:
+    with told_errors(where), PlannerClient(targets.planner(where)) as planner:
         current = planner.get_plan()
         names = [tier["name"] for tier in figures["tiers"]]
         if names != [t.name for t in current.tiers]:
@@ -260,15 +260,6 @@ def _expected(prediction: Prediction | None) -> str:
         return "-"
     reached = f"quality {prediction.quality:.1f}, p95 {seconds(prediction.latency_p95_s)}"
     return f"{reached}, end to end {seconds(prediction.end_to_end_p95_s)} (wanted: {prediction.target})"
-
-
-def _planner(where: str) -> str:
-    """The planner's address, as the router knows it."""
-    with Client(where) as client:
-        planners = [instance for instance in client.status().instances if instance.role == "planner"]
-    if not planners:
-        fail("no planner is up")
-    return min(planners, key=lambda instance: instance.age_s).address  # one that just died may still be listed
 
 
 def _print(plan: Plan, *, json: bool) -> None:

@@ -1,5 +1,6 @@
-"""`penstock stages`: lay instances out as length stages for a trace. Needs no mesh."""
+"""`penstock stages`: lay instances out as length stages for a trace. Needs no mesh, but can publish to one."""
 
+import dataclasses
 import json as json_module
 import time
 from pathlib import Path
@@ -10,8 +11,10 @@ from rich.table import Table
 
 from penstock.cli import targets
 from penstock.cli.local import needed_packages
-from penstock.cli.output import console, fail, print_json
+from penstock.cli.output import console, fail, print_json, told_errors
 from penstock.cli.planning import told_faults
+from penstock.client.sync import PlannerClient
+from penstock.client.types import Plan, Stage
 
 if TYPE_CHECKING:
     from planner_service.stages import LengthSample, StagePlan
@@ -40,6 +43,11 @@ def stages(
     ] = 0.0,
     out: Annotated[Path, typer.Option("--out", help="JSON; the picture goes beside it.")] = Path("stages.json"),
     plot: Annotated[bool, typer.Option("--plot/--no-plot", help="Draw the lengths with the cuts.")] = True,
+    apply: Annotated[
+        str | None,
+        typer.Option("--apply", metavar="TIER", help="Publish the layout for this tier of the running mesh."),
+    ] = None,
+    target: targets.Target = None,
     json: targets.Json = False,
 ) -> None:
     """Split instances into stages by sequence length, for the least total QoE (CascadeInfer)."""
@@ -71,6 +79,9 @@ def stages(
         figures = plan_json(found, took)
         out.write_text(json_module.dumps(figures, indent=1) + "\n")
         written = [out, *(draw(found, sample, out) if plot else [])]
+    if apply is not None:
+        stages = tuple(Stage(s.from_tokens, s.to_tokens, s.instances) for s in found.layout.stages)
+        figures["revision"] = _publish(apply, stages, measured.qoe.coefficients, target).revision
     if json:
         print_json(figures)
         return
@@ -97,7 +108,24 @@ def stages(
         f"{proof}; {1000 * took:.1f} ms; {measured.source}",
         f"written: {', '.join(map(str, written))}",
     ]
+    if apply is not None:
+        lines.append(f"published for {apply}, in revision {figures['revision']} of the plan")
     console.print("\n".join(lines), highlight=False)
+
+
+def _publish(tier: str, stages: tuple[Stage, ...], qoe: tuple[float, ...], target: str | None) -> Plan:
+    """The plan that holds, with these stages for a tier."""
+    where = targets.resolve(target)
+    with told_errors(where), PlannerClient(targets.planner(where)) as planner:
+        current = planner.get_plan()
+        planned = next((t for t in current.tiers if t.name == tier), None)
+        if planned is None:
+            fail(f"--apply: no tier {tier}, the mesh has {', '.join(t.name for t in current.tiers)}", 2)
+        if planned.instances != (wanted := sum(stage.instances for stage in stages)):
+            fail(f"--instances: the plan has {planned.instances} of {tier}, not {wanted}", 2)
+        tiers = tuple(dataclasses.replace(t, stages=stages, qoe=qoe) if t is planned else t for t in current.tiers)
+        made = dataclasses.replace(current, tiers=tiers, source="stages", note="")
+        return planner.set_plan(made, expected_revision=current.revision)
 
 
 def plan_json(plan: "StagePlan", took_s: float) -> dict[str, Any]:

@@ -6,7 +6,9 @@ from typing import Annotated
 
 import typer
 
+from penstock.cli.output import fail
 from penstock.client.connection import USUAL_TARGET
+from penstock.client.sync import Client
 
 FOLDER = Path(".penstock")
 
@@ -33,3 +35,12 @@ def resolve(target: str | None, folder: Path = FOLDER) -> str:
 
     running = read_run_file(folder)
     return ",".join(running.grpc) if running is not None else USUAL_TARGET
+
+
+def planner(where: str) -> str:
+    """The address of a mesh's planner, as its routers know it."""
+    with Client(where) as client:
+        planners = [instance for instance in client.status().instances if instance.role == "planner"]
+    if not planners:
+        fail("no planner is up")
+    return min(planners, key=lambda instance: instance.age_s).address  # one that just died may still be listed

@@ -23,7 +23,7 @@ from services.domain.errors import invalid
 from services.domain.stages import InFlight, QoeModel, StageLayout
 from services.domain.stages.bidding import Ask, Bid, Go, Receiver, Sender, TransferSlots, choose
 from services.domain.stages.overload import excess_tokens, to_hand_over
-from services.domain.stages.places import StagePlace, by_preference, outgrown_to, peers, successors
+from services.domain.stages.places import StagePlace, by_preference, occupancy, outgrown_to, peers, successors
 from services.domain.stages.refinement import RefineBy, averaged, refine
 
 ROUND_TRIP_S = 0.001  # of a message between instances; a move's last round waits for one
@@ -299,27 +299,29 @@ class Staged(Policy):
         self._senders = [Sender(slot) for slot in slots]
         self._receivers = [Receiver(name, slot) for name, slot in zip(self._names, slots, strict=True)]
         self._target: dict[int, int] = {}  # of requests that are won or on their way
-        self._load, self._requests = [0] * cluster.instances, [0] * cluster.instances  # tokens and requests there
+        self._load, self._requests, self._unread = ([0] * cluster.instances for _ in range(3))  # tokens, requests there
         self._refined_s = 0.0
         self._throughput = cluster.moves.bandwidth_bytes_per_s / max(cluster.moves.kv_bytes_per_token, 1e-9)
 
     def place(self, request: int) -> int:
-        """As the router does: the fewest requests, known and sent since; of equals the fewest tokens, then in turn."""
+        """As the router does: the least busy by what is known and was sent; of equals the fewest tokens, then in turn."""
         tokens = int(self.cluster.work.input_tokens[request])
         group = by_preference(self._places, tokens)[0]
 
-        def cost(i: int) -> tuple[int, int, int]:
-            return self._requests[i], self._load[i], (i - request) % len(self._load)
+        def cost(i: int) -> tuple[float, int, int]:
+            return occupancy(self._requests[i], self._unread[i]), self._load[i], (i - request) % len(self._load)
 
         best = min((self._number[name] for name in group), key=cost)
         self._load[best] += tokens
         self._requests[best] += 1
+        self._unread[best] += 1
         return best
 
     def publish(self) -> None:
         cluster = self.cluster
         held = [cluster.held(i) for i in range(cluster.instances)]
         self._load, self._requests = [sum(s.tokens for s in one) for one in held], [len(one) for one in held]
+        self._unread = [len(cluster.waiting(i)) for i in range(cluster.instances)]
         if self._refinement is not Refinement.NONE and cluster.now_s - self._refined_s >= cluster.moves.refine_s:
             self._refined_s = cluster.now_s
             self._refine(held)

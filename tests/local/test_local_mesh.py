@@ -268,6 +268,26 @@ def test_a_plan_file_is_applied_and_told_in_the_history(running: Path, tmp_path:
     assert "not a plan file" in " ".join(failed.stderr.split())
 
 
+def test_a_stage_layout_is_published_for_a_tier(running: Path, tmp_path: Path) -> None:
+    trace, out = tmp_path / "trace.csv", tmp_path / "stages.json"
+    rows = [f"{i / 20},{40 * i + 1},{i + 1}" for i in range(100)]
+    trace.write_text("\n".join(["arrival_s,input_tokens,output_tokens", *rows]) + "\n")
+    held = json.loads(penstock("plan", "show", "-t", target(running), "--json").stdout)
+    count = held["tiers"][1]["instances"]
+    command = ["stages", "--trace", str(trace), "--out", str(out), "--no-plot", "-t", target(running)]
+    said = penstock(*command, "--instances", str(count), "--apply", "large", "--json")
+    assert said.returncode == 0, said.stderr
+    plan = json.loads(penstock("plan", "show", "-t", target(running), "--json").stdout)
+    assert (plan["revision"], plan["source"]) == (json.loads(said.stdout)["revision"], "stages")
+    assert plan["tiers"][1]["stages"] == json.loads(out.read_text())["stages"]
+    assert len(plan["tiers"][1]["qoe"]) == 5
+    assert plan["tiers"][0] == held["tiers"][0]
+    failed = penstock(*command, "--instances", str(count + 1), "--apply", "large")
+    assert (failed.returncode, "--instances" in failed.stderr) == (2, True)
+    failed = penstock(*command, "--instances", str(count), "--apply", "huge")
+    assert (failed.returncode, "no tier huge" in failed.stderr) == (2, True)
+
+
 def test_errors_are_one_line_that_says_what_to_do(running: Path) -> None:
     failed = penstock("ask", "hello", "--temperature", "9", "-t", target(running))
     assert failed.returncode == 2

@@ -1,6 +1,7 @@
 """Which instance takes a request: pure."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -20,6 +21,7 @@ from services.domain import (
 from services.domain.stages.places import StagePlace
 
 CARD = ModelCard("small", "m", "d", "torch", 100, 10, 16, 4)
+ROOMY = replace(CARD, max_requests=16)
 
 
 def worker(name: str, running: int = 0, tokens: int = 10, place: StagePlace | None = None) -> InstanceRecord:
@@ -46,6 +48,15 @@ def test_the_least_loaded_takes_it() -> None:
 
 def test_what_is_under_way_counts_before_its_record_can_tell() -> None:
     assert chosen([worker("a", 0), worker("b", 1)], under_way={"a": 2}) == "b"
+
+
+def test_a_prompt_to_be_computed_weighs_as_much_as_five_that_decode() -> None:
+    idle, four, six = (replace(worker(n, k), model=ROOMY) for n, k in (("a", 0), ("b", 4), ("b", 6)))
+    waits = replace(idle, load=Load((), (10,), 9, 1.0))
+    assert chosen([waits, four]) == "b"
+    assert chosen([waits, six]) == "a"
+    assert chosen([idle, four], under_way={"a": 1}) == "b"
+    assert chosen([idle, six], under_way={"a": 1}) == "a"
 
 
 def test_tokens_break_ties() -> None:
