@@ -167,7 +167,8 @@ def draw(plan: "StagePlan", sample: "LengthSample", out: Path) -> list[Path]:
         held = sample.tokens[(sample.tokens >= stage.from_tokens) & (sample.tokens < stage.to_tokens)]
         counts, _, _ = axes.hist(held, bins, color=colours[i % len(colours)])
         heights.append(float(np.max(counts)))
-    axes.set_xscale("log")
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.set_xlim(bins[0], bins[-1])
     top = 1.25 * max(heights)
     axes.set_ylim(0, top)
