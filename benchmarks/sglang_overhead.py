@@ -18,13 +18,15 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from grpc import aio
 
 from benchmarks import report
 from benchmarks.contenders import one_tier_mesh, worker_address
-from penstock.common.v1 import common_pb2
 from penstock.worker.v1 import worker_pb2 as pb
 from penstock.worker.v1 import worker_pb2_grpc
+from router_service.reply_session import SessionPool
+from router_service.worker_client import WorkerClient
+from services.channels import ChannelPool
+from services.domain.requests import GenerationRequest, SamplingParams, TokenFrame, TokenPrompt
 from services.processes import free_port
 from tests.conftest import FAMILY
 from tests.support.sglang import CPU_LAUNCH
@@ -55,15 +57,17 @@ def directly(session: aiohttp.ClientSession, url: str) -> Way:
     return one
 
 
-def through_worker(stub: Any) -> Way:
+def through_worker(workers: WorkerClient, address: str) -> Way:
+    """As a router does."""
+
     async def one(prompt: list[int], name: str, tokens: int) -> tuple[float, int]:
-        sampling = common_pb2.SamplingParams(temperature=0.0, max_output_tokens=tokens, ignore_eos=True)
-        asked = common_pb2.Prompt(token_ids=common_pb2.TokenIds(ids=prompt))
+        sampling = SamplingParams(temperature=0.0, max_output_tokens=tokens, ignore_eos=True)
+        request = GenerationRequest(request_id=name, prompt=TokenPrompt(tuple(prompt)), sampling=sampling)
         began, first, got = time.perf_counter(), 0.0, 0
-        async for event in stub.Generate(pb.GenerateRequest(request_id=name, prompt=asked, sampling=sampling)):
-            if event.HasField("tokens"):
+        async for event in workers.generate(address, request, timeout_s=600.0, metadata=()):
+            if isinstance(event, TokenFrame):
                 first = first or time.perf_counter() - began
-                got += len(event.tokens.token_ids)
+                got += len(event.token_ids)
         return first, got
 
     return one
@@ -127,11 +131,14 @@ async def measure(rounds: int) -> dict[str, Any]:
     sglang = CPU_LAUNCH | {"port": port, "flags": list(CPU_LAUNCH["flags"])}
     async with (
         one_tier_mesh(str(FAMILY / "large"), AT_ONCE, engine="sglang", sglang=sglang) as mesh,
-        aio.insecure_channel(worker_address(mesh)) as channel,
+        ChannelPool() as channels,
+        SessionPool(channels) as sessions,
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
     ):
-        stub: Any = worker_pb2_grpc.WorkerServiceStub(channel)
-        ways = {"server": directly(session, f"http://127.0.0.1:{port}"), "worker": through_worker(stub)}
+        address = worker_address(mesh)
+        workers = WorkerClient(channels, sessions, 60.0)
+        stub: Any = worker_pb2_grpc.WorkerServiceStub(channels.get(address))
+        ways = {"server": directly(session, f"http://127.0.0.1:{port}"), "worker": through_worker(workers, address)}
         before = _family(os.getpid())
         for way in ways.values():
             await throughput(way, rng)  # warm

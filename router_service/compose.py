@@ -12,6 +12,7 @@ from router_service.generation import Patience, TierGeneration
 from router_service.judge_client import JudgeClient
 from router_service.openai_gateway import OpenAiGateway
 from router_service.peers import Peers
+from router_service.reply_session import SessionPool
 from router_service.request_driver import RequestDriver
 from router_service.sampling import WindowSampler, WorkloadReporter
 from router_service.servicer import MESH_SERVICE, ROUTER_SERVICE, Draining, MeshServicer, RouterServicer
@@ -40,7 +41,8 @@ async def compose(chassis: Chassis) -> None:
     gate = Gate(options.max_active, options.max_waiting)
     stats = RouterStats(chassis.telemetry.meter)
     judge = JudgeClient(channels, peers, tracer, options.judge_timeout_s)
-    workers = WorkerClient(channels, options.worker_silence_s)
+    sessions = await stack.enter_async_context(SessionPool(channels))
+    workers = WorkerClient(channels, sessions, options.worker_silence_s)
     stages = chassis.mesh.stages
     agent = MoveAgent(
         view,

@@ -1,18 +1,18 @@
 """Speaks WorkerService to one instance at a time."""
 
-import asyncio
 import enum
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass
 
 from grpc import aio
 
 from penstock.worker.v1 import worker_pb2 as pb
 from penstock.worker.v1 import worker_pb2_grpc
+from router_service.reply_session import SessionPool
 from services import errors
 from services import proto_codec as common
 from services.channels import ChannelPool
-from services.domain.errors import Unavailable
 from services.domain.requests import FinishReason, GenerationRequest, TokenFrame, TokenUsage
 
 
@@ -97,8 +97,8 @@ MoveReport = RoundCopied | WorkerHandedOver | WorkerNotMoved
 class WorkerClient:
     """Generates at any worker by address; a worker that goes silent counts as gone."""
 
-    def __init__(self, channels: ChannelPool, silence_s: float) -> None:
-        self._channels, self._silence_s = channels, silence_s
+    def __init__(self, channels: ChannelPool, sessions: SessionPool, silence_s: float) -> None:
+        self._channels, self._sessions, self._silence_s = channels, sessions, silence_s
 
     async def generate(
         self,
@@ -109,31 +109,18 @@ class WorkerClient:
         metadata: tuple[tuple[str, str], ...],
         transfer_id: str = "",
     ) -> AsyncGenerator[WorkerEvent, None]:
-        """The worker's events. Leaving the iteration cancels the call. transfer_id: the request comes there by a move.
+        """The worker's events. Leaving the iteration cancels the reply. transfer_id: the request comes there by a move.
 
         Raises what the worker said, as one of our errors; Unavailable for a worker that broke off or went silent.
         """
-        stub = worker_pb2_grpc.WorkerServiceStub(self._channels.get(address))
-        call = stub.Generate(_request_to_proto(request, transfer_id), timeout=timeout_s, metadata=metadata)
-        try:
-            while True:
-                async with asyncio.timeout(self._silence_s):
-                    response = await call.read()
-                if not isinstance(response, pb.GenerateResponse):  # EOF
-                    raise Unavailable("the worker ended the stream in the middle")
+        asked = _request_to_proto(request, transfer_id)
+        said = self._sessions.get(address).reply(asked, timeout_s, dict(metadata), self._silence_s)
+        async with aclosing(said) as responses:
+            async for response in responses:
                 event = _event(response)
-                if isinstance(event, (WorkerFinished, WorkerHandedOver)):
-                    async with asyncio.timeout(self._silence_s):
-                        await call.read()  # the end: the worker's side is over, not cancelled
-                    yield event
-                    return
                 yield event
-        except TimeoutError:
-            raise Unavailable(f"the worker was silent for {self._silence_s:g} s") from None
-        except aio.AioRpcError as error:
-            raise errors.from_rpc(error) from error
-        finally:
-            call.cancel()
+                if isinstance(event, (WorkerFinished, WorkerHandedOver)):
+                    return
 
     async def migrate_out(
         self,

@@ -38,6 +38,8 @@ TABLE: dict[type[PenstockError], tuple[grpc.StatusCode, int]] = {
     NotServed: (grpc.StatusCode.UNIMPLEMENTED, 501),
 }
 
+_CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
+
 
 def _row(error: PenstockError) -> tuple[grpc.StatusCode, int]:
     for kind in type(error).__mro__:
@@ -54,8 +56,8 @@ def http_status(error: PenstockError) -> int:
     return _row(error)[1]
 
 
-def to_status(error: PenstockError) -> grpc.Status:
-    """A gRPC status with ErrorInfo, and BadRequest or RetryInfo where they apply."""
+def to_proto(error: PenstockError) -> status_pb2.Status:
+    """A status with ErrorInfo, and BadRequest or RetryInfo where they apply."""
     details: list[any_pb2.Any] = [_packed(error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN))]
     if isinstance(error, InvalidRequest):
         violations = [
@@ -68,13 +70,28 @@ def to_status(error: PenstockError) -> grpc.Status:
         details.append(_packed(error_details_pb2.RetryInfo(retry_delay=delay)))
     code: int = grpc_code(error).value[0]
     message = str(error).encode("utf-8", "replace").decode()
-    return rpc_status.to_status(status_pb2.Status(code=code_pb2.Code.ValueType(code), message=message, details=details))
+    return status_pb2.Status(code=code_pb2.Code.ValueType(code), message=message, details=details)
+
+
+def to_status(error: PenstockError) -> grpc.Status:
+    """As `to_proto`, for a server's context."""
+    return rpc_status.to_status(to_proto(error))
 
 
 def from_rpc(failed: aio.AioRpcError) -> PenstockError:
     """The error that another service of ours meant, from status and details. Unavailable for what no table row says."""
-    code, said = failed.code(), failed.details() or ""
-    reason, problems, retry_after_s = _details(failed)
+    said: Any = failed
+    status = rpc_status.from_call(said)
+    if status is None:
+        number: int = failed.code().value[0]
+        status = status_pb2.Status(code=code_pb2.Code.ValueType(number), message=failed.details() or "")
+    return from_proto(status)
+
+
+def from_proto(status: status_pb2.Status) -> PenstockError:
+    """As `from_rpc`, from the status alone."""
+    code, said = _CODES.get(status.code, grpc.StatusCode.UNKNOWN), status.message
+    reason, problems, retry_after_s = _details(status)
     match code:
         case grpc.StatusCode.INVALID_ARGUMENT if reason == PromptTooLong.reason:
             return PromptTooLong(*problems)
@@ -94,11 +111,10 @@ def from_rpc(failed: aio.AioRpcError) -> PenstockError:
             return Unavailable(f"{code.name}: {said}")
 
 
-def _details(failed: Any) -> tuple[str, list[FieldProblem], float]:
-    """(reason, problems by field, seconds to wait) from a failed call's status details."""
+def _details(status: status_pb2.Status) -> tuple[str, list[FieldProblem], float]:
+    """(reason, problems by field, seconds to wait)."""
     reason, problems, retry_after_s = "", list[FieldProblem](), 1.0
-    status = rpc_status.from_call(failed)
-    for detail in status.details if status is not None else ():
+    for detail in status.details:
         info, bad, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
         if detail.Unpack(info):
             reason = info.reason

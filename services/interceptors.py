@@ -3,13 +3,16 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, aclosing, nullcontext
 from typing import Any, NoReturn
 
 import grpc
+from google.rpc import code_pb2, status_pb2
 from grpc import aio
-from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, StatusCode
+from grpc_status import rpc_status
+from opentelemetry.metrics import Histogram
+from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, StatusCode, Tracer
 
 from services import errors, telemetry
 from services.domain.errors import Overloaded, PenstockError
@@ -26,22 +29,81 @@ UNTRACED = (
     "/penstock.router.v1.RouterService/ListModels",
     "/penstock.judge.v1.JudgeService/ListScorers",
     "/penstock.planner.v1.PlannerService/WatchPlan",
+    "/penstock.worker.v1.WorkerService/GenerateMany",  # each of its replies is
     "/penstock.worker.v1.WorkerService/GetLoad",
     "/penstock.worker.v1.WorkerService/GetInfo",
 )
 
 
-class ChassisInterceptor(aio.ServerInterceptor):
-    """Traces each RPC after the RPC conventions, and turns our errors into statuses with details.
-
-    Anything that is not one of our errors is a fault: it is logged whole and the caller gets INTERNAL without details.
-    """
+class CallRecorder:
+    """Traces calls after the RPC conventions, and records how long they took and how they ended."""
 
     def __init__(self, measured: Telemetry) -> None:
-        self.tracer = measured.tracer
-        self.duration = measured.meter.create_histogram(
+        self._tracer = measured.tracer
+        self._duration = measured.meter.create_histogram(
             "rpc.server.duration", unit="s", description="Time of each RPC."
         )
+
+    def begin(self, method: str, headers: Mapping[str, str]) -> "RecordedCall":
+        """method: `package.Service/Method`. headers: where the caller's trace context stands."""
+        return RecordedCall(self._tracer, self._duration, method, headers)
+
+
+class RecordedCall:
+    """One call under way."""
+
+    def __init__(self, tracer: Tracer, duration: Histogram, method: str, headers: Mapping[str, str]) -> None:
+        self._tracer, self._duration, self._method, self._headers = tracer, duration, method, headers
+        self._began = time.monotonic()
+
+    def span(self) -> AbstractContextManager[Span]:
+        if f"/{self._method}".startswith(UNTRACED):
+            return nullcontext(INVALID_SPAN)
+        return self._tracer.start_as_current_span(
+            self._method,
+            context=telemetry.extract(self._headers),
+            kind=SpanKind.SERVER,
+            attributes={"rpc.system": "grpc", "rpc.method": self._method},
+            record_exception=False,
+            set_status_on_exception=False,
+        )
+
+    def end(self, code: str) -> None:
+        self._duration.record(
+            time.monotonic() - self._began, {"rpc.method": self._method, "rpc.response.status_code": code}
+        )
+
+    def failed(self, error: BaseException, span: Span) -> status_pb2.Status | None:
+        """The status that `error` stands for; None for a call that was cancelled, or aborted with its status already.
+
+        Anything that is not one of our errors is a fault: it is logged whole and the caller gets INTERNAL without details.
+        """
+        if isinstance(error, (asyncio.CancelledError, GeneratorExit, aio.AbortError)):
+            self.end("CANCELLED")
+            span.set_status(StatusCode.ERROR, "cancelled")
+            return None
+        if isinstance(error, PenstockError):
+            code = errors.grpc_code(error)
+            self.end(code.name)
+            span.set_attribute("rpc.response.status_code", code.name)
+            span.set_attribute("error.type", error.reason)
+            if code.name not in ("INVALID_ARGUMENT", "NOT_FOUND"):
+                span.set_status(StatusCode.ERROR, str(error))
+            level = logging.DEBUG if isinstance(error, Overloaded) else logging.INFO
+            _log.log(level, "%s: %s: %s", self._method, code.name, error)
+            return errors.to_proto(error)
+        self.end("INTERNAL")
+        span.record_exception(error)
+        span.set_status(StatusCode.ERROR, repr(error))
+        _log.error("%s failed", self._method, exc_info=error)
+        return status_pb2.Status(code=code_pb2.INTERNAL, message="internal error; the log has more")
+
+
+class ChassisInterceptor(aio.ServerInterceptor):
+    """Records each RPC and turns errors into statuses with details."""
+
+    def __init__(self, measured: Telemetry) -> None:
+        self._calls = CallRecorder(measured)
 
     async def intercept_service(
         self,
@@ -62,14 +124,14 @@ class ChassisInterceptor(aio.ServerInterceptor):
 
             # Not a generator: the span is current in here and nowhere else, also when the client goes away.
             async def stream(request: Any, context: Context) -> None:
-                call = _Call(self, method, context)
+                call = self._begin(method, context)
                 with call.span() as span:
                     try:
                         async with aclosing(inner(request, context)) as responses:
                             async for response in responses:
                                 await context.write(response)
                     except BaseException as error:
-                        await call.fail(error, span)
+                        await _abort(context, call.failed(error, span), error)
                     call.end("OK")
 
             return made(stream, handler.request_deserializer, handler.response_serializer)
@@ -80,62 +142,24 @@ class ChassisInterceptor(aio.ServerInterceptor):
         )
 
         async def unary(request: Any, context: Context) -> Any:
-            call = _Call(self, method, context)
+            call = self._begin(method, context)
             with call.span() as span:
                 try:
                     response = await single(request, context)
                 except BaseException as error:
-                    await call.fail(error, span)
+                    await _abort(context, call.failed(error, span), error)
                 call.end("OK")
                 return response
 
         return made(unary, handler.request_deserializer, handler.response_serializer)
 
+    def _begin(self, method: str, context: Context) -> RecordedCall:
+        headers = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+        return self._calls.begin(method.lstrip("/"), headers)
 
-class _Call:
-    """One RPC under way."""
 
-    def __init__(self, owner: ChassisInterceptor, method: str, context: Context) -> None:
-        self._owner, self._method, self._context = owner, method.lstrip("/"), context
-        self._began = time.monotonic()
-
-    def span(self) -> AbstractContextManager[Span]:
-        if f"/{self._method}".startswith(UNTRACED):
-            return nullcontext(INVALID_SPAN)
-        headers = {key: value for key, value in self._context.invocation_metadata() or () if isinstance(value, str)}
-        return self._owner.tracer.start_as_current_span(
-            self._method,
-            context=telemetry.extract(headers),
-            kind=SpanKind.SERVER,
-            attributes={"rpc.system": "grpc", "rpc.method": self._method},
-            record_exception=False,
-            set_status_on_exception=False,
-        )
-
-    def end(self, code: str) -> None:
-        self._owner.duration.record(
-            time.monotonic() - self._began, {"rpc.method": self._method, "rpc.response.status_code": code}
-        )
-
-    async def fail(self, error: BaseException, span: Span) -> NoReturn:
-        """End the RPC with the status that `error` stands for."""
-        if isinstance(error, (asyncio.CancelledError, GeneratorExit, aio.AbortError)):
-            self.end("CANCELLED")
-            span.set_status(StatusCode.ERROR, "cancelled")
-            raise error
-        if isinstance(error, PenstockError):
-            code = errors.grpc_code(error)
-            self.end(code.name)
-            span.set_attribute("rpc.response.status_code", code.name)
-            span.set_attribute("error.type", error.reason)
-            if code.name not in ("INVALID_ARGUMENT", "NOT_FOUND"):
-                span.set_status(StatusCode.ERROR, str(error))
-            level = logging.DEBUG if isinstance(error, Overloaded) else logging.INFO
-            _log.log(level, "%s: %s: %s", self._method, code.name, error)
-            await self._context.abort_with_status(errors.to_status(error))
-        self.end("INTERNAL")
-        span.record_exception(error)
-        span.set_status(StatusCode.ERROR, repr(error))
-        _log.error("%s failed", self._method, exc_info=error)
-        await self._context.abort(grpc.StatusCode.INTERNAL, "internal error; the log has more")
-        raise AssertionError("abort returns never")
+async def _abort(context: Context, status: status_pb2.Status | None, error: BaseException) -> NoReturn:
+    if status is None:
+        raise error
+    await context.abort_with_status(rpc_status.to_status(status))
+    raise AssertionError("abort returns never")

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, aclosing
 
 from opentelemetry import trace
@@ -14,6 +14,7 @@ from services.domain.errors import NotServed, Unavailable, invalid
 from services.domain.requests import FinishReason, TokenFrame
 from services.domain.stages.bidding import RefusalReason
 from services.grpc_types import Context
+from services.interceptors import CallRecorder
 from services.telemetry import Telemetry
 from worker_service import proto_codec as codec
 from worker_service.engine.interface import Admitted, Engine, Finished, Verifying
@@ -22,6 +23,7 @@ from worker_service.load_tracker import LoadTracker
 from worker_service.migration.messages import NotMoved
 from worker_service.migration.receiver import Receiver
 from worker_service.migration.sender import Sender
+from worker_service.reply_session import ReplySession
 from worker_service.stage_tracker import StageTracker
 from worker_service.transfer_desk import TransferDesk
 
@@ -52,6 +54,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         self._stages, self._desk = stages, desk
         self._instance_id, self._tier = instance_id, tier
         self._labels = {"gen_ai.request.model": engine.info.model, "penstock.tier": tier}
+        self._calls = CallRecorder(measured)
         meter = measured.meter
         self._ttft = meter.create_histogram("gen_ai.server.time_to_first_token", unit="s")
         self._tpot = meter.create_histogram("gen_ai.server.time_per_output_token", unit="s")
@@ -67,61 +70,17 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         """Set once no new requests are taken."""
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
-        if self.draining.is_set():
-            raise Unavailable("this worker is draining")
-        asked = codec.request_from_proto(request)
-        began, first_at, last_at, prompt_tokens = time.monotonic(), None, 0.0, 0
-        span = trace.get_current_span()
-        span.set_attributes(
-            {
-                "gen_ai.operation.name": "chat",
-                "gen_ai.request.model": self._engine.info.model,
-                "penstock.tier": self._tier,
-                "penstock.instance_id": self._instance_id,
-                "penstock.request_id": asked.request_id,
-                "penstock.resumed_tokens": len(asked.resume_token_ids),
-            }
-        )
-        key = f"{asked.request_id}/{id(asked)}"
-        self._running.add(key)
-        self._none_running.clear()
-        try:
-            async with AsyncExitStack() as stack:
-                if request.transfer_id:
-                    if self._receiver is None:
-                        raise NotServed("this engine cannot take over running requests")
-                    claim = await stack.enter_async_context(self._receiver.claim(request.transfer_id, asked))
-                    yield codec.HEARTBEAT  # it is waited for: the source may call
-                    events = in_frames(claim.events(), self._frames)
-                else:
-                    events = in_frames(self._engine.generate(asked), self._frames)
-                stack.push_async_callback(events.aclose)
-                async for event in events:
-                    if event is None:
-                        yield codec.HEARTBEAT
-                        continue
-                    if isinstance(event, TokenFrame):
-                        last_at = time.monotonic()
-                        self._tokens.add(len(event.token_ids), self._labels)
-                        if first_at is None:
-                            first_at = last_at
-                            span.add_event("first token")
-                        self._stages.grew(asked.request_id, prompt_tokens + event.offset + len(event.token_ids))
-                    elif isinstance(event, Admitted):
-                        prompt_tokens = event.prompt_tokens
-                    elif isinstance(event, Finished):
-                        self._measure(event, began, first_at, last_at, len(asked.resume_token_ids))
-                    yield codec.event_to_proto(event)
-                    if (advice := self._stages.advice(asked.request_id, time.monotonic())) is not None:
-                        reason = {"penstock.reason": advice.reason.value}
-                        self._advised.add(1, {"penstock.tier": self._tier} | reason)
-                        span.add_event("move advised", reason | {"penstock.sequence_tokens": advice.tokens})
-                        yield codec.advice_to_proto(advice)
-        finally:
-            self._stages.left(asked.request_id)
-            self._running.discard(key)
-            if not self._running:
-                self._none_running.set()
+        async with aclosing(self._reply(request)) as events:
+            async for event in events:
+                yield event
+
+    async def GenerateMany(
+        self, request_iterator: AsyncIterator[pb.GenerateManyRequest], context: Context
+    ) -> AsyncIterator[pb.GenerateManyResponse]:
+        session = ReplySession(self._reply, self._calls, self.draining)
+        async with aclosing(session.run(request_iterator)) as messages:
+            async for message in messages:
+                yield message
 
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
         if not request.request_id:
@@ -223,6 +182,64 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         """Take nothing new; return once nothing runs."""
         self.draining.set()
         await self._none_running.wait()
+
+    async def _reply(self, request: pb.GenerateRequest) -> AsyncGenerator[pb.GenerateResponse, None]:
+        """The events of one request; the current span is its own."""
+        if self.draining.is_set():
+            raise Unavailable("this worker is draining")
+        asked = codec.request_from_proto(request)
+        began, first_at, last_at, prompt_tokens = time.monotonic(), None, 0.0, 0
+        span = trace.get_current_span()
+        span.set_attributes(
+            {
+                "gen_ai.operation.name": "chat",
+                "gen_ai.request.model": self._engine.info.model,
+                "penstock.tier": self._tier,
+                "penstock.instance_id": self._instance_id,
+                "penstock.request_id": asked.request_id,
+                "penstock.resumed_tokens": len(asked.resume_token_ids),
+            }
+        )
+        key = f"{asked.request_id}/{id(asked)}"
+        self._running.add(key)
+        self._none_running.clear()
+        try:
+            async with AsyncExitStack() as stack:
+                if request.transfer_id:
+                    if self._receiver is None:
+                        raise NotServed("this engine cannot take over running requests")
+                    claim = await stack.enter_async_context(self._receiver.claim(request.transfer_id, asked))
+                    yield codec.HEARTBEAT  # it is waited for: the source may call
+                    events = in_frames(claim.events(), self._frames)
+                else:
+                    events = in_frames(self._engine.generate(asked), self._frames)
+                stack.push_async_callback(events.aclose)
+                async for event in events:
+                    if event is None:
+                        yield codec.HEARTBEAT
+                        continue
+                    if isinstance(event, TokenFrame):
+                        last_at = time.monotonic()
+                        self._tokens.add(len(event.token_ids), self._labels)
+                        if first_at is None:
+                            first_at = last_at
+                            span.add_event("first token")
+                        self._stages.grew(asked.request_id, prompt_tokens + event.offset + len(event.token_ids))
+                    elif isinstance(event, Admitted):
+                        prompt_tokens = event.prompt_tokens
+                    elif isinstance(event, Finished):
+                        self._measure(event, began, first_at, last_at, len(asked.resume_token_ids))
+                    yield codec.event_to_proto(event)
+                    if (advice := self._stages.advice(asked.request_id, time.monotonic())) is not None:
+                        reason = {"penstock.reason": advice.reason.value}
+                        self._advised.add(1, {"penstock.tier": self._tier} | reason)
+                        span.add_event("move advised", reason | {"penstock.sequence_tokens": advice.tokens})
+                        yield codec.advice_to_proto(advice)
+        finally:
+            self._stages.left(asked.request_id)
+            self._running.discard(key)
+            if not self._running:
+                self._none_running.set()
 
     def _measure(self, done: Finished, began: float, first_at: float | None, last_at: float, resumed: int) -> None:
         span = trace.get_current_span()

@@ -14,6 +14,7 @@ from opentelemetry.trace import NoOpTracer
 from router_service.bid_client import BidClient
 from router_service.bidding import BidLimits, MoveAgent
 from router_service.migration import MovableReply, NotMoved
+from router_service.reply_session import SessionPool
 from router_service.worker_client import MoveAdvice, MoveReason, WorkerClient
 from services.channels import ChannelPool
 from services.domain import GenerationRequest, InstanceRecord, MeshView, Role, SamplingParams, TextPrompt
@@ -32,6 +33,7 @@ class Scene:
     """A sender of stage 0, and receivers of stage 1 by name."""
 
     channels: ChannelPool
+    sessions: SessionPool
     view: MeshView
     sender: InstanceRecord
     digest: str
@@ -48,7 +50,7 @@ class Scene:
         return record
 
     def reply(self) -> MovableReply:
-        workers = WorkerClient(self.channels, 5.0)
+        workers = WorkerClient(self.channels, self.sessions, 5.0)
         return MovableReply(workers, self.sender, REQUEST, asyncio.get_running_loop().time() + 60, ())
 
 
@@ -60,13 +62,14 @@ async def scene(redis: RedisProcess, mesh_file: MeshFileMaker) -> AsyncIterator[
             serving(Role.WORKER, COMPOSE[Role.WORKER], file, redis.url, tier="only", instance_id="receiver")
         )
         channels = await stack.enter_async_context(ChannelPool())
+        sessions = await stack.enter_async_context(SessionPool(channels))
         assert worker.model is not None
         sender = InstanceRecord(
             "sender", Role.WORKER, "127.0.0.1:1", 1.0, 1, 9.0, model=worker.model, place=StagePlace(0, 0, 50)
         )
         view = MeshView()
         view.connect([sender], None, 0.0)
-        made = Scene(channels, view, sender, worker.model.digest)
+        made = Scene(channels, sessions, view, sender, worker.model.digest)
         made.hear("receiver", worker.address, 1)
         yield made
 

@@ -41,6 +41,11 @@ class WorkerServiceStub:
                 request_serializer=penstock_dot_worker_dot_v1_dot_worker__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=penstock_dot_worker_dot_v1_dot_worker__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.GenerateMany = channel.stream_stream(
+                '/penstock.worker.v1.WorkerService/GenerateMany',
+                request_serializer=penstock_dot_worker_dot_v1_dot_worker__pb2.GenerateManyRequest.SerializeToString,
+                response_deserializer=penstock_dot_worker_dot_v1_dot_worker__pb2.GenerateManyResponse.FromString,
+                _registered_method=True)
         self.Abort = channel.unary_unary(
                 '/penstock.worker.v1.WorkerService/Abort',
                 request_serializer=penstock_dot_worker_dot_v1_dot_worker__pb2.AbortRequest.SerializeToString,
@@ -98,6 +103,16 @@ class WorkerServiceServicer:
         With a `transfer_id` it waits, heartbeats first, for the request to arrive by MigrateIn and streams it from there on.
         INVALID_ARGUMENT (BadRequest names the field), ALREADY_EXISTS (request_id is running),
         RESOURCE_EXHAUSTED (queue full; RetryInfo), UNAVAILABLE (draining or engine down).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GenerateMany(self, request_iterator, context):
+        """Answers any number of prompts over one call: a reply here is what Generate streams for it, but what several replies
+        have to say at the same time comes in one message. This is how a router talks to its workers. Ending the call ends
+        all its replies; it ends by itself once the worker is draining and none is left. What Generate would fail with comes
+        as the reply's `failure`. INVALID_ARGUMENT ends the call: a message that breaks this protocol.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -182,6 +197,11 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     request_deserializer=penstock_dot_worker_dot_v1_dot_worker__pb2.GenerateRequest.FromString,
                     response_serializer=penstock_dot_worker_dot_v1_dot_worker__pb2.GenerateResponse.SerializeToString,
             ),
+            'GenerateMany': grpc.stream_stream_rpc_method_handler(
+                    servicer.GenerateMany,
+                    request_deserializer=penstock_dot_worker_dot_v1_dot_worker__pb2.GenerateManyRequest.FromString,
+                    response_serializer=penstock_dot_worker_dot_v1_dot_worker__pb2.GenerateManyResponse.SerializeToString,
+            ),
             'Abort': grpc.unary_unary_rpc_method_handler(
                     servicer.Abort,
                     request_deserializer=penstock_dot_worker_dot_v1_dot_worker__pb2.AbortRequest.FromString,
@@ -257,6 +277,33 @@ class WorkerService:
             '/penstock.worker.v1.WorkerService/Generate',
             penstock_dot_worker_dot_v1_dot_worker__pb2.GenerateRequest.SerializeToString,
             penstock_dot_worker_dot_v1_dot_worker__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GenerateMany(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/penstock.worker.v1.WorkerService/GenerateMany',
+            penstock_dot_worker_dot_v1_dot_worker__pb2.GenerateManyRequest.SerializeToString,
+            penstock_dot_worker_dot_v1_dot_worker__pb2.GenerateManyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -41,6 +41,12 @@ class WorkerServiceStub:
     INVALID_ARGUMENT (BadRequest names the field), ALREADY_EXISTS (request_id is running),
     RESOURCE_EXHAUSTED (queue full; RetryInfo), UNAVAILABLE (draining or engine down).
     """
+    GenerateMany: _grpc.StreamStreamMultiCallable[_worker_pb2.GenerateManyRequest, _worker_pb2.GenerateManyResponse]
+    """Answers any number of prompts over one call: a reply here is what Generate streams for it, but what several replies
+    have to say at the same time comes in one message. This is how a router talks to its workers. Ending the call ends
+    all its replies; it ends by itself once the worker is draining and none is left. What Generate would fail with comes
+    as the reply's `failure`. INVALID_ARGUMENT ends the call: a message that breaks this protocol.
+    """
     Abort: _grpc.UnaryUnaryMultiCallable[_worker_pb2.AbortRequest, _worker_pb2.AbortResponse]
     """Ends a request within one engine step; its stream ends with `finished`, reason ABORTED.
     Aborting a request that is not running is no error.
@@ -85,6 +91,12 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     With a `transfer_id` it waits, heartbeats first, for the request to arrive by MigrateIn and streams it from there on.
     INVALID_ARGUMENT (BadRequest names the field), ALREADY_EXISTS (request_id is running),
     RESOURCE_EXHAUSTED (queue full; RetryInfo), UNAVAILABLE (draining or engine down).
+    """
+    GenerateMany: _aio.StreamStreamMultiCallable[_worker_pb2.GenerateManyRequest, _worker_pb2.GenerateManyResponse]  # type: ignore[assignment]
+    """Answers any number of prompts over one call: a reply here is what Generate streams for it, but what several replies
+    have to say at the same time comes in one message. This is how a router talks to its workers. Ending the call ends
+    all its replies; it ends by itself once the worker is draining and none is left. What Generate would fail with comes
+    as the reply's `failure`. INVALID_ARGUMENT ends the call: a message that breaks this protocol.
     """
     Abort: _aio.UnaryUnaryMultiCallable[_worker_pb2.AbortRequest, _worker_pb2.AbortResponse]  # type: ignore[assignment]
     """Ends a request within one engine step; its stream ends with `finished`, reason ABORTED.
@@ -133,6 +145,18 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         With a `transfer_id` it waits, heartbeats first, for the request to arrive by MigrateIn and streams it from there on.
         INVALID_ARGUMENT (BadRequest names the field), ALREADY_EXISTS (request_id is running),
         RESOURCE_EXHAUSTED (queue full; RetryInfo), UNAVAILABLE (draining or engine down).
+        """
+
+    @_abc_1.abstractmethod
+    def GenerateMany(
+        self,
+        request_iterator: _MaybeAsyncIterator[_worker_pb2.GenerateManyRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_worker_pb2.GenerateManyResponse], _abc.AsyncIterator[_worker_pb2.GenerateManyResponse]]:
+        """Answers any number of prompts over one call: a reply here is what Generate streams for it, but what several replies
+        have to say at the same time comes in one message. This is how a router talks to its workers. Ending the call ends
+        all its replies; it ends by itself once the worker is draining and none is left. What Generate would fail with comes
+        as the reply's `failure`. INVALID_ARGUMENT ends the call: a message that breaks this protocol.
         """
 
     @_abc_1.abstractmethod

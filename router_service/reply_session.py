@@ -1,0 +1,115 @@
+"""The router's call to one worker, shared by all replies that it has there."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import Any
+
+from google.protobuf.duration_pb2 import Duration
+from google.rpc import status_pb2
+from grpc import aio
+
+from penstock.worker.v1 import worker_pb2 as pb
+from penstock.worker.v1 import worker_pb2_grpc
+from services import errors
+from services.channels import ChannelPool
+from services.domain.errors import PenstockError, Unavailable
+
+_Queue = asyncio.Queue[pb.ReplyEvent | PenstockError]
+
+
+class ReplySession:
+    """One call of GenerateMany; begins with the first reply, and `over` once it has ended, for whatever reason."""
+
+    def __init__(self, channel: aio.Channel) -> None:
+        self._steps: asyncio.Queue[pb.GenerateManyRequest] = asyncio.Queue()
+        self._replies: dict[int, _Queue] = {}
+        self._begun = 0
+        self.over = False
+        self._task = asyncio.create_task(self._read(channel))
+
+    async def close(self) -> None:
+        """End the call and with it every reply."""
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    async def reply(
+        self, request: pb.GenerateRequest, timeout_s: float, trace_context: Mapping[str, str], silence_s: float
+    ) -> AsyncGenerator[pb.GenerateResponse, None]:
+        """What the worker says of one request, without end: the terminal event is the last there is.
+
+        Leaving the iteration before it cancels the reply. Raises what the worker said, as one of our errors; Unavailable
+        where it broke off or said nothing for `silence_s`.
+        """
+        self._begun += 1
+        reply_id, queue = self._begun, _Queue()
+        timeout = Duration()
+        timeout.FromNanoseconds(max(0, round(timeout_s * 1e9)))
+        start = pb.StartReply(request=request, timeout=timeout, trace_context=trace_context)
+        self._replies[reply_id] = queue
+        self._steps.put_nowait(pb.GenerateManyRequest(reply_id=reply_id, start=start))
+        at_work = True
+        try:
+            while True:
+                try:
+                    said = queue.get_nowait()
+                except asyncio.QueueEmpty:
+                    async with asyncio.timeout(silence_s):
+                        said = await queue.get()
+                if isinstance(said, PenstockError):
+                    at_work = False
+                    raise said
+                if said.HasField("failure"):
+                    at_work = False
+                    raise errors.from_proto(status_pb2.Status.FromString(said.failure))
+                at_work = said.event.WhichOneof("event") not in ("finished", "handed_over")
+                yield said.event
+        except TimeoutError:
+            raise Unavailable(f"the worker was silent for {silence_s:g} s") from None
+        finally:
+            del self._replies[reply_id]
+            if at_work and not self.over:
+                self._steps.put_nowait(pb.GenerateManyRequest(reply_id=reply_id, cancel=pb.CancelReply()))
+
+    async def _read(self, channel: aio.Channel) -> None:
+        stub: Any = worker_pb2_grpc.WorkerServiceStub(channel)
+        call = stub.GenerateMany(self._outgoing())
+        failure: PenstockError = Unavailable("the worker ended the stream in the middle")
+        try:
+            while isinstance(message := await call.read(), pb.GenerateManyResponse):
+                for said in message.events:
+                    if (queue := self._replies.get(said.reply_id)) is not None:
+                        queue.put_nowait(said)
+        except aio.AioRpcError as error:
+            failure = errors.from_rpc(error)
+        finally:
+            self.over = True
+            call.cancel()
+            for queue in self._replies.values():
+                queue.put_nowait(failure)
+
+    async def _outgoing(self) -> AsyncIterator[pb.GenerateManyRequest]:
+        while True:
+            yield await self._steps.get()
+
+
+class SessionPool(AbstractAsyncContextManager["SessionPool"]):
+    """Sessions by address, as long as the context lasts; one that is over is begun anew."""
+
+    def __init__(self, channels: ChannelPool) -> None:
+        self._channels = channels
+        self._sessions: dict[str, ReplySession] = {}
+
+    def get(self, address: str) -> ReplySession:
+        session = self._sessions.get(address)
+        if session is None or session.over:
+            self._sessions = {a: s for a, s in self._sessions.items() if not s.over}
+            session = self._sessions[address] = ReplySession(self._channels.get(address))
+        return session
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for session in self._sessions.values():
+            await session.close()

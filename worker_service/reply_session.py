@@ -1,0 +1,102 @@
+"""Many replies over one call: what several have to say at the same time leaves in one message."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+from functools import partial
+
+from penstock.worker.v1 import worker_pb2 as pb
+from services import proto_codec as common
+from services.background import end
+from services.domain.errors import DeadlineExceeded, invalid
+from services.interceptors import CallRecorder
+
+METHOD = "penstock.worker.v1.WorkerService/Generate"  # what each reply is, in traces and metrics
+MOST_EVENTS = 256  # in one message: far below the largest allowed
+
+Reply = Callable[[pb.GenerateRequest], AsyncGenerator[pb.GenerateResponse, None]]
+
+
+class ReplySession:
+    """One call of GenerateMany.
+
+    While a message is being sent the next one fills: the busier the call, the fewer its messages. Nothing waits for more.
+    """
+
+    def __init__(self, reply: Reply, calls: CallRecorder, draining: asyncio.Event) -> None:
+        self._reply, self._calls, self._draining = reply, calls, draining
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._said: list[pb.ReplyEvent] = []
+        self._news = asyncio.Event()
+
+    async def run(self, steps: AsyncIterator[pb.GenerateManyRequest]) -> AsyncGenerator[pb.GenerateManyResponse, None]:
+        """Messages until the caller ends the call, or the worker drains and no reply is left. InvalidRequest."""
+        reader = asyncio.create_task(self._follow(steps))
+        reader.add_done_callback(lambda _: self._news.set())
+        drain = asyncio.create_task(self._draining.wait())
+        drain.add_done_callback(lambda _: self._news.set())
+        try:
+            while True:
+                await self._news.wait()
+                self._news.clear()
+                while self._said:
+                    now, self._said = self._said[:MOST_EVENTS], self._said[MOST_EVENTS:]
+                    yield pb.GenerateManyResponse(events=now)
+                if reader.done():
+                    reader.result()
+                    if not self._tasks:
+                        return
+                if self._draining.is_set() and not self._tasks:
+                    return
+        finally:
+            await end(reader, drain, *self._tasks.values())
+
+    async def _follow(self, steps: AsyncIterator[pb.GenerateManyRequest]) -> None:
+        seen = 0
+        async for step in steps:
+            match step.WhichOneof("step"):
+                case "start":
+                    if step.reply_id <= seen:
+                        raise invalid("reply_id", f"must grow from start to start; the last one was {seen}")
+                    seen = step.reply_id
+                    task = asyncio.create_task(self._serve(step.reply_id, step.start))
+                    self._tasks[step.reply_id] = task
+                    task.add_done_callback(partial(self._ended, step.reply_id))
+                case "cancel":
+                    if (running := self._tasks.get(step.reply_id)) is not None:
+                        running.cancel()
+                case _:
+                    raise invalid("step", "start or cancel must be set")
+
+    def _ended(self, reply_id: int, _: asyncio.Task[None]) -> None:
+        del self._tasks[reply_id]
+        self._news.set()
+
+    async def _serve(self, reply_id: int, start: pb.StartReply) -> None:
+        call = self._calls.begin(METHOD, start.trace_context)
+        with call.span() as span:
+            try:
+                terminal = None
+                async with asyncio.timeout(
+                    common.seconds(start.timeout) if start.HasField("timeout") else None
+                ) as limit:
+                    async with aclosing(self._reply(start.request)) as events:
+                        async for event in events:
+                            if event.WhichOneof("event") in ("finished", "handed_over"):
+                                terminal = event
+                            else:
+                                self._say(pb.ReplyEvent(reply_id=reply_id, event=event))
+                if terminal is not None:  # told when all is over: the reply's place is free again
+                    self._say(pb.ReplyEvent(reply_id=reply_id, event=terminal))
+                call.end("OK")
+            except BaseException as error:
+                if isinstance(error, TimeoutError) and limit.expired():
+                    error = DeadlineExceeded("the reply's timeout has passed")
+                status = call.failed(error, span)
+                if status is None:
+                    raise
+                self._say(pb.ReplyEvent(reply_id=reply_id, failure=status.SerializeToString()))
+
+    def _say(self, event: pb.ReplyEvent) -> None:
+        self._said.append(event)
+        self._news.set()
