@@ -23,7 +23,7 @@ class ReplySession:
     """One call of GenerateMany; begins with the first reply, and `over` once it has ended, for whatever reason."""
 
     def __init__(self, channel: aio.Channel) -> None:
-        self._steps: asyncio.Queue[pb.GenerateManyRequest] = asyncio.Queue()
+        self._steps: asyncio.Queue[pb.GenerateManyRequest | None] = asyncio.Queue()
         self._replies: dict[int, _Queue] = {}
         self._begun = 0
         self.over = False
@@ -86,12 +86,13 @@ class ReplySession:
         finally:
             self.over = True
             call.cancel()
+            self._steps.put_nowait(None)  # a call that ends by itself leaves the task that sends waiting
             for queue in self._replies.values():
                 queue.put_nowait(failure)
 
     async def _outgoing(self) -> AsyncIterator[pb.GenerateManyRequest]:
-        while True:
-            yield await self._steps.get()
+        while (step := await self._steps.get()) is not None:
+            yield step
 
 
 class SessionPool(AbstractAsyncContextManager["SessionPool"]):

@@ -12,6 +12,7 @@ from services.domain.errors import DeadlineExceeded, invalid
 from services.interceptors import CallRecorder
 
 METHOD = "penstock.worker.v1.WorkerService/Generate"  # what each reply is, in traces and metrics
+UNHURRIED_S = 0.005  # how long the word that a request is admitted waits for company: the engine has work to do then
 MOST_EVENTS = 256  # in one message: far below the largest allowed
 
 Reply = Callable[[pb.GenerateRequest], AsyncGenerator[pb.GenerateResponse, None]]
@@ -20,7 +21,7 @@ Reply = Callable[[pb.GenerateRequest], AsyncGenerator[pb.GenerateResponse, None]
 class ReplySession:
     """One call of GenerateMany.
 
-    While a message is being sent the next one fills: the busier the call, the fewer its messages. Nothing waits for more.
+    While a message is being sent the next one fills: the busier the call, the fewer its messages. No token waits for more.
     """
 
     def __init__(self, reply: Reply, calls: CallRecorder, draining: asyncio.Event) -> None:
@@ -86,6 +87,7 @@ class ReplySession:
                                 terminal = event
                             else:
                                 self._say(pb.ReplyEvent(reply_id=reply_id, event=event))
+                                await asyncio.sleep(0)  # it leaves first, then the books are kept
                 if terminal is not None:  # told when all is over: the reply's place is free again
                     self._say(pb.ReplyEvent(reply_id=reply_id, event=terminal))
                 call.end("OK")
@@ -99,4 +101,7 @@ class ReplySession:
 
     def _say(self, event: pb.ReplyEvent) -> None:
         self._said.append(event)
-        self._news.set()
+        if event.event.HasField("admitted"):
+            asyncio.get_running_loop().call_later(UNHURRIED_S, self._news.set)
+        else:
+            self._news.set()

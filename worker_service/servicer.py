@@ -190,16 +190,6 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         asked = codec.request_from_proto(request)
         began, first_at, last_at, prompt_tokens = time.monotonic(), None, 0.0, 0
         span = trace.get_current_span()
-        span.set_attributes(
-            {
-                "gen_ai.operation.name": "chat",
-                "gen_ai.request.model": self._engine.info.model,
-                "penstock.tier": self._tier,
-                "penstock.instance_id": self._instance_id,
-                "penstock.request_id": asked.request_id,
-                "penstock.resumed_tokens": len(asked.resume_token_ids),
-            }
-        )
         key = f"{asked.request_id}/{id(asked)}"
         self._running.add(key)
         self._none_running.clear()
@@ -218,6 +208,9 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                     if event is None:
                         yield codec.HEARTBEAT
                         continue
+                    if isinstance(event, Finished):
+                        self._measure(event, began, first_at, last_at, len(asked.resume_token_ids))
+                    yield codec.event_to_proto(event)
                     if isinstance(event, TokenFrame):
                         last_at = time.monotonic()
                         self._tokens.add(len(event.token_ids), self._labels)
@@ -227,15 +220,22 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                         self._stages.grew(asked.request_id, prompt_tokens + event.offset + len(event.token_ids))
                     elif isinstance(event, Admitted):
                         prompt_tokens = event.prompt_tokens
-                    elif isinstance(event, Finished):
-                        self._measure(event, began, first_at, last_at, len(asked.resume_token_ids))
-                    yield codec.event_to_proto(event)
                     if (advice := self._stages.advice(asked.request_id, time.monotonic())) is not None:
                         reason = {"penstock.reason": advice.reason.value}
                         self._advised.add(1, {"penstock.tier": self._tier} | reason)
                         span.add_event("move advised", reason | {"penstock.sequence_tokens": advice.tokens})
                         yield codec.advice_to_proto(advice)
         finally:
+            span.set_attributes(
+                {
+                    "gen_ai.operation.name": "chat",
+                    "gen_ai.request.model": self._engine.info.model,
+                    "penstock.tier": self._tier,
+                    "penstock.instance_id": self._instance_id,
+                    "penstock.request_id": asked.request_id,
+                    "penstock.resumed_tokens": len(asked.resume_token_ids),
+                }
+            )
             self._stages.left(asked.request_id)
             self._running.discard(key)
             if not self._running:

@@ -1,0 +1,150 @@
+"""The router's end of GenerateMany, against real workers."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from penstock.worker.v1 import worker_pb2 as pb
+from penstock.worker.v1 import worker_pb2_grpc
+from router_service.reply_session import SessionPool
+from router_service.worker_client import WorkerClient, WorkerFinished
+from services.channels import ChannelPool
+from services.domain import Role
+from services.domain.errors import AlreadyRunning, DeadlineExceeded, InvalidRequest, Unavailable
+from services.domain.requests import FinishReason, GenerationRequest, SamplingParams, TextPrompt, TokenFrame
+from services.processes import free_port
+from services.runtime import Chassis
+from services.testing import RedisProcess, serving
+from tests.conftest import MeshFileMaker
+from tests.support.mesh import COMPOSE
+
+
+@dataclass
+class Scene:
+    channels: ChannelPool
+    sessions: SessionPool
+    file: Path
+    redis_url: str
+    port: int
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def worker(self) -> AbstractAsyncContextManager[Chassis]:
+        compose = COMPOSE[Role.WORKER]
+        return serving(Role.WORKER, compose, self.file, self.redis_url, tier="only", grpc_port=self.port, drain_s=0.0)
+
+    def client(self, silence_s: float = 30.0) -> WorkerClient:
+        return WorkerClient(self.channels, self.sessions, silence_s)
+
+    async def reply(self, request: GenerationRequest, timeout_s: float = 60.0) -> tuple[list[int], WorkerFinished]:
+        tokens: list[int] = []
+        async for event in self.client().generate(self.address, request, timeout_s=timeout_s, metadata=()):
+            if isinstance(event, TokenFrame):
+                assert event.offset == len(tokens)
+                tokens += event.token_ids
+            elif isinstance(event, WorkerFinished):
+                return tokens, event
+        raise EOFError
+
+    async def running(self) -> int:
+        load = await worker_pb2_grpc.WorkerServiceStub(self.channels.get(self.address)).GetLoad(pb.GetLoadRequest())
+        return len(load.running_tokens)
+
+
+@pytest.fixture
+async def scene(redis: RedisProcess, mesh_file: MeshFileMaker) -> AsyncIterator[Scene]:
+    simulated = {"overhead_ms": 10.0, "reply_tokens": 1000}
+    file = mesh_file([{"name": "only", "model": "sim", "engine": "simulated", "simulated": simulated}])
+    async with AsyncExitStack() as stack:
+        channels = await stack.enter_async_context(ChannelPool())
+        sessions = await stack.enter_async_context(SessionPool(channels))
+        yield Scene(channels, sessions, file, redis.url, free_port())
+
+
+def asked(name: str, tokens: int = 20, temperature: float = 0.0) -> GenerationRequest:
+    sampling = SamplingParams(temperature=temperature, max_output_tokens=tokens, ignore_eos=True)
+    return GenerationRequest(name, TextPrompt("hello"), sampling)
+
+
+async def test_replies_share_one_call(scene: Scene) -> None:
+    async with scene.worker():
+        session = scene.sessions.get(scene.address)
+        found = await asyncio.gather(*(scene.reply(asked(f"r{i}")) for i in range(8)))
+        assert scene.sessions.get(scene.address) is session
+    for tokens, finished in found:
+        assert len(tokens) == finished.usage.output_tokens == 20
+        assert finished.reason is FinishReason.LENGTH
+
+
+async def test_failures_are_our_errors_and_leave_the_call_alone(scene: Scene) -> None:
+    async with scene.worker():
+        session = scene.sessions.get(scene.address)
+        with pytest.raises(InvalidRequest) as caught:
+            await scene.reply(asked("r", temperature=-1.0))
+        assert caught.value.problems[0].field == "sampling.temperature"
+        with pytest.raises(DeadlineExceeded):
+            await scene.reply(asked("slow", tokens=1000), timeout_s=0.05)
+        replies = scene.client().generate(scene.address, asked("long", tokens=1000), timeout_s=60.0, metadata=())
+        async with aclosing(replies):
+            async for event in replies:
+                if isinstance(event, TokenFrame):
+                    with pytest.raises(AlreadyRunning):
+                        await scene.reply(asked("long"))
+                    break
+        while await scene.running():  # who stops reading has cancelled
+            await asyncio.sleep(0)
+        await scene.reply(asked("long"))
+        assert scene.sessions.get(scene.address) is session
+
+
+async def test_a_worker_that_goes_takes_its_replies_and_a_new_one_is_found(scene: Scene) -> None:
+    gone = AsyncExitStack()
+    await gone.enter_async_context(scene.worker())
+    replies = [scene.client().generate(scene.address, asked(f"r{i}", 1000), timeout_s=60, metadata=()) for i in (1, 2)]
+    for reply in replies:
+        while not isinstance(await anext(reply), TokenFrame):
+            pass
+    await gone.aclose()
+    for reply in replies:
+        with pytest.raises(Unavailable):
+            async for _ in reply:
+                pass
+    async with scene.worker():
+        tokens, _ = await scene.reply(asked("r1"))
+        assert len(tokens) == 20
+
+
+async def test_a_channel_that_is_closed_fails_the_replies_on_it(scene: Scene) -> None:
+    async with scene.worker():
+        reply = scene.client().generate(scene.address, asked("r", 1000), timeout_s=60, metadata=())
+        while not isinstance(await anext(reply), TokenFrame):
+            pass
+        await scene.channels.keep(set())
+        with pytest.raises(Unavailable):
+            async for _ in reply:
+                pass
+        await scene.reply(asked("again"))
+
+
+async def test_nobody_there_is_unavailable(scene: Scene) -> None:
+    with pytest.raises(Unavailable):
+        await scene.reply(asked("r"))
+    with socket.create_server(("127.0.0.1", scene.port)), pytest.raises(Unavailable):  # takes connections, says nothing
+        await scene.reply(asked("r"))
+
+
+async def test_a_worker_that_falls_silent_is_left(scene: Scene) -> None:
+    async with scene.worker():
+        reply = scene.client(silence_s=0.001).generate(scene.address, asked("r", 1000), timeout_s=60, metadata=())
+        with pytest.raises(Unavailable, match="silent"):  # a step takes ten times as long
+            async for _ in reply:
+                pass
+        while await scene.running():
+            await asyncio.sleep(0)

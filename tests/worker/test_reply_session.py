@@ -1,0 +1,226 @@
+"""GenerateMany: many replies over one call, as the worker serves it."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+
+import grpc
+import pytest
+from google.protobuf.duration_pb2 import Duration
+from google.rpc import status_pb2
+from grpc import aio
+
+from penstock.common.v1 import common_pb2
+from penstock.worker.v1 import worker_pb2 as pb
+from services import errors, telemetry
+from services.domain.errors import AlreadyRunning, DeadlineExceeded, InvalidRequest, Overloaded
+from services.interceptors import CallRecorder
+from tests.worker.test_worker_service import Stub, asked, stub
+from worker_service.reply_session import MOST_EVENTS, Reply, ReplySession
+
+__all__ = ["stub"]
+
+
+def start(reply_id: int, request: pb.GenerateRequest, **options: object) -> pb.GenerateManyRequest:
+    return pb.GenerateManyRequest(reply_id=reply_id, start=pb.StartReply(request=request, **options))  # type: ignore[arg-type]
+
+
+def cancel(reply_id: int) -> pb.GenerateManyRequest:
+    return pb.GenerateManyRequest(reply_id=reply_id, cancel=pb.CancelReply())
+
+
+class Heard:
+    """What a call has said so far, by reply."""
+
+    def __init__(self, call: "aio.StreamStreamCall[pb.GenerateManyRequest, pb.GenerateManyResponse]") -> None:
+        self.call = call
+        self.events: dict[int, list[pb.GenerateResponse]] = {}
+        self.failures: dict[int, Exception] = {}
+
+    def kinds(self, reply_id: int) -> list[str | None]:
+        return [event.WhichOneof("event") for event in self.events.get(reply_id, [])]
+
+    def tokens(self, reply_id: int) -> list[int]:
+        return [token for event in self.events[reply_id] for token in event.tokens.token_ids]
+
+    def over(self, *replies: int) -> bool:
+        return all(r in self.failures or self.kinds(r)[-1:] == ["finished"] for r in replies)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Read on; EOFError where the call ends first."""
+        while not condition():
+            message = await self.call.read()
+            if not isinstance(message, pb.GenerateManyResponse):
+                raise EOFError
+            assert message.events
+            for said in message.events:
+                assert said.reply_id not in self.failures
+                if said.HasField("failure"):
+                    status = status_pb2.Status.FromString(said.failure)
+                    self.failures[said.reply_id] = errors.from_proto(status)
+                else:
+                    self.events.setdefault(said.reply_id, []).append(said.event)
+
+
+async def test_replies_are_what_generate_gives(stub: Stub) -> None:
+    alone = [event async for event in stub.Generate(asked())]
+    call = stub.GenerateMany()
+    for number in range(1, 5):
+        await call.write(start(number, asked(f"r{number}")))
+    heard = Heard(call)
+    await heard.until(lambda: heard.over(1, 2, 3, 4))
+    for number in range(1, 5):
+        assert heard.kinds(number)[0] == "admitted"
+        assert heard.tokens(number) == [token for event in alone for token in event.tokens.token_ids]
+        assert heard.events[number][-1].finished.usage == alone[-1].finished.usage
+    await call.done_writing()
+    with pytest.raises(EOFError):
+        await heard.until(lambda: False)
+    assert await call.code() is grpc.StatusCode.OK
+
+
+async def test_one_replys_failure_is_its_own(stub: Stub) -> None:
+    call = stub.GenerateMany()
+    long = asked("long", max_output_tokens=1500)
+    await call.write(start(1, long))
+    heard = Heard(call)
+    await heard.until(lambda: "tokens" in heard.kinds(1))
+    await call.write(start(2, long))
+    await call.write(start(3, asked("r", temperature=-1.0)))
+    await call.write(start(4, asked("late", max_output_tokens=1500), timeout=Duration(nanos=20_000_000)))
+    await heard.until(lambda: {2, 3, 4} <= heard.failures.keys())
+    assert isinstance(heard.failures[2], AlreadyRunning)
+    assert isinstance(refused := heard.failures[3], InvalidRequest)
+    assert refused.problems[0].field == "sampling.temperature"
+    assert isinstance(heard.failures[4], DeadlineExceeded)
+    more = [start(number, asked(f"r{number}", max_output_tokens=1500)) for number in range(5, 10)]
+    for step in more:  # four places and a waiting one: the first reply has one of them still
+        await call.write(step)
+    await heard.until(lambda: 9 in heard.failures)
+    assert isinstance(heard.failures[9], Overloaded)
+    got = len(heard.tokens(1))
+    await heard.until(lambda: len(heard.tokens(1)) > got)
+    call.cancel()
+
+
+async def test_cancelling_a_reply_frees_its_place_and_leaves_the_others(stub: Stub) -> None:
+    call = stub.GenerateMany()
+    heard = Heard(call)
+    for number in (1, 2):
+        await call.write(start(number, asked(f"r{number}", max_output_tokens=1500)))
+    await heard.until(lambda: all("tokens" in heard.kinds(number) for number in (1, 2)))
+    await call.write(cancel(1))
+    await call.write(cancel(77))  # nobody's: no error
+    while len((await stub.GetLoad(pb.GetLoadRequest())).running_tokens) != 1:
+        await asyncio.sleep(0)
+    await call.write(start(3, asked("r1")))  # its name is free as well
+    await heard.until(lambda: heard.over(3))
+    assert heard.kinds(3)[-1] == "finished"
+    call.cancel()
+    while (await stub.GetLoad(pb.GetLoadRequest())).running_tokens:  # the call's end is that of its replies
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(
+    ("steps", "field"),
+    [
+        ([pb.GenerateManyRequest(reply_id=1)], "step"),
+        ([start(2, asked("a")), start(2, asked("b"))], "reply_id"),
+        ([start(0, asked("a"))], "reply_id"),
+    ],
+)
+async def test_messages_that_make_no_sense_end_the_call(
+    stub: Stub, steps: list[pb.GenerateManyRequest], field: str
+) -> None:
+    call = stub.GenerateMany()
+    heard = Heard(call)
+    for step in steps:
+        await call.write(step)
+    with pytest.raises(aio.AioRpcError) as caught:
+        await heard.until(lambda: False)
+    refused = errors.from_rpc(caught.value)
+    assert isinstance(refused, InvalidRequest)
+    assert refused.problems[0].field == field
+    while (await stub.GetLoad(pb.GetLoadRequest())).running_tokens:
+        await asyncio.sleep(0)
+
+
+async def test_a_draining_worker_ends_the_call_behind_its_last_reply(stub: Stub) -> None:
+    call = stub.GenerateMany()
+    heard = Heard(call)
+    await call.write(start(1, asked("r", max_output_tokens=200)))
+    await heard.until(lambda: "tokens" in heard.kinds(1))
+    drain = stub.Drain(pb.DrainRequest(), timeout=60)
+    with pytest.raises(EOFError):
+        await heard.until(lambda: False)
+    assert heard.over(1)
+    assert await call.code() is grpc.StatusCode.OK
+    assert (await drain).cut_off_count == 0
+
+
+def session(reply: Reply) -> ReplySession:
+    return ReplySession(reply, CallRecorder(telemetry.disabled()), asyncio.Event())
+
+
+async def steps(*asked: pb.GenerateManyRequest) -> AsyncIterator[pb.GenerateManyRequest]:
+    for step in asked:
+        yield step
+
+
+def frame(offset: int) -> pb.GenerateResponse:
+    return pb.GenerateResponse(tokens=common_pb2.TokenFrame(offset=offset, token_ids=[offset]))
+
+
+async def test_what_is_said_at_once_comes_in_one_message() -> None:
+    waiting: list[asyncio.Future[None]] = []
+
+    async def reply(request: pb.GenerateRequest) -> AsyncGenerator[pb.GenerateResponse, None]:
+        for offset in range(3):
+            waiting.append(asyncio.get_running_loop().create_future())
+            await waiting[-1]
+            yield frame(offset)
+
+    asked_for = [start(number, asked(f"r{number}")) for number in range(1, 33)]
+    messages = session(reply).run(steps(*asked_for))
+    for offset in range(3):
+        message = asyncio.ensure_future(anext(messages))
+        while len(waiting) < 32:
+            await asyncio.sleep(0)
+        step, waiting[:] = list(waiting), []
+        for future in step:
+            future.set_result(None)
+        said = (await message).events
+        assert [event.event.tokens.offset for event in said] == [offset] * 32
+        assert sorted(event.reply_id for event in said) == list(range(1, 33))
+    assert [message async for message in messages] == []
+
+
+async def test_a_backlog_keeps_its_order_and_fits_into_messages() -> None:
+    async def reply(request: pb.GenerateRequest) -> AsyncGenerator[pb.GenerateResponse, None]:
+        for offset in range(MOST_EVENTS):
+            yield frame(offset)
+
+    messages = session(reply).run(steps(start(1, asked("a")), start(2, asked("b"))))
+    heard: dict[int, list[int]] = {1: [], 2: []}
+    async for message in messages:
+        assert 0 < len(message.events) <= MOST_EVENTS
+        for event in message.events:
+            heard[event.reply_id].append(event.event.tokens.offset)
+        for _ in range(100):  # a reader that is slow: the replies go on meanwhile
+            await asyncio.sleep(0)
+    assert heard == {1: list(range(MOST_EVENTS)), 2: list(range(MOST_EVENTS))}
+
+
+async def test_a_fault_is_told_without_its_details_and_ends_its_reply_alone() -> None:
+    async def reply(request: pb.GenerateRequest) -> AsyncGenerator[pb.GenerateResponse, None]:
+        yield frame(0)
+        if request.request_id == "bad":
+            raise RuntimeError("a secret")
+
+    messages = session(reply).run(steps(start(1, asked("bad")), start(2, asked("good"))))
+    said = [event async for message in messages for event in message.events]
+    failures = [event for event in said if event.HasField("failure")]
+    assert [event.reply_id for event in failures] == [1]
+    status = status_pb2.Status.FromString(failures[0].failure)
+    assert status.code == grpc.StatusCode.INTERNAL.value[0]
+    assert "secret" not in status.message
+    assert [event.event.tokens.offset for event in said if event.reply_id == 2] == [0]
