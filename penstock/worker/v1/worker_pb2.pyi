@@ -231,7 +231,7 @@ class GenerateManyRequest(_message.Message):
     START_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
     reply_id: _builtins.int
-    """Chosen by the caller; never used twice within the call."""
+    """Chosen by the caller: from 1 on, each start's larger than the last one's."""
     @_builtins.property
     def start(self) -> Global___StartReply: ...
     @_builtins.property
