@@ -14,7 +14,7 @@ from penstock.worker.v1 import worker_pb2 as pb
 from penstock.worker.v1 import worker_pb2_grpc
 from services import errors
 from services.channels import ChannelPool
-from services.domain.errors import PenstockError, Unavailable
+from services.domain.errors import DeadlineExceeded, PenstockError, Unavailable
 
 _Queue = asyncio.Queue[pb.ReplyEvent | PenstockError]
 
@@ -40,8 +40,10 @@ class ReplySession:
         """What the worker says of one request, without end: the terminal event is the last there is.
 
         Leaving the iteration before it cancels the reply. Raises what the worker said, as one of our errors; Unavailable
-        where it broke off or said nothing for `silence_s`.
+        where it broke off or said nothing for `silence_s`; DeadlineExceeded after `timeout_s`, whatever the worker does.
         """
+        loop = asyncio.get_running_loop()
+        until_s = deadline_s = loop.time() + timeout_s
         self._begun += 1
         reply_id, queue = self._begun, _Queue()
         timeout = Duration()
@@ -55,7 +57,8 @@ class ReplySession:
                 try:
                     said = queue.get_nowait()
                 except asyncio.QueueEmpty:
-                    async with asyncio.timeout(silence_s):
+                    until_s = min(loop.time() + silence_s, deadline_s)
+                    async with asyncio.timeout_at(until_s):
                         said = await queue.get()
                 if isinstance(said, PenstockError):
                     at_work = False
@@ -66,6 +69,8 @@ class ReplySession:
                 at_work = said.event.WhichOneof("event") not in ("finished", "handed_over")
                 yield said.event
         except TimeoutError:
+            if until_s == deadline_s:
+                raise DeadlineExceeded("the deadline passed") from None
             raise Unavailable(f"the worker was silent for {silence_s:g} s") from None
         finally:
             del self._replies[reply_id]

@@ -136,8 +136,11 @@ async def test_a_channel_that_is_closed_fails_the_replies_on_it(scene: Scene) ->
 async def test_nobody_there_is_unavailable(scene: Scene) -> None:
     with pytest.raises(Unavailable):
         await scene.reply(asked("r"))
-    with socket.create_server(("127.0.0.1", scene.port)), pytest.raises(Unavailable):  # takes connections, says nothing
-        await scene.reply(asked("r"))
+    with socket.create_server(("127.0.0.1", scene.port)):  # takes connections, says nothing
+        with pytest.raises(Unavailable):
+            await scene.reply(asked("r"))
+        with pytest.raises(DeadlineExceeded):
+            await scene.reply(asked("r"), timeout_s=0.0)
 
 
 async def test_a_worker_that_falls_silent_is_left(scene: Scene) -> None:
