@@ -3,7 +3,8 @@
 One worker with a server of its own on the shipped large model, on a CPU. The two ways are taken in turns in one run, with
 fresh prompts each time, so that the prefix cache helps neither. Throughput is measured twice: with everything on the same
 cores, where the worker and the client take time from the model, and with a core for the model's process alone, as a GPU
-would give it. Beside the time to the first token stands that of an empty RPC to the same worker: what gRPC takes for itself.
+would give it. The time to the first token is measured in those runs, where it is mostly waiting, and for one stream alone;
+beside that stands the time of an empty RPC to the same worker: what gRPC takes for itself.
 """
 
 import asyncio
@@ -73,19 +74,20 @@ def through_worker(workers: WorkerClient, address: str) -> Way:
     return one
 
 
-async def throughput(way: Way, rng: random.Random) -> float:
-    """Tokens per second, 32 streams at once."""
+async def throughput(way: Way, rng: random.Random) -> tuple[float, float]:
+    """Tokens per second, 32 streams at once, and the median of their milliseconds to the first token."""
     places = asyncio.Semaphore(AT_ONCE)
 
-    async def one(number: int) -> int:
+    async def one(number: int) -> tuple[float, int]:
         async with places:
-            return (await way(_prompt(rng), f"r{number}-{rng.random()}", TOKENS))[1]
+            return await way(_prompt(rng), f"r{number}-{rng.random()}", TOKENS)
 
     began = time.perf_counter()
     found = await asyncio.gather(*(one(i) for i in range(STREAMS)))
     took = time.perf_counter() - began
-    assert sum(found) == STREAMS * TOKENS
-    return sum(found) / took
+    tokens = sum(count for _, count in found)
+    assert tokens == STREAMS * TOKENS
+    return tokens / took, 1000 * statistics.median(first for first, _ in found)
 
 
 def _prompt(rng: random.Random) -> list[int]:
@@ -127,6 +129,13 @@ def _family(root: int) -> dict[int, int]:
 async def measure(rounds: int) -> dict[str, Any]:
     port, rng = free_port(), random.Random(9)
     rates: dict[str, dict[str, list[float]]] = {"shared": {}, "own core": {}}
+    crowded: dict[str, dict[str, list[float]]] = {"shared": {}, "own core": {}}
+
+    async def at_once(how: str, name: str, way: Way) -> None:
+        rate, first_ms = await throughput(way, rng)
+        rates[how].setdefault(name, []).append(rate)
+        crowded[how].setdefault(name, []).append(first_ms)
+
     firsts: dict[str, list[float]] = {"server": [], "worker": [], "empty RPC": []}
     sglang = CPU_LAUNCH | {"port": port, "flags": list(CPU_LAUNCH["flags"])}
     async with (
@@ -147,10 +156,10 @@ async def measure(rounds: int) -> dict[str, Any]:
         for number in range(rounds):
             in_turn = list(ways.items())[:: 1 if number % 2 else -1]
             for name, way in in_turn:
-                rates["shared"].setdefault(name, []).append(await throughput(way, rng))
+                await at_once("shared", name, way)
             with core_of_its_own(model, processes):
                 for name, way in in_turn:
-                    rates["own core"].setdefault(name, []).append(await throughput(way, rng))
+                    await at_once("own core", name, way)
             for i in range(FIRSTS):
                 for name, way in list(ways.items())[:: 1 if i % 2 else -1]:
                     took, _ = await way(_prompt(rng), f"f{number}-{i}-{rng.random()}", FIRST_TOKENS)
@@ -159,22 +168,43 @@ async def measure(rounds: int) -> dict[str, Any]:
                 await stub.GetInfo(pb.GetInfoRequest())
                 firsts["empty RPC"].append(1000 * (time.perf_counter() - began))
             said = {how: f"{by['worker'][-1]:.0f}/{by['server'][-1]:.0f}" for how, by in rates.items()}
-            print(f"round {number + 1}  tokens/s, worker/server: {said}  {added(firsts)}", flush=True)
+            waits = {how: f"{by['worker'][-1]:.0f}/{by['server'][-1]:.0f}" for how, by in crowded.items()}
+            print(
+                f"round {number + 1}  tokens/s, worker/server: {said}  first token, ms: {waits}  {added(firsts)}",
+                flush=True,
+            )
     return {
         "model": "large",
         "prompt_tokens": PROMPT_TOKENS,
-        "throughput": {"at_once": AT_ONCE, "streams": STREAMS, "tokens_per_stream": TOKENS, "tokens_per_s": rates},
+        "throughput": {
+            "at_once": AT_ONCE,
+            "streams": STREAMS,
+            "tokens_per_stream": TOKENS,
+            "tokens_per_s": rates,
+            "first_token_p50_ms": crowded,
+        },
         "first_token": {"at_once": 1, "streams": FIRSTS * rounds, "ms": firsts},
         "rounds": rounds,
         "seed": 9,
         "worker_over_server": {how: ratio(by) for how, by in rates.items()},
         "first_token_p50": added(firsts),
+        "first_token_p50_ms_added_at_32": {how: difference(by) for how, by in crowded.items()},
     }
 
 
 def ratio(by_way: dict[str, list[float]]) -> dict[str, float]:
-    """Of the worker's throughput to the server's, over rounds: the median, and the middle half."""
-    found = [w / s for w, s in zip(by_way["worker"], by_way["server"], strict=True)]
+    """Of the worker's throughput to the server's, over rounds."""
+    return _spread([w / s for w, s in zip(by_way["worker"], by_way["server"], strict=True)])
+
+
+def difference(by_way: dict[str, list[float]]) -> dict[str, float]:
+    """Of the worker's milliseconds to the server's, over rounds."""
+    found = [w - s for w, s in zip(by_way["worker"], by_way["server"], strict=True)]
+    return {"server_median": statistics.median(by_way["server"])} | _spread(found)
+
+
+def _spread(found: list[float]) -> dict[str, float]:
+    """The median, and the middle half."""
     low, middle, high = statistics.quantiles(found, n=4, method="inclusive") if len(found) > 1 else found * 3
     return {"median": middle, "lower_quartile": low, "upper_quartile": high}
 
@@ -192,7 +222,7 @@ def added(firsts: dict[str, list[float]]) -> dict[str, float]:
 def run(rounds: int) -> None:
     figures = asyncio.run(measure(rounds))
     path = report.write("sglang_overhead", figures)
-    print(figures["worker_over_server"], figures["first_token_p50"])
+    print(figures["worker_over_server"], figures["first_token_p50"], figures["first_token_p50_ms_added_at_32"])
     rates = figures["throughput"]["tokens_per_s"]
     series = {
         name: [(statistics.median(by[name]), min(by[name]), max(by[name])) for by in rates.values()]

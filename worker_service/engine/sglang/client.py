@@ -14,6 +14,7 @@ from services import telemetry
 from services.domain.errors import Overloaded, Unavailable, invalid
 
 CALL_TIMEOUT_S = 5.0
+IDLE_S = 4.0  # how long the server may take to come to rest; below the time that any call may take
 END_S = 0.1  # a stream's end comes with its last token, or not at all
 
 # (token, logprob), likeliest first.
@@ -141,8 +142,8 @@ class SglangClient:
         )
 
     async def forget_prefixes(self) -> None:
-        """Empty the prefix cache; only while nothing runs. Unavailable."""
-        await self._post("flush_cache", {})
+        """Empty the prefix cache, once nothing runs: a request that has just ended takes the server a moment. Unavailable."""
+        await self._post(f"flush_cache?timeout={IDLE_S:g}", {})
 
     async def abort(self, request_id: str) -> None:
         """Unavailable if the server does not answer."""
