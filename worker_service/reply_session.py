@@ -45,9 +45,7 @@ class ReplySession:
                     yield pb.GenerateManyResponse(events=now)
                 if reader.done():
                     reader.result()
-                    if not self._tasks:
-                        return
-                if self._draining.is_set() and not self._tasks:
+                if not self._tasks and (reader.done() or self._draining.is_set()):
                     return
         finally:
             await end(reader, drain, *self._tasks.values())

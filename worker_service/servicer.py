@@ -210,9 +210,10 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                         continue
                     if isinstance(event, Finished):
                         self._measure(event, began, first_at, last_at, len(asked.resume_token_ids))
+                    elif isinstance(event, TokenFrame):
+                        last_at = time.monotonic()  # the caller's own slowness is not in it
                     yield codec.event_to_proto(event)
                     if isinstance(event, TokenFrame):
-                        last_at = time.monotonic()
                         self._tokens.add(len(event.token_ids), self._labels)
                         if first_at is None:
                             first_at = last_at
