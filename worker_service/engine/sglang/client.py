@@ -180,9 +180,12 @@ class SglangClient:
                         raise _refusal(int(data["error"].get("code", 500)), str(data["error"].get("message")))
                     piece = _piece(data, seen)
                     seen += len(piece.token_ids)
-                    if piece.finish is not None:
-                        await _to_the_end(response)
+                    if piece.finish is None:
+                        yield piece
+                        continue
+                    await _to_the_end(response)
                     yield piece
+                    return  # the rest may have been given up
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise Unavailable(f"{self._base}: {error!r}") from error
 
