@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -84,13 +85,19 @@ def run_service(role: Role, compose: Compose) -> None:
         settings = ServiceSettings.load()
         telemetry.set_up_logging(role.value, settings)
         mesh = load_mesh_file(settings.mesh_file)
-        asyncio.run(serve(role, settings, mesh, compose))
+        asyncio.run(serve(role, settings, mesh, compose, ready=_spare_the_loaded))
     except SettingsError as error:
         print(f"penstock {role.value}: {error}", file=sys.stderr)
         sys.exit(2)
     except ServiceFailed as error:
         _log.critical("%s", error)
         sys.exit(1)
+
+
+def _spare_the_loaded(_: Chassis) -> None:
+    """What is loaded by now stays: to search it for garbage, now and then, would hold everything up for 0.05 to 0.2 s."""
+    gc.collect()
+    gc.freeze()
 
 
 async def serve(
