@@ -1,6 +1,7 @@
 """The router's call to one worker, shared by all replies that it has there."""
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
@@ -16,6 +17,8 @@ from services import errors
 from services.channels import ChannelPool
 from services.domain.errors import DeadlineExceeded, PenstockError, Unavailable
 
+MOST_BYTES = 1 << 20  # of what several replies ask in one message; one that asks for more has a message to itself
+
 _Queue = asyncio.Queue[pb.ReplyEvent | PenstockError]
 
 
@@ -23,7 +26,8 @@ class ReplySession:
     """One call of GenerateMany; begins with the first reply, and `over` once it has ended, for whatever reason."""
 
     def __init__(self, channel: aio.Channel) -> None:
-        self._steps: asyncio.Queue[pb.GenerateManyRequest | None] = asyncio.Queue()
+        self._steps: deque[pb.ReplyStep] = deque()
+        self._news = asyncio.Event()
         self._replies: dict[int, _Queue] = {}
         self._begun = 0
         self.over = False
@@ -50,7 +54,7 @@ class ReplySession:
         timeout.FromNanoseconds(max(0, round(timeout_s * 1e9)))
         start = pb.StartReply(request=request, timeout=timeout, trace_context=trace_context)
         self._replies[reply_id] = queue
-        self._steps.put_nowait(pb.GenerateManyRequest(reply_id=reply_id, start=start))
+        self._step(pb.ReplyStep(reply_id=reply_id, start=start))
         at_work = True
         try:
             while True:
@@ -75,7 +79,7 @@ class ReplySession:
         finally:
             del self._replies[reply_id]
             if at_work and not self.over:
-                self._steps.put_nowait(pb.GenerateManyRequest(reply_id=reply_id, cancel=pb.CancelReply()))
+                self._step(pb.ReplyStep(reply_id=reply_id, cancel=pb.CancelReply()))
 
     async def _read(self, channel: aio.Channel) -> None:
         stub: Any = worker_pb2_grpc.WorkerServiceStub(channel)
@@ -91,13 +95,25 @@ class ReplySession:
         finally:
             self.over = True
             call.cancel()
-            self._steps.put_nowait(None)  # a call that ends by itself leaves the task that sends waiting
+            self._news.set()  # a call that ends by itself leaves the task that sends waiting
             for queue in self._replies.values():
                 queue.put_nowait(failure)
 
+    def _step(self, step: pb.ReplyStep) -> None:
+        self._steps.append(step)
+        self._news.set()
+
     async def _outgoing(self) -> AsyncIterator[pb.GenerateManyRequest]:
-        while (step := await self._steps.get()) is not None:
-            yield step
+        """While a message is being sent the next one fills, up to a size."""
+        while not self.over:
+            await self._news.wait()
+            self._news.clear()
+            while self._steps:
+                now = [self._steps.popleft()]
+                room = MOST_BYTES - now[0].ByteSize()
+                while self._steps and (room := room - self._steps[0].ByteSize()) >= 0:
+                    now.append(self._steps.popleft())
+                yield pb.GenerateManyRequest(steps=now)
 
 
 class SessionPool(AbstractAsyncContextManager["SessionPool"]):

@@ -30,9 +30,9 @@ class ReplySession:
         self._said: list[pb.ReplyEvent] = []
         self._news = asyncio.Event()
 
-    async def run(self, steps: AsyncIterator[pb.GenerateManyRequest]) -> AsyncGenerator[pb.GenerateManyResponse, None]:
+    async def run(self, asked: AsyncIterator[pb.GenerateManyRequest]) -> AsyncGenerator[pb.GenerateManyResponse, None]:
         """Messages until the caller ends the call, or the worker drains and no reply is left. InvalidRequest."""
-        reader = asyncio.create_task(self._follow(steps))
+        reader = asyncio.create_task(self._follow(asked))
         reader.add_done_callback(lambda _: self._news.set())
         drain = asyncio.create_task(self._draining.wait())
         drain.add_done_callback(lambda _: self._news.set())
@@ -50,22 +50,26 @@ class ReplySession:
         finally:
             await end(reader, drain, *self._tasks.values())
 
-    async def _follow(self, steps: AsyncIterator[pb.GenerateManyRequest]) -> None:
+    async def _follow(self, asked: AsyncIterator[pb.GenerateManyRequest]) -> None:
         seen = 0
-        async for step in steps:
-            match step.WhichOneof("step"):
-                case "start":
-                    if step.reply_id <= seen:
-                        raise invalid("reply_id", f"must grow from start to start; the last one was {seen}")
-                    seen = step.reply_id
-                    task = asyncio.create_task(self._serve(step.reply_id, step.start))
-                    self._tasks[step.reply_id] = task
-                    task.add_done_callback(partial(self._ended, step.reply_id))
-                case "cancel":
-                    if (running := self._tasks.get(step.reply_id)) is not None:
-                        running.cancel()
-                case _:
-                    raise invalid("step", "start or cancel must be set")
+        async for message in asked:
+            if not message.steps:
+                raise invalid("steps", "must not be empty")
+            for step in message.steps:
+                match step.WhichOneof("step"):
+                    case "start":
+                        if step.reply_id <= seen:
+                            raise invalid("steps.reply_id", f"must grow from start to start; the last one was {seen}")
+                        seen = step.reply_id
+                        task = asyncio.create_task(self._serve(step.reply_id, step.start))
+                        self._tasks[step.reply_id] = task
+                        task.add_done_callback(partial(self._ended, step.reply_id))
+                        await asyncio.sleep(0)  # one reaches the engine while the next one begins
+                    case "cancel":
+                        if (running := self._tasks.get(step.reply_id)) is not None:
+                            running.cancel()
+                    case _:
+                        raise invalid("steps.step", "start or cancel must be set")
 
     def _ended(self, reply_id: int, _: asyncio.Task[None]) -> None:
         del self._tasks[reply_id]

@@ -7,13 +7,16 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
 from dataclasses import dataclass
 from pathlib import Path
 
+import grpc
 import pytest
+from grpc import aio
 
+from penstock.common.v1 import common_pb2
 from penstock.worker.v1 import worker_pb2 as pb
 from penstock.worker.v1 import worker_pb2_grpc
-from router_service.reply_session import SessionPool
+from router_service.reply_session import MOST_BYTES, SessionPool
 from router_service.worker_client import WorkerClient, WorkerFinished
-from services.channels import ChannelPool
+from services.channels import SERVER_OPTIONS, ChannelPool
 from services.domain import Role
 from services.domain.errors import AlreadyRunning, DeadlineExceeded, InvalidRequest, Unavailable
 from services.domain.requests import FinishReason, GenerationRequest, SamplingParams, TextPrompt, TokenFrame
@@ -151,3 +154,41 @@ async def test_a_worker_that_falls_silent_is_left(scene: Scene) -> None:
                 pass
         while await scene.running():
             await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(("characters", "most"), [(10, 2), (400_000, 5), (2_000_000, 9)])
+async def test_what_is_asked_at_once_goes_in_as_few_messages_as_its_size_allows(characters: int, most: int) -> None:
+    """Two prompts of 0.4 MB share a message, those of 2 MB have one each; the first goes at once, alone."""
+    messages: list[list[int]] = []
+
+    async def generate_many(
+        asked: AsyncIterator[pb.GenerateManyRequest], context: object
+    ) -> AsyncIterator[pb.GenerateManyResponse]:
+        async for message in asked:
+            numbers = [step.reply_id for step in message.steps]
+            messages.append(numbers)
+            end = pb.GenerateResponse(finished=pb.Finished())
+            yield pb.GenerateManyResponse(events=[pb.ReplyEvent(reply_id=number, event=end) for number in numbers])
+
+    read, write = pb.GenerateManyRequest.FromString, pb.GenerateManyResponse.SerializeToString
+    method = grpc.stream_stream_rpc_method_handler(generate_many, read, write)
+    server = aio.server(options=SERVER_OPTIONS)
+    server.add_generic_rpc_handlers(
+        [grpc.method_handlers_generic_handler("penstock.worker.v1.WorkerService", {"GenerateMany": method})]
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with ChannelPool() as channels, SessionPool(channels) as sessions:
+        session = sessions.get(f"127.0.0.1:{port}")
+
+        async def one() -> None:
+            prompt = common_pb2.Prompt(text="x" * characters)
+            async with aclosing(session.reply(pb.GenerateRequest(prompt=prompt), 60.0, {}, 30.0)) as events:
+                await anext(events)
+
+        await asyncio.gather(*(one() for _ in range(9)))
+    await server.stop(0)
+    assert [number for message in messages for number in message] == list(range(1, 10))
+    assert len(messages) <= most
+    if characters > MOST_BYTES:
+        assert all(len(message) == 1 for message in messages)

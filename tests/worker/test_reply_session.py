@@ -21,11 +21,16 @@ __all__ = ["stub"]
 
 
 def start(reply_id: int, request: pb.GenerateRequest, **options: object) -> pb.GenerateManyRequest:
-    return pb.GenerateManyRequest(reply_id=reply_id, start=pb.StartReply(request=request, **options))  # type: ignore[arg-type]
+    reply = pb.StartReply(request=request, **options)  # type: ignore[arg-type]
+    return pb.GenerateManyRequest(steps=[pb.ReplyStep(reply_id=reply_id, start=reply)])
 
 
 def cancel(reply_id: int) -> pb.GenerateManyRequest:
-    return pb.GenerateManyRequest(reply_id=reply_id, cancel=pb.CancelReply())
+    return pb.GenerateManyRequest(steps=[pb.ReplyStep(reply_id=reply_id, cancel=pb.CancelReply())])
+
+
+def joined(*messages: pb.GenerateManyRequest) -> pb.GenerateManyRequest:
+    return pb.GenerateManyRequest(steps=[step for message in messages for step in message.steps])
 
 
 class Heard:
@@ -123,9 +128,11 @@ async def test_cancelling_a_reply_frees_its_place_and_leaves_the_others(stub: St
 @pytest.mark.parametrize(
     ("steps", "field"),
     [
-        ([pb.GenerateManyRequest(reply_id=1)], "step"),
-        ([start(2, asked("a")), start(2, asked("b"))], "reply_id"),
-        ([start(0, asked("a"))], "reply_id"),
+        ([pb.GenerateManyRequest()], "steps"),
+        ([pb.GenerateManyRequest(steps=[pb.ReplyStep(reply_id=1)])], "steps.step"),
+        ([start(2, asked("a")), start(2, asked("b"))], "steps.reply_id"),
+        ([joined(start(2, asked("a")), start(2, asked("b")))], "steps.reply_id"),
+        ([start(0, asked("a"))], "steps.reply_id"),
     ],
 )
 async def test_messages_that_make_no_sense_end_the_call(
@@ -180,7 +187,7 @@ async def test_what_is_said_at_once_comes_in_one_message() -> None:
             yield frame(offset)
 
     asked_for = [start(number, asked(f"r{number}")) for number in range(1, 33)]
-    messages = session(reply).run(steps(*asked_for))
+    messages = session(reply).run(steps(asked_for[0], joined(*asked_for[1:])))
     for offset in range(3):
         message = asyncio.ensure_future(anext(messages))
         while len(waiting) < 32:

@@ -227,6 +227,28 @@ Global___GenerateResponse: _TypeAlias = GenerateResponse  # noqa: Y015
 class GenerateManyRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    STEPS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplyStep]:
+        """In order. At least one."""
+
+    def __init__(
+        self,
+        *,
+        steps: _abc.Iterable[Global___ReplyStep] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["steps", b"steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GenerateManyRequest: _TypeAlias = GenerateManyRequest  # noqa: Y015
+
+@_typing.final
+class ReplyStep(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
     REPLY_ID_FIELD_NUMBER: _builtins.int
     START_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
@@ -253,7 +275,7 @@ class GenerateManyRequest(_message.Message):
     _WhichOneofArgType_step: _TypeAlias = _typing.Literal["step", b"step"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_step) -> _WhichOneofReturnType_step | None: ...
 
-Global___GenerateManyRequest: _TypeAlias = GenerateManyRequest  # noqa: Y015
+Global___ReplyStep: _TypeAlias = ReplyStep  # noqa: Y015
 
 @_typing.final
 class StartReply(_message.Message):
