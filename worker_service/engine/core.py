@@ -4,7 +4,6 @@ Scheduling, stop rules, text, verification and KV transfer are here, once; what 
 business: the torch runner computes logits, the simulated one only time. Not thread-safe: one thread owns a core.
 """
 
-from collections import deque
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
@@ -36,11 +35,10 @@ from worker_service.engine.interface import (
 from worker_service.engine.kv_transfer import KvTransfers
 from worker_service.engine.randomness import DRAW, uniform
 from worker_service.engine.runner import ModelRunner, RawLogprobs, Row, RowResult
+from worker_service.engine.throughput import Throughput
 from worker_service.scheduling import BatchLimits, BatchScheduler, BlockPool, Chunk, Reservation, Sequence
 from worker_service.speculation import acceptance
 from worker_service.text import ReplyText, Tokenizer
-
-THROUGHPUT_WINDOW_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +75,7 @@ class EngineCore:
         self.transfers = KvTransfers(self.scheduler, runner)
         self._clock = clock
         self._requests: dict[str, _Request] = {}
-        self._produced: deque[tuple[float, int]] = deque()
-        self._began = clock.now()
+        self._throughput = Throughput(clock.now())
         self.steps = 0
 
     @property
@@ -221,26 +218,22 @@ class EngineCore:
             else:
                 outputs += self._continued(request, request.text, result)
                 produced += len(result.tokens)
-        self._count(produced)
+        self._throughput.add(produced, self._clock.now())
         return outputs
 
     def load(self) -> Load:
         """The load right now."""
-        now = self._clock.now()
-        self._forget_old(now)
-        window = min(THROUGHPUT_WINDOW_S, max(now - self._began, 1e-9))
         return Load(
             running_tokens=tuple(len(s.tokens) for s in self.scheduler.running),
             queued_tokens=tuple(len(s.tokens) for s in self.scheduler.waiting),
             free_kv_blocks=self.scheduler.pool.free,
-            output_tokens_per_s=sum(count for _, count in self._produced) / window,
+            output_tokens_per_s=self._throughput.per_second(self._clock.now()),
             input_tokens=tuple(s.prompt_tokens for s in (*self.scheduler.running, *self.scheduler.waiting)),
         )
 
     def restart_throughput(self) -> None:
         """Count output tokens from now on: those before were no request's."""
-        self._produced.clear()
-        self._began = self._clock.now()
+        self._throughput.restart(self._clock.now())
 
     def _check_queue(self) -> None:
         if len(self.scheduler.waiting) >= self.limits.max_queued + (
@@ -323,16 +316,3 @@ class EngineCore:
         usage = TokenUsage(sequence.prompt_tokens, sequence.cached_prompt_tokens, sequence.output_tokens)
         stop = request.text.stopped_by if request.text is not None else None
         return Finished(reason, usage, stop, sequence.preemptions)
-
-    def _count(self, produced: int) -> None:
-        now = self._clock.now()
-        if self._produced and now - self._produced[-1][0] < THROUGHPUT_WINDOW_S / 50:
-            at, count = self._produced[-1]
-            self._produced[-1] = (at, count + produced)
-        else:
-            self._produced.append((now, produced))
-            self._forget_old(now)
-
-    def _forget_old(self, now: float) -> None:
-        while self._produced and now - self._produced[0][0] > THROUGHPUT_WINDOW_S:
-            self._produced.popleft()

@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -49,6 +48,7 @@ from worker_service.engine.sglang.client import Piece, ServerInfo, SglangClient
 from worker_service.engine.sglang.launch import ServerShape
 from worker_service.engine.sglang.moves import ABORTED, MOVED, MovingRequests, Running
 from worker_service.engine.sglang.server import ServerProcess
+from worker_service.engine.throughput import Throughput
 from worker_service.speculation import acceptance
 from worker_service.speculation.top_k import target_distribution
 from worker_service.text.hf import HfTokenizer
@@ -57,7 +57,6 @@ _log = logging.getLogger(__name__)
 
 POLL_S = 0.5
 CACHE_POLLS = 4  # every so many polls the metrics page is read too: it is long
-THROUGHPUT_WINDOW_S = 5.0
 VERIFY_TOP = 256  # likeliest tokens asked for where a sampled draft is verified
 
 
@@ -90,9 +89,8 @@ class SglangEngine(MovingRequests):
         self.options = options
         self._requests: dict[str, Running] = {}
         self._arriving: dict[str, asyncio.Task[None]] = {}
-        self._produced: deque[tuple[float, int]] = deque()
+        self._throughput = Throughput(time.monotonic())
         self._free_blocks = self._cached_tokens = 0
-        self._began = 0.0
         self._up = self._closed = False
         self._turned = asyncio.Condition()
         self._leaving: set[asyncio.Future[None]] = set()
@@ -145,7 +143,7 @@ class SglangEngine(MovingRequests):
             capabilities=frozenset(_capabilities(server)),
         )
         self._failure: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
-        self._began = time.monotonic()
+        self._throughput.restart(time.monotonic())
         self._up = True
         self._poll = asyncio.create_task(self._watch(), name="sglang-watch")
 
@@ -182,17 +180,13 @@ class SglangEngine(MovingRequests):
         return True
 
     def load(self) -> Load:
-        now = time.monotonic()
-        while self._produced and now - self._produced[0][0] > THROUGHPUT_WINDOW_S:
-            self._produced.popleft()
-        window = min(THROUGHPUT_WINDOW_S, max(now - self._began, 1e-9))
         running = [r for r in self._requests.values() if r.computing]
         queued = [r for r in self._requests.values() if not r.computing]
         return Load(
             running_tokens=tuple(len(r.tokens) for r in running),
             queued_tokens=tuple(len(r.tokens) for r in queued),
             free_kv_blocks=self._free_blocks,
-            output_tokens_per_s=sum(count for _, count in self._produced) / window,
+            output_tokens_per_s=self._throughput.per_second(time.monotonic()),
             input_tokens=tuple(r.prompt_tokens for r in (*running, *queued)),
             cached_tokens=self._cached_tokens,
         )
@@ -235,7 +229,7 @@ class SglangEngine(MovingRequests):
                             output += ids
                             running.tokens += ids
                             running.computing = True
-                            self._produced.append((time.monotonic(), len(ids)))
+                            self._throughput.add(len(ids), time.monotonic())
                             if ids or said:
                                 yield TokenFrame(first, tuple(ids), said, self._logprobs(ids, piece))
                             if reason is not None:
@@ -324,10 +318,10 @@ class SglangEngine(MovingRequests):
 
     def _tokens_an_event(self) -> int:
         """How many tokens behind the first are to come together: as many as one stream makes in the time they may wait."""
-        hold, load = self.options.hold, self.load()
-        if hold is None or not load.running_tokens:
+        hold, running = self.options.hold, sum(request.computing for request in self._requests.values())
+        if hold is None or not running:
             return 1
-        return max(1, min(hold.tokens, int(hold.seconds * load.output_tokens_per_s / len(load.running_tokens))))
+        return max(1, min(hold.tokens, int(hold.seconds * self._throughput.per_second(time.monotonic()) / running)))
 
     def _priority(self, priority: int) -> int | None:
         return priority if self._server.priorities else None
