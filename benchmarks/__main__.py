@@ -23,6 +23,7 @@ BENCHMARKS = (
     "state",
     "stage_moves",
     "migration",
+    "sglang_flags",
     "sglang_moves",
     "sglang_overhead",
 )

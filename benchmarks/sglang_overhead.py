@@ -1,27 +1,35 @@
-"""What a worker adds to the SGLang server it wraps: the same streams from the server itself and through the worker.
+"""What a worker adds to SGLang: the same streams from a server asked directly and through a worker.
 
-One worker with a server of its own on the shipped large model, on a CPU. The two ways are taken in turns in one run, with
-fresh prompts each time, so that the prefix cache helps neither. Throughput is measured twice: with everything on the same
-cores, where the worker and the client take time from the model, and with a core for the model's process alone, as a GPU
-would give it. The time to the first token is measured in those runs, where it is mostly waiting, and for one stream alone;
-beside that stands the time of an empty RPC to the same worker: what gRPC takes for itself.
+The shipped large model on a CPU. Three ways are taken in turns in one run, with fresh prompts each time, so that the prefix
+cache helps none of them:
+
+- `server`: an SGLang server that answers with text, as whoever asks it directly needs;
+- `worker`: a worker, which makes the text itself, over a server of its own that knows tokens only;
+- `worker's server`: that server asked directly, whose client gets no text.
+
+Throughput is measured twice: with everything on the same cores, where the worker and the client take time from the model,
+and with a core for the model's process alone, as a GPU would give it. The time to the first token is measured in those
+runs, where it is mostly waiting, and for one stream alone; beside that stands the time of an empty RPC to the same worker:
+what gRPC takes for itself.
 """
 
 import asyncio
+import itertools
 import json
 import os
 import random
 import statistics
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AsyncExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
 from benchmarks import report
-from benchmarks.contenders import one_tier_mesh, worker_address
+from benchmarks.contenders import KV_TOKENS, one_tier_mesh, worker_address
 from penstock.worker.v1 import worker_pb2 as pb
 from penstock.worker.v1 import worker_pb2_grpc
 from router_service.reply_session import SessionPool
@@ -30,12 +38,14 @@ from services.channels import ChannelPool
 from services.domain.requests import GenerationRequest, SamplingParams, TokenFrame, TokenPrompt
 from services.processes import free_port
 from tests.conftest import FAMILY
-from tests.support.sglang import CPU_LAUNCH
+from tests.support.sglang import CPU_LAUNCH, cpu_shape, running
+from worker_service.engine.sglang.launch import command, environment
 
 PROMPT_TOKENS = 48
 AT_ONCE, STREAMS, TOKENS = 32, 64, 64  # where throughput is measured
-FIRSTS, FIRST_TOKENS = 20, 4  # a round's streams, one after the other, where the time to the first token is measured
+FIRSTS, FIRST_TOKENS = 24, 4  # a round's streams, one after the other, where the time to the first token is measured
 VOCAB = 256
+BASES = ("server", "worker's server")  # what the worker is compared with
 
 Way = Callable[[list[int], str, int], Awaitable[tuple[float, int]]]  # (seconds to the first token, tokens)
 
@@ -80,7 +90,7 @@ async def throughput(way: Way, rng: random.Random) -> tuple[float, float]:
 
     async def one(number: int) -> tuple[float, int]:
         async with places:
-            return await way(_prompt(rng), f"r{number}-{rng.random()}", TOKENS)
+            return await way(prompt_of(rng), f"r{number}-{rng.random()}", TOKENS)
 
     began = time.perf_counter()
     found = await asyncio.gather(*(one(i) for i in range(STREAMS)))
@@ -90,17 +100,18 @@ async def throughput(way: Way, rng: random.Random) -> tuple[float, float]:
     return tokens / took, 1000 * statistics.median(first for first, _ in found)
 
 
-def _prompt(rng: random.Random) -> list[int]:
+def prompt_of(rng: random.Random) -> list[int]:
+    """One that nothing has asked before."""
     return [rng.randrange(VOCAB) for _ in range(PROMPT_TOKENS)]
 
 
 @contextmanager
-def core_of_its_own(model: int, processes: Collection[int]) -> Iterator[None]:
-    """Keep one process on the first core, and all the others off it."""
+def core_of_their_own(models: Collection[int], processes: Collection[int]) -> Iterator[None]:
+    """Keep the models' processes, of which one computes at a time, on the first core, and all others off it."""
     cores = sorted(os.sched_getaffinity(0))
     try:
         for pid in processes:
-            _bind(pid, cores[:1] if pid == model else cores[1:])
+            _bind(pid, cores[:1] if pid in models else cores[1:])
         yield
     finally:
         for pid in processes:
@@ -126,53 +137,77 @@ def _family(root: int) -> dict[int, int]:
     return {pid: ticks[pid] for pid in found}
 
 
+@contextmanager
+def server_without(switches: Collection[str], log: Path) -> Iterator[str]:
+    """A server as a worker starts it, less these switches; yields its base URL."""
+    port = free_port()
+    shape = cpu_shape(FAMILY / "large", flags=CPU_LAUNCH["flags"], max_running=AT_ONCE, kv_tokens=KV_TOKENS)
+    argv = [part for part in command(shape, port) if part not in switches]
+    if missing := set(switches) - set(command(shape, port)):
+        raise ValueError(f"switches: workers do not set {', '.join(missing)}")
+    with running(argv, environment(shape), port, log) as url:
+        yield url
+
+
+async def busiest(way: Way, rng: random.Random) -> int:
+    """The process that computes most while streams run, which they also warm up: the model's."""
+    before = _family(os.getpid())
+    await throughput(way, rng)
+    after = _family(os.getpid())
+    return max(after, key=lambda pid: after[pid] - before.get(pid, 0))
+
+
 async def measure(rounds: int) -> dict[str, Any]:
     port, rng = free_port(), random.Random(9)
     rates: dict[str, dict[str, list[float]]] = {"shared": {}, "own core": {}}
     crowded: dict[str, dict[str, list[float]]] = {"shared": {}, "own core": {}}
+    firsts: dict[str, list[float]] = {}
 
     async def at_once(how: str, name: str, way: Way) -> None:
         rate, first_ms = await throughput(way, rng)
         rates[how].setdefault(name, []).append(rate)
         crowded[how].setdefault(name, []).append(first_ms)
 
-    firsts: dict[str, list[float]] = {"server": [], "worker": [], "empty RPC": []}
     sglang = CPU_LAUNCH | {"port": port, "flags": list(CPU_LAUNCH["flags"])}
-    async with (
-        one_tier_mesh(str(FAMILY / "large"), AT_ONCE, engine="sglang", sglang=sglang) as mesh,
-        ChannelPool() as channels,
-        SessionPool(channels) as sessions,
-        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
-    ):
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-bench-")))
+        url = stack.enter_context(server_without(["--skip-tokenizer-init"], folder / "server.log"))
+        mesh = await stack.enter_async_context(
+            one_tier_mesh(str(FAMILY / "large"), AT_ONCE, engine="sglang", sglang=sglang)
+        )
+        channels = await stack.enter_async_context(ChannelPool())
+        sessions = await stack.enter_async_context(SessionPool(channels))
+        connector = aiohttp.TCPConnector(limit=0)
+        session = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
         address = worker_address(mesh)
-        workers = WorkerClient(channels, sessions, 60.0)
         stub: Any = worker_pb2_grpc.WorkerServiceStub(channels.get(address))
-        ways = {"server": directly(session, f"http://127.0.0.1:{port}"), "worker": through_worker(workers, address)}
-        before = _family(os.getpid())
-        for way in ways.values():
-            await throughput(way, rng)  # warm
+        ways = {
+            "server": directly(session, url),
+            "worker": through_worker(WorkerClient(channels, sessions, 60.0), address),
+            "worker's server": directly(session, f"http://127.0.0.1:{port}"),
+        }
+        orders = list(itertools.permutations(ways.items()))
+        models = {await busiest(way, rng) for way in ways.values()}
         processes = _family(os.getpid())
-        model = max(processes, key=lambda pid: processes[pid] - before.get(pid, 0))  # the one that computes
         for number in range(rounds):
-            in_turn = list(ways.items())[:: 1 if number % 2 else -1]
+            in_turn = orders[number % len(orders)]
             for name, way in in_turn:
                 await at_once("shared", name, way)
-            with core_of_its_own(model, processes):
+            with core_of_their_own(models, processes):
                 for name, way in in_turn:
                     await at_once("own core", name, way)
             for i in range(FIRSTS):
-                for name, way in list(ways.items())[:: 1 if i % 2 else -1]:
-                    took, _ = await way(_prompt(rng), f"f{number}-{i}-{rng.random()}", FIRST_TOKENS)
-                    firsts[name].append(1000 * took)
+                for name, way in orders[i % len(orders)]:
+                    took, _ = await way(prompt_of(rng), f"f{number}-{i}-{rng.random()}", FIRST_TOKENS)
+                    firsts.setdefault(name, []).append(1000 * took)
                 began = time.perf_counter()
                 await stub.GetInfo(pb.GetInfoRequest())
-                firsts["empty RPC"].append(1000 * (time.perf_counter() - began))
-            said = {how: f"{by['worker'][-1]:.0f}/{by['server'][-1]:.0f}" for how, by in rates.items()}
-            waits = {how: f"{by['worker'][-1]:.0f}/{by['server'][-1]:.0f}" for how, by in crowded.items()}
-            print(
-                f"round {number + 1}  tokens/s, worker/server: {said}  first token, ms: {waits}  {added(firsts)}",
-                flush=True,
-            )
+                firsts.setdefault("empty RPC", []).append(1000 * (time.perf_counter() - began))
+            said = {how: "/".join(f"{by[name][-1]:.0f}" for name in ways) for how, by in rates.items()}
+            waits = {how: "/".join(f"{by[name][-1]:.0f}" for name in ways) for how, by in crowded.items()}
+            names = "/".join(ways)
+            print(f"round {number + 1}  {names}: tokens/s {said}  first token, ms {waits}", flush=True)
+            print(f"    one stream alone: {added(firsts)}", flush=True)
     return {
         "model": "large",
         "prompt_tokens": PROMPT_TOKENS,
@@ -186,21 +221,31 @@ async def measure(rounds: int) -> dict[str, Any]:
         "first_token": {"at_once": 1, "streams": FIRSTS * rounds, "ms": firsts},
         "rounds": rounds,
         "seed": 9,
-        "worker_over_server": {how: ratio(by) for how, by in rates.items()},
+        "worker_over": {base: {how: ratio(by, base) for how, by in rates.items()} for base in BASES},
+        "first_token_p50_ms_added_at_32": {
+            base: {how: difference(by, base) for how, by in crowded.items()} for base in BASES
+        },
         "first_token_p50": added(firsts),
-        "first_token_p50_ms_added_at_32": {how: difference(by) for how, by in crowded.items()},
     }
 
 
-def ratio(by_way: dict[str, list[float]]) -> dict[str, float]:
-    """Of the worker's throughput to the server's, over rounds."""
-    return _spread([w / s for w, s in zip(by_way["worker"], by_way["server"], strict=True)])
+def ratio(by_way: dict[str, list[float]], base: str) -> dict[str, float]:
+    """Of the worker's throughput to a server's, over rounds."""
+    return spread_of_ratios(by_way["worker"], by_way[base])
 
 
-def difference(by_way: dict[str, list[float]]) -> dict[str, float]:
-    """Of the worker's milliseconds to the server's, over rounds."""
-    found = [w - s for w, s in zip(by_way["worker"], by_way["server"], strict=True)]
-    return {"server_median": statistics.median(by_way["server"])} | _spread(found)
+def difference(by_way: dict[str, list[float]], base: str) -> dict[str, float]:
+    """Of the worker's milliseconds to a server's, over rounds."""
+    found = [w - s for w, s in zip(by_way["worker"], by_way[base], strict=True)]
+    return {"server_median": statistics.median(by_way[base])} | _spread(found)
+
+
+def spread_of_ratios(ours: list[float], theirs: list[float]) -> dict[str, float]:
+    return _spread([one / other for one, other in zip(ours, theirs, strict=True)])
+
+
+def spread_of_differences(ours: list[float], theirs: list[float]) -> dict[str, float]:
+    return _spread([one - other for one, other in zip(ours, theirs, strict=True)])
 
 
 def _spread(found: list[float]) -> dict[str, float]:
@@ -209,20 +254,18 @@ def _spread(found: list[float]) -> dict[str, float]:
     return {"median": middle, "lower_quartile": low, "upper_quartile": high}
 
 
-def added(firsts: dict[str, list[float]]) -> dict[str, float]:
-    """Medians; added_ms that of the differences."""
-    pairs = zip(firsts["worker"], firsts["server"], strict=True)
+def added(firsts: dict[str, list[float]]) -> dict[str, dict[str, float]]:
+    """Milliseconds: medians of each way, and of what the worker adds to either server."""
     return {
-        "server_ms": statistics.median(firsts["server"]),
-        "added_ms": statistics.median(w - s for w, s in pairs),
-        "empty_rpc_ms": statistics.median(firsts["empty RPC"]),
+        "medians": {name: round(statistics.median(of), 2) for name, of in firsts.items()},
+        "worker_adds": {base: round(difference(firsts, base)["median"], 2) for base in BASES},
     }
 
 
 def run(rounds: int) -> None:
     figures = asyncio.run(measure(rounds))
     path = report.write("sglang_overhead", figures)
-    print(figures["worker_over_server"], figures["first_token_p50"], figures["first_token_p50_ms_added_at_32"])
+    print(figures["worker_over"], figures["first_token_p50"], figures["first_token_p50_ms_added_at_32"])
     rates = figures["throughput"]["tokens_per_s"]
     series = {
         name: [(statistics.median(by[name]), min(by[name]), max(by[name])) for by in rates.values()]

@@ -46,7 +46,7 @@ def installed() -> bool:
 def sglang_server(model: Path, port: int, log: Path, *flags: str) -> Iterator[str]:
     """A running server with SGLang's own defaults, the cache's room aside; yields its base URL."""
     argv = [str(FOLDER / "launch.sh"), str(model), str(port), *flags]
-    with _running(argv, {"SGLANG_VENV": str(VENV)}, port, log) as url:
+    with running(argv, {"SGLANG_VENV": str(VENV)}, port, log) as url:
         yield url
 
 
@@ -60,7 +60,7 @@ def sglang_pair(model: Path, folder: Path, *flags: str) -> Iterator[list[str]]:
     def server(name: str) -> AbstractContextManager[str]:
         port = free_port()
         argv = [str(FOLDER / "launch.sh"), str(model), str(port), *SHARED_STORE, *flags]
-        return _running(argv, env, port, folder / f"{name}.log")
+        return running(argv, env, port, folder / f"{name}.log")
 
     with ExitStack() as stack:
         with ThreadPoolExecutor(2) as pool:
@@ -72,7 +72,7 @@ def sglang_pair(model: Path, folder: Path, *flags: str) -> Iterator[list[str]]:
 def launched_server(shape: ServerShape, log: Path) -> Iterator[str]:
     """A running server as a worker would start it; yields its base URL."""
     port = free_port()
-    with _running(command(shape, port), environment(shape), port, log) as url:
+    with running(command(shape, port), environment(shape), port, log) as url:
         yield url
 
 
@@ -129,7 +129,8 @@ class SglangServers:
 
 
 @contextmanager
-def _running(argv: list[str], env: Mapping[str, str], port: int, log: Path) -> Iterator[str]:
+def running(argv: list[str], env: Mapping[str, str], port: int, log: Path) -> Iterator[str]:
+    """A process, with its children, until the block ends; yields its base URL once it is healthy."""
     with log.open("w") as out:
         process = subprocess.Popen(argv, stdout=out, stderr=out, env={**os.environ, **env}, start_new_session=True)
     try:

@@ -1,6 +1,6 @@
 """How to start an SGLang server: its command line and environment from what a tier asks for. No I/O.
 
-Flags as of SGLang 0.5.23. What the server would do a second time is switched off (its warm-up, its own idea of which
+Flags as of SGLang 0.5.23. What the server would do a second time is switched off (its warm-up, text, its own idea of which
 running request gives way), what we rely on is switched on (metrics, priorities, tokens sent once).
 """
 
@@ -75,6 +75,7 @@ def command(shape: ServerShape, port: int) -> list[str]:
         options["context-length"] = shape.max_context_tokens
     switches = [
         "skip-server-warmup",
+        "skip-tokenizer-init",
         "enable-metrics",
         "enable-cache-report",
         "enable-priority-scheduling",
@@ -82,6 +83,8 @@ def command(shape: ServerShape, port: int) -> list[str]:
         "incremental-streaming-output",
         "sleep-on-idle",
     ]
+    if device == "cpu":
+        switches.append("disable-overlap-schedule")  # it computes at once: a token would only wait for the next step's
     if shape.deterministic:
         switches.append("enable-deterministic-inference")
     if shape.trace_to:
