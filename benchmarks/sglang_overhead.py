@@ -142,10 +142,10 @@ def server_without(switches: Collection[str], log: Path) -> Iterator[str]:
     """A server as a worker starts it, less these switches; yields its base URL."""
     port = free_port()
     shape = cpu_shape(FAMILY / "large", flags=CPU_LAUNCH["flags"], max_running=AT_ONCE, kv_tokens=KV_TOKENS)
-    argv = [part for part in command(shape, port) if part not in switches]
-    if missing := set(switches) - set(command(shape, port)):
+    argv = command(shape, port)
+    if missing := set(switches).difference(argv):
         raise ValueError(f"switches: workers do not set {', '.join(missing)}")
-    with running(argv, environment(shape), port, log) as url:
+    with running([part for part in argv if part not in switches], environment(shape), port, log) as url:
         yield url
 
 

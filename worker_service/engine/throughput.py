@@ -14,22 +14,19 @@ class Throughput:
 
     def restart(self, now: float) -> None:
         """Count from now on."""
-        self._began, self._sum = now, 0
+        self._began = now
         self._tallies: deque[tuple[float, int]] = deque()
 
     def add(self, tokens: int, now: float) -> None:
-        self._sum += tokens
         if self._tallies and now - self._tallies[-1][0] < WINDOW_S / TALLIES:
             at, count = self._tallies[-1]
             self._tallies[-1] = (at, count + tokens)
-        else:
-            self._forget(now)
-            self._tallies.append((now, tokens))
+            return
+        self._tallies.append((now, tokens))
+        while now - self._tallies[0][0] > WINDOW_S:
+            self._tallies.popleft()
 
     def per_second(self, now: float) -> float:
-        self._forget(now)
-        return self._sum / min(WINDOW_S, max(now - self._began, 1e-9))
-
-    def _forget(self, now: float) -> None:
-        while self._tallies and now - self._tallies[0][0] > WINDOW_S:
-            self._sum -= self._tallies.popleft()[1]
+        """Changes nothing: metrics read it from a thread of their own."""
+        made = sum(count for at, count in self._tallies.copy() if now - at <= WINDOW_S)
+        return made / min(WINDOW_S, max(now - self._began, 1e-9))
