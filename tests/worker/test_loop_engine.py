@@ -1,14 +1,18 @@
 """What only the engines around our own core have: a thread that can fail, and seeds that change what is drawn."""
 
+import asyncio
+import threading
 from collections.abc import Callable
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from services.domain import StepLatencyModel, Unavailable
+from services.domain import StepLatencyModel, TokenFrame, Unavailable
 from tests.conftest import FAMILY
-from tests.worker.test_engine_contract import SAMPLED, answer, request
+from tests.worker.test_engine_contract import GREEDY, SAMPLED, answer, request
+from worker_service.engine.interface import HandedOver
 from worker_service.engine.loop import LoopEngine
 from worker_service.engine.simulated import SimulatedEngineOptions, simulated_engine
 from worker_service.engine.torch import TorchEngineOptions, torch_engine
@@ -45,3 +49,38 @@ async def test_another_seed_gives_another_reply() -> None:
     replies = {(await answer(engine, request(f"r{s}", sampling=replace(hot, seed=s)))).tokens for s in range(4)}
     assert len(replies) > 1
     await engine.close()
+
+
+async def test_the_reader_of_a_reply_that_has_left_does_not_wait_for_the_step_under_way() -> None:
+    engine = of_nothing()
+    await engine.start()
+    run, go_on, holding = engine._core.runner.run, threading.Event(), threading.Event()
+    go_on.set()
+
+    def held(rows: Any) -> list[Any]:
+        if not go_on.is_set():
+            holding.set()
+            go_on.wait()
+        return run(rows)
+
+    engine._core.runner.run = held  # type: ignore[method-assign]
+    endless = replace(GREEDY, max_output_tokens=4000, ignore_eos=True)
+    other = asyncio.create_task(answer(engine, request("stays", sampling=endless)))
+    try:
+        async with aclosing(engine.generate(request("leaves", sampling=endless))) as events:
+            async for event in events:
+                if isinstance(event, TokenFrame) and event.offset >= 5:
+                    break
+            stopped = await engine.pause("leaves", 0)
+            go_on.clear()
+            await asyncio.to_thread(holding.wait)
+            async with asyncio.timeout(10):
+                assert await engine.leave("leaves") == HandedOver(stopped.output_tokens)
+                rest = [event async for event in events]
+            assert rest[-1] == HandedOver(stopped.output_tokens)
+            go_on.set()
+    finally:
+        go_on.set()
+        other.cancel()
+        await asyncio.wait([other])
+        await engine.close()

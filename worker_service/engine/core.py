@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from services.clock import Clock
-from services.domain.errors import AlreadyRunning, NotFound, Overloaded, invalid
+from services.domain.errors import AlreadyRunning, Overloaded, invalid
 from services.domain.instances import Load
 from services.domain.requests import (
     FinishReason,
@@ -28,7 +28,6 @@ from worker_service.engine.interface import (
     DraftDistribution,
     EngineEvent,
     Finished,
-    HandedOver,
     LastBlocks,
     Verification,
 )
@@ -125,13 +124,10 @@ class EngineCore:
             self.scheduler.release(reservation)
         return admitted, finished
 
-    def leave(self, request_id: str) -> HandedOver:
-        """A request has moved on: forget it. NotFound."""
-        request = self._requests.pop(request_id, None)
-        if request is None:
-            raise NotFound("request", request_id)
-        self.scheduler.finish(request_id, None)
-        return HandedOver(request.sequence.output_tokens)
+    def leave(self, request_id: str) -> None:
+        """A request has moved on: forget it; no error where it has ended."""
+        if self._requests.pop(request_id, None) is not None:
+            self.scheduler.finish(request_id, None)
 
     def _add(
         self, request: GenerationRequest, prompt: list[int], reservation: Reservation | None

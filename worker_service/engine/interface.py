@@ -180,9 +180,11 @@ Blocks = npt.NDArray[np.generic]
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """A request that was stopped between two steps: all its tokens, the last one without KV; the blocks not yet sent."""
+    """A request that was stopped between two steps: all its tokens, the last one without KV, of which the last
+    `output_tokens` are the reply's; the blocks not yet sent."""
 
     tokens: tuple[int, ...]
+    output_tokens: int
     data: Blocks
 
 
@@ -219,7 +221,7 @@ class KvTransferring(Protocol):
         ...
 
     async def leave(self, request_id: str) -> HandedOver:
-        """A stopped request runs elsewhere: its stream ends with HandedOver. NotFound (it has ended)."""
+        """A stopped request runs elsewhere: its stream ends with HandedOver, at once. NotFound (it has ended)."""
         ...
 
     async def reserve(self, transfer_id: str, layout: KvLayout, tokens: Seq[int]) -> int:

@@ -47,7 +47,7 @@ class KvTransfers:
             raise invalid("first_block", f"the request has {used} blocks")
         data = self._runner.read_blocks(sequence.blocks[first:used])
         sequence.paused = True
-        return Stopped(tuple(sequence.tokens), data)
+        return Stopped(tuple(sequence.tokens), sequence.output_tokens, data)
 
     def resume(self, request_id: str) -> None:
         """A stopped request goes on; nothing where it has ended."""

@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
-from services.domain.errors import Unavailable
+from services.domain.errors import NotFound, Unavailable
 from services.domain.instances import Load
 from services.domain.requests import FinishReason, GenerationRequest, SamplingParams, TokenFrame
 from worker_service.engine.core import EngineCore, StepOutput
@@ -74,6 +74,7 @@ class LoopEngine:
         self._held: dict[str, _Held] = {}  # the thread's
         self._commands: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._streams: dict[str, _Stream] = {}  # the event loop's
+        self._stopped: dict[str, HandedOver] = {}  # the event loop's: how a request would leave
         self._load = Load()
         self._allocator: Allocator | None = None
         self._copier = ThreadPoolExecutor(1, "kv-copies")
@@ -164,18 +165,27 @@ class LoopEngine:
                 held.frames, held.sent_at = [], time.monotonic()
             return stopped
 
-        return await self._call(stop)
+        stopped = await self._call(stop)
+        self._stopped[request_id] = HandedOver(stopped.output_tokens)
+        return stopped
 
     async def resume(self, request_id: str) -> None:
+        self._stopped.pop(request_id, None)
         await self._call(lambda core: core.transfers.resume(request_id))
 
     async def leave(self, request_id: str) -> HandedOver:
-        def end(core: EngineCore) -> HandedOver:
-            left = core.leave(request_id)
-            self._loop.call_soon_threadsafe(self._deliver, self._gathered([(request_id, left)]))
-            return left
+        """Not after the step under way: its reader waits for this word to go on elsewhere."""
+        left = self._stopped.pop(request_id, None)
+        if left is None or request_id not in self._streams:
+            raise NotFound("stopped request", request_id)
 
-        return await self._call(end)
+        def forget() -> None:
+            self._core.leave(request_id)
+            self._held.pop(request_id, None)
+
+        self._post(forget)
+        self._deliver([(request_id, left)])
+        return left
 
     async def reserve(self, transfer_id: str, layout: KvLayout, tokens: Seq[int]) -> int:
         return await self._call(lambda core: core.transfers.reserve(transfer_id, layout, tokens))

@@ -113,7 +113,7 @@ class MovingRequests:
             stopped.cancel()  # where it stops all the same, it goes on at once
             running.decide(None)
             raise
-        return Stopped(tuple(running.tokens), _empty(self.kv_layout, 0))
+        return Stopped(tuple(running.tokens), running.output_tokens, _empty(self.kv_layout, 0))
 
     async def resume(self, request_id: str) -> None:
         running = self._requests.get(request_id)
