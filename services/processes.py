@@ -146,7 +146,9 @@ class Watcher:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # Ctrl-C in the terminal is ours to act on
+                # Ctrl-C in the terminal is ours to act on. No session of its own: Linux shares cores out by session first
+                # (autogroups), and then one process can wait a second for a core while others compute.
+                process_group=0,
             )
         entry.started_at = time.monotonic()
 
