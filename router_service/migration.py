@@ -138,7 +138,7 @@ class MovableReply:
         transfer_id, source, sent_bytes = secrets.token_hex(8), self.record, 0
         self._why = why
         claim = self._claim = _Claim(
-            target, self._generate(target.address, transfer_id), lambda: self._advance(MoveEvent.TARGET_LOST)
+            target, self._generate(target.address, transfer_id), lambda: self._advance(MoveEvent.TARGET_LOST, claim)
         )
         self._claims.add(claim.task)
         claim.task.add_done_callback(self._claims.discard)
@@ -166,7 +166,7 @@ class MovableReply:
                             sent_bytes = report.sent_bytes
                         case WorkerNotMoved():
                             told = True
-                            self._advance(MoveEvent.MOVE_FAILED)
+                            self._advance(MoveEvent.MOVE_FAILED, claim)
                             return NotMoved(report.reason, report.busy)
                         case _:
                             told = True
@@ -176,9 +176,12 @@ class MovableReply:
             return NotMoved(str(error))
         finally:
             if not told:
-                self._advance(MoveEvent.WORD_BROKEN)
+                self._advance(MoveEvent.WORD_BROKEN, claim)
 
-    def _advance(self, event: MoveEvent) -> None:
+    def _advance(self, event: MoveEvent, of: "_Claim | None" = None) -> None:
+        """of: the claim of the move that the event is of; once that is over it says nothing about the next one."""
+        if of is not None and of is not self._claim:
+            return
         self._reading, effects = moves.advance(self._reading, event)
         if MoveEffect.DROP_CLAIM in effects and self._claim is not None:
             self._claim.task.cancel()
