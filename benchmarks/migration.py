@@ -6,6 +6,7 @@ every token at once (no gathering), so that what a client waits for between two 
 """
 
 import asyncio
+import itertools
 import os
 import random
 import statistics
@@ -166,7 +167,7 @@ async def measure(rounds: int) -> dict[str, Any]:
         ):
             records = mesh.view.instances(Role.WORKER)
             workers, addresses = [r.instance_id for r in records], [r.address for r in records]
-            for number, at_once in [(number, at_once) for number in range(rounds) for at_once in AT_ONCE]:
+            for number, at_once in itertools.product(range(rounds), AT_ONCE):
                 stop = asyncio.Event()
                 still = await read_all(client, work, workers, at_once, moving=False)
                 probing = asyncio.create_task(probe(addresses, stop))

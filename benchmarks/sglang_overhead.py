@@ -236,8 +236,8 @@ def ratio(by_way: dict[str, list[float]], base: str) -> dict[str, float]:
 
 def difference(by_way: dict[str, list[float]], base: str) -> dict[str, float]:
     """Of the worker's milliseconds to a server's, over rounds."""
-    found = [w - s for w, s in zip(by_way["worker"], by_way[base], strict=True)]
-    return {"server_median": statistics.median(by_way[base])} | _spread(found)
+    found = spread_of_differences(by_way["worker"], by_way[base])
+    return {"server_median": statistics.median(by_way[base])} | found
 
 
 def spread_of_ratios(ours: list[float], theirs: list[float]) -> dict[str, float]:
