@@ -23,11 +23,13 @@ BENCHMARKS = (
     "state",
     "stage_moves",
     "migration",
+    "faults",
+    "soak",
     "sglang_flags",
     "sglang_moves",
     "sglang_overhead",
 )
-QUICK = ("cascade",)  # of what takes minutes there is a part
+QUICK = ("cascade", "faults", "soak")  # of what takes minutes there is a part
 
 
 def main() -> None:

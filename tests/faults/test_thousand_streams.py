@@ -1,0 +1,80 @@
+"""1,000 streams at once, under the settings as they come: through one router, and through two of which one is killed."""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import yaml
+
+from benchmarks.fault_streams import StreamResult, grpc_stream, process_of, signal_process, until_whole
+from penstock import AsyncClient
+from penstock.local import LocalMesh, MeshOptions
+
+STREAMS = 1000
+TOKENS = 24
+TIMEOUT_S = 150.0
+
+
+@pytest.fixture(scope="module")
+async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalMesh]:
+    """Two routers and two workers of one tier, as processes. Only the workers' room is set: the routers' is the usual one."""
+    folder = tmp_path_factory.mktemp("thousand")
+    pace = {"overhead_ms": 60.0, "token_us": 1.0, "context_token_ns": 0.0, "reply_tokens": 1_000_000}
+    room = {"max_running": 300, "max_queued": 300, "kv_tokens": 100_000}
+    content: dict[str, Any] = {
+        "name": "test-thousand",
+        "tiers": [{"name": "only", "model": "sim", "engine": "simulated", "workers": 2, "simulated": pace, **room}],
+        "judge": {"scorers": [{"name": "confidence", "kind": "confidence"}], "default_scorer": "confidence"},
+        "router": {"replicas": 2, "grpc_port": 0, "http_port": 0},
+    }
+    file = folder / "mesh.yaml"
+    file.write_text(yaml.safe_dump(content))
+    async with LocalMesh(MeshOptions(file, folder, log_level="warning")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+async def texts(mesh: LocalMesh) -> dict[str, str]:
+    """Every prompt's text when nothing disturbs it."""
+    results = [StreamResult(f"question {i}") for i in range(STREAMS)]
+    async with AsyncClient(mesh.grpc_addresses[0], timeout_s=TIMEOUT_S) as client:
+        for at in range(0, STREAMS, 200):
+            stream = grpc_stream(client, model="only", max_tokens=TOKENS)
+            await asyncio.gather(*(stream(r.prompt, r) for r in results[at : at + 200]))
+    return {r.prompt: r.text for r in results}
+
+
+def check(results: list[StreamResult], texts: dict[str, str]) -> None:
+    assert [r.error for r in results if r.error] == [], "lost"
+    assert not any(r.doubled for r in results), "a token twice, or one missing"
+    assert {r.prompt: r.text for r in results} == texts
+
+
+@pytest.mark.timeout(300)
+async def test_one_router_serves_a_thousand_streams_at_once(mesh: LocalMesh, texts: dict[str, str]) -> None:
+    await until_whole(mesh)
+    results = [StreamResult(prompt) for prompt in texts]
+    async with AsyncClient(mesh.grpc_addresses[0], timeout_s=TIMEOUT_S) as client:
+        stream = grpc_stream(client, model="only", max_tokens=TOKENS)
+        await asyncio.gather(*(stream(r.prompt, r) for r in results))
+        status = await client.status()
+    check(results, texts)
+    assert status.failed == 0
+
+
+@pytest.mark.timeout(300)
+async def test_a_killed_router_costs_a_thousand_streams_nothing(mesh: LocalMesh, texts: dict[str, str]) -> None:
+    await until_whole(mesh)
+    results = [StreamResult(prompt) for prompt in texts]
+    first = mesh.grpc_addresses[0]
+    victim = process_of(mesh, next(r.instance_id for r in mesh.view.instances() if r.address == first))
+    async with AsyncClient(mesh.grpc_addresses, timeout_s=TIMEOUT_S) as client:
+        stream = grpc_stream(client, model="only", max_tokens=TOKENS)
+        running = [asyncio.create_task(stream(r.prompt, r)) for r in results]
+        while sum(1 for r in results if r.tokens) < 100:
+            await asyncio.sleep(0.01)
+        signal_process(mesh, victim, signal.SIGKILL)
+        await asyncio.gather(*running)
+    check(results, texts)
