@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+import fcntl
 import logging
 import os
 import random
 import signal
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,9 +27,13 @@ _LEASHED = (sys.executable, "-I", "-S", str(Path(__file__).with_name("leash.py")
 
 
 def free_port() -> int:
-    """A loopback port that nobody listens on, below those the system hands out by itself.
+    """Reserve a loopback port that nobody listens on, below those the system hands out by itself.
 
-    So no other process's "any port" can take it before the server that is to have it has bound it.
+    So neither another process's "any port" nor another call of this function can take it before the server that is to
+    have it has bound it. The reservation, a file lock, holds as long as this process lives.
+
+    Raises:
+        OSError: no port of the range is free.
     """
     for port in random.sample(_PORTS, len(_PORTS)):
         with socket.socket() as probe:
@@ -35,8 +41,22 @@ def free_port() -> int:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
-            return port
+            if _reserve(port):
+                return port
     raise OSError(f"no free port between {_PORTS.start} and {_PORTS.stop}")
+
+
+def _reserve(port: int) -> bool:
+    """Whether no other process of this user has the port; it is this one's then."""
+    folder = Path(tempfile.gettempdir()) / f"penstock-ports-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    lock = os.open(folder / str(port), os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        return False
+    return True  # `lock` stays open
 
 
 def restart_pause_s(crashes: int) -> float:

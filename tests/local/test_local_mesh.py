@@ -20,7 +20,7 @@ from penstock.local import LocalMesh, MeshFailed, MeshOptions, read_run_file
 from services.domain.instances import Role
 from services.domain.plans import Plan
 from services.domain.workload import RequestRecord, TierVisit, Window
-from services.processes import FIRST_PAUSE_S, LONGEST_PAUSE_S, ProcessSpec, Watcher, restart_pause_s
+from services.processes import FIRST_PAUSE_S, LONGEST_PAUSE_S, ProcessSpec, Watcher, free_port, restart_pause_s
 from services.state import WorkloadStore, connect
 from services.state.keys import Keys
 from tests.conftest import ROOT
@@ -60,6 +60,21 @@ def test_pauses_between_restarts_double_up_to_a_limit() -> None:
     assert pauses[0] == FIRST_PAUSE_S
     assert pauses == sorted(pauses)
     assert pauses[-1] == LONGEST_PAUSE_S
+
+
+def test_no_two_processes_are_given_the_same_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A port is reserved before anybody listens on it, also against other processes."""
+    monkeypatch.setattr("services.processes._PORTS", range(29_990, 29_996))
+    code = "from services import processes as p; p._PORTS = range(29_990, 29_996); print(p.free_port(), flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    ) as other:
+        assert other.stdout is not None
+        taken = int(other.stdout.readline())
+        mine = {free_port() for _ in range(4)}
+        other.communicate("\n")
+    assert len(mine) == 4
+    assert taken not in mine
 
 
 async def test_what_dies_is_started_again(tmp_path: Path) -> None:
