@@ -1,7 +1,8 @@
 """What the mesh adds to a worker: the same streams from the worker itself, through the router, through the OpenAI face.
 
 The engine is the simulated one with next to no latency of its own, so that what is measured is the way. The three ways
-are taken in turns in one run. CPU time is that of the router's process.
+are taken in turns in one run. CPU time is that of the router's process. Then the router's CPU time under load, of the version
+before the data path was rebuilt and of this one, in turns (`router_cost`).
 """
 
 import asyncio
@@ -9,14 +10,14 @@ import json
 import statistics
 import time
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 from grpc import aio
 
-from benchmarks import report
+from benchmarks import report, router_cost
 from benchmarks.contenders import one_tier_mesh, worker_address
+from benchmarks.router_cost import cpu_s
 from penstock import AsyncClient, Tokens
 from penstock.common.v1 import common_pb2
 from penstock.local import LocalMesh
@@ -80,12 +81,6 @@ def through_gateway(session: aiohttp.ClientSession, url: str) -> Way:
     return one
 
 
-def cpu_seconds(pid: int) -> float:
-    """User and system time of a process so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / 100.0
-
-
 async def measured(way: Way, concurrency: int, mesh: LocalMesh) -> dict[str, float]:
     places = asyncio.Semaphore(concurrency)
 
@@ -95,14 +90,14 @@ async def measured(way: Way, concurrency: int, mesh: LocalMesh) -> dict[str, flo
 
     pid = mesh.watcher.watched["router-0"].pid
     assert pid is not None
-    cpu, began = cpu_seconds(pid), time.perf_counter()
+    cpu, began = cpu_s(pid), time.perf_counter()
     first = sorted(await asyncio.gather(*(one() for _ in range(STREAMS))))
     took = time.perf_counter() - began
     return {
         "first_token_p50_ms": 1000 * statistics.median(first),
         "first_token_p95_ms": 1000 * first[int(0.95 * len(first))],
         "streams_per_s": STREAMS / took,
-        "router_cpu_ms_per_stream": 1000 * (cpu_seconds(pid) - cpu) / STREAMS,
+        "router_cpu_ms_per_stream": 1000 * (cpu_s(pid) - cpu) / STREAMS,
     }
 
 
@@ -133,7 +128,7 @@ async def measure(rounds: int) -> dict[str, Any]:
 
 def run(rounds: int) -> None:
     figures = asyncio.run(measure(rounds))
-    path = report.write("overhead", figures)
+    path = report.write("overhead", {**figures, "router_cost": router_cost.measure(rounds)})
     groups = [f"{n} at once" for n in CONCURRENCY]
     series = {}
     for name, by_concurrency in figures["ways"].items():

@@ -1,0 +1,186 @@
+"""CPU time of the router's process per reply and per token: two versions of this project in turns.
+
+The same load on each: one simulated worker whose step takes 10 ms, driven over the OpenAI API by a process of its own. A version
+is a commit, checked out beside this tree; it runs with this tree's Python environment.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from services.processes import free_port
+
+BEFORE = "9c4042d"  # the last commit before the data path was rebuilt
+WHOLE = {"replies": 1500, "connections": 32, "tokens": 32}
+STREAMED = {"replies": 600, "connections": 200, "tokens": 200}
+STEP_MS = 10.0
+ROUTERS = "router_service"
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A tree of this project. name: for the table."""
+
+    name: str
+    tree: Path
+
+
+@contextmanager
+def checked_out(commit: str) -> Iterator[Path]:
+    """A commit's tree in a folder that goes away.
+
+    Raises:
+        RuntimeError: git does not have the commit (a shallow clone).
+    """
+    with tempfile.TemporaryDirectory(prefix="penstock-version-") as folder:
+        tree = Path(folder) / "tree"
+        made = subprocess.run(["git", "worktree", "add", "--detach", tree, commit], capture_output=True, text=True)
+        if made.returncode:
+            raise RuntimeError(f"git cannot check out {commit}: {made.stderr.strip()}")
+        try:
+            yield tree
+        finally:
+            subprocess.run(["git", "worktree", "remove", "--force", tree], capture_output=True, check=False)
+
+
+@dataclass(frozen=True, slots=True)
+class RunningVersion:
+    """A mesh of one version. url: of its OpenAI API. pid: of the process that keeps the mesh's processes."""
+
+    url: str
+    pid: int
+
+    def router_cpu_s(self) -> float:
+        """User and system time of the router's processes so far."""
+        return sum(cpu_s(pid) for pid in _descendants(self.pid) if ROUTERS in _command(pid))
+
+
+@contextmanager
+def running(version: Version) -> Iterator[RunningVersion]:
+    """The version's own mesh, by its own command line, on free ports."""
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
+        folder = Path(name)
+        pace = {"overhead_ms": STEP_MS, "token_us": 1.0, "context_token_ns": 0.0, "reply_tokens": 1_000_000}
+        tier = {"name": "only", "model": "sim", "engine": "simulated", "simulated": pace}
+        content = {
+            "name": f"cost-{free_port()}",
+            "tiers": [{**tier, "max_running": 256, "max_queued": 512, "kv_tokens": 131_072}],
+            "judge": {"scorers": [{"name": "confidence", "kind": "confidence"}], "default_scorer": "confidence"},
+            "router": {"grpc_port": free_port(), "http_port": free_port()},
+        }
+        file = folder / "mesh.yaml"
+        file.write_text(yaml.safe_dump(content))
+        env = {**os.environ, "PYTHONPATH": str(version.tree), "PENSTOCK_LOG_LEVEL": "warning"}
+        command = [sys.executable, "-m", "penstock.cli.main"]
+        more = {"cwd": version.tree, "env": env, "stdout": subprocess.DEVNULL, "check": True}
+        subprocess.run([*command, "up", "--detach", "--mesh", file, "--folder", folder / "run"], **more)  # type: ignore[call-overload]
+        try:
+            run_file = json.loads((folder / "run" / "run.json").read_text())
+            yield RunningVersion(f"http://{run_file['http'][0]}/v1", run_file["pid"])
+        finally:
+            subprocess.run([*command, "down", "--folder", folder / "run"], **more)  # type: ignore[call-overload]
+
+
+def cpu_s(pid: int) -> float:
+    """User and system time of a process so far; 0 for one that has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def load(url: str, *, replies: int, connections: int, tokens: int, stream: bool) -> dict[str, Any]:
+    """Run the load client to its end.
+
+    Raises:
+        RuntimeError: a request failed.
+    """
+    options = [
+        "--replies",
+        replies,
+        "--connections",
+        connections,
+        "--tokens",
+        tokens,
+        *(["--stream"] if stream else []),
+    ]
+    command = [sys.executable, "-m", "benchmarks.load_client", url, *map(str, options)]
+    found: dict[str, Any] = json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
+    if found["failed"]:
+        raise RuntimeError(f"{found['failed']} of {replies} requests failed at {url}")
+    return found
+
+
+def measured(mesh: RunningVersion) -> dict[str, float]:
+    """CPU of the router per whole reply and per 1,000 streamed tokens."""
+    load(mesh.url, replies=64, connections=32, tokens=8, stream=True)  # warm
+    before = mesh.router_cpu_s()
+    whole = load(mesh.url, **WHOLE, stream=False)
+    between = mesh.router_cpu_s()
+    streamed = load(mesh.url, **STREAMED, stream=True)
+    after = mesh.router_cpu_s()
+    tokens = STREAMED["replies"] * STREAMED["tokens"]
+    return {
+        "cpu_ms_per_reply": 1000 * (between - before) / WHOLE["replies"],
+        "cpu_ms_per_1000_tokens": 1e6 * (after - between) / tokens,
+        "replies_per_s": WHOLE["replies"] / whole["seconds"],
+        "tokens_per_s": tokens / streamed["seconds"],
+        "first_token_p50_ms": streamed["first_token_ms"]["p50"],
+    }
+
+
+def measure(rounds: int, commit: str = BEFORE) -> dict[str, Any]:
+    """Both versions in turns, `rounds` times. ratios: now over before, round by round."""
+    found: dict[str, list[dict[str, float]]] = {"before": [], "now": []}
+    with ExitStack() as stack:
+        trees = {"before": stack.enter_context(checked_out(commit)), "now": Path.cwd()}
+        for number in range(rounds):
+            for name, tree in trees.items():
+                with running(Version(name, tree)) as mesh:
+                    one = measured(mesh)
+                found[name].append(one)
+                told = "  ".join(f"{key} {value:.2f}" for key, value in one.items())
+                print(f"round {number + 1}  {name:<8}{told}", flush=True)
+    pairs = list(zip(found["now"], found["before"], strict=True))
+    ratios = {
+        key: [now[key] / before[key] for now, before in pairs] for key in ("cpu_ms_per_reply", "cpu_ms_per_1000_tokens")
+    }
+    for key, values in ratios.items():
+        print(f"{key}: now over before {statistics.median(values):.2f}", flush=True)
+    return {"before_commit": commit, "whole": WHOLE, "streamed": STREAMED, "versions": found, "ratios": ratios}
+
+
+def _descendants(pid: int) -> list[int]:
+    """All processes under a process, itself left out."""
+    children: dict[int, list[int]] = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                parent = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            except (OSError, IndexError):
+                continue
+            children.setdefault(parent, []).append(int(folder.name))
+    found, open_ = list[int](), [pid]
+    while open_:
+        more = children.get(open_.pop(), [])
+        found += more
+        open_ += more
+    return found
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
