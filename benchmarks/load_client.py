@@ -1,7 +1,7 @@
 """`python -m benchmarks.load_client URL ...`: load on an OpenAI-compatible server, from a process of its own.
 
-As cheap as Python allows: raw HTTP/1.1 on asyncio protocols. Each connection sends one request after the other and looks at the
-replies no further than it must (the first piece of text, the end). Prints one JSON object: replies, failed, seconds,
+As cheap as Python allows: raw HTTP/1.1 on asyncio protocols. Each connection sends one request after the other and looks at
+the replies no further than it must (the first piece of text, the end). Prints one JSON object: replies, failed, seconds,
 first_token_ms, reply_ms (p50, p95, p99).
 """
 

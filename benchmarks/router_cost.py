@@ -1,7 +1,7 @@
 """CPU time of the router's process per reply and per token: two versions of this project in turns.
 
-The same load on each: one simulated worker whose step takes 10 ms, driven over the OpenAI API by a process of its own. A version
-is a commit, checked out beside this tree; it runs with this tree's Python environment.
+The same load on each: one simulated worker whose step takes 10 ms, driven over the OpenAI API by a process of its own. A
+version is a commit, checked out beside this tree; it runs with this tree's Python environment.
 """
 
 import json
