@@ -16,7 +16,7 @@ from penstock.worker.v1 import worker_pb2 as pb
 from penstock.worker.v1 import worker_pb2_grpc
 from router_service.reply_session import MOST_BYTES, SessionPool
 from router_service.worker_client import WorkerClient, WorkerFinished
-from services.channels import SERVER_OPTIONS, ChannelPool
+from services.channels import ChannelPool, server_options
 from services.domain import Role
 from services.domain.errors import AlreadyRunning, DeadlineExceeded, InvalidRequest, Unavailable
 from services.domain.requests import FinishReason, GenerationRequest, SamplingParams, TextPrompt, TokenFrame
@@ -172,7 +172,7 @@ async def test_what_is_asked_at_once_goes_in_as_few_messages_as_its_size_allows(
 
     read, write = pb.GenerateManyRequest.FromString, pb.GenerateManyResponse.SerializeToString
     method = grpc.stream_stream_rpc_method_handler(generate_many, read, write)
-    server = aio.server(options=SERVER_OPTIONS)
+    server = aio.server(options=server_options(Role.WORKER))
     server.add_generic_rpc_handlers(
         [grpc.method_handlers_generic_handler("penstock.worker.v1.WorkerService", {"GenerateMany": method})]
     )
