@@ -133,6 +133,8 @@ def from_proto(status: status_pb2.Status) -> PenstockError:
             return NotServed(said)
         case grpc.StatusCode.UNAVAILABLE if reason == InstanceDraining.reason:
             return InstanceDraining(said)
+        case grpc.StatusCode.UNAVAILABLE if reason == InternalError.reason:
+            return InternalError(said)
         case grpc.StatusCode.INTERNAL | grpc.StatusCode.UNKNOWN:
             return InternalError(f"{code.name}: {said}")
         case _:
