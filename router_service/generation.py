@@ -201,7 +201,7 @@ class TierGeneration:
     async def move(self, request_id: str, target: InstanceRecord, why: str) -> Moved | NotMoved:
         """Have a reply under way go on at another instance of its tier; return once it does, or will not.
 
-        request_id: the worker's, as in `generate`. why: for the client's InstanceChanged event. NotFound.
+        request_id: as given to `generate`. why: for the client's InstanceChanged event. NotFound.
         """
         reply = self._replies.get(request_id)
         if reply is None:

@@ -19,11 +19,12 @@ from router_service.bidding import BidLimits, MoveAgent
 from router_service.events import InstanceChanged, TierStarted
 from router_service.failures import INTERNAL_ERRORS_TO_EJECT, PROGRESS_TOKENS, FailureHistory
 from router_service.generation import RetryPolicy, TierDone, TierGeneration
-from router_service.migration import Moved
+from router_service.migration import Moved, NotMoved
 from router_service.peers import Peers
 from router_service.reply_session import SessionPool
 from router_service.worker_client import WorkerClient
 from services import errors
+from services.background import end
 from services.channels import ChannelPool
 from services.domain import GenerationRequest, MeshView, SamplingParams, TextPrompt, TokenFrame
 from services.domain.errors import (
@@ -95,13 +96,14 @@ class Scene:
         may_give_up: bool = False,
         history: FailureHistory | None = None,
         silence_s: float = 30.0,
+        generation: TierGeneration | None = None,
     ) -> Seen:
         """A whole reply, each of its tokens once."""
         token_ids, instances = list[int](), list[str]()
         sampling = SamplingParams(seed=1, max_output_tokens=TOKENS)
         request = GenerationRequest(request_id, TextPrompt(request_id), sampling)  # no prompt is known anywhere
         deadline_s = asyncio.get_running_loop().time() + 30
-        events = self.tier(silence_s).generate(
+        events = (generation or self.tier(silence_s)).generate(
             tier, request, deadline_s, Context(), may_give_up=may_give_up, history=history
         )
         async with aclosing(events):
@@ -172,6 +174,28 @@ async def test_after_a_move_it_is_the_target_that_is_ejected(scene: Scene) -> No
     assert scene.ejected == {"b"}
     assert history.deaths == 1, "it had five tokens from b, whatever it had from a"
     assert [a.request_id for a in source.asked[:1]] == [a.request_id for a in target.asked], "a move keeps the name"
+
+
+async def test_targets_that_die_in_moves_count_and_the_reply_stays_where_it_is(scene: Scene) -> None:
+    """Two targets died of its moves: it is not moved to a third, and goes on to its end at the source."""
+    proceed = asyncio.Event()
+    await scene.start("a", [3, proceed, 1000, Act.FINISH])
+    targets = [await scene.start(name, [Act.DIE]) for name in "bc"]
+    third = await scene.start("d")
+    history, tier = FailureHistory(), scene.tier()
+    reading = asyncio.create_task(scene.reply(history=history, generation=tier))
+    while not scene.workers["a"].asked:
+        await asyncio.sleep(0)
+    for deaths, target in enumerate(targets, 1):
+        move = asyncio.create_task(tier.move("r", target.record, "asked for"))
+        while history.deaths < deaths:
+            await asyncio.sleep(0)
+        await end(move)
+    assert isinstance(await tier.move("r", third.record, "asked for"), NotMoved)
+    proceed.set()
+    assert (await reading).instances == ["a"]
+    assert scene.tried == {"a": 1, "b": 1, "c": 1, "d": 0}
+    assert scene.ejected == {"b", "c"}
 
 
 async def test_a_reply_that_dies_after_its_last_token_is_complete(scene: Scene) -> None:

@@ -36,7 +36,7 @@ class Act(Enum):
     FINISH = "finish"
 
 
-Script = Sequence[int | Act | PenstockError]
+Script = Sequence[int | Act | PenstockError | asyncio.Event]  # an event is waited for
 WHOLE: Script = (1000, Act.FINISH)
 
 
@@ -86,6 +86,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
     async def MigrateOut(self, request: pb.MigrateOutRequest, context: Context) -> AsyncIterator[pb.MigrateOutResponse]:
         assert any(asked.request_id == request.request_id for asked in self.asked)
         self._moved.set()
+        await self._handing_over.wait()
         yield pb.MigrateOutResponse(handed_over=pb.HandedOver(offset=self._offset))
 
     async def _play(
@@ -97,7 +98,8 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
         most, offset = request.sampling.max_output_tokens, len(request.resume_token_ids)
         if request.transfer_id:
             say(heartbeat=pb.Heartbeat())
-            offset = await self.transferred
+            if script[0] is not Act.DIE:
+                offset = await self.transferred
         if isinstance(script[0], int):
             say(admitted=pb.Admitted(prompt_tokens=3, max_output_tokens=most))
         for act in script:
@@ -106,6 +108,8 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
                     for _ in range(min(act, most - offset)):
                         say(tokens=common_pb2.TokenFrame(offset=offset, token_ids=[offset], text=f"{offset} "))
                         offset += 1
+                case asyncio.Event():
+                    await act.wait()
                 case PenstockError():
                     failure = errors.to_proto(act).SerializeToString()
                     said.put_nowait(pb.ReplyEvent(reply_id=reply_id, failure=failure))
@@ -119,6 +123,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
                 case Act.HAND_OVER:
                     self._offset = offset
                     await self._moved.wait()
+                    self._handing_over.set()
                     say(handed_over=pb.HandedOver(offset=offset))
                 case Act.SKIP_A_TOKEN:
                     say(tokens=common_pb2.TokenFrame(offset=offset + 1, token_ids=[0], text="?"))
@@ -129,7 +134,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator["ScriptedWorker"]:
-        self._moved, self._offset = asyncio.Event(), 0
+        self._moved, self._handing_over, self._offset = asyncio.Event(), asyncio.Event(), 0
         self.transferred: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.server = aio.server(options=server_options(Role.WORKER))
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(self, self.server)
