@@ -51,7 +51,7 @@ async def compose(chassis: Chassis) -> None:
         chassis.telemetry.meter,
         BidLimits(stages.bid_timeout_s, stages.turn_timeout_s),
     )
-    policy = RetryPolicy(options.tier_wait_s, options.max_attempts, options.max_refusals)
+    policy = RetryPolicy(options.tier_wait_s, options.max_attempts, options.max_refusals, options.max_deaths)
     tiers = TierGeneration(peers, workers, agent, tracer, policy, chassis.telemetry.meter)
     sampler, replan = None, chassis.mesh.planner.replan
     if replan.enabled:

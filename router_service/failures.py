@@ -22,15 +22,13 @@ from services.domain.errors import (
     Unavailable,
 )
 
-MAX_DEATHS = 2
-"""A request that was under way at so many instances when they died is not tried at another (query of death)."""
 MAX_EJECTIONS = 2
 """Instances that one request's failures may eject, over all its tiers."""
 PROGRESS_TOKENS = 16
 """A reply that got so many tokens from an instance ran well there: the instance's death is not charged to its request.
 What kills an engine does so at the prompt, at the first step, or where the reply is resumed: before that many."""
-INTERNAL_ERRORS_TO_EJECT = 3
-"""Requests in a row that must end in an internal error before the instance is ejected: one may be the request's fault."""
+FAILURES_TO_EJECT = 3
+"""Requests in a row that must fail at an instance, where one failure says little, before it is ejected."""
 
 
 class Failure(enum.Enum):
@@ -46,7 +44,7 @@ class Failure(enum.Enum):
     """The call shared by all replies ended, by an error of the call itself; the instance lives."""
     SILENT = "silent"
     PROTOCOL_ERROR = "protocol_error"
-    """Tokens are missing or come twice."""
+    """Tokens are missing or come twice. Once is no sign of a fault: they may be lost with the source of a move."""
     ABORTED = "aborted"
     """The worker ended the reply, or handed it over to nobody who is read."""
     DRAINING = "draining"
@@ -71,7 +69,7 @@ class Ejection(enum.Enum):
 
     NEVER = "never"
     REPEATED = "repeated"
-    """After INTERNAL_ERRORS_TO_EJECT requests in a row."""
+    """After FAILURES_TO_EJECT requests in a row."""
     BOUNDED = "bounded"
     """At once, but the request may be the cause: it ejects at most MAX_EJECTIONS instances."""
     ALWAYS = "always"
@@ -99,7 +97,7 @@ class Told(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class FailureRule:
-    """One row. death: it counts towards MAX_DEATHS, unless the reply had PROGRESS_TOKENS from the instance."""
+    """One row. death: the instance may have died of the request, unless the reply had PROGRESS_TOKENS from it."""
 
     ejection: Ejection
     tries: Tries
@@ -116,7 +114,7 @@ RULES: dict[Failure, FailureRule] = {
     Failure.INSTANCE_LEFT: FailureRule(Ejection.ALWAYS, Tries.ATTEMPT, _RETRIED),
     Failure.CALL_BROKEN: FailureRule(Ejection.NEVER, Tries.REFUSAL, _RETRIED),
     Failure.SILENT: FailureRule(Ejection.BOUNDED, Tries.ATTEMPT, _RETRIED),
-    Failure.PROTOCOL_ERROR: FailureRule(Ejection.BOUNDED, Tries.ATTEMPT, _RETRIED),
+    Failure.PROTOCOL_ERROR: FailureRule(Ejection.REPEATED, Tries.ATTEMPT, _RETRIED),
     Failure.ABORTED: FailureRule(Ejection.NEVER, Tries.ATTEMPT, _RETRIED),
     Failure.DRAINING: FailureRule(Ejection.ALWAYS, Tries.REFUSAL, _RETRIED),
     Failure.FULL: FailureRule(Ejection.NEVER, Tries.REFUSAL, Told.ITSELF),
@@ -175,9 +173,9 @@ class FailureHistory:
     deaths: int = 0
     ejected: set[str] = field(default_factory=set)
 
-    @property
-    def poisonous(self) -> bool:
-        return self.deaths >= MAX_DEATHS
+    def is_poisonous(self, max_deaths: int) -> bool:
+        """Whether the request is tried nowhere else, nor moved: so many instances died of it (query of death)."""
+        return self.deaths >= max_deaths
 
     def meet(self, failure: Failure, instance_id: str, new_tokens: int) -> Ejection:
         """Count a failure; return whether the instance is ejected for it: NEVER, REPEATED or ALWAYS.

@@ -31,7 +31,7 @@ from router_service.failures import (
     classify,
 )
 from router_service.migration import MovableReply, Moved, NotMoved, WorkerChanged
-from router_service.peers import Peers
+from router_service.peers import MIN_FULL_S, Peers
 from router_service.placement import Placed
 from router_service.prompt_length import PromptLengths
 from router_service.worker_client import MoveAdvice, WorkerAdmitted, WorkerClient, WorkerDeclined, WorkerFinished
@@ -61,12 +61,13 @@ class RetryPolicy:
     """How long one tier of one request is tried.
 
     tier_wait_s: for an instance to come (back) when the tier has none to try. max_attempts: instances tried in all.
-    max_refusals: failures in all that cost no attempt.
+    max_refusals: failures in all that cost no attempt. max_deaths: instances that may die of the request, over all tiers.
     """
 
     tier_wait_s: float
     max_attempts: int
     max_refusals: int
+    max_deaths: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +183,7 @@ class TierGeneration:
                 if most is not None and len(splice.token_ids) >= most:  # it died between its last token and its goodbye
                     yield TierDone(FinishReason.LENGTH, TokenUsage(0, 0, len(splice.token_ids)), None)
                     return
-                if history.poisonous:
+                if history.is_poisonous(self._policy.max_deaths):
                     self._poison.add(1, {"penstock.tier": tier})
                     _log.warning(
                         "%s: given up, %d instances died while they had it", request.request_id, history.deaths
@@ -193,6 +194,8 @@ class TierGeneration:
                     why = why or "full"
                 else:
                     why = str(error)
+                if failure is Failure.CALL_BROKEN:  # not at once again: the next call there may break as well
+                    self._peers.is_full(avoid, MIN_FULL_S)
                 if not tries.spend(failure):
                     if RULES[failure].told is Told.ITSELF:
                         raise
@@ -302,7 +305,7 @@ class TierGeneration:
             deadline_s,
             tuple(carrier.items()),
             on_failure=failed_meanwhile,
-            may_move=lambda: not history.poisonous,
+            may_move=lambda: not history.is_poisonous(self._policy.max_deaths),
         )
         self._replies[request.request_id] = reply
         try:

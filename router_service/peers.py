@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from router_service.failures import INTERNAL_ERRORS_TO_EJECT, Ejection
+from router_service.failures import FAILURES_TO_EJECT, Ejection
 from router_service.familiar import Familiar
 from router_service.placement import NotPlaced, Placed, place
 from services.domain.instances import InstanceRecord, Role
@@ -23,7 +23,7 @@ class Peers:
         self._suspect_s = suspect_s
         self._suspect_until: dict[str, float] = {}
         self._full_until: dict[str, float] = {}
-        self._internal_errors: defaultdict[str, set[str]] = defaultdict(
+        self._failed_requests: defaultdict[str, set[str]] = defaultdict(
             set
         )  # by instance: requests since the last success
         self._sent: defaultdict[str, list[float]] = defaultdict(list)  # by instance: when its requests were sent
@@ -85,18 +85,18 @@ class Peers:
     def eject(self, instance_id: str, request_id: str, ejection: Ejection) -> None:
         """Carry out what the table of failures says of an instance at which this request failed."""
         if ejection is Ejection.REPEATED:
-            failed = self._internal_errors[instance_id]
+            failed = self._failed_requests[instance_id]
             failed.add(request_id)
-            if len(failed) < INTERNAL_ERRORS_TO_EJECT:
+            if len(failed) < FAILURES_TO_EJECT:
                 return
         elif ejection is Ejection.NEVER:
             return
-        self._internal_errors.pop(instance_id, None)
+        self._failed_requests.pop(instance_id, None)
         self.suspect(instance_id)
 
     def succeeded(self, instance_id: str) -> None:
-        """It has completed a reply: internal errors before that were not in a row."""
-        self._internal_errors.pop(instance_id, None)
+        """It has completed a reply: failures before that were not in a row."""
+        self._failed_requests.pop(instance_id, None)
 
     def is_leaving(self, instance_id: str) -> bool:
         """Whether it is draining, or is known no more."""
@@ -107,7 +107,7 @@ class Peers:
         return instance_id in self._current(self._suspect_until, asyncio.get_running_loop().time())
 
     def is_full(self, instance_id: str, retry_after_s: float) -> None:
-        """It refused for want of room."""
+        """It refused for want of room: nothing is sent there for a while."""
         pause_s = min(max(retry_after_s, MIN_FULL_S), MAX_FULL_S)
         self._full_until[instance_id] = asyncio.get_running_loop().time() + pause_s
 

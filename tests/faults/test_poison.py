@@ -127,7 +127,8 @@ async def test_a_query_of_death_kills_two_instances_and_no_more(mesh: tuple[Test
             session.post(f"{made.http}/v1/chat/completions", json=body) as response,
         ):
             assert response.status == 422
-            assert (await response.json())["error"]["code"] == "poison_request"
+            error = (await response.json())["error"]
+            assert (error["code"], error["type"]) == ("poison_request", "invalid_request_error")
         await mortals.count(4)
 
 

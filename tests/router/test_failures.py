@@ -3,7 +3,6 @@
 import pytest
 
 from router_service.failures import (
-    MAX_DEATHS,
     MAX_EJECTIONS,
     PROGRESS_TOKENS,
     RULES,
@@ -44,7 +43,7 @@ ROWS = [
     (InstanceFailed(Failure.INSTANCE_DIED, ""), Failure.INSTANCE_DIED, BOUNDED, ATTEMPT, UNAVAILABLE),
     (InstanceFailed(Failure.CALL_BROKEN, ""), Failure.CALL_BROKEN, NEVER, REFUSAL, UNAVAILABLE),
     (InstanceFailed(Failure.SILENT, ""), Failure.SILENT, BOUNDED, ATTEMPT, UNAVAILABLE),
-    (InstanceFailed(Failure.PROTOCOL_ERROR, ""), Failure.PROTOCOL_ERROR, BOUNDED, ATTEMPT, UNAVAILABLE),
+    (InstanceFailed(Failure.PROTOCOL_ERROR, ""), Failure.PROTOCOL_ERROR, REPEATED, ATTEMPT, UNAVAILABLE),
     (InstanceFailed(Failure.ABORTED, ""), Failure.ABORTED, NEVER, ATTEMPT, UNAVAILABLE),
     (InstanceDraining(""), Failure.DRAINING, ALWAYS, REFUSAL, UNAVAILABLE),
     (Overloaded("", 1.0), Failure.FULL, NEVER, REFUSAL, ITSELF),
@@ -91,11 +90,10 @@ def test_an_instance_that_was_leaving_did_not_die_of_the_request() -> None:
 def test_two_deaths_make_a_request_poisonous_and_nothing_else_does() -> None:
     for failure in Failure:
         history = FailureHistory()
-        for i in range(MAX_DEATHS - 1):
-            history.meet(failure, f"w{i}", 0)
-        assert not history.poisonous, failure
-        history.meet(failure, "last", 0)
-        assert history.poisonous == (failure is Failure.INSTANCE_DIED), failure
+        history.meet(failure, "a", 0)
+        assert not history.is_poisonous(2), failure
+        history.meet(failure, "b", 0)
+        assert history.is_poisonous(2) == (failure is Failure.INSTANCE_DIED), failure
 
 
 def test_a_death_is_not_charged_to_a_reply_that_ran_well_there() -> None:
@@ -111,7 +109,7 @@ def test_one_request_ejects_at_most_two_instances_by_what_it_may_have_caused() -
     history = FailureHistory()
     ejected = [history.meet(Failure.SILENT, f"w{i}", 0) for i in range(MAX_EJECTIONS + 2)]
     assert ejected == [ALWAYS] * MAX_EJECTIONS + [NEVER] * 2
-    assert history.meet(Failure.PROTOCOL_ERROR, "w0", 0) is ALWAYS, "the same instance again"
+    assert history.meet(Failure.ENGINE_UNAVAILABLE, "w0", 0) is ALWAYS, "the same instance again"
     assert history.meet(Failure.CONNECT_FAILED, "w9", 0) is ALWAYS, "no request can cause that"
 
 

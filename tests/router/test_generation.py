@@ -17,7 +17,7 @@ from opentelemetry.trace import NoOpTracer
 from router_service.bid_client import BidClient
 from router_service.bidding import BidLimits, MoveAgent
 from router_service.events import InstanceChanged, TierStarted
-from router_service.failures import INTERNAL_ERRORS_TO_EJECT, PROGRESS_TOKENS, FailureHistory
+from router_service.failures import FAILURES_TO_EJECT, PROGRESS_TOKENS, FailureHistory
 from router_service.generation import RetryPolicy, TierDone, TierGeneration
 from router_service.migration import Moved, NotMoved
 from router_service.peers import Peers
@@ -65,7 +65,7 @@ class Scene:
         self.view = MeshView()
         self.view.connect([], None, LONG_AGO)
         self.peers = Peers(self.view, suspect_s=1000.0)
-        self.policy = RetryPolicy(tier_wait_s=0.0, max_attempts=4, max_refusals=4)
+        self.policy = RetryPolicy(tier_wait_s=0.0, max_attempts=4, max_refusals=4, max_deaths=2)
         self.workers: dict[str, ScriptedWorker] = {}
         self._version = 0
 
@@ -216,6 +216,17 @@ async def test_a_request_that_two_instances_died_of_is_not_tried_on_a_third(scen
     assert scene.ejected == {"a", "b"}
 
 
+async def test_how_many_may_die_of_a_request_is_a_setting(scene: Scene) -> None:
+    scene.policy = replace(scene.policy, max_deaths=3)
+    for name in "abcd":
+        await scene.start(name, [Act.DIE])
+    with pytest.raises(PoisonRequest) as caught:
+        await scene.reply()
+    assert caught.value.deaths == 3
+    assert scene.tried == {"a": 1, "b": 1, "c": 1, "d": 0}
+    assert scene.ejected == {"a", "b"}, "one request ejects two at most"
+
+
 async def test_deaths_count_over_all_tiers_of_a_request(scene: Scene) -> None:
     await scene.start("a", [Act.DIE], tier="small")
     await scene.start("b", [Act.DIE], tier="large")
@@ -320,17 +331,20 @@ async def test_internal_errors_of_several_requests_in_a_row_eject(scene: Scene) 
     await scene.reply("r0")
     scene.peers.view_changed()
     await scene.reply("r1")  # a success at a between
-    worker.scripts.extend([[InternalError("bug")]] * INTERNAL_ERRORS_TO_EJECT)
-    for i in range(INTERNAL_ERRORS_TO_EJECT):
+    worker.scripts.extend([[InternalError("bug")]] * FAILURES_TO_EJECT)
+    for i in range(FAILURES_TO_EJECT):
         assert scene.ejected == set()
         await scene.reply(f"s{i}")
     assert scene.ejected == {"a"}
 
 
-async def test_tokens_missing_eject_and_the_reply_goes_on(scene: Scene) -> None:
-    await scene.start("a", [3, Act.SKIP_A_TOKEN])
+async def test_where_tokens_are_missing_the_reply_goes_on_elsewhere_and_a_few_of_them_eject(scene: Scene) -> None:
+    script: Script = [3, Act.SKIP_A_TOKEN]
+    await scene.start("a", *[script] * FAILURES_TO_EJECT)
     await scene.start("b")
-    assert (await scene.reply()).instances == ["a", "b"]
+    for i in range(FAILURES_TO_EJECT):
+        assert scene.ejected == set()
+        assert (await scene.reply(f"r{i}")).instances == ["a", "b"]
     assert scene.ejected == {"a"}
 
 
