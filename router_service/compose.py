@@ -8,7 +8,7 @@ from penstock.router.v1 import router_pb2_grpc
 from router_service.bid_client import BidClient
 from router_service.bidding import BidLimits, MoveAgent
 from router_service.gate import Gate
-from router_service.generation import Patience, TierGeneration
+from router_service.generation import RetryPolicy, TierGeneration
 from router_service.judge_client import JudgeClient
 from router_service.openai_gateway import OpenAiGateway
 from router_service.peers import Peers
@@ -51,7 +51,8 @@ async def compose(chassis: Chassis) -> None:
         chassis.telemetry.meter,
         BidLimits(stages.bid_timeout_s, stages.turn_timeout_s),
     )
-    tiers = TierGeneration(peers, workers, agent, tracer, Patience(options.tier_wait_s, options.max_attempts))
+    policy = RetryPolicy(options.tier_wait_s, options.max_attempts, options.max_refusals, options.max_deaths)
+    tiers = TierGeneration(peers, workers, agent, tracer, policy, chassis.telemetry.meter)
     sampler, replan = None, chassis.mesh.planner.replan
     if replan.enabled:
         sampler = WindowSampler(replan.sample, replan.window_s, SystemClock(), random.Random())

@@ -1,5 +1,6 @@
 """Which instance has lately computed the beginning of a prompt: its prefix cache may still hold it. No I/O."""
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Iterator
 
@@ -7,7 +8,10 @@ from services.domain.requests import ChatPrompt, Prompt, TextPrompt
 
 MOST_PREFIXES = 20_000  # remembered; the longest unused is forgotten first
 BLOCK = 256  # characters, or token ids, of a prompt that is no chat
-WORTH = 0.5  # share of a prompt from which on its beginning counts
+MAX_PARTS = 256  # messages or blocks of one prompt that are looked at: what follows costs nothing, however long it is
+MAX_CHARACTERS = BLOCK * MAX_PARTS  # of one prompt's text that are looked at
+MAX_TOKENS = MAX_CHARACTERS // 4  # of one prompt of token ids: about as much text
+WORTH = 0.5  # share of what is looked at from which on its beginning counts
 
 
 class Familiar:
@@ -37,17 +41,31 @@ class Familiar:
 
 
 def _prefixes(prompt: Prompt) -> Iterator[tuple[int, float]]:
-    """(hash, share of the prompt) of every prefix, shortest first."""
-    match prompt:
-        case ChatPrompt(messages):
-            parts = [f"{m.role}\0{m.content}".encode() for m in messages]
-        case TextPrompt(text):
-            parts = [text[i : i + BLOCK].encode("utf-8", "replace") for i in range(0, len(text), BLOCK)]
-        case _:
-            ids = prompt.token_ids
-            parts = [repr(ids[i : i + BLOCK]).encode() for i in range(0, len(ids), BLOCK)]
+    """(hash, share) of every prefix, shortest first; share is of the prompt's beginning that is looked at."""
+    parts = _parts(prompt)
     whole, known, key = sum(map(len, parts)), 0, 0
     for part in parts:
         key = hash((key, part))
         known += len(part)
         yield key, known / max(1, whole)
+
+
+def _parts(prompt: Prompt) -> list[bytes]:
+    """Messages or blocks from the prompt's beginning, at most MAX_PARTS and MAX_CHARACTERS."""
+    match prompt:
+        case ChatPrompt(messages):
+            parts, room = list[bytes](), MAX_CHARACTERS
+            for message in messages[:MAX_PARTS]:
+                content = message.content[:room]
+                parts.append(f"{message.role}\0{content}".encode("utf-8", "replace"))
+                room -= len(content)
+                if room <= 0:
+                    break
+            return parts
+        case TextPrompt(text):
+            beginning = text[:MAX_CHARACTERS]
+            blocks = (beginning[i : i + BLOCK] for i in range(0, len(beginning), BLOCK))
+            return [block.encode("utf-8", "replace") for block in blocks]
+        case _:
+            ids = prompt.token_ids[:MAX_TOKENS]
+            return [array("q", ids[i : i + BLOCK]).tobytes() for i in range(0, len(ids), BLOCK)]

@@ -10,6 +10,7 @@ from opentelemetry.trace import Tracer
 
 from penstock.judge.v1 import judge_pb2 as pb
 from penstock.judge.v1 import judge_pb2_grpc
+from router_service.failures import RULES, Ejection, classify
 from router_service.peers import Peers
 from services import errors, telemetry
 from services import proto_codec as common
@@ -80,7 +81,7 @@ class JudgeClient:
                         return await self._ask(judge.address, request, left_s, tier)
                 except (Unavailable, Overloaded) as error:
                     _log.warning("judge %s: %s", judge.instance_id, error)
-                    if isinstance(error, Unavailable):
+                    if RULES[classify(error)].ejection is not Ejection.NEVER:
                         self._peers.suspect(judge.instance_id)
                 except PenstockError as error:
                     _log.warning("an answer of %s cannot be judged: %s", tier, error)

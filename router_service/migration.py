@@ -8,6 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from router_service import moves
+from router_service.failures import Failure, InstanceFailed
 from router_service.moves import MoveEffect, MoveEvent, Reading
 from router_service.worker_client import (
     RoundCopied,
@@ -70,10 +71,17 @@ class MovableReply:
         request: GenerationRequest,
         deadline_s: float,
         metadata: Metadata,
+        on_failure: Callable[[InstanceRecord, PenstockError], None] = lambda _record, _error: None,
+        may_move: Callable[[], bool] = lambda: True,
     ) -> None:
-        """deadline_s: on the event loop's clock."""
+        """deadline_s: on the event loop's clock.
+
+        on_failure: told of an instance that fails while the reply goes on at another: a move's source or target.
+        may_move: asked before each move.
+        """
         self._workers, self._request, self._metadata = workers, request, metadata
         self._deadline_s = deadline_s
+        self._on_failure, self._may_move = on_failure, may_move
         self.record = record
         self._reading = Reading.AT_SOURCE
         self._claim: _Claim | None = None
@@ -96,22 +104,25 @@ class MovableReply:
                                 break
                             if isinstance(event, WorkerFinished):
                                 if event.reason not in (FinishReason.STOP, FinishReason.LENGTH):
-                                    raise Unavailable(f"the worker ended the reply: {event.reason.value}")
+                                    raise InstanceFailed(
+                                        Failure.ABORTED, f"the worker ended the reply: {event.reason.value}"
+                                    )
                                 yield event
                                 return
                             if isinstance(event, TokenFrame):
                                 self._advance(MoveEvent.SOURCE_SPOKE)
                             yield event
-                    except (Unavailable, NotFound, AlreadyRunning, Overloaded):
+                    except (Unavailable, NotFound, AlreadyRunning, Overloaded) as error:
                         self._advance(MoveEvent.SOURCE_LOST)
                         if self._reading is Reading.ORPHANED and self._claim is not None:
                             here = await self._claim.admitted()
                             self._advance(MoveEvent.TARGET_ADMITTED if here else MoveEvent.TARGET_LOST)
                         if self._reading is not Reading.AT_TARGET:
                             raise
+                        self._on_failure(self.record, error)
                 claim, self._claim = self._claim, None
                 if self._reading is not Reading.AT_TARGET or claim is None:
-                    raise Unavailable("the worker handed the reply over, but the target is gone")
+                    raise InstanceFailed(Failure.ABORTED, "the worker handed the reply over, but the target is gone")
                 self.record, self._reading = claim.target, Reading.AT_SOURCE
                 yield WorkerChanged(self.record, self._why)
                 events = claim.events()
@@ -135,10 +146,12 @@ class MovableReply:
             return NotMoved("it has ended or is moving already")
         if target.instance_id == self.record.instance_id:
             return NotMoved("it is there already")
+        if not self._may_move():
+            return NotMoved("instances died while they worked on it")
         transfer_id, source, sent_bytes = secrets.token_hex(8), self.record, 0
         self._why = why
         claim = self._claim = _Claim(
-            target, self._generate(target.address, transfer_id), lambda: self._advance(MoveEvent.TARGET_LOST, claim)
+            target, self._generate(target.address, transfer_id), lambda: self._target_lost(claim)
         )
         self._claims.add(claim.task)
         claim.task.add_done_callback(self._claims.discard)
@@ -177,6 +190,11 @@ class MovableReply:
         finally:
             if not told:
                 self._advance(MoveEvent.WORD_BROKEN, claim)
+
+    def _target_lost(self, claim: "_Claim") -> None:
+        if claim is self._claim and claim.error is not None:  # it is not read yet: nobody else is told
+            self._on_failure(claim.target, claim.error)
+        self._advance(MoveEvent.TARGET_LOST, claim)
 
     def _advance(self, event: MoveEvent, of: "_Claim | None" = None) -> None:
         """of: the claim of the move that the event is of; once that is over it says nothing about the next one."""

@@ -5,10 +5,14 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from router_service.failures import FAILURES_TO_EJECT, Ejection
 from router_service.familiar import Familiar
 from router_service.placement import NotPlaced, Placed, place
 from services.domain.instances import InstanceRecord, Role
 from services.domain.mesh_view import MeshView
+
+MIN_FULL_S, MAX_FULL_S = 0.05, 1.0
+"""How long an instance that refused for want of room is left alone: its own hint, within these bounds."""
 
 
 class Peers:
@@ -19,6 +23,9 @@ class Peers:
         self._suspect_s = suspect_s
         self._suspect_until: dict[str, float] = {}
         self._full_until: dict[str, float] = {}
+        self._failed_requests: defaultdict[str, set[str]] = defaultdict(
+            set
+        )  # by instance: requests since the last success
         self._sent: defaultdict[str, list[float]] = defaultdict(list)  # by instance: when its requests were sent
         self._changed = asyncio.Event()
         self.familiar = Familiar()
@@ -75,12 +82,34 @@ class Peers:
         """It failed: others are tried first for a while."""
         self._suspect_until[instance_id] = asyncio.get_running_loop().time() + self._suspect_s
 
+    def eject(self, instance_id: str, request_id: str, ejection: Ejection) -> None:
+        """Carry out what the table of failures says of an instance at which this request failed."""
+        if ejection is Ejection.REPEATED:
+            failed = self._failed_requests[instance_id]
+            failed.add(request_id)
+            if len(failed) < FAILURES_TO_EJECT:
+                return
+        elif ejection is Ejection.NEVER:
+            return
+        self._failed_requests.pop(instance_id, None)
+        self.suspect(instance_id)
+
+    def succeeded(self, instance_id: str) -> None:
+        """It has completed a reply: failures before that were not in a row."""
+        self._failed_requests.pop(instance_id, None)
+
+    def is_leaving(self, instance_id: str) -> bool:
+        """Whether it is draining, or is known no more."""
+        record = next((r for r in self.view.instances() if r.instance_id == instance_id), None)
+        return record is None or record.draining
+
     def is_suspect(self, instance_id: str) -> bool:
         return instance_id in self._current(self._suspect_until, asyncio.get_running_loop().time())
 
     def is_full(self, instance_id: str, retry_after_s: float) -> None:
-        """It refused for want of room."""
-        self._full_until[instance_id] = asyncio.get_running_loop().time() + min(retry_after_s, 1.0)
+        """It refused for want of room: nothing is sent there for a while."""
+        pause_s = min(max(retry_after_s, MIN_FULL_S), MAX_FULL_S)
+        self._full_until[instance_id] = asyncio.get_running_loop().time() + pause_s
 
     def wait_s(self) -> float:
         """Until the next suspicion or refusal ends; a short while if there is none."""

@@ -7,19 +7,30 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any
 
+import grpc
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import status_pb2
 from grpc import aio
 
 from penstock.worker.v1 import worker_pb2 as pb
 from penstock.worker.v1 import worker_pb2_grpc
+from router_service.failures import Failure, InstanceFailed
 from services import errors
-from services.channels import ChannelPool
-from services.domain.errors import DeadlineExceeded, PenstockError, Unavailable
+from services.channels import MAX_MESSAGE_BYTES, ChannelPool
+from services.domain.errors import DeadlineExceeded, MessageTooLarge, PenstockError
 
 MOST_BYTES = 1 << 20  # of what several replies ask in one message; one that asks for more has a message to itself
+MAX_STEP_BYTES = MAX_MESSAGE_BYTES - 64  # what surrounds a step in a message of its own takes less than 64 bytes
 
-_Queue = asyncio.Queue[pb.ReplyEvent | PenstockError]
+
+class _Reply:
+    """A reply that is read. sent: its request has left for the worker."""
+
+    __slots__ = ("events", "sent")
+
+    def __init__(self) -> None:
+        self.events: asyncio.Queue[pb.ReplyEvent | PenstockError] = asyncio.Queue()
+        self.sent = False
 
 
 class ReplySession:
@@ -28,7 +39,7 @@ class ReplySession:
     def __init__(self, channel: aio.Channel) -> None:
         self._steps: deque[pb.ReplyStep] = deque()
         self._news = asyncio.Event()
-        self._replies: dict[int, _Queue] = {}
+        self._replies: dict[int, _Reply] = {}
         self._begun = 0
         self.over = False
         self._task = asyncio.create_task(self._read(channel))
@@ -43,27 +54,35 @@ class ReplySession:
     ) -> AsyncGenerator[pb.GenerateResponse, None]:
         """What the worker says of one request, without end: the terminal event is the last there is.
 
-        Leaving the iteration before it cancels the reply. Raises what the worker said, as one of our errors; Unavailable
-        where it broke off or said nothing for `silence_s`; DeadlineExceeded after `timeout_s`, whatever the worker does.
+        Leaving the iteration before it cancels the reply.
+
+        Raises:
+            PenstockError: What the worker said.
+            InstanceFailed: There is no connection, it broke, the shared call ended, or nothing came for `silence_s`.
+            MessageTooLarge: The request does not fit a message; nothing has been sent.
+            DeadlineExceeded: `timeout_s` has passed, whatever the worker does.
         """
         loop = asyncio.get_running_loop()
         until_s = deadline_s = loop.time() + timeout_s
         self._begun += 1
-        reply_id, queue = self._begun, _Queue()
+        reply_id, reply = self._begun, _Reply()
         timeout = Duration()
         timeout.FromNanoseconds(max(0, round(timeout_s * 1e9)))
         start = pb.StartReply(request=request, timeout=timeout, trace_context=trace_context)
-        self._replies[reply_id] = queue
-        self._step(pb.ReplyStep(reply_id=reply_id, start=start))
+        step = pb.ReplyStep(reply_id=reply_id, start=start)
+        if (size := step.ByteSize()) > MAX_STEP_BYTES:  # gRPC would end the call for it, with all replies on it
+            raise MessageTooLarge.by("prompt", size, MAX_STEP_BYTES)
+        self._replies[reply_id] = reply
+        self._step(step)
         at_work = True
         try:
             while True:
                 try:
-                    said = queue.get_nowait()
+                    said = reply.events.get_nowait()
                 except asyncio.QueueEmpty:
                     until_s = min(loop.time() + silence_s, deadline_s)
                     async with asyncio.timeout_at(until_s):
-                        said = await queue.get()
+                        said = await reply.events.get()
                 if isinstance(said, PenstockError):
                     at_work = False
                     raise said
@@ -75,7 +94,8 @@ class ReplySession:
         except TimeoutError:
             if until_s == deadline_s:
                 raise DeadlineExceeded("the deadline passed") from None
-            raise Unavailable(f"the worker was silent for {silence_s:g} s") from None
+            failure = Failure.SILENT if reply.sent else Failure.CONNECT_FAILED
+            raise InstanceFailed(failure, f"the worker was silent for {silence_s:g} s") from None
         finally:
             del self._replies[reply_id]
             if at_work and not self.over:
@@ -84,20 +104,23 @@ class ReplySession:
     async def _read(self, channel: aio.Channel) -> None:
         stub: Any = worker_pb2_grpc.WorkerServiceStub(channel)
         call = stub.GenerateMany(self._outgoing())
-        failure: PenstockError = Unavailable("the worker ended the stream in the middle")
+        failure, message = Failure.CALL_BROKEN, "the worker ended the stream in the middle"
         try:
             while isinstance(message := await call.read(), pb.GenerateManyResponse):
                 for said in message.events:
-                    if (queue := self._replies.get(said.reply_id)) is not None:
-                        queue.put_nowait(said)
+                    if (reply := self._replies.get(said.reply_id)) is not None:
+                        reply.events.put_nowait(said)
         except aio.AioRpcError as error:
-            failure = errors.from_rpc(error)
+            message = str(errors.from_rpc(error))
+            if error.code() is grpc.StatusCode.UNAVAILABLE and not errors.is_ours(error):
+                failure = Failure.INSTANCE_DIED
         finally:
             self.over = True
             call.cancel()
             self._news.set()  # a call that ends by itself leaves the task that sends waiting
-            for queue in self._replies.values():
-                queue.put_nowait(failure)
+            for reply in self._replies.values():
+                unsent = failure is Failure.INSTANCE_DIED and not reply.sent
+                reply.events.put_nowait(InstanceFailed(Failure.CONNECT_FAILED if unsent else failure, message))
 
     def _step(self, step: pb.ReplyStep) -> None:
         self._steps.append(step)
@@ -114,6 +137,11 @@ class ReplySession:
                 while self._steps and (room := room - self._steps[0].ByteSize()) >= 0:
                     now.append(self._steps.popleft())
                 yield pb.GenerateManyRequest(steps=now)
+                for (
+                    step
+                ) in now:  # gRPC asks for the next message once it has this one on its way, not before it is connected
+                    if (reply := self._replies.get(step.reply_id)) is not None:
+                        reply.sent = True
 
 
 class SessionPool(AbstractAsyncContextManager["SessionPool"]):

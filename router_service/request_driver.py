@@ -26,9 +26,11 @@ from router_service.events import (
     TierStarted,
     TierSummary,
 )
+from router_service.failures import FailureHistory
 from router_service.gate import Gate
 from router_service.generation import TierDone, TierGeneration
 from router_service.judge_client import JudgeClient, Verdict
+from router_service.live_requests import LiveRequests
 from router_service.sampling import WindowSampler
 from router_service.stats import RouterStats
 from services.domain.errors import NotFound, PenstockError, PromptTooLong, Unavailable
@@ -62,7 +64,7 @@ class _Reply:
 
 
 class RequestDriver:
-    """Drives requests; one for the whole router, holding nothing of any request."""
+    """Drives requests; one for the whole router, holding nothing of any request but its id while it is live."""
 
     def __init__(
         self,
@@ -76,23 +78,30 @@ class RequestDriver:
     ) -> None:
         self._view, self._gate, self._tiers, self._judge = view, gate, tiers, judge
         self._stats, self._tracer, self._sampler = stats, tracer, sampler
+        self._live = LiveRequests()
 
     async def drive(self, request: RouterRequest) -> AsyncGenerator[RouterEvent, None]:
         """The request's events; Finished is the last. Leaving the iteration cancels everything within a step.
 
-        NotFound (no such model), Overloaded, Unavailable, DeadlineExceeded, InvalidRequest (a tier refuses it).
+        Raises:
+            AlreadyRunning: A request of this id is live here, and this one does not resume it.
+            NotFound: There is no such model.
+            InvalidRequest, RequestFailed: A tier cannot serve the request.
+            PoisonRequest: Instances died while they worked on it.
+            Overloaded, Unavailable, DeadlineExceeded: It may be tried again later.
         """
         arrival_s = self._sampler.arrived(request) if self._sampler is not None else 0.0
         try:
-            async with (
-                self._gate.entered(request.priority, request.deadline_s),
-                aclosing(self._climb(request)) as events,
-            ):
-                async for event in events:
-                    self._stats.saw(event, request.model)
-                    if self._sampler is not None and isinstance(event, Finished):
-                        self._sampler.finished(arrival_s, request, event)
-                    yield event
+            with self._live.entered(request.request_id, resumes=request.resume is not None):
+                async with (
+                    self._gate.entered(request.priority, request.deadline_s),
+                    aclosing(self._climb(request)) as events,
+                ):
+                    async for event in events:
+                        self._stats.saw(event, request.model)
+                        if self._sampler is not None and isinstance(event, Finished):
+                            self._sampler.finished(arrival_s, request, event)
+                        yield event
         except PenstockError as error:
             self._stats.failure(request.model, error.reason.lower())
             raise
@@ -109,13 +118,14 @@ class RequestDriver:
         assert sampling.seed is not None
         yield Accepted(request.request_id, plan.revision, sampling.seed)
         at, replies, first_token_at = self._entry(route, request), list[_Reply](), None
+        history = FailureHistory()
         while True:
             reply = self._begin(route[at])
             replies.append(reply)
             resumed = request.resume is not None and request.resume.tier == reply.tier.name
             held = cascade.judged_at(route, at) and not resumed  # what is resumed stood already
             try:
-                async with aclosing(self._reply(request, plan, sampling, reply, held=held)) as events:
+                async with aclosing(self._reply(request, plan, sampling, reply, history, held=held)) as events:
                     async for event in events:
                         if isinstance(event, Answer) and event.frame.token_ids and first_token_at is None:
                             first_token_at = loop.time()
@@ -165,7 +175,14 @@ class RequestDriver:
         raise NotFound("tier", request.resume.tier)
 
     async def _reply(
-        self, request: RouterRequest, plan: Plan, sampling: SamplingParams, reply: _Reply, *, held: bool
+        self,
+        request: RouterRequest,
+        plan: Plan,
+        sampling: SamplingParams,
+        reply: _Reply,
+        history: FailureHistory,
+        *,
+        held: bool,
     ) -> AsyncGenerator[RouterEvent, None]:
         """One tier's reply: gathered in `reply` where it is held for the judge, else passed on as it comes."""
         resumed: tuple[int, ...] = ()
@@ -182,7 +199,9 @@ class RequestDriver:
             priority=request.priority,
         )
         parent = trace.set_span_in_context(reply.span)
-        events = self._tiers.generate(reply.tier.name, asked, request.deadline_s, parent, may_give_up=held)
+        events = self._tiers.generate(
+            reply.tier.name, asked, request.deadline_s, parent, may_give_up=held, history=history
+        )
         async with aclosing(events):
             async for event in events:
                 match event:
@@ -270,8 +289,8 @@ class RequestDriver:
 
 
 def worker_request_id(request_id: str, tier: str) -> str:
-    """The name of a request's reply by one tier, at its workers."""
-    return f"{request_id}:{tier}"[-128:]
+    """The name of a request's reply by one tier; each attempt at a worker has a name of its own that begins with it."""
+    return f"{request_id}:{tier}"
 
 
 def _told(frame: TokenFrame, sampling: SamplingParams) -> TokenFrame:

@@ -6,7 +6,13 @@ from types import TracebackType
 
 from grpc import aio
 
-MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+from services.domain.instances import Role
+
+MAX_MESSAGE_BYTES = 32 * 1024 * 1024
+"""Of one message between services."""
+MAX_CLIENT_MESSAGE_BYTES = 8 * 1024 * 1024
+"""Of what a router takes from a client. A request grows on its way, by tokens to go on behind and by the answer that a judge
+reads: at a quarter of what services take from each other, whatever a router has taken can be sent on."""
 
 # Keepalive finds dead peers behind live TCP connections; gRPC servers punish clients that ping more often than this.
 KEEPALIVE_MS = 60_000
@@ -25,14 +31,19 @@ CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.use_local_subchannel_pool", 1),
 )
 
-SERVER_OPTIONS: tuple[tuple[str, int | str], ...] = (
+_SERVER_OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.keepalive_time_ms", KEEPALIVE_MS),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.so_reuseport", 0),
 )
+
+
+def server_options(role: Role) -> tuple[tuple[str, int | str], ...]:
+    """What a server of this role is made with."""
+    limit = MAX_CLIENT_MESSAGE_BYTES if role is Role.ROUTER else MAX_MESSAGE_BYTES
+    return (*_SERVER_OPTIONS, ("grpc.max_receive_message_length", limit))
 
 
 class ChannelPool(AbstractAsyncContextManager["ChannelPool"]):

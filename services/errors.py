@@ -14,12 +14,17 @@ from services.domain.errors import (
     AlreadyRunning,
     DeadlineExceeded,
     FieldProblem,
+    InstanceDraining,
+    InternalError,
     InvalidRequest,
+    MessageTooLarge,
     NotFound,
     NotServed,
     Overloaded,
     PenstockError,
+    PoisonRequest,
     PromptTooLong,
+    RequestFailed,
     RevisionConflict,
     Unavailable,
 )
@@ -36,6 +41,9 @@ TABLE: dict[type[PenstockError], tuple[grpc.StatusCode, int]] = {
     Unavailable: (grpc.StatusCode.UNAVAILABLE, 503),
     DeadlineExceeded: (grpc.StatusCode.DEADLINE_EXCEEDED, 504),
     NotServed: (grpc.StatusCode.UNIMPLEMENTED, 501),
+    RequestFailed: (grpc.StatusCode.FAILED_PRECONDITION, 422),
+    PoisonRequest: (grpc.StatusCode.FAILED_PRECONDITION, 422),
+    MessageTooLarge: (grpc.StatusCode.INVALID_ARGUMENT, 413),
 }
 
 _CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
@@ -88,6 +96,16 @@ def from_rpc(failed: aio.AioRpcError) -> PenstockError:
     return from_proto(status)
 
 
+def is_ours(failed: aio.AioRpcError) -> bool:
+    """Whether a service of ours said it; otherwise it comes from the gRPC library or the network."""
+    said: Any = failed
+    try:
+        status = rpc_status.from_call(said)
+    except ValueError:
+        return False
+    return status is not None and _details(status)[0] != ""
+
+
 def from_proto(status: status_pb2.Status) -> PenstockError:
     """As `from_rpc`, from the status alone."""
     code, said = _CODES.get(status.code, grpc.StatusCode.UNKNOWN), status.message
@@ -95,8 +113,12 @@ def from_proto(status: status_pb2.Status) -> PenstockError:
     match code:
         case grpc.StatusCode.INVALID_ARGUMENT if reason == PromptTooLong.reason:
             return PromptTooLong(*problems)
+        case grpc.StatusCode.INVALID_ARGUMENT if reason == MessageTooLarge.reason:
+            return MessageTooLarge(*problems)
         case grpc.StatusCode.INVALID_ARGUMENT:
             return InvalidRequest(*(problems or [FieldProblem("request", said)]))
+        case grpc.StatusCode.RESOURCE_EXHAUSTED if reason != Overloaded.reason:
+            return MessageTooLarge(FieldProblem("request", said))  # the gRPC library's own, not a service that is full
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
             return Overloaded(said.partition(";")[0], retry_after_s)
         case grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -105,8 +127,16 @@ def from_proto(status: status_pb2.Status) -> PenstockError:
             return AlreadyRunning(said)
         case grpc.StatusCode.NOT_FOUND:
             return NotFound("entry", said)
+        case grpc.StatusCode.FAILED_PRECONDITION if reason == RequestFailed.reason:
+            return RequestFailed(said)
         case grpc.StatusCode.UNIMPLEMENTED:
             return NotServed(said)
+        case grpc.StatusCode.UNAVAILABLE if reason == InstanceDraining.reason:
+            return InstanceDraining(said)
+        case grpc.StatusCode.UNAVAILABLE if reason == InternalError.reason:
+            return InternalError(said)
+        case grpc.StatusCode.INTERNAL | grpc.StatusCode.UNKNOWN:
+            return InternalError(f"{code.name}: {said}")
         case _:
             return Unavailable(f"{code.name}: {said}")
 

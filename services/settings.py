@@ -195,6 +195,12 @@ class MeshRouter(BaseModel):
     """An instance that failed is tried last for so long."""
     max_attempts: int = Field(default=8, ge=1)
     """Instances tried for one tier of one request, failovers counted."""
+    max_deaths: int = Field(default=2, ge=1)
+    """A request that so many workers died of is tried at no other (POISON_REQUEST): it may be the cause. The death of a
+    worker that had carried the reply on for 16 tokens is not counted."""
+    max_refusals: int = Field(default=50, ge=1)
+    """Times that workers of one tier may refuse one request, for want of room or because they drain, before it is given up;
+    where they are full its client is told when to come again. A worker that refused is left alone for up to a second."""
 
 
 class MeshReplan(BaseModel):

@@ -1,6 +1,7 @@
 """Many replies over one call: what several have to say at the same time leaves in one message."""
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from functools import partial
@@ -8,12 +9,15 @@ from functools import partial
 from penstock.worker.v1 import worker_pb2 as pb
 from services import proto_codec as common
 from services.background import end
-from services.domain.errors import DeadlineExceeded, invalid
+from services.channels import MAX_MESSAGE_BYTES
+from services.domain.errors import DeadlineExceeded, MessageTooLarge, invalid
 from services.interceptors import CallRecorder
 
 METHOD = "penstock.worker.v1.WorkerService/Generate"  # what each reply is, in traces and metrics
 UNHURRIED_S = 0.005  # how long the word that a request is admitted waits for company: the engine has work to do then
-MOST_EVENTS = 256  # in one message: far below the largest allowed
+MOST_EVENTS = 256  # in one message
+MOST_BYTES = 1 << 20  # in one message; an event that is larger has a message to itself
+MAX_EVENT_BYTES = MAX_MESSAGE_BYTES - 64  # what surrounds an event in a message of its own takes less than 64 bytes
 
 Reply = Callable[[pb.GenerateRequest], AsyncGenerator[pb.GenerateResponse, None]]
 
@@ -27,7 +31,7 @@ class ReplySession:
     def __init__(self, reply: Reply, calls: CallRecorder, draining: asyncio.Event) -> None:
         self._reply, self._calls, self._draining = reply, calls, draining
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._said: list[pb.ReplyEvent] = []
+        self._said: deque[tuple[pb.ReplyEvent, int]] = deque()  # with its size in bytes
         self._news = asyncio.Event()
 
     async def run(self, asked: AsyncIterator[pb.GenerateManyRequest]) -> AsyncGenerator[pb.GenerateManyResponse, None]:
@@ -41,14 +45,21 @@ class ReplySession:
                 await self._news.wait()
                 self._news.clear()
                 while self._said:
-                    now, self._said = self._said[:MOST_EVENTS], self._said[MOST_EVENTS:]
-                    yield pb.GenerateManyResponse(events=now)
+                    yield pb.GenerateManyResponse(events=self._next())
                 if reader.done():
                     reader.result()
                 if not self._tasks and (reader.done() or self._draining.is_set()):
                     return
         finally:
             await end(reader, drain, *self._tasks.values())
+
+    def _next(self) -> list[pb.ReplyEvent]:
+        """What the next message says, out of what is to be said; at least one event."""
+        event, size = self._said.popleft()
+        events, room = [event], MOST_BYTES - size
+        while self._said and len(events) < MOST_EVENTS and (room := room - self._said[0][1]) >= 0:
+            events.append(self._said.popleft()[0])
+        return events
 
     async def _follow(self, asked: AsyncIterator[pb.GenerateManyRequest]) -> None:
         seen = 0
@@ -102,7 +113,10 @@ class ReplySession:
                 self._say(pb.ReplyEvent(reply_id=reply_id, failure=status.SerializeToString()))
 
     def _say(self, event: pb.ReplyEvent) -> None:
-        self._said.append(event)
+        """Have an event leave. MessageTooLarge: gRPC would end the call for it, with all replies on it."""
+        if (size := event.ByteSize()) > MAX_EVENT_BYTES:
+            raise MessageTooLarge.by("sampling.top_logprobs_count", size, MAX_EVENT_BYTES)
+        self._said.append((event, size))
         if event.event.HasField("admitted"):
             asyncio.get_running_loop().call_later(UNHURRIED_S, self._news.set)
         else:

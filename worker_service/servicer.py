@@ -11,7 +11,7 @@ from opentelemetry.metrics import Observation
 from penstock.worker.v1 import worker_pb2 as pb
 from penstock.worker.v1 import worker_pb2_grpc
 from services import proto_codec as common
-from services.domain.errors import NotServed, Unavailable, invalid
+from services.domain.errors import InstanceDraining, NotServed, invalid
 from services.domain.requests import FinishReason, TokenFrame
 from services.domain.stages.bidding import RefusalReason
 from services.grpc_types import Context
@@ -192,7 +192,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     async def _reply(self, request: pb.GenerateRequest) -> AsyncGenerator[pb.GenerateResponse, None]:
         """The events of one request; the current span is its own."""
         if self.draining.is_set():
-            raise Unavailable("this worker is draining")
+            raise InstanceDraining("this worker is draining")
         asked = codec.request_from_proto(request)
         began, first_at, last_at, prompt_tokens = time.monotonic(), None, 0.0, 0
         span = trace.get_current_span()

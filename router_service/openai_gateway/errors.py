@@ -7,7 +7,7 @@ from router_service.openai_gateway.schema import renamed
 from services.domain.errors import InvalidRequest, NotFound, Overloaded, PenstockError
 from services.errors import http_status
 
-_TYPES = {400: "invalid_request_error", 404: "invalid_request_error", 429: "rate_limit_error"}
+_TYPES = dict.fromkeys((400, 404, 409, 413, 422), "invalid_request_error") | {429: "rate_limit_error"}
 
 
 def error_body(error: PenstockError) -> dict[str, Any]:

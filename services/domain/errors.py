@@ -77,8 +77,49 @@ class Unavailable(PenstockError):
     reason = "UNAVAILABLE"
 
 
+class InstanceDraining(Unavailable):
+    """This instance takes no new requests: it is about to end."""
+
+    reason = "DRAINING"
+
+
+class InternalError(Unavailable):
+    """Another service failed while it worked on the request; its log has more."""
+
+    reason = "INTERNAL_ERROR"
+
+
+class MessageTooLarge(InvalidRequest):
+    """The request, or a part of its reply, is larger than one message may be."""
+
+    reason = "MESSAGE_TOO_LARGE"
+
+    @classmethod
+    def by(cls, field: str, size_bytes: int, limit_bytes: int) -> "MessageTooLarge":
+        return cls(FieldProblem(field, f"makes a message of {size_bytes} bytes; at most {limit_bytes} can be sent"))
+
+
+class PoisonRequest(PenstockError):
+    """Instances died while they worked on this request; it is not tried at another, and must not be sent again."""
+
+    reason = "POISON_REQUEST"
+
+    def __init__(self, deaths: int) -> None:
+        self.deaths = deaths
+        super().__init__(f"{deaths} instances died while they worked on this request; it is not tried at another")
+
+
 class DeadlineExceeded(PenstockError):
     reason = "DEADLINE_EXCEEDED"
+
+
+class RequestFailed(PenstockError):
+    """An engine cannot compute this one request; others are not affected.
+
+    The same request fails the same way at any instance of the model: it must not be retried.
+    """
+
+    reason = "REQUEST_FAILED"
 
 
 class NotServed(PenstockError):

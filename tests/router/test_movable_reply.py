@@ -1,11 +1,13 @@
-"""A reply that moves more than once: what happens to the stream that is read is not taken for news of the next move."""
+"""A reply that moves: what the stream that is read says is not taken for news of the next move; failures are told."""
 
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncGenerator
 from typing import Any, cast
 
-from router_service.migration import MovableReply, WorkerChanged
+import pytest
+
+from router_service.migration import MovableReply, NotMoved, WorkerChanged
 from router_service.worker_client import (
     MoveReport,
     RoundCopied,
@@ -16,10 +18,12 @@ from router_service.worker_client import (
     WorkerFinished,
     WorkerHandedOver,
 )
+from services.background import end
 from services.domain import (
     FinishReason,
     GenerationRequest,
     InstanceRecord,
+    PenstockError,
     Role,
     SamplingParams,
     TextPrompt,
@@ -88,6 +92,80 @@ async def test_a_second_move_whose_source_dies_goes_on_at_its_target() -> None:
         assert rest[:3] == [WorkerChanged(record("c"), "asked"), admitted, token(2)]
         second.cancel()
         await asyncio.wait([second])
+
+
+class Failed:
+    """Whom a reply said to have failed while it went on elsewhere."""
+
+    def __init__(self) -> None:
+        self.instances: list[str] = []
+
+    def __call__(self, record: InstanceRecord, _: PenstockError) -> None:
+        self.instances.append(record.instance_id)
+
+
+async def moving(script: Script, failed: Failed) -> tuple[MovableReply, AsyncGenerator[Any, None], asyncio.Task[Any]]:
+    """A reply at a whose move to b is under way."""
+    request, deadline_s = GenerationRequest("r", TextPrompt("hello"), SamplingParams(seed=1)), 1e12
+    reply = MovableReply(cast(WorkerClient, script), record("a"), request, deadline_s, (), on_failure=failed)
+    events = reply.events()
+    script.say("a", token(0))
+    await anext(events)
+    started = asyncio.Event()
+    task = asyncio.create_task(reply.move(record("b"), "asked", on_started=_set(started)))
+    script.say("b", WorkerAlive())
+    script.reports["a"].put_nowait(RoundCopied(1, 1))
+    await started.wait()
+    return reply, events, task
+
+
+async def test_a_source_that_dies_is_told_though_the_reply_goes_on_at_its_target() -> None:
+    script, failed = Script(), Failed()
+    async with asyncio.timeout(10):
+        _, events, task = await moving(script, failed)
+        script.say("a", Unavailable("it died"))
+        script.say("b", WorkerAdmitted(slo_kept=True, prompt_tokens=1, max_output_tokens=9), token(1))
+        assert await anext(events) == WorkerChanged(record("b"), "asked")
+        assert failed.instances == ["a"]
+        await end(task)
+        await events.aclose()
+
+
+async def test_a_target_that_dies_is_told_though_the_reply_goes_on_at_its_source() -> None:
+    script, failed = Script(), Failed()
+    async with asyncio.timeout(10):
+        _, events, task = await moving(script, failed)
+        script.say("b", Unavailable("it died"))
+        while not failed.instances:
+            await asyncio.sleep(0)
+        script.say("a", token(1))
+        assert await anext(events) == token(1)
+        assert failed.instances == ["b"]
+        await end(task)
+        await events.aclose()
+
+
+async def test_a_target_that_is_read_already_is_told_once_by_its_own_error() -> None:
+    script, failed = Script(), Failed()
+    async with asyncio.timeout(10):
+        _, events, task = await moving(script, failed)
+        script.say("a", WorkerHandedOver(1))
+        script.say("b", WorkerAdmitted(slo_kept=True, prompt_tokens=1, max_output_tokens=9))
+        assert await anext(events) == WorkerChanged(record("b"), "asked")
+        await anext(events)
+        script.say("b", Unavailable("it died"))
+        with pytest.raises(Unavailable, match="it died"):
+            await anext(events)
+        assert failed.instances == []
+        await end(task)
+
+
+async def test_a_reply_that_may_not_move_stays_and_nobody_is_asked() -> None:
+    script = Script()
+    request = GenerationRequest("r", TextPrompt("hello"), SamplingParams(seed=1))
+    reply = MovableReply(cast(WorkerClient, script), record("a"), request, 1e12, (), may_move=lambda: False)
+    assert isinstance(await reply.move(record("b"), "asked"), NotMoved)
+    assert "b" not in script.streams
 
 
 def _set(event: asyncio.Event) -> Any:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from router_service.familiar import Familiar
+from router_service.familiar import MAX_CHARACTERS, MAX_PARTS, Familiar, _parts
 from router_service.placement import NotPlaced, Placed, place
 from services.domain import (
     ChatMessage,
@@ -141,3 +141,34 @@ def test_a_beginning_that_is_less_than_half_does_not_count_and_old_ones_are_forg
     familiar.learn("t", chat("three"), "a")
     assert familiar.where("t", chat("a short beginning")) == ""
     assert familiar.where("t", chat("three")) == "a"
+
+
+LONG = "x" * 2_000_000
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        TextPrompt(LONG),
+        chat(LONG),
+        chat("a beginning", LONG, LONG),
+        chat(*["x"] * 100_000),
+        TokenPrompt((1,) * 1_000_000),
+    ],
+    ids=["text", "one message", "long messages", "many messages", "token ids"],
+)
+def test_only_the_beginning_of_a_long_prompt_is_looked_at(prompt: Prompt) -> None:
+    """However long it is: so many parts and so many bytes, and one with the same beginning is known as well."""
+    parts = _parts(prompt)
+    assert len(parts) <= MAX_PARTS
+    assert sum(map(len, parts)) <= 8 * MAX_CHARACTERS
+    familiar = Familiar()
+    familiar.learn("t", prompt, "a")
+    match prompt:
+        case TextPrompt(text):
+            longer: Prompt = TextPrompt(text + "more")
+        case ChatPrompt(messages):
+            longer = ChatPrompt((*messages, ChatMessage("user", "more")))
+        case _:
+            longer = TokenPrompt((*prompt.token_ids, 2))
+    assert familiar.where("t", longer) == "a"

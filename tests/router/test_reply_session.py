@@ -3,8 +3,8 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
-from dataclasses import dataclass
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import grpc
@@ -14,11 +14,11 @@ from grpc import aio
 from penstock.common.v1 import common_pb2
 from penstock.worker.v1 import worker_pb2 as pb
 from penstock.worker.v1 import worker_pb2_grpc
-from router_service.reply_session import MOST_BYTES, SessionPool
+from router_service.reply_session import MAX_STEP_BYTES, MOST_BYTES, ReplySession, SessionPool
 from router_service.worker_client import WorkerClient, WorkerFinished
-from services.channels import SERVER_OPTIONS, ChannelPool
+from services.channels import ChannelPool, server_options
 from services.domain import Role
-from services.domain.errors import AlreadyRunning, DeadlineExceeded, InvalidRequest, Unavailable
+from services.domain.errors import AlreadyRunning, DeadlineExceeded, InvalidRequest, MessageTooLarge, Unavailable
 from services.domain.requests import FinishReason, GenerationRequest, SamplingParams, TextPrompt, TokenFrame
 from services.processes import free_port
 from services.runtime import Chassis
@@ -107,6 +107,22 @@ async def test_failures_are_our_errors_and_leave_the_call_alone(scene: Scene) ->
         assert scene.sessions.get(scene.address) is session
 
 
+async def test_a_request_that_fits_no_message_fails_alone(scene: Scene) -> None:
+    """It is refused before it is sent, naming its field; the reply beside it on the same call goes on."""
+    async with scene.worker():
+        session = scene.sessions.get(scene.address)
+        beside = scene.client().generate(scene.address, asked("beside", 60), timeout_s=60, metadata=())
+        async with aclosing(beside):
+            while not isinstance(await anext(beside), TokenFrame):
+                pass
+            large = replace(asked("large"), prompt=TextPrompt("x" * MAX_STEP_BYTES))
+            with pytest.raises(MessageTooLarge) as caught:
+                await scene.reply(large)
+            assert caught.value.problems[0].field == "prompt"
+            assert [event async for event in beside][-1].reason is FinishReason.LENGTH  # type: ignore[union-attr]
+        assert scene.sessions.get(scene.address) is session
+
+
 async def test_a_worker_that_goes_takes_its_replies_and_a_new_one_is_found(scene: Scene) -> None:
     gone = AsyncExitStack()
     await gone.enter_async_context(scene.worker())
@@ -156,9 +172,29 @@ async def test_a_worker_that_falls_silent_is_left(scene: Scene) -> None:
             await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize(("characters", "most"), [(10, 2), (400_000, 5), (2_000_000, 9)])
-async def test_what_is_asked_at_once_goes_in_as_few_messages_as_its_size_allows(characters: int, most: int) -> None:
-    """Two prompts of 0.4 MB share a message, those of 2 MB have one each; the first goes at once, alone."""
+async def test_the_largest_request_that_is_sent_fits_a_message() -> None:
+    """Just under the limit the call takes it, whatever surrounds it; one byte over it is refused."""
+    async with echoing() as (session, messages):
+        empty = pb.ReplyStep(
+            reply_id=1, start=pb.StartReply(request=pb.GenerateRequest(prompt=common_pb2.Prompt(text="x" * 10**7)))
+        )
+        overhead = empty.ByteSize() - 10**7 + 16  # the time-out is of up to 16 bytes
+
+        async def one(characters: int) -> None:
+            prompt = common_pb2.Prompt(text="x" * characters)
+            async with aclosing(session.reply(pb.GenerateRequest(prompt=prompt), 60.0, {}, 30.0)) as events:
+                await anext(events)
+
+        await one(MAX_STEP_BYTES - overhead)
+        with pytest.raises(MessageTooLarge):
+            await one(MAX_STEP_BYTES)
+        await one(1)
+        assert [len(message) for message in messages] == [1, 1]
+
+
+@asynccontextmanager
+async def echoing() -> AsyncIterator[tuple[ReplySession, list[list[int]]]]:
+    """A session with a server that ends every reply at once, and what reply ids its messages had."""
     messages: list[list[int]] = []
 
     async def generate_many(
@@ -172,14 +208,21 @@ async def test_what_is_asked_at_once_goes_in_as_few_messages_as_its_size_allows(
 
     read, write = pb.GenerateManyRequest.FromString, pb.GenerateManyResponse.SerializeToString
     method = grpc.stream_stream_rpc_method_handler(generate_many, read, write)
-    server = aio.server(options=SERVER_OPTIONS)
+    server = aio.server(options=server_options(Role.WORKER))
     server.add_generic_rpc_handlers(
         [grpc.method_handlers_generic_handler("penstock.worker.v1.WorkerService", {"GenerateMany": method})]
     )
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with ChannelPool() as channels, SessionPool(channels) as sessions:
-        session = sessions.get(f"127.0.0.1:{port}")
+        yield sessions.get(f"127.0.0.1:{port}"), messages
+    await server.stop(0)
+
+
+@pytest.mark.parametrize(("characters", "most"), [(10, 2), (400_000, 5), (2_000_000, 9)])
+async def test_what_is_asked_at_once_goes_in_as_few_messages_as_its_size_allows(characters: int, most: int) -> None:
+    """Two prompts of 0.4 MB share a message, those of 2 MB have one each; the first goes at once, alone."""
+    async with echoing() as (session, messages):
 
         async def one() -> None:
             prompt = common_pb2.Prompt(text="x" * characters)
@@ -187,7 +230,6 @@ async def test_what_is_asked_at_once_goes_in_as_few_messages_as_its_size_allows(
                 await anext(events)
 
         await asyncio.gather(*(one() for _ in range(9)))
-    await server.stop(0)
     assert [number for message in messages for number in message] == list(range(1, 10))
     assert len(messages) <= most
     if characters > MOST_BYTES:

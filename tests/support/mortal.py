@@ -2,7 +2,8 @@
 
 One process imports everything and forks a worker or a router for each NAME (which begins with `worker` or `router`). POINT is
 `send:KIND` (just before such a message would leave) or `receive:KIND` (just after one has come); KIND is a message of a move
-by the name of its class. Each death is told on stdout. The settings are the environment's, as for the services themselves.
+by the name of its class. Or it is `prompt:TEXT`: a worker dies of a request whose prompt has this text in it. Each death is
+told on stdout. The settings are the environment's, as for the services themselves.
 """
 
 import ctypes
@@ -39,9 +40,23 @@ def dying(function: Callable[[Any], Any], way: str, point: str) -> Callable[[Any
     return call
 
 
+def poisoned(function: Callable[[Any], Any], text: str) -> Callable[[Any], Any]:
+    """The codec's `request_from_proto`, which kills the process at a prompt with this text."""
+
+    def call(given: Any) -> Any:
+        if text in str(given.prompt):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(given)
+
+    return call
+
+
 def serve(name: str, point: str) -> None:
     os.environ["PENSTOCK_INSTANCE_ID"] = name
-    if name.startswith("worker"):
+    if point.startswith("prompt:"):
+        codec.request_from_proto = poisoned(codec.request_from_proto, point.partition(":")[2])  # type: ignore[assignment]
+        run_service(Role.WORKER, worker)
+    elif name.startswith("worker"):
         for function in ("to_target_to_proto", "to_source_to_proto", "event_to_proto", "report_to_proto"):
             setattr(codec, function, dying(getattr(codec, function), "send", point))
         for function in ("to_target_from_proto", "to_source_from_proto"):

@@ -12,10 +12,10 @@ from grpc import aio
 from penstock.common.v1 import common_pb2
 from penstock.worker.v1 import worker_pb2 as pb
 from services import errors, telemetry
-from services.domain.errors import AlreadyRunning, DeadlineExceeded, InvalidRequest, Overloaded
+from services.domain.errors import AlreadyRunning, DeadlineExceeded, InvalidRequest, MessageTooLarge, Overloaded
 from services.interceptors import CallRecorder
 from tests.worker.test_worker_service import Stub, asked, stub
-from worker_service.reply_session import MOST_EVENTS, Reply, ReplySession
+from worker_service.reply_session import MAX_EVENT_BYTES, MOST_BYTES, MOST_EVENTS, Reply, ReplySession
 
 __all__ = ["stub"]
 
@@ -231,3 +231,30 @@ async def test_a_fault_is_told_without_its_details_and_ends_its_reply_alone() ->
     assert status.code == grpc.StatusCode.INTERNAL.value[0]
     assert "secret" not in status.message
     assert [event.event.tokens.offset for event in said if event.reply_id == 2] == [0]
+
+
+async def test_an_event_that_fits_no_message_fails_its_own_reply_and_large_ones_go_alone() -> None:
+    """Messages stay under a size; what is said before and beside the event that is too large arrives."""
+
+    def tokens(characters: int) -> pb.GenerateResponse:
+        return pb.GenerateResponse(tokens=common_pb2.TokenFrame(text="x" * characters))
+
+    async def reply(request: pb.GenerateRequest) -> AsyncGenerator[pb.GenerateResponse, None]:
+        yield tokens(10)
+        for _ in range(3):
+            yield tokens(MOST_BYTES // 2)
+        if request.request_id == "too large":
+            yield tokens(MAX_EVENT_BYTES)
+        yield pb.GenerateResponse(finished=pb.Finished())
+
+    both = joined(start(1, asked("too large")), start(2, asked("beside")))
+    events: dict[int, list[pb.ReplyEvent]] = {1: [], 2: []}
+    async for message in session(reply).run(steps(both)):
+        assert message.ByteSize() <= MOST_BYTES + 64
+        for event in message.events:
+            events[event.reply_id].append(event)
+    assert [e.WhichOneof("said") for e in events[1]] == ["event"] * 4 + ["failure"]
+    failure = errors.from_proto(status_pb2.Status.FromString(events[1][-1].failure))
+    assert isinstance(failure, MessageTooLarge)
+    assert events[2][-1].event.WhichOneof("event") == "finished"
+    assert len(events[2]) == 5

@@ -84,7 +84,7 @@ class GenerateRequest(_message.Message):
     priority: _builtins.int
     """Higher goes first among waiting requests; -100 to 100."""
     request_id: _builtins.str
-    """1 to 128 characters; left out, the router gives one."""
+    """1 to 128 characters, and no other live request's; left out, the router gives one."""
     @_builtins.property
     def prompt(self) -> _common_pb2.Prompt: ...
     @_builtins.property
@@ -93,7 +93,7 @@ class GenerateRequest(_message.Message):
     def slo(self) -> _common_pb2.Slo: ...
     @_builtins.property
     def resume(self) -> Global___Resume:
-        """Where a stream broke off: go on behind these tokens of this tier."""
+        """Where a stream broke off: go on behind these tokens of this tier. The id may be that of the stream, even if it is still live."""
 
     def __init__(
         self,

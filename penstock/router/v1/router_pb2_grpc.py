@@ -56,7 +56,9 @@ class RouterServiceServicer:
     def Generate(self, request, context):
         """Answers one prompt. Last event: finished.
         INVALID_ARGUMENT (BadRequest names the field), NOT_FOUND (no such model),
-        RESOURCE_EXHAUSTED (queue full; RetryInfo), UNAVAILABLE (no instance left to try, or draining).
+        ALREADY_EXISTS (a request of this id is live at this router, and this one does not resume it),
+        FAILED_PRECONDITION (not to be sent again: POISON_REQUEST, workers died of it; REQUEST_FAILED, it cannot be computed),
+        RESOURCE_EXHAUSTED (queue or tier full; RetryInfo), UNAVAILABLE (no instance left to try, or draining).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

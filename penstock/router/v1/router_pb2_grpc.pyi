@@ -38,7 +38,9 @@ class RouterServiceStub:
     Generate: _grpc.UnaryStreamMultiCallable[_router_pb2.GenerateRequest, _router_pb2.GenerateResponse]
     """Answers one prompt. Last event: finished.
     INVALID_ARGUMENT (BadRequest names the field), NOT_FOUND (no such model),
-    RESOURCE_EXHAUSTED (queue full; RetryInfo), UNAVAILABLE (no instance left to try, or draining).
+    ALREADY_EXISTS (a request of this id is live at this router, and this one does not resume it),
+    FAILED_PRECONDITION (not to be sent again: POISON_REQUEST, workers died of it; REQUEST_FAILED, it cannot be computed),
+    RESOURCE_EXHAUSTED (queue or tier full; RetryInfo), UNAVAILABLE (no instance left to try, or draining).
     """
     ListModels: _grpc.UnaryUnaryMultiCallable[_router_pb2.ListModelsRequest, _router_pb2.ListModelsResponse]
     """`cascade` and the tiers of the current plan."""
@@ -53,7 +55,9 @@ class RouterServiceAsyncStub(RouterServiceStub):
     Generate: _aio.UnaryStreamMultiCallable[_router_pb2.GenerateRequest, _router_pb2.GenerateResponse]  # type: ignore[assignment]
     """Answers one prompt. Last event: finished.
     INVALID_ARGUMENT (BadRequest names the field), NOT_FOUND (no such model),
-    RESOURCE_EXHAUSTED (queue full; RetryInfo), UNAVAILABLE (no instance left to try, or draining).
+    ALREADY_EXISTS (a request of this id is live at this router, and this one does not resume it),
+    FAILED_PRECONDITION (not to be sent again: POISON_REQUEST, workers died of it; REQUEST_FAILED, it cannot be computed),
+    RESOURCE_EXHAUSTED (queue or tier full; RetryInfo), UNAVAILABLE (no instance left to try, or draining).
     """
     ListModels: _aio.UnaryUnaryMultiCallable[_router_pb2.ListModelsRequest, _router_pb2.ListModelsResponse]  # type: ignore[assignment]
     """`cascade` and the tiers of the current plan."""
@@ -71,7 +75,9 @@ class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_router_pb2.GenerateResponse], _abc.AsyncIterator[_router_pb2.GenerateResponse]]:
         """Answers one prompt. Last event: finished.
         INVALID_ARGUMENT (BadRequest names the field), NOT_FOUND (no such model),
-        RESOURCE_EXHAUSTED (queue full; RetryInfo), UNAVAILABLE (no instance left to try, or draining).
+        ALREADY_EXISTS (a request of this id is live at this router, and this one does not resume it),
+        FAILED_PRECONDITION (not to be sent again: POISON_REQUEST, workers died of it; REQUEST_FAILED, it cannot be computed),
+        RESOURCE_EXHAUSTED (queue or tier full; RetryInfo), UNAVAILABLE (no instance left to try, or draining).
         """
 
     @_abc_1.abstractmethod

@@ -1,0 +1,213 @@
+"""What a failure of one attempt means: for the instance, for the request's tries, for the client. No I/O.
+
+`RULES` is the one table of it. An attempt is a request's stay at one instance; whoever drives it classifies what ended the
+attempt (`classify`), asks the request's history what follows (`FailureHistory.meet`, `TierTries.spend`) and carries that out.
+"""
+
+import enum
+from dataclasses import dataclass, field
+
+from services.domain.errors import (
+    AlreadyRunning,
+    DeadlineExceeded,
+    InstanceDraining,
+    InternalError,
+    InvalidRequest,
+    MessageTooLarge,
+    NotFound,
+    NotServed,
+    Overloaded,
+    PenstockError,
+    PromptTooLong,
+    Unavailable,
+)
+
+MAX_EJECTIONS = 2
+"""Instances that one request's failures may eject, over all its tiers."""
+PROGRESS_TOKENS = 16
+"""A reply that got so many tokens from an instance ran well there: the instance's death is not charged to its request.
+What kills an engine does so at the prompt, at the first step, or where the reply is resumed: before that many."""
+FAILURES_TO_EJECT = 3
+"""Requests in a row that must fail at an instance, where one failure says little, before it is ejected."""
+
+
+class Failure(enum.Enum):
+    """What may end an attempt before the reply is complete."""
+
+    CONNECT_FAILED = "connect_failed"
+    """No connection, or it broke before the request was sent."""
+    INSTANCE_DIED = "instance_died"
+    """The connection broke while the request was there."""
+    INSTANCE_LEFT = "instance_left"
+    """As INSTANCE_DIED, of an instance that was draining or had said goodbye."""
+    CALL_BROKEN = "call_broken"
+    """The call shared by all replies ended, by an error of the call itself; the instance lives."""
+    SILENT = "silent"
+    PROTOCOL_ERROR = "protocol_error"
+    """Tokens are missing or come twice. Once is no sign of a fault: they may be lost with the source of a move."""
+    ABORTED = "aborted"
+    """The worker ended the reply, or handed it over to nobody who is read."""
+    DRAINING = "draining"
+    FULL = "full"
+    DUPLICATE_ID = "duplicate_id"
+    NOT_FOUND = "not_found"
+    """What the request refers to, such as its transfer, is not there."""
+    INTERNAL = "internal"
+    """A fault of the worker, while it worked on this request."""
+    ENGINE_UNAVAILABLE = "engine_unavailable"
+    """The worker answers, but its engine, or the server behind it, does not."""
+    INVALID_REQUEST = "invalid_request"
+    PROMPT_TOO_LONG = "prompt_too_long"
+    MESSAGE_TOO_LARGE = "message_too_large"
+    REQUEST_FAILED = "request_failed"
+    NOT_SERVED = "not_served"
+    DEADLINE_EXCEEDED = "deadline_exceeded"
+
+
+class Ejection(enum.Enum):
+    """Whether the instance is tried last for a while (the setting `suspect_s`)."""
+
+    NEVER = "never"
+    REPEATED = "repeated"
+    """After FAILURES_TO_EJECT requests in a row."""
+    BOUNDED = "bounded"
+    """At once, but the request may be the cause: it ejects at most MAX_EJECTIONS instances."""
+    ALWAYS = "always"
+    """At once: no request can cause it."""
+
+
+class Tries(enum.Enum):
+    """What the failure costs of what the request has in this tier."""
+
+    ATTEMPT = "attempt"
+    """One of `max_attempts`: the instance was tried."""
+    REFUSAL = "refusal"
+    """One of `max_refusals`: the request was not begun, or not at fault."""
+    END = "end"
+    """The request ends: another instance would not do better."""
+
+
+class Told(enum.Enum):
+    """What the client gets once the request ends by this failure."""
+
+    ITSELF = "itself"
+    """The worker's own error."""
+    UNAVAILABLE = "unavailable"
+
+
+@dataclass(frozen=True, slots=True)
+class FailureRule:
+    """One row. death: the instance may have died of the request, unless the reply had PROGRESS_TOKENS from it."""
+
+    ejection: Ejection
+    tries: Tries
+    told: Told
+    death: bool = False
+
+
+_RETRIED = Told.UNAVAILABLE
+_ENDS = FailureRule(Ejection.NEVER, Tries.END, Told.ITSELF)
+
+RULES: dict[Failure, FailureRule] = {
+    Failure.CONNECT_FAILED: FailureRule(Ejection.ALWAYS, Tries.ATTEMPT, _RETRIED),
+    Failure.INSTANCE_DIED: FailureRule(Ejection.BOUNDED, Tries.ATTEMPT, _RETRIED, death=True),
+    Failure.INSTANCE_LEFT: FailureRule(Ejection.ALWAYS, Tries.ATTEMPT, _RETRIED),
+    Failure.CALL_BROKEN: FailureRule(Ejection.NEVER, Tries.REFUSAL, _RETRIED),
+    Failure.SILENT: FailureRule(Ejection.BOUNDED, Tries.ATTEMPT, _RETRIED),
+    Failure.PROTOCOL_ERROR: FailureRule(Ejection.REPEATED, Tries.ATTEMPT, _RETRIED),
+    Failure.ABORTED: FailureRule(Ejection.NEVER, Tries.ATTEMPT, _RETRIED),
+    Failure.DRAINING: FailureRule(Ejection.ALWAYS, Tries.REFUSAL, _RETRIED),
+    Failure.FULL: FailureRule(Ejection.NEVER, Tries.REFUSAL, Told.ITSELF),
+    Failure.DUPLICATE_ID: FailureRule(Ejection.NEVER, Tries.ATTEMPT, Told.ITSELF),
+    Failure.NOT_FOUND: FailureRule(Ejection.NEVER, Tries.ATTEMPT, _RETRIED),
+    Failure.INTERNAL: FailureRule(Ejection.REPEATED, Tries.ATTEMPT, _RETRIED),
+    Failure.ENGINE_UNAVAILABLE: FailureRule(Ejection.BOUNDED, Tries.ATTEMPT, _RETRIED),
+    Failure.INVALID_REQUEST: _ENDS,
+    Failure.PROMPT_TOO_LONG: _ENDS,
+    Failure.MESSAGE_TOO_LARGE: _ENDS,
+    Failure.REQUEST_FAILED: _ENDS,
+    Failure.NOT_SERVED: _ENDS,
+    Failure.DEADLINE_EXCEEDED: _ENDS,
+}
+
+OF_THE_INSTANCE = frozenset({Failure.CONNECT_FAILED, Failure.INSTANCE_DIED, Failure.INSTANCE_LEFT, Failure.SILENT})
+"""Failures that say something of an instance even where the request runs elsewhere: of a move's source or target."""
+
+
+class InstanceFailed(Unavailable):
+    """An attempt ended in a way that the router itself has seen; `failure` says which."""
+
+    def __init__(self, failure: Failure, message: str) -> None:
+        self.failure = failure
+        super().__init__(message)
+
+
+# The first class that fits, so subclasses come before their bases.
+_BY_TYPE: tuple[tuple[type[PenstockError], Failure], ...] = (
+    (PromptTooLong, Failure.PROMPT_TOO_LONG),
+    (MessageTooLarge, Failure.MESSAGE_TOO_LARGE),
+    (InvalidRequest, Failure.INVALID_REQUEST),
+    (Overloaded, Failure.FULL),
+    (AlreadyRunning, Failure.DUPLICATE_ID),
+    (NotFound, Failure.NOT_FOUND),
+    (InstanceDraining, Failure.DRAINING),
+    (InternalError, Failure.INTERNAL),
+    (Unavailable, Failure.ENGINE_UNAVAILABLE),
+    (DeadlineExceeded, Failure.DEADLINE_EXCEEDED),
+    (NotServed, Failure.NOT_SERVED),
+)
+
+
+def classify(error: PenstockError, *, leaving: bool = False) -> Failure:
+    """The row of an error that ended an attempt. leaving: the instance was draining, or is known no more."""
+    if isinstance(error, InstanceFailed):
+        died = error.failure is Failure.INSTANCE_DIED
+        return Failure.INSTANCE_LEFT if died and leaving else error.failure
+    return next((failure for kind, failure in _BY_TYPE if isinstance(error, kind)), Failure.REQUEST_FAILED)
+
+
+@dataclass(slots=True)
+class FailureHistory:
+    """What one request has met with, over all its tiers."""
+
+    deaths: int = 0
+    ejected: set[str] = field(default_factory=set)
+
+    def is_poisonous(self, max_deaths: int) -> bool:
+        """Whether the request is tried nowhere else, nor moved: so many instances died of it (query of death)."""
+        return self.deaths >= max_deaths
+
+    def meet(self, failure: Failure, instance_id: str, new_tokens: int) -> Ejection:
+        """Count a failure; return whether the instance is ejected for it: NEVER, REPEATED or ALWAYS.
+
+        new_tokens: output tokens that the request has had from this instance.
+        """
+        rule = RULES[failure]
+        if rule.death and new_tokens < PROGRESS_TOKENS:
+            self.deaths += 1
+        if rule.ejection is not Ejection.BOUNDED:
+            return rule.ejection
+        if instance_id not in self.ejected and len(self.ejected) >= MAX_EJECTIONS:
+            return Ejection.NEVER
+        self.ejected.add(instance_id)
+        return Ejection.ALWAYS
+
+
+@dataclass(slots=True)
+class TierTries:
+    """What a request may still try in one tier."""
+
+    attempts: int
+    refusals: int
+
+    def spend(self, failure: Failure) -> bool:
+        """Whether the request may be tried again."""
+        match RULES[failure].tries:
+            case Tries.ATTEMPT:
+                self.attempts -= 1
+                return self.attempts > 0
+            case Tries.REFUSAL:
+                self.refusals -= 1
+                return self.refusals > 0
+            case Tries.END:
+                return False

@@ -1,0 +1,137 @@
+"""A request that kills what works on it: real processes, which die of its prompt, under streams of others."""
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+import yaml
+
+from penstock import AsyncClient, MeshStatus, Tokens
+from penstock.client.errors import PenstockError
+from services.domain import Role
+from services.testing import RedisProcess
+from tests.conftest import ROOT
+from tests.support.mesh import TestMesh
+
+POISON = "the poison"
+WORKERS = [f"worker-{i}" for i in range(4)]
+BYSTANDERS, TOKENS = 12, 400
+SLOW = {"overhead_ms": 10.0, "token_us": 0.0, "context_token_ns": 0.0, "reply_tokens": 1_000_000}
+
+
+class Mortals:
+    """Worker processes, each of which dies of the poison; the names of the dead."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self.dead: list[str] = []
+        self._reading = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        assert self._process.stdout is not None
+        async for line in self._process.stdout:
+            self.dead.append(line.decode().split()[0])
+
+    async def count(self, deaths: int) -> None:
+        """Return once so many are dead."""
+        async with asyncio.timeout(10):
+            while len(self.dead) < deaths:
+                await asyncio.sleep(0.01)
+
+    async def end(self) -> None:
+        if self._process.returncode is None:
+            self._process.kill()
+        await self._process.wait()
+        await self._reading
+
+
+@pytest.fixture
+async def mesh(tmp_path: Path, redis: RedisProcess) -> AsyncIterator[tuple[TestMesh, Mortals]]:
+    tier = {"name": "only", "model": "sim", "engine": "simulated", "simulated": SLOW, "max_running": 64, "workers": 1}
+    file = tmp_path / "mesh.yaml"
+    content = {
+        "name": "test-poison",
+        "tiers": [tier],
+        "judge": {"scorers": [{"name": "confidence", "kind": "confidence"}], "default_scorer": "confidence"},
+        "router": {"grpc_port": 0, "http_port": 0},
+    }
+    file.write_text(yaml.safe_dump(content))
+    made = TestMesh(file, redis.url)
+    await made.start(Role.PLANNER, "planner-0")
+    await made.start(Role.ROUTER, "router-0")
+    await made.start(Role.ROUTER, "router-1")
+    env = {
+        "PENSTOCK_MESH_FILE": str(file),
+        "PENSTOCK_REDIS_URL": redis.url,
+        "PENSTOCK_TIER": "only",
+        "PENSTOCK_LOG_LEVEL": "error",
+    }
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.support.mortal", *(f"{name}=prompt:{POISON}" for name in WORKERS)),
+        env=os.environ | env,
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    mortals = Mortals(process)
+    try:
+        await made.until(lambda s: set(WORKERS) <= {i.instance_id for i in s.instances} and s.plan_revision > 0)
+        yield made, mortals
+    finally:
+        await mortals.end()
+        await made.stop_all()
+
+
+class Bystander:
+    """A reply beside the poison; every token must come once."""
+
+    def __init__(self, client: AsyncClient, number: int) -> None:
+        self._client, self._number = client, number
+        self.tokens = 0
+
+    async def run(self) -> None:
+        async for event in self._client.stream(f"bystander {self._number}", temperature=0, max_tokens=TOKENS):
+            if isinstance(event, Tokens):
+                assert event.offset == self.tokens, "a token twice, or one missing"
+                self.tokens += len(event.token_ids)
+
+
+async def test_a_query_of_death_kills_two_instances_and_no_more(mesh: tuple[TestMesh, Mortals]) -> None:
+    """By gRPC with an SDK that knows two routers and retries, and by HTTP: a clear error, and no third instance is tried.
+
+    Replies that ran on the instances that died go on at the others, to their ends.
+    """
+    made, mortals = mesh
+    routers = [made.parts[name].address for name in ("router-0", "router-1")]
+    async with AsyncClient(routers, timeout_s=60) as client:
+        bystanders = [Bystander(client, i) for i in range(BYSTANDERS)]
+        tasks = [asyncio.create_task(b.run()) for b in bystanders]
+        while not all(b.tokens > 50 for b in bystanders):
+            await asyncio.sleep(0.01)
+        with pytest.raises(PenstockError) as caught:
+            await client.generate(f"drink {POISON}", max_tokens=8)
+        assert caught.value.reason == "POISON_REQUEST"
+        await mortals.count(2)
+        await asyncio.gather(*tasks)
+        assert [b.tokens for b in bystanders] == [TOKENS] * BYSTANDERS
+        assert len(mortals.dead) == 2
+        statuses = [await one_status(address) for address in routers]
+        assert sum(status.failed for status in statuses) == 1, "one router met it, and the SDK did not try the other"
+
+        body = {"model": "only", "messages": [{"role": "user", "content": POISON}], "max_tokens": 8}
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(f"{made.http}/v1/chat/completions", json=body) as response,
+        ):
+            assert response.status == 422
+            error = (await response.json())["error"]
+            assert (error["code"], error["type"]) == ("poison_request", "invalid_request_error")
+        await mortals.count(4)
+
+
+async def one_status(address: str) -> MeshStatus:
+    async with AsyncClient(address) as client:
+        return await client.status()

@@ -1,0 +1,122 @@
+"""The table of failures, row by row: pure."""
+
+import pytest
+
+from router_service.failures import (
+    MAX_EJECTIONS,
+    PROGRESS_TOKENS,
+    RULES,
+    Ejection,
+    Failure,
+    FailureHistory,
+    InstanceFailed,
+    TierTries,
+    Told,
+    Tries,
+    classify,
+)
+from services.domain.errors import (
+    AlreadyRunning,
+    DeadlineExceeded,
+    InstanceDraining,
+    InternalError,
+    MessageTooLarge,
+    NotFound,
+    NotServed,
+    Overloaded,
+    PenstockError,
+    PoisonRequest,
+    PromptTooLong,
+    RequestFailed,
+    RevisionConflict,
+    Unavailable,
+    invalid,
+)
+
+NEVER, REPEATED, BOUNDED, ALWAYS = Ejection.NEVER, Ejection.REPEATED, Ejection.BOUNDED, Ejection.ALWAYS
+ATTEMPT, REFUSAL, END = Tries.ATTEMPT, Tries.REFUSAL, Tries.END
+ITSELF, UNAVAILABLE = Told.ITSELF, Told.UNAVAILABLE
+
+ROWS = [
+    # what the router meets                                    row                         ejects    costs    client gets
+    (InstanceFailed(Failure.CONNECT_FAILED, ""), Failure.CONNECT_FAILED, ALWAYS, ATTEMPT, UNAVAILABLE),
+    (InstanceFailed(Failure.INSTANCE_DIED, ""), Failure.INSTANCE_DIED, BOUNDED, ATTEMPT, UNAVAILABLE),
+    (InstanceFailed(Failure.CALL_BROKEN, ""), Failure.CALL_BROKEN, NEVER, REFUSAL, UNAVAILABLE),
+    (InstanceFailed(Failure.SILENT, ""), Failure.SILENT, BOUNDED, ATTEMPT, UNAVAILABLE),
+    (InstanceFailed(Failure.PROTOCOL_ERROR, ""), Failure.PROTOCOL_ERROR, REPEATED, ATTEMPT, UNAVAILABLE),
+    (InstanceFailed(Failure.ABORTED, ""), Failure.ABORTED, NEVER, ATTEMPT, UNAVAILABLE),
+    (InstanceDraining(""), Failure.DRAINING, ALWAYS, REFUSAL, UNAVAILABLE),
+    (Overloaded("", 1.0), Failure.FULL, NEVER, REFUSAL, ITSELF),
+    (AlreadyRunning("r"), Failure.DUPLICATE_ID, NEVER, ATTEMPT, ITSELF),
+    (NotFound("transfer", "t"), Failure.NOT_FOUND, NEVER, ATTEMPT, UNAVAILABLE),
+    (InternalError(""), Failure.INTERNAL, REPEATED, ATTEMPT, UNAVAILABLE),
+    (Unavailable("SGLang is away"), Failure.ENGINE_UNAVAILABLE, BOUNDED, ATTEMPT, UNAVAILABLE),
+    (invalid("prompt", ""), Failure.INVALID_REQUEST, NEVER, END, ITSELF),
+    (PromptTooLong.by("prompt", 2, 1), Failure.PROMPT_TOO_LONG, NEVER, END, ITSELF),
+    (MessageTooLarge.by("prompt", 2, 1), Failure.MESSAGE_TOO_LARGE, NEVER, END, ITSELF),
+    (RequestFailed(""), Failure.REQUEST_FAILED, NEVER, END, ITSELF),
+    (PoisonRequest(2), Failure.REQUEST_FAILED, NEVER, END, ITSELF),
+    (RevisionConflict(1, 2), Failure.REQUEST_FAILED, NEVER, END, ITSELF),
+    (NotServed(""), Failure.NOT_SERVED, NEVER, END, ITSELF),
+    (DeadlineExceeded(""), Failure.DEADLINE_EXCEEDED, NEVER, END, ITSELF),
+]
+
+
+@pytest.mark.parametrize(
+    ("error", "failure", "ejection", "tries", "told"), ROWS, ids=[f"{type(r[0]).__name__}-{r[1].value}" for r in ROWS]
+)
+def test_each_failure_ejects_costs_and_tells_what_its_row_says(
+    error: PenstockError, failure: Failure, ejection: Ejection, tries: Tries, told: Told
+) -> None:
+    assert classify(error) is failure
+    rule = RULES[failure]
+    assert (rule.ejection, rule.tries, rule.told) == (ejection, tries, told)
+    assert rule.death == (failure is Failure.INSTANCE_DIED)
+
+
+def test_every_failure_has_a_row_and_every_row_a_case() -> None:
+    assert set(RULES) == set(Failure)
+    assert {row[1] for row in ROWS} | {Failure.INSTANCE_LEFT} == set(Failure)
+
+
+def test_an_instance_that_was_leaving_did_not_die_of_the_request() -> None:
+    died = InstanceFailed(Failure.INSTANCE_DIED, "")
+    assert classify(died, leaving=True) is Failure.INSTANCE_LEFT
+    assert classify(InstanceFailed(Failure.SILENT, ""), leaving=True) is Failure.SILENT
+    rule = RULES[Failure.INSTANCE_LEFT]
+    assert (rule.ejection, rule.tries, rule.told, rule.death) == (ALWAYS, ATTEMPT, UNAVAILABLE, False)
+
+
+def test_two_deaths_make_a_request_poisonous_and_nothing_else_does() -> None:
+    for failure in Failure:
+        history = FailureHistory()
+        history.meet(failure, "a", 0)
+        assert not history.is_poisonous(2), failure
+        history.meet(failure, "b", 0)
+        assert history.is_poisonous(2) == (failure is Failure.INSTANCE_DIED), failure
+
+
+def test_a_death_is_not_charged_to_a_reply_that_ran_well_there() -> None:
+    history = FailureHistory()
+    for i in range(5):
+        history.meet(Failure.INSTANCE_DIED, f"w{i}", PROGRESS_TOKENS)
+    assert history.deaths == 0
+    history.meet(Failure.INSTANCE_DIED, "w", PROGRESS_TOKENS - 1)
+    assert history.deaths == 1
+
+
+def test_one_request_ejects_at_most_two_instances_by_what_it_may_have_caused() -> None:
+    history = FailureHistory()
+    ejected = [history.meet(Failure.SILENT, f"w{i}", 0) for i in range(MAX_EJECTIONS + 2)]
+    assert ejected == [ALWAYS] * MAX_EJECTIONS + [NEVER] * 2
+    assert history.meet(Failure.ENGINE_UNAVAILABLE, "w0", 0) is ALWAYS, "the same instance again"
+    assert history.meet(Failure.CONNECT_FAILED, "w9", 0) is ALWAYS, "no request can cause that"
+
+
+def test_attempts_and_refusals_are_counted_apart() -> None:
+    tries = TierTries(attempts=2, refusals=3)
+    assert [tries.spend(Failure.FULL), tries.spend(Failure.DRAINING)] == [True, True]
+    assert tries.spend(Failure.SILENT)
+    assert not tries.spend(Failure.SILENT), "two attempts"
+    assert not tries.spend(Failure.CALL_BROKEN), "three refusals"
+    assert not TierTries(9, 9).spend(Failure.INVALID_REQUEST)

@@ -1,0 +1,456 @@
+"""One tier's reply over instances that fail: the table of failures is carried out. Real calls, scripted workers."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass, replace
+
+import grpc
+import pytest
+from google.rpc import code_pb2, status_pb2
+from grpc_status import rpc_status
+from opentelemetry.context import Context
+from opentelemetry.metrics import NoOpMeter
+from opentelemetry.trace import NoOpTracer
+
+from router_service.bid_client import BidClient
+from router_service.bidding import BidLimits, MoveAgent
+from router_service.events import InstanceChanged, TierStarted
+from router_service.failures import FAILURES_TO_EJECT, PROGRESS_TOKENS, FailureHistory
+from router_service.generation import RetryPolicy, TierDone, TierGeneration
+from router_service.migration import Moved, NotMoved
+from router_service.peers import Peers
+from router_service.reply_session import SessionPool
+from router_service.worker_client import WorkerClient
+from services import errors
+from services.background import end
+from services.channels import ChannelPool
+from services.domain import GenerationRequest, MeshView, SamplingParams, TextPrompt, TokenFrame
+from services.domain.errors import (
+    AlreadyRunning,
+    DeadlineExceeded,
+    InstanceDraining,
+    InternalError,
+    MessageTooLarge,
+    NotFound,
+    NotServed,
+    Overloaded,
+    PenstockError,
+    PoisonRequest,
+    PromptTooLong,
+    RequestFailed,
+    Unavailable,
+    invalid,
+)
+from services.domain.requests import FinishReason
+from tests.support.scripted_servicer import PLACES, Act, Script, ScriptedWorker
+
+TOKENS = 40
+LONG_AGO = -1e9
+
+
+@dataclass
+class Seen:
+    token_ids: list[int]
+    instances: list[str]
+    done: TierDone
+
+
+class Scene:
+    """Workers by name, least loaded first, as one router sees them."""
+
+    def __init__(self, stack: AsyncExitStack, channels: ChannelPool, sessions: SessionPool) -> None:
+        self._stack, self._channels, self._sessions = stack, channels, sessions
+        self.view = MeshView()
+        self.view.connect([], None, LONG_AGO)
+        self.peers = Peers(self.view, suspect_s=1000.0)
+        self.policy = RetryPolicy(tier_wait_s=0.0, max_attempts=4, max_refusals=4, max_deaths=2)
+        self.workers: dict[str, ScriptedWorker] = {}
+        self._version = 0
+
+    async def start(self, name: str, *scripts: Script, tier: str = "only") -> ScriptedWorker:
+        worker = ScriptedWorker(  # type: ignore[abstract]  # it serves what routers call here, no more
+            name, deque(scripts), requests=len(self.workers), tier=tier
+        )
+        self.workers[name] = await self._stack.enter_async_context(worker.serving())
+        self.hear(worker)
+        return worker
+
+    def hear(self, worker: ScriptedWorker, **changes: object) -> None:
+        self._version += 1
+        record = replace(worker.record, sequence=self._version, **changes)  # type: ignore[arg-type]
+        self.view.hear(record, asyncio.get_running_loop().time())
+        self.peers.view_changed()
+
+    def tier(self, silence_s: float = 30.0) -> TierGeneration:
+        client = WorkerClient(self._channels, self._sessions, silence_s)
+        agent = MoveAgent(self.view, BidClient(self._channels), NoOpTracer(), NoOpMeter("t"), BidLimits(1.0, 1.0))
+        return TierGeneration(self.peers, client, agent, NoOpTracer(), self.policy, NoOpMeter("t"))
+
+    async def reply(
+        self,
+        request_id: str = "r",
+        *,
+        tier: str = "only",
+        may_give_up: bool = False,
+        history: FailureHistory | None = None,
+        silence_s: float = 30.0,
+        generation: TierGeneration | None = None,
+    ) -> Seen:
+        """A whole reply, each of its tokens once."""
+        token_ids, instances = list[int](), list[str]()
+        sampling = SamplingParams(seed=1, max_output_tokens=TOKENS)
+        request = GenerationRequest(request_id, TextPrompt(request_id), sampling)  # no prompt is known anywhere
+        deadline_s = asyncio.get_running_loop().time() + 30
+        events = (generation or self.tier(silence_s)).generate(
+            tier, request, deadline_s, Context(), may_give_up=may_give_up, history=history
+        )
+        async with aclosing(events):
+            async for event in events:
+                match event:
+                    case TokenFrame():
+                        token_ids += event.token_ids
+                    case TierStarted():
+                        instances.append(event.instance_id)
+                    case InstanceChanged():
+                        assert event.offset == len(token_ids)
+                        instances.append(event.to_instance_id)
+                    case TierDone():
+                        assert token_ids == list(range(TOKENS)), "each token once"
+                        return Seen(token_ids, instances, event)
+        raise EOFError
+
+    @property
+    def tried(self) -> dict[str, int]:
+        return {name: len(worker.asked) for name, worker in self.workers.items()}
+
+    @property
+    def ejected(self) -> set[str]:
+        return {name for name in self.workers if self.peers.is_suspect(name)}
+
+
+@pytest.fixture
+async def scene() -> AsyncIterator[Scene]:
+    async with AsyncExitStack() as stack, asyncio.timeout(30):
+        channels = await stack.enter_async_context(ChannelPool())
+        sessions = await stack.enter_async_context(SessionPool(channels))
+        yield Scene(stack, channels, sessions)
+
+
+async def test_a_death_ejects_the_instance_that_died_and_the_reply_goes_on_at_the_next_token(scene: Scene) -> None:
+    await scene.start("a", [5, Act.DIE])
+    await scene.start("b")
+    seen = await scene.reply()
+    assert seen.instances == ["a", "b"]
+    assert scene.ejected == {"a"}
+    assert list(scene.workers["b"].asked[0].resume_token_ids) == list(range(5))
+
+
+async def test_after_a_move_it_is_the_target_that_is_ejected(scene: Scene) -> None:
+    """The reply began at a and moved to b, which dies: a is fit to take it back."""
+    source = await scene.start("a", [20, Act.HAND_OVER])
+    target = await scene.start("b", [5])
+    tier = scene.tier()
+    request = GenerationRequest("r", TextPrompt("hello"), SamplingParams(seed=1, max_output_tokens=TOKENS))
+    deadline_s = asyncio.get_running_loop().time() + 30
+    token_ids, instances, moving, history = list[int](), list[str](), None, FailureHistory()
+    generated = tier.generate("only", request, deadline_s, Context(), may_give_up=False, history=history)
+    async with aclosing(generated) as events:
+        async for event in events:
+            if isinstance(event, TokenFrame):
+                token_ids += event.token_ids
+                if len(token_ids) == 20:
+                    target.transferred.set_result(20)
+                    moving = asyncio.create_task(tier.move("r", target.record, "asked for"))
+            elif isinstance(event, InstanceChanged):
+                instances.append(event.to_instance_id)
+                if event.moved:
+                    await target.server.stop(None)
+    assert moving is not None
+    assert isinstance(await moving, Moved)
+    assert token_ids == list(range(TOKENS))
+    assert instances == ["b", "a"]
+    assert scene.ejected == {"b"}
+    assert history.deaths == 1, "it had five tokens from b, whatever it had from a"
+    assert [a.request_id for a in source.asked[:1]] == [a.request_id for a in target.asked], "a move keeps the name"
+
+
+async def test_targets_that_die_in_moves_count_and_the_reply_stays_where_it_is(scene: Scene) -> None:
+    """Two targets died of its moves: it is not moved to a third, and goes on to its end at the source."""
+    proceed = asyncio.Event()
+    await scene.start("a", [3, proceed, 1000, Act.FINISH])
+    targets = [await scene.start(name, [Act.DIE]) for name in "bc"]
+    third = await scene.start("d")
+    history, tier = FailureHistory(), scene.tier()
+    reading = asyncio.create_task(scene.reply(history=history, generation=tier))
+    while not scene.workers["a"].asked:
+        await asyncio.sleep(0)
+    for deaths, target in enumerate(targets, 1):
+        move = asyncio.create_task(tier.move("r", target.record, "asked for"))
+        while history.deaths < deaths:
+            await asyncio.sleep(0)
+        await end(move)
+    assert isinstance(await tier.move("r", third.record, "asked for"), NotMoved)
+    proceed.set()
+    assert (await reading).instances == ["a"]
+    assert scene.tried == {"a": 1, "b": 1, "c": 1, "d": 0}
+    assert scene.ejected == {"b", "c"}
+
+
+async def test_a_reply_that_dies_after_its_last_token_is_complete(scene: Scene) -> None:
+    await scene.start("a", [TOKENS, Act.DIE])
+    await scene.start("b")
+    seen = await scene.reply()
+    assert seen.done.reason is FinishReason.LENGTH
+    assert seen.done.usage.output_tokens == TOKENS
+    assert scene.tried == {"a": 1, "b": 0}
+
+
+async def test_a_request_that_two_instances_died_of_is_not_tried_on_a_third(scene: Scene) -> None:
+    for name in "abc":
+        await scene.start(name, [Act.DIE])
+    with pytest.raises(PoisonRequest):
+        await scene.reply()
+    assert scene.tried == {"a": 1, "b": 1, "c": 0}
+    assert scene.ejected == {"a", "b"}
+
+
+async def test_how_many_may_die_of_a_request_is_a_setting(scene: Scene) -> None:
+    scene.policy = replace(scene.policy, max_deaths=3)
+    for name in "abcd":
+        await scene.start(name, [Act.DIE])
+    with pytest.raises(PoisonRequest) as caught:
+        await scene.reply()
+    assert caught.value.deaths == 3
+    assert scene.tried == {"a": 1, "b": 1, "c": 1, "d": 0}
+    assert scene.ejected == {"a", "b"}, "one request ejects two at most"
+
+
+async def test_deaths_count_over_all_tiers_of_a_request(scene: Scene) -> None:
+    await scene.start("a", [Act.DIE], tier="small")
+    await scene.start("b", [Act.DIE], tier="large")
+    await scene.start("c", tier="large")
+    history = FailureHistory()
+    with pytest.raises(Unavailable):
+        await scene.reply(tier="small", history=history, may_give_up=True)
+    with pytest.raises(PoisonRequest):
+        await scene.reply(tier="large", history=history)
+    assert scene.tried["c"] == 0
+
+
+async def test_a_reply_that_ran_well_where_instances_died_goes_on(scene: Scene) -> None:
+    """Bystanders of a poison request lose nothing."""
+    await scene.start("a", [PROGRESS_TOKENS, Act.DIE])
+    await scene.start("b", [1, Act.DIE])
+    await scene.start("c")
+    assert (await scene.reply()).instances == ["a", "b", "c"]
+
+
+async def test_an_instance_that_was_leaving_did_not_die_of_its_requests(scene: Scene) -> None:
+    for name in "ab":
+        worker = await scene.start(name, [1, Act.DIE])
+        scene.hear(worker)
+    await scene.start("c")
+    leaving = asyncio.create_task(_drain_when_asked(scene, "a", "b"))
+    assert (await scene.reply()).instances == ["a", "b", "c"]
+    await leaving
+
+
+async def _drain_when_asked(scene: Scene, *names: str) -> None:
+    for name in names:
+        while not scene.workers[name].asked:
+            await asyncio.sleep(0)
+        scene.hear(scene.workers[name], draining=True)
+
+
+async def test_a_silent_instance_is_left_and_no_death(scene: Scene) -> None:
+    for name in "abc":
+        await scene.start(name, [1])
+    await scene.start("d")
+    seen = await scene.reply(silence_s=0.05)
+    assert seen.instances == ["a", "b", "c", "d"]
+    assert scene.ejected == {"a", "b"}, "one request ejects two at most"
+
+
+async def test_nobody_there_costs_an_attempt_and_ejects_and_is_no_death(scene: Scene) -> None:
+    for name in "abc":
+        await (await scene.start(name)).server.stop(None)
+    await scene.start("d")
+    history = FailureHistory()
+    assert (await scene.reply(history=history)).instances == ["d"]
+    assert scene.ejected == {"a", "b", "c"}
+    assert history.deaths == 0
+
+
+async def test_an_instance_that_is_full_is_left_alone_for_as_long_as_it_says(scene: Scene) -> None:
+    await scene.start("a", [Overloaded("full", 1.0)])
+    await scene.start("b")
+    assert [(await scene.reply(f"r{i}")).instances for i in range(3)] == [["b"]] * 3
+    assert scene.tried == {"a": 1, "b": 3}
+
+
+async def test_being_full_costs_no_attempt_and_ejects_nobody(scene: Scene) -> None:
+    scene.policy = replace(scene.policy, max_attempts=1)
+    await scene.start("a", *[[Overloaded("full", 0.0)]] * 3)
+    await scene.reply()
+    assert scene.tried == {"a": 4}
+    assert scene.ejected == set()
+
+
+async def test_a_tier_that_stays_full_says_so_after_so_many_refusals(scene: Scene) -> None:
+    await scene.start("a", *[[Overloaded("full", 0.01)]] * 99)
+    with pytest.raises(Overloaded) as caught:
+        await scene.reply()
+    assert caught.value.retry_after_s == 0.01
+    assert scene.tried == {"a": scene.policy.max_refusals}
+
+
+async def test_a_draining_instance_is_left_and_costs_no_attempt(scene: Scene) -> None:
+    scene.policy = replace(scene.policy, max_attempts=1)
+    for name in "abc":
+        await scene.start(name, [InstanceDraining("draining")])
+    await scene.start("d")
+    assert (await scene.reply()).instances == ["d"]
+    assert scene.ejected == {"a", "b", "c"}
+
+
+async def test_instances_tried_are_bounded(scene: Scene) -> None:
+    await scene.start("a", *[[InternalError("bug")]] * 9)
+    await scene.start("b", *[[InternalError("bug")]] * 9)
+    with pytest.raises(Unavailable, match="tier only"):
+        await scene.reply()
+    assert sum(scene.tried.values()) == scene.policy.max_attempts
+    assert scene.tried == {"a": 2, "b": 2}, "the one just left is avoided"
+    assert scene.ejected == set(), "one request's internal errors eject nobody"
+
+
+async def test_internal_errors_of_several_requests_in_a_row_eject(scene: Scene) -> None:
+    worker = await scene.start("a", [InternalError("bug")], [1000, Act.FINISH])
+    await scene.start("b")
+    await scene.reply("r0")
+    scene.peers.view_changed()
+    await scene.reply("r1")  # a success at a between
+    worker.scripts.extend([[InternalError("bug")]] * FAILURES_TO_EJECT)
+    for i in range(FAILURES_TO_EJECT):
+        assert scene.ejected == set()
+        await scene.reply(f"s{i}")
+    assert scene.ejected == {"a"}
+
+
+async def test_where_tokens_are_missing_the_reply_goes_on_elsewhere_and_a_few_of_them_eject(scene: Scene) -> None:
+    script: Script = [3, Act.SKIP_A_TOKEN]
+    await scene.start("a", *[script] * FAILURES_TO_EJECT)
+    await scene.start("b")
+    for i in range(FAILURES_TO_EJECT):
+        assert scene.ejected == set()
+        assert (await scene.reply(f"r{i}")).instances == ["a", "b"]
+    assert scene.ejected == {"a"}
+
+
+async def test_a_reply_that_the_worker_aborts_goes_on_elsewhere_and_ejects_nobody(scene: Scene) -> None:
+    await scene.start("a", [3, Act.ABORT])
+    await scene.start("b")
+    assert (await scene.reply()).instances == ["a", "b"]
+    assert scene.ejected == set()
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        errors.to_status(Unavailable("the call is broken")),
+        errors.to_status(invalid("steps", "a step that breaks the protocol")),
+        rpc_status.to_status(status_pb2.Status(code=code_pb2.RESOURCE_EXHAUSTED, message="message larger than max")),
+    ],
+    ids=lambda status: status.code.name,
+)
+async def test_a_break_of_the_shared_call_is_nobodys_death(scene: Scene, status: grpc.Status) -> None:
+    """One reply's step breaks the call of nine, twice: the others complete, and the worker is not ejected."""
+    scene.policy = replace(scene.policy, max_attempts=1)
+    worker = await scene.start("a", *[[1]] * 8, [1, Act.BREAK_CALL], *[[1]] * 8, [Act.BREAK_CALL])
+    worker.broken_by = status
+    histories = [FailureHistory() for _ in range(9)]
+    seen = await asyncio.gather(*(scene.reply(f"r{i}", history=history) for i, history in enumerate(histories)))
+    assert len(seen) == 9
+    assert [history.deaths for history in histories] == [0] * 9
+    assert scene.ejected == set()
+
+
+@pytest.mark.parametrize("error", [AlreadyRunning("r"), NotFound("transfer", "t")])
+async def test_a_name_that_is_taken_or_unknown_there_is_tried_again_under_another(
+    scene: Scene, error: PenstockError
+) -> None:
+    worker = await scene.start("a", [error])
+    await scene.reply()
+    first, second = (asked.request_id for asked in worker.asked)
+    assert first != second
+    assert scene.ejected == set()
+
+
+async def test_a_duplicate_is_told_as_such_in_the_end(scene: Scene) -> None:
+    await scene.start("a", *[[AlreadyRunning("r")]] * 9)
+    with pytest.raises(AlreadyRunning):
+        await scene.reply()
+    assert scene.tried == {"a": scene.policy.max_attempts}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        invalid("prompt", "is wrong"),
+        PromptTooLong.by("prompt", 9, 8),
+        MessageTooLarge.by("prompt", 9, 8),
+        RequestFailed("its row failed"),
+        NotServed("no"),
+        DeadlineExceeded("late"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+async def test_what_is_the_requests_own_ends_it_at_once_and_ejects_nobody(scene: Scene, error: PenstockError) -> None:
+    await scene.start("a", [error])
+    await scene.start("b")
+    with pytest.raises(type(error)):
+        await scene.reply()
+    assert scene.tried == {"a": 1, "b": 0}
+    assert scene.ejected == set()
+
+
+async def test_a_tier_without_instances_is_given_up_at_once_or_waited_for(scene: Scene) -> None:
+    """may_give_up: at once, however long `tier_wait_s`; otherwise an instance that comes meanwhile gets the request."""
+    scene.policy = replace(scene.policy, tier_wait_s=20.0)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    with pytest.raises(Unavailable, match="no instance"):
+        await scene.reply(may_give_up=True)
+    assert loop.time() - began < 10
+    waiting = asyncio.create_task(scene.reply())
+    await asyncio.sleep(0)
+    await scene.start("late")
+    assert (await waiting).instances == ["late"]
+    scene.policy = replace(scene.policy, tier_wait_s=0.05)
+    scene.hear(scene.workers["late"], draining=True)
+    began = loop.time()
+    with pytest.raises(Unavailable, match="no instance"):
+        await scene.reply()
+    assert loop.time() - began >= 0.05
+
+
+async def test_a_reply_that_has_begun_waits_for_an_instance_also_in_a_tier_that_may_be_given_up(scene: Scene) -> None:
+    scene.policy = replace(scene.policy, tier_wait_s=20.0)
+    await scene.start("a", [3, Act.DIE])
+    waiting = asyncio.create_task(scene.reply(may_give_up=True))
+    while not scene.ejected:
+        await asyncio.sleep(0)
+    await scene.start("b")
+    assert (await waiting).instances == ["a", "b"]
+
+
+async def test_a_full_tier_is_waited_for_however_short_the_patience(scene: Scene) -> None:
+    """Every place is taken: that is no tier without instances."""
+    worker = await scene.start("a")
+    scene.hear(worker, load=replace(worker.record.load, running_tokens=(1,) * PLACES))  # type: ignore[type-var]
+    waiting = asyncio.create_task(scene.reply(may_give_up=True))
+    await scene.peers.change(0.05)
+    assert not waiting.done()
+    scene.hear(worker)
+    assert (await waiting).instances == ["a"]

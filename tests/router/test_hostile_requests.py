@@ -1,0 +1,180 @@
+"""What a clumsy or hostile client sends is refused by itself: real services and Redis, simulated engines, two routers."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+from grpc import aio
+from grpc_status import rpc_status
+
+from penstock import Tokens
+from penstock.common.v1 import common_pb2
+from penstock.router.v1 import router_pb2 as pb
+from penstock.router.v1 import router_pb2_grpc
+from router_service.generation import attempt_id
+from router_service.live_requests import LiveRequests
+from services.channels import MAX_CLIENT_MESSAGE_BYTES, MAX_MESSAGE_BYTES
+from services.domain.errors import AlreadyRunning
+from services.domain.requests import MAX_REQUEST_ID_CHARS
+from services.testing import RedisProcess
+from tests.conftest import MeshFileMaker
+from tests.support.mesh import TestMesh, running_mesh
+
+DUPLICATES = 20
+SLOW = {"overhead_ms": 5.0, "reply_tokens": 100_000}
+
+
+@pytest.fixture
+async def mesh(redis: RedisProcess, mesh_file: MeshFileMaker) -> AsyncIterator[TestMesh]:
+    tiers = [
+        {"name": "small", "model": "sim-s", "threshold": 1, "workers": 1, "simulated": SLOW},
+        {"name": "large", "model": "sim-l", "workers": 1, "simulated": SLOW},
+    ]
+    async with running_mesh(mesh_file(tiers), redis.url, routers=2) as running:
+        yield running
+
+
+def asked(request_id: str, tokens: int = 2000, **more: object) -> pb.GenerateRequest:
+    sampling = common_pb2.SamplingParams(temperature=0, max_output_tokens=tokens, ignore_eos=True, seed=1)
+    prompt = common_pb2.Prompt(text="hello")
+    fields: dict[str, object] = {"model": "large", "prompt": prompt, "sampling": sampling, "request_id": request_id}
+    return pb.GenerateRequest(**(fields | more))  # type: ignore[arg-type]
+
+
+class Call:
+    """One Generate call, read as far as the test needs."""
+
+    def __init__(self, channel: aio.Channel, request: pb.GenerateRequest) -> None:
+        self._call = router_pb2_grpc.RouterServiceStub(channel).Generate(request, timeout=60)
+        self.token_ids: list[int] = []
+        self.offset: int | None = None
+
+    async def until_tokens(self, count: int) -> None:
+        while len(self.token_ids) < count:
+            response = await self._call.read()
+            assert isinstance(response, pb.GenerateResponse), "the reply has ended"
+            if response.HasField("tokens"):
+                if self.offset is None:
+                    self.offset = response.tokens.frame.offset
+                self.token_ids += response.tokens.frame.token_ids
+
+    async def refusal(self) -> aio.AioRpcError:
+        """The error that the call ends with."""
+        try:
+            while isinstance(await self._call.read(), pb.GenerateResponse):
+                pass
+        except aio.AioRpcError as error:
+            return error
+        raise AssertionError("the reply ended well")
+
+    def cancel(self) -> None:
+        self._call.cancel()
+
+
+@asynccontextmanager
+async def channel_to(mesh: TestMesh, router: str) -> AsyncIterator[aio.Channel]:
+    async with aio.insecure_channel(mesh.parts[router].address) as channel:
+        yield channel
+
+
+async def test_a_duplicate_of_a_live_request_is_refused_at_once_and_costs_nobody_anything(mesh: TestMesh) -> None:
+    """In a cascade too: nothing is tried, nobody is ejected, nothing escalates; once the first has ended the id is free."""
+    async with channel_to(mesh, "router-0") as channel:
+        first = Call(channel, asked("same"))
+        await first.until_tokens(1)
+        for model in ("large", "cascade"):
+            duplicates = [Call(channel, asked("same", model=model)) for _ in range(DUPLICATES)]
+            for error in await asyncio.gather(*(call.refusal() for call in duplicates)):
+                assert error.code() is grpc.StatusCode.ALREADY_EXISTS
+                assert reason(error) == "ALREADY_RUNNING"
+        await first.until_tokens(20)
+        async with mesh.client() as client:
+            status = await client.status()
+        assert {i.state for i in status.instances} == {"ready"}
+        assert status.failovers == 0
+        assert sum(tier.escalated for tier in status.tiers) == 0
+        first.cancel()
+        await mesh.until(lambda s: s.active == 0)
+        again = Call(channel, asked("same", tokens=4))
+        await again.until_tokens(4)
+
+
+def reason(error: aio.AioRpcError) -> str:
+    status = rpc_status.from_call(error)  # type: ignore[arg-type]
+    assert status is not None
+    info = error_details_pb2.ErrorInfo()
+    assert any(detail.Unpack(info) for detail in status.details)
+    name: str = info.reason
+    return name
+
+
+@pytest.mark.parametrize("router", ["router-0", "router-1"])
+async def test_a_client_that_takes_its_request_up_again_gets_the_rest_while_the_first_call_still_runs(
+    mesh: TestMesh, router: str
+) -> None:
+    """A stuck router does not know that its client has gone; nor does one whose client's connection is half open."""
+    async with channel_to(mesh, "router-0") as stuck, channel_to(mesh, router) as other:
+        first = Call(stuck, asked("mine"))
+        await first.until_tokens(10)
+        got = first.token_ids[:10]
+        second = Call(other, asked("mine", resume=pb.Resume(tier="large", token_ids=got)))
+        await second.until_tokens(30)
+        assert second.offset == 10
+        await first.until_tokens(40)
+        assert first.token_ids[:40] == got + second.token_ids[:30], "both have the same reply"
+        first.cancel()
+        await second.until_tokens(40)
+        second.cancel()
+
+
+async def test_the_largest_request_that_a_router_takes_breaks_nothing_that_others_share(mesh: TestMesh) -> None:
+    """Around the limit each request fails alone; the streams beside it go on, and nobody is ejected."""
+    async with mesh.client() as client:
+        beside = client.stream("hello", model="large", temperature=0, max_tokens=4000)
+        tokens = 0
+        async for event in beside:
+            if isinstance(event, Tokens):
+                break
+        async with channel_to(mesh, "router-0") as channel:
+            overhead = len(asked("r", prompt=common_pb2.Prompt(text="x" * 2**22)).SerializeToString()) - 2**22
+            codes = []
+            for size in (MAX_CLIENT_MESSAGE_BYTES - 1, MAX_CLIENT_MESSAGE_BYTES, MAX_CLIENT_MESSAGE_BYTES + 1):
+                large = asked("r", prompt=common_pb2.Prompt(text="x" * (size - overhead)))
+                assert large.ByteSize() == size
+                error = await Call(channel, large).refusal()
+                codes.append(error.code())
+        assert codes == [grpc.StatusCode.INVALID_ARGUMENT] * 2 + [grpc.StatusCode.RESOURCE_EXHAUSTED]
+        async for event in beside:
+            tokens += isinstance(event, Tokens)
+            if tokens == 20:
+                break
+        status = await client.status()
+        assert {i.state for i in status.instances} == {"ready"}
+        assert status.failovers == 0
+
+
+def test_what_routers_take_is_well_under_what_services_take() -> None:
+    assert MAX_CLIENT_MESSAGE_BYTES * 4 <= MAX_MESSAGE_BYTES
+
+
+def test_an_id_is_live_until_its_last_call_has_ended() -> None:
+    live = LiveRequests()
+    with live.entered("a", resumes=False), live.entered("b", resumes=False):
+        with live.entered("a", resumes=True), pytest.raises(AlreadyRunning), live.entered("a", resumes=False):
+            pass
+        with pytest.raises(AlreadyRunning), live.entered("a", resumes=False):
+            pass
+    with live.entered("a", resumes=True):
+        pass
+    with live.entered("a", resumes=False):
+        pass
+
+
+@pytest.mark.parametrize("name", ["r", "x" * 200])
+def test_every_attempt_has_a_name_of_its_own_that_a_worker_takes(name: str) -> None:
+    names = {attempt_id(name) for _ in range(100)}
+    assert len(names) == 100
+    assert all(len(n) <= MAX_REQUEST_ID_CHARS and n.startswith(name[:100]) for n in names)
