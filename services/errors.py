@@ -20,6 +20,7 @@ from services.domain.errors import (
     Overloaded,
     PenstockError,
     PromptTooLong,
+    RequestFailed,
     RevisionConflict,
     Unavailable,
 )
@@ -36,6 +37,7 @@ TABLE: dict[type[PenstockError], tuple[grpc.StatusCode, int]] = {
     Unavailable: (grpc.StatusCode.UNAVAILABLE, 503),
     DeadlineExceeded: (grpc.StatusCode.DEADLINE_EXCEEDED, 504),
     NotServed: (grpc.StatusCode.UNIMPLEMENTED, 501),
+    RequestFailed: (grpc.StatusCode.FAILED_PRECONDITION, 422),
 }
 
 _CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
@@ -105,6 +107,8 @@ def from_proto(status: status_pb2.Status) -> PenstockError:
             return AlreadyRunning(said)
         case grpc.StatusCode.NOT_FOUND:
             return NotFound("entry", said)
+        case grpc.StatusCode.FAILED_PRECONDITION if reason == RequestFailed.reason:
+            return RequestFailed(said)
         case grpc.StatusCode.UNIMPLEMENTED:
             return NotServed(said)
         case _:

@@ -81,6 +81,15 @@ class DeadlineExceeded(PenstockError):
     reason = "DEADLINE_EXCEEDED"
 
 
+class RequestFailed(PenstockError):
+    """An engine cannot compute this one request; others are not affected.
+
+    The same request fails the same way at any instance of the model: it must not be retried.
+    """
+
+    reason = "REQUEST_FAILED"
+
+
 class NotServed(PenstockError):
     """In the contract, but not served by this build or this engine."""
 
