@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from services.background import end
-from services.domain.errors import AlreadyRunning, NotServed, Overloaded, Unavailable
+from services.domain.errors import AlreadyRunning, NotServed, Overloaded, PenstockError, Unavailable
 from services.domain.instances import Load
 from services.domain.requests import (
     FinishReason,
@@ -31,6 +31,7 @@ from services.domain.requests import (
 from services.processes import free_port
 from worker_service.engine import reply_rules
 from worker_service.engine.digest import model_digest
+from worker_service.engine.failures import request_failed
 from worker_service.engine.interface import (
     Admitted,
     Capability,
@@ -239,6 +240,10 @@ class SglangEngine(MovingRequests):
                     if not running.aborted:
                         raise
                     reason = FinishReason.ABORTED
+                except (PenstockError, asyncio.CancelledError, GeneratorExit):
+                    raise
+                except BaseException as error:  # text or logprobs that cannot be made, an answer nobody foresaw
+                    raise request_failed(request.request_id, error) from error
                 finally:
                     self.preemptions += preemptions
                     if at_work:  # a stop string, or nobody reads on: the server is still at it
@@ -306,7 +311,7 @@ class SglangEngine(MovingRequests):
 
     def _sampling(self, sampling: SamplingParams, most: int) -> dict[str, Any]:
         made: dict[str, Any] = {
-            "temperature": sampling.temperature,
+            "temperature": 0.0 if sampling.greedy else sampling.temperature,
             "top_p": sampling.top_p,
             "max_new_tokens": most,
             "ignore_eos": sampling.ignore_eos,
