@@ -23,7 +23,6 @@ from services.domain.requests import (
     TokenUsage,
 )
 from worker_service.engine import reply_rules
-from worker_service.engine.failures import request_failed
 from worker_service.engine.interface import (
     Admitted,
     DraftDistribution,
@@ -36,6 +35,7 @@ from worker_service.engine.kv_transfer import KvTransfers
 from worker_service.engine.randomness import DRAW, uniform
 from worker_service.engine.runner import ModelRunner, RawLogprobs, Row, RowResult
 from worker_service.engine.throughput import Throughput
+from worker_service.request_failures import request_failed
 from worker_service.scheduling import (
     BatchLimits,
     BatchScheduler,

@@ -18,9 +18,8 @@ from typing import TypeVar
 
 from services.domain.errors import NotFound, PenstockError, RequestFailed, Unavailable
 from services.domain.instances import Load
-from services.domain.requests import FinishReason, GenerationRequest, SamplingParams, TokenFrame
+from services.domain.requests import FinishReason, GenerationRequest, SamplingParams, TokenFrame, TokenUsage
 from worker_service.engine.core import EngineCore, StepOutput
-from worker_service.engine.failures import request_failed
 from worker_service.engine.interface import (
     Admitted,
     Allocator,
@@ -36,7 +35,9 @@ from worker_service.engine.interface import (
     Verification,
 )
 from worker_service.engine.runner import ModelRunner
+from worker_service.request_failures import request_failed
 from worker_service.text import Tokenizer
+from worker_service.text.encoder import EncodingAborted, PromptEncoder
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -108,11 +109,13 @@ class LoopEngine:
         self._thread = threading.Thread(target=self._run, args=(built,), name="engine", daemon=True)
         self._thread.start()
         await built
+        self._encoder = PromptEncoder(self._core.tokenizer, self._info.max_context_tokens)
 
     async def close(self) -> None:
         if self._stopping:
             return
         self._stopping = True
+        self._encoder.close()
         self._commands.put(None)
         await asyncio.to_thread(self._thread.join)
         self._copier.shutdown()
@@ -127,10 +130,17 @@ class LoopEngine:
         return self._load
 
     async def abort(self, request_id: str) -> bool:
-        return await self._call(request_id, lambda core: self._abort(core, request_id))
+        return self._encoder.abort(request_id) or await self._call(
+            request_id, lambda core: self._abort(core, request_id)
+        )
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineEvent, None]:
-        prompt = self._core.tokenizer.encode(request.prompt)
+        resumed = request.resume_token_ids
+        try:
+            prompt = await self._encoder.encode(request.request_id, request.prompt, continued=bool(resumed))
+        except EncodingAborted:
+            yield Finished(FinishReason.ABORTED, TokenUsage(output_tokens=len(resumed)))
+            return
         async with contextlib.aclosing(
             self._stream(request.request_id, lambda core: core.add(request, prompt))
         ) as events:
@@ -140,7 +150,14 @@ class LoopEngine:
     async def enter(
         self, transfer_id: str, request: GenerationRequest, tokens: Seq[int], last: LastBlocks | None = None
     ) -> AsyncGenerator[EngineEvent, None]:
-        prompt = self._core.tokenizer.encode(request.prompt)
+        try:
+            prompt = await self._encoder.encode(request.request_id, request.prompt, continued=True)
+        except BaseException as error:
+            with contextlib.suppress(Unavailable):
+                self._post(lambda: self._core.transfers.release(transfer_id))
+            if isinstance(error, EncodingAborted):
+                raise NotFound("request", request.request_id) from None
+            raise
         async with contextlib.aclosing(
             self._stream(request.request_id, lambda core: core.enter(request, prompt, transfer_id, tokens, last))
         ) as events:

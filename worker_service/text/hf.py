@@ -10,9 +10,12 @@ from jinja2.exceptions import TemplateError
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
 
 from services.domain.errors import invalid
-from services.domain.requests import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from services.domain.requests import ChatMessage, ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from services.prompt_bounds import byte_alphabet, characters_per_token
 from worker_service.text.decoding import BYTE_TOKEN, ByteLevelStream, WindowStream, decoder_kinds
-from worker_service.text.tokenizer import TokenStream
+from worker_service.text.tokenizer import TokenStream, check_characters, check_tokens
+
+MOST_SAID = 200  # characters of a template's own words
 
 
 class HfTokenizer:
@@ -27,29 +30,45 @@ class HfTokenizer:
         self._backend = loaded.backend_tokenizer
         self.vocab_size = vocab_size or len(loaded)
         self.eos_ids = _eos_ids(folder, loaded)
-        kinds = set(decoder_kinds(json.loads(self._backend.to_str()).get("decoder")))
-        self._byte_of = _byte_alphabet() if "ByteLevel" in kinds and kinds <= {"ByteLevel", "Fuse"} else None
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        content = json.loads(self._backend.to_str())
+        self.characters_per_token = characters_per_token(content)
+        kinds = set(decoder_kinds(content.get("decoder")))
+        self._byte_of = byte_alphabet() if "ByteLevel" in kinds and kinds <= {"ByteLevel", "Fuse"} else None
         self._joins_bytes = "ByteLevel" in kinds
         self._byte_tokens = _byte_tokens(self._backend.get_vocab()) if "ByteFallback" in kinds else {}
         self._special = frozenset(loaded.all_special_ids) | _special_ids(self._backend)
 
-    def encode(self, prompt: Prompt) -> list[int]:
+    def encode(self, prompt: Prompt, context_tokens: int | None = None) -> list[int]:
         match prompt:
             case TokenPrompt(token_ids):
+                check_tokens(len(token_ids), context_tokens)
                 if max(token_ids) >= self.vocab_size:
                     raise invalid("prompt.token_ids.ids", f"this model's token ids end at {self.vocab_size - 1}")
                 return list(token_ids)
             case TextPrompt(text):
-                return list(self._tokenizer(_clean(text))["input_ids"])
+                return self._ids(_clean(text), context_tokens, special=True)
             case ChatPrompt(messages):
-                if not self._tokenizer.chat_template:
-                    raise invalid("prompt.chat", "this model has no chat template: send text or token ids")
-                chat = [{"role": m.role, "content": _clean(m.content)} for m in messages]
-                try:
-                    rendered = self._tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-                except TemplateError as error:
-                    raise invalid("prompt.chat.messages", f"the model's chat template refuses them: {error}") from None
-                return list(self._tokenizer(rendered, add_special_tokens=False)["input_ids"])
+                return self._ids(self._rendered(messages), context_tokens, special=False)
+
+    def _rendered(self, messages: Seq[ChatMessage]) -> str:
+        """The chat as the model's template writes it."""
+        if not self._tokenizer.chat_template:
+            raise invalid("prompt.chat", "this model has no chat template: send text or token ids")
+        chat = [{"role": m.role, "content": _clean(m.content)} for m in messages]
+        try:
+            return str(self._tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
+        except Exception as error:  # whatever the template's code runs into, it is these messages that it cannot take
+            said = str(error)[:MOST_SAID] if isinstance(error, TemplateError) else type(error).__name__
+            raise invalid("prompt.chat.messages", f"the model's chat template refuses them: {said}") from None
+
+    def _ids(self, text: str, context_tokens: int | None, *, special: bool) -> list[int]:
+        """Not by `encode`, which holds the interpreter's lock all the while; the batch's, for one text, does not."""
+        check_characters(self, len(text), context_tokens)
+        (encoded,) = self._backend.encode_batch_fast([text], add_special_tokens=special)
+        check_tokens(len(encoded), context_tokens)
+        return list(encoded.ids)
 
     def stream(self) -> TokenStream:
         if self._byte_of is not None:
@@ -101,10 +120,3 @@ def _special_ids(backend: Any) -> frozenset[int]:
 def _byte_tokens(vocab: Mapping[str, int]) -> dict[int, int]:
     """Id -> byte, of tokens written as `<0x0A>`."""
     return {token_id: int(found[1], 16) for token, token_id in vocab.items() if (found := BYTE_TOKEN.fullmatch(token))}
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """Byte-level BPE writes each byte as one printable character (GPT-2's table): character -> byte."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}

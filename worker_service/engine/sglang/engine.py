@@ -31,7 +31,6 @@ from services.domain.requests import (
 from services.processes import free_port
 from worker_service.engine import reply_rules
 from worker_service.engine.digest import model_digest
-from worker_service.engine.failures import request_failed
 from worker_service.engine.interface import (
     Admitted,
     Capability,
@@ -50,8 +49,10 @@ from worker_service.engine.sglang.launch import ServerShape
 from worker_service.engine.sglang.moves import ABORTED, MOVED, MovingRequests, Running
 from worker_service.engine.sglang.server import ServerProcess
 from worker_service.engine.throughput import Throughput
+from worker_service.request_failures import request_failed
 from worker_service.speculation import acceptance
 from worker_service.speculation.top_k import target_distribution
+from worker_service.text.encoder import EncodingAborted, PromptEncoder
 from worker_service.text.hf import HfTokenizer
 
 _log = logging.getLogger(__name__)
@@ -144,6 +145,7 @@ class SglangEngine(MovingRequests):
             capabilities=frozenset(_capabilities(server)),
         )
         self._failure: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+        self._encoder = PromptEncoder(self._tokenizer, self._info.max_context_tokens)
         self._throughput.restart(time.monotonic())
         self._up = True
         self._poll = asyncio.create_task(self._watch(), name="sglang-watch")
@@ -152,6 +154,7 @@ class SglangEngine(MovingRequests):
         if self._closed:
             return
         self._closed = True
+        self._encoder.close()
         await end(self._poll, *self._arriving.values())
         for request_id in list(self._requests):
             with contextlib.suppress(Unavailable):  # then its stream has ended already
@@ -172,6 +175,8 @@ class SglangEngine(MovingRequests):
                     await self._turned.wait()
 
     async def abort(self, request_id: str) -> bool:
+        if self._encoder.abort(request_id):
+            return True
         running = self._requests.get(request_id)
         if running is None:
             return False
@@ -193,7 +198,12 @@ class SglangEngine(MovingRequests):
         )
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineEvent, None]:
-        prompt = self._tokenizer.encode(request.prompt)
+        resumed = request.resume_token_ids
+        try:
+            prompt = await self._encoder.encode(request.request_id, request.prompt, continued=bool(resumed))
+        except EncodingAborted:
+            yield Finished(FinishReason.ABORTED, TokenUsage(output_tokens=len(resumed)))
+            return
         most = reply_rules.reply_room(request, prompt, self._info.max_context_tokens, self._tokenizer)
         text = reply_rules.resumed_text(request, self._tokenizer)
         output = list(request.resume_token_ids)
