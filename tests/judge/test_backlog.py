@@ -1,6 +1,7 @@
 """A judge takes no more than it can do, says truly when to come again, and computes nothing that nobody waits for."""
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import ExitStack
 
 import pytest
@@ -97,7 +98,7 @@ class Held:
 
     async def close(self) -> None: ...
 
-    async def score(self, answers: list[JudgedAnswer]) -> list[RawScore]:
+    async def score(self, answers: Sequence[JudgedAnswer]) -> list[RawScore]:
         async with self._turn:
             self.begun += [answer.answer for answer in answers]
             await self.go_on.wait()
