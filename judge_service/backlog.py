@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from services.domain.errors import Overloaded
+from services.domain.errors import Overloaded, invalid
 
 LEARN_S = 0.5  # a rate is measured over at least so long
 FIRST_RETRY_S = 0.5  # hint until a rate has been measured
@@ -39,8 +39,11 @@ class Backlog:
         """A place for so many answers as long as the context lasts. left_s: how long their caller still waits.
 
         Raises:
+            InvalidRequest: they are more than there is ever room for.
             Overloaded: with the time after which they would have a place, and could be judged in time.
         """
+        if answers > self._max:
+            raise invalid("items", f"at most {self._max} at once, not {answers}")
         if self._answers + answers > self._max:
             over = self._answers + answers - self._max
             raise Overloaded(f"{self._answers} answers are waiting for this scorer", self._time_of(over))

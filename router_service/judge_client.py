@@ -6,7 +6,9 @@ that is full, a judge that does not answer in time is left alone for a while, an
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
 from collections.abc import Sequence as Seq
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from grpc import aio
@@ -29,6 +31,7 @@ ROUNDS = 3  # over all judges, where they cannot be reached: one that is started
 PAUSE_S = 0.2  # between two rounds
 TIMEOUTS_TO_OPEN = 3  # in a row
 MAX_OPEN_S = 10.0
+ENOUGH_SHARE = 0.4  # of the time that a judgement may take: who waited half of it for a place has had as much
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +100,26 @@ class JudgeClient:
         until = min(deadline_s, asyncio.get_running_loop().time() + self._limits.timeout_s)
         request = _request(scorer, prompt, answer, tier, finish_reason, logprobs)
         try:
-            async with asyncio.timeout_at(until), self._places:
+            async with asyncio.timeout_at(until), self._place(until):
                 return await self._asked_in_turn(request, tier, until)
         except (TimeoutError, PenstockError) as error:
             reason = _reason(error)
-            _log.warning("an answer of %s has no score (%s): %s", tier, reason, error)
+            level = logging.DEBUG if isinstance(error, NoJudgeAsked) else logging.WARNING
+            _log.log(level, "an answer of %s has no score (%s): %s", tier, reason, error)
             self._failures.add(1, {"penstock.tier": tier, "penstock.reason": reason})
             return None
+
+    @asynccontextmanager
+    async def _place(self, until: float) -> AsyncIterator[None]:
+        """One of the judgements asked for at once. Half the time may pass until there is one: what is asked for later could
+        hardly be answered in time, and would tell nothing about the judge."""
+        now = asyncio.get_running_loop().time()
+        async with asyncio.timeout_at(now + (until - now) / 2):
+            await self._places.acquire()
+        try:
+            yield
+        finally:
+            self._places.release()
 
     async def _asked_in_turn(self, request: pb.ScoreRequest, tier: str, until: float) -> Verdict:
         """The first judge's verdict that there is.
@@ -141,11 +157,11 @@ class JudgeClient:
     ) -> Verdict:
         """Ask one judge and tell its breaker how that went.
 
-        A judge is not blamed for a caller in a hurry: only what had half the time that a judgement may take counts.
+        A judge is not blamed for a caller in a hurry: only what had most of half the time of a judgement counts.
         """
         loop = asyncio.get_running_loop()
         asked_at = loop.time()
-        enough_s = self._limits.timeout_s / 2
+        enough_s = self._limits.timeout_s * ENOUGH_SHARE
         breaker.passed()
         try:
             verdict = await self._ask(address, request, until - asked_at, tier)

@@ -192,7 +192,7 @@ class MeshRouter(BaseModel):
     judge_timeout_s: float = Field(default=10.0, gt=0)
     """For one judgement, tries included."""
     judge_concurrency: int = Field(default=64, ge=1)
-    """Judgements that one router asks for at once; the others wait, within judge_timeout_s."""
+    """Judgements that one router asks for at once; the others wait, for half of judge_timeout_s at most."""
     judge_open_s: float = Field(default=1.0, gt=0)
     """A judge that timed out three times in a row is not asked for so long (circuit breaker); then one judgement tries it."""
     worker_silence_s: float = Field(default=15.0, gt=0)

@@ -10,7 +10,7 @@ from judge_service.backlog import FIRST_RETRY_S, Backlog
 from judge_service.panel import Panel, Seat
 from judge_service.scorers import JudgedAnswer, RawScore, ScorerKind
 from judge_service.scorers.exact import ExactScorer
-from services.domain import DeadlineExceeded, Overloaded, TextPrompt
+from services.domain import DeadlineExceeded, InvalidRequest, Overloaded, TextPrompt
 
 
 class Clock:
@@ -44,6 +44,8 @@ def test_what_waits_is_bounded_and_comes_free() -> None:
         assert refused.value.retry_after_s == FIRST_RETRY_S
         assert backlog.answers == 8
     assert backlog.answers == 0
+    with pytest.raises(InvalidRequest, match="items: at most 8 at once, not 9"), backlog.place(9, None):
+        pass
 
 
 def test_a_refusal_says_when_there_is_a_place() -> None:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import aiohttp
 import grpc
 import pytest
 import torch
@@ -22,7 +23,8 @@ from models.training.tokenizer import save as save_tokenizer
 from penstock.common.v1 import common_pb2
 from penstock.judge.v1 import judge_pb2 as pb
 from penstock.judge.v1 import judge_pb2_grpc
-from services.domain import ChatMessage, ChatPrompt, PromptTooLong, RequestFailed, Role, Unavailable
+from services.domain import ChatMessage, ChatPrompt, Overloaded, PromptTooLong, RequestFailed, Role, Unavailable
+from services.errors import from_rpc
 from services.testing import RedisProcess, serving
 from tests.conftest import FAMILY, ROOT, MeshFileMaker
 from tests.support.mesh import COMPOSE
@@ -207,3 +209,37 @@ async def test_a_classifier_judges_too(tmp_path: Path) -> None:
 def _said(prompt: str) -> str:
     """The right reply to a held-out prompt, working included."""
     return next(p.reply for p in measure.test_problems() if p.prompt == prompt)
+
+
+async def test_a_full_judge_refuses_with_a_time_to_come_back(
+    redis: RedisProcess, mesh_file: MeshFileMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RESOURCE_EXHAUSTED with RetryInfo, counted; what it has taken it judges."""
+    file = mesh_file(judge={"scorers": [JUDGE], "default_scorer": "judge-model", "max_queued": 2})
+    async with (
+        serving(Role.JUDGE, COMPOSE[Role.JUDGE], file, redis.url) as chassis,
+        aio.insecure_channel(chassis.address) as channel,
+        aiohttp.ClientSession() as session,
+    ):
+        stub = judge_pb2_grpc.JudgeServiceStub(channel)
+        begun, go_on, forward = threading.Event(), threading.Event(), JudgeModelScorer._forward
+
+        def held(scorer: JudgeModelScorer, batch: list[tuple[list[int], int]]) -> list[float]:
+            begun.set()
+            go_on.wait(30)
+            return forward(scorer, batch)
+
+        monkeypatch.setattr(JudgeModelScorer, "_forward", held)
+        taken = asyncio.ensure_future(stub.Score(pb.ScoreRequest(items=[item("Reverse: abc", "cba")] * 2)))
+        await asyncio.to_thread(begun.wait)
+        with pytest.raises(aio.AioRpcError) as caught:
+            await stub.Score(pb.ScoreRequest(items=[item("Reverse: abc", "cba")]))
+        refused = from_rpc(caught.value)
+        assert isinstance(refused, Overloaded)
+        assert refused.retry_after_s > 0
+        go_on.set()
+        assert len((await taken).results) == 2
+        page = await (await session.get(f"http://{chassis.telemetry.metrics_address}/metrics")).text()
+    (line,) = [line for line in page.splitlines() if line.startswith("penstock_judge_unjudged_total{")]
+    assert 'error_type="OVERLOADED"' in line
+    assert line.endswith(" 1.0")
