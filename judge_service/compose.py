@@ -1,5 +1,6 @@
 """Puts the judge together: scorers, calibrations, servicer."""
 
+from judge_service.backlog import Backlog
 from judge_service.calibration import Calibration, CalibrationError
 from judge_service.panel import Panel, Seat
 from judge_service.scorers import Scorer
@@ -9,7 +10,7 @@ from judge_service.servicer import SERVICE, JudgeServicer
 from penstock.judge.v1 import judge_pb2_grpc
 from services.model_folder import model_folder
 from services.runtime import Chassis
-from services.settings import MeshFile, MeshScorer, ServiceSettings, SettingsError, environment_value
+from services.settings import MeshFile, MeshJudge, MeshScorer, ServiceSettings, SettingsError, environment_value
 from services.state.keys import Keys
 
 
@@ -24,10 +25,16 @@ async def compose(chassis: Chassis) -> None:
         except (OSError, ValueError) as error:
             raise SettingsError(f"judge.scorers: {wanted.name}: {error}") from error
         chassis.stack.push_async_callback(scorer.close)
-        seats.append(Seat(wanted.name, scorer, calibration_of(wanted, chassis.settings)))
+        seats.append(Seat(wanted.name, scorer, calibration_of(wanted, chassis.settings), backlog_of(wanted, judge)))
     panel = Panel(seats, judge.default_scorer)
     judge_pb2_grpc.add_JudgeServiceServicer_to_server(JudgeServicer(panel, chassis.telemetry), chassis.server)
     chassis.health.offer(SERVICE)
+
+
+def backlog_of(wanted: MeshScorer, judge: MeshJudge) -> Backlog | None:
+    """The bound on what waits for a scorer; None for those that only compare or compute."""
+    at_once = {"judge-model": judge.max_batch, "llm": wanted.concurrency}.get(wanted.kind)
+    return Backlog(judge.max_queued, at_once) if at_once is not None else None
 
 
 def build_scorer(wanted: MeshScorer, mesh: MeshFile, settings: ServiceSettings) -> Scorer:
@@ -43,7 +50,11 @@ def build_scorer(wanted: MeshScorer, mesh: MeshFile, settings: ServiceSettings) 
 
             chat: Chat
             if wanted.tier:
-                chat = TierChat(wanted.tier, settings.state_url(mesh), Keys(mesh.name), wanted.timeout_s)
+                tier = mesh.tier(wanted.tier)
+                places = max(1, round(tier.max_running * wanted.tier_share / max(1, mesh.judge.replicas)))
+                chat = TierChat(
+                    wanted.tier, settings.state_url(mesh), Keys(mesh.name), wanted.timeout_s, places_per_worker=places
+                )
             else:
                 key = environment_value(wanted.api_key_env) if wanted.api_key_env else None
                 if wanted.api_key_env and key is None:
@@ -59,7 +70,7 @@ def build_scorer(wanted: MeshScorer, mesh: MeshFile, settings: ServiceSettings) 
             if not wanted.model:
                 raise SettingsError(f"judge.scorers: {wanted.name}: a judge-model scorer needs a model")
             judge = mesh.judge
-            options = BatchOptions(judge.max_batch, judge.max_batch_tokens, judge.max_queued)
+            options = BatchOptions(judge.max_batch, judge.max_batch_tokens)
             folder = model_folder(settings, wanted.model)
             return JudgeModelScorer(folder, options, threads=judge.threads, device=judge.device)
 

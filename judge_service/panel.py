@@ -1,11 +1,14 @@
 """All scorers of one judge, each with its calibration."""
 
+import asyncio
 from collections.abc import Sequence as Seq
+from contextlib import nullcontext
 from dataclasses import dataclass
 
+from judge_service.backlog import Backlog
 from judge_service.calibration import Calibration
 from judge_service.scorers import JudgedAnswer, Scorer
-from services.domain.errors import NotFound
+from services.domain.errors import DeadlineExceeded, NotFound
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +21,12 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Seat:
+    """backlog: None for a scorer that answers at once."""
+
     name: str
     scorer: Scorer
     calibration: Calibration | None
+    backlog: Backlog | None = None
 
 
 class Panel:
@@ -34,11 +40,26 @@ class Panel:
     def seats(self) -> list[Seat]:
         return list(self._seats.values())
 
-    async def judge(self, name: str, answers: Seq[JudgedAnswer]) -> tuple[str, list[Verdict]]:
-        """(scorer used, one verdict per answer). NotFound for an unknown scorer, and what the scorer raises."""
+    async def judge(
+        self, name: str, answers: Seq[JudgedAnswer], left_s: float | None = None
+    ) -> tuple[str, list[Verdict]]:
+        """(scorer used, one verdict per answer). left_s: how long the caller still waits; None: for ever.
+
+        Raises:
+            NotFound: there is no such scorer.
+            Overloaded: too much is waiting for it, or more than can be judged in time.
+            DeadlineExceeded: the time is up; what had not begun never does.
+            PenstockError: what the scorer raises.
+        """
         seat = self._seats.get(name or self.default)
         if seat is None:
             raise NotFound("scorer", name)
-        raws = await seat.scorer.score(answers)
+        place = seat.backlog.place(len(answers), left_s) if seat.backlog is not None else nullcontext()
+        with place:
+            try:
+                async with asyncio.timeout(left_s):
+                    raws = await seat.scorer.score(answers)
+            except TimeoutError:
+                raise DeadlineExceeded(f"no score within the {left_s or 0:.1f} s that the caller waits") from None
         calibrate = seat.calibration.apply if seat.calibration is not None else None
         return seat.name, [Verdict(calibrate(r.raw) if calibrate is not None else r.score, r.raw) for r in raws]

@@ -8,6 +8,7 @@ from judge_service import proto_codec as codec
 from judge_service.panel import Panel
 from penstock.judge.v1 import judge_pb2 as pb
 from penstock.judge.v1 import judge_pb2_grpc
+from services.domain.errors import DeadlineExceeded, Overloaded
 from services.grpc_types import Context
 from services.telemetry import Telemetry
 
@@ -18,12 +19,21 @@ class JudgeServicer(judge_pb2_grpc.JudgeServiceServicer):
     def __init__(self, panel: Panel, measured: Telemetry) -> None:
         self._panel = panel
         self._time = measured.meter.create_histogram("penstock.judge.duration", unit="s")
+        self._unjudged = measured.meter.create_counter(
+            "penstock.judge.unjudged",
+            unit="{answer}",
+            description="Answers that were refused, or not judged in time, by reason.",
+        )
         self._scores = measured.meter.create_histogram("penstock.judge.score", unit="1")
 
     async def Score(self, request: pb.ScoreRequest, context: Context) -> pb.ScoreResponse:
         answers = codec.answers_from_proto(request)
         began = time.monotonic()
-        scorer, verdicts = await self._panel.judge(request.scorer, answers)
+        try:
+            scorer, verdicts = await self._panel.judge(request.scorer, answers, context.time_remaining())
+        except (Overloaded, DeadlineExceeded) as error:
+            self._unjudged.add(len(answers), {"penstock.scorer": request.scorer, "error.type": error.reason})
+            raise
         labels = {"penstock.scorer": scorer}
         self._time.record(time.monotonic() - began, labels)
         for verdict, answer in zip(verdicts, answers, strict=True):

@@ -17,7 +17,7 @@ from penstock.worker.v1 import worker_pb2_grpc
 from services import errors, telemetry
 from services import proto_codec as common
 from services.channels import ChannelPool
-from services.domain.errors import Overloaded, Unavailable
+from services.domain.errors import DeadlineExceeded, Overloaded, PenstockError, Unavailable
 from services.domain.instances import InstanceRecord
 from services.domain.mesh_view import MeshView
 from services.domain.requests import ChatMessage, ChatPrompt, SamplingParams, TokenFrame, TokenLogprob
@@ -31,8 +31,12 @@ GRADES_FIRST = 2**31 - 1  # priority: the shortest requests of all, and each let
 class TierChat:
     """Chats with the least loaded worker of a tier, and with the next one where that is full or gone."""
 
-    def __init__(self, tier: str, state_url: str, keys: Keys, timeout_s: float) -> None:
+    def __init__(self, tier: str, state_url: str, keys: Keys, timeout_s: float, *, places_per_worker: int = 1) -> None:
+        """places_per_worker: grades that one worker is asked for at once. The tier may be slow because it also answers what
+        could not be judged: the grades it is asked for must not grow with that."""
         self._tier, self._state_url, self._keys, self._timeout_s = tier, state_url, keys, timeout_s
+        self._places = places_per_worker
+        self._freed = asyncio.Event()  # a new one for each place that comes free
         self._view, self._stack = MeshView(), AsyncExitStack()
         self._asked: dict[str, int] = {}
 
@@ -57,19 +61,41 @@ class TierChat:
             ),
             priority=GRADES_FIRST,
         )
-        last: Exception | None = None
         try:
             async with asyncio.timeout(self._timeout_s):
-                for record in self._candidates():
-                    try:
-                        return await self._generate(record, request)
-                    except (Unavailable, Overloaded) as error:
-                        last = error
+                return await self._asked_in_turn(request)
         except TimeoutError:
-            raise Unavailable(f"tier {self._tier} gave no grade within {self._timeout_s:g} s") from None
+            raise DeadlineExceeded(f"tier {self._tier} gave no grade within {self._timeout_s:g} s") from None
+
+    async def _asked_in_turn(self, request: pb.GenerateRequest) -> dict[str, Any]:
+        """Ask one worker after the other, each as soon as it has a place for a grade.
+
+        Raises:
+            Overloaded: all are full.
+            Unavailable: nobody is there, or answers.
+        """
+        tried: set[str] = set()
+        last: PenstockError | None = None
+        while True:
+            left = [record for record in self._candidates() if record.instance_id not in tried]
+            if not left:
+                break
+            record = next((r for r in left if self._asked.get(r.instance_id, 0) < self._places), None)
+            if record is None:
+                await self._freed.wait()
+                continue
+            tried.add(record.instance_id)
+            try:
+                return await self._generate(record, request)
+            except (Unavailable, Overloaded) as error:
+                last = error
+        if isinstance(last, Overloaded):
+            raise last
         raise Unavailable(f"tier {self._tier} has nobody who grades" + (f": {last}" if last else ""))
 
     def _candidates(self) -> list[InstanceRecord]:
+        """The tier's workers, the least loaded first."""
+
         def load(record: InstanceRecord) -> tuple[int, str]:
             told = record.load.requests if record.load is not None else 0
             return told + self._asked.get(record.instance_id, 0), record.instance_id
@@ -94,6 +120,14 @@ class TierChat:
         finally:
             call.cancel()
             self._asked[record.instance_id] -= 1
+            if not self._asked[record.instance_id]:
+                del self._asked[record.instance_id]
+            self._freed_place()
+
+    def _freed_place(self) -> None:
+        """Wake who waits for a place."""
+        self._freed.set()
+        self._freed = asyncio.Event()
 
 
 def _choice(frames: list[TokenFrame]) -> dict[str, Any]:

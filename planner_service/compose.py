@@ -18,7 +18,8 @@ async def compose(chassis: Chassis) -> None:
     store = PlanStore(chassis.redis, chassis.keys)
     feed = MeshFeed(chassis.redis, chassis.keys, MeshView(), on_change=lambda: keeper.view_changed())
     seed = chassis.mesh.plan(digest(chassis.settings.mesh_file))
-    keeper = PlanKeeper(store, feed, seed, SystemClock())
+    scorers = [scorer.name for scorer in chassis.mesh.judge.scorers]
+    keeper = PlanKeeper(store, feed, seed, SystemClock(), scorers)
     await chassis.stack.enter_async_context(feed)
     await chassis.stack.enter_async_context(keeper)
     solvers = SolverPool()

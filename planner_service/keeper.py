@@ -3,12 +3,13 @@
 import asyncio
 import dataclasses
 import logging
+from collections.abc import Collection
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 
 from services.background import end
 from services.clock import Clock
-from services.domain.errors import Unavailable
+from services.domain.errors import Unavailable, invalid
 from services.domain.instances import InstanceRecord
 from services.domain.plans import Plan
 from services.state import MeshFeed, PlanStore
@@ -24,8 +25,12 @@ class PlanKeeper(AbstractAsyncContextManager["PlanKeeper"]):
     the file is edited.
     """
 
-    def __init__(self, store: PlanStore, feed: MeshFeed, seed: Plan, clock: Clock) -> None:
+    def __init__(
+        self, store: PlanStore, feed: MeshFeed, seed: Plan, clock: Clock, scorers: Collection[str] = ()
+    ) -> None:
+        """scorers: those that the mesh's judge has; a plan may name one of them, or none."""
         self._store, self._feed, self._seed, self._clock = store, feed, seed, clock
+        self._scorers = scorers
         self._seeded = False
         self._task: asyncio.Task[None] | None = None
         self._changed = asyncio.Condition()
@@ -49,7 +54,16 @@ class PlanKeeper(AbstractAsyncContextManager["PlanKeeper"]):
         return self._feed.view.workers(tier)
 
     async def publish(self, plan: Plan, expected: int | None = None) -> Plan:
-        """Make a plan current. StateUnavailable, RevisionConflict."""
+        """Make a plan current.
+
+        Raises:
+            InvalidRequest: it names a scorer that the judge does not have: no answer could be judged.
+            RevisionConflict: another plan than `expected` is current.
+            StateUnavailable: Redis cannot be reached.
+        """
+        if plan.scorer and plan.scorer not in self._scorers:
+            has = ", ".join(self._scorers) or "no scorer at all"
+            raise invalid("plan.scorer", f"the judge has {has}, not '{plan.scorer[:80]}'")
         stamped = dataclasses.replace(
             plan,
             provenance=dataclasses.replace(

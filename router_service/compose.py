@@ -9,7 +9,7 @@ from router_service.bid_client import BidClient
 from router_service.bidding import BidLimits, MoveAgent
 from router_service.gate import Gate
 from router_service.generation import RetryPolicy, TierGeneration
-from router_service.judge_client import JudgeClient
+from router_service.judge_client import JudgeClient, JudgeLimits
 from router_service.openai_gateway import OpenAiGateway
 from router_service.peers import Peers
 from router_service.reply_session import SessionPool
@@ -40,7 +40,8 @@ async def compose(chassis: Chassis) -> None:
     await stack.enter_async_context(MeshFeed(chassis.redis, chassis.keys, view, on_change=peers.view_changed))
     gate = Gate(options.max_active, options.max_waiting)
     stats = RouterStats(chassis.telemetry.meter)
-    judge = JudgeClient(channels, peers, tracer, options.judge_timeout_s)
+    judging = JudgeLimits(options.judge_timeout_s, options.judge_concurrency, options.judge_open_s)
+    judge = JudgeClient(channels, peers, tracer, chassis.telemetry.meter, judging)
     sessions = await stack.enter_async_context(SessionPool(channels))
     workers = WorkerClient(channels, sessions, options.worker_silence_s)
     stages = chassis.mesh.stages

@@ -139,10 +139,13 @@ class MeshScorer(BaseModel):
     """File of a calibration. Empty: judge-model takes calibration.json beside its model, the others none."""
     compare: Literal["text", "number", "final-answer"] = "final-answer"
     """exact: how an answer is compared with the expected one."""
-    timeout_s: float = Field(default=30.0, gt=0)
-    """llm: for one grade."""
+    timeout_s: float = Field(default=8.0, gt=0)
+    """llm: for one grade; at most the router's judge_timeout_s."""
     concurrency: int = Field(default=8, ge=1)
     """llm: grades asked for at once."""
+    tier_share: float = Field(default=0.25, gt=0, le=1)
+    """llm of a tier: share of the tier's max_running that grades take at once, over all judges; at least one place of each
+    worker for each judge."""
 
 
 class MeshJudge(BaseModel):
@@ -161,7 +164,8 @@ class MeshJudge(BaseModel):
     max_batch_tokens: int = Field(default=4096, ge=64)
     """Tokens in one forward pass, padding counted."""
     max_queued: int = Field(default=512, ge=1)
-    """Answers waiting; one more is refused."""
+    """Answers of one scorer that are judged or wait, at most; one more is refused, as is one that could not be judged before
+    its caller gives up."""
     threads: int = Field(default=1, ge=1)
     """CPU threads of each judge."""
     device: str = "cpu"
@@ -187,6 +191,10 @@ class MeshRouter(BaseModel):
     """For requests that bring no deadline."""
     judge_timeout_s: float = Field(default=10.0, gt=0)
     """For one judgement, tries included."""
+    judge_concurrency: int = Field(default=64, ge=1)
+    """Judgements that one router asks for at once; the others wait, for half of judge_timeout_s at most."""
+    judge_open_s: float = Field(default=1.0, gt=0)
+    """A judge that timed out three times in a row is not asked for so long (circuit breaker); then one judgement tries it."""
     worker_silence_s: float = Field(default=15.0, gt=0)
     """A worker that says nothing for so long on a stream counts as dead for that request."""
     tier_wait_s: float = Field(default=30.0, ge=0)
@@ -317,6 +325,11 @@ class MeshFile(BaseModel):
         for i, scorer in enumerate(self.judge.scorers):
             if scorer.kind == "llm" and bool(scorer.tier) == bool(scorer.endpoint and scorer.model):
                 raise ValueError(f"judge.scorers[{i}]: an llm scorer needs either tier, or endpoint and model")
+            if scorer.kind == "llm" and scorer.timeout_s > self.router.judge_timeout_s:
+                raise ValueError(
+                    f"judge.scorers[{i}].timeout_s: {scorer.timeout_s:g} s, but router.judge_timeout_s is "
+                    f"{self.router.judge_timeout_s:g} s: routers would give up before the scorer can answer"
+                )
             if scorer.tier and scorer.tier not in {tier.name for tier in self.tiers}:
                 raise ValueError(f"judge.scorers[{i}].tier: no tier '{scorer.tier}'")
         names = [scorer.name for scorer in self.judge.scorers]

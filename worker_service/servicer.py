@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import AsyncExitStack, aclosing, contextmanager
 
 from opentelemetry import trace
 from opentelemetry.metrics import Observation
@@ -11,7 +11,7 @@ from opentelemetry.metrics import Observation
 from penstock.worker.v1 import worker_pb2 as pb
 from penstock.worker.v1 import worker_pb2_grpc
 from services import proto_codec as common
-from services.domain.errors import InstanceDraining, NotServed, invalid
+from services.domain.errors import InstanceDraining, NotServed, RequestFailed, invalid
 from services.domain.requests import FinishReason, TokenFrame
 from services.domain.stages.bidding import RefusalReason
 from services.grpc_types import Context
@@ -69,6 +69,11 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         self._advised = meter.create_counter(
             "penstock.worker.move_advice", unit="{advice}", description="Requests advised to move, by reason."
         )
+        self._failures = meter.create_counter(
+            "penstock.worker.failed_requests",
+            unit="{request}",
+            description="Requests that the engine could not compute; the others went on.",
+        )
         self._running: set[str] = set()
         self._none_running = asyncio.Event()
         self._none_running.set()
@@ -125,14 +130,15 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             raise invalid(problems[0].field, problems[0].problem)
         if not request.request_id:
             raise invalid("request_id", "must not be empty")
-        found = await self._engine.verify(
-            request.request_id,
-            request.prefix_token_ids,
-            request.draft_token_ids,
-            sampling,
-            offset=request.offset,
-            distributions=codec.distributions_from_proto(request),
-        )
+        with self._counting_failures():
+            found = await self._engine.verify(
+                request.request_id,
+                request.prefix_token_ids,
+                request.draft_token_ids,
+                sampling,
+                offset=request.offset,
+                distributions=codec.distributions_from_proto(request),
+            )
         return pb.VerifyResponse(accepted_count=found.accepted, next_token_id=found.next_token)
 
     async def PlaceBid(self, request: pb.PlaceBidRequest, context: Context) -> pb.PlaceBidResponse:
@@ -201,6 +207,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         self._none_running.clear()
         try:
             async with AsyncExitStack() as stack:
+                stack.enter_context(self._counting_failures())
                 if request.transfer_id:
                     if self._receiver is None:
                         raise NotServed("this engine cannot take over running requests")
@@ -247,6 +254,15 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             self._running.discard(key)
             if not self._running:
                 self._none_running.set()
+
+    @contextmanager
+    def _counting_failures(self) -> Iterator[None]:
+        """Count a request that the engine cannot compute."""
+        try:
+            yield
+        except RequestFailed:
+            self._failures.add(1, self._labels)
+            raise
 
     def _measure(self, done: Finished, began: float, first_at: float | None, last_at: float, resumed: int) -> None:
         span = trace.get_current_span()

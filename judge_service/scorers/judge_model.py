@@ -7,6 +7,8 @@ A sequence-classification model with one label judges by its logit.
 """
 
 import asyncio
+import json
+import logging
 import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -17,17 +19,20 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 
 from judge_service.scorers.interface import JudgedAnswer, RawScore, ScorerKind
 from services.background import end
-from services.domain.errors import Overloaded, PromptTooLong, Unavailable, invalid
+from services.domain.errors import FieldProblem, PenstockError, PromptTooLong, RequestFailed, Unavailable, invalid
 from services.domain.requests import ChatPrompt, TextPrompt, TokenPrompt
+from services.prompt_bounds import characters_per_token
+from services.text_threads import INLINE_CHARACTERS, TextThread
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class BatchOptions:
-    """max_batch: answers in a forward pass. max_tokens: tokens in it, padding counted. max_queued: answers waiting."""
+    """max_batch: answers in a forward pass. max_tokens: tokens in it, padding counted."""
 
     max_batch: int
     max_tokens: int
-    max_queued: int
 
 
 @dataclass(slots=True)
@@ -49,6 +54,7 @@ class JudgeModelScorer:
         self._queue: list[_Waiting] = []
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._thread = TextThread("tokenize")
 
     async def start(self) -> None:
         await asyncio.to_thread(self._load)
@@ -57,15 +63,14 @@ class JudgeModelScorer:
     async def close(self) -> None:
         if self._task is not None:
             await end(self._task)
+        self._thread.close()
         for waiting in self._queue:
             if not waiting.answer.done():
                 waiting.answer.set_exception(Unavailable("the judge is stopping"))
 
     async def score(self, answers: Seq[JudgedAnswer]) -> list[RawScore]:
-        if len(self._queue) + len(answers) > self._options.max_queued:
-            raise Overloaded(f"{len(self._queue)} answers are waiting for the judge model", 0.5)
         loop = asyncio.get_running_loop()
-        waiting = [_Waiting(*self._encode(item, i), loop.create_future()) for i, item in enumerate(answers)]
+        waiting = [_Waiting(*await self._encoded(item, i), loop.create_future()) for i, item in enumerate(answers)]
         self._queue += waiting
         self._news.set()
         try:
@@ -87,11 +92,40 @@ class JudgeModelScorer:
             raise ValueError(f"{folder}: a judge model has one label, not {model.config.num_labels}")
         self._model = model.eval().to(self._device)
         self._context: int = model.config.max_position_embeddings
-        self._pad: int = model.config.pad_token_id
-        self._forward([([self._pad] * 8, 4)])
+        pad = model.config.pad_token_id
+        self._has_pad = pad is not None
+        self._pad: int = pad or 0  # masked, so any token does
+        backend = self._tokenizer.backend_tokenizer
+        backend.no_truncation()
+        backend.no_padding()
+        per_token = characters_per_token(json.loads(backend.to_str()))
+        self._most_characters = None if per_token is None else self._context * per_token
+        self._forward(self._trial)
+
+    @property
+    def _trial(self) -> list[tuple[list[int], int]]:
+        """A batch that any judge model can score."""
+        return [([self._pad] * 8, 4)]
+
+    async def _encoded(self, item: JudgedAnswer, index: int) -> tuple[list[int], int]:
+        """As `_encode`, on the thread for texts where the texts are long."""
+        characters = len(item.answer)
+        match item.prompt:
+            case ChatPrompt(messages):
+                characters += sum(len(m.role) + len(m.content) + 1 for m in messages)
+            case TextPrompt(text):
+                characters += len(text)
+        if characters <= INLINE_CHARACTERS:
+            return self._encode(item, index)
+        return await self._thread.submit(characters, lambda: self._encode(item, index))
 
     def _encode(self, item: JudgedAnswer, index: int) -> tuple[list[int], int]:
-        """(the chat as it stands after the answer, where the answer begins)."""
+        """(the chat as it stands after the answer, where the answer begins). No more text is tokenized than can fit.
+
+        Raises:
+            PromptTooLong: the prompt alone fills the context.
+            InvalidRequest: the model cannot read it.
+        """
         match item.prompt:
             case ChatPrompt(messages):
                 chat = [{"role": m.role, "content": m.content} for m in messages]
@@ -99,15 +133,29 @@ class JudgeModelScorer:
                 chat = [{"role": "user", "content": text}]
             case TokenPrompt():
                 raise invalid(f"items[{index}].prompt.token_ids", "the judge model reads text: send chat or text")
-        asked: str = self._tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-        chat.append({"role": "assistant", "content": item.answer})
-        rendered: str = self._tokenizer.apply_chat_template(chat, tokenize=False)
-        ids: list[int] = self._tokenizer(rendered, add_special_tokens=False)["input_ids"]
-        start = len(self._tokenizer(asked, add_special_tokens=False)["input_ids"])
-        if start >= self._context:
-            raise PromptTooLong.by(f"items[{index}].prompt", start, self._context - 1)
-        ids = ids[: self._context]  # an answer that runs on is judged by what of it can be read
-        return ids, min(start, len(ids) - 1)
+        most = self._most_characters
+        answer = item.answer if most is None else item.answer[:most]
+        try:
+            asked: str = self._tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+            chat.append({"role": "assistant", "content": answer})
+            rendered: str = self._tokenizer.apply_chat_template(chat, tokenize=False)
+        except Exception as error:  # whatever the template's code runs into, it is these messages that it cannot take
+            what = f"the judge model's chat template refuses them ({type(error).__name__})"
+            raise invalid(f"items[{index}].prompt.chat.messages", what) from None
+        if most is not None and len(asked) > most:
+            what = f"{len(asked)} characters are more than a context of {self._context} tokens can hold"
+            raise PromptTooLong(FieldProblem(f"items[{index}].prompt", what))
+        start = self._tokens(asked)
+        if len(start) >= self._context:
+            raise PromptTooLong.by(f"items[{index}].prompt", len(start), self._context - 1)
+        ids = self._tokens(rendered)[: self._context]  # an answer that runs on is judged by what of it can be read
+        return ids, min(len(start), len(ids) - 1)
+
+    def _tokens(self, text: str) -> list[int]:
+        """By the tokenizer's batch call, which releases the interpreter's lock; its plain one does not."""
+        text = text.encode("utf-8", "replace").decode()  # lone surrogates cannot be encoded
+        (encoded,) = self._tokenizer.backend_tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        return list(encoded.ids)
 
     async def _serve(self) -> None:
         """Take what waits, shortest with shortest, score, answer; forever."""
@@ -118,16 +166,30 @@ class JudgeModelScorer:
                 await self._news.wait()
                 continue
             batch = self._next_batch()
-            try:
-                raws = await asyncio.to_thread(self._forward, [(entry.ids, entry.start) for entry in batch])
-            except Exception as error:
-                for entry in batch:
-                    if not entry.answer.done():
-                        entry.answer.set_exception(Unavailable(f"the judge model failed: {error}"))
-                continue
+            raws = await asyncio.to_thread(self._scored, [(entry.ids, entry.start) for entry in batch])
             for entry, raw in zip(batch, raws, strict=True):
-                if not entry.answer.done():
+                if entry.answer.done():
+                    continue
+                if isinstance(raw, PenstockError):
+                    entry.answer.set_exception(raw)
+                else:
                     entry.answer.set_result(raw)
+
+    def _scored(self, batch: list[tuple[list[int], int]]) -> list[float | PenstockError]:
+        """The raw scores of a batch. Where it fails, its halves, down to the answers that fail alone: those have errors."""
+        try:
+            return [*self._forward(batch)]
+        except Exception as error:
+            if len(batch) > 1:
+                half = len(batch) // 2
+                return [*self._scored(batch[:half]), *self._scored(batch[half:])]
+            _log.exception("an answer cannot be scored")
+            kind = type(error).__name__
+        try:
+            self._forward(self._trial)
+        except Exception:
+            return [Unavailable(f"the judge model fails ({kind})")]
+        return [RequestFailed(f"the judge model cannot score this answer ({kind})")]
 
     def _next_batch(self) -> list[_Waiting]:
         """The one that waits longest, and those whose length is nearest to its own, within the limits."""
@@ -146,6 +208,8 @@ class JudgeModelScorer:
     @torch.inference_mode()
     def _forward(self, batch: list[tuple[list[int], int]]) -> list[float]:
         """The raw score of each (token ids, where the answer begins); padded to (B, T)."""
+        if not self._likelihood and not self._has_pad and len(batch) > 1:  # it finds a row's end by its padding
+            return [score for row in batch for score in self._forward([row])]
         rows = [row for row, _ in batch]
         width = max(map(len, rows))
         ids = torch.tensor([row + [self._pad] * (width - len(row)) for row in rows], device=self._device)

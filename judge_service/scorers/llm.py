@@ -13,7 +13,8 @@ from typing import Any, Protocol
 import aiohttp
 
 from judge_service.scorers.interface import JudgedAnswer, RawScore, ScorerKind
-from services.domain.errors import Unavailable, invalid
+from services.background import end
+from services.domain.errors import DeadlineExceeded, Overloaded, Unavailable, invalid
 from services.domain.requests import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 
 BEST_GRADE = 9
@@ -93,7 +94,11 @@ class LlmScorer:
 
     async def score(self, answers: Seq[JudgedAnswer]) -> list[RawScore]:
         questions = [grade_question(item.prompt, item.answer, i) for i, item in enumerate(answers)]
-        grades = await asyncio.gather(*map(self._grade, questions))
+        tasks = [asyncio.create_task(self._grade(question)) for question in questions]
+        try:
+            grades = await asyncio.gather(*tasks)
+        finally:  # where one has no grade, or nobody waits any more, the others are not worked on for nothing
+            await end(*tasks)
         return [RawScore(grade, 100.0 * grade / BEST_GRADE) for grade in grades]
 
     async def _grade(self, question: Messages) -> float:
@@ -130,11 +135,23 @@ class OpenAiChat:
         }
         try:
             async with self._session.post(self._url, json=body) as response:
+                if response.status == 429:
+                    raise Overloaded(f"{self._url} is full", _retry_after_s(response.headers.get("Retry-After")))
                 if response.status != 200:
                     raise Unavailable(f"{self._url} answered {response.status}: {(await response.text())[:200]}")
                 choice: dict[str, Any] = (await response.json())["choices"][0]
                 return choice
-        except (aiohttp.ClientError, TimeoutError) as error:
+        except TimeoutError:
+            raise DeadlineExceeded(f"{self._url} gave no grade within {self._timeout.total:g} s") from None
+        except aiohttp.ClientError as error:
             raise Unavailable(f"{self._url}: {error!r}") from error
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise Unavailable(f"{self._url}: unexpected answer: {error!r}") from error
+
+
+def _retry_after_s(header: str | None) -> float:
+    """The seconds of a Retry-After header; one second where it has none."""
+    try:
+        return min(60.0, max(0.1, float(header or 1.0)))
+    except ValueError:
+        return 1.0

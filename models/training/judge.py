@@ -176,7 +176,7 @@ def score_all(folder: Path, found: list[Answered], threads: int = 2) -> list[flo
     from services.domain.requests import ChatMessage, ChatPrompt
 
     async def run() -> list[float]:
-        scorer = JudgeModelScorer(folder, BatchOptions(64, 16_384, len(found) + 1), threads=threads, device="cpu")
+        scorer = JudgeModelScorer(folder, BatchOptions(64, 16_384), threads=threads, device="cpu")
         await scorer.start()
         items = [JudgedAnswer(ChatPrompt((ChatMessage("user", a.problem.prompt),)), a.reply, a.tier) for a in found]
         scores = [raw.raw for raw in await scorer.score(items)]

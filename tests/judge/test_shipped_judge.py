@@ -2,9 +2,12 @@
 
 import asyncio
 import json
+import shutil
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import aiohttp
 import grpc
 import pytest
 import torch
@@ -20,7 +23,8 @@ from models.training.tokenizer import save as save_tokenizer
 from penstock.common.v1 import common_pb2
 from penstock.judge.v1 import judge_pb2 as pb
 from penstock.judge.v1 import judge_pb2_grpc
-from services.domain import ChatMessage, ChatPrompt, Overloaded, PromptTooLong, Role
+from services.domain import ChatMessage, ChatPrompt, Overloaded, PromptTooLong, RequestFailed, Role, Unavailable
+from services.errors import from_rpc
 from services.testing import RedisProcess, serving
 from tests.conftest import FAMILY, ROOT, MeshFileMaker
 from tests.support.mesh import COMPOSE
@@ -31,7 +35,7 @@ HELDOUT = [json.loads(line) for line in (ROOT / "models" / "heldout.jsonl").read
 
 @pytest.fixture
 async def scorer() -> AsyncIterator[JudgeModelScorer]:
-    made = JudgeModelScorer(FAMILY / "judge", BatchOptions(8, 1024, 64), threads=1, device="cpu")
+    made = JudgeModelScorer(FAMILY / "judge", BatchOptions(8, 1024), threads=1, device="cpu")
     await made.start()
     yield made
     await made.close()
@@ -70,9 +74,81 @@ async def test_what_does_not_fit_is_refused_and_nothing_else_suffers(scorer: Jud
     fine = asyncio.create_task(scorer.score([judged("Reverse: abc", "cba")]))
     with pytest.raises(PromptTooLong, match=r"items\[0\]"):
         await scorer.score([judged("long" * 1000, "no")])
-    with pytest.raises(Overloaded):
-        await scorer.score([judged("Reverse: abc", "cba")] * 65)
     assert len(await fine) == 1
+
+
+async def test_texts_that_are_long_are_tokenized_off_the_loop_and_only_as_far_as_they_fit(
+    scorer: JudgeModelScorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prompt that cannot fit is not tokenized at all; an answer that runs on is judged by what can be read of it."""
+    tokens, seen = scorer._tokens, list[tuple[int, int]]()
+
+    def watched(text: str) -> list[int]:
+        seen.append((threading.get_ident(), len(text)))
+        return tokens(text)
+
+    monkeypatch.setattr(scorer, "_tokens", watched)
+    with pytest.raises(PromptTooLong, match=r"items\[0\]"):
+        await scorer.score([judged("x" * 2_000_000, "no")])
+    assert seen == []
+    (long,) = await scorer.score([judged("Reverse: abc", "cba " * 250_000)])
+    assert threading.get_ident() not in {thread for thread, _ in seen}
+    assert scorer._most_characters is not None
+    assert max(length for _, length in seen) < scorer._most_characters + 200
+    (same,) = await scorer.score([judged("Reverse: abc", "cba " * 20_000)])
+    assert long.raw == pytest.approx(same.raw, abs=1e-3)
+    seen.clear()
+    await scorer.score([judged("Reverse: abc", "cba")])
+    assert {thread for thread, _ in seen} == {threading.get_ident()}
+
+
+async def test_an_answer_that_cannot_be_scored_fails_alone(
+    scorer: JudgeModelScorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of its batch are scored; only a model that scores nothing any more is unavailable."""
+    expected = [(await scorer.score([judged("Reverse: abc", text)]))[0].raw for text in ("cba", "abc")]
+    forward = scorer._forward
+    bad = judged("Reverse: abc", "failing")
+    ids = scorer._encode(bad, 0)[0]
+
+    def failing(batch: list[tuple[list[int], int]]) -> list[float]:
+        if any(row == ids for row, _ in batch):
+            raise RuntimeError("no such answer")
+        return forward(batch)
+
+    monkeypatch.setattr(scorer, "_forward", failing)
+    one, failed, other = await asyncio.gather(
+        scorer.score([judged("Reverse: abc", "cba")]),
+        scorer.score([bad]),
+        scorer.score([judged("Reverse: abc", "abc")]),
+        return_exceptions=True,
+    )
+    assert isinstance(failed, RequestFailed)
+    assert [s[0].raw for s in (one, other) if not isinstance(s, BaseException)] == pytest.approx(expected, abs=1e-3)
+
+    def broken(batch: object) -> list[float]:
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(scorer, "_forward", broken)
+    with pytest.raises(Unavailable):
+        await scorer.score([judged("Reverse: abc", "cba")])
+
+
+async def test_a_causal_judge_needs_no_pad_token(tmp_path: Path) -> None:
+    """Padding is masked: with and without, batched and alone, the scores are the same."""
+    folder = tmp_path / "judge"
+    shutil.copytree(FAMILY / "judge", folder)
+    config = json.loads((folder / "config.json").read_text())
+    del config["pad_token_id"]
+    (folder / "config.json").write_text(json.dumps(config))
+    items = [judged(row["prompt"], row["answer"]) for row in HELDOUT[:12]]
+    raws = []
+    for where in (FAMILY / "judge", folder):
+        made = JudgeModelScorer(where, BatchOptions(8, 1024), threads=1, device="cpu")
+        await made.start()
+        raws.append([score.raw for score in await made.score(items)])
+        await made.close()
+    assert raws[0] == pytest.approx(raws[1], abs=1e-4)
 
 
 async def test_scores_are_calibrated(service: "judge_pb2_grpc.JudgeServiceAsyncStub") -> None:
@@ -118,7 +194,7 @@ async def test_a_classifier_judges_too(tmp_path: Path) -> None:
     model = LlamaForSequenceClassification(config).eval()
     model.save_pretrained(str(tmp_path))
     save_tokenizer(tmp_path)
-    scorer = JudgeModelScorer(tmp_path, BatchOptions(8, 1024, 64), threads=1, device="cpu")
+    scorer = JudgeModelScorer(tmp_path, BatchOptions(8, 1024), threads=1, device="cpu")
     await scorer.start()
     items = [judged("Reverse: abc", "c" * n) for n in (1, 5, 30)]
     together = [one.raw for one in await scorer.score(items)]
@@ -133,3 +209,37 @@ async def test_a_classifier_judges_too(tmp_path: Path) -> None:
 def _said(prompt: str) -> str:
     """The right reply to a held-out prompt, working included."""
     return next(p.reply for p in measure.test_problems() if p.prompt == prompt)
+
+
+async def test_a_full_judge_refuses_with_a_time_to_come_back(
+    redis: RedisProcess, mesh_file: MeshFileMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RESOURCE_EXHAUSTED with RetryInfo, counted; what it has taken it judges."""
+    file = mesh_file(judge={"scorers": [JUDGE], "default_scorer": "judge-model", "max_queued": 2})
+    async with (
+        serving(Role.JUDGE, COMPOSE[Role.JUDGE], file, redis.url) as chassis,
+        aio.insecure_channel(chassis.address) as channel,
+        aiohttp.ClientSession() as session,
+    ):
+        stub = judge_pb2_grpc.JudgeServiceStub(channel)
+        begun, go_on, forward = threading.Event(), threading.Event(), JudgeModelScorer._forward
+
+        def held(scorer: JudgeModelScorer, batch: list[tuple[list[int], int]]) -> list[float]:
+            begun.set()
+            go_on.wait(30)
+            return forward(scorer, batch)
+
+        monkeypatch.setattr(JudgeModelScorer, "_forward", held)
+        taken = asyncio.ensure_future(stub.Score(pb.ScoreRequest(items=[item("Reverse: abc", "cba")] * 2)))
+        await asyncio.to_thread(begun.wait)
+        with pytest.raises(aio.AioRpcError) as caught:
+            await stub.Score(pb.ScoreRequest(items=[item("Reverse: abc", "cba")]))
+        refused = from_rpc(caught.value)
+        assert isinstance(refused, Overloaded)
+        assert refused.retry_after_s > 0
+        go_on.set()
+        assert len((await taken).results) == 2
+        page = await (await session.get(f"http://{chassis.telemetry.metrics_address}/metrics")).text()
+    (line,) = [line for line in page.splitlines() if line.startswith("penstock_judge_unjudged_total{")]
+    assert 'error_type="OVERLOADED"' in line
+    assert line.endswith(" 1.0")

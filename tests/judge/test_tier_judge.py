@@ -4,17 +4,20 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from openai import AsyncOpenAI
 
 from judge_service.calibrate import calibrate
 from judge_service.calibration import Calibration
+from judge_service.compose import build_scorer
 from judge_service.scorers import JudgedAnswer
-from judge_service.scorers.llm import MAX_TOKENS, TOP_LOGPROBS, LlmScorer, expected_grade, grade_question
+from judge_service.scorers.llm import MAX_TOKENS, TOP_LOGPROBS, LlmScorer, Messages, expected_grade, grade_question
 from judge_service.tier_client import TierChat
-from services.domain import TextPrompt, Unavailable
-from services.settings import SettingsError, load_mesh_file
+from penstock.worker.v1 import worker_pb2 as pb
+from services.domain import DeadlineExceeded, InstanceRecord, Overloaded, TextPrompt, Unavailable
+from services.settings import ServiceSettings, SettingsError, load_mesh_file
 from services.state.keys import Keys
 from services.testing import RedisProcess
 from tests.conftest import FAMILY, MeshFileMaker
@@ -86,6 +89,103 @@ async def test_a_tier_that_nobody_serves_gives_no_grade(redis: RedisProcess) -> 
     with pytest.raises(Unavailable, match="nobody who grades"):
         await LlmScorer(chat, concurrency=1).score([JudgedAnswer(TextPrompt("p"), "a")])
     await chat.close()
+
+
+@pytest.mark.parametrize(("share", "replicas", "places"), [(0.25, 1, 2), (0.25, 2, 1), (0.01, 1, 1), (1.0, 2, 4)])
+def test_grades_take_a_share_of_the_tiers_places(
+    share: float, replicas: int, places: int, mesh_file: MeshFileMaker
+) -> None:
+    """Over all judges; at least one place each."""
+    tiers = [{"name": "small", "model": "sim", "threshold": 50}, {"name": "large", "model": "sim", "max_running": 8}]
+    scorer = {"name": "llm", "kind": "llm", "tier": "large", "tier_share": share}
+    mesh = load_mesh_file(mesh_file(tiers, judge={"scorers": [scorer], "default_scorer": "llm", "replicas": replicas}))
+    built = build_scorer(mesh.judge.scorers[0], mesh, ServiceSettings.load(redis_url="redis://unused"))
+    assert isinstance(built, LlmScorer)
+    assert isinstance(built._chat, TierChat)
+    assert built._chat._places == places
+
+
+async def test_the_grades_a_tier_is_asked_for_do_not_grow_with_what_it_has_to_do(
+    redis: RedisProcess, mesh_file: MeshFileMaker
+) -> None:
+    """However many answers wait for a grade, each worker has as many as it has places for; all are graded in the end."""
+    tiers = [
+        {"name": "small", "model": "sim-small", "threshold": 50},
+        {"name": "large", "model": "sim-l", "workers": 2},
+    ]
+    file = mesh_file(tiers)
+    async with running_mesh(file, redis.url):
+        chat = TierChat("large", redis.url, Keys(load_mesh_file(file).name), timeout_s=30, places_per_worker=3)
+        await chat.start()
+        under_way, most = dict[str, int](), dict[str, int]()
+        generate = chat._generate
+
+        async def watched(record: InstanceRecord, request: pb.GenerateRequest) -> Any:
+            name = record.instance_id
+            under_way[name] = under_way.get(name, 0) + 1
+            most[name] = max(most.get(name, 0), under_way[name])
+            try:
+                return await generate(record, request)
+            finally:
+                under_way[name] -= 1
+
+        chat._generate = watched  # type: ignore[method-assign]
+        grades = await asyncio.gather(*(chat.ask([{"role": "user", "content": f"{i}"}]) for i in range(60)))
+        assert len(grades) == 60
+        assert most == {"worker-large-0": 3, "worker-large-1": 3}
+        assert not chat._asked
+
+        async def full(*_: object) -> Any:
+            raise Overloaded("full", 3.0)
+
+        chat._generate = full  # type: ignore[method-assign, assignment]
+        with pytest.raises(Overloaded):  # and not Unavailable: the judge itself is well
+            await chat.ask([{"role": "user", "content": "?"}])
+
+        async def silent(*_: object) -> Any:
+            await asyncio.Event().wait()
+
+        chat._generate, chat._timeout_s = silent, 0.05  # type: ignore[method-assign, assignment]
+        with pytest.raises(DeadlineExceeded):
+            await chat.ask([{"role": "user", "content": "?"}])
+        await chat.close()
+
+
+async def test_grades_that_nobody_waits_for_are_not_asked_for() -> None:
+    """Where one of several answers has no grade, or the caller goes, the others are taken back."""
+
+    class Slow:
+        ended = 0
+
+        async def start(self) -> None: ...
+
+        async def close(self) -> None: ...
+
+        async def ask(self, messages: Messages) -> dict[str, Any]:
+            if "fails" in messages[1]["content"]:
+                raise Unavailable("no")
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.ended += 1
+            raise AssertionError
+
+    chat = Slow()
+    answers = [JudgedAnswer(TextPrompt("p"), text) for text in ("a", "b", "fails")]
+    with pytest.raises(Unavailable):
+        await LlmScorer(chat, concurrency=8).score(answers)
+    assert chat.ended == 2
+
+
+def test_a_scorer_answers_before_routers_give_up(mesh_file: MeshFileMaker) -> None:
+    """Else each of its grades would be worked on for nothing; the error names both settings."""
+    scorer = {"name": "llm", "kind": "llm", "tier": "large", "timeout_s": 12.0}
+    parts: dict[str, Any] = {"judge": {"scorers": [scorer], "default_scorer": "llm"}}
+    with pytest.raises(
+        SettingsError, match=r"judge\.scorers\[0\]\.timeout_s: 12 s, but router\.judge_timeout_s is 10 s"
+    ):
+        load_mesh_file(mesh_file(**parts))
+    assert load_mesh_file(mesh_file(**parts, router={"judge_timeout_s": 12.0})).judge.scorers[0].timeout_s == 12.0
 
 
 @pytest.mark.parametrize(

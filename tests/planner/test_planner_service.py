@@ -160,3 +160,13 @@ async def test_stages_are_planned_and_published_in_a_plan(redis: RedisProcess, m
             await planner.plan_stages("huge", **given)
         with pytest.raises(InvalidRequestError, match="qoe: missing"):
             await planner.plan_stages("large", **given | {"qoe": ()})
+
+
+async def test_a_plan_names_a_scorer_that_the_judge_has_or_none(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
+    """Else no answer could be judged, and every request would go to the largest tier."""
+    async with Planner(mesh_file(), redis.url) as planner:
+        plan = await planner.get_plan()
+        with pytest.raises(InvalidRequestError, match=r"plan\.scorer.*confidence, not 'no-such-scorer'"):
+            await planner.set_plan(Plan(plan.tiers, scorer="no-such-scorer"))
+        assert (await planner.get_plan()).revision == plan.revision
+        assert (await planner.set_plan(Plan(plan.tiers, scorer="confidence"))).scorer == "confidence"

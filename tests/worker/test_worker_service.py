@@ -1,8 +1,9 @@
 """WorkerService over gRPC: its own RPCs; Generate is tested through the router as well."""
 
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import aiohttp
 import grpc
 import pytest
 from grpc import aio
@@ -10,12 +11,15 @@ from grpc import aio
 from penstock.common.v1 import common_pb2
 from penstock.worker.v1 import worker_pb2 as pb
 from penstock.worker.v1 import worker_pb2_grpc
-from services.domain import Role
+from services.domain import RequestFailed, Role
 from services.errors import from_rpc
 from services.settings import SettingsError
 from services.testing import RedisProcess, serving
 from tests.conftest import FAMILY, MeshFileMaker
 from tests.support.mesh import COMPOSE
+from worker_service.engine.simulated.engine import SimulatedRunner
+from worker_service.engine.torch.runner import TorchRunner
+from worker_service.text import ByteTokenizer
 
 if TYPE_CHECKING:
     Stub = worker_pb2_grpc.WorkerServiceAsyncStub
@@ -93,6 +97,55 @@ async def test_drafts_are_verified(stub: Stub) -> None:
     with pytest.raises(aio.AioRpcError) as caught:
         await stub.Verify(request)
     assert "sampling.temperature" in str(from_rpc(caught.value))
+
+
+async def test_a_request_that_cannot_be_computed_fails_once_and_alone(
+    stub: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With FAILED_PRECONDITION, which nobody retries, in both ways of asking; the worker serves on."""
+    for runner in (TorchRunner, SimulatedRunner):
+        run: Any = runner.run
+
+        def failing(self: Any, rows: Any, run: Any = run) -> Any:
+            if any(7 in row.tokens for row in rows):
+                raise RuntimeError("secret detail")
+            return run(self, rows)
+
+        monkeypatch.setattr(runner, "run", failing)
+    bad = asked("bad")
+    bad.prompt.token_ids.ids.extend([65, 7, 66])
+    with pytest.raises(aio.AioRpcError) as caught:
+        [event async for event in stub.Generate(bad)]
+    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert isinstance(from_rpc(caught.value), RequestFailed)
+    assert "secret" not in str(caught.value)
+    draft = pb.VerifyRequest(request_id="v", prefix_token_ids=[65, 7], draft_token_ids=[66], sampling=asked().sampling)
+    with pytest.raises(aio.AioRpcError) as verified:
+        await stub.Verify(draft)
+    assert isinstance(from_rpc(verified.value), RequestFailed)
+    fine = [event async for event in stub.Generate(asked("fine"))]
+    assert fine[-1].HasField("finished")
+
+
+async def test_requests_that_cannot_be_computed_are_counted(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
+    """By the worker's metrics page, under the tier."""
+    file = mesh_file([{"name": "only", "model": "sim", "engine": "simulated"}])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ByteTokenizer, "stream", lambda _: None)  # every text fails
+        async with (
+            serving(Role.WORKER, COMPOSE[Role.WORKER], file, redis.url, tier="only") as chassis,
+            aio.insecure_channel(chassis.address) as channel,
+            aiohttp.ClientSession() as session,
+        ):
+            stub = worker_pb2_grpc.WorkerServiceStub(channel)
+            for name in ("a", "b"):
+                with pytest.raises(aio.AioRpcError) as caught:
+                    [event async for event in stub.Generate(asked(name))]
+                assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+            page = await (await session.get(f"http://{chassis.telemetry.metrics_address}/metrics")).text()
+    (line,) = [line for line in page.splitlines() if line.startswith("penstock_worker_failed_requests_total{")]
+    assert 'penstock_tier="only"' in line
+    assert line.endswith(" 2.0")
 
 
 def _shipped_ids(text: str) -> list[int]:

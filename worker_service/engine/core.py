@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from services.clock import Clock
-from services.domain.errors import AlreadyRunning, Overloaded, invalid
+from services.domain.errors import AlreadyRunning, Overloaded, RequestFailed, invalid
 from services.domain.instances import Load
 from services.domain.requests import (
     FinishReason,
@@ -35,7 +35,17 @@ from worker_service.engine.kv_transfer import KvTransfers
 from worker_service.engine.randomness import DRAW, uniform
 from worker_service.engine.runner import ModelRunner, RawLogprobs, Row, RowResult
 from worker_service.engine.throughput import Throughput
-from worker_service.scheduling import BatchLimits, BatchScheduler, BlockPool, Chunk, Reservation, Sequence
+from worker_service.request_failures import request_failed
+from worker_service.scheduling import (
+    BatchLimits,
+    BatchScheduler,
+    BlockPool,
+    Chunk,
+    OutOfBlocks,
+    Reservation,
+    Sequence,
+    StepPlan,
+)
 from worker_service.speculation import acceptance
 from worker_service.text import ReplyText, Tokenizer
 
@@ -60,7 +70,9 @@ class _Request:
     results: list[RowResult] = field(default_factory=list)
 
 
-StepOutput = EngineEvent | Verification
+StepOutput = EngineEvent | Verification | RequestFailed
+
+PROBE = SamplingParams(temperature=0.0, max_output_tokens=1)
 
 
 class EngineCore:
@@ -109,8 +121,13 @@ class EngineCore:
             except BaseException:
                 self.transfers.release(transfer_id)
                 raise
-            self.runner.write_blocks(blocks, last.data)
-            self.transfers.let_go(blocks)
+            try:
+                self.runner.write_blocks(blocks, last.data)
+            except BaseException:
+                self.transfers.release(transfer_id)
+                raise
+            finally:
+                self.transfers.let_go(blocks)
         reservation = self.transfers.take(transfer_id)
         try:
             if list(tokens[: len(prompt)]) != prompt:
@@ -191,29 +208,49 @@ class EngineCore:
         return self._ended(request, reason) if request is not None else None
 
     def step(self, allocation: Mapping[str, int] | None = None) -> list[tuple[str, StepOutput]]:
-        """Compute one step and return what came of it, in order; nothing where nothing could be computed."""
+        """Compute one step and return what came of it, in order; nothing where nothing could be computed.
+
+        An error that one request causes ends that request: its last output is RequestFailed, everything it held is free
+        again, and the others go on in the same step.
+
+        Raises:
+            Exception: the runner cannot compute anything any more.
+        """
         plan = self.scheduler.plan_step(allocation)
         if not plan.chunks:
             return []
-        results = self.runner.run([self._row(chunk) for chunk in plan.chunks])
+        outputs: list[tuple[str, StepOutput]] = []
+        computed: list[tuple[Chunk, RowResult]] = []
+        errors: list[BaseException] = []
+        for chunk, result in zip(plan.chunks, self._compute(plan.chunks), strict=True):
+            error = result if isinstance(result, BaseException) else result.error
+            if error is not None:
+                errors.append(error)
+                outputs.append(self._failed(chunk.sequence.request_id, error))
+            elif isinstance(result, RowResult):
+                computed.append((chunk, result))
+        if not computed:
+            self._check_runner(errors[0])
         sampled = {
             chunk.sequence.request_id: result.tokens
-            for chunk, result in zip(plan.chunks, results, strict=True)
+            for chunk, result in computed
             if chunk.logits and not chunk.sequence.draft
         }
-        self.scheduler.commit(plan, sampled)
+        self.scheduler.commit(StepPlan(tuple(chunk for chunk, _ in computed)), sampled)
         self.steps += 1
-        outputs: list[tuple[str, StepOutput]] = []
         produced = 0
-        for chunk, result in zip(plan.chunks, results, strict=True):
+        for chunk, result in computed:
             if not chunk.logits:
                 continue
             request = self._requests[chunk.sequence.request_id]
-            if request.text is None:
-                outputs += self._verified(request, result)
-            else:
-                outputs += self._continued(request, request.text, result)
-                produced += len(result.tokens)
+            try:
+                if request.text is None:
+                    outputs += self._verified(request, result)
+                else:
+                    outputs += self._continued(request, request.text, result)
+                    produced += len(result.tokens)
+            except BaseException as error:
+                outputs.append(self._failed(chunk.sequence.request_id, error))
         self._throughput.add(produced, self._clock.now())
         return outputs
 
@@ -239,6 +276,40 @@ class EngineCore:
             left = min((s.max_output_tokens - s.output_tokens for s in self.scheduler.running), default=1)
             retry_s = min(10.0, max(0.1, left * max(1, len(self.scheduler.running)) / rate))
             raise Overloaded(f"{len(self.scheduler.waiting)} requests are waiting here already", retry_s)
+
+    def _compute(self, chunks: Seq[Chunk]) -> Seq[RowResult | BaseException]:
+        """Run a step; where that raises, run its halves, down to the rows that raise alone."""
+        try:
+            return self.runner.run([self._row(chunk) for chunk in chunks])
+        except BaseException as error:
+            if len(chunks) == 1:
+                return [error]
+        half = len(chunks) // 2
+        return [*self._compute(chunks[:half]), *self._compute(chunks[half:])]
+
+    def _failed(self, request_id: str, error: BaseException) -> tuple[str, RequestFailed]:
+        """End a request that cannot be computed, and free what it holds."""
+        self._requests.pop(request_id, None)
+        self.scheduler.finish(request_id, FinishReason.ABORTED)
+        return request_id, request_failed(request_id, error)
+
+    def _check_runner(self, error: BaseException) -> None:
+        """Every row of a step has failed with errors such as `error`: raise it unless the runner still computes a token.
+
+        The token goes into a block that nobody holds; where there is none, the next step tells.
+        """
+        try:
+            blocks = self.scheduler.pool.take(1)
+        except OutOfBlocks:
+            return
+        try:
+            (result,) = self.runner.run([Row((0,), 0, blocks, 1, PROBE, 0)])
+        except BaseException:
+            raise error from None
+        finally:
+            self.scheduler.pool.release(blocks)
+        if result.error is not None:
+            raise error
 
     def _row(self, chunk: Chunk) -> Row:
         sequence = chunk.sequence

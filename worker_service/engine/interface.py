@@ -114,7 +114,14 @@ class Engine(Protocol):
     def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineEvent, None]:
         """Admitted, then frames without gap or overlap, then Finished. Leaving the iteration aborts the request.
 
-        InvalidRequest, AlreadyRunning, Overloaded (queue full), Unavailable (the engine failed).
+        One that is aborted while its prompt is tokenized is Finished without having been Admitted.
+
+        Raises:
+            InvalidRequest: the model cannot take it; PromptTooLong among them.
+            AlreadyRunning: a request of this id is here.
+            Overloaded: the queue is full.
+            RequestFailed: this request, and no other, cannot be computed.
+            Unavailable: the engine failed.
         """
         ...
 

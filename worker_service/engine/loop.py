@@ -16,9 +16,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
-from services.domain.errors import NotFound, Unavailable
+from services.domain.errors import NotFound, PenstockError, RequestFailed, Unavailable
 from services.domain.instances import Load
-from services.domain.requests import FinishReason, GenerationRequest, SamplingParams, TokenFrame
+from services.domain.requests import FinishReason, GenerationRequest, SamplingParams, TokenFrame, TokenUsage
 from worker_service.engine.core import EngineCore, StepOutput
 from worker_service.engine.interface import (
     Admitted,
@@ -35,7 +35,9 @@ from worker_service.engine.interface import (
     Verification,
 )
 from worker_service.engine.runner import ModelRunner
+from worker_service.request_failures import request_failed
 from worker_service.text import Tokenizer
+from worker_service.text.encoder import EncodingAborted, PromptEncoder
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -107,11 +109,13 @@ class LoopEngine:
         self._thread = threading.Thread(target=self._run, args=(built,), name="engine", daemon=True)
         self._thread.start()
         await built
+        self._encoder = PromptEncoder(self._core.tokenizer, self._info.max_context_tokens)
 
     async def close(self) -> None:
         if self._stopping:
             return
         self._stopping = True
+        self._encoder.close()
         self._commands.put(None)
         await asyncio.to_thread(self._thread.join)
         self._copier.shutdown()
@@ -126,10 +130,17 @@ class LoopEngine:
         return self._load
 
     async def abort(self, request_id: str) -> bool:
-        return await self._call(lambda core: self._abort(core, request_id))
+        return self._encoder.abort(request_id) or await self._call(
+            request_id, lambda core: self._abort(core, request_id)
+        )
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineEvent, None]:
-        prompt = self._core.tokenizer.encode(request.prompt)
+        resumed = request.resume_token_ids
+        try:
+            prompt = await self._encoder.encode(request.request_id, request.prompt, continued=bool(resumed))
+        except EncodingAborted:
+            yield Finished(FinishReason.ABORTED, TokenUsage(output_tokens=len(resumed)))
+            return
         async with contextlib.aclosing(
             self._stream(request.request_id, lambda core: core.add(request, prompt))
         ) as events:
@@ -139,7 +150,14 @@ class LoopEngine:
     async def enter(
         self, transfer_id: str, request: GenerationRequest, tokens: Seq[int], last: LastBlocks | None = None
     ) -> AsyncGenerator[EngineEvent, None]:
-        prompt = self._core.tokenizer.encode(request.prompt)
+        try:
+            prompt = await self._encoder.encode(request.request_id, request.prompt, continued=True)
+        except BaseException as error:
+            with contextlib.suppress(Unavailable):
+                self._post(lambda: self._core.transfers.release(transfer_id))
+            if isinstance(error, EncodingAborted):
+                raise NotFound("request", request.request_id) from None
+            raise
         async with contextlib.aclosing(
             self._stream(request.request_id, lambda core: core.enter(request, prompt, transfer_id, tokens, last))
         ) as events:
@@ -147,10 +165,11 @@ class LoopEngine:
                 yield event
 
     async def computed_tokens(self, request_id: str) -> tuple[int, ...]:
-        return await self._call(lambda core: core.transfers.computed_tokens(request_id))
+        return await self._call(request_id, lambda core: core.transfers.computed_tokens(request_id))
 
     async def read_kv(self, request_id: str, first_block: int, blocks: int) -> Blocks:
         return await self._beside(
+            request_id,
             lambda core: core.transfers.hold(request_id, first_block, blocks),
             lambda runner, held: runner.read_blocks(held),
         )
@@ -165,13 +184,13 @@ class LoopEngine:
                 held.frames, held.sent_at = [], time.monotonic()
             return stopped
 
-        stopped = await self._call(stop)
+        stopped = await self._call(request_id, stop)
         self._stopped[request_id] = HandedOver(stopped.output_tokens)
         return stopped
 
     async def resume(self, request_id: str) -> None:
         self._stopped.pop(request_id, None)
-        await self._call(lambda core: core.transfers.resume(request_id))
+        await self._call(request_id, lambda core: core.transfers.resume(request_id))
 
     async def leave(self, request_id: str) -> HandedOver:
         """Not after the step under way: its reader waits for this word to go on elsewhere."""
@@ -188,18 +207,21 @@ class LoopEngine:
         return left
 
     async def reserve(self, transfer_id: str, layout: KvLayout, tokens: Seq[int]) -> int:
-        return await self._call(lambda core: core.transfers.reserve(transfer_id, layout, tokens))
+        return await self._call(transfer_id, lambda core: core.transfers.reserve(transfer_id, layout, tokens))
 
     async def write_kv(self, transfer_id: str, first_block: int, data: Blocks) -> None:
         await self._beside(
+            transfer_id,
             lambda core: core.transfers.hold_reserved(transfer_id, first_block, len(data)),
             lambda runner, held: runner.write_blocks(held, data),
         )
 
     async def release(self, transfer_id: str) -> None:
-        await self._call(lambda core: core.transfers.release(transfer_id))
+        await self._call(transfer_id, lambda core: core.transfers.release(transfer_id))
 
-    async def _beside(self, hold: Callable[[EngineCore], Seq[int]], copy: Callable[[ModelRunner, Seq[int]], _T]) -> _T:
+    async def _beside(
+        self, owner: str, hold: Callable[[EngineCore], Seq[int]], copy: Callable[[ModelRunner, Seq[int]], _T]
+    ) -> _T:
         """Copy blocks beside the engine's thread; they are held until that is over, also where the caller leaves."""
 
         def begin(core: EngineCore) -> Future[_T]:
@@ -213,7 +235,12 @@ class LoopEngine:
             copying.add_done_callback(let_go)
             return copying
 
-        return await asyncio.wrap_future(await self._call(begin))
+        try:
+            return await asyncio.wrap_future(await self._call(owner, begin))
+        except (PenstockError, asyncio.CancelledError):
+            raise
+        except BaseException as error:
+            raise request_failed(owner, error) from error
 
     async def verify(
         self,
@@ -227,8 +254,9 @@ class LoopEngine:
     ) -> Verification:
         stream: _Stream = asyncio.Queue()
         await self._call(
+            request_id,
             lambda core: core.add_verification(request_id, prefix, draft, sampling, offset, distributions),
-            open_stream=(request_id, stream),
+            stream,
         )
         try:
             event = await stream.get()
@@ -245,7 +273,7 @@ class LoopEngine:
     ) -> AsyncGenerator[EngineEvent, None]:
         """The events of a request that `ask` brings into the core. Leaving the iteration aborts it."""
         stream: _Stream = asyncio.Queue()
-        admitted, finished = await self._call(ask, open_stream=(request_id, stream))
+        admitted, finished = await self._call(request_id, ask, stream)
         try:
             yield admitted
             if finished is not None:
@@ -269,17 +297,24 @@ class LoopEngine:
             with contextlib.suppress(Unavailable):
                 self._post(lambda: self._abort(self._core, request_id))
 
-    async def _call(self, ask: Callable[[EngineCore], _T], open_stream: tuple[str, _Stream] | None = None) -> _T:
-        """Run `ask` on the engine's thread between two steps. On success the stream is open before any event comes."""
+    async def _call(self, request_id: str, ask: Callable[[EngineCore], _T], stream: _Stream | None = None) -> _T:
+        """Run `ask` on the engine's thread between two steps. On success `stream` is open before any event comes.
+
+        request_id: of the request, or the transfer, that asks.
+
+        Raises:
+            PenstockError: what `ask` raises; RequestFailed where it raises anything else.
+        """
         answer: asyncio.Future[_T] = self._loop.create_future()
 
         def resolve(value: _T) -> None:
-            if open_stream is not None:
-                self._streams[open_stream[0]] = open_stream[1]
+            if stream is not None:
+                self._streams[request_id] = stream
             if answer.cancelled():  # the caller has gone: nobody will read
-                if open_stream is not None:
-                    self._streams.pop(open_stream[0], None)
-                    self._post(lambda: self._abort(self._core, open_stream[0]))
+                if stream is not None:
+                    self._streams.pop(request_id, None)
+                    with contextlib.suppress(Unavailable):
+                        self._post(lambda: self._abort(self._core, request_id))
                 return
             answer.set_result(value)
 
@@ -290,8 +325,10 @@ class LoopEngine:
         def run() -> None:
             try:
                 value = ask(self._core)
-            except Exception as error:
+            except PenstockError as error:
                 self._loop.call_soon_threadsafe(reject, error)
+            except BaseException as error:
+                self._loop.call_soon_threadsafe(reject, request_failed(request_id, error))
             else:
                 self._loop.call_soon_threadsafe(resolve, value)
 
@@ -338,7 +375,7 @@ class LoopEngine:
             stream = self._streams.get(request_id)
             if stream is not None:
                 stream.put_nowait(event)
-                if isinstance(event, (Finished, HandedOver, Verification)):
+                if isinstance(event, (Finished, HandedOver, Verification, RequestFailed)):
                     del self._streams[request_id]
 
     def _run(self, built: asyncio.Future[None]) -> None:
@@ -374,12 +411,20 @@ class LoopEngine:
             while True:
                 if command is None:
                     return False
-                command()
+                self._obey(command)
                 command = self._commands.get_nowait()
         except queue.Empty:
             if wait_s:
                 self._load = self._core.load()
             return True
+
+    @staticmethod
+    def _obey(command: Callable[[], object]) -> None:
+        """Run a command; one that nobody waits for (an abort, blocks given back) must not end the engine."""
+        try:
+            command()
+        except BaseException:
+            _log.exception("a command between two steps failed")
 
     def _fail(self, error: BaseException) -> None:
         self._failure.set_result(error)

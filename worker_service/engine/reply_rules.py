@@ -11,12 +11,16 @@ from worker_service.text import ReplyText, Tokenizer
 def reply_room(request: GenerationRequest, prompt: Seq[int], context_tokens: int, tokenizer: Tokenizer) -> int:
     """Most output tokens of a reply to `prompt`, resumed ones counted.
 
-    PromptTooLong; InvalidRequest (no prompt, resumed tokens that are unknown or too many).
+    Raises:
+        PromptTooLong: the prompt leaves no room for a reply.
+        InvalidRequest: no prompt, tokens that are unknown to the model, or too many resumed ones.
     """
     if not prompt:
         raise invalid("prompt", "holds no tokens")
     if len(prompt) >= context_tokens:
         raise PromptTooLong.by("prompt", len(prompt), context_tokens)
+    if max(prompt) >= tokenizer.vocab_size:  # a tokenizer may know more tokens than its model
+        raise invalid("prompt", f"token {max(prompt)} of it is unknown to the model, which has {tokenizer.vocab_size}")
     resumed = request.resume_token_ids
     if resumed and max(resumed) >= tokenizer.vocab_size:
         raise invalid("resume_token_ids", f"this model's token ids end at {tokenizer.vocab_size - 1}")

@@ -39,11 +39,15 @@ class RawLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class RowResult:
-    """Per position that wanted logits: the next token; logprobs where asked for; distributions (positions, V) likewise."""
+    """Per position that wanted logits: the next token; logprobs where asked for; distributions (positions, V) likewise.
+
+    error: why this row, and no other row of the step, has no result.
+    """
 
     tokens: Seq[int] = ()
     logprobs: Seq[RawLogprobs] = ()
     distributions: npt.NDArray[np.float32] | None = None
+    error: Exception | None = None
 
 
 class ModelRunner(Protocol):
@@ -53,7 +57,13 @@ class ModelRunner(Protocol):
     def kv_layout(self) -> KvLayout: ...
 
     def run(self, rows: Seq[Row]) -> list[RowResult]:
-        """Compute a step; one result per row."""
+        """Compute a step; one result per row.
+
+        A step may be computed again in parts, with the same rows: writing a row's KV twice changes nothing.
+
+        Raises:
+            Exception: the step cannot be computed; one of its rows may be the cause.
+        """
         ...
 
     def read_blocks(self, blocks: Seq[int]) -> npt.NDArray[np.generic]:

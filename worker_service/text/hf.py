@@ -1,15 +1,21 @@
 """Tokenizers in Hugging Face format."""
 
 import json
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from pathlib import Path
+from typing import Any
 
 from jinja2.exceptions import TemplateError
-from tokenizers.decoders import DecodeStream
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
 
 from services.domain.errors import invalid
-from services.domain.requests import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from services.domain.requests import ChatMessage, ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from services.prompt_bounds import byte_alphabet, characters_per_token
+from worker_service.text.decoding import BYTE_TOKEN, ByteLevelStream, WindowStream, decoder_kinds
+from worker_service.text.tokenizer import TokenStream, check_characters, check_tokens
+
+MOST_SAID = 200  # characters of a template's own words
 
 
 class HfTokenizer:
@@ -24,48 +30,72 @@ class HfTokenizer:
         self._backend = loaded.backend_tokenizer
         self.vocab_size = vocab_size or len(loaded)
         self.eos_ids = _eos_ids(folder, loaded)
-        self._byte_of = _byte_alphabet() if _is_byte_level(folder) else None
-        self._special = frozenset(loaded.all_special_ids)
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        content = json.loads(self._backend.to_str())
+        self.characters_per_token = characters_per_token(content)
+        kinds = set(decoder_kinds(content.get("decoder")))
+        self._byte_of = byte_alphabet() if "ByteLevel" in kinds and kinds <= {"ByteLevel", "Fuse"} else None
+        self._joins_bytes = "ByteLevel" in kinds
+        self._byte_tokens = _byte_tokens(self._backend.get_vocab()) if "ByteFallback" in kinds else {}
+        self._special = frozenset(loaded.all_special_ids) | _special_ids(self._backend)
 
-    def encode(self, prompt: Prompt) -> list[int]:
+    def encode(self, prompt: Prompt, context_tokens: int | None = None) -> list[int]:
         match prompt:
             case TokenPrompt(token_ids):
+                check_tokens(len(token_ids), context_tokens)
                 if max(token_ids) >= self.vocab_size:
                     raise invalid("prompt.token_ids.ids", f"this model's token ids end at {self.vocab_size - 1}")
                 return list(token_ids)
             case TextPrompt(text):
-                return list(self._tokenizer(_clean(text))["input_ids"])
+                return self._ids(_clean(text), context_tokens, special=True)
             case ChatPrompt(messages):
-                if not self._tokenizer.chat_template:
-                    raise invalid("prompt.chat", "this model has no chat template: send text or token ids")
-                chat = [{"role": m.role, "content": _clean(m.content)} for m in messages]
-                try:
-                    rendered = self._tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-                except TemplateError as error:
-                    raise invalid("prompt.chat.messages", f"the model's chat template refuses them: {error}") from None
-                return list(self._tokenizer(rendered, add_special_tokens=False)["input_ids"])
+                return self._ids(self._rendered(messages), context_tokens, special=False)
 
-    def stream(self) -> "_HfStream":
-        return _HfStream(self._backend)
+    def _rendered(self, messages: Seq[ChatMessage]) -> str:
+        """The chat as the model's template writes it."""
+        if not self._tokenizer.chat_template:
+            raise invalid("prompt.chat", "this model has no chat template: send text or token ids")
+        chat = [{"role": m.role, "content": _clean(m.content)} for m in messages]
+        try:
+            return str(self._tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
+        except Exception as error:  # whatever the template's code runs into, it is these messages that it cannot take
+            said = str(error)[:MOST_SAID] if isinstance(error, TemplateError) else type(error).__name__
+            raise invalid("prompt.chat.messages", f"the model's chat template refuses them: {said}") from None
+
+    def _ids(self, text: str, context_tokens: int | None, *, special: bool) -> list[int]:
+        """Not by `encode`, which holds the interpreter's lock all the while; the batch's, for one text, does not."""
+        check_characters(self, len(text), context_tokens)
+        (encoded,) = self._backend.encode_batch_fast([text], add_special_tokens=special)
+        check_tokens(len(encoded), context_tokens)
+        return list(encoded.ids)
+
+    def stream(self) -> TokenStream:
+        if self._byte_of is not None:
+            return ByteLevelStream(self.token_bytes)
+        return WindowStream(
+            self.decode, is_skipped=self._is_skipped, open_ids=self._byte_tokens, lossy=self._joins_bytes
+        )
 
     def decode(self, token_ids: Seq[int]) -> str:
         return str(self._backend.decode(list(token_ids), skip_special_tokens=True))
 
     def token_bytes(self, token_id: int) -> bytes:
-        piece = self._backend.id_to_token(token_id)
-        if piece is None or token_id in self._special:
+        if self._is_skipped(token_id):
             return b""
-        if self._byte_of is not None and all(char in self._byte_of for char in piece):
-            return bytes(self._byte_of[char] for char in piece)
+        piece = self._backend.id_to_token(token_id)
+        if self._byte_of is not None:
+            try:
+                return bytes([self._byte_of[char] for char in piece])
+            except KeyError:  # an added token, which stands for its own text
+                return str(piece).encode()
+        if token_id in self._byte_tokens:
+            return bytes([self._byte_tokens[token_id]])
         return str(self._backend.decode([token_id], skip_special_tokens=False)).encode()
 
-
-class _HfStream:
-    def __init__(self, backend: object) -> None:
-        self._backend, self._stream = backend, DecodeStream(skip_special_tokens=True)
-
-    def step(self, token_id: int) -> str:
-        return self._stream.step(self._backend, token_id) or ""
+    def _is_skipped(self, token_id: int) -> bool:
+        """Whether decoding leaves a token out: a special one, or a row of the model's embedding that is no token."""
+        return token_id in self._special or self._backend.id_to_token(token_id) is None
 
 
 def _clean(text: str) -> str:
@@ -82,13 +112,11 @@ def _eos_ids(folder: Path, tokenizer: PreTrainedTokenizerFast) -> frozenset[int]
     return frozenset() if tokenizer.eos_token_id is None else frozenset({int(tokenizer.eos_token_id)})
 
 
-def _is_byte_level(folder: Path) -> bool:
-    decoder = json.loads((folder / "tokenizer.json").read_text()).get("decoder") or {}
-    return decoder.get("type") == "ByteLevel"
+def _special_ids(backend: Any) -> frozenset[int]:
+    """Tokens that decoding leaves out."""
+    return frozenset(token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special)
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """Byte-level BPE writes each byte as one printable character (GPT-2's table): character -> byte."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
+def _byte_tokens(vocab: Mapping[str, int]) -> dict[int, int]:
+    """Id -> byte, of tokens written as `<0x0A>`."""
+    return {token_id: int(found[1], 16) for token, token_id in vocab.items() if (found := BYTE_TOKEN.fullmatch(token))}

@@ -4,7 +4,7 @@ import codecs
 from collections.abc import Sequence as Seq
 from typing import Protocol
 
-from services.domain.errors import invalid
+from services.domain.errors import FieldProblem, PromptTooLong, invalid
 from services.domain.requests import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 
 
@@ -23,8 +23,18 @@ class Tokenizer(Protocol):
     @property
     def eos_ids(self) -> frozenset[int]: ...
 
-    def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt. InvalidRequest if the model cannot take it (no chat template, unknown ids)."""
+    @property
+    def characters_per_token(self) -> int | None:
+        """Most characters of a text that one token can stand for; None where there is no bound."""
+        ...
+
+    def encode(self, prompt: Prompt, context_tokens: int | None = None) -> list[int]:
+        """Token ids of a prompt. Any number of threads may call it.
+
+        Raises:
+            InvalidRequest: the model cannot take it (no chat template, unknown ids).
+            PromptTooLong: it has `context_tokens` tokens or more. Where its length alone says so, it is not tokenized.
+        """
         ...
 
     def stream(self) -> TokenStream: ...
@@ -38,24 +48,51 @@ class Tokenizer(Protocol):
         ...
 
 
+def check_characters(tokenizer: Tokenizer, characters: int, context_tokens: int | None) -> None:
+    """Refuse a text that cannot fit the context, whatever its tokens are.
+
+    Raises:
+        PromptTooLong: it cannot.
+    """
+    most = tokenizer.characters_per_token
+    if context_tokens is not None and most is not None and characters > (context_tokens - 1) * most:
+        said = f"{characters} characters leave no room for a reply in a context of {context_tokens} tokens"
+        raise PromptTooLong(FieldProblem("prompt", f"{said}, of at most {most} characters each"))
+
+
+def check_tokens(tokens: int, context_tokens: int | None) -> None:
+    """Refuse a prompt of too many tokens.
+
+    Raises:
+        PromptTooLong: it leaves no room for a reply.
+    """
+    if context_tokens is not None and tokens >= context_tokens:
+        raise PromptTooLong.by("prompt", tokens, context_tokens)
+
+
 class ByteTokenizer:
     """One token per byte, and one for the end of a reply: the simulated engine's."""
 
     END = 256
     vocab_size = 257
     eos_ids = frozenset({END})
+    characters_per_token = 1
 
-    def encode(self, prompt: Prompt) -> list[int]:
+    def encode(self, prompt: Prompt, context_tokens: int | None = None) -> list[int]:
         match prompt:
             case TokenPrompt(token_ids):
+                check_tokens(len(token_ids), context_tokens)
                 if max(token_ids) >= self.vocab_size:
                     raise invalid("prompt.token_ids.ids", f"this model's token ids end at {self.vocab_size - 1}")
                 return list(token_ids)
             case TextPrompt(text):
-                return list(text.encode("utf-8", "replace"))
+                pass
             case ChatPrompt(messages):
-                rendered = "".join(f"{m.role}: {m.content}\n" for m in messages) + "assistant: "
-                return list(rendered.encode("utf-8", "replace"))
+                text = "".join(f"{m.role}: {m.content}\n" for m in messages) + "assistant: "
+        check_characters(self, len(text), context_tokens)
+        encoded = text.encode("utf-8", "replace")
+        check_tokens(len(encoded), context_tokens)
+        return list(encoded)
 
     def stream(self) -> "_ByteStream":
         return _ByteStream()

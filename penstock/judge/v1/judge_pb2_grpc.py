@@ -55,7 +55,8 @@ class JudgeServiceServicer:
 
     def Score(self, request, context):
         """Scores answers. INVALID_ARGUMENT (BadRequest names the field), NOT_FOUND (no such scorer),
-        RESOURCE_EXHAUSTED (queue full; RetryInfo), UNAVAILABLE (the scorer's own backend is away).
+        RESOURCE_EXHAUSTED (queue full, or more before it than can be done by the deadline; RetryInfo), UNAVAILABLE (the
+        scorer's own backend is away), FAILED_PRECONDITION (reason REQUEST_FAILED: this answer cannot be scored).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -37,7 +37,8 @@ class JudgeServiceStub:
     def __new__(cls, channel: _aio.Channel) -> JudgeServiceAsyncStub: ...
     Score: _grpc.UnaryUnaryMultiCallable[_judge_pb2.ScoreRequest, _judge_pb2.ScoreResponse]
     """Scores answers. INVALID_ARGUMENT (BadRequest names the field), NOT_FOUND (no such scorer),
-    RESOURCE_EXHAUSTED (queue full; RetryInfo), UNAVAILABLE (the scorer's own backend is away).
+    RESOURCE_EXHAUSTED (queue full, or more before it than can be done by the deadline; RetryInfo), UNAVAILABLE (the
+    scorer's own backend is away), FAILED_PRECONDITION (reason REQUEST_FAILED: this answer cannot be scored).
     """
     ListScorers: _grpc.UnaryUnaryMultiCallable[_judge_pb2.ListScorersRequest, _judge_pb2.ListScorersResponse]
     """The scorers this judge offers."""
@@ -51,7 +52,8 @@ class JudgeServiceAsyncStub(JudgeServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Score: _aio.UnaryUnaryMultiCallable[_judge_pb2.ScoreRequest, _judge_pb2.ScoreResponse]  # type: ignore[assignment]
     """Scores answers. INVALID_ARGUMENT (BadRequest names the field), NOT_FOUND (no such scorer),
-    RESOURCE_EXHAUSTED (queue full; RetryInfo), UNAVAILABLE (the scorer's own backend is away).
+    RESOURCE_EXHAUSTED (queue full, or more before it than can be done by the deadline; RetryInfo), UNAVAILABLE (the
+    scorer's own backend is away), FAILED_PRECONDITION (reason REQUEST_FAILED: this answer cannot be scored).
     """
     ListScorers: _aio.UnaryUnaryMultiCallable[_judge_pb2.ListScorersRequest, _judge_pb2.ListScorersResponse]  # type: ignore[assignment]
     """The scorers this judge offers."""
@@ -68,7 +70,8 @@ class JudgeServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_judge_pb2.ScoreResponse, _abc.Awaitable[_judge_pb2.ScoreResponse]]:
         """Scores answers. INVALID_ARGUMENT (BadRequest names the field), NOT_FOUND (no such scorer),
-        RESOURCE_EXHAUSTED (queue full; RetryInfo), UNAVAILABLE (the scorer's own backend is away).
+        RESOURCE_EXHAUSTED (queue full, or more before it than can be done by the deadline; RetryInfo), UNAVAILABLE (the
+        scorer's own backend is away), FAILED_PRECONDITION (reason REQUEST_FAILED: this answer cannot be scored).
         """
 
     @_abc_1.abstractmethod

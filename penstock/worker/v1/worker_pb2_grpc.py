@@ -102,7 +102,8 @@ class WorkerServiceServicer:
         """Answers one prompt. First event: admitted or declined; last: finished, or handed_over where the request has moved.
         With a `transfer_id` it waits, heartbeats first, for the request to arrive by MigrateIn and streams it from there on.
         INVALID_ARGUMENT (BadRequest names the field), ALREADY_EXISTS (request_id is running),
-        RESOURCE_EXHAUSTED (queue full; RetryInfo), UNAVAILABLE (draining or engine down).
+        RESOURCE_EXHAUSTED (queue full; RetryInfo), UNAVAILABLE (draining or engine down), FAILED_PRECONDITION (reason
+        REQUEST_FAILED: this request cannot be computed, here or elsewhere; others are not affected).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -149,7 +150,7 @@ class WorkerServiceServicer:
 
     def Verify(self, request, context):
         """Checks a draft against a prefix in one forward pass.
-        INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNIMPLEMENTED (the engine cannot).
+        INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNIMPLEMENTED (the engine cannot), FAILED_PRECONDITION (as Generate).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -39,7 +39,8 @@ class WorkerServiceStub:
     """Answers one prompt. First event: admitted or declined; last: finished, or handed_over where the request has moved.
     With a `transfer_id` it waits, heartbeats first, for the request to arrive by MigrateIn and streams it from there on.
     INVALID_ARGUMENT (BadRequest names the field), ALREADY_EXISTS (request_id is running),
-    RESOURCE_EXHAUSTED (queue full; RetryInfo), UNAVAILABLE (draining or engine down).
+    RESOURCE_EXHAUSTED (queue full; RetryInfo), UNAVAILABLE (draining or engine down), FAILED_PRECONDITION (reason
+    REQUEST_FAILED: this request cannot be computed, here or elsewhere; others are not affected).
     """
     GenerateMany: _grpc.StreamStreamMultiCallable[_worker_pb2.GenerateManyRequest, _worker_pb2.GenerateManyResponse]
     """Answers any number of prompts over one call: a reply here is what Generate streams for it, but what several replies
@@ -59,7 +60,7 @@ class WorkerServiceStub:
     """No new requests from now on; returns when the running ones have ended or the deadline has passed."""
     Verify: _grpc.UnaryUnaryMultiCallable[_worker_pb2.VerifyRequest, _worker_pb2.VerifyResponse]
     """Checks a draft against a prefix in one forward pass.
-    INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNIMPLEMENTED (the engine cannot).
+    INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNIMPLEMENTED (the engine cannot), FAILED_PRECONDITION (as Generate).
     """
     PlaceBid: _grpc.UnaryUnaryMultiCallable[_worker_pb2.PlaceBidRequest, _worker_pb2.PlaceBidResponse]
     """Bids for a request that another instance wants to hand over. INVALID_ARGUMENT."""
@@ -90,7 +91,8 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     """Answers one prompt. First event: admitted or declined; last: finished, or handed_over where the request has moved.
     With a `transfer_id` it waits, heartbeats first, for the request to arrive by MigrateIn and streams it from there on.
     INVALID_ARGUMENT (BadRequest names the field), ALREADY_EXISTS (request_id is running),
-    RESOURCE_EXHAUSTED (queue full; RetryInfo), UNAVAILABLE (draining or engine down).
+    RESOURCE_EXHAUSTED (queue full; RetryInfo), UNAVAILABLE (draining or engine down), FAILED_PRECONDITION (reason
+    REQUEST_FAILED: this request cannot be computed, here or elsewhere; others are not affected).
     """
     GenerateMany: _aio.StreamStreamMultiCallable[_worker_pb2.GenerateManyRequest, _worker_pb2.GenerateManyResponse]  # type: ignore[assignment]
     """Answers any number of prompts over one call: a reply here is what Generate streams for it, but what several replies
@@ -110,7 +112,7 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     """No new requests from now on; returns when the running ones have ended or the deadline has passed."""
     Verify: _aio.UnaryUnaryMultiCallable[_worker_pb2.VerifyRequest, _worker_pb2.VerifyResponse]  # type: ignore[assignment]
     """Checks a draft against a prefix in one forward pass.
-    INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNIMPLEMENTED (the engine cannot).
+    INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNIMPLEMENTED (the engine cannot), FAILED_PRECONDITION (as Generate).
     """
     PlaceBid: _aio.UnaryUnaryMultiCallable[_worker_pb2.PlaceBidRequest, _worker_pb2.PlaceBidResponse]  # type: ignore[assignment]
     """Bids for a request that another instance wants to hand over. INVALID_ARGUMENT."""
@@ -144,7 +146,8 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         """Answers one prompt. First event: admitted or declined; last: finished, or handed_over where the request has moved.
         With a `transfer_id` it waits, heartbeats first, for the request to arrive by MigrateIn and streams it from there on.
         INVALID_ARGUMENT (BadRequest names the field), ALREADY_EXISTS (request_id is running),
-        RESOURCE_EXHAUSTED (queue full; RetryInfo), UNAVAILABLE (draining or engine down).
+        RESOURCE_EXHAUSTED (queue full; RetryInfo), UNAVAILABLE (draining or engine down), FAILED_PRECONDITION (reason
+        REQUEST_FAILED: this request cannot be computed, here or elsewhere; others are not affected).
         """
 
     @_abc_1.abstractmethod
@@ -200,7 +203,7 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.VerifyResponse, _abc.Awaitable[_worker_pb2.VerifyResponse]]:
         """Checks a draft against a prefix in one forward pass.
-        INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNIMPLEMENTED (the engine cannot).
+        INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNIMPLEMENTED (the engine cannot), FAILED_PRECONDITION (as Generate).
         """
 
     @_abc_1.abstractmethod

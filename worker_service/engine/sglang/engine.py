@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from services.background import end
-from services.domain.errors import AlreadyRunning, NotServed, Overloaded, Unavailable
+from services.domain.errors import AlreadyRunning, NotServed, Overloaded, PenstockError, Unavailable
 from services.domain.instances import Load
 from services.domain.requests import (
     FinishReason,
@@ -49,8 +49,10 @@ from worker_service.engine.sglang.launch import ServerShape
 from worker_service.engine.sglang.moves import ABORTED, MOVED, MovingRequests, Running
 from worker_service.engine.sglang.server import ServerProcess
 from worker_service.engine.throughput import Throughput
+from worker_service.request_failures import request_failed
 from worker_service.speculation import acceptance
 from worker_service.speculation.top_k import target_distribution
+from worker_service.text.encoder import EncodingAborted, PromptEncoder
 from worker_service.text.hf import HfTokenizer
 
 _log = logging.getLogger(__name__)
@@ -143,6 +145,7 @@ class SglangEngine(MovingRequests):
             capabilities=frozenset(_capabilities(server)),
         )
         self._failure: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+        self._encoder = PromptEncoder(self._tokenizer, self._info.max_context_tokens)
         self._throughput.restart(time.monotonic())
         self._up = True
         self._poll = asyncio.create_task(self._watch(), name="sglang-watch")
@@ -151,6 +154,7 @@ class SglangEngine(MovingRequests):
         if self._closed:
             return
         self._closed = True
+        self._encoder.close()
         await end(self._poll, *self._arriving.values())
         for request_id in list(self._requests):
             with contextlib.suppress(Unavailable):  # then its stream has ended already
@@ -171,6 +175,8 @@ class SglangEngine(MovingRequests):
                     await self._turned.wait()
 
     async def abort(self, request_id: str) -> bool:
+        if self._encoder.abort(request_id):
+            return True
         running = self._requests.get(request_id)
         if running is None:
             return False
@@ -192,7 +198,12 @@ class SglangEngine(MovingRequests):
         )
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineEvent, None]:
-        prompt = self._tokenizer.encode(request.prompt)
+        resumed = request.resume_token_ids
+        try:
+            prompt = await self._encoder.encode(request.request_id, request.prompt, continued=bool(resumed))
+        except EncodingAborted:
+            yield Finished(FinishReason.ABORTED, TokenUsage(output_tokens=len(resumed)))
+            return
         most = reply_rules.reply_room(request, prompt, self._info.max_context_tokens, self._tokenizer)
         text = reply_rules.resumed_text(request, self._tokenizer)
         output = list(request.resume_token_ids)
@@ -239,6 +250,10 @@ class SglangEngine(MovingRequests):
                     if not running.aborted:
                         raise
                     reason = FinishReason.ABORTED
+                except (PenstockError, asyncio.CancelledError, GeneratorExit):
+                    raise
+                except BaseException as error:  # text or logprobs that cannot be made, an answer nobody foresaw
+                    raise request_failed(request.request_id, error) from error
                 finally:
                     self.preemptions += preemptions
                     if at_work:  # a stop string, or nobody reads on: the server is still at it
@@ -306,7 +321,7 @@ class SglangEngine(MovingRequests):
 
     def _sampling(self, sampling: SamplingParams, most: int) -> dict[str, Any]:
         made: dict[str, Any] = {
-            "temperature": sampling.temperature,
+            "temperature": 0.0 if sampling.greedy else sampling.temperature,
             "top_p": sampling.top_p,
             "max_new_tokens": most,
             "ignore_eos": sampling.ignore_eos,

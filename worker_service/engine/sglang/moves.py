@@ -28,7 +28,7 @@ from services.domain.errors import AlreadyRunning, NotFound, Overloaded, invalid
 from services.domain.requests import GenerationRequest, SamplingParams
 from worker_service.engine.interface import Blocks, EngineEvent, EngineInfo, HandedOver, KvLayout, LastBlocks, Stopped
 from worker_service.engine.sglang.client import Piece, SglangClient
-from worker_service.text.hf import HfTokenizer
+from worker_service.text.encoder import EncodingAborted, PromptEncoder
 
 _log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class MovingRequests:
 
     _client: SglangClient
     _info: EngineInfo
-    _tokenizer: HfTokenizer
+    _encoder: PromptEncoder
     _requests: dict[str, Running]
     _arriving: dict[str, "asyncio.Task[None]"]
 
@@ -158,7 +158,10 @@ class MovingRequests:
         """As `KvTransferring`; the last blocks are computed, so `last` is not read."""
         if self._arriving.pop(transfer_id, None) is None:
             raise NotFound("transfer", transfer_id)
-        prompt = self._tokenizer.encode(request.prompt)
+        try:
+            prompt = await self._encoder.encode(request.request_id, request.prompt, continued=True)
+        except EncodingAborted:
+            raise NotFound("request", request.request_id) from None
         if list(tokens[: len(prompt)]) != prompt:
             raise invalid("token_ids", "do not begin with the request's prompt")
         resumed = replace(request, resume_token_ids=tuple(tokens[len(prompt) :]))

@@ -87,9 +87,12 @@ class TorchRunner:
         self._pool.write(list(blocks), tensor)
 
     def _read(self, rows: Seq[Row], logits: torch.Tensor) -> list[RowResult]:
-        """Hand the (wanted, V) logits back to their rows as tokens, logprobs and distributions."""
+        """Hand the (wanted, V) logits back to their rows as tokens, logprobs and distributions.
+
+        A row whose logits are not finite (KV that came so, an overflow in half precision) has an error instead.
+        """
         places = [sampling.Position(row.sampling, row.offset + i) for row in rows for i in range(row.logits)]
-        chosen = sampling.choose(logits, places)
+        chosen, finite = sampling.choose(logits, places), sampling.finite(logits)
         results, at = [], 0
         telling = [row for row in rows if row.logits and row.sampling.top_logprobs is not None]
         told = iter(self._logprobs(rows, logits, chosen)) if telling else iter(())
@@ -100,7 +103,8 @@ class TorchRunner:
             if row.distributions and row.logits:
                 spread = sampling.distributions(logits[own], places[own]).cpu().numpy()
             said = [next(told) for _ in range(row.logits)] if row.sampling.top_logprobs is not None else []
-            results.append(RowResult(chosen[own], said, spread))
+            error = None if all(finite[own]) else FloatingPointError("the model's logits are not finite")
+            results.append(RowResult(chosen[own], said, spread, error))
         return results
 
     def _logprobs(self, rows: Seq[Row], logits: torch.Tensor, chosen: list[int]) -> list[RawLogprobs]:

@@ -18,6 +18,12 @@ class Position:
     offset: int
 
 
+def finite(logits: torch.Tensor) -> list[bool]:
+    """Whether each row of (R, V) logits has a likeliest token: no NaN, no +inf, and not -inf throughout."""
+    found: list[bool] = torch.isfinite(logits.amax(-1)).tolist()
+    return found
+
+
 def distributions(logits: torch.Tensor, positions: Seq[Position]) -> torch.Tensor:
     """(R, V) probabilities after temperature and top-p; a greedy row has its one token."""
     rows = torch.zeros_like(logits)
@@ -32,7 +38,7 @@ def distributions(logits: torch.Tensor, positions: Seq[Position]) -> torch.Tenso
 
 
 def choose(logits: torch.Tensor, positions: Seq[Position]) -> list[int]:
-    """The next token of every row of (R, V) logits."""
+    """The next token of every row of (R, V) logits; of a row that is not `finite`, any token."""
     chosen = logits.argmax(-1)
     drawn = [i for i, p in enumerate(positions) if not p.sampling.greedy]
     if drawn:
@@ -44,19 +50,29 @@ def choose(logits: torch.Tensor, positions: Seq[Position]) -> list[int]:
         )
         total = kept.double().cumsum(-1)
         at = torch.searchsorted(total, (chances * total[:, -1])[:, None], right=True)
-        last = (kept > 0).sum(-1, keepdim=True) - 1
+        last = ((kept > 0).sum(-1, keepdim=True) - 1).clamp(min=0)
         chosen[drawn] = ids.gather(1, torch.minimum(at, last)).squeeze(1)
     found: list[int] = chosen.tolist()
     return found
 
 
 def _kept(logits: torch.Tensor, positions: Seq[Position]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and probabilities (R, V), likeliest first, 0 for what top-p leaves out; not normalised again."""
-    heat = torch.tensor([p.sampling.temperature for p in positions], device=logits.device)
-    top_p = torch.tensor([p.sampling.top_p for p in positions], device=logits.device)
-    probabilities, ids = torch.softmax(logits / heat[:, None], -1).sort(stable=True, dim=-1, descending=True)
-    before = probabilities.cumsum(-1) - probabilities
-    return ids, torch.where((before < top_p[:, None]) | (before == 0), probabilities, 0.0)
+    """Token ids and probabilities (R, V), likeliest first, 0 for what top-p leaves out; not normalised again.
+
+    Sound for every temperature over 0 and every top-p: logits are taken relative to the row's greatest before they are
+    divided, so a temperature however small gives its limit, the likeliest tokens alone.
+    """
+    dtype, device = logits.dtype, logits.device
+    least = torch.finfo(dtype).tiny  # a temperature below it would be 0 in this dtype, and 0 / 0 is no logit
+    temperature = torch.tensor([max(p.sampling.temperature, least) for p in positions], dtype=dtype, device=device)
+    top_p = torch.tensor([p.sampling.top_p for p in positions], dtype=torch.float64, device=device)
+    scaled = (logits - logits.amax(-1, keepdim=True)) / temperature[:, None]
+    probabilities, ids = torch.softmax(scaled, -1).sort(stable=True, dim=-1, descending=True)
+    precise = probabilities.double()
+    before = precise.cumsum(-1) - precise
+    keep = before < top_p[:, None]
+    keep[:, 0] = True
+    return ids, torch.where(keep, probabilities, 0.0)
 
 
 def logprobs(logits: torch.Tensor, chosen: Seq[int], counts: Seq[int]) -> list[RawLogprobs]:

@@ -1,0 +1,55 @@
+"""Stops asking what does not answer (Nygard 2007, circuit breaker). No I/O, no clock: times are handed in."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerLimits:
+    """failures: in a row, that open it. open_s: how long, the first time; doubled from probe to probe up to max_open_s."""
+
+    failures: int
+    open_s: float
+    max_open_s: float
+
+
+class CircuitBreaker:
+    """Closed: everything may pass. Open: nothing may. Half-open, once the time is up: one may, and decides."""
+
+    def __init__(self, limits: BreakerLimits) -> None:
+        self._limits = limits
+        self._failures = self._openings = 0
+        self._open_until: float | None = None
+        self._probing = False
+
+    def allows(self, now_s: float) -> bool:
+        """Whether a call may pass now."""
+        if self._open_until is None:
+            return True
+        return now_s >= self._open_until and not self._probing
+
+    def passed(self) -> None:
+        """A call goes out that `allows` has let pass: the one that decides, where it is half-open."""
+        self._probing = self._open_until is not None
+
+    def succeeded(self) -> None:
+        """A call was answered: close."""
+        self._failures = self._openings = 0
+        self._open_until, self._probing = None, False
+
+    def failed(self, now_s: float) -> None:
+        """A call was not answered."""
+        self._failures += 1
+        probed, self._probing = self._probing, False
+        if probed or self._failures >= self._limits.failures:
+            open_s = min(self._limits.open_s * 2.0**self._openings, self._limits.max_open_s)
+            self._openings += 1
+            self._open_until = now_s + open_s
+
+    def refused(self, now_s: float, retry_after_s: float) -> None:
+        """A call was refused with a time after which to try again: open until then."""
+        self._probing = False
+        self._open_until = now_s + min(max(retry_after_s, 0.0), self._limits.max_open_s)
+
+    def left(self) -> None:
+        """A call ended without telling anything: its caller went away."""
+        self._probing = False

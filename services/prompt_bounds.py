@@ -1,0 +1,72 @@
+"""How many characters a prompt of so many tokens can have at most, by its tokenizer alone. No I/O.
+
+A prompt with more need not be tokenized to be refused.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+MOST_COMPOSED = 4
+"""Characters that NFC makes one of at most: no character's canonical decomposition is longer (U+1F82)."""
+
+_KEEPS_LENGTH = {"Prepend", "NFD", "NFKD", "Lowercase", "ByteLevel"}
+_KEEPS_TEXT = {"ByteLevel", "Digits", "Metaspace", "UnicodeScripts"}
+
+
+def characters_per_token(tokenizer: Mapping[str, Any]) -> int | None:
+    """Most characters of a text that one token can stand for, from the content of its tokenizer.json.
+
+    None where there is no such bound: texts may be dropped or shortened before they are tokenized, or any number of
+    unknown characters be one token.
+    """
+    model, added = tokenizer["model"], tokenizer.get("added_tokens") or []
+    if model.get("type", "BPE") not in ("BPE", "Unigram") or any(token["lstrip"] or token["rstrip"] for token in added):
+        return None
+    vocab = model["vocab"]
+    pieces = list(vocab) if isinstance(vocab, Mapping) else [piece for piece, _ in vocab]
+    splitters = list(_parts(tokenizer.get("pre_tokenizer"), "pretokenizers"))
+    if not _knows_every_byte(pieces, splitters, byte_fallback=bool(model.get("byte_fallback"))):
+        return None
+    if not all(map(_keeps_text, splitters)):
+        return None
+    shrinks = 1
+    for normalizer in _parts(tokenizer.get("normalizer"), "normalizers"):
+        if normalizer["type"] in ("NFC", "NFKC"):
+            shrinks = MOST_COMPOSED
+        elif normalizer["type"] not in _KEEPS_LENGTH and not _replaces_by_no_less(normalizer):
+            return None
+    return shrinks * max(len(piece) for piece in [*pieces, *(token["content"] for token in added)])
+
+
+def _parts(part: Mapping[str, Any] | None, inner: str) -> Iterator[Mapping[str, Any]]:
+    """A normalizer or pre-tokenizer, or all that a sequence consists of."""
+    if part and part["type"] == "Sequence":
+        for each in part[inner]:
+            yield from _parts(each, inner)
+    elif part:
+        yield part
+
+
+def _knows_every_byte(pieces: list[str], splitters: list[Mapping[str, Any]], *, byte_fallback: bool) -> bool:
+    """Whether no character is unknown: 256 pieces stand for single bytes."""
+    if byte_fallback:
+        return {f"<0x{byte:02X}>" for byte in range(256)} <= set(pieces)
+    return any(splitter["type"] == "ByteLevel" for splitter in splitters) and set(byte_alphabet()) <= set(pieces)
+
+
+def _keeps_text(splitter: Mapping[str, Any]) -> bool:
+    if splitter["type"] in ("Split", "Punctuation"):
+        return bool(splitter["behavior"] != "Removed")
+    return splitter["type"] in _KEEPS_TEXT
+
+
+def _replaces_by_no_less(normalizer: Mapping[str, Any]) -> bool:
+    pattern = normalizer.get("pattern") or {}
+    return "String" in pattern and len(normalizer["content"]) >= len(pattern["String"])
+
+
+def byte_alphabet() -> dict[str, int]:
+    """Byte-level BPE writes each byte as one printable character (GPT-2's table): character -> byte."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}

@@ -1,0 +1,66 @@
+"""A circuit breaker: closed, open, half-open."""
+
+import pytest
+
+from router_service.circuit_breaker import BreakerLimits, CircuitBreaker
+
+LIMITS = BreakerLimits(failures=3, open_s=1.0, max_open_s=5.0)
+
+
+def opened(now_s: float = 0.0) -> CircuitBreaker:
+    breaker = CircuitBreaker(LIMITS)
+    for _ in range(LIMITS.failures):
+        assert breaker.allows(now_s)
+        breaker.passed()
+        breaker.failed(now_s)
+    return breaker
+
+
+def test_it_opens_after_failures_in_a_row() -> None:
+    assert not opened().allows(0.999)
+    breaker = CircuitBreaker(LIMITS)
+    for _ in range(10):  # two failures, then an answer: never three in a row
+        for _ in range(2):
+            breaker.passed()
+            breaker.failed(0.0)
+        breaker.passed()
+        breaker.succeeded()
+    assert breaker.allows(0.0)
+
+
+def test_half_open_one_call_decides() -> None:
+    breaker = opened()
+    assert breaker.allows(1.0)
+    breaker.passed()
+    assert not breaker.allows(1.0)  # one, not two
+    breaker.succeeded()
+    assert breaker.allows(1.0)
+
+
+def test_a_failed_probe_doubles_the_time_up_to_the_limit() -> None:
+    breaker, now_s, pauses = opened(), 0.0, list[float]()
+    for _ in range(5):
+        began_s = now_s
+        while not breaker.allows(now_s):
+            now_s += 0.125
+        pauses.append(now_s - began_s)
+        breaker.passed()
+        breaker.failed(now_s)
+    assert pauses == [1.0, 2.0, 4.0, 5.0, 5.0]
+
+
+@pytest.mark.parametrize(("hint_s", "open_s"), [(0.25, 0.25), (60.0, 5.0), (-1.0, 0.0)])
+def test_a_refusal_opens_it_until_the_time_that_it_names(hint_s: float, open_s: float) -> None:
+    breaker = CircuitBreaker(LIMITS)
+    breaker.passed()
+    breaker.refused(10.0, hint_s)
+    assert breaker.allows(10.0 + open_s)
+    assert open_s == 0 or not breaker.allows(10.0 + open_s - 0.01)
+
+
+def test_a_probe_whose_caller_goes_away_decides_nothing() -> None:
+    """Another one may try."""
+    breaker = opened()
+    breaker.passed()
+    breaker.left()
+    assert breaker.allows(1.0)

@@ -1,0 +1,149 @@
+"""The text of a reply does not depend on its being decoded token by token, for any tokens of any kind of tokenizer."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from tests.conftest import FAMILY
+from worker_service.text import ReplyText
+from worker_service.text.hf import HfTokenizer
+
+SEQUENCES = 4_000
+"""Of each kind; 20,000 take under a second more."""
+
+WORDS = ["▁", "▁▁", "▁the", "▁a", "a", "b", "ing", "你", "é", "\N{REPLACEMENT CHARACTER}", "</s", "<0xG0>", "x▁y", "🙂"]
+SPECIAL = ["<unk>", "<s>", "</s>"]
+
+
+def byte_fallback(decoder: Any) -> Tokenizer:
+    """Of the Llama 2 kind: pieces with ▁ for a space, and 256 byte tokens."""
+    pieces = [*SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)), *WORDS]
+    model = models.BPE({p: i for i, p in enumerate(pieces)}, [], unk_token="<unk>", byte_fallback=True, fuse_unk=True)
+    tokenizer = Tokenizer(model)
+    tokenizer.decoder = decoder
+    return tokenizer
+
+
+def byte_level(decoder: Any) -> Tokenizer:
+    """Of the GPT-2 kind, with added tokens that are text."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    pieces = [*SPECIAL, *alphabet, "Ġthe", "âĤ", "âĤ¬", "ðŁ"]
+    tokenizer = Tokenizer(models.BPE({p: i for i, p in enumerate(pieces)}, []))
+    tokenizer.decoder = decoder
+    tokenizer.add_tokens(["<tool>", "你好", "é"])
+    return tokenizer
+
+
+def pieces_with(decoder: Any) -> Tokenizer:
+    pieces = [*SPECIAL, *WORDS, "##s", "##ing", "un</w>", "do</w>", "."]
+    tokenizer = Tokenizer(models.WordLevel({p: i for i, p in enumerate(pieces)}, unk_token="<unk>"))
+    tokenizer.decoder = decoder
+    return tokenizer
+
+
+LLAMA_2 = decoders.Sequence(
+    [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+)
+KINDS = {
+    "llama-2": byte_fallback(LLAMA_2),
+    "byte-fallback": byte_fallback(decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])),
+    "byte-level": byte_level(decoders.ByteLevel()),
+    "byte-level-in-sequence": byte_level(decoders.Sequence([decoders.ByteLevel(), decoders.Fuse()])),
+    "byte-level-and-more": byte_level(decoders.Sequence([decoders.ByteLevel(), decoders.Replace("z", "y")])),
+    "metaspace": pieces_with(decoders.Metaspace()),
+    "word-piece": pieces_with(decoders.WordPiece(cleanup=False)),
+    "suffixes": pieces_with(decoders.BPEDecoder()),
+}
+
+
+def loaded(kind: str, folder: Path) -> HfTokenizer:
+    backend = KINDS[kind]
+    backend.add_special_tokens(SPECIAL)
+    PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", bos_token="<s>").save_pretrained(str(folder))
+    return HfTokenizer(folder, vocab_size=backend.get_vocab_size() + 3)  # a model may have more rows than tokens
+
+
+def random_tokens(tokenizer: HfTokenizer, rng: random.Random) -> list[int]:
+    """Bytes of real text, bytes of no text, pieces and special tokens, in runs."""
+    tokens: list[int] = []
+    for _ in range(rng.randint(1, 6)):
+        match rng.randrange(4):
+            case 0:
+                tokens += [3 + byte for byte in rng.choice("é你🙂\n€").encode()]
+            case 1:
+                tokens += [3 + rng.randrange(256) for _ in range(rng.randint(1, 4))]
+            case 2:
+                tokens += [
+                    rng.randrange(tokenizer.vocab_size - 20, tokenizer.vocab_size) for _ in range(rng.randint(1, 3))
+                ]
+            case _:
+                tokens.append(rng.randrange(3))
+    return [token % tokenizer.vocab_size for token in tokens]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_pieces_of_any_tokens_join_to_the_text_of_the_whole(kind: str, tmp_path: Path) -> None:
+    tokenizer, rng = loaded(kind, tmp_path), random.Random(11)
+    for _ in range(SEQUENCES):
+        tokens = random_tokens(tokenizer, rng)
+        text = ReplyText(tokenizer)
+        said = [text.push(token) for token in tokens]
+        assert "".join([*said, text.finish()]) == tokenizer.decode(tokens), tokens
+
+
+@pytest.mark.parametrize("kind", ["llama-2", "byte-level"])
+def test_what_is_told_is_never_taken_back(kind: str, tmp_path: Path) -> None:
+    """After every token the text so far begins the text of the whole."""
+    tokenizer, rng = loaded(kind, tmp_path), random.Random(12)
+    for _ in range(SEQUENCES // 4):
+        tokens, said = random_tokens(tokenizer, rng), ""
+        text, whole = ReplyText(tokenizer), tokenizer.decode(tokens)
+        for token in tokens:
+            said += text.push(token)
+            assert whole.startswith(said), tokens
+
+
+def test_only_what_a_later_token_can_change_waits(tmp_path: Path) -> None:
+    """Words are told at once, a character of several bytes with the token behind its last."""
+    tokenizer = loaded("llama-2", tmp_path)
+    ids = tokenizer._backend.token_to_id
+    tokens = [ids("▁the"), ids("▁a"), *(3 + byte for byte in "你".encode()), ids("b")]
+    text = ReplyText(tokenizer)
+    assert [text.push(token) for token in tokens] == ["the", " a", "", "", "", "你b"]
+
+
+def test_each_token_costs_what_it_adds_however_long_the_reply(tmp_path: Path) -> None:
+    """No decode sees more than the run that it ends: counted, not timed."""
+    tokenizer, decoded = loaded("llama-2", tmp_path), list[int]()
+    decode = tokenizer.decode
+
+    def counting(token_ids: Any) -> str:
+        decoded.append(len(token_ids))
+        return decode(token_ids)
+
+    tokenizer.decode = counting  # type: ignore[method-assign]
+    rng, stream = random.Random(5), tokenizer.stream()
+    words = [3 + 256 + rng.randrange(len(WORDS)) for _ in range(4_000)]
+    for token in words:
+        stream.step(token)
+    assert max(decoded) <= 8
+    for token in [*(3 + rng.randrange(256) for _ in range(4_000)), *words[:10]]:
+        stream.step(token)
+    assert sum(decoded) < 4 * (len(words) + 4_000)
+
+
+def test_token_bytes_of_a_byte_token_are_that_byte(tmp_path: Path) -> None:
+    tokenizer = loaded("llama-2", tmp_path)
+    assert b"".join(tokenizer.token_bytes(3 + byte) for byte in "你".encode()) == "你".encode()
+
+
+def test_shipped_replies_are_decoded_as_before() -> None:
+    tokenizer, rng = HfTokenizer(FAMILY / "large"), random.Random(3)
+    for _ in range(SEQUENCES // 4):
+        tokens = [rng.randrange(tokenizer.vocab_size) for _ in range(40)]
+        text = ReplyText(tokenizer)
+        assert "".join([*map(text.push, tokens), text.finish()]) == tokenizer.decode(tokens)

@@ -1,0 +1,150 @@
+"""Errors of one request at an engine that wraps a server: here a small one of the test's own, without SGLang."""
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from services.domain import FinishReason, GenerationRequest, PromptTooLong, RequestFailed, TextPrompt
+from tests.conftest import FAMILY
+from tests.worker.test_engine_contract import GREEDY, answer, request
+from worker_service.engine.interface import Finished
+from worker_service.engine.sglang import SglangEngine, SglangEngineOptions
+
+LENGTH = 24
+
+
+class Server:
+    """Answers as SGLang does: each reply is `LENGTH` times the letter a, one token an event."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.aborted: list[str] = []
+        self.abort_seen = asyncio.Event()
+
+    def app(self) -> web.Application:
+        app = web.Application()
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/server_info", self._info)
+        app.router.add_get("/v1/loads", self._loads)
+        app.router.add_post("/generate", self._generate)
+        app.router.add_post("/abort_request", self._abort)
+        return app
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.Response()
+
+    async def _info(self, _: web.Request) -> web.Response:
+        return web.json_response({"max_req_input_len": 2000, "tp_size": 1, "pp_size": 1})
+
+    async def _loads(self, _: web.Request) -> web.Response:
+        rank = {
+            "num_used_tokens": 0,
+            "max_total_num_tokens": 8192,
+            "max_running_requests": 8,
+            "num_running_reqs": 0,
+            "num_waiting_reqs": 0,
+        }
+        return web.json_response({"loads": [rank]})
+
+    async def _abort(self, asked: web.Request) -> web.Response:
+        self.aborted.append((await asked.json())["rid"])
+        self.abort_seen.set()
+        return web.Response()
+
+    async def _generate(self, asked: web.Request) -> web.StreamResponse:
+        self.asked.append(await asked.json())
+        response = web.StreamResponse()
+        await response.prepare(asked)
+        for count in range(1, LENGTH + 1):
+            finish = {"type": "length"} if count == LENGTH else None
+            meta = {"completion_tokens": count, "finish_reason": finish}
+            event = {"output_ids": [97] * count, "meta_info": meta}
+            await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+        return response
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[tuple[SglangEngine, Server]]:
+    server = Server()
+    runner = web.AppRunner(server.app(), shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    endpoint = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    engine = SglangEngine(SglangEngineOptions(FAMILY / "small", "small", endpoint=endpoint))
+    await engine.start()
+    yield engine, server
+    await engine.close()
+    await runner.cleanup()
+
+
+async def test_text_that_fails_ends_its_request_alone(
+    served: tuple[SglangEngine, Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server is told to stop, the request's place is free, the next one is served."""
+    engine, server = served
+
+    class Panic(BaseException):
+        """As pyo3's."""
+
+    class Failing:
+        def step(self, token_id: int) -> str:
+            raise Panic
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.tokenizer, "stream", Failing)
+        with pytest.raises(RequestFailed, match="Panic"):
+            await answer(engine, request("bad"))
+    async with asyncio.timeout(10):
+        await server.abort_seen.wait()
+    assert server.aborted == ["bad"]
+    assert not engine._requests
+    assert (await answer(engine, request("fine"))).tokens == (97,) * LENGTH
+
+
+async def test_prompts_that_cannot_fit_never_reach_the_server(served: tuple[SglangEngine, Server]) -> None:
+    engine, server = served
+    with pytest.raises(PromptTooLong):
+        await answer(engine, GenerationRequest("r", TextPrompt("x" * 2_000_000), GREEDY))
+    assert server.asked == []
+
+
+async def test_long_prompts_are_tokenized_off_the_loop_and_can_be_aborted_there(
+    served: tuple[SglangEngine, Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, server = served
+    begun, go_on, encode, threads = threading.Event(), threading.Event(), engine.tokenizer.encode, list[int]()
+
+    def held(prompt: Any, context_tokens: int | None = None) -> list[int]:
+        threads.append(threading.get_ident())
+        begun.set()
+        go_on.wait(30)
+        return encode(prompt, context_tokens)
+
+    monkeypatch.setattr(engine.tokenizer, "encode", held)
+
+    async def events() -> list[Any]:
+        asked = GenerationRequest("r", TextPrompt("7 + 5 " * 1_000), GREEDY)
+        return [event async for event in engine.generate(asked)]
+
+    asking = asyncio.create_task(events())
+    await asyncio.to_thread(begun.wait)
+    assert threads != [threading.get_ident()]
+    assert await engine.abort("r")
+    (end,) = await asking
+    assert isinstance(end, Finished)
+    assert end.reason is FinishReason.ABORTED
+    go_on.set()
+    assert server.asked == []
+
+
+async def test_the_server_is_told_of_greedy_decoding_by_a_temperature_of_0(
+    served: tuple[SglangEngine, Server],
+) -> None:
+    engine, server = served
+    await answer(engine, request("r"))
+    assert server.asked[0]["sampling_params"]["temperature"] == 0.0

@@ -1,0 +1,100 @@
+"""Prompts to token ids, without holding up the event loop."""
+
+import asyncio
+from dataclasses import dataclass
+
+from services.domain.errors import AlreadyRunning, PenstockError, Unavailable
+from services.domain.requests import ChatPrompt, Prompt, TextPrompt
+from services.text_threads import INLINE_CHARACTERS, TextThread
+from worker_service.request_failures import request_failed
+from worker_service.text.tokenizer import Tokenizer, check_characters
+
+
+class EncodingAborted(Exception):
+    """The request was aborted before its prompt was tokenized."""
+
+
+@dataclass(slots=True)
+class _Pending:
+    ids: "asyncio.Future[list[int]]"
+    aborted: bool = False
+
+
+class PromptEncoder:
+    """Tokenizes short prompts at once, long ones on threads of its own, in the order in which they come.
+
+    Replies that go on (moved here, or resumed) have a thread to themselves: new prompts, however long, do not delay them.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, context_tokens: int) -> None:
+        self._tokenizer, self._context_tokens = tokenizer, context_tokens
+        self._new, self._continued = TextThread("tokenize-new"), TextThread("tokenize-continued")
+        self._pending: dict[str, _Pending] = {}
+
+    async def encode(self, request_id: str, prompt: Prompt, *, continued: bool = False) -> list[int]:
+        """Token ids of a request's prompt. Cancelled, it leaves nothing behind.
+
+        Raises:
+            PromptTooLong: it leaves no room for a reply; known without tokenizing where its length says so.
+            InvalidRequest: the model cannot take it.
+            AlreadyRunning: a prompt of this request is being tokenized.
+            Overloaded: too many characters are waiting to be tokenized.
+            RequestFailed: it cannot be tokenized.
+            EncodingAborted: `abort` was called.
+            Unavailable: `close` was called.
+        """
+        if request_id in self._pending:
+            raise AlreadyRunning(request_id)
+        characters = _characters(prompt)
+        if isinstance(prompt, TextPrompt):
+            check_characters(self._tokenizer, characters, self._context_tokens)
+        if characters <= INLINE_CHARACTERS:
+            return self._encode(request_id, prompt)
+        thread = self._continued if continued else self._new
+        pending = _Pending(thread.submit(characters, lambda: self._encode(request_id, prompt)))
+        self._pending[request_id] = pending
+        try:
+            return await pending.ids
+        except asyncio.CancelledError:
+            if pending.aborted:
+                raise EncodingAborted from None
+            task = asyncio.current_task()
+            if task is not None and not task.cancelling():
+                raise Unavailable("the engine has stopped") from None
+            raise
+        finally:
+            del self._pending[request_id]
+
+    def abort(self, request_id: str) -> bool:
+        """End a request whose prompt is being tokenized; False if there is none."""
+        pending = self._pending.get(request_id)
+        if pending is None:
+            return False
+        pending.aborted = True
+        pending.ids.cancel()
+        return True
+
+    def close(self) -> None:
+        """End all that wait with Unavailable."""
+        self._new.close()
+        self._continued.close()
+        for pending in self._pending.values():
+            pending.ids.cancel()
+
+    def _encode(self, request_id: str, prompt: Prompt) -> list[int]:
+        try:
+            return self._tokenizer.encode(prompt, self._context_tokens)
+        except PenstockError:
+            raise
+        except BaseException as error:  # a panic in the tokenizer's native code is no Exception
+            raise request_failed(request_id, error) from error
+
+
+def _characters(prompt: Prompt) -> int:
+    """Characters to tokenize: none of a prompt that has its token ids."""
+    match prompt:
+        case TextPrompt(text):
+            return len(text)
+        case ChatPrompt(messages):
+            return sum(len(m.role) + len(m.content) + 1 for m in messages)
+    return 0
