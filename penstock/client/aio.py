@@ -1,15 +1,19 @@
 """The asyncio clients."""
 
 import asyncio
+import random
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
+from functools import partial
 from types import TracebackType
 from typing import Self
 
 from grpc import aio
 
 from penstock.client import connection, errors, transport, types
-from penstock.client.conversation import Conversation, RetryPolicy
+from penstock.client.resumable import ResumableRequest, Routers
+from penstock.client.retries import RetryBudget, RetryPolicy
+from penstock.client.silence import LoopWatcher, SilenceWatch
 from penstock.planner.v1 import planner_pb2, planner_pb2_grpc
 from penstock.router.v1 import router_pb2 as pb
 from penstock.router.v1 import router_pb2_grpc
@@ -18,9 +22,14 @@ from penstock.router.v1 import router_pb2_grpc
 class AsyncClient:
     """Talks to one or several routers of a mesh.
 
-    target: `host:port`; with several (a list, or separated by commas) another is used when one fails, also in the
+    target: `host:port`; with several (a list, or separated by commas) another is used when one fails or refuses, also in the
         middle of a reply.
-    timeout_s: of a request, tries and pauses included.
+    timeout_s: Of a request, attempts and pauses included.
+    retry: When a request is repeated.
+    silence_s: A stream on which the router sends nothing for so long, not even a heartbeat, is given up, and the request
+        goes on at another router. Where a router announces a heartbeat interval of more than a third of this, three times the
+        interval counts; a router that announces none is waited for until the deadline.
+    keepalive_s: Between two pings of a connection with calls under way, at least 10; finds half-open connections.
 
         async with AsyncClient("127.0.0.1:50051") as client:
             reply = await client.generate("What is 12 + 30?", temperature=0)
@@ -33,10 +42,16 @@ class AsyncClient:
         *,
         timeout_s: float = connection.USUAL_TIMEOUT_S,
         retry: RetryPolicy | None = None,
+        silence_s: float = connection.USUAL_SILENCE_S,
+        keepalive_s: float = connection.USUAL_KEEPALIVE_S,
     ) -> None:
         self._timeout_s, self._retry = timeout_s, retry or RetryPolicy()
-        self._channels = [aio.insecure_channel(name, options=connection.OPTIONS) for name in connection.targets(target)]
-        self._turn = 0
+        connection.check_limits(silence_s, keepalive_s)
+        self._silence_s = silence_s
+        options = connection.channel_options(keepalive_s)
+        self._channels = [aio.insecure_channel(name, options=options) for name in connection.targets(target)]
+        self._routers, self._budget = Routers(len(self._channels)), RetryBudget(self._retry)
+        self._rng, self._closed = random.Random(), False
 
     async def __aenter__(self) -> Self:
         return self
@@ -48,6 +63,7 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Close the connections; what is under way fails."""
+        self._closed = True
         for channel in self._channels:
             await channel.close()
 
@@ -59,11 +75,15 @@ class AsyncClient:
         timeout_s: float | None = None,
         **more: object,
     ) -> types.Reply:
-        """The whole answer. `more` are fields of Options. PenstockError, and what it stands for."""
-        conversation = self._conversation(prompt, options, more)
-        async for _ in self._run(conversation, timeout_s):
+        """Return the whole answer. `more` are fields of Options.
+
+        Raises:
+            PenstockError: The request failed; its classes say how.
+        """
+        request = self._request(prompt, options, more, timeout_s)
+        async for _ in self._run(request):
             pass
-        return conversation.reply()
+        return request.reply()
 
     async def stream(
         self,
@@ -74,14 +94,16 @@ class AsyncClient:
         **more: object,
     ) -> AsyncIterator[types.Event]:
         """Events as they come, Finished last. Leaving the iteration cancels the request."""
-        async with aclosing(self._run(self._conversation(prompt, options, more), timeout_s)) as events:
+        async with aclosing(self._run(self._request(prompt, options, more, timeout_s))) as events:
             async for event in events:
                 yield event
 
     async def models(self) -> list[types.Model]:
         """The models that requests may name."""
         try:
-            answer = await self._router().ListModels(pb.ListModelsRequest(), timeout=connection.CALL_TIMEOUT_S)
+            answer = await self._router(self._routers.preferred).ListModels(
+                pb.ListModelsRequest(), timeout=connection.CALL_TIMEOUT_S
+            )
         except aio.AioRpcError as error:
             raise errors.from_rpc(error) from error
         return [transport.model_from_proto(model) for model in answer.models]
@@ -123,37 +145,55 @@ class AsyncClient:
             raise errors.from_rpc(error) from error
         return transport.move_from_proto(answer)
 
-    def _conversation(
-        self, prompt: types.Prompt, options: types.Options | None, more: dict[str, object]
-    ) -> Conversation:
-        return Conversation(prompt, connection.merged(options, more), self._retry)
+    def _request(
+        self, prompt: types.Prompt, options: types.Options | None, more: dict[str, object], timeout_s: float | None
+    ) -> ResumableRequest:
+        deadline_s = asyncio.get_running_loop().time() + (timeout_s if timeout_s is not None else self._timeout_s)
+        merged = connection.merged(options, more)
+        return ResumableRequest(prompt, merged, self._retry, self._routers, self._budget, deadline_s, self._rng)
 
-    async def _run(self, conversation: Conversation, timeout_s: float | None) -> AsyncGenerator[types.Event, None]:
-        loop = asyncio.get_running_loop()
-        until = loop.time() + (timeout_s if timeout_s is not None else self._timeout_s)
-        while not conversation.finished:
-            call = self._router().Generate(conversation.request, timeout=max(0.0, until - loop.time()))
+    async def _run(self, request: ResumableRequest) -> AsyncGenerator[types.Event, None]:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        while not request.finished:
+            while (wait_s := request.wait_s(loop.time())) > 0:
+                await asyncio.sleep(wait_s)
+            if self._closed:
+                raise errors.client_closed()
+            message, timeout_s = request.message(), max(0.0, request.deadline_s - loop.time())
+            call = self._router(request.router).Generate(message, timeout=timeout_s)
+            watch = SilenceWatch(partial(request.silence_s, self._silence_s))
+            watcher = LoopWatcher(watch, call)
+            cancelling = task.cancelling() if task is not None else 0
             try:
+                watcher.start()
+                watch.waiting(loop.time())
                 async for response in call:
-                    event = conversation.take(response)
+                    watch.heard()
+                    event = request.take(response)
+                    watcher.start()
                     if event is not None:
                         yield event
+                    watch.waiting(loop.time())
+                request.ended()
+            except (
+                asyncio.CancelledError
+            ):  # what gRPC raises also where a call was cancelled, not the task that reads it
+                if not watch.silent or (task is not None and task.cancelling() > cancelling):
+                    raise
+                request.failed(errors.silent(watch.limit_s() or self._silence_s), loop.time())
             except aio.AioRpcError as error:
-                pause_s = conversation.after(error)
-                self._turn += 1
-                if loop.time() + pause_s >= until:
-                    raise errors.from_rpc(error) from error
-                await asyncio.sleep(pause_s)
-            else:
-                conversation.ended()
+                request.failed(errors.from_rpc(error), loop.time())
+            except errors.UnavailableError as error:
+                request.failed(error, loop.time())
             finally:
+                watcher.stop()
                 call.cancel()
 
-    def _router(self) -> "router_pb2_grpc.RouterServiceAsyncStub":
-        return router_pb2_grpc.RouterServiceStub(self._channels[self._turn % len(self._channels)])
+    def _router(self, number: int) -> "router_pb2_grpc.RouterServiceAsyncStub":
+        return router_pb2_grpc.RouterServiceStub(self._channels[number])
 
     def _mesh(self) -> "router_pb2_grpc.MeshServiceAsyncStub":
-        return router_pb2_grpc.MeshServiceStub(self._channels[self._turn % len(self._channels)])
+        return router_pb2_grpc.MeshServiceStub(self._channels[self._routers.preferred])
 
 
 class AsyncPlannerClient:
