@@ -16,6 +16,7 @@ from penstock.worker.v1 import worker_pb2_grpc
 from services import errors
 from services.channels import ChannelPool
 from services.domain.errors import DeadlineExceeded, PenstockError, Unavailable
+from services.stalls import StallMonitor
 
 MOST_BYTES = 1 << 20  # of what several replies ask in one message; one that asks for more has a message to itself
 
@@ -25,7 +26,8 @@ _Queue = asyncio.Queue[pb.ReplyEvent | PenstockError]
 class ReplySession:
     """One call of GenerateMany; begins with the first reply, and `over` once it has ended, for whatever reason."""
 
-    def __init__(self, channel: aio.Channel) -> None:
+    def __init__(self, channel: aio.Channel, stalls: StallMonitor) -> None:
+        self._stalls = stalls
         self._steps: deque[pb.ReplyStep] = deque()
         self._news = asyncio.Event()
         self._replies: dict[int, _Queue] = {}
@@ -44,10 +46,11 @@ class ReplySession:
         """What the worker says of one request, without end: the terminal event is the last there is.
 
         Leaving the iteration before it cancels the reply. Raises what the worker said, as one of our errors; Unavailable
-        where it broke off or said nothing for `silence_s`; DeadlineExceeded after `timeout_s`, whatever the worker does.
+        where it broke off or said nothing for `silence_s`, stalls of this process left out; DeadlineExceeded after
+        `timeout_s`, whatever the worker does.
         """
         loop = asyncio.get_running_loop()
-        until_s = deadline_s = loop.time() + timeout_s
+        deadline_s = loop.time() + timeout_s
         self._begun += 1
         reply_id, queue = self._begun, _Queue()
         timeout = Duration()
@@ -61,9 +64,7 @@ class ReplySession:
                 try:
                     said = queue.get_nowait()
                 except asyncio.QueueEmpty:
-                    until_s = min(loop.time() + silence_s, deadline_s)
-                    async with asyncio.timeout_at(until_s):
-                        said = await queue.get()
+                    said = await self._stalls.get(queue, silence_s, deadline_s)
                 if isinstance(said, PenstockError):
                     at_work = False
                     raise said
@@ -73,7 +74,7 @@ class ReplySession:
                 at_work = said.event.WhichOneof("event") not in ("finished", "handed_over")
                 yield said.event
         except TimeoutError:
-            if until_s == deadline_s:
+            if loop.time() >= deadline_s:
                 raise DeadlineExceeded("the deadline passed") from None
             raise Unavailable(f"the worker was silent for {silence_s:g} s") from None
         finally:
@@ -122,12 +123,17 @@ class SessionPool(AbstractAsyncContextManager["SessionPool"]):
     def __init__(self, channels: ChannelPool) -> None:
         self._channels = channels
         self._sessions: dict[str, ReplySession] = {}
+        self._stalls = StallMonitor()
+
+    async def __aenter__(self) -> "SessionPool":
+        await self._stalls.__aenter__()
+        return self
 
     def get(self, address: str) -> ReplySession:
         session = self._sessions.get(address)
         if session is None or session.over:
             self._sessions = {a: s for a, s in self._sessions.items() if not s.over}
-            session = self._sessions[address] = ReplySession(self._channels.get(address))
+            session = self._sessions[address] = ReplySession(self._channels.get(address), self._stalls)
         return session
 
     async def __aexit__(
@@ -135,3 +141,4 @@ class SessionPool(AbstractAsyncContextManager["SessionPool"]):
     ) -> None:
         for session in self._sessions.values():
             await session.close()
+        await self._stalls.__aexit__(kind, error, trace)
