@@ -189,7 +189,7 @@ class MeshRouter(BaseModel):
     """For one judgement, tries included."""
     worker_silence_s: float = Field(default=15.0, gt=0)
     """A worker that says nothing for so long on a stream counts as dead for that request."""
-    heartbeat_s: float = Field(default=5.0, gt=0)
+    heartbeat_s: float = Field(default=5.0, ge=0.05)
     """A gRPC stream that has had nothing to send for so long gets a heartbeat, so that clients can tell a slow answer from a
     router that is stuck."""
     tier_wait_s: float = Field(default=30.0, ge=0)

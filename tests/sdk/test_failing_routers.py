@@ -28,7 +28,6 @@ from penstock.client import errors as errors_of_the_sdk
 from penstock.client.retries import is_retryable
 from penstock.router.v1 import router_pb2 as pb
 from penstock.router.v1 import router_pb2_grpc
-from services import errors
 from services.domain.errors import AlreadyRunning, DeadlineExceeded, NotFound, Overloaded, Unavailable, invalid
 from services.domain.errors import PenstockError as DomainError
 from services.grpc_types import Context
@@ -39,6 +38,7 @@ from tests.support.scripted_servicer import (
     answer,
     breaking,
     duration,
+    failing,
     go_away,
     proxied,
     reset_stream,
@@ -75,23 +75,6 @@ def assert_whole(events: list[Event]) -> None:
     tokens = [event for event in events if isinstance(event, Tokens)]
     assert [event.offset for event in tokens] == list(range(len(TEXT)))
     assert "".join(event.text for event in tokens) == TEXT
-
-
-def failing(error: DomainError | grpc.StatusCode, *, tokens: int | None = None) -> Step:
-    """A step that fails; after `accepted` and so many tokens, where that is given."""
-
-    async def step(request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
-        if tokens is not None:
-            yield accepted()
-            begun = len(request.resume.token_ids)
-            for offset in range(begun, begun + tokens):
-                yield token(offset)
-        if isinstance(error, DomainError):
-            await context.abort_with_status(errors.to_status(error))
-        else:
-            await context.abort(error, "scripted")
-
-    return step
 
 
 def silent(heartbeat_s: float | None, tokens: int | None, woken: asyncio.Event | None = None) -> Step:

@@ -5,12 +5,15 @@ import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
+import grpc
 from google.protobuf.duration_pb2 import Duration
 from grpc import aio
 
 from penstock.common.v1 import common_pb2
 from penstock.router.v1 import router_pb2 as pb
 from penstock.router.v1 import router_pb2_grpc
+from services import errors
+from services.domain.errors import PenstockError
 from services.grpc_types import Context
 
 TEXT = "abcdefgh"
@@ -42,6 +45,23 @@ async def answer(request: pb.GenerateRequest, context: Context) -> AsyncIterator
     for offset in range(len(request.resume.token_ids), len(TEXT)):
         yield token(offset)
     yield pb.GenerateResponse(finished=pb.Finished(tier="t", reason=common_pb2.FINISH_REASON_STOP))
+
+
+def failing(error: PenstockError | grpc.StatusCode, *, tokens: int | None = None) -> Step:
+    """A step that fails; after `accepted` and so many tokens, where that is given."""
+
+    async def step(request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
+        if tokens is not None:
+            yield accepted()
+            begun = len(request.resume.token_ids)
+            for offset in range(begun, begun + tokens):
+                yield token(offset)
+        if isinstance(error, PenstockError):
+            await context.abort_with_status(errors.to_status(error))
+        else:
+            await context.abort(error, "scripted")
+
+    return step
 
 
 class ScriptedRouter(router_pb2_grpc.RouterServiceServicer):
