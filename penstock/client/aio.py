@@ -2,21 +2,23 @@
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from grpc import aio
 
 from penstock.client import connection, errors, transport, types
-from penstock.client.resumable import ResumableRequest, Routers
+from penstock.client.resumable import MISSED_HEARTBEATS, ResumableRequest, Routers
 from penstock.client.retries import RetryBudget, RetryPolicy
 from penstock.client.silence import LoopWatcher, SilenceWatch
 from penstock.planner.v1 import planner_pb2, planner_pb2_grpc
 from penstock.router.v1 import router_pb2 as pb
 from penstock.router.v1 import router_pb2_grpc
+
+_Response = TypeVar("_Response")
 
 
 class AsyncClient:
@@ -100,47 +102,59 @@ class AsyncClient:
 
     async def models(self) -> list[types.Model]:
         """The models that requests may name."""
-        try:
-            answer = await self._router(self._routers.preferred).ListModels(
-                pb.ListModelsRequest(), timeout=connection.CALL_TIMEOUT_S
-            )
-        except aio.AioRpcError as error:
-            raise errors.from_rpc(error) from error
+        answer = await self._ask(
+            lambda number: self._router(number).ListModels(pb.ListModelsRequest(), timeout=connection.CALL_TIMEOUT_S)
+        )
         return [transport.model_from_proto(model) for model in answer.models]
 
     async def status(self) -> types.MeshStatus:
         """The mesh as the router sees it."""
-        try:
-            answer = await self._mesh().GetStatus(pb.GetStatusRequest(), timeout=connection.CALL_TIMEOUT_S)
-        except aio.AioRpcError as error:
-            raise errors.from_rpc(error) from error
+        answer = await self._ask(
+            lambda number: self._mesh(number).GetStatus(pb.GetStatusRequest(), timeout=connection.CALL_TIMEOUT_S)
+        )
         return transport.status_from_proto(answer.status)
 
     async def watch_status(self, interval_s: float = 1.0) -> AsyncIterator[types.MeshStatus]:
-        """The status, again and again, until the iteration is left."""
-        call = self._mesh().WatchStatus(pb.WatchStatusRequest(interval=transport.duration(interval_s)))
+        """The status, again and again, until the iteration is left.
+
+        Raises:
+            PenstockError: The call failed, or nothing came for `silence_s` (or three intervals, where they are longer).
+        """
+        request = pb.WatchStatusRequest(interval=transport.duration(interval_s))
+        call = self._mesh(self._routers.preferred).WatchStatus(request)
+        loop, limit_s = asyncio.get_running_loop(), max(self._silence_s, MISSED_HEARTBEATS * interval_s)
+        watch = SilenceWatch(lambda: limit_s)
+        watcher, cancelling = LoopWatcher(watch, call), _cancelling()
         try:
+            watcher.start()
+            watch.waiting(loop.time())
             async for answer in call:
+                watch.heard()
                 yield transport.status_from_proto(answer.status)
+                watch.waiting(loop.time())
+        except asyncio.CancelledError:
+            if not watch.silent or _cancelling() > cancelling:
+                raise
+            raise errors.silent(limit_s) from None
         except aio.AioRpcError as error:
             raise errors.from_rpc(error) from error
         finally:
+            watcher.stop()
             call.cancel()
 
     async def traces(self, limit: int | None = None, trace_id: str | None = None) -> list[types.Trace]:
         """The last requests' traces, newest first, or one by its id."""
         request = pb.ListTracesRequest(limit_count=limit, trace_id=trace_id)
-        try:
-            answer = await self._mesh().ListTraces(request, timeout=connection.CALL_TIMEOUT_S)
-        except aio.AioRpcError as error:
-            raise errors.from_rpc(error) from error
+        answer = await self._ask(
+            lambda number: self._mesh(number).ListTraces(request, timeout=connection.CALL_TIMEOUT_S)
+        )
         return [transport.trace_from_proto(trace) for trace in answer.traces]
 
     async def move(self, request_id: str, instance_id: str) -> types.Move:
         """Have a reply that this client's router streams go on at another instance of its tier."""
         request = pb.MoveReplyRequest(request_id=request_id, instance_id=instance_id)
         try:
-            answer = await self._mesh().MoveReply(request, timeout=connection.MOVE_TIMEOUT_S)
+            answer = await self._mesh(self._routers.preferred).MoveReply(request, timeout=connection.MOVE_TIMEOUT_S)
         except aio.AioRpcError as error:
             raise errors.from_rpc(error) from error
         return transport.move_from_proto(answer)
@@ -153,7 +167,7 @@ class AsyncClient:
         return ResumableRequest(prompt, merged, self._retry, self._routers, self._budget, deadline_s, self._rng)
 
     async def _run(self, request: ResumableRequest) -> AsyncGenerator[types.Event, None]:
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        loop = asyncio.get_running_loop()
         while not request.finished:
             while (wait_s := request.wait_s(loop.time())) > 0:
                 await asyncio.sleep(wait_s)
@@ -162,8 +176,7 @@ class AsyncClient:
             message, timeout_s = request.message(), max(0.0, request.deadline_s - loop.time())
             call = self._router(request.router).Generate(message, timeout=timeout_s)
             watch = SilenceWatch(partial(request.silence_s, self._silence_s))
-            watcher = LoopWatcher(watch, call)
-            cancelling = task.cancelling() if task is not None else 0
+            watcher, cancelling = LoopWatcher(watch, call), _cancelling()
             try:
                 watcher.start()
                 watch.waiting(loop.time())
@@ -178,7 +191,7 @@ class AsyncClient:
             except (
                 asyncio.CancelledError
             ):  # what gRPC raises also where a call was cancelled, not the task that reads it
-                if not watch.silent or (task is not None and task.cancelling() > cancelling):
+                if not watch.silent or _cancelling() > cancelling:
                     raise
                 request.failed(errors.silent(watch.limit_s() or self._silence_s), loop.time())
             except aio.AioRpcError as error:
@@ -192,8 +205,30 @@ class AsyncClient:
     def _router(self, number: int) -> "router_pb2_grpc.RouterServiceAsyncStub":
         return router_pb2_grpc.RouterServiceStub(self._channels[number])
 
-    def _mesh(self) -> "router_pb2_grpc.MeshServiceAsyncStub":
-        return router_pb2_grpc.MeshServiceStub(self._channels[self._routers.preferred])
+    def _mesh(self, number: int) -> "router_pb2_grpc.MeshServiceAsyncStub":
+        return router_pb2_grpc.MeshServiceStub(self._channels[number])
+
+    async def _ask(self, ask: Callable[[int], Awaitable[_Response]]) -> _Response:
+        """Ask the preferred router; where it is away or does not answer, the others."""
+        *others, last = self._routers.in_order()
+        for number in others:
+            try:
+                return await ask(number)
+            except aio.AioRpcError as error:
+                failure = errors.from_rpc(error)
+                if not isinstance(failure, errors.UnavailableError | errors.DeadlineError):
+                    raise failure from error
+                self._routers.failed(number)
+        try:
+            return await ask(last)
+        except aio.AioRpcError as error:
+            raise errors.from_rpc(error) from error
+
+
+def _cancelling() -> int:
+    """How often the current task has been asked to end."""
+    task = asyncio.current_task()
+    return task.cancelling() if task is not None else 0
 
 
 class AsyncPlannerClient:

@@ -30,6 +30,10 @@ class Routers:
         self.heartbeat_s: list[float | None] = [None] * count
         """Longest time between two messages of a stream, as each router announced it; None: not announced."""
 
+    def in_order(self) -> list[int]:
+        """All routers, the preferred one first."""
+        return [(self.preferred + i) % self.count for i in range(self.count)]
+
     def failed(self, router: int) -> None:
         """New requests begin at the next router."""
         if self.preferred == router:

@@ -2,20 +2,22 @@
 
 import random
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import grpc
 
 from penstock.client import connection, errors, transport, types
-from penstock.client.resumable import ResumableRequest, Routers
+from penstock.client.resumable import MISSED_HEARTBEATS, ResumableRequest, Routers
 from penstock.client.retries import RetryBudget, RetryPolicy
 from penstock.client.silence import SilenceWatch, ThreadWatcher
 from penstock.planner.v1 import planner_pb2, planner_pb2_grpc
 from penstock.router.v1 import router_pb2 as pb
 from penstock.router.v1 import router_pb2_grpc
+
+_Response = TypeVar("_Response")
 
 
 class Client:
@@ -88,47 +90,53 @@ class Client:
 
     def models(self) -> list[types.Model]:
         """The models that requests may name."""
-        try:
-            answer = self._router(self._routers.preferred).ListModels(
-                pb.ListModelsRequest(), timeout=connection.CALL_TIMEOUT_S
-            )
-        except grpc.RpcError as error:
-            raise errors.from_rpc(error) from error
+        answer = self._ask(
+            lambda number: self._router(number).ListModels(pb.ListModelsRequest(), timeout=connection.CALL_TIMEOUT_S)
+        )
         return [transport.model_from_proto(model) for model in answer.models]
 
     def status(self) -> types.MeshStatus:
         """The mesh as the router sees it."""
-        try:
-            answer = self._mesh().GetStatus(pb.GetStatusRequest(), timeout=connection.CALL_TIMEOUT_S)
-        except grpc.RpcError as error:
-            raise errors.from_rpc(error) from error
+        answer = self._ask(
+            lambda number: self._mesh(number).GetStatus(pb.GetStatusRequest(), timeout=connection.CALL_TIMEOUT_S)
+        )
         return transport.status_from_proto(answer.status)
 
     def watch_status(self, interval_s: float = 1.0) -> Iterator[types.MeshStatus]:
-        """The status, again and again, until the iteration is left."""
-        call = self._mesh().WatchStatus(pb.WatchStatusRequest(interval=transport.duration(interval_s)))
+        """The status, again and again, until the iteration is left.
+
+        Raises:
+            PenstockError: The call failed, or nothing came for `silence_s` (or three intervals, where they are longer).
+        """
+        request = pb.WatchStatusRequest(interval=transport.duration(interval_s))
+        call = self._mesh(self._routers.preferred).WatchStatus(request)
+        limit_s = max(self._silence_s, MISSED_HEARTBEATS * interval_s)
+        watch = SilenceWatch(lambda: limit_s)
+        watch.waiting(time.monotonic())
+        self._watcher.add(watch, call)
         try:
             for answer in call:
+                watch.heard()
                 yield transport.status_from_proto(answer.status)
+                watch.waiting(time.monotonic())
         except grpc.RpcError as error:
-            raise errors.from_rpc(error) from error
+            silent = watch.silent and not self._closed
+            raise (errors.silent(limit_s) if silent else errors.from_rpc(error)) from error
         finally:
+            self._watcher.remove(watch)
             call.cancel()
 
     def traces(self, limit: int | None = None, trace_id: str | None = None) -> list[types.Trace]:
         """The last requests' traces, newest first, or one by its id."""
         request = pb.ListTracesRequest(limit_count=limit, trace_id=trace_id)
-        try:
-            answer = self._mesh().ListTraces(request, timeout=connection.CALL_TIMEOUT_S)
-        except grpc.RpcError as error:
-            raise errors.from_rpc(error) from error
+        answer = self._ask(lambda number: self._mesh(number).ListTraces(request, timeout=connection.CALL_TIMEOUT_S))
         return [transport.trace_from_proto(trace) for trace in answer.traces]
 
     def move(self, request_id: str, instance_id: str) -> types.Move:
         """Have a reply that this client's router streams go on at another instance of its tier."""
         request = pb.MoveReplyRequest(request_id=request_id, instance_id=instance_id)
         try:
-            answer = self._mesh().MoveReply(request, timeout=connection.MOVE_TIMEOUT_S)
+            answer = self._mesh(self._routers.preferred).MoveReply(request, timeout=connection.MOVE_TIMEOUT_S)
         except grpc.RpcError as error:
             raise errors.from_rpc(error) from error
         return transport.move_from_proto(answer)
@@ -174,8 +182,24 @@ class Client:
     def _router(self, number: int) -> router_pb2_grpc.RouterServiceStub:
         return router_pb2_grpc.RouterServiceStub(self._channels[number])
 
-    def _mesh(self) -> router_pb2_grpc.MeshServiceStub:
-        return router_pb2_grpc.MeshServiceStub(self._channels[self._routers.preferred])
+    def _mesh(self, number: int) -> router_pb2_grpc.MeshServiceStub:
+        return router_pb2_grpc.MeshServiceStub(self._channels[number])
+
+    def _ask(self, ask: Callable[[int], _Response]) -> _Response:
+        """Ask the preferred router; where it is away or does not answer, the others."""
+        *others, last = self._routers.in_order()
+        for number in others:
+            try:
+                return ask(number)
+            except grpc.RpcError as error:
+                failure = errors.from_rpc(error)
+                if not isinstance(failure, errors.UnavailableError | errors.DeadlineError):
+                    raise failure from error
+                self._routers.failed(number)
+        try:
+            return ask(last)
+        except grpc.RpcError as error:
+            raise errors.from_rpc(error) from error
 
 
 class PlannerClient:

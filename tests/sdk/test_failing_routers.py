@@ -289,7 +289,7 @@ async def test_a_cancellation_by_the_user_is_not_repeated() -> None:
         assert len(router.requests) == 2
 
 
-async def test_a_client_that_is_closed_ends_what_is_under_way(stream: Stream) -> None:
+async def test_a_client_that_is_closed_ends_what_is_under_way() -> None:
     async with scripted(silent(0.01, 2)) as router:
         client = Client(router.address, retry=QUICK, silence_s=30)
         events = client.stream("hello")
@@ -326,6 +326,42 @@ async def test_a_half_open_connection_is_found_by_keepalive_also_after_many_ping
             await call.read()
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         assert is_retryable(errors_of_the_sdk.from_rpc(caught.value))
+
+
+async def test_what_is_only_asked_is_asked_of_another_router_where_one_is_away() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        free = f"127.0.0.1:{taken.getsockname()[1]}"
+
+    def use(target: list[str]) -> None:
+        with Client(target) as client:
+            assert client.models() == []
+            assert client.status().router_id == "stuck"
+
+    async with scripted(answer) as router:
+        async with AsyncClient([free, router.address]) as client:
+            assert await client.models() == []
+            assert (await client.status()).router_id == "stuck"
+            assert await client.traces() == []
+        await asyncio.to_thread(use, [free, router.address])
+        async with AsyncClient(free) as client:
+            with pytest.raises(UnavailableError):
+                await client.models()
+
+
+async def test_a_status_that_is_watched_and_stops_coming_is_an_error() -> None:
+    def use(target: str) -> None:
+        with Client(target, silence_s=0.1) as client:
+            for status in client.watch_status(0.1):
+                assert status.router_id == "stuck"
+
+    async with scripted(answer) as router:
+        async with AsyncClient(router.address, silence_s=0.1) as client:
+            statuses = client.watch_status(0.1)
+            assert (await anext(statuses)).router_id == "stuck"
+            with pytest.raises(UnavailableError, match=r"silent for 0\.3 s"):
+                await anext(statuses)
+        with pytest.raises(UnavailableError, match=r"silent for 0\.3 s"):
+            await asyncio.to_thread(use, router.address)
 
 
 @pytest.mark.parametrize("client", [AsyncClient, Client])

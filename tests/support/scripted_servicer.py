@@ -88,12 +88,32 @@ class ScriptedRouter(router_pb2_grpc.RouterServiceServicer):
         return pb.ListModelsResponse()
 
 
+class StuckMesh(router_pb2_grpc.MeshServiceServicer):
+    """Gives one status, then nothing."""
+
+    async def WatchStatus(
+        self, request: pb.WatchStatusRequest, context: Context
+    ) -> AsyncIterator[pb.WatchStatusResponse]:
+        yield pb.WatchStatusResponse(status=pb.MeshStatus(router_id="stuck"))
+        await asyncio.Event().wait()
+
+    async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
+        return pb.GetStatusResponse(status=pb.MeshStatus(router_id="stuck"))
+
+    async def ListTraces(self, request: pb.ListTracesRequest, context: Context) -> pb.ListTracesResponse:
+        return pb.ListTracesResponse()
+
+    async def MoveReply(self, request: pb.MoveReplyRequest, context: Context) -> pb.MoveReplyResponse:
+        return pb.MoveReplyResponse(refusal="stuck")
+
+
 @asynccontextmanager
 async def scripted(*script: Step) -> AsyncIterator[ScriptedRouter]:
     """A router that follows a script, as long as the context lasts."""
     router = ScriptedRouter(*script)
     server = aio.server(options=(("grpc.http2.min_ping_interval_without_data_ms", 10),))
     router_pb2_grpc.add_RouterServiceServicer_to_server(router, server)
+    router_pb2_grpc.add_MeshServiceServicer_to_server(StuckMesh(), server)
     router.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     try:
