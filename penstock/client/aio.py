@@ -191,7 +191,11 @@ class AsyncClient:
             except (
                 asyncio.CancelledError
             ):  # what gRPC raises also where a call was cancelled, not the task that reads it
-                if not watch.silent or _cancelling() > cancelling:
+                if _cancelling() > cancelling:
+                    raise
+                if self._closed:
+                    raise errors.client_closed() from None
+                if not watch.silent:
                     raise
                 request.failed(errors.silent(watch.limit_s() or self._silence_s), loop.time())
             except aio.AioRpcError as error:

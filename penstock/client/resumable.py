@@ -138,7 +138,7 @@ class ResumableRequest:
         """
         self._responses += 1
         heartbeat_s = transport.heartbeat_interval_s(response)
-        if heartbeat_s is not None:
+        if heartbeat_s is not None or response.HasField("accepted"):  # a router may have become an older one
             self.routers.heartbeat_s[self.router] = heartbeat_s
         event = transport.event_from_proto(response)
         match event:

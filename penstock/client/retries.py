@@ -89,7 +89,7 @@ class RetryPolicy:
     initial_backoff_s: float = 0.1
     max_backoff_s: float = 5.0
     backoff_multiplier: float = 2.0
-    unavailable_timeout_s: float | None = 30.0
+    unavailable_timeout_s: float | None = 60.0
     retry_ratio: float = 1.0
     retries_per_s: float = 10.0
 

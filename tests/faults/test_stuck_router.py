@@ -124,7 +124,7 @@ async def test_a_stopped_router_stalls_nobody_for_longer_than_the_silence_limit_
         assert all(stream.changes == 0 for stream in waiting), "the stopped router moved its own requests"
         moved = [*streams, *blocking]
         assert min(stream.longest_gap_s for stream in moved) >= SILENCE_S * 0.9
-        assert max(stream.longest_gap_s for stream in moved) <= SILENCE_S + 3.0
+        assert max(stream.longest_gap_s for stream in moved) <= SILENCE_S + 5.0
         async with AsyncClient(both[0], timeout_s=60) as asking:
             after = await asking.status()
         assert after.router_id == stuck.instance_id

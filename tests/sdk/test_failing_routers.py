@@ -291,6 +291,17 @@ async def test_a_cancellation_by_the_user_is_not_repeated() -> None:
 
 async def test_a_client_that_is_closed_ends_what_is_under_way() -> None:
     async with scripted(silent(0.01, 2)) as router:
+        made = AsyncClient(router.address, retry=QUICK, silence_s=30)
+        streamed = made.stream("hello")
+        await anext(streamed)
+        closing = asyncio.create_task(made.close())
+        with pytest.raises(PenstockError, match="closed"):
+            async for _ in streamed:
+                pass
+        await closing
+        with pytest.raises(PenstockError, match="closed"):
+            await made.generate("hello")
+        router.requests.clear()
         client = Client(router.address, retry=QUICK, silence_s=30)
         events = client.stream("hello")
         await asyncio.to_thread(next, events)

@@ -162,6 +162,8 @@ def test_heartbeats_are_no_events_and_tell_when_silence_counts() -> None:
     other.message()
     other.failed(errors.silent(15.0), 0.0)
     assert (other.router, other.silence_s(15.0)) == (1, None)
+    request.take(accepted())
+    assert request.silence_s(15.0) is None, "an older version runs there now"
 
 
 def test_only_the_time_that_the_reader_waits_counts_as_silence() -> None:
