@@ -76,7 +76,7 @@ class ResumableRequest:
     _unavailable_since_s: float | None = None
     _send_at_s: float = -math.inf
     _last_failure: errors.PenstockError | None = None
-    _responses: int = 0  # of the current attempt
+    _answered: bool = False  # the current attempt has left the router's queue
     _request_id: str | None = None
     _accepted: types.Accepted | None = None
     _tier: str = ""
@@ -113,7 +113,7 @@ class ResumableRequest:
     def message(self) -> pb.GenerateRequest:
         """The request of the next attempt, to be sent to `router`."""
         self._attempts += 1
-        self._responses = 0
+        self._answered = False
         tried = self._tried[self.router]
         if self._request_id is not None:
             # At a router that has seen the id the broken attempt may still be ending under it.
@@ -136,7 +136,7 @@ class ResumableRequest:
         Raises:
             UnavailableError: The router sent tokens that are not the next ones.
         """
-        self._responses += 1
+        self._answered = self._answered or not response.HasField("heartbeat")
         heartbeat_s = transport.heartbeat_interval_s(response)
         if heartbeat_s is not None or response.HasField("accepted"):  # a router may have become an older one
             self.routers.heartbeat_s[self.router] = heartbeat_s
@@ -175,7 +175,7 @@ class ResumableRequest:
                 the attempt was answered, the refusal that came before it.
         """
         refused_before = isinstance(self._last_failure, errors.OverloadedError)
-        if isinstance(failure, errors.DeadlineError) and not self._responses and refused_before:
+        if isinstance(failure, errors.DeadlineError) and not self._answered and refused_before:
             assert self._last_failure is not None
             raise self._last_failure
         self._last_failure = failure

@@ -224,6 +224,7 @@ def test_no_call_waits_past_its_deadline_and_the_refusal_with_its_hint_is_what_i
     request.failed(full, 0.0)
     assert 7.0 <= request.wait_s(0.0) <= 10.5
     request.message()
+    request.take(pb.GenerateResponse(heartbeat=pb.Heartbeat()))  # it was in the queue until its deadline
     with pytest.raises(OverloadedError) as caught:
         request.failed(errors.DeadlineError("late", code=grpc.StatusCode.DEADLINE_EXCEEDED), 20.0)
     assert caught.value.retry_after_s == 7.0
