@@ -188,9 +188,8 @@ class AsyncClient:
                         yield event
                     watch.waiting(loop.time())
                 request.ended()
-            except (
-                asyncio.CancelledError
-            ):  # what gRPC raises also where a call was cancelled, not the task that reads it
+            except asyncio.CancelledError:
+                # gRPC raises it in the reader also where the call was cancelled, and not the reader's task.
                 if _cancelling() > cancelling:
                     raise
                 if self._closed:
