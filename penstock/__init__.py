@@ -1,7 +1,6 @@
 """Penstock's SDK: clients for a mesh that serves a cascade of language models."""
 
 from penstock.client.aio import AsyncClient, AsyncPlannerClient
-from penstock.client.conversation import RetryPolicy
 from penstock.client.errors import (
     ConflictError,
     DeadlineError,
@@ -9,8 +8,10 @@ from penstock.client.errors import (
     NotFoundError,
     OverloadedError,
     PenstockError,
+    RequestFailedError,
     UnavailableError,
 )
+from penstock.client.retries import RetryPolicy
 from penstock.client.sync import Client, PlannerClient
 from penstock.client.types import (
     Accepted,
@@ -97,6 +98,7 @@ __all__ = [
     "Prompt",
     "ReplicaGroup",
     "Reply",
+    "RequestFailedError",
     "RetryPolicy",
     "SequenceInFlight",
     "SimulatedTier",

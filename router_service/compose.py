@@ -61,7 +61,7 @@ async def compose(chassis: Chassis) -> None:
     driver = RequestDriver(view, gate, tiers, judge, stats, tracer, sampler)
     draining = Draining()
     router_pb2_grpc.add_RouterServiceServicer_to_server(
-        RouterServicer(driver, view, draining, options.default_deadline_s), chassis.server
+        RouterServicer(driver, view, draining, options.default_deadline_s, options.heartbeat_s), chassis.server
     )
     status = MeshStatus(chassis.instance_id, peers, gate, stats, agent)
     router_pb2_grpc.add_MeshServiceServicer_to_server(

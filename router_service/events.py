@@ -130,6 +130,13 @@ class Finished:
     stop: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """There is no event yet; sent after `interval_s` without one."""
+
+    interval_s: float
+
+
 RouterEvent = (
     Accepted | TierStarted | TierAdmitted | TierDeclined | Answer | Judged | Escalated | InstanceChanged | Finished
 )

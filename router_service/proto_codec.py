@@ -9,6 +9,7 @@ from router_service.events import (
     Escalated,
     EscalationReason,
     Finished,
+    Heartbeat,
     InstanceChanged,
     Judged,
     Resume,
@@ -70,12 +71,21 @@ def request_from_proto(request: pb.GenerateRequest, new_id: str, deadline_s: flo
     )
 
 
-def event_to_proto(event: RouterEvent) -> pb.GenerateResponse:
+def event_to_proto(event: RouterEvent | Heartbeat, heartbeat_s: float) -> pb.GenerateResponse:
+    """heartbeat_s: interval that `accepted` announces."""
     match event:
         case Answer(tier, frame):
             return pb.GenerateResponse(tokens=pb.AnswerTokens(tier=tier, frame=common.frame_to_proto(frame)))
         case Accepted(request_id, revision, seed):
-            return pb.GenerateResponse(accepted=pb.Accepted(request_id=request_id, plan_revision=revision, seed=seed))
+            accepted = pb.Accepted(
+                request_id=request_id,
+                plan_revision=revision,
+                seed=seed,
+                heartbeat_interval=common.duration(heartbeat_s),
+            )
+            return pb.GenerateResponse(accepted=accepted)
+        case Heartbeat(interval_s):
+            return pb.GenerateResponse(heartbeat=pb.Heartbeat(interval=common.duration(interval_s)))
         case TierStarted(tier, instance_id):
             return pb.GenerateResponse(tier_started=pb.TierStarted(tier=tier, instance_id=instance_id))
         case TierAdmitted():

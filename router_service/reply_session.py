@@ -18,6 +18,7 @@ from router_service.failures import Failure, InstanceFailed
 from services import errors
 from services.channels import MAX_MESSAGE_BYTES, ChannelPool
 from services.domain.errors import DeadlineExceeded, MessageTooLarge, PenstockError
+from services.stalls import StallMonitor
 
 MOST_BYTES = 1 << 20  # of what several replies ask in one message; one that asks for more has a message to itself
 MAX_STEP_BYTES = MAX_MESSAGE_BYTES - 64  # what surrounds a step in a message of its own takes less than 64 bytes
@@ -36,7 +37,8 @@ class _Reply:
 class ReplySession:
     """One call of GenerateMany; begins with the first reply, and `over` once it has ended, for whatever reason."""
 
-    def __init__(self, channel: aio.Channel) -> None:
+    def __init__(self, channel: aio.Channel, stalls: StallMonitor) -> None:
+        self._stalls = stalls
         self._steps: deque[pb.ReplyStep] = deque()
         self._news = asyncio.Event()
         self._replies: dict[int, _Reply] = {}
@@ -58,12 +60,13 @@ class ReplySession:
 
         Raises:
             PenstockError: What the worker said.
-            InstanceFailed: There is no connection, it broke, the shared call ended, or nothing came for `silence_s`.
+            InstanceFailed: There is no connection, it broke, the shared call ended, or nothing came for `silence_s`,
+                stalls of this process left out.
             MessageTooLarge: The request does not fit a message; nothing has been sent.
             DeadlineExceeded: `timeout_s` has passed, whatever the worker does.
         """
         loop = asyncio.get_running_loop()
-        until_s = deadline_s = loop.time() + timeout_s
+        deadline_s = loop.time() + timeout_s
         self._begun += 1
         reply_id, reply = self._begun, _Reply()
         timeout = Duration()
@@ -80,9 +83,7 @@ class ReplySession:
                 try:
                     said = reply.events.get_nowait()
                 except asyncio.QueueEmpty:
-                    until_s = min(loop.time() + silence_s, deadline_s)
-                    async with asyncio.timeout_at(until_s):
-                        said = await reply.events.get()
+                    said = await self._stalls.get(reply.events, silence_s, deadline_s)
                 if isinstance(said, PenstockError):
                     at_work = False
                     raise said
@@ -92,7 +93,7 @@ class ReplySession:
                 at_work = said.event.WhichOneof("event") not in ("finished", "handed_over")
                 yield said.event
         except TimeoutError:
-            if until_s == deadline_s:
+            if loop.time() >= deadline_s:
                 raise DeadlineExceeded("the deadline passed") from None
             failure = Failure.SILENT if reply.sent else Failure.CONNECT_FAILED
             raise InstanceFailed(failure, f"the worker was silent for {silence_s:g} s") from None
@@ -104,14 +105,14 @@ class ReplySession:
     async def _read(self, channel: aio.Channel) -> None:
         stub: Any = worker_pb2_grpc.WorkerServiceStub(channel)
         call = stub.GenerateMany(self._outgoing())
-        failure, message = Failure.CALL_BROKEN, "the worker ended the stream in the middle"
+        failure, why = Failure.CALL_BROKEN, "the worker ended the stream in the middle"
         try:
             while isinstance(message := await call.read(), pb.GenerateManyResponse):
                 for said in message.events:
                     if (reply := self._replies.get(said.reply_id)) is not None:
                         reply.events.put_nowait(said)
         except aio.AioRpcError as error:
-            message = str(errors.from_rpc(error))
+            why = str(errors.from_rpc(error))
             if error.code() is grpc.StatusCode.UNAVAILABLE and not errors.is_ours(error):
                 failure = Failure.INSTANCE_DIED
         finally:
@@ -120,7 +121,7 @@ class ReplySession:
             self._news.set()  # a call that ends by itself leaves the task that sends waiting
             for reply in self._replies.values():
                 unsent = failure is Failure.INSTANCE_DIED and not reply.sent
-                reply.events.put_nowait(InstanceFailed(Failure.CONNECT_FAILED if unsent else failure, message))
+                reply.events.put_nowait(InstanceFailed(Failure.CONNECT_FAILED if unsent else failure, why))
 
     def _step(self, step: pb.ReplyStep) -> None:
         self._steps.append(step)
@@ -150,12 +151,17 @@ class SessionPool(AbstractAsyncContextManager["SessionPool"]):
     def __init__(self, channels: ChannelPool) -> None:
         self._channels = channels
         self._sessions: dict[str, ReplySession] = {}
+        self._stalls = StallMonitor()
+
+    async def __aenter__(self) -> "SessionPool":
+        await self._stalls.__aenter__()
+        return self
 
     def get(self, address: str) -> ReplySession:
         session = self._sessions.get(address)
         if session is None or session.over:
             self._sessions = {a: s for a, s in self._sessions.items() if not s.over}
-            session = self._sessions[address] = ReplySession(self._channels.get(address))
+            session = self._sessions[address] = ReplySession(self._channels.get(address), self._stalls)
         return session
 
     async def __aexit__(
@@ -163,3 +169,4 @@ class SessionPool(AbstractAsyncContextManager["SessionPool"]):
     ) -> None:
         for session in self._sessions.values():
             await session.close()
+        await self._stalls.__aexit__(kind, error, trace)

@@ -11,6 +11,7 @@ from penstock.router.v1 import router_pb2 as pb
 from penstock.router.v1 import router_pb2_grpc
 from router_service import proto_codec as codec
 from router_service.generation import TierGeneration
+from router_service.heartbeats import with_heartbeats
 from router_service.migration import NotMoved
 from router_service.models import models_of
 from router_service.request_driver import RequestDriver, worker_request_id
@@ -61,9 +62,16 @@ class Draining:
 
 
 class RouterServicer(router_pb2_grpc.RouterServiceServicer):
-    def __init__(self, driver: RequestDriver, view: MeshView, draining: Draining, default_deadline_s: float) -> None:
+    def __init__(
+        self,
+        driver: RequestDriver,
+        view: MeshView,
+        draining: Draining,
+        default_deadline_s: float,
+        heartbeat_s: float,
+    ) -> None:
         self._driver, self._view, self._draining = driver, view, draining
-        self._default_deadline_s = default_deadline_s
+        self._default_deadline_s, self._heartbeat_s = default_deadline_s, heartbeat_s
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
         left_s = context.time_remaining()
@@ -73,9 +81,9 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
             {"gen_ai.request.model": asked.model, "penstock.request_id": asked.request_id}
         )
         with self._draining:
-            async with aclosing(self._driver.drive(asked)) as events:
+            async with aclosing(with_heartbeats(self._driver.drive(asked), self._heartbeat_s)) as events:
                 async for event in events:
-                    yield codec.event_to_proto(event)
+                    yield codec.event_to_proto(event, self._heartbeat_s)
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
         models = [

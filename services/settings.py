@@ -197,6 +197,9 @@ class MeshRouter(BaseModel):
     """A judge that timed out three times in a row is not asked for so long (circuit breaker); then one judgement tries it."""
     worker_silence_s: float = Field(default=15.0, gt=0)
     """A worker that says nothing for so long on a stream counts as dead for that request."""
+    heartbeat_s: float = Field(default=5.0, ge=0.05)
+    """A gRPC stream that has had nothing to send for so long gets a heartbeat, so that clients can tell a slow answer from a
+    router that is stuck."""
     tier_wait_s: float = Field(default=30.0, ge=0)
     """A request waits so long for an instance of a tier that has none; tiers below the last are skipped instead."""
     suspect_s: float = Field(default=2.0, ge=0)

@@ -27,7 +27,7 @@ def ask(
     """Ask one question and see the cascade at work."""
     where = targets.resolve(target)
     options = Options(model=model, temperature=temperature, max_tokens=max_tokens, seed=seed)
-    with told_errors(where), Client(where) as client:
+    with told_errors(where), Client(where, retry=targets.INTERACTIVE) as client:
         if json:
             print_json(client.generate(prompt, options))
             return
@@ -45,7 +45,7 @@ def chat(
     where = targets.resolve(target)
     options = Options(model=model, temperature=temperature, max_tokens=max_tokens)
     messages = [{"role": "system", "content": system}] if system else []
-    with told_errors(where), Client(where) as client:
+    with told_errors(where), Client(where, retry=targets.INTERACTIVE) as client:
         while True:
             try:
                 said = console.input("[bold]you[/] ")

@@ -8,9 +8,13 @@ import typer
 
 from penstock.cli.output import fail
 from penstock.client.connection import USUAL_TARGET
+from penstock.client.retries import RetryPolicy
 from penstock.client.sync import Client
 
 FOLDER = Path(".penstock")
+
+INTERACTIVE = RetryPolicy(unavailable_timeout_s=3.0)
+"""For who waits at a terminal: a full mesh is waited for, one that is not there is not."""
 
 Target = Annotated[
     str | None,

@@ -1,26 +1,37 @@
 """The asyncio clients."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+import random
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
+from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from grpc import aio
 
 from penstock.client import connection, errors, transport, types
-from penstock.client.conversation import Conversation, RetryPolicy
+from penstock.client.resumable import MISSED_HEARTBEATS, ResumableRequest, Routers
+from penstock.client.retries import RetryBudget, RetryPolicy
+from penstock.client.silence import LoopWatcher, SilenceWatch
 from penstock.planner.v1 import planner_pb2, planner_pb2_grpc
 from penstock.router.v1 import router_pb2 as pb
 from penstock.router.v1 import router_pb2_grpc
+
+_Response = TypeVar("_Response")
 
 
 class AsyncClient:
     """Talks to one or several routers of a mesh.
 
-    target: `host:port`; with several (a list, or separated by commas) another is used when one fails, also in the
+    target: `host:port`; with several (a list, or separated by commas) another is used when one fails or refuses, also in the
         middle of a reply.
-    timeout_s: of a request, tries and pauses included.
+    timeout_s: Of a request, attempts and pauses included.
+    retry: When a request is repeated.
+    silence_s: A stream on which the router sends nothing for so long, not even a heartbeat, is given up, and the request
+        goes on at another router. Where a router announces a heartbeat interval of more than a third of this, three times the
+        interval counts; a router that announces none is waited for until the deadline.
+    keepalive_s: Between two pings of a connection with calls under way, at least 10; finds half-open connections.
 
         async with AsyncClient("127.0.0.1:50051") as client:
             reply = await client.generate("What is 12 + 30?", temperature=0)
@@ -33,10 +44,16 @@ class AsyncClient:
         *,
         timeout_s: float = connection.USUAL_TIMEOUT_S,
         retry: RetryPolicy | None = None,
+        silence_s: float = connection.USUAL_SILENCE_S,
+        keepalive_s: float = connection.USUAL_KEEPALIVE_S,
     ) -> None:
         self._timeout_s, self._retry = timeout_s, retry or RetryPolicy()
-        self._channels = [aio.insecure_channel(name, options=connection.OPTIONS) for name in connection.targets(target)]
-        self._turn = 0
+        connection.check_limits(silence_s, keepalive_s)
+        self._silence_s = silence_s
+        options = connection.channel_options(keepalive_s)
+        self._channels = [aio.insecure_channel(name, options=options) for name in connection.targets(target)]
+        self._routers, self._budget = Routers(len(self._channels)), RetryBudget(self._retry)
+        self._rng, self._closed = random.Random(), False
 
     async def __aenter__(self) -> Self:
         return self
@@ -48,6 +65,7 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Close the connections; what is under way fails."""
+        self._closed = True
         for channel in self._channels:
             await channel.close()
 
@@ -59,11 +77,15 @@ class AsyncClient:
         timeout_s: float | None = None,
         **more: object,
     ) -> types.Reply:
-        """The whole answer. `more` are fields of Options. PenstockError, and what it stands for."""
-        conversation = self._conversation(prompt, options, more)
-        async for _ in self._run(conversation, timeout_s):
+        """Return the whole answer. `more` are fields of Options.
+
+        Raises:
+            PenstockError: The request failed; its classes say how.
+        """
+        request = self._request(prompt, options, more, timeout_s)
+        async for _ in self._run(request):
             pass
-        return conversation.reply()
+        return request.reply()
 
     async def stream(
         self,
@@ -74,86 +96,142 @@ class AsyncClient:
         **more: object,
     ) -> AsyncIterator[types.Event]:
         """Events as they come, Finished last. Leaving the iteration cancels the request."""
-        async with aclosing(self._run(self._conversation(prompt, options, more), timeout_s)) as events:
+        async with aclosing(self._run(self._request(prompt, options, more, timeout_s))) as events:
             async for event in events:
                 yield event
 
     async def models(self) -> list[types.Model]:
         """The models that requests may name."""
-        try:
-            answer = await self._router().ListModels(pb.ListModelsRequest(), timeout=connection.CALL_TIMEOUT_S)
-        except aio.AioRpcError as error:
-            raise errors.from_rpc(error) from error
+        answer = await self._ask(
+            lambda number: self._router(number).ListModels(pb.ListModelsRequest(), timeout=connection.CALL_TIMEOUT_S)
+        )
         return [transport.model_from_proto(model) for model in answer.models]
 
     async def status(self) -> types.MeshStatus:
         """The mesh as the router sees it."""
-        try:
-            answer = await self._mesh().GetStatus(pb.GetStatusRequest(), timeout=connection.CALL_TIMEOUT_S)
-        except aio.AioRpcError as error:
-            raise errors.from_rpc(error) from error
+        answer = await self._ask(
+            lambda number: self._mesh(number).GetStatus(pb.GetStatusRequest(), timeout=connection.CALL_TIMEOUT_S)
+        )
         return transport.status_from_proto(answer.status)
 
     async def watch_status(self, interval_s: float = 1.0) -> AsyncIterator[types.MeshStatus]:
-        """The status, again and again, until the iteration is left."""
-        call = self._mesh().WatchStatus(pb.WatchStatusRequest(interval=transport.duration(interval_s)))
+        """The status, again and again, until the iteration is left.
+
+        Raises:
+            PenstockError: The call failed, or nothing came for `silence_s` (or three intervals, where they are longer).
+        """
+        request = pb.WatchStatusRequest(interval=transport.duration(interval_s))
+        call = self._mesh(self._routers.preferred).WatchStatus(request)
+        loop, limit_s = asyncio.get_running_loop(), max(self._silence_s, MISSED_HEARTBEATS * interval_s)
+        watch = SilenceWatch(lambda: limit_s)
+        watcher, cancelling = LoopWatcher(watch, call), _cancelling()
         try:
+            watcher.start()
+            watch.waiting(loop.time())
             async for answer in call:
+                watch.heard()
                 yield transport.status_from_proto(answer.status)
+                watch.waiting(loop.time())
+        except asyncio.CancelledError:
+            if not watch.silent or _cancelling() > cancelling:
+                raise
+            raise errors.silent(limit_s) from None
         except aio.AioRpcError as error:
             raise errors.from_rpc(error) from error
         finally:
+            watcher.stop()
             call.cancel()
 
     async def traces(self, limit: int | None = None, trace_id: str | None = None) -> list[types.Trace]:
         """The last requests' traces, newest first, or one by its id."""
         request = pb.ListTracesRequest(limit_count=limit, trace_id=trace_id)
-        try:
-            answer = await self._mesh().ListTraces(request, timeout=connection.CALL_TIMEOUT_S)
-        except aio.AioRpcError as error:
-            raise errors.from_rpc(error) from error
+        answer = await self._ask(
+            lambda number: self._mesh(number).ListTraces(request, timeout=connection.CALL_TIMEOUT_S)
+        )
         return [transport.trace_from_proto(trace) for trace in answer.traces]
 
     async def move(self, request_id: str, instance_id: str) -> types.Move:
         """Have a reply that this client's router streams go on at another instance of its tier."""
         request = pb.MoveReplyRequest(request_id=request_id, instance_id=instance_id)
         try:
-            answer = await self._mesh().MoveReply(request, timeout=connection.MOVE_TIMEOUT_S)
+            answer = await self._mesh(self._routers.preferred).MoveReply(request, timeout=connection.MOVE_TIMEOUT_S)
         except aio.AioRpcError as error:
             raise errors.from_rpc(error) from error
         return transport.move_from_proto(answer)
 
-    def _conversation(
-        self, prompt: types.Prompt, options: types.Options | None, more: dict[str, object]
-    ) -> Conversation:
-        return Conversation(prompt, connection.merged(options, more), self._retry)
+    def _request(
+        self, prompt: types.Prompt, options: types.Options | None, more: dict[str, object], timeout_s: float | None
+    ) -> ResumableRequest:
+        deadline_s = asyncio.get_running_loop().time() + (timeout_s if timeout_s is not None else self._timeout_s)
+        merged = connection.merged(options, more)
+        return ResumableRequest(prompt, merged, self._retry, self._routers, self._budget, deadline_s, self._rng)
 
-    async def _run(self, conversation: Conversation, timeout_s: float | None) -> AsyncGenerator[types.Event, None]:
+    async def _run(self, request: ResumableRequest) -> AsyncGenerator[types.Event, None]:
         loop = asyncio.get_running_loop()
-        until = loop.time() + (timeout_s if timeout_s is not None else self._timeout_s)
-        while not conversation.finished:
-            call = self._router().Generate(conversation.request, timeout=max(0.0, until - loop.time()))
+        while not request.finished:
+            while (wait_s := request.wait_s(loop.time())) > 0:
+                await asyncio.sleep(wait_s)
+            if self._closed:
+                raise errors.client_closed()
+            message, timeout_s = request.message(), max(0.0, request.deadline_s - loop.time())
+            call = self._router(request.router).Generate(message, timeout=timeout_s)
+            watch = SilenceWatch(partial(request.silence_s, self._silence_s))
+            watcher, cancelling = LoopWatcher(watch, call), _cancelling()
             try:
+                watcher.start()
+                watch.waiting(loop.time())
                 async for response in call:
-                    event = conversation.take(response)
+                    watch.heard()
+                    event = request.take(response)
+                    watcher.start()
                     if event is not None:
                         yield event
+                    watch.waiting(loop.time())
+                request.ended()
+            except asyncio.CancelledError:
+                # gRPC raises it in the reader also where the call was cancelled, and not the reader's task.
+                if _cancelling() > cancelling:
+                    raise
+                if self._closed:
+                    raise errors.client_closed() from None
+                if not watch.silent:
+                    raise
+                request.failed(errors.silent(watch.limit_s() or self._silence_s), loop.time())
             except aio.AioRpcError as error:
-                pause_s = conversation.after(error)
-                self._turn += 1
-                if loop.time() + pause_s >= until:
-                    raise errors.from_rpc(error) from error
-                await asyncio.sleep(pause_s)
-            else:
-                conversation.ended()
+                request.failed(errors.from_rpc(error), loop.time())
+            except errors.UnavailableError as error:
+                request.failed(error, loop.time())
             finally:
+                watcher.stop()
                 call.cancel()
 
-    def _router(self) -> "router_pb2_grpc.RouterServiceAsyncStub":
-        return router_pb2_grpc.RouterServiceStub(self._channels[self._turn % len(self._channels)])
+    def _router(self, number: int) -> "router_pb2_grpc.RouterServiceAsyncStub":
+        return router_pb2_grpc.RouterServiceStub(self._channels[number])
 
-    def _mesh(self) -> "router_pb2_grpc.MeshServiceAsyncStub":
-        return router_pb2_grpc.MeshServiceStub(self._channels[self._turn % len(self._channels)])
+    def _mesh(self, number: int) -> "router_pb2_grpc.MeshServiceAsyncStub":
+        return router_pb2_grpc.MeshServiceStub(self._channels[number])
+
+    async def _ask(self, ask: Callable[[int], Awaitable[_Response]]) -> _Response:
+        """Ask the preferred router; where it is away or does not answer, the others."""
+        *others, last = self._routers.in_order()
+        for number in others:
+            try:
+                return await ask(number)
+            except aio.AioRpcError as error:
+                failure = errors.from_rpc(error)
+                if not isinstance(failure, errors.UnavailableError | errors.DeadlineError):
+                    raise failure from error
+                self._routers.failed(number)
+        try:
+            return await ask(last)
+        except aio.AioRpcError as error:
+            raise errors.from_rpc(error) from error
+
+
+def _cancelling() -> int:
+    """How often the current task has been asked to end."""
+    task = asyncio.current_task()
+    return task.cancelling() if task is not None else 0
 
 
 class AsyncPlannerClient:

@@ -29,7 +29,7 @@ class NotFoundError(PenstockError):
 
 
 class OverloadedError(PenstockError):
-    """Too much is waiting. `retry_after_s`: when a place may be free."""
+    """Too much is waiting. `retry_after_s`: when a place may be free; 0 where the server did not say."""
 
     def __init__(self, message: str, retry_after_s: float, reason: str = "") -> None:
         self.retry_after_s = retry_after_s
@@ -45,22 +45,41 @@ class DeadlineError(PenstockError):
 
 
 class ConflictError(PenstockError):
-    """Somebody else was faster: the expected revision is not the current one."""
+    """The expected plan revision is not the current one, or a request with this id is running already."""
 
+
+class RequestFailedError(PenstockError):
+    """The request itself fails wherever it runs; it is not repeated."""
+
+
+MESSAGE_TOO_LARGE = "MESSAGE_TOO_LARGE"
+"""`reason` of a message over the size that the client or the router takes."""
 
 _BY_CODE: dict[grpc.StatusCode, type[PenstockError]] = {
     grpc.StatusCode.NOT_FOUND: NotFoundError,
     grpc.StatusCode.UNAVAILABLE: UnavailableError,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineError,
     grpc.StatusCode.ABORTED: ConflictError,
+    grpc.StatusCode.ALREADY_EXISTS: ConflictError,
+    grpc.StatusCode.FAILED_PRECONDITION: RequestFailedError,
 }
+
+
+def silent(limit_s: float) -> PenstockError:
+    """The exception for a stream on which the router has said nothing for `limit_s`, not even a heartbeat."""
+    return UnavailableError(f"the router was silent for {limit_s:g} s", code=grpc.StatusCode.UNAVAILABLE)
+
+
+def client_closed() -> PenstockError:
+    """The exception for a request whose client was closed under it."""
+    return PenstockError("the client is closed", code=grpc.StatusCode.CANCELLED)
 
 
 def from_rpc(failed: grpc.RpcError) -> PenstockError:
     """The exception for a failed call, from its status and details."""
     error: Any = failed  # both kinds of client raise errors that are calls, which the types do not say
     code, said = error.code(), error.details() or ""
-    reason, fields, retry_s = "", dict[str, str](), 1.0
+    reason, fields, retry_s = "", dict[str, str](), 0.0
     try:
         status = rpc_status.from_call(error)
     except ValueError:  # details of another status: not ours
@@ -75,6 +94,10 @@ def from_rpc(failed: grpc.RpcError) -> PenstockError:
             retry_s = retry.retry_delay.ToMilliseconds() / 1000
     if code is grpc.StatusCode.INVALID_ARGUMENT:
         return InvalidRequestError(said, fields, reason)
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and not reason and "message larger than max" in said:
+        return PenstockError(
+            said, code=code, reason=MESSAGE_TOO_LARGE
+        )  # gRPC's own words: there is no other sign of it
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return OverloadedError(said, retry_s, reason)
     kind = _BY_CODE.get(code, PenstockError)

@@ -1,17 +1,23 @@
 """The blocking clients: what the asyncio ones do, for programs without an event loop. Safe to share between threads."""
 
+import random
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import grpc
 
 from penstock.client import connection, errors, transport, types
-from penstock.client.conversation import Conversation, RetryPolicy
+from penstock.client.resumable import MISSED_HEARTBEATS, ResumableRequest, Routers
+from penstock.client.retries import RetryBudget, RetryPolicy
+from penstock.client.silence import SilenceWatch, ThreadWatcher
 from penstock.planner.v1 import planner_pb2, planner_pb2_grpc
 from penstock.router.v1 import router_pb2 as pb
 from penstock.router.v1 import router_pb2_grpc
+
+_Response = TypeVar("_Response")
 
 
 class Client:
@@ -27,12 +33,17 @@ class Client:
         *,
         timeout_s: float = connection.USUAL_TIMEOUT_S,
         retry: RetryPolicy | None = None,
+        silence_s: float = connection.USUAL_SILENCE_S,
+        keepalive_s: float = connection.USUAL_KEEPALIVE_S,
     ) -> None:
         self._timeout_s, self._retry = timeout_s, retry or RetryPolicy()
-        self._channels = [
-            grpc.insecure_channel(name, options=connection.OPTIONS) for name in connection.targets(target)
-        ]
-        self._turn = 0
+        connection.check_limits(silence_s, keepalive_s)
+        self._silence_s = silence_s
+        options = connection.channel_options(keepalive_s)
+        self._channels = [grpc.insecure_channel(name, options=options) for name in connection.targets(target)]
+        self._routers, self._budget = Routers(len(self._channels)), RetryBudget(self._retry)
+        self._rng, self._closed = random.Random(), False
+        self._watcher = ThreadWatcher()
 
     def __enter__(self) -> Self:
         return self
@@ -44,6 +55,7 @@ class Client:
 
     def close(self) -> None:
         """Close the connections; what is under way fails."""
+        self._closed = True
         for channel in self._channels:
             channel.close()
 
@@ -55,11 +67,15 @@ class Client:
         timeout_s: float | None = None,
         **more: object,
     ) -> types.Reply:
-        """The whole answer. `more` are fields of Options. PenstockError, and what it stands for."""
-        conversation = Conversation(prompt, connection.merged(options, more), self._retry)
-        for _ in self._run(conversation, timeout_s):
+        """Return the whole answer. `more` are fields of Options.
+
+        Raises:
+            PenstockError: The request failed; its classes say how.
+        """
+        request = self._request(prompt, options, more, timeout_s)
+        for _ in self._run(request):
             pass
-        return conversation.reply()
+        return request.reply()
 
     def stream(
         self,
@@ -70,78 +86,120 @@ class Client:
         **more: object,
     ) -> Iterator[types.Event]:
         """Events as they come, Finished last. Leaving the iteration cancels the request."""
-        yield from self._run(Conversation(prompt, connection.merged(options, more), self._retry), timeout_s)
+        yield from self._run(self._request(prompt, options, more, timeout_s))
 
     def models(self) -> list[types.Model]:
         """The models that requests may name."""
-        try:
-            answer = self._router().ListModels(pb.ListModelsRequest(), timeout=connection.CALL_TIMEOUT_S)
-        except grpc.RpcError as error:
-            raise errors.from_rpc(error) from error
+        answer = self._ask(
+            lambda number: self._router(number).ListModels(pb.ListModelsRequest(), timeout=connection.CALL_TIMEOUT_S)
+        )
         return [transport.model_from_proto(model) for model in answer.models]
 
     def status(self) -> types.MeshStatus:
         """The mesh as the router sees it."""
-        try:
-            answer = self._mesh().GetStatus(pb.GetStatusRequest(), timeout=connection.CALL_TIMEOUT_S)
-        except grpc.RpcError as error:
-            raise errors.from_rpc(error) from error
+        answer = self._ask(
+            lambda number: self._mesh(number).GetStatus(pb.GetStatusRequest(), timeout=connection.CALL_TIMEOUT_S)
+        )
         return transport.status_from_proto(answer.status)
 
     def watch_status(self, interval_s: float = 1.0) -> Iterator[types.MeshStatus]:
-        """The status, again and again, until the iteration is left."""
-        call = self._mesh().WatchStatus(pb.WatchStatusRequest(interval=transport.duration(interval_s)))
+        """The status, again and again, until the iteration is left.
+
+        Raises:
+            PenstockError: The call failed, or nothing came for `silence_s` (or three intervals, where they are longer).
+        """
+        request = pb.WatchStatusRequest(interval=transport.duration(interval_s))
+        call = self._mesh(self._routers.preferred).WatchStatus(request)
+        limit_s = max(self._silence_s, MISSED_HEARTBEATS * interval_s)
+        watch = SilenceWatch(lambda: limit_s)
+        watch.waiting(time.monotonic())
+        self._watcher.add(watch, call)
         try:
             for answer in call:
+                watch.heard()
                 yield transport.status_from_proto(answer.status)
+                watch.waiting(time.monotonic())
         except grpc.RpcError as error:
-            raise errors.from_rpc(error) from error
+            silent = watch.silent and not self._closed
+            raise (errors.silent(limit_s) if silent else errors.from_rpc(error)) from error
         finally:
+            self._watcher.remove(watch)
             call.cancel()
 
     def traces(self, limit: int | None = None, trace_id: str | None = None) -> list[types.Trace]:
         """The last requests' traces, newest first, or one by its id."""
         request = pb.ListTracesRequest(limit_count=limit, trace_id=trace_id)
-        try:
-            answer = self._mesh().ListTraces(request, timeout=connection.CALL_TIMEOUT_S)
-        except grpc.RpcError as error:
-            raise errors.from_rpc(error) from error
+        answer = self._ask(lambda number: self._mesh(number).ListTraces(request, timeout=connection.CALL_TIMEOUT_S))
         return [transport.trace_from_proto(trace) for trace in answer.traces]
 
     def move(self, request_id: str, instance_id: str) -> types.Move:
         """Have a reply that this client's router streams go on at another instance of its tier."""
         request = pb.MoveReplyRequest(request_id=request_id, instance_id=instance_id)
         try:
-            answer = self._mesh().MoveReply(request, timeout=connection.MOVE_TIMEOUT_S)
+            answer = self._mesh(self._routers.preferred).MoveReply(request, timeout=connection.MOVE_TIMEOUT_S)
         except grpc.RpcError as error:
             raise errors.from_rpc(error) from error
         return transport.move_from_proto(answer)
 
-    def _run(self, conversation: Conversation, timeout_s: float | None) -> Iterator[types.Event]:
-        until = time.monotonic() + (timeout_s if timeout_s is not None else self._timeout_s)
-        while not conversation.finished:
-            call = self._router().Generate(conversation.request, timeout=max(0.0, until - time.monotonic()))
+    def _request(
+        self, prompt: types.Prompt, options: types.Options | None, more: dict[str, object], timeout_s: float | None
+    ) -> ResumableRequest:
+        deadline_s = time.monotonic() + (timeout_s if timeout_s is not None else self._timeout_s)
+        merged = connection.merged(options, more)
+        return ResumableRequest(prompt, merged, self._retry, self._routers, self._budget, deadline_s, self._rng)
+
+    def _run(self, request: ResumableRequest) -> Iterator[types.Event]:
+        while not request.finished:
+            while (wait_s := request.wait_s(time.monotonic())) > 0:
+                time.sleep(wait_s)
+            if self._closed:
+                raise errors.client_closed()
+            message, timeout_s = request.message(), max(0.0, request.deadline_s - time.monotonic())
+            call = self._router(request.router).Generate(message, timeout=timeout_s)
+            watch = SilenceWatch(partial(request.silence_s, self._silence_s))
+            watch.waiting(time.monotonic())
+            self._watcher.add(watch, call)
             try:
                 for response in call:
-                    event = conversation.take(response)
+                    watch.heard()
+                    event = request.take(response)
                     if event is not None:
                         yield event
+                    watch.waiting(time.monotonic())
+                request.ended()
             except grpc.RpcError as error:
-                pause_s = conversation.after(error)
-                self._turn += 1
-                if time.monotonic() + pause_s >= until:
-                    raise errors.from_rpc(error) from error
-                time.sleep(pause_s)
-            else:
-                conversation.ended()
+                if self._closed:
+                    raise errors.client_closed() from error
+                silent = watch.silent and error.code() is grpc.StatusCode.CANCELLED
+                failure = errors.silent(watch.limit_s() or self._silence_s) if silent else errors.from_rpc(error)
+                request.failed(failure, time.monotonic())
+            except errors.UnavailableError as error:
+                request.failed(error, time.monotonic())
             finally:
+                self._watcher.remove(watch)
                 call.cancel()
 
-    def _router(self) -> router_pb2_grpc.RouterServiceStub:
-        return router_pb2_grpc.RouterServiceStub(self._channels[self._turn % len(self._channels)])
+    def _router(self, number: int) -> router_pb2_grpc.RouterServiceStub:
+        return router_pb2_grpc.RouterServiceStub(self._channels[number])
 
-    def _mesh(self) -> router_pb2_grpc.MeshServiceStub:
-        return router_pb2_grpc.MeshServiceStub(self._channels[self._turn % len(self._channels)])
+    def _mesh(self, number: int) -> router_pb2_grpc.MeshServiceStub:
+        return router_pb2_grpc.MeshServiceStub(self._channels[number])
+
+    def _ask(self, ask: Callable[[int], _Response]) -> _Response:
+        """Ask the preferred router; where it is away or does not answer, the others."""
+        *others, last = self._routers.in_order()
+        for number in others:
+            try:
+                return ask(number)
+            except grpc.RpcError as error:
+                failure = errors.from_rpc(error)
+                if not isinstance(failure, errors.UnavailableError | errors.DeadlineError):
+                    raise failure from error
+                self._routers.failed(number)
+        try:
+            return ask(last)
+        except grpc.RpcError as error:
+            raise errors.from_rpc(error) from error
 
 
 class PlannerClient:

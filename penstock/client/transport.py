@@ -74,7 +74,7 @@ def request_to_proto(prompt: types.Prompt, options: types.Options) -> pb.Generat
 
 
 def event_from_proto(response: pb.GenerateResponse) -> types.Event | None:
-    """None for an event that this version does not know."""
+    """None for a heartbeat, and for an event that this version does not know."""
     kind = response.WhichOneof("event")
     told: Any = getattr(response, kind) if kind is not None else None
     match kind:
@@ -112,6 +112,17 @@ def event_from_proto(response: pb.GenerateResponse) -> types.Event | None:
                 total_s=seconds(told.total_time),
                 trace_id=told.trace_id,
             )
+        case _:
+            return None
+
+
+def heartbeat_interval_s(response: pb.GenerateResponse) -> float | None:
+    """The router's longest time between two messages of a stream, where this response announces it."""
+    match response.WhichOneof("event"):
+        case "heartbeat" if response.heartbeat.HasField("interval"):
+            return seconds(response.heartbeat.interval)
+        case "accepted" if response.accepted.HasField("heartbeat_interval"):
+            return seconds(response.accepted.heartbeat_interval)
         case _:
             return None
 

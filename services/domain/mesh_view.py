@@ -55,6 +55,11 @@ class MeshView:
         """The store has shown a sign of life: a message, or an answer."""
         self._alive_at = now
 
+    def woke(self, now: float) -> None:
+        """This process stood still until now: instances get a whole lease to speak up again, as after a connection."""
+        if self.connected:
+            self._connected_since = self._alive_at = now
+
     def disconnect(self, now: float) -> None:
         if self.connected:
             self._connected_since, self._synced_at = None, now

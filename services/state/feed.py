@@ -14,6 +14,7 @@ from services.background import end
 from services.domain.instances import InstanceRecord
 from services.domain.mesh_view import MeshView
 from services.domain.plans import Plan
+from services.stalls import StallMonitor
 from services.state import codec
 from services.state.connection import StateUnavailable, as_bytes, state_errors
 from services.state.keys import ALL_GROUPS, Keys, group_of
@@ -44,10 +45,12 @@ class MeshFeed(AbstractAsyncContextManager["MeshFeed"]):
         self._redis, self._keys, self.view, self._group = redis, keys, view, group
         self._on_change = on_change
         self._tasks: list[asyncio.Task[None]] = []
+        self._stalls = StallMonitor()
         self.synced = asyncio.Event()
         """Set once the view has been filled for the first time."""
 
     async def __aenter__(self) -> "MeshFeed":
+        await self._stalls.__aenter__()
         self._tasks = [
             asyncio.create_task(self._follow(), name="mesh-feed"),
             asyncio.create_task(self._expire(), name="mesh-feed-expiry"),
@@ -58,6 +61,7 @@ class MeshFeed(AbstractAsyncContextManager["MeshFeed"]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await end(*self._tasks)
+        await self._stalls.__aexit__(kind, error, trace)
 
     async def _follow(self) -> None:
         loop, pause = asyncio.get_running_loop(), RETRY_FIRST_S
@@ -117,8 +121,13 @@ class MeshFeed(AbstractAsyncContextManager["MeshFeed"]):
                 self._on_change()
 
     async def _expire(self) -> None:
+        loop, stalled_s = asyncio.get_running_loop(), self._stalls.total_s()
         while True:
             await asyncio.sleep(0.25)
+            if (total_s := self._stalls.total_s()) > stalled_s:
+                _log.warning("this process stood still for %.1f s", total_s - stalled_s)
+                stalled_s = total_s
+                self.view.woke(loop.time())
             gone = self.view.expire()
             if gone:
                 _log.warning("lease ran out: %s", ", ".join(gone))

@@ -57,6 +57,19 @@ def test_a_stuck_store_lets_nobody_expire() -> None:
     assert view.expire() == []  # however late it is: the store was last heard at 1.0
 
 
+def test_a_process_that_stood_still_gives_everybody_a_whole_lease() -> None:
+    view = connected()
+    view.woke(60.0)
+    assert view.expire() == []
+    view.alive(62.9)
+    assert view.expire() == []
+    view.alive(63.1)
+    assert view.expire() == ["w1"]
+    view.disconnect(64.0)
+    view.woke(100.0)
+    assert not view.connected
+
+
 def test_a_goodbye_takes_effect_at_once() -> None:
     view = connected()
     view.forget("w1")

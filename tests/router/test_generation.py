@@ -44,7 +44,7 @@ from services.domain.errors import (
     invalid,
 )
 from services.domain.requests import FinishReason
-from tests.support.scripted_servicer import PLACES, Act, Script, ScriptedWorker
+from tests.support.scripted_worker_servicer import PLACES, Act, Script, ScriptedWorker
 
 TOKENS = 40
 LONG_AGO = -1e9

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import time
 import uuid
 from collections.abc import AsyncIterator
 
@@ -10,9 +11,11 @@ from redis.asyncio import Redis
 
 from services.domain import InstanceRecord, Load, MeshView, ModelCard, NotFound, Plan, RevisionConflict, Role, TierPlan
 from services.domain.stages.places import StagePlace
+from services.stalls import STALL_S, TICK_S
 from services.state import MeshFeed, PlanStore, Registrar, SpanRecord, StateUnavailable, TraceStore, codec, connect
 from services.state.connection import connect_blocking
 from services.state.keys import Keys, tier_group
+from services.state.registry import publish
 from services.state.traces import SPANS_PER_TRACE, write_spans
 from services.testing import RedisProcess
 
@@ -85,6 +88,33 @@ async def test_a_silent_instance_expires_everywhere(client: Redis, keys: Keys) -
         async with MeshFeed(client, keys, other) as late:
             await late.synced.wait()
             assert other.instances() == []
+
+
+async def test_a_feed_that_stood_still_gives_instances_a_whole_lease_to_speak_up(
+    client: Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process was stopped for longer than a lease; the store speaks before the instance does."""
+    view, looks = MeshView(), [0]
+    expire = view.expire
+
+    def counted() -> list[str]:
+        looks[0] += 1
+        return expire()
+
+    monkeypatch.setattr(view, "expire", counted)
+    async with MeshFeed(client, keys, view) as feed:
+        await feed.synced.wait()
+        async with client.pipeline() as pipe:
+            publish(pipe, keys, record("w", lease_s=1.0))
+            await pipe.execute()
+        await until(lambda: view.instances())
+        time.sleep(TICK_S + STALL_S + 0.3)  # noqa: ASYNC251 - the loop stands still
+        await PlanStore(client, keys).publish(PLAN)
+        await until(lambda: view.plan is not None)
+        looked = looks[0]
+        await until(lambda: looks[0] >= looked + 2)
+        assert view.instances()
+        await until(lambda: not view.instances())
 
 
 async def test_who_comes_late_reads_everything(client: Redis, keys: Keys) -> None:

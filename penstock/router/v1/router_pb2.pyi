@@ -157,9 +157,10 @@ class GenerateResponse(_message.Message):
     ESCALATED_FIELD_NUMBER: _builtins.int
     INSTANCE_CHANGED_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def accepted(self) -> Global___Accepted:
-        """The first event."""
+        """The first event; only heartbeats come before it."""
 
     @_builtins.property
     def tier_started(self) -> Global___TierStarted: ...
@@ -183,6 +184,12 @@ class GenerateResponse(_message.Message):
     def finished(self) -> Global___Finished:
         """The one terminal event."""
 
+    @_builtins.property
+    def heartbeat(self) -> Global___Heartbeat:
+        """The router is alive and has had nothing to send for its heartbeat interval: the request waits for its turn, for the
+        judge or for its first token, or the answer is held until it has been judged. Not sent while other events flow.
+        """
+
     def __init__(
         self,
         *,
@@ -195,16 +202,39 @@ class GenerateResponse(_message.Message):
         escalated: Global___Escalated | None = ...,
         instance_changed: Global___InstanceChanged | None = ...,
         finished: Global___Finished | None = ...,
+        heartbeat: Global___Heartbeat | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "escalated", b"escalated", "event", b"event", "finished", b"finished", "instance_changed", b"instance_changed", "judged", b"judged", "tier_admitted", b"tier_admitted", "tier_declined", b"tier_declined", "tier_started", b"tier_started", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "escalated", b"escalated", "event", b"event", "finished", b"finished", "heartbeat", b"heartbeat", "instance_changed", b"instance_changed", "judged", b"judged", "tier_admitted", b"tier_admitted", "tier_declined", b"tier_declined", "tier_started", b"tier_started", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "escalated", b"escalated", "event", b"event", "finished", b"finished", "instance_changed", b"instance_changed", "judged", b"judged", "tier_admitted", b"tier_admitted", "tier_declined", b"tier_declined", "tier_started", b"tier_started", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "escalated", b"escalated", "event", b"event", "finished", b"finished", "heartbeat", b"heartbeat", "instance_changed", b"instance_changed", "judged", b"judged", "tier_admitted", b"tier_admitted", "tier_declined", b"tier_declined", "tier_started", b"tier_started", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["accepted", "tier_started", "tier_admitted", "tier_declined", "tokens", "judged", "escalated", "instance_changed", "finished"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["accepted", "tier_started", "tier_admitted", "tier_declined", "tokens", "judged", "escalated", "instance_changed", "finished", "heartbeat"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
 Global___GenerateResponse: _TypeAlias = GenerateResponse  # noqa: Y015
+
+@_typing.final
+class Heartbeat(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INTERVAL_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def interval(self) -> _duration_pb2.Duration:
+        """As in `accepted`."""
+
+    def __init__(
+        self,
+        *,
+        interval: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["interval", b"interval"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["interval", b"interval"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Heartbeat: _TypeAlias = Heartbeat  # noqa: Y015
 
 @_typing.final
 class Accepted(_message.Message):
@@ -213,20 +243,28 @@ class Accepted(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     PLAN_REVISION_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_INTERVAL_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     plan_revision: _builtins.int
     seed: _builtins.int
     """The seed in use, also where the request named none."""
+    @_builtins.property
+    def heartbeat_interval(self) -> _duration_pb2.Duration:
+        """No two messages of this stream are further apart: a client that hears nothing for several of these may give the router
+        up and go on at another with `resume`. Left out: the router sends no heartbeats, and its silence says nothing.
+        """
+
     def __init__(
         self,
         *,
         request_id: _builtins.str = ...,
         plan_revision: _builtins.int = ...,
         seed: _builtins.int = ...,
+        heartbeat_interval: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["heartbeat_interval", b"heartbeat_interval"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["plan_revision", b"plan_revision", "request_id", b"request_id", "seed", b"seed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_interval", b"heartbeat_interval", "plan_revision", b"plan_revision", "request_id", b"request_id", "seed", b"seed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,136 @@
+"""A router is stopped (SIGSTOP) under streams, and goes on later. Real processes.
+
+Its clients do not wait for it; on waking it does not take its own absence for the silence of others.
+"""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+import yaml
+
+from penstock import AsyncClient, Client, InstanceChanged, RetryPolicy, Tokens
+from penstock.local import LocalMesh, MeshOptions
+
+SILENCE_S = 1.0  # of the clients
+WORKER_SILENCE_S = 2.5
+STOPPED_S = 4.5  # longer than the routers' silence limit for workers, and than a lease
+PROMPTS = [f"question {number}" for number in range(24)]
+
+
+@pytest.fixture(scope="module")
+async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalMesh]:
+    folder = tmp_path_factory.mktemp("stuck")
+    simulated = {"overhead_ms": 30.0, "token_us": 1.0, "context_token_ns": 0.0, "reply_tokens": 200}
+    tier = {"engine": "simulated", "simulated": simulated, "workers": 2, "max_running": 64}
+    content = {
+        "name": "test-stuck-router",
+        "tiers": [
+            {"name": "small", "model": "s", "threshold": 0, **tier},
+            {"name": "large", "model": "l", **tier},
+        ],
+        "judge": {"scorers": [{"name": "confidence", "kind": "confidence"}], "default_scorer": "confidence"},
+        "router": {
+            "replicas": 2,
+            "grpc_port": 0,
+            "http_port": 0,
+            "heartbeat_s": 0.2,
+            "worker_silence_s": WORKER_SILENCE_S,
+        },
+    }
+    file = folder / "mesh.yaml"
+    file.write_text(yaml.safe_dump(content))
+    async with LocalMesh(MeshOptions(file, folder)) as running:
+        yield running
+
+
+class Stream:
+    """One request's events, read to the end."""
+
+    def __init__(self, prompt: str) -> None:
+        self.prompt, self.text, self.tokens, self.changes = prompt, "", 0, 0
+        self.longest_gap_s, self._last_s = 0.0, time.monotonic()
+
+    def see(self, event: object) -> None:
+        now = time.monotonic()
+        self.longest_gap_s, self._last_s = max(self.longest_gap_s, now - self._last_s), now
+        if isinstance(event, InstanceChanged):
+            self.changes += 1
+        if isinstance(event, Tokens):
+            assert event.offset == self.tokens, "a token twice, or one missing"
+            self.tokens += len(event.token_ids)
+            self.text += event.text
+
+    async def run(self, client: AsyncClient, model: str) -> "Stream":
+        async for event in client.stream(self.prompt, model=model, temperature=0):
+            self.see(event)
+        return self
+
+    def run_blocking(self, client: Client, model: str) -> "Stream":
+        for event in client.stream(self.prompt, model=model, temperature=0):
+            self.see(event)
+        return self
+
+
+async def test_a_stopped_router_stalls_nobody_for_longer_than_the_silence_limit_and_blames_nobody_when_it_wakes(
+    mesh: LocalMesh,
+) -> None:
+    """Streams of live and of held answers; some clients wait for the stopped router, which goes on with their streams."""
+    both = list(mesh.grpc_addresses)
+    async with (
+        AsyncClient(both, timeout_s=120, silence_s=SILENCE_S) as client,
+        AsyncClient(both[0], timeout_s=120, silence_s=600, retry=RetryPolicy(attempts=1)) as patient,
+    ):
+        before = await client.status()
+        stuck = next(i for i in before.instances if i.address == both[0])
+        name = next(n for n, w in mesh.watcher.watched.items() if str(w.pid) == stuck.instance_id.rpartition("-")[2])
+        log = mesh.watcher.watched[name].spec.log
+        assert log is not None
+        pid = mesh.watcher.watched[name].pid
+        assert pid is not None
+        log_before = await asyncio.to_thread(log.read_text)
+        quiet = [Stream(prompt) for prompt in PROMPTS]  # what comes undisturbed
+        await asyncio.gather(*(stream.run(client, "large") for stream in quiet))
+
+        streams, held, waiting = ([Stream(prompt) for prompt in PROMPTS] for _ in range(3))
+        blocking = [Stream(prompt) for prompt in PROMPTS[:4]]
+        with Client(both, timeout_s=120, silence_s=SILENCE_S) as other:
+            tasks = [asyncio.create_task(stream.run(client, "large")) for stream in streams]
+            tasks += [asyncio.create_task(stream.run(client, "cascade")) for stream in held]
+            tasks += [asyncio.create_task(asyncio.to_thread(s.run_blocking, other, "large")) for s in blocking]
+            stay = [asyncio.create_task(stream.run(patient, "large")) for stream in waiting]
+            live = [*streams, *blocking, *waiting]
+            async with asyncio.timeout(60):
+                while sum(1 for stream in live if stream.tokens) < len(live):
+                    await asyncio.sleep(0.01)
+            stopped_s = time.monotonic()
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                await asyncio.gather(*tasks)
+                await asyncio.sleep(
+                    max(0.0, stopped_s + STOPPED_S - time.monotonic())
+                )  # it must be stopped for so long
+            finally:
+                os.kill(pid, signal.SIGCONT)
+            await asyncio.gather(*stay)
+
+        texts = {stream.prompt: stream.text for stream in quiet}
+        for stream in (*streams, *blocking, *waiting):
+            assert stream.text == texts[stream.prompt]
+        assert {stream.prompt: len(stream.text) > 0 for stream in held} == dict.fromkeys(PROMPTS, True)
+        assert all(stream.changes == 0 for stream in waiting), "the stopped router moved its own requests"
+        moved = [*streams, *blocking]
+        assert min(stream.longest_gap_s for stream in moved) >= SILENCE_S * 0.9
+        assert max(stream.longest_gap_s for stream in moved) <= SILENCE_S + 5.0
+        async with AsyncClient(both[0], timeout_s=60) as asking:
+            after = await asking.status()
+        assert after.router_id == stuck.instance_id
+        assert (after.failovers, after.failed) == (0, 0)
+        assert all(instance.state == "ready" for instance in after.instances)
+        said = (await asyncio.to_thread(log.read_text)).removeprefix(log_before)
+        assert "stood still" in said
+        for word in ("lease ran out", "silent", "failed", "Traceback"):
+            assert word not in said, said

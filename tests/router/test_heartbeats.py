@@ -1,0 +1,131 @@
+"""Heartbeats on a stream that has nothing to send; none, and no cost, on one that has."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+from grpc import aio
+
+from penstock import Options
+from penstock.client import transport
+from penstock.router.v1 import router_pb2 as pb
+from penstock.router.v1 import router_pb2_grpc
+from router_service.events import Heartbeat, RouterEvent, TierStarted
+from router_service.heartbeats import with_heartbeats
+from services.testing import RedisProcess
+from tests.conftest import MeshFileMaker
+from tests.support.mesh import TestMesh, running_mesh
+
+
+def event(number: int) -> RouterEvent:
+    return TierStarted("t", str(number))
+
+
+async def numbered(count: int) -> AsyncGenerator[RouterEvent, None]:
+    for number in range(count):
+        await asyncio.sleep(0)
+        yield event(number)
+
+
+async def test_events_pass_in_order_and_cost_no_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, timers = asyncio.get_running_loop(), itertools.count()
+    call_at = loop.call_at
+
+    def counted(*arguments: Any, **options: Any) -> asyncio.TimerHandle:
+        next(timers)
+        return call_at(*arguments, **options)
+
+    monkeypatch.setattr(loop, "call_at", counted)
+    async with aclosing(with_heartbeats(numbered(1000), 60.0)) as events:
+        assert [e async for e in events] == [event(number) for number in range(1000)]
+    assert next(timers) <= 2  # one for the stream; `asyncio.wait` may set one at its end
+
+
+async def test_a_stream_without_events_gets_a_heartbeat_at_each_interval_and_loses_no_event() -> None:
+    go_on = asyncio.Event()
+
+    async def source() -> AsyncGenerator[RouterEvent, None]:
+        yield event(0)
+        await go_on.wait()
+        yield event(1)
+
+    seen: list[RouterEvent | Heartbeat] = []
+    loop = asyncio.get_running_loop()
+    async with aclosing(with_heartbeats(source(), 0.02)) as events:
+        began = loop.time()
+        async for e in events:
+            seen.append(e)
+            if len(seen) == 5:
+                assert loop.time() - began >= 4 * 0.02
+                go_on.set()
+    assert seen[0] == event(0)
+    assert seen[1:5] == [Heartbeat(0.02)] * 4
+    assert [e for e in seen[5:] if e != Heartbeat(0.02)] == [event(1)]
+
+
+async def test_an_error_comes_after_the_events_before_it() -> None:
+    async def source() -> AsyncGenerator[RouterEvent, None]:
+        yield event(0)
+        yield event(1)
+        raise LookupError("gone")
+
+    async with aclosing(with_heartbeats(source(), 60.0)) as events:
+        assert [await anext(events), await anext(events)] == [event(0), event(1)]
+        with pytest.raises(LookupError, match="gone"):
+            await anext(events)
+
+
+async def test_leaving_closes_the_source_and_a_reader_that_stops_is_not_run_away_from() -> None:
+    made, closed = 0, asyncio.Event()
+
+    async def source() -> AsyncGenerator[RouterEvent, None]:
+        nonlocal made
+        try:
+            while True:
+                made += 1
+                yield event(made)
+        finally:
+            closed.set()
+
+    async with aclosing(with_heartbeats(source(), 60.0)) as events:
+        await anext(events)
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        assert made < 20
+    assert closed.is_set()
+
+
+@pytest.fixture
+async def slow_mesh(redis: RedisProcess, mesh_file: MeshFileMaker) -> AsyncIterator[TestMesh]:
+    """One request at a time; the first tier takes several hundred ms; heartbeats every 50 ms."""
+    slow = {"overhead_ms": 60.0, "reply_tokens": 24}
+    tiers = [{"name": "small", "model": "s", "threshold": 50, "simulated": slow}, {"name": "large", "model": "l"}]
+    file = mesh_file(tiers, router={"grpc_port": 0, "http_port": 0, "heartbeat_s": 0.05, "max_active": 1})
+    async with running_mesh(file, redis.url) as running:
+        yield running
+
+
+async def test_a_router_says_that_it_is_alive_while_it_has_nothing_to_send(slow_mesh: TestMesh) -> None:
+    """In the admission queue, which comes before `accepted`, and while an answer is held for the judge."""
+    async with aio.insecure_channel(slow_mesh.router.address) as channel:
+        stub = router_pb2_grpc.RouterServiceStub(channel)
+
+        async def ask() -> list[pb.GenerateResponse]:
+            request = transport.request_to_proto("hello", Options(temperature=0))
+            return [response async for response in stub.Generate(request, timeout=60)]
+
+        replies = await asyncio.gather(ask(), ask())
+    in_queue = []
+    for responses in replies:
+        kinds = [response.WhichOneof("event") for response in responses]
+        first = kinds.index("accepted")
+        in_queue.append(first)
+        assert set(kinds[:first]) <= {"heartbeat"}
+        assert kinds.count("heartbeat") - first >= 3
+        announced = {transport.heartbeat_interval_s(response) for response in responses} - {None}
+        assert announced == {0.05}
+    assert min(in_queue) == 0
+    assert max(in_queue) >= 3
