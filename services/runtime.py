@@ -16,7 +16,7 @@ from typing import Any
 from grpc import aio
 from redis.asyncio import Redis
 
-from services import telemetry
+from services import grpc_server, telemetry
 from services.channels import SERVER_OPTIONS
 from services.domain.instances import InstanceRecord, Load, ModelCard, Role
 from services.domain.stages.places import StagePlace
@@ -118,7 +118,7 @@ async def serve(
     async with AsyncExitStack() as stack:
         measured = telemetry.set_up(role.value, instance_id, settings, state_url=state_url, keys=keys, host=host)
         stack.callback(measured.close)
-        server = aio.server(interceptors=(ChassisInterceptor(measured),), options=SERVER_OPTIONS)
+        server = grpc_server.server((ChassisInterceptor(measured),), SERVER_OPTIONS)
         try:
             port = server.add_insecure_port(f"{settings.bind_host}:{settings.grpc_port}")
         except RuntimeError:
