@@ -5,9 +5,9 @@ import logging
 import random
 
 from penstock.router.v1 import router_pb2_grpc
+from router_service.admission_queue import AdmissionQueue
 from router_service.bid_client import BidClient
 from router_service.bidding import BidLimits, MoveAgent
-from router_service.gate import Gate
 from router_service.generation import Patience, TierGeneration
 from router_service.judge_client import JudgeClient
 from router_service.openai_gateway import OpenAiGateway
@@ -38,7 +38,7 @@ async def compose(chassis: Chassis) -> None:
     peers = Peers(view, options.suspect_s)
     channels = await stack.enter_async_context(ChannelPool())
     await stack.enter_async_context(MeshFeed(chassis.redis, chassis.keys, view, on_change=peers.view_changed))
-    gate = Gate(options.max_active, options.max_waiting)
+    queue = AdmissionQueue(options.max_active, options.max_waiting)
     stats = RouterStats(chassis.telemetry.meter)
     judge = JudgeClient(channels, peers, tracer, options.judge_timeout_s)
     sessions = await stack.enter_async_context(SessionPool(channels))
@@ -56,12 +56,12 @@ async def compose(chassis: Chassis) -> None:
     if replan.enabled:
         sampler = WindowSampler(replan.sample, replan.window_s, SystemClock(), random.Random())
         await stack.enter_async_context(WorkloadReporter(sampler, WorkloadStore(chassis.redis, chassis.keys)))
-    driver = RequestDriver(view, gate, tiers, judge, stats, tracer, sampler)
+    driver = RequestDriver(view, queue, tiers, judge, stats, tracer, sampler)
     draining = Draining()
     router_pb2_grpc.add_RouterServiceServicer_to_server(
         RouterServicer(driver, view, draining, options.default_deadline_s), chassis.server
     )
-    status = MeshStatus(chassis.instance_id, peers, gate, stats, agent)
+    status = MeshStatus(chassis.instance_id, peers, queue, stats, agent)
     router_pb2_grpc.add_MeshServiceServicer_to_server(
         MeshServicer(status, TraceStore(chassis.redis, chassis.keys), tiers, view), chassis.server
     )

@@ -1,14 +1,14 @@
 """A gRPC server that takes many new calls in one turn of the event loop.
 
-`grpc.aio` asks the core for one new call at a time, and each answer waits behind all the events of the streams under way. With 200
-busy streams that is about 50 new calls per second; what the core holds for 30 s without having been asked for, it ends with
-CANCELLED: no handler has seen it and no counter has counted it. This server has many such requests at the core at all times.
+`grpc.aio` asks the core for one new call at a time, and each answer waits behind all the events of the streams under way.
+With 200 busy streams that is about 50 new calls per second. What the core has held for 30 s without being asked for it, it
+ends with CANCELLED: no handler has seen it and no counter has counted it. This server has many requests at the core.
 """
 
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from grpc import aio
 from grpc._cython import cygrpc
@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 ACCEPTS = 64
 """Calls that the core may hand over at once: about 20 ms of work for the event loop, if all are refused."""
 
-# The core holds what it has not handed over yet. That is little, as a rule; the limits only keep the core from ending calls in silence.
+# The core holds what it has not handed over yet: little, as a rule. The limits keep it from ending calls unseen.
 QUEUE_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.server_max_unrequested_time_in_server", 600),  # s; the default, 30, is less than many a deadline
     ("grpc.server.max_pending_requests", 16_384),
@@ -49,7 +49,7 @@ class _AioServer(cygrpc.AioServer):  # type: ignore[misc]
             self.calls.put_nowait(error)
 
 
-class Server(grpc_aio_server.Server):  # type: ignore[misc]
+class Server(grpc_aio_server.Server):
     """As `grpc.aio.server()` makes it, with many requests for calls at the core."""
 
     def __init__(self, interceptors: Sequence[aio.ServerInterceptor], options: Sequence[tuple[str, int | str]]) -> None:
@@ -65,4 +65,5 @@ def server(interceptors: Sequence[aio.ServerInterceptor], options: Sequence[tupl
     if not hasattr(cygrpc.AioServer, "_request_call"):  # a private name: absent from some release to come
         _log.warning("this grpcio takes one new call at a time: many at once may have to wait")
         return aio.server(interceptors=tuple(interceptors), options=(*options, *QUEUE_OPTIONS))
-    return Server(interceptors, options)
+    made: Any = Server(interceptors, options)
+    return cast("aio.Server", made)

@@ -154,7 +154,10 @@ class OpenAiGateway:
             for choice in choices
         ]
         with self._draining:
-            async with aclosing(_merged([self._driver.drive(r) for r in requests])) as events:
+            async with (
+                self._driver.admitted(requests) as places,
+                aclosing(_merged([self._driver.run(r, places) for r in requests])) as events,
+            ):
                 if asked.stream:
                     return await self._stream(request, asked, shape, request_id, choices, events, with_logprobs)
                 async for index, event in events:

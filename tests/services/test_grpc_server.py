@@ -36,7 +36,7 @@ async def test_new_calls_do_not_wait_for_rounds_of_the_busy_streams() -> None:
             all_entered.set()
         return b""
 
-    handlers = {
+    handlers: dict[str, Any] = {
         "Busy": grpc.unary_stream_rpc_method_handler(write_until_all_entered),
         "New": grpc.unary_unary_rpc_method_handler(enter),
     }
@@ -71,12 +71,13 @@ async def test_a_server_stops_and_its_calls_end() -> None:
         return b""
 
     server = grpc_server.server((), SERVER_OPTIONS)
-    handlers = {"Endless": grpc.unary_unary_rpc_method_handler(endless)}
+    handlers: dict[str, Any] = {"Endless": grpc.unary_unary_rpc_method_handler(endless)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Service", handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        call: Any = channel.unary_unary("/test.Service/Endless")(b"")
+        method: Any = channel.unary_unary("/test.Service/Endless")
+        call = method(b"")
         await started.wait()
         async with asyncio.timeout(10):
             await server.stop(0)
