@@ -10,7 +10,7 @@ from router_service.bid_client import BidClient
 from router_service.bidding import BidLimits, MoveAgent
 from router_service.generation import Patience, TierGeneration
 from router_service.judge_client import JudgeClient
-from router_service.openai_gateway import OpenAiGateway
+from router_service.openai_gateway import HttpLimits, OpenAiGateway
 from router_service.peers import Peers
 from router_service.reply_session import SessionPool
 from router_service.request_driver import RequestDriver
@@ -66,7 +66,14 @@ async def compose(chassis: Chassis) -> None:
         MeshServicer(status, TraceStore(chassis.redis, chassis.keys), tiers, view), chassis.server
     )
     chassis.health.offer(ROUTER_SERVICE, MESH_SERVICE)
-    gateway = OpenAiGateway(driver, view, draining, tracer, options.default_deadline_s)
+    limits = HttpLimits(
+        default_deadline_s=options.default_deadline_s,
+        write_timeout_s=options.write_timeout_s,
+        body_timeout_s=options.body_timeout_s,
+        keepalive_timeout_s=options.keepalive_timeout_s,
+        max_connections=options.max_connections,
+    )
+    gateway = OpenAiGateway(driver, view, draining, chassis.telemetry, limits)
     try:
         port = await gateway.start(chassis.settings.bind_host, chassis.settings.http_port)
     except OSError as error:

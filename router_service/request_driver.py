@@ -113,10 +113,13 @@ class RequestDriver:
             InvalidRequest: a tier refuses it.
             Overloaded, Unavailable, DeadlineExceeded: on the way.
         """
+        loop = asyncio.get_running_loop()
         arrival_s = self._sampler.arrived(request) if self._sampler is not None else 0.0
         try:
             async with aclosing(self._climb(request)) as events:
                 async for event in events:
+                    if loop.time() >= request.deadline_s and not isinstance(event, Finished):
+                        raise DeadlineExceeded("the deadline passed while the client was reading")
                     self._stats.saw(event, request.model)
                     if self._sampler is not None and isinstance(event, Finished):
                         self._sampler.finished(arrival_s, request, event)

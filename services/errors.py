@@ -18,6 +18,7 @@ from services.domain.errors import (
     NotFound,
     NotServed,
     Overloaded,
+    PeerNotReading,
     PenstockError,
     PromptTooLong,
     RevisionConflict,
@@ -36,6 +37,7 @@ TABLE: dict[type[PenstockError], tuple[grpc.StatusCode, int]] = {
     Unavailable: (grpc.StatusCode.UNAVAILABLE, 503),
     DeadlineExceeded: (grpc.StatusCode.DEADLINE_EXCEEDED, 504),
     NotServed: (grpc.StatusCode.UNIMPLEMENTED, 501),
+    PeerNotReading: (grpc.StatusCode.DEADLINE_EXCEEDED, 408),
 }
 
 _CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}

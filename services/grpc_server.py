@@ -14,6 +14,8 @@ from grpc import aio
 from grpc._cython import cygrpc
 from grpc.aio import _server as grpc_aio_server
 
+from services.settings import MeshRouter
+
 _log = logging.getLogger(__name__)
 
 ACCEPTS = 64
@@ -25,6 +27,19 @@ QUEUE_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.server.max_pending_requests", 16_384),
     ("grpc.server.max_pending_requests_hard_limit", 16_384),
 )
+
+
+MAX_STREAMS = 4096
+"""Calls under way on one connection: far more than are admitted, so that the admission queue sees each call."""
+
+
+def client_limits(router: MeshRouter) -> tuple[tuple[str, int], ...]:
+    """Options for a server that anybody may connect to."""
+    return (
+        ("grpc.max_concurrent_streams", MAX_STREAMS),
+        ("grpc.max_connection_idle_ms", round(router.connection_idle_s * 1000)),
+        ("grpc.max_allowed_incoming_connections", router.max_connections),
+    )
 
 
 class _AioServer(cygrpc.AioServer):  # type: ignore[misc]

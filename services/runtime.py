@@ -118,7 +118,9 @@ async def serve(
     async with AsyncExitStack() as stack:
         measured = telemetry.set_up(role.value, instance_id, settings, state_url=state_url, keys=keys, host=host)
         stack.callback(measured.close)
-        server = grpc_server.server((ChassisInterceptor(measured),), SERVER_OPTIONS)
+        interceptor = ChassisInterceptor(measured, mesh.router.write_timeout_s)
+        limits = grpc_server.client_limits(mesh.router) if role is Role.ROUTER else ()
+        server = grpc_server.server((interceptor,), (*SERVER_OPTIONS, *limits))
         try:
             port = server.add_insecure_port(f"{settings.bind_host}:{settings.grpc_port}")
         except RuntimeError:

@@ -81,6 +81,12 @@ class DeadlineExceeded(PenstockError):
     reason = "DEADLINE_EXCEEDED"
 
 
+class PeerNotReading(PenstockError):
+    """The peer has not read for too long; what is written to it is given up."""
+
+    reason = "PEER_NOT_READING"
+
+
 class NotServed(PenstockError):
     """In the contract, but not served by this build or this engine."""
 
