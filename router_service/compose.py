@@ -5,12 +5,12 @@ import logging
 import random
 
 from penstock.router.v1 import router_pb2_grpc
+from router_service.admission_queue import AdmissionQueue
 from router_service.bid_client import BidClient
 from router_service.bidding import BidLimits, MoveAgent
-from router_service.gate import Gate
 from router_service.generation import RetryPolicy, TierGeneration
 from router_service.judge_client import JudgeClient, JudgeLimits
-from router_service.openai_gateway import OpenAiGateway
+from router_service.openai_gateway import HttpLimits, OpenAiGateway
 from router_service.peers import Peers
 from router_service.reply_session import SessionPool
 from router_service.request_driver import RequestDriver
@@ -38,7 +38,7 @@ async def compose(chassis: Chassis) -> None:
     peers = Peers(view, options.suspect_s)
     channels = await stack.enter_async_context(ChannelPool())
     await stack.enter_async_context(MeshFeed(chassis.redis, chassis.keys, view, on_change=peers.view_changed))
-    gate = Gate(options.max_active, options.max_waiting)
+    queue = AdmissionQueue(options.max_active, options.max_waiting)
     stats = RouterStats(chassis.telemetry.meter)
     judging = JudgeLimits(options.judge_timeout_s, options.judge_concurrency, options.judge_open_s)
     judge = JudgeClient(channels, peers, tracer, chassis.telemetry.meter, judging)
@@ -58,17 +58,24 @@ async def compose(chassis: Chassis) -> None:
     if replan.enabled:
         sampler = WindowSampler(replan.sample, replan.window_s, SystemClock(), random.Random())
         await stack.enter_async_context(WorkloadReporter(sampler, WorkloadStore(chassis.redis, chassis.keys)))
-    driver = RequestDriver(view, gate, tiers, judge, stats, tracer, sampler)
+    driver = RequestDriver(view, queue, tiers, judge, stats, tracer, sampler)
     draining = Draining()
     router_pb2_grpc.add_RouterServiceServicer_to_server(
         RouterServicer(driver, view, draining, options.default_deadline_s, options.heartbeat_s), chassis.server
     )
-    status = MeshStatus(chassis.instance_id, peers, gate, stats, agent)
+    status = MeshStatus(chassis.instance_id, peers, queue, stats, agent)
     router_pb2_grpc.add_MeshServiceServicer_to_server(
         MeshServicer(status, TraceStore(chassis.redis, chassis.keys), tiers, view), chassis.server
     )
     chassis.health.offer(ROUTER_SERVICE, MESH_SERVICE)
-    gateway = OpenAiGateway(driver, view, draining, tracer, options.default_deadline_s)
+    limits = HttpLimits(
+        default_deadline_s=options.default_deadline_s,
+        write_timeout_s=options.write_timeout_s,
+        body_timeout_s=options.body_timeout_s,
+        keepalive_timeout_s=options.keepalive_timeout_s,
+        max_connections=options.max_connections,
+    )
+    gateway = OpenAiGateway(driver, view, draining, chassis.telemetry, limits)
     try:
         port = await gateway.start(chassis.settings.bind_host, chassis.settings.http_port)
     except OSError as error:

@@ -2,8 +2,8 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 from opentelemetry import context as otel_context
@@ -11,6 +11,7 @@ from opentelemetry import trace
 from opentelemetry.trace import Span, StatusCode, Tracer, format_trace_id
 
 from router_service import cascade
+from router_service.admission_queue import AdmissionQueue, Places
 from router_service.cascade import Climb
 from router_service.events import (
     Accepted,
@@ -27,13 +28,20 @@ from router_service.events import (
     TierSummary,
 )
 from router_service.failures import FailureHistory
-from router_service.gate import Gate
 from router_service.generation import TierDone, TierGeneration
 from router_service.judge_client import JudgeClient, Verdict
 from router_service.live_requests import LiveRequests
 from router_service.sampling import WindowSampler
 from router_service.stats import RouterStats
-from services.domain.errors import NotFound, PenstockError, PromptTooLong, Unavailable
+from services.domain.errors import (
+    AlreadyRunning,
+    DeadlineExceeded,
+    NotFound,
+    Overloaded,
+    PenstockError,
+    PromptTooLong,
+    Unavailable,
+)
 from services.domain.mesh_view import MeshView
 from services.domain.plans import Plan, TierPlan
 from services.domain.requests import GenerationRequest, SamplingParams, TokenFrame, TokenUsage
@@ -69,42 +77,79 @@ class RequestDriver:
     def __init__(
         self,
         view: MeshView,
-        gate: Gate,
+        queue: AdmissionQueue,
         tiers: TierGeneration,
         judge: JudgeClient,
         stats: RouterStats,
         tracer: Tracer,
         sampler: WindowSampler | None = None,
     ) -> None:
-        self._view, self._gate, self._tiers, self._judge = view, gate, tiers, judge
+        self._view, self._queue, self._tiers, self._judge = view, queue, tiers, judge
         self._stats, self._tracer, self._sampler = stats, tracer, sampler
         self._live = LiveRequests()
 
     async def drive(self, request: RouterRequest) -> AsyncGenerator[RouterEvent, None]:
-        """The request's events; Finished is the last. Leaving the iteration cancels everything within a step.
+        """Admit one request and run it, as `admitted` and `run` do."""
+        async with self.admitted([request]) as places, aclosing(self.run(request, places)) as events:
+            async for event in events:
+                yield event
+
+    @asynccontextmanager
+    async def admitted(self, requests: Sequence[RouterRequest]) -> AsyncIterator[Places]:
+        """Wait until requests that belong together, of one priority and deadline, may run: all of them or none.
 
         Raises:
-            AlreadyRunning: A request of this id is live here, and this one does not resume it.
-            NotFound: There is no such model.
-            InvalidRequest, RequestFailed: A tier cannot serve the request.
-            PoisonRequest: Instances died while they worked on it.
-            Overloaded, Unavailable, DeadlineExceeded: It may be tried again later.
+            AlreadyRunning: a request of one of these ids is live here, and this one does not resume it.
+            InvalidRequest: they are more than can ever run at once; names `n`.
+            Overloaded: the queue is full.
+            DeadlineExceeded: while waiting.
         """
+        async with AsyncExitStack() as stack:
+            try:
+                for request in requests:
+                    stack.enter_context(self._live.entered(request.request_id, resumes=request.resume is not None))
+                places = await stack.enter_async_context(
+                    self._queue.entered(requests[0].priority, requests[0].deadline_s, len(requests))
+                )
+            except (AlreadyRunning, Overloaded, DeadlineExceeded) as error:
+                for request in requests:
+                    self._count(request, error)
+                raise
+            yield places
+
+    async def run(self, request: RouterRequest, places: Places) -> AsyncGenerator[RouterEvent, None]:
+        """An admitted request's events; Finished is the last. Leaving the iteration cancels everything within a step.
+
+        One of `places` is given back at the end.
+
+        Raises:
+            NotFound: no such model.
+            InvalidRequest, RequestFailed: a tier cannot serve the request.
+            PoisonRequest: instances died while they worked on it.
+            Overloaded, Unavailable, DeadlineExceeded: on the way.
+        """
+        loop = asyncio.get_running_loop()
         arrival_s = self._sampler.arrived(request) if self._sampler is not None else 0.0
         try:
-            with self._live.entered(request.request_id, resumes=request.resume is not None):
-                async with (
-                    self._gate.entered(request.priority, request.deadline_s),
-                    aclosing(self._climb(request)) as events,
-                ):
-                    async for event in events:
-                        self._stats.saw(event, request.model)
-                        if self._sampler is not None and isinstance(event, Finished):
-                            self._sampler.finished(arrival_s, request, event)
-                        yield event
+            async with aclosing(self._climb(request)) as events:
+                async for event in events:
+                    if loop.time() >= request.deadline_s and not isinstance(event, Finished):
+                        raise DeadlineExceeded("the deadline passed while the client was reading")
+                    self._stats.saw(event, request.model)
+                    if self._sampler is not None and isinstance(event, Finished):
+                        self._sampler.finished(arrival_s, request, event)
+                    yield event
         except PenstockError as error:
-            self._stats.failure(request.model, error.reason.lower())
+            self._count(request, error)
             raise
+        finally:
+            places.leave_one()
+
+    def _count(self, request: RouterRequest, error: PenstockError) -> None:
+        if isinstance(error, Overloaded):
+            self._stats.rejection(request.model)
+        else:
+            self._stats.failure(request.model, error.reason.lower())
 
     async def _climb(self, request: RouterRequest) -> AsyncGenerator[RouterEvent, None]:
         """Tier after tier, until an answer stands. The plan is the one that holds now, to the end of the request."""

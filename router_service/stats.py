@@ -15,12 +15,13 @@ class RouterStats:
     """Counters since the start, and recent times to first token."""
 
     def __init__(self, meter: Meter) -> None:
-        self.finished = self.failed = self.failovers = self.migrations = 0
+        self.finished = self.failed = self.rejected = self.failovers = self.migrations = 0
         self.answered: Counter[str] = Counter()  # by tier
         self.escalated: Counter[str] = Counter()  # by tier that was left
         self._ttft: deque[float] = deque(maxlen=RECENT)
         self._ends: deque[float] = deque(maxlen=RECENT)
         self._requests = meter.create_counter("penstock.router.requests", unit="{request}")
+        self._rejections = meter.create_counter("penstock.router.rejections", unit="{request}")
         self._failovers = meter.create_counter("penstock.router.failovers", unit="{failover}")
         self._migrations = meter.create_counter("penstock.router.migrations", unit="{migration}")
         self._escalations = meter.create_counter("penstock.router.escalations", unit="{escalation}")
@@ -50,9 +51,14 @@ class RouterStats:
                     self._ttft_metric.record(event.ttft_s, labels)
 
     def failure(self, model: str, reason: str) -> None:
-        """A request ended with an error."""
+        """A request ended with an error: not for want of room, nor because its client left."""
         self.failed += 1
         self._requests.add(1, {"gen_ai.request.model": model, "penstock.outcome": reason})
+
+    def rejection(self, model: str) -> None:
+        """A request was turned away for want of room; it may be tried again."""
+        self.rejected += 1
+        self._rejections.add(1, {"gen_ai.request.model": model})
 
     def failover(self, tier: str) -> None:
         self.failovers += 1

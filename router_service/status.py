@@ -4,8 +4,8 @@ import asyncio
 import time
 
 from penstock.router.v1 import router_pb2 as pb
+from router_service.admission_queue import AdmissionQueue
 from router_service.bidding import MoveAgent
-from router_service.gate import Gate
 from router_service.peers import Peers
 from router_service.stats import RouterStats
 from services import proto_codec as common
@@ -13,10 +13,12 @@ from services.domain.instances import InstanceRecord
 
 
 class MeshStatus:
-    """Puts view, gate and counters into one answer."""
+    """Puts view, admission queue and counters into one answer."""
 
-    def __init__(self, router_id: str, peers: Peers, gate: Gate, stats: RouterStats, agent: MoveAgent) -> None:
-        self._router_id, self._peers, self._gate, self._stats = router_id, peers, gate, stats
+    def __init__(
+        self, router_id: str, peers: Peers, queue: AdmissionQueue, stats: RouterStats, agent: MoveAgent
+    ) -> None:
+        self._router_id, self._peers, self._queue, self._stats = router_id, peers, queue, stats
         self._agent = agent
 
     def read(self) -> pb.MeshStatus:
@@ -31,11 +33,11 @@ class MeshStatus:
             tiers=[self._tier(tier.name) for tier in plan.tiers] if plan is not None else [],
             instances=[self._instance(record, now) for record in view.instances()],
             router=pb.RouterStatus(
-                active_count=self._gate.active,
-                waiting_count=self._gate.waiting,
+                active_count=self._queue.active,
+                waiting_count=self._queue.waiting,
                 finished_count=self._stats.finished,
                 failed_count=self._stats.failed,
-                rejected_count=self._gate.rejected,
+                rejected_count=self._stats.rejected,
                 failover_count=self._stats.failovers,
                 migration_count=self._stats.migrations,
                 advice_unmet_count=self._agent.stayed,

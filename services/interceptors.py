@@ -18,6 +18,7 @@ from services import errors, telemetry
 from services.domain.errors import Overloaded, PenstockError
 from services.grpc_types import Context, Handler
 from services.telemetry import Telemetry
+from services.write_timeouts import WriteTimeouts
 
 _log = logging.getLogger(__name__)
 
@@ -102,8 +103,10 @@ class RecordedCall:
 class ChassisInterceptor(aio.ServerInterceptor):
     """Records each RPC and turns errors into statuses with details."""
 
-    def __init__(self, measured: Telemetry) -> None:
+    def __init__(self, measured: Telemetry, write_timeout_s: float) -> None:
         self._calls = CallRecorder(measured)
+        given_up = measured.meter.create_counter("penstock.rpc.server.write_timeouts", unit="{call}")
+        self._writes = WriteTimeouts(write_timeout_s, lambda: given_up.add(1))
 
     async def intercept_service(
         self,
@@ -124,13 +127,15 @@ class ChassisInterceptor(aio.ServerInterceptor):
 
             # Not a generator: the span is current in here and nowhere else, also when the client goes away.
             async def stream(request: Any, context: Context) -> None:
-                call = self._begin(method, context)
+                call, write = self._begin(method, context), self._writes.watched()
                 with call.span() as span:
                     try:
                         async with aclosing(inner(request, context)) as responses:
                             async for response in responses:
-                                await context.write(response)
+                                with write:
+                                    await context.write(response)
                     except BaseException as error:
+                        # All that the call held is free by now: to a peer that does not read, the status waits until it does.
                         await _abort(context, call.failed(error, span), error)
                     call.end("OK")
 

@@ -16,7 +16,7 @@ from typing import Any
 from grpc import aio
 from redis.asyncio import Redis
 
-from services import telemetry
+from services import grpc_server, telemetry
 from services.channels import server_options
 from services.domain.instances import InstanceRecord, Load, ModelCard, Role
 from services.domain.stages.places import StagePlace
@@ -118,7 +118,9 @@ async def serve(
     async with AsyncExitStack() as stack:
         measured = telemetry.set_up(role.value, instance_id, settings, state_url=state_url, keys=keys, host=host)
         stack.callback(measured.close)
-        server = aio.server(interceptors=(ChassisInterceptor(measured),), options=server_options(role))
+        interceptor = ChassisInterceptor(measured, mesh.router.write_timeout_s)
+        limits = grpc_server.client_limits(mesh.router) if role is Role.ROUTER else ()
+        server = grpc_server.server((interceptor,), (*server_options(role), *limits))
         try:
             port = server.add_insecure_port(f"{settings.bind_host}:{settings.grpc_port}")
         except RuntimeError:

@@ -189,6 +189,16 @@ class MeshRouter(BaseModel):
     """Requests waiting for that; one more gets RESOURCE_EXHAUSTED."""
     default_deadline_s: float = Field(default=600.0, gt=0)
     """For requests that bring no deadline."""
+    write_timeout_s: float = Field(default=30.0, gt=0)
+    """A request whose client does not read for so long is cancelled; so is a router's call to a worker."""
+    body_timeout_s: float = Field(default=30.0, gt=0)
+    """An HTTP request's body must have come within this time; else 408."""
+    keepalive_timeout_s: float = Field(default=75.0, gt=0)
+    """An HTTP connection on which no complete request head has come for so long is closed: idle ones, and slow headers."""
+    connection_idle_s: float = Field(default=600.0, gt=0)
+    """A gRPC connection without a call is closed after so long; clients connect again by themselves."""
+    max_connections: int = Field(default=4096, ge=1)
+    """Connections to one router, for gRPC and HTTP each; more are closed at once."""
     judge_timeout_s: float = Field(default=10.0, gt=0)
     """For one judgement, tries included."""
     judge_concurrency: int = Field(default=64, ge=1)

@@ -1,5 +1,5 @@
 """The OpenAI-compatible HTTP face of the router."""
 
-from router_service.openai_gateway.app import OpenAiGateway
+from router_service.openai_gateway.app import HttpLimits, OpenAiGateway
 
-__all__ = ["OpenAiGateway"]
+__all__ = ["HttpLimits", "OpenAiGateway"]

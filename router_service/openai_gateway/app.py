@@ -4,39 +4,57 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
-from dataclasses import replace
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, replace
+from http import HTTPStatus
 from typing import Any
 
 from aiohttp import web
-from opentelemetry.trace import SpanKind, StatusCode, Tracer
+from opentelemetry.trace import Span, SpanKind, StatusCode
 
 from router_service.events import Answer, Finished, RouterEvent, RouterRequest
 from router_service.models import ServedModel, models_of
 from router_service.openai_gateway import replies, schema
+from router_service.openai_gateway.connections import LimitedRunner
 from router_service.openai_gateway.errors import error_body, error_headers, plain_error
 from router_service.openai_gateway.replies import ChatFormat, Choice, CompletionFormat, Format
 from router_service.request_driver import RequestDriver
 from router_service.servicer import Draining, new_request_id
 from services import telemetry
-from services.domain.errors import NotFound, PenstockError
+from services.domain.errors import NotFound, PeerNotReading, PenstockError
 from services.domain.mesh_view import MeshView
 from services.domain.requests import MAX_SEED, Prompt, SamplingParams
 from services.errors import http_status
+from services.telemetry import Telemetry
+from services.write_timeouts import WriteTimeouts
 
 _log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
+LINGERING_S = 1.0  # for the rest of a body that nobody wants: time for the client to read why
+
+
+@dataclass(frozen=True, slots=True)
+class HttpLimits:
+    """What one client may take: named as in the mesh file's `router`."""
+
+    default_deadline_s: float
+    write_timeout_s: float
+    body_timeout_s: float
+    keepalive_timeout_s: float
+    max_connections: int
 
 
 class OpenAiGateway:
     """/v1/chat/completions, /v1/completions, /v1/models, /health, over the router's own driver: no hop between."""
 
     def __init__(
-        self, driver: RequestDriver, view: MeshView, draining: Draining, tracer: Tracer, default_deadline_s: float
+        self, driver: RequestDriver, view: MeshView, draining: Draining, measured: Telemetry, limits: HttpLimits
     ) -> None:
         self._driver, self._view, self._draining = driver, view, draining
-        self._tracer, self._default_deadline_s = tracer, default_deadline_s
+        self._tracer, self._limits = measured.tracer, limits
+        given_up = measured.meter.create_counter("penstock.http.server.write_timeouts", unit="{request}")
+        self._writes = WriteTimeouts(limits.write_timeout_s, lambda: given_up.add(1))
         self._runner: web.AppRunner | None = None
 
     async def start(self, host: str, port: int) -> int:
@@ -47,7 +65,14 @@ class OpenAiGateway:
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/v1/models/{model}", self._model)
         app.router.add_get("/health", self._health)
-        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
+        self._runner = LimitedRunner(
+            app,
+            self._limits.max_connections,
+            access_log=None,
+            handler_cancellation=True,
+            keepalive_timeout=self._limits.keepalive_timeout_s,
+            lingering_time=LINGERING_S,
+        )
         await self._runner.setup()
         site = web.TCPSite(self._runner, host, port)
         await site.start()
@@ -75,7 +100,10 @@ class OpenAiGateway:
             set_status_on_exception=False,
         ) as span:
             try:
+                await self._receive(request)
                 response = await handler(request)
+            except PeerNotReading as error:
+                raise _cut_off(request, span, error) from error
             except PenstockError as error:
                 response = web.json_response(error_body(error), status=http_status(error), headers=error_headers(error))
             except web.HTTPRequestEntityTooLarge:
@@ -88,6 +116,8 @@ class OpenAiGateway:
                     status=error.status,
                     headers={k: v for k, v in error.headers.items() if k == "Allow"},
                 )
+                if error.status == HTTPStatus.REQUEST_TIMEOUT:
+                    response.force_close()  # the rest of the body may still be coming
             except asyncio.CancelledError:
                 span.set_status(StatusCode.ERROR, "the client went away")
                 raise
@@ -100,7 +130,23 @@ class OpenAiGateway:
             span.set_attribute("http.response.status_code", response.status)
             if response.status >= 500:
                 span.set_status(StatusCode.ERROR)
+            try:
+                with suppress(ConnectionError), self._writes.watched():  # aiohttp sees a lost connection by itself
+                    await response.prepare(request)
+                    await response.write_eof()
+            except PeerNotReading as error:
+                raise _cut_off(request, span, error) from error
             return response
+
+    async def _receive(self, request: web.Request) -> None:
+        """Have the whole body here, within its time."""
+        if not request.can_read_body:
+            return
+        try:
+            async with asyncio.timeout(self._limits.body_timeout_s):
+                await request.read()
+        except TimeoutError:
+            raise web.HTTPRequestTimeout(reason="the body did not come in time") from None
 
     async def _health(self, request: web.Request) -> web.Response:
         ready = self._view.plan is not None
@@ -137,7 +183,7 @@ class OpenAiGateway:
         with_logprobs: bool,
     ) -> web.StreamResponse:
         request_id = new_request_id()
-        deadline_s = asyncio.get_running_loop().time() + self._default_deadline_s
+        deadline_s = asyncio.get_running_loop().time() + self._limits.default_deadline_s
         choices = [
             Choice(index=p * asked.choices() + i, prompt_index=p)
             for p in range(len(prompts))
@@ -154,7 +200,10 @@ class OpenAiGateway:
             for choice in choices
         ]
         with self._draining:
-            async with aclosing(_merged([self._driver.drive(r) for r in requests])) as events:
+            async with (
+                self._driver.admitted(requests) as places,
+                aclosing(_merged([self._driver.run(r, places) for r in requests])) as events,
+            ):
                 if asked.stream:
                     return await self._stream(request, asked, shape, request_id, choices, events, with_logprobs)
                 async for index, event in events:
@@ -182,9 +231,12 @@ class OpenAiGateway:
             base["usage"] = None
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
 
+        write = self._writes.watched()
+
         async def send(chunk: dict[str, Any] | str) -> None:
             data = chunk if isinstance(chunk, str) else json.dumps(chunk, separators=(",", ":"))
-            await response.write(f"data: {data}\n\n".encode())
+            with write:
+                await response.write(f"data: {data}\n\n".encode())
 
         try:
             async for index, event in events:
@@ -210,12 +262,22 @@ class OpenAiGateway:
                 extra = {"penstock": _extension(request_id, choices)}
                 await send(base | {"choices": [], "usage": replies.usage(choices)} | extra)
             await send("[DONE]")
+        except PeerNotReading:
+            raise
         except PenstockError as error:
             if not response.prepared:
                 raise
             await send(error_body(error))
-        await response.write_eof()
         return response
+
+
+def _cut_off(request: web.Request, span: Span, error: PeerNotReading) -> asyncio.CancelledError:
+    """Close the connection at once, without waiting for what is still to be sent; return what ends the handler."""
+    span.set_status(StatusCode.ERROR, str(error))
+    _log.info("%s %s: %s", request.method, request.path, error)
+    if request.transport is not None:
+        request.transport.abort()
+    return asyncio.CancelledError()
 
 
 def _nth(sampling: SamplingParams, index: int) -> SamplingParams:

@@ -122,6 +122,12 @@ class RequestFailed(PenstockError):
     reason = "REQUEST_FAILED"
 
 
+class PeerNotReading(PenstockError):
+    """The peer has not read for too long; what is written to it is given up."""
+
+    reason = "PEER_NOT_READING"
+
+
 class NotServed(PenstockError):
     """In the contract, but not served by this build or this engine."""
 

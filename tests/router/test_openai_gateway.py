@@ -284,3 +284,24 @@ async def test_health_is_plain(mesh: TestMesh) -> None:
     async with aiohttp.ClientSession() as session, session.get(f"{mesh.http}/health") as response:
         assert response.status == 200
         assert (await response.json())["state_connected"] is True
+
+
+async def test_more_choices_than_can_ever_run_at_once_are_a_bad_request(
+    redis: RedisProcess, mesh_file: MeshFileMaker
+) -> None:
+    """400 naming `n`, not 429 for ever; what fits is admitted together, two at a time without a deadlock."""
+    file = mesh_file(router={"grpc_port": 0, "http_port": 0, "max_active": 6, "max_waiting": 100})
+    async with running_mesh(file, redis.url) as mesh, aiohttp.ClientSession(mesh.http) as session:
+        body = {"model": "small", "prompt": ["a", "b", "c"], "max_tokens": 5}
+        async with session.post("/v1/completions", json=body | {"n": 3}) as refused:
+            error = (await refused.json())["error"]
+            assert (refused.status, error["param"]) == (400, "n")
+
+        async def four() -> int:
+            async with session.post("/v1/completions", json=body | {"prompt": "a", "n": 4}) as served:
+                return len((await served.json())["choices"])
+
+        assert await asyncio.gather(*(four() for _ in range(8))) == [4] * 8
+        async with mesh.client() as client:
+            status = await client.status()
+        assert (status.active, status.waiting, status.failed, status.rejected) == (0, 0, 0, 0)

@@ -1,0 +1,147 @@
+"""The admission queue: bounded, fair, and never leaking a place."""
+
+import asyncio
+import random
+from contextlib import AsyncExitStack
+
+import pytest
+
+from router_service.admission_queue import MAX_RETRY_S, RETRY_JITTER, AdmissionQueue
+from services.domain import DeadlineExceeded, Overloaded
+from services.domain.errors import InvalidRequest
+
+LATER = 1e12
+
+
+async def test_the_queue_is_bounded_and_says_when_to_come_again() -> None:
+    queue = AdmissionQueue(max_active=1, max_waiting=1)
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(queue.entered(0, LATER))
+        waiting = asyncio.create_task(stack.enter_async_context(queue.entered(0, LATER)))
+        await asyncio.sleep(0)
+        assert (queue.active, queue.waiting) == (1, 1)
+        with pytest.raises(Overloaded) as caught:
+            async with queue.entered(0, LATER):
+                pass
+        assert caught.value.retry_after_s > 0
+        waiting.cancel()
+    assert (queue.active, queue.waiting) == (0, 0)
+
+
+async def test_higher_priority_enters_first_then_the_first_come() -> None:
+    queue = AdmissionQueue(max_active=1, max_waiting=10)
+    order: list[str] = []
+
+    async def one(name: str, priority: int) -> None:
+        async with queue.entered(priority, LATER):
+            order.append(name)
+
+    async with queue.entered(0, LATER):
+        tasks = [asyncio.create_task(one(n, p)) for n, p in (("a", 0), ("b", 5), ("c", 0), ("d", 5))]
+        await asyncio.sleep(0)
+    await asyncio.gather(*tasks)
+    assert order == ["b", "d", "a", "c"]
+
+
+async def test_the_deadline_passes_in_the_queue() -> None:
+    queue = AdmissionQueue(max_active=1, max_waiting=10)
+    async with queue.entered(0, LATER):
+        with pytest.raises(DeadlineExceeded):
+            async with queue.entered(0, asyncio.get_running_loop().time() + 0.01):
+                pass
+        assert queue.waiting == 0
+    assert queue.active == 0
+
+
+async def test_no_place_leaks_whoever_is_cancelled_and_whenever() -> None:
+    queue = AdmissionQueue(max_active=2, max_waiting=100)
+
+    async def one(turns: int) -> None:
+        async with queue.entered(0, LATER):
+            for _ in range(turns):
+                await asyncio.sleep(0)
+
+    tasks = [asyncio.create_task(one(i % 4)) for i in range(60)]
+    for i, task in enumerate(tasks):
+        await asyncio.sleep(0)
+        if i % 3 == 0:
+            task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert (queue.active, queue.waiting) == (0, 0)
+
+
+async def test_requests_that_belong_together_enter_together_and_two_of_them_do_not_block_each_other() -> None:
+    """Each needs more than half of the places: one runs, then the other; neither holds a part."""
+    queue = AdmissionQueue(max_active=5, max_waiting=20)
+    most = 0
+
+    async def three() -> None:
+        nonlocal most
+        async with queue.entered(0, LATER, places=3) as places:
+            most = max(most, queue.active)
+            await asyncio.sleep(0)
+            places.leave_one()
+            await asyncio.sleep(0)
+
+    async with asyncio.timeout(10):
+        await asyncio.gather(*(three() for _ in range(6)))
+    assert most == 5  # what one gives back early, and what is free, is used
+    assert (queue.active, queue.waiting) == (0, 0)
+
+
+async def test_more_together_than_can_ever_run_is_an_error_of_the_request() -> None:
+    queue = AdmissionQueue(max_active=5, max_waiting=500)
+    with pytest.raises(InvalidRequest) as caught:
+        async with queue.entered(0, LATER, places=6):
+            pass
+    assert [problem.field for problem in caught.value.problems] == ["n"]
+    assert (queue.active, queue.waiting) == (0, 0)
+
+
+async def test_a_departed_first_waiter_lets_the_next_one_in() -> None:
+    """One that waits for three places holds up those behind it; when it goes, they need not wait for a place to be left."""
+    queue = AdmissionQueue(max_active=3, max_waiting=10)
+
+    async def enter(places: int) -> None:
+        async with queue.entered(0, LATER, places):
+            pass
+
+    async with queue.entered(0, LATER):
+        many, one = asyncio.create_task(enter(3)), asyncio.create_task(enter(1))
+        await asyncio.sleep(0)
+        assert queue.waiting == 4
+        many.cancel()
+        await one
+        assert (queue.active, queue.waiting) == (1, 0)
+
+
+async def test_a_thousand_waiters_cancelled_in_one_turn_leave_nothing_behind() -> None:
+    """Also where the place comes free before any of them has run: the one behind them gets it."""
+    queue = AdmissionQueue(max_active=1, max_waiting=5000)
+
+    async def enter() -> None:
+        async with queue.entered(0, LATER):
+            pass
+
+    async with queue.entered(0, LATER):
+        tasks = [asyncio.create_task(enter()) for _ in range(3000)]
+        last = asyncio.create_task(enter())
+        await asyncio.sleep(0)
+        for task in tasks:
+            task.cancel()
+    assert (queue.active, queue.waiting) == (1, 0), "the last one has been admitted already"
+    await last
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert (queue.active, queue.waiting) == (0, 0)
+
+
+async def test_hints_are_spread_by_jitter_and_bounded() -> None:
+    queue = AdmissionQueue(max_active=1, max_waiting=10_000, jitter=random.Random(5))
+    again = AdmissionQueue(max_active=1, max_waiting=10_000, jitter=random.Random(5))
+    async with queue.entered(0, LATER):
+        now_s = asyncio.get_running_loop().time()
+        hints = [queue.retry_after_s(now_s + 1e6) for _ in range(20)]
+    assert all(MAX_RETRY_S <= hint <= MAX_RETRY_S * (1 + RETRY_JITTER) for hint in hints)
+    assert len(set(hints)) == len(hints)
+    async with again.entered(0, LATER):
+        assert hints[0] == again.retry_after_s(asyncio.get_running_loop().time() + 1e6)

@@ -1,0 +1,220 @@
+"""Clients that do not read, or send slowly or not at all, hold nothing for long."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import closing
+from typing import Any
+
+import grpc
+import pytest
+from grpc import aio
+
+from penstock.common.v1 import common_pb2
+from penstock.router.v1 import router_pb2 as pb
+from penstock.router.v1 import router_pb2_grpc
+from services.testing import RedisProcess
+from tests.conftest import MeshFileMaker
+from tests.support.mesh import TestMesh, running_mesh
+
+FAST = {"overhead_ms": 0.1, "token_us": 1.0, "context_token_ns": 0.0, "reply_tokens": 10_000_000}
+
+
+@pytest.fixture
+async def mesh(redis: RedisProcess, mesh_file: MeshFileMaker) -> AsyncIterator[TestMesh]:
+    """Replies far longer than any socket buffer holds, and short time-outs."""
+    tier = {"name": "large", "model": "sim-l", "simulated": FAST, "kv_tokens": 400_000, "max_context_tokens": 300_000}
+    router = {
+        "grpc_port": 0,
+        "http_port": 0,
+        "max_active": 4,
+        "write_timeout_s": 0.4,
+        "body_timeout_s": 0.3,
+        "keepalive_timeout_s": 0.3,
+        "connection_idle_s": 1.0,
+        "max_connections": 5,
+    }
+    async with running_mesh(mesh_file([tier], router=router), redis.url) as running:
+        yield running
+
+
+async def slots_are_free(mesh: TestMesh) -> None:
+    await mesh.until(
+        lambda s: s.active == 0 and s.waiting == 0 and all(i.running == i.queued == 0 for i in s.instances),
+        timeout_s=60,
+    )
+
+
+async def read_to_the_end(call: Any) -> None:
+    while isinstance(event := await call.read(), pb.GenerateResponse):
+        assert not event.HasField("finished"), "the reply was short enough to be sent whole"
+
+
+async def test_a_grpc_client_that_does_not_read_loses_its_request(mesh: TestMesh) -> None:
+    """Flow control is shut; place and engine slot come free after the write time-out, and another request is served.
+
+    When it reads again it gets what had been sent, and why there is no more.
+    """
+    options = [("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0)]
+    async with aio.insecure_channel(mesh.router.address, options=options) as channel:
+        stub: Any = router_pb2_grpc.RouterServiceStub(channel)
+        request = pb.GenerateRequest(
+            model="large",
+            prompt=common_pb2.Prompt(text="endless"),
+            sampling=common_pb2.SamplingParams(max_output_tokens=250_000, top_logprobs_count=20),
+        )
+        call = stub.Generate(request, timeout=120)
+        assert isinstance(await call.read(), pb.GenerateResponse)
+        await mesh.until(lambda s: s.active == 1)
+        await slots_are_free(mesh)
+        with pytest.raises(aio.AioRpcError) as ended:
+            await read_to_the_end(call)
+        assert ended.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    async with mesh.client() as client:
+        assert (await client.generate("next", model="large", max_tokens=5)).text
+
+
+def connect(mesh: TestMesh) -> socket.socket:
+    """A raw connection to the HTTP port, with a receive buffer that is soon full."""
+    host, _, port = mesh.router.http_address.rpartition(":")
+    made = socket.socket()
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    made.connect((host, int(port)))
+    made.setblocking(False)
+    return made
+
+
+def post(body: dict[str, Any], head: str = "") -> bytes:
+    content = json.dumps(body).encode()
+    return (
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n{head}\r\n".encode()
+        + content
+    )
+
+
+async def read_all(connection: socket.socket) -> bytes:
+    """What comes until the other side closes."""
+    loop, found = asyncio.get_running_loop(), b""
+    async with asyncio.timeout(20):
+        try:
+            while part := await loop.sock_recv(connection, 65536):
+                found += part
+        except ConnectionResetError:
+            pass
+    return found
+
+
+ENDLESS = {
+    "model": "large",
+    "messages": [{"role": "user", "content": "endless"}],
+    "max_tokens": 250_000,
+    "logprobs": True,
+    "top_logprobs": 20,
+}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_http_client_that_does_not_read_loses_its_request(mesh: TestMesh, stream: bool) -> None:
+    """Its connection is closed, streamed or not; place and engine slot come free, and another request is served."""
+    body = ENDLESS | {"stream": stream} | ({} if stream else {"max_tokens": 7_000})
+    with closing(connect(mesh)) as connection:
+        await asyncio.get_running_loop().sock_sendall(connection, post(body))
+        await mesh.until(lambda s: s.active == 1)
+        await slots_are_free(mesh)
+        received = await read_all(connection)
+        assert received.startswith(b"HTTP/1.1 200 OK")
+        assert b"[DONE]" not in received
+        if not stream:
+            head, _, content = received.partition(b"\r\n\r\n")
+            length = next(int(line.split()[1]) for line in head.split(b"\r\n") if line.startswith(b"Content-Length"))
+            assert len(content) < length
+    async with mesh.client() as client:
+        assert (await client.generate("next", model="large", max_tokens=5)).text
+
+
+async def test_a_body_that_does_not_come_is_answered_with_408(mesh: TestMesh) -> None:
+    """In OpenAI's shape; the connection is closed behind it."""
+    with closing(connect(mesh)) as connection:
+        await asyncio.get_running_loop().sock_sendall(connection, post(ENDLESS)[:-20])
+        received = await read_all(connection)
+    head, _, content = received.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 408 ")
+    assert "body" in json.loads(content)["error"]["message"]
+
+
+@pytest.mark.parametrize("begun", [b"", b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nX-Slow: "])
+async def test_a_connection_without_a_whole_request_head_is_closed(mesh: TestMesh, begun: bytes) -> None:
+    """Idle from the beginning, or headers that never end, also where a byte comes now and then."""
+    loop = asyncio.get_running_loop()
+    with closing(connect(mesh)) as connection:
+        await loop.sock_sendall(connection, begun)
+        reading = asyncio.create_task(read_all(connection))
+        while not reading.done() and begun:
+            try:
+                await loop.sock_sendall(connection, b"a")
+            except OSError:
+                break
+            await asyncio.wait([reading], timeout=0.05)
+        assert await reading == b""
+
+
+async def test_a_connection_that_is_idle_after_a_request_is_closed(mesh: TestMesh) -> None:
+    with closing(connect(mesh)) as connection:
+        await asyncio.get_running_loop().sock_sendall(connection, b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert (await read_all(connection)).startswith(b"HTTP/1.1 200 OK")
+
+
+async def test_an_idle_grpc_connection_is_closed_and_comes_back(mesh: TestMesh) -> None:
+    async with aio.insecure_channel(mesh.router.address) as channel:
+        stub: Any = router_pb2_grpc.RouterServiceStub(channel)
+        await stub.ListModels(pb.ListModelsRequest())
+        async with asyncio.timeout(20):
+            while (state := channel.get_state()) is grpc.ChannelConnectivity.READY:
+                await channel.wait_for_state_change(state)
+        assert (await stub.ListModels(pb.ListModelsRequest(), wait_for_ready=True)).models
+
+
+async def test_http_connections_beyond_the_limit_are_closed(mesh: TestMesh) -> None:
+    """HTTP; when others have gone, a new one is served."""
+    taken = [connect(mesh) for _ in range(5)]
+    with closing(connect(mesh)) as over:
+        assert await read_all(over) == b""
+    for connection in taken:
+        connection.close()
+    async with asyncio.timeout(20):
+        received = b""
+        while not received.startswith(b"HTTP/1.1 200"):
+            with closing(connect(mesh)) as connection:
+                try:
+                    await asyncio.get_running_loop().sock_sendall(
+                        connection, b"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+                    )
+                except OSError:
+                    continue
+                received = await read_all(connection)
+
+
+async def test_grpc_connections_beyond_the_limit_are_refused(mesh: TestMesh) -> None:
+    """At most five, the fixture's own among them; when one has gone, a new one is served."""
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    channels = [aio.insecure_channel(mesh.router.address, options=options) for _ in range(6)]
+    served, refused, codes = list[aio.Channel](), list[aio.Channel](), set[grpc.StatusCode]()
+    for channel in channels:
+        stub: Any = router_pb2_grpc.MeshServiceStub(channel)
+        call = stub.WatchStatus(pb.WatchStatusRequest(), timeout=60)  # it holds its connection
+        try:
+            await call.read()
+            served.append(channel)
+        except aio.AioRpcError as error:
+            codes.add(error.code())
+            refused.append(channel)
+    assert served
+    assert refused
+    assert codes == {grpc.StatusCode.UNAVAILABLE}
+    for channel in served:
+        await channel.close()
+    again: Any = router_pb2_grpc.MeshServiceStub(refused[0])
+    await again.GetStatus(pb.GetStatusRequest(), timeout=20, wait_for_ready=True)
+    for channel in refused:
+        await channel.close()
