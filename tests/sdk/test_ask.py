@@ -8,7 +8,7 @@ from typer.testing import CliRunner, Result
 
 from penstock.cli.main import app
 from services.domain.errors import Overloaded
-from tests.support.scripted_router_servicer import TEXT, answer, failing, scripted
+from tests.support.router_servicers import TEXT, answer, failing, scripted
 
 
 async def ask(target: str) -> Result:

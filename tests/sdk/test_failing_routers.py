@@ -31,7 +31,7 @@ from penstock.router.v1 import router_pb2_grpc
 from services.domain.errors import AlreadyRunning, DeadlineExceeded, NotFound, Overloaded, Unavailable, invalid
 from services.domain.errors import PenstockError as DomainError
 from services.grpc_types import Context
-from tests.support.scripted_router_servicer import (
+from tests.support.router_servicers import (
     TEXT,
     Step,
     accepted,
