@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import random
+from typing import NoReturn
 
 from penstock.router.v1 import router_pb2_grpc
 from router_service.bid_client import BidClient
@@ -10,6 +11,7 @@ from router_service.bidding import BidLimits, MoveAgent
 from router_service.gate import Gate
 from router_service.generation import Patience, TierGeneration
 from router_service.judge_client import JudgeClient
+from router_service.lease_probe import LeaseProbe
 from router_service.openai_gateway import OpenAiGateway
 from router_service.peers import Peers
 from router_service.reply_session import SessionPool
@@ -21,6 +23,7 @@ from router_service.status import MeshStatus
 from router_service.worker_client import WorkerClient
 from services.channels import ChannelPool
 from services.clock import SystemClock
+from services.domain.instances import Role
 from services.domain.mesh_view import MeshView
 from services.runtime import Chassis
 from services.settings import SettingsError
@@ -34,7 +37,7 @@ CHANNEL_SWEEP_S = 5.0
 async def compose(chassis: Chassis) -> None:
     """Follow the mesh and serve it. SettingsError for an HTTP port that is taken."""
     options, tracer, stack = chassis.mesh.router, chassis.telemetry.tracer, chassis.stack
-    view = MeshView()
+    view = MeshView(keep_expired={Role.WORKER, Role.JUDGE})
     peers = Peers(view, options.suspect_s)
     channels = await stack.enter_async_context(ChannelPool())
     await stack.enter_async_context(MeshFeed(chassis.redis, chassis.keys, view, on_change=peers.view_changed))
@@ -75,15 +78,17 @@ async def compose(chassis: Chassis) -> None:
     chassis.http_address = f"{chassis.host}:{port}"
     _log.info("OpenAI-compatible API at http://%s/v1", chassis.http_address)
     chassis.on_drain.append(draining.drained)
-    sweep = asyncio.create_task(_sweep(channels, view))
+    sweep = asyncio.create_task(_sweep(channels, view, sessions))
     stack.callback(sweep.cancel)
+    probe = asyncio.create_task(LeaseProbe(peers, channels).run())
+    stack.callback(probe.cancel)
 
 
-async def _sweep(channels: ChannelPool, view: MeshView) -> None:
-    """Close channels to instances that have long gone."""
+async def _sweep(channels: ChannelPool, view: MeshView, sessions: SessionPool) -> NoReturn:
+    """Close channels to instances that have long gone. One with replies under way is left alone, whatever the view says."""
     before: set[str] = set()
     while True:
         await asyncio.sleep(CHANNEL_SWEEP_S)
-        known = {record.address for record in view.instances()}
-        await channels.keep(known | before)
+        known = {record.address for record in (*view.instances(), *view.expired())}
+        await channels.keep(known | before | sessions.in_use())
         before = known

@@ -136,7 +136,7 @@ async def serve(
             keys=keys,
             telemetry=measured,
             server=server,
-            health=Health(server),
+            health=Health(server, instance_id),
             stack=stack,
         )
         await compose(chassis)
@@ -155,9 +155,16 @@ async def serve(
         )
         registrar = await stack.enter_async_context(
             Registrar(
-                redis, keys, record, interval_s=settings.publish_interval_s, load=chassis.load, place=chassis.place
+                redis,
+                keys,
+                record,
+                interval_s=settings.publish_interval_s,
+                load=chassis.load,
+                place=chassis.place,
+                on_link=chassis.health.set_state_link,
             )
         )
+        telemetry.observe_state_link(measured.meter, lambda: registrar.connected)
         await chassis.health.set_serving(True)
         chassis.announce_drain = registrar.drain
         await _first(chassis.fatal, registrar.published.wait(), stop.wait())

@@ -10,7 +10,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from wsgiref.simple_server import WSGIServer
@@ -19,7 +19,7 @@ import redis
 from opentelemetry import propagate, trace
 from opentelemetry.context import Context
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
-from opentelemetry.metrics import Meter
+from opentelemetry.metrics import Meter, Observation
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
 from opentelemetry.sdk.metrics.view import ExplicitBucketHistogramAggregation, View
@@ -144,6 +144,15 @@ def _record(span: ReadableSpan, service: str) -> SpanRecord:
             (event.name, (event.timestamp - start) / 1e9, {k: str(v) for k, v in (event.attributes or {}).items()})
             for event in span.events
         ],
+    )
+
+
+def observe_state_link(meter: Meter, connected: Callable[[], bool]) -> None:
+    """Export whether this process reaches Redis: 1 or 0."""
+    meter.create_observable_gauge(
+        "penstock.state.connected",
+        callbacks=[lambda _: [Observation(int(connected()))]],
+        description="Whether this process reaches Redis: 1, or 0 while it serves on its last picture of the mesh.",
     )
 
 
