@@ -5,8 +5,9 @@ import dataclasses
 import logging
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
+from typing import NoReturn
 
-from services.background import end
+from services.background import end, supervise
 from services.clock import Clock
 from services.domain.errors import Unavailable
 from services.domain.instances import InstanceRecord
@@ -28,10 +29,10 @@ class PlanKeeper(AbstractAsyncContextManager["PlanKeeper"]):
         self._store, self._feed, self._seed, self._clock = store, feed, seed, clock
         self._seeded = False
         self._task: asyncio.Task[None] | None = None
-        self._changed = asyncio.Condition()
+        self._changed = asyncio.Event()
 
     async def __aenter__(self) -> "PlanKeeper":
-        self._task = asyncio.create_task(self._keep(), name="plan-keeper")
+        self._task = supervise("plan-keeper", self._keep)
         return self
 
     async def __aexit__(
@@ -67,21 +68,16 @@ class PlanKeeper(AbstractAsyncContextManager["PlanKeeper"]):
 
     async def newer_than(self, revision: int) -> Plan:
         """The current plan, as soon as there is one newer than `revision`."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: self.current is not None and self.current.revision > revision)
-        assert self.current is not None
-        return self.current
+        while (current := self.current) is None or current.revision <= revision:
+            await self._changed.wait()
+        return current
 
     def view_changed(self) -> None:
         """The feed has news: wake who waits for a plan."""
+        self._changed.set()
+        self._changed = asyncio.Event()
 
-        async def wake() -> None:
-            async with self._changed:
-                self._changed.notify_all()
-
-        self._waking = asyncio.ensure_future(wake())
-
-    async def _keep(self) -> None:
+    async def _keep(self) -> NoReturn:
         """Seed once, then watch that Redis goes on holding the plan."""
         while True:
             pause_s = 1.0

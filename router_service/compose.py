@@ -78,10 +78,8 @@ async def compose(chassis: Chassis) -> None:
     chassis.http_address = f"{chassis.host}:{port}"
     _log.info("OpenAI-compatible API at http://%s/v1", chassis.http_address)
     chassis.on_drain.append(draining.drained)
-    sweep = asyncio.create_task(_sweep(channels, view, sessions))
-    stack.callback(sweep.cancel)
-    probe = asyncio.create_task(LeaseProbe(peers, channels).run())
-    stack.callback(probe.cancel)
+    chassis.supervise("channel-sweep", lambda: _sweep(channels, view, sessions))
+    chassis.supervise("lease-probe", LeaseProbe(peers, channels).run)
 
 
 async def _sweep(channels: ChannelPool, view: MeshView, sessions: SessionPool) -> NoReturn:

@@ -17,6 +17,7 @@ from grpc import aio
 from redis.asyncio import Redis
 
 from services import telemetry
+from services.background import EndProcess, end, supervise
 from services.channels import SERVER_OPTIONS
 from services.domain.instances import InstanceRecord, Load, ModelCard, Role
 from services.domain.stages.places import StagePlace
@@ -60,16 +61,22 @@ class Chassis:
     """Tells the mesh whether this instance is draining: it takes no new requests then."""
     fatal: "asyncio.Future[BaseException]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
+    def fail(self, error: BaseException) -> None:
+        """End the process with exit status 1. The first error is the one reported."""
+        if not self.fatal.done():
+            self.fatal.set_result(error)
+
     def watch(self, failure: Awaitable[BaseException]) -> None:
         """End the process, with exit status 1, once `failure` comes true."""
 
         async def wait() -> None:
-            error = await failure
-            if not self.fatal.done():
-                self.fatal.set_result(error)
+            self.fail(await failure)
 
-        task = asyncio.ensure_future(wait())
-        self.stack.callback(task.cancel)
+        self.stack.push_async_callback(end, supervise("failure-watch", wait, EndProcess(self.fail), endless=False))
+
+    def supervise(self, name: str, factory: Callable[[], Coroutine[Any, Any, object]], *, endless: bool = True) -> None:
+        """Run `factory()` in the background until the service stops; restarted when it fails, see `background.supervise`."""
+        self.stack.push_async_callback(end, supervise(name, factory, endless=endless))
 
 
 class ServiceFailed(Exception):

@@ -29,6 +29,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer, format_span_id, format_trace_id
 from prometheus_client import CollectorRegistry, start_http_server
 
+from services import background
 from services.domain.errors import PenstockError
 from services.settings import ServiceSettings
 from services.state.connection import connect_blocking
@@ -89,6 +90,12 @@ def set_up(
         View(instrument_name="*.duration", aggregation=ExplicitBucketHistogramAggregation(_TIME_BUCKETS)),
     ]
     meters = MeterProvider(metric_readers=readers, resource=resource, views=views)
+    meters.get_meter("penstock").create_observable_counter(
+        "penstock.background.failures",
+        callbacks=[lambda _: [Observation(n, {"penstock.task": name}) for name, n in background.failures.items()]],
+        unit="{failure}",
+        description="Failures of background tasks of this process, by task.",
+    )
     server, _ = start_http_server(settings.metrics_port, addr=settings.bind_host, registry=registry)
     return Telemetry(
         tracers.get_tracer("penstock"),
@@ -116,6 +123,9 @@ class _RedisSpanExporter(SpanExporter):
         try:
             write_spans(self._client, self._keys, [_record(span, self._service) for span in spans], self._keep)
         except PenstockError:
+            return SpanExportResult.FAILURE
+        except Exception as error:
+            background.record_failure("span-exporter", error, f"{len(spans)} spans are dropped")
             return SpanExportResult.FAILURE
         return SpanExportResult.SUCCESS
 

@@ -15,10 +15,11 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import NoReturn
 
 from penstock.local import redis_server, runfile
 from penstock.local.runfile import RunFile
-from services.background import end
+from services.background import end, supervise
 from services.domain.instances import InstanceRecord, Role
 from services.domain.mesh_view import MeshView
 from services.processes import ProcessSpec, Watcher, free_port
@@ -73,6 +74,8 @@ class LocalMesh(AbstractAsyncContextManager["LocalMesh"]):
         self.watcher = Watcher()
         self.view = MeshView()
         self._stack = AsyncExitStack()
+        self._followed_revision = 0
+        self._followed_counts = {tier.name: tier.workers for tier in self.mesh.tiers}
         self.redis_url = ""
 
     async def __aenter__(self) -> "LocalMesh":
@@ -90,8 +93,7 @@ class LocalMesh(AbstractAsyncContextManager["LocalMesh"]):
                 await self.watcher.start(spec)
             await self._until_ready(changed)
             self._write_run_file()
-            follower = asyncio.create_task(self._follow(changed), name="follow-plan")
-            self._stack.push_async_callback(end, follower)
+            self._stack.push_async_callback(end, supervise("follow-plan", lambda: self._follow(changed)))
         except BaseException:
             await self._stack.aclose()
             raise
@@ -189,24 +191,24 @@ class LocalMesh(AbstractAsyncContextManager["LocalMesh"]):
             wanted["plan"] = 1
         return Progress(dict(ready), {kind: count for kind, count in wanted.items() if count})
 
-    async def _follow(self, changed: asyncio.Event) -> None:
+    async def _follow(self, changed: asyncio.Event) -> NoReturn:
         """Bring the workers to the counts of each new plan; forever.
 
         A tier whose count no plan changed is left alone, unless the plan was computed: that means all its counts.
         """
-        known = {tier.name: tier.workers for tier in self.mesh.tiers}
-        revision = 0
         while True:
             plan = self.view.plan
-            if plan is not None and plan.revision != revision:
-                revision = plan.revision
+            if plan is not None and plan.revision != self._followed_revision:
+                self._followed_revision = plan.revision
                 if plan.provenance.prediction is not None:
-                    known = {tier: len(self._names(tier)) for tier in known}
-            counts = {t.name: t.instances for t in plan.tiers if t.name in known} if plan is not None else {}
-            moved = {tier: count for tier, count in counts.items() if count != known[tier]}
-            known |= moved
+                    self._followed_counts = {tier: len(self._names(tier)) for tier in self._followed_counts}
+            counts = {t.name: t.instances for t in plan.tiers} if plan is not None else {}
+            moved = {
+                tier: counts[tier] for tier, count in self._followed_counts.items() if counts.get(tier, count) != count
+            }
             if moved:
                 await self._scale(moved, changed)
+                self._followed_counts |= moved  # not before: what failed is tried again
                 continue
             changed.clear()
             await changed.wait()

@@ -7,11 +7,12 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
+from typing import NoReturn
 
 from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline
 
-from services.background import end
+from services.background import end, supervise
 from services.domain.instances import InstanceRecord, Load
 from services.domain.stages.places import StagePlace
 from services.state import codec
@@ -57,7 +58,7 @@ class Registrar(AbstractAsyncContextManager["Registrar"]):
         """Whether the last publication reached Redis."""
 
     async def __aenter__(self) -> "Registrar":
-        self._task = asyncio.create_task(self._run(), name="registrar")
+        self._task = supervise("registrar", self._run)
         return self
 
     async def __aexit__(
@@ -78,7 +79,7 @@ class Registrar(AbstractAsyncContextManager["Registrar"]):
         self._record = dataclasses.replace(self._record, draining=draining)
         self._nudge.set()
 
-    async def _run(self) -> None:
+    async def _run(self) -> NoReturn:
         loop = asyncio.get_running_loop()
         sent: InstanceRecord | None = None
         sent_at = 0.0

@@ -17,10 +17,11 @@ import yaml
 
 from penstock import AsyncClient, AsyncPlannerClient
 from penstock.local import LocalMesh, MeshFailed, MeshOptions, read_run_file
+from services import background
 from services.domain.instances import Role
 from services.domain.plans import Plan
 from services.domain.workload import RequestRecord, TierVisit, Window
-from services.processes import FIRST_PAUSE_S, LONGEST_PAUSE_S, ProcessSpec, Watcher, restart_pause_s
+from services.processes import FIRST_PAUSE_S, LONGEST_PAUSE_S, ProcessSpec, Watched, Watcher, restart_pause_s
 from services.state import WorkloadStore, connect
 from services.state.keys import Keys
 from tests.conftest import ROOT
@@ -317,9 +318,19 @@ def test_down_stops_everything(running: Path) -> None:
 
 
 @pytest.mark.timeout(120)
-async def test_the_plan_moves_workers_between_tiers(tmp_path: Path) -> None:
-    """A new plan's counts are followed, new workers first, and no request is dropped on the way."""
+async def test_the_plan_moves_workers_between_tiers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new plan's counts are followed, new workers first, and no request is dropped on the way.
+
+    The task that follows it is started again when it fails, and goes on where it was.
+    """
+    failures = background.failures["follow-plan"]
     async with LocalMesh(MeshOptions(simulated_mesh(tmp_path), tmp_path)) as mesh:
+
+        async def fails_once(spec: ProcessSpec) -> Watched:
+            monkeypatch.undo()
+            raise OSError("no more processes")
+
+        monkeypatch.setattr(mesh.watcher, "start", fails_once)
 
         def workers() -> dict[str, int]:
             found = [i.model.tier for i in mesh.view.instances(Role.WORKER) if i.model is not None]
@@ -348,6 +359,7 @@ async def test_the_plan_moves_workers_between_tiers(tmp_path: Path) -> None:
                         await asyncio.sleep(0.05)
             stop.set()
             assert min(await asyncio.gather(*asking)) > 0
+        assert background.failures["follow-plan"] == failures + 1
         names = {name for name in mesh.watcher.watched if name.startswith("worker")}
         assert names == {"worker-small-0", "worker-small-1", "worker-large-0"}
 
