@@ -64,7 +64,10 @@ class ProcessSpec:
 
 @dataclass(slots=True)
 class Watched:
-    """A process under watch. `fatal` is set once it will not be started again. ended: and not started again yet."""
+    """A process under watch. `fatal` is set once it will not be started again. ended: and not started again yet.
+
+    status: the exit status of the last process that ended by itself; `died` is set then.
+    """
 
     spec: ProcessSpec
     process: asyncio.subprocess.Process | None = None
@@ -73,7 +76,9 @@ class Watched:
     started_at: float = 0.0
     stopping: bool = False
     ended: bool = False
+    status: int | None = None
     fatal: asyncio.Event = field(default_factory=asyncio.Event)
+    died: asyncio.Event = field(default_factory=asyncio.Event)
     task: "asyncio.Task[None] | None" = None
 
     @property
@@ -164,6 +169,8 @@ class Watcher:
             _end_group(entry.process.pid)
             if entry.stopping:
                 return
+            entry.status = status
+            entry.died.set()
             if status == UNUSABLE_SETTINGS:
                 entry.fatal.set()
                 return

@@ -18,22 +18,47 @@ from types import TracebackType
 from typing import NoReturn
 
 from penstock.local import redis_server, runfile
-from penstock.local.runfile import RunFile
+from penstock.local.runfile import FolderLock, ProcessId, RunFile
 from services.background import end, supervise
 from services.domain.instances import InstanceRecord, Role
 from services.domain.mesh_view import MeshView
-from services.processes import ProcessSpec, Watcher, free_port
-from services.settings import MeshFile, load_mesh_file
+from services.model_folder import is_hub_id
+from services.processes import ProcessSpec, Watched, Watcher, free_port
+from services.settings import MeshFile, ServiceSettings, load_mesh_file
 from services.state import MeshFeed, connect
 from services.state.keys import Keys
 
-START_TIMEOUT_S = 180.0
+START_TIMEOUT_S = 180.0  # of our own processes: imports, and weights from a disk
+DOWNLOAD_TIMEOUT_S = 3600.0  # where a model has to be fetched from the hub first
+PROGRESS_S = 5.0  # progress is told at least so often
+SERVER_MARGIN_S = 60.0  # beyond a server's own start time-out, so that its worker can say what was wrong
 
 _log = logging.getLogger(__name__)
 
 
 class MeshFailed(Exception):
     """The mesh could not be started; the message has the end of the log that tells why."""
+
+
+def start_timeout_s(mesh: MeshFile, mesh_file: Path) -> float:
+    """How long a start may take: as long as the slowest engine's own time-out allows."""
+    limits = [START_TIMEOUT_S]
+    limits += [tier.sglang.start_timeout_s + SERVER_MARGIN_S for tier in mesh.tiers if tier.engine == "sglang"]
+    if _needs_hub(mesh, mesh_file):
+        limits.append(DOWNLOAD_TIMEOUT_S)
+    return max(limits)
+
+
+def _needs_hub(mesh: MeshFile, mesh_file: Path) -> bool:
+    """Whether any model is not a folder but an id of the hub."""
+    settings = ServiceSettings.load(mesh_file=mesh_file)
+    return any(is_hub_id(settings, model) for model in _models(mesh))
+
+
+def _models(mesh: MeshFile) -> list[str]:
+    """What the mesh file says of each model that a process reads, tiers first."""
+    tiers = [tier.model for tier in mesh.tiers if tier.engine != "simulated"]
+    return tiers + [scorer.model for scorer in mesh.judge.scorers if scorer.kind == "judge-model"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,20 +77,28 @@ class MeshOptions:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far the start is: instances that are there, and that should be, by kind."""
+    """How far the start is: instances that are there, and that should be, by kind. instances: ids of those there."""
 
     ready: dict[str, int]
     wanted: dict[str, int]
+    instances: tuple[str, ...] = ()
 
     @property
     def complete(self) -> bool:
-        return all(self.ready.get(kind, 0) >= count for kind, count in self.wanted.items())
+        return not self.missing
+
+    @property
+    def missing(self) -> dict[str, int]:
+        """What is waited for: how many are not there yet, by kind."""
+        short = {kind: count - self.ready.get(kind, 0) for kind, count in self.wanted.items()}
+        return {kind: count for kind, count in short.items() if count > 0}
 
 
 class LocalMesh(AbstractAsyncContextManager["LocalMesh"]):
     """A running mesh, as long as the context lasts.
 
-    Entering raises SettingsError, NoRedis or MeshFailed; everything that was started is stopped then.
+    Its folder is locked meanwhile. Entering raises SettingsError, NoRedis, FolderInUse or MeshFailed; everything that was
+    started is stopped then.
     """
 
     def __init__(self, options: MeshOptions, on_progress: Callable[[Progress], None] = lambda _: None) -> None:
@@ -74,13 +107,21 @@ class LocalMesh(AbstractAsyncContextManager["LocalMesh"]):
         self.watcher = Watcher()
         self.view = MeshView()
         self._stack = AsyncExitStack()
+        self._offline_default = not _needs_hub(self.mesh, options.mesh_file)
         self._followed_revision = 0
         self._followed_counts = {tier.name: tier.workers for tier in self.mesh.tiers}
         self.redis_url = ""
 
     async def __aenter__(self) -> "LocalMesh":
         await self._stack.__aenter__()
+        folder = self._options.folder
+        lock = FolderLock(folder)
+        lock.acquire()
+        self._stack.callback(lock.release)
         try:
+            if (stale := runfile.stale_run_file(folder)) is not None:
+                _log.warning("%s; it is replaced", stale)
+                runfile.remove(folder)
             self._stack.push_async_callback(self.watcher.stop_all)
             await self._start_redis()
             client = connect(self.redis_url)
@@ -170,8 +211,9 @@ class LocalMesh(AbstractAsyncContextManager["LocalMesh"]):
             "PENSTOCK_REDIS_URL": self.redis_url,
             "PENSTOCK_LOG_LEVEL": self._options.log_level,
             "TOKENIZERS_PARALLELISM": "false",
-            "HF_HUB_OFFLINE": "1",
         }
+        if "HF_HUB_OFFLINE" not in os.environ and self._offline_default:
+            common["HF_HUB_OFFLINE"] = "1"  # libraries ask the hub about folders of this machine, too
         log = self._options.folder / "logs" / f"{name}.log"
         return ProcessSpec(
             name, [sys.executable, "-m", module], {**common, **env}, log, stop_order=stop_order, stop_s=35.0
@@ -185,11 +227,13 @@ class LocalMesh(AbstractAsyncContextManager["LocalMesh"]):
         wanted = {"router": mesh.router.replicas, "planner": mesh.planner.replicas, "judge": mesh.judge.replicas}
         wanted |= {f"worker {t.name}": self._worker_count(t.name, t.workers) for t in mesh.tiers}
         ready: Counter[str] = Counter()
-        for record in self.view.instances():
+        records = self.view.instances()
+        for record in records:
             ready[f"worker {record.model.tier}" if record.model is not None else record.role.value] += 1
         if self.view.plan is None:
             wanted["plan"] = 1
-        return Progress(dict(ready), {kind: count for kind, count in wanted.items() if count})
+        ids = tuple(record.instance_id for record in records)
+        return Progress(dict(ready), {kind: count for kind, count in wanted.items() if count}, ids)
 
     async def _follow(self, changed: asyncio.Event) -> NoReturn:
         """Bring the workers to the counts of each new plan; forever.
@@ -241,15 +285,14 @@ class LocalMesh(AbstractAsyncContextManager["LocalMesh"]):
 
     @property
     def _start_timeout_s(self) -> float:
-        servers = (t.sglang.start_timeout_s for t in self.mesh.tiers if t.engine == "sglang")
-        return max((START_TIMEOUT_S, *servers))
+        return start_timeout_s(self.mesh, self._options.mesh_file)
 
     def _serving(self, tier: str) -> int:
         workers = self.view.instances(Role.WORKER)
         return sum(1 for record in workers if record.model is not None and record.model.tier == tier)
 
     async def _until_ready(self, changed: asyncio.Event) -> None:
-        failed = asyncio.create_task(self.failed())
+        failed = asyncio.create_task(self._died())
         try:
             async with asyncio.timeout(self._start_timeout_s):
                 while True:
@@ -259,21 +302,42 @@ class LocalMesh(AbstractAsyncContextManager["LocalMesh"]):
                     if progress.complete:
                         return
                     news = asyncio.create_task(changed.wait())
-                    await asyncio.wait({news, failed}, return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait({news, failed}, timeout=PROGRESS_S, return_when=asyncio.FIRST_COMPLETED)
                     news.cancel()
                     if failed.done():
                         raise MeshFailed(failed.result())
         except TimeoutError:
-            crashed = [w for w in self.watcher.watched.values() if w.crashes]
-            tails = "\n".join(f"{w.spec.name}:\n{w.log_tail()}" for w in crashed)
-            raise MeshFailed(f"not ready after {self._start_timeout_s:g} s\n{tails}") from None
+            missing = ", ".join(f"{count} of {kind}" for kind, count in self.progress().missing.items())
+            tails = "\n".join(f"{w.spec.name}:\n{w.log_tail()}" for w in self._absent())
+            raise MeshFailed(
+                f"not ready after {self._start_timeout_s:g} s: {missing} did not come up\n{tails}"
+            ) from None
         finally:
             failed.cancel()
 
+    async def _died(self) -> str:
+        """Return, with the reason, once any process has ended by itself: while the mesh starts, none is waited for then."""
+        waits = {asyncio.create_task(w.died.wait()): w for w in self.watcher.watched.values()}
+        try:
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waits:
+                task.cancel()
+        entry = waits[done.pop()]
+        return f"{entry.spec.name} ended with status {entry.status} while the mesh started:\n{entry.log_tail()}"
+
+    def _absent(self) -> list[Watched]:
+        """Processes of services that the mesh does not see."""
+        present = {record.instance_id.rpartition("-")[2] for record in self.view.instances()}
+        return [w for name, w in self.watcher.watched.items() if name != "redis" and str(w.pid) not in present]
+
     def _write_run_file(self) -> None:
         planners = self.view.instances(Role.PLANNER)
+        own = ProcessId.of(os.getpid())
+        assert own is not None
         RunFile(
-            pid=os.getpid(),
+            pid=own.pid,
+            started=own.started,
             mesh_file=str(self._options.mesh_file.resolve()),
             redis_url=self.redis_url,
             grpc=self.grpc_addresses,
