@@ -18,7 +18,7 @@ async def compose(chassis: Chassis) -> None:
     store = PlanStore(chassis.redis, chassis.keys)
     feed = MeshFeed(chassis.redis, chassis.keys, MeshView(), on_change=lambda: keeper.view_changed())
     seed = chassis.mesh.plan(digest(chassis.settings.mesh_file))
-    keeper = PlanKeeper(store, feed, seed, SystemClock())
+    keeper = PlanKeeper(store, feed, seed, SystemClock(), chassis.mesh.planner.max_instances)
     await chassis.stack.enter_async_context(feed)
     await chassis.stack.enter_async_context(keeper)
     solvers = SolverPool()

@@ -3,13 +3,14 @@
 import asyncio
 import dataclasses
 import logging
+from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import NoReturn
 
 from services.background import end, supervise
 from services.clock import Clock
-from services.domain.errors import Unavailable
+from services.domain.errors import FieldProblem, InvalidRequest, Unavailable
 from services.domain.instances import InstanceRecord
 from services.domain.plans import Plan
 from services.state import MeshFeed, PlanStore
@@ -22,11 +23,12 @@ class PlanKeeper(AbstractAsyncContextManager["PlanKeeper"]):
 
     `seed` is the mesh file's plan. It becomes current at the start unless a plan made from the very same file content is
     there already: so restarting the planner changes nothing, editing the file does, and what an operator set stays until
-    the file is edited.
+    the file is edited. max_instances: of one tier; the mesh file may give a tier more.
     """
 
-    def __init__(self, store: PlanStore, feed: MeshFeed, seed: Plan, clock: Clock) -> None:
+    def __init__(self, store: PlanStore, feed: MeshFeed, seed: Plan, clock: Clock, max_instances: int) -> None:
         self._store, self._feed, self._seed, self._clock = store, feed, seed, clock
+        self._max_instances = max_instances
         self._seeded = False
         self._task: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
@@ -50,7 +52,15 @@ class PlanKeeper(AbstractAsyncContextManager["PlanKeeper"]):
         return self._feed.view.workers(tier)
 
     async def publish(self, plan: Plan, expected: int | None = None) -> Plan:
-        """Make a plan current. StateUnavailable, RevisionConflict."""
+        """Make a plan current.
+
+        Raises:
+            InvalidRequest: a tier has more instances than may be.
+            StateUnavailable: Redis is away.
+            RevisionConflict: the current plan is not the `expected` one.
+        """
+        if problems := [*self._too_many(plan)]:
+            raise InvalidRequest(*problems)
         stamped = dataclasses.replace(
             plan,
             provenance=dataclasses.replace(
@@ -65,6 +75,14 @@ class PlanKeeper(AbstractAsyncContextManager["PlanKeeper"]):
         )
         _log.info("plan %d from %s", made.revision, made.provenance.source)
         return made
+
+    def _too_many(self, plan: Plan) -> Iterator[FieldProblem]:
+        for i, tier in enumerate(plan.tiers):
+            seeded = self._seed.tier(tier.name)
+            most = max(self._max_instances, seeded.instances if seeded is not None else 0)
+            if tier.instances > most:
+                problem = f"must be at most {most}, not {tier.instances}: see planner.max_instances in the mesh file"
+                yield FieldProblem(f"plan.tiers[{i}].instance_count", problem)
 
     async def newer_than(self, revision: int) -> Plan:
         """The current plan, as soon as there is one newer than `revision`."""

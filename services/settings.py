@@ -255,6 +255,8 @@ class MeshPlanner(BaseModel):
     """Planner processes."""
     judge_unavailable: Literal["escalate", "accept"] = "escalate"
     """What routers do with answers that cannot be judged: the largest tier answers, or the answer stands."""
+    max_instances: int = Field(default=64, ge=1)
+    """Instances that a plan may give a tier; more are refused, unless this file itself gives the tier as many."""
     replan: MeshReplan = MeshReplan()
     """Planning again when the workload drifts: see below."""
 

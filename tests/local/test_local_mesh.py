@@ -214,6 +214,9 @@ def test_the_plan_is_shown_and_changed(running: Path) -> None:
         failed = penstock("plan", "set", "--threshold", bad, "-t", target(running))
         assert failed.returncode == 2
         assert said_of_it in failed.stderr
+    failed = penstock("plan", "set", "--instances", "small=1000", "-t", target(running))
+    assert failed.returncode == 2
+    assert "plan.tiers[0].instance_count: must be at most 64" in " ".join(failed.stderr.split())
     assert penstock("plan", "set", "--threshold", "small=80", "-t", target(running)).returncode == 0
 
 
