@@ -14,6 +14,7 @@ from router_service.judge_client import JudgeClient
 from router_service.lease_probe import LeaseProbe
 from router_service.openai_gateway import OpenAiGateway
 from router_service.peers import Peers
+from router_service.readiness import readiness
 from router_service.reply_session import SessionPool
 from router_service.request_driver import RequestDriver
 from router_service.sampling import WindowSampler, WorkloadReporter
@@ -25,6 +26,7 @@ from services.channels import ChannelPool
 from services.clock import SystemClock
 from services.domain.instances import Role
 from services.domain.mesh_view import MeshView
+from services.health import Health
 from services.runtime import Chassis
 from services.settings import SettingsError
 from services.state import MeshFeed, TraceStore, WorkloadStore
@@ -32,6 +34,7 @@ from services.state import MeshFeed, TraceStore, WorkloadStore
 _log = logging.getLogger(__name__)
 
 CHANNEL_SWEEP_S = 5.0
+READINESS_S = 1.0  # looked at so often, and at every change of the view
 
 
 async def compose(chassis: Chassis) -> None:
@@ -78,8 +81,17 @@ async def compose(chassis: Chassis) -> None:
     chassis.http_address = f"{chassis.host}:{port}"
     _log.info("OpenAI-compatible API at http://%s/v1", chassis.http_address)
     chassis.on_drain.append(draining.drained)
+    await chassis.health.set_ready(ROUTER_SERVICE, False)  # until there is a plan
+    chassis.supervise("readiness", lambda: _tell_readiness(chassis.health, peers, draining))
     chassis.supervise("channel-sweep", lambda: _sweep(channels, view, sessions))
     chassis.supervise("lease-probe", LeaseProbe(peers, channels).run)
+
+
+async def _tell_readiness(health: Health, peers: Peers, draining: Draining) -> NoReturn:
+    """GRPC health of the router's service says what /readyz says."""
+    while True:
+        await health.set_ready(ROUTER_SERVICE, not readiness(peers.view, draining=draining.closed).problem)
+        await peers.change(READINESS_S)
 
 
 async def _sweep(channels: ChannelPool, view: MeshView, sessions: SessionPool) -> NoReturn:

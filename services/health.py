@@ -1,7 +1,8 @@
 """gRPC health (grpc.health.v1) and reflection, the same for every service.
 
-Names that can be asked for: "" is the server as a whole, `package.Service` one of its services, its instance id this very
-process (another one that listens at the same address answers NOT_FOUND), and `penstock.state` its link to Redis.
+Names that can be asked for: "" is the server as a whole, `package.Service` one of its services (the router's is SERVING while
+it should be sent requests, like /readyz), its instance id this very process (another one that listens at the same address
+answers NOT_FOUND), and `penstock.state` its link to Redis.
 """
 
 from typing import Any
@@ -33,6 +34,12 @@ class Health:
     async def set_serving(self, serving: bool) -> None:
         for name in self._names:
             await self._servicer.set(name, SERVING if serving else NOT_SERVING)
+
+    async def set_ready(self, service: str, ready: bool) -> None:
+        """Whether one service should be sent requests. From the first call on its health is its owner's to tell."""
+        if service in self._names:
+            self._names.remove(service)
+        await self._servicer.set(service, SERVING if ready else NOT_SERVING)
 
     async def set_state_link(self, connected: bool) -> None:
         """Whether Redis is in reach. The server serves on without it: no other name changes."""

@@ -13,9 +13,11 @@ from opentelemetry.trace import SpanKind, StatusCode, Tracer
 
 from router_service.events import Answer, Finished, RouterEvent, RouterRequest
 from router_service.models import ServedModel, models_of
-from router_service.openai_gateway import replies, schema
+from router_service.openai_gateway import health, replies, schema
 from router_service.openai_gateway.errors import error_body, error_headers, plain_error
+from router_service.openai_gateway.health import HealthRoutes
 from router_service.openai_gateway.replies import ChatFormat, Choice, CompletionFormat, Format
+from router_service.readiness import readiness
 from router_service.request_driver import RequestDriver
 from router_service.servicer import Draining, new_request_id
 from services import telemetry
@@ -30,7 +32,7 @@ MAX_BODY_BYTES = 16 * 1024 * 1024
 
 
 class OpenAiGateway:
-    """/v1/chat/completions, /v1/completions, /v1/models, /health, over the router's own driver: no hop between."""
+    """/v1/chat/completions, /v1/completions, /v1/models, and health, over the router's own driver: no hop between."""
 
     def __init__(
         self, driver: RequestDriver, view: MeshView, draining: Draining, tracer: Tracer, default_deadline_s: float
@@ -46,7 +48,7 @@ class OpenAiGateway:
         app.router.add_post("/v1/completions", self._completions)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/v1/models/{model}", self._model)
-        app.router.add_get("/health", self._health)
+        HealthRoutes(lambda: readiness(self._view, draining=self._draining.closed)).add_to(app)
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
         await self._runner.setup()
         site = web.TCPSite(self._runner, host, port)
@@ -63,7 +65,7 @@ class OpenAiGateway:
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         """A span around each request, and every error in OpenAI's shape."""
-        if request.path == "/health":
+        if request.path in health.PATHS:
             return await handler(request)
         route = request.match_info.route.resource
         with self._tracer.start_as_current_span(
@@ -101,11 +103,6 @@ class OpenAiGateway:
             if response.status >= 500:
                 span.set_status(StatusCode.ERROR)
             return response
-
-    async def _health(self, request: web.Request) -> web.Response:
-        ready = self._view.plan is not None
-        body = {"status": "ok" if ready else "no plan yet", "state_connected": self._view.connected}
-        return web.json_response(body, status=200 if ready else 503)
 
     async def _models(self, request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [_model_body(m) for m in models_of(self._view)]})
