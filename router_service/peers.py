@@ -41,12 +41,13 @@ class Peers:
     ) -> Placed | NotPlaced:
         """An instance of the tier for a request of so many tokens, prompt and output so far.
 
-        Those whose lease has ended are tried where no instance with a lease is fit to try.
+        Those whose lease has ended are tried where no instance with a lease is fit to try and has room.
         """
         result = self._place(self.view.workers(tier), request_id, tokens, avoid, familiar)
-        if result == NotPlaced(full=False):
-            result = self._place(self.view.expired_workers(tier), request_id, tokens, avoid, familiar)
-        return result
+        if isinstance(result, Placed):
+            return result
+        last_resort = self._place(self.view.expired_workers(tier), request_id, tokens, avoid, familiar)
+        return last_resort if isinstance(last_resort, Placed) else NotPlaced(full=result.full or last_resort.full)
 
     def _place(
         self, candidates: list[InstanceRecord], request_id: str, tokens: int, avoid: str, familiar: str

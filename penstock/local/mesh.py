@@ -24,7 +24,7 @@ from services.domain.instances import InstanceRecord, Role
 from services.domain.mesh_view import MeshView
 from services.model_folder import is_hub_id
 from services.processes import ProcessSpec, Watched, Watcher, free_port
-from services.settings import MeshFile, ServiceSettings, load_mesh_file
+from services.settings import MeshFile, ServiceSettings, SettingsError, load_mesh_file
 from services.state import MeshFeed, connect
 from services.state.keys import Keys
 
@@ -104,6 +104,7 @@ class LocalMesh(AbstractAsyncContextManager["LocalMesh"]):
     def __init__(self, options: MeshOptions, on_progress: Callable[[Progress], None] = lambda _: None) -> None:
         self._options, self._on_progress = options, on_progress
         self.mesh: MeshFile = load_mesh_file(options.mesh_file)
+        self._check_counts()
         self.watcher = Watcher()
         self.view = MeshView()
         self._stack = AsyncExitStack()
@@ -218,6 +219,14 @@ class LocalMesh(AbstractAsyncContextManager["LocalMesh"]):
         return ProcessSpec(
             name, [sys.executable, "-m", module], {**common, **env}, log, stop_order=stop_order, stop_s=35.0
         )
+
+    def _check_counts(self) -> None:
+        """SettingsError for counts of tiers that the mesh file does not have, or greater ones than it lets a plan have."""
+        most = self.mesh.planner.max_instances
+        for name, count in (self._options.workers or {}).items():
+            tier = self.mesh.tier(name)
+            if count > max(most, tier.workers):
+                raise SettingsError(f"workers of tier {name}: at most {most} (planner.max_instances), not {count}")
 
     def _worker_count(self, tier: str, usual: int) -> int:
         return (self._options.workers or {}).get(tier, usual)

@@ -20,7 +20,7 @@ from penstock.local import LocalMesh, MeshFailed, MeshOptions, RunFile, read_run
 from penstock.local import mesh as local_mesh
 from penstock.local.mesh import Progress, start_timeout_s
 from penstock.local.runfile import FolderInUse, FolderLock, ProcessId, lock_holder, stale_run_file
-from services.settings import load_mesh_file
+from services.settings import SettingsError, load_mesh_file
 from tests.conftest import FAMILY
 from tests.local.test_local_mesh import penstock, simulated_mesh
 
@@ -289,3 +289,12 @@ async def test_a_mesh_in_the_same_folder_is_refused_before_anything_is_started(t
     finally:
         lock.release()
     await asyncio.sleep(0)
+
+
+def test_worker_counts_are_of_tiers_that_are_there_and_bounded(tmp_path: Path) -> None:
+    file = simulated_mesh(tmp_path)
+    with pytest.raises(SettingsError, match="no tier 'smal'"):
+        LocalMesh(MeshOptions(file, tmp_path, {"smal": 1}))
+    with pytest.raises(SettingsError, match=r"tier small: at most 64 \(planner.max_instances\), not 1000"):
+        LocalMesh(MeshOptions(file, tmp_path, {"small": 1000}))
+    LocalMesh(MeshOptions(file, tmp_path, {"small": 64}))

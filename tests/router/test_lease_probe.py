@@ -1,6 +1,7 @@
 """Instances without a lease: checked, ejected or forgotten by what they answer; their replies keep their channel."""
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -15,7 +16,7 @@ from router_service.reply_session import SessionPool
 from router_service.worker_client import WorkerClient
 from services.background import end
 from services.channels import ChannelPool
-from services.domain import InstanceRecord, MeshView, ModelCard, Role
+from services.domain import InstanceRecord, Load, MeshView, ModelCard, Role
 from services.domain.requests import GenerationRequest, SamplingParams, TextPrompt, TokenFrame
 from services.health import Health, is_serving
 from services.processes import free_port
@@ -128,3 +129,38 @@ async def test_a_channel_with_replies_is_not_swept_though_the_view_has_forgotten
             await until(lambda: channels.get(worker.address) is not channel)
         finally:
             await end(sweep)
+
+
+async def test_instances_without_a_lease_are_the_last_resort() -> None:
+    """A leased one first; then, where it is full or ejected, one without."""
+    view = expired_view("host:1")
+    peers = Peers(view, suspect_s=60.0)
+
+    def chosen() -> str | NotPlaced:
+        result = peers.place("only", "r", 10)
+        return result.record.instance_id if isinstance(result, Placed) else result
+
+    full = Load(running_tokens=(1,) * CARD.max_requests)
+    leased = InstanceRecord("a", Role.WORKER, "host:2", 1.0, 1, LEASE_S, model=CARD, load=Load())
+    assert chosen() == "w"
+    view.hear(leased, 3.0)
+    assert chosen() == "a"
+    view.hear(dataclasses.replace(leased, sequence=2, load=full), 3.0)
+    assert chosen() == "w"
+    peers.suspect("w")
+    assert chosen() == NotPlaced(full=True)  # a place at the leased one is waited for
+    peers.suspect("a")
+    assert chosen() == NotPlaced(full=False)
+
+
+async def test_judges_without_a_lease_stand_in_where_none_has_one() -> None:
+    def names(view: MeshView) -> list[str]:
+        return [judge.instance_id for judge in Peers(view, suspect_s=60.0).judges()]
+
+    view = MeshView(keep_expired={Role.JUDGE})
+    view.connect([InstanceRecord("j", Role.JUDGE, "host:1", 1.0, 1, LEASE_S)], None, 0.0)
+    view.alive(2 * LEASE_S)
+    view.expire()
+    assert names(view) == ["j"]
+    view.hear(InstanceRecord("k", Role.JUDGE, "host:2", 1.0, 1, LEASE_S), 3.0)
+    assert names(view) == ["k"]
