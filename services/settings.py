@@ -394,7 +394,8 @@ class ServiceSettings(BaseSettings):
     redis_url: str = ""
     """The state store. Empty: REDIS_URL, then the mesh file's."""
     lease_s: float = Field(default=3.0, gt=0)
-    """An instance that has not spoken for so long counts as gone."""
+    """The lease of an instance: not heard of for so long, it gets new requests only where no other can take them, and is
+    forgotten unless it answers for itself."""
     publish_interval_s: float = Field(default=0.25, gt=0)
     """Load is published at most so often when it changes, and every third of a lease when not."""
     drain_s: float = Field(default=30.0, ge=0)
