@@ -18,7 +18,7 @@ from penstock.cli.output import console, fail, print_json, tier_counts
 
 if TYPE_CHECKING:
     from penstock.local import LocalMesh, MeshOptions
-    from penstock.local.mesh import Progress
+    from penstock.local.start import Progress
 
 DETACH_MARGIN_S = 60.0  # beyond the mesh's own start time-out, after which it ends and says why
 DOWN_TIMEOUT_S = 120.0  # four groups of processes, one after the other, each killed after its own time
@@ -158,8 +158,8 @@ def needed_packages() -> Iterator[None]:
 
 def _detached(mesh: Path, folder: Path, worker: list[str], json: bool) -> None:
     """Start `penstock up` as a process of its own; show how far it is until it serves, or why it does not."""
-    from penstock.local.mesh import start_timeout_s
     from penstock.local.runfile import FolderInUse, FolderLock, read_run_file
+    from penstock.local.start import start_timeout_s
     from services.settings import SettingsError, load_mesh_file
 
     try:

@@ -19,46 +19,22 @@ from typing import NoReturn
 
 from penstock.local import redis_server, runfile
 from penstock.local.runfile import FolderLock, ProcessId, RunFile
+from penstock.local.start import Progress, needs_hub, start_timeout_s
 from services.background import end, supervise
 from services.domain.instances import InstanceRecord, Role
 from services.domain.mesh_view import MeshView
-from services.model_folder import is_hub_id
 from services.processes import ProcessSpec, Watched, Watcher, free_port
-from services.settings import MeshFile, ServiceSettings, SettingsError, load_mesh_file
+from services.settings import MeshFile, SettingsError, load_mesh_file
 from services.state import MeshFeed, connect
 from services.state.keys import Keys
 
-START_TIMEOUT_S = 180.0  # of our own processes: imports, and weights from a disk
-DOWNLOAD_TIMEOUT_S = 3600.0  # where a model has to be fetched from the hub first
 PROGRESS_S = 5.0  # progress is told at least so often
-SERVER_MARGIN_S = 60.0  # beyond a server's own start time-out, so that its worker can say what was wrong
 
 _log = logging.getLogger(__name__)
 
 
 class MeshFailed(Exception):
     """The mesh could not be started; the message has the end of the log that tells why."""
-
-
-def start_timeout_s(mesh: MeshFile, mesh_file: Path) -> float:
-    """How long a start may take: as long as the slowest engine's own time-out allows."""
-    limits = [START_TIMEOUT_S]
-    limits += [tier.sglang.start_timeout_s + SERVER_MARGIN_S for tier in mesh.tiers if tier.engine == "sglang"]
-    if _needs_hub(mesh, mesh_file):
-        limits.append(DOWNLOAD_TIMEOUT_S)
-    return max(limits)
-
-
-def _needs_hub(mesh: MeshFile, mesh_file: Path) -> bool:
-    """Whether any model is not a folder but an id of the hub."""
-    settings = ServiceSettings.load(mesh_file=mesh_file)
-    return any(is_hub_id(settings, model) for model in _models(mesh))
-
-
-def _models(mesh: MeshFile) -> list[str]:
-    """What the mesh file says of each model that a process reads, tiers first."""
-    tiers = [tier.model for tier in mesh.tiers if tier.engine != "simulated"]
-    return tiers + [scorer.model for scorer in mesh.judge.scorers if scorer.kind == "judge-model"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,25 +51,6 @@ class MeshOptions:
     log_level: str = "info"
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far the start is: instances that are there, and that should be, by kind. instances: ids of those there."""
-
-    ready: dict[str, int]
-    wanted: dict[str, int]
-    instances: tuple[str, ...] = ()
-
-    @property
-    def complete(self) -> bool:
-        return not self.missing
-
-    @property
-    def missing(self) -> dict[str, int]:
-        """What is waited for: how many are not there yet, by kind."""
-        short = {kind: count - self.ready.get(kind, 0) for kind, count in self.wanted.items()}
-        return {kind: count for kind, count in short.items() if count > 0}
-
-
 class LocalMesh(AbstractAsyncContextManager["LocalMesh"]):
     """A running mesh, as long as the context lasts.
 
@@ -108,7 +65,7 @@ class LocalMesh(AbstractAsyncContextManager["LocalMesh"]):
         self.watcher = Watcher()
         self.view = MeshView()
         self._stack = AsyncExitStack()
-        self._offline_default = not _needs_hub(self.mesh, options.mesh_file)
+        self._offline_default = not needs_hub(self.mesh, options.mesh_file)
         self._followed_revision = 0
         self._followed_counts = {tier.name: tier.workers for tier in self.mesh.tiers}
         self.redis_url = ""

@@ -16,10 +16,9 @@ import pytest
 import yaml
 
 from penstock.cli.local import REPEAT_S, ProgressLines
-from penstock.local import LocalMesh, MeshFailed, MeshOptions, RunFile, read_run_file
-from penstock.local import mesh as local_mesh
-from penstock.local.mesh import Progress, start_timeout_s
+from penstock.local import LocalMesh, MeshFailed, MeshOptions, RunFile, read_run_file, start
 from penstock.local.runfile import FolderInUse, FolderLock, ProcessId, lock_holder, stale_run_file
+from penstock.local.start import Progress, start_timeout_s
 from services.settings import SettingsError, load_mesh_file
 from tests.conftest import FAMILY
 from tests.local.test_local_mesh import penstock, simulated_mesh
@@ -206,14 +205,14 @@ async def test_a_process_that_dies_while_the_mesh_starts_ends_the_start_at_once(
     with pytest.raises(MeshFailed, match="worker-large-0 ended with status -9 while the mesh started"):
         async with mesh:
             pass
-    assert time.monotonic() - began < local_mesh.START_TIMEOUT_S / 2
+    assert time.monotonic() - began < start.START_TIMEOUT_S / 2
     assert lock_holder(tmp_path) is None
 
 
 async def test_a_start_that_takes_too_long_says_what_did_not_come_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_mesh, "START_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(start, "START_TIMEOUT_S", 0.05)
     with pytest.raises(MeshFailed, match=r"not ready after 0.05 s: 1 of router, .*1 of worker large.* did not come up"):
         async with LocalMesh(MeshOptions(simulated_mesh(tmp_path), tmp_path)):
             pass
@@ -236,10 +235,10 @@ def test_a_start_may_take_as_long_as_its_slowest_engine(tmp_path: Path) -> None:
         path = mesh_of(tmp_path, tier)
         return start_timeout_s(load_mesh_file(path), path)
 
-    assert limit_s(SIMULATED) == limit_s(LOCAL) == local_mesh.START_TIMEOUT_S
+    assert limit_s(SIMULATED) == limit_s(LOCAL) == start.START_TIMEOUT_S
     sglang = LOCAL | {"engine": "sglang", "sglang": {"start_timeout_s": 1500.0}}
-    assert limit_s(sglang) == 1500.0 + local_mesh.SERVER_MARGIN_S
-    assert limit_s(HUB) == local_mesh.DOWNLOAD_TIMEOUT_S
+    assert limit_s(sglang) == 1500.0 + start.SERVER_MARGIN_S
+    assert limit_s(HUB) == start.DOWNLOAD_TIMEOUT_S
 
 
 @pytest.mark.parametrize(
