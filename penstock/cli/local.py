@@ -41,6 +41,10 @@ def up(
     """Start the mesh that the mesh file describes; Ctrl-C stops it."""
     with needed_packages():
         from penstock.local import MeshOptions, read_run_file
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        fail(f"--folder: {folder}: {error.strerror}", 2)
     running = read_run_file(folder)
     if running is not None:
         fail(f"a mesh runs from {folder} already (process {running.pid}); `penstock down` stops it")

@@ -297,3 +297,11 @@ def test_worker_counts_are_of_tiers_that_are_there_and_bounded(tmp_path: Path) -
     with pytest.raises(SettingsError, match=r"tier small: at most 64 \(planner.max_instances\), not 1000"):
         LocalMesh(MeshOptions(file, tmp_path, {"small": 1000}))
     LocalMesh(MeshOptions(file, tmp_path, {"small": 64}))
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_of_that_option(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    up = penstock("up", "--mesh", str(simulated_mesh(tmp_path)), "--folder", str(tmp_path / "file" / "run"))
+    assert up.returncode == 2
+    assert "--folder" in up.stderr
+    assert "Not a directory" in " ".join(up.stderr.split())
