@@ -19,7 +19,7 @@ async def compose(chassis: Chassis) -> None:
     feed = MeshFeed(chassis.redis, chassis.keys, MeshView(), on_change=lambda: keeper.view_changed())
     seed = chassis.mesh.plan(digest(chassis.settings.mesh_file))
     scorers = [scorer.name for scorer in chassis.mesh.judge.scorers]
-    keeper = PlanKeeper(store, feed, seed, SystemClock(), scorers)
+    keeper = PlanKeeper(store, feed, seed, SystemClock(), chassis.mesh.planner.max_instances, scorers)
     await chassis.stack.enter_async_context(feed)
     await chassis.stack.enter_async_context(keeper)
     solvers = SolverPool()

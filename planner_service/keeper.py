@@ -3,13 +3,14 @@
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
+from typing import NoReturn
 
-from services.background import end
+from services.background import end, supervise
 from services.clock import Clock
-from services.domain.errors import Unavailable, invalid
+from services.domain.errors import FieldProblem, InvalidRequest, Unavailable
 from services.domain.instances import InstanceRecord
 from services.domain.plans import Plan
 from services.state import MeshFeed, PlanStore
@@ -22,21 +23,27 @@ class PlanKeeper(AbstractAsyncContextManager["PlanKeeper"]):
 
     `seed` is the mesh file's plan. It becomes current at the start unless a plan made from the very same file content is
     there already: so restarting the planner changes nothing, editing the file does, and what an operator set stays until
-    the file is edited.
+    the file is edited. max_instances: of one tier; the mesh file may give a tier more.
     """
 
     def __init__(
-        self, store: PlanStore, feed: MeshFeed, seed: Plan, clock: Clock, scorers: Collection[str] = ()
+        self,
+        store: PlanStore,
+        feed: MeshFeed,
+        seed: Plan,
+        clock: Clock,
+        max_instances: int,
+        scorers: Collection[str] = (),
     ) -> None:
         """scorers: those that the mesh's judge has; a plan may name one of them, or none."""
         self._store, self._feed, self._seed, self._clock = store, feed, seed, clock
-        self._scorers = scorers
+        self._max_instances, self._scorers = max_instances, scorers
         self._seeded = False
         self._task: asyncio.Task[None] | None = None
-        self._changed = asyncio.Condition()
+        self._changed = asyncio.Event()
 
     async def __aenter__(self) -> "PlanKeeper":
-        self._task = asyncio.create_task(self._keep(), name="plan-keeper")
+        self._task = supervise("plan-keeper", self._keep)
         return self
 
     async def __aexit__(
@@ -57,13 +64,16 @@ class PlanKeeper(AbstractAsyncContextManager["PlanKeeper"]):
         """Make a plan current.
 
         Raises:
-            InvalidRequest: it names a scorer that the judge does not have: no answer could be judged.
+            InvalidRequest: a tier has more instances than may be, or the plan names a scorer that the judge does not have.
             RevisionConflict: another plan than `expected` is current.
             StateUnavailable: Redis cannot be reached.
         """
+        problems = [*self._too_many(plan)]
         if plan.scorer and plan.scorer not in self._scorers:
             has = ", ".join(self._scorers) or "no scorer at all"
-            raise invalid("plan.scorer", f"the judge has {has}, not '{plan.scorer[:80]}'")
+            problems.append(FieldProblem("plan.scorer", f"the judge has {has}, not '{plan.scorer[:80]}'"))
+        if problems:
+            raise InvalidRequest(*problems)
         stamped = dataclasses.replace(
             plan,
             provenance=dataclasses.replace(
@@ -79,23 +89,26 @@ class PlanKeeper(AbstractAsyncContextManager["PlanKeeper"]):
         _log.info("plan %d from %s", made.revision, made.provenance.source)
         return made
 
+    def _too_many(self, plan: Plan) -> Iterator[FieldProblem]:
+        for i, tier in enumerate(plan.tiers):
+            seeded = self._seed.tier(tier.name)
+            most = max(self._max_instances, seeded.instances if seeded is not None else 0)
+            if tier.instances > most:
+                problem = f"must be at most {most}, not {tier.instances}: see planner.max_instances in the mesh file"
+                yield FieldProblem(f"plan.tiers[{i}].instance_count", problem)
+
     async def newer_than(self, revision: int) -> Plan:
         """The current plan, as soon as there is one newer than `revision`."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: self.current is not None and self.current.revision > revision)
-        assert self.current is not None
-        return self.current
+        while (current := self.current) is None or current.revision <= revision:
+            await self._changed.wait()
+        return current
 
     def view_changed(self) -> None:
         """The feed has news: wake who waits for a plan."""
+        self._changed.set()
+        self._changed = asyncio.Event()
 
-        async def wake() -> None:
-            async with self._changed:
-                self._changed.notify_all()
-
-        self._waking = asyncio.ensure_future(wake())
-
-    async def _keep(self) -> None:
+    async def _keep(self) -> NoReturn:
         """Seed once, then watch that Redis goes on holding the plan."""
         while True:
             pause_s = 1.0

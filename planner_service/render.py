@@ -15,6 +15,7 @@ from services.domain.hardware import ReplicaShape
 
 SGLANG_IMAGE, PENSTOCK_IMAGE, REDIS_IMAGE = "lmsysorg/sglang:v0.5.23", "penstock:latest", "redis:7.4-alpine"
 PORT, RENDEZVOUS_PORT = 30000, 20000
+GRPC_PORT, HTTP_PORT = 50051, 8000  # of our own image
 MESH_FILE = "/etc/penstock/mesh.yaml"
 START_S = 1800  # a large model is loaded for so long
 
@@ -164,7 +165,7 @@ def kubernetes(
         ),
         _service("redis", namespace, [6379]),
     ]
-    for role, ports in (("planner", ()), ("judge", ()), ("router", (50051, 8000))):
+    for role, ports in (("planner", ()), ("judge", ()), ("router", (GRPC_PORT, HTTP_PORT))):
         container = _penstock(role, {}) | ({"ports": _ports(*ports)} if ports else {})
         found.append(_workload("Deployment", role, namespace, 1, [container]))
         if ports:
@@ -237,11 +238,20 @@ def _penstock(role: str, environment: dict[str, str]) -> Manifest:
         "image": PENSTOCK_IMAGE,
         "args": [f"{role}_service"],
         "env": [*({"name": key, "value": value} for key, value in told.items()), address],
+        **_probes(role),
         "volumeMounts": [
             {"name": "mesh", "mountPath": MESH_FILE, "subPath": "mesh.yaml"},
             {"name": "models", "mountPath": "/models", "readOnly": True},
         ],
     }
+
+
+def _probes(role: str) -> Manifest:
+    """The router is sent requests while /readyz says so and restarted when /livez does not answer; the others speak gRPC."""
+    if role == "router":
+        ready, live = ({"httpGet": {"path": path, "port": HTTP_PORT}} for path in ("/readyz", "/livez"))
+        return {"readinessProbe": ready | {"periodSeconds": 5}, "livenessProbe": live | {"periodSeconds": 10}}
+    return {"readinessProbe": {"grpc": {"port": GRPC_PORT}, "periodSeconds": 5}}
 
 
 def _worker_environment(site: Site, group: Group, endpoint: str) -> dict[str, str]:

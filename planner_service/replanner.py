@@ -6,13 +6,14 @@ import logging
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
+from typing import NoReturn
 
 from penstock.planner.v1 import planner_pb2 as pb
 from planner_service.keeper import PlanKeeper
 from planner_service.replan_job import ReplanJob
 from planner_service.rescheduling import Drift, DriftRule, DriftState, observe, rate_per_s
 from planner_service.solver_pool import SolverPool
-from services.background import end
+from services.background import end, supervise
 from services.clock import Clock
 from services.domain.errors import PenstockError
 from services.domain.plans import Plan, Prediction, Provenance, TierPlan
@@ -54,8 +55,8 @@ class Replanner(AbstractAsyncContextManager["Replanner"]):
 
     async def __aenter__(self) -> "Replanner":
         self._tasks = [
-            asyncio.create_task(self._follow(), name="drift"),
-            asyncio.create_task(self._plan(), name="replan"),
+            supervise("drift", self._follow),
+            supervise("replan", self._plan),
         ]
         return self
 
@@ -64,7 +65,7 @@ class Replanner(AbstractAsyncContextManager["Replanner"]):
     ) -> None:
         await end(*self._tasks)
 
-    async def _follow(self) -> None:
+    async def _follow(self) -> NoReturn:
         while True:
             try:
                 await self._read()
@@ -94,7 +95,7 @@ class Replanner(AbstractAsyncContextManager["Replanner"]):
         ours = plan.provenance.source == SOURCE and window.end_s > self._started_s
         return window.end_s <= plan.provenance.created_at and not ours
 
-    async def _plan(self) -> None:
+    async def _plan(self) -> NoReturn:
         while True:
             drift = await self._wanted.get()
             while not self._wanted.empty():

@@ -127,7 +127,7 @@ class MoveAgent:
         self, tier: str, sender_id: str, request_id: str, advice: MoveAdvice, parent: Context
     ) -> AsyncIterator[Grant | None]:
         """A receiver whose queue holds the request as long as the context lasts; None if nobody takes it."""
-        sender = next((r for r in self._view.instances() if r.instance_id == sender_id), None)
+        sender = self._view.find(sender_id)
         if sender is None or sender.model is None:
             yield None
             return

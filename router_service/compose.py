@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import random
+from typing import NoReturn
 
 from penstock.router.v1 import router_pb2_grpc
 from router_service.admission_queue import AdmissionQueue
@@ -10,8 +11,10 @@ from router_service.bid_client import BidClient
 from router_service.bidding import BidLimits, MoveAgent
 from router_service.generation import RetryPolicy, TierGeneration
 from router_service.judge_client import JudgeClient, JudgeLimits
+from router_service.lease_probe import LeaseProbe
 from router_service.openai_gateway import HttpLimits, OpenAiGateway
 from router_service.peers import Peers
+from router_service.readiness import readiness
 from router_service.reply_session import SessionPool
 from router_service.request_driver import RequestDriver
 from router_service.sampling import WindowSampler, WorkloadReporter
@@ -21,7 +24,9 @@ from router_service.status import MeshStatus
 from router_service.worker_client import WorkerClient
 from services.channels import ChannelPool
 from services.clock import SystemClock
+from services.domain.instances import Role
 from services.domain.mesh_view import MeshView
+from services.health import Health
 from services.runtime import Chassis
 from services.settings import SettingsError
 from services.state import MeshFeed, TraceStore, WorkloadStore
@@ -29,12 +34,13 @@ from services.state import MeshFeed, TraceStore, WorkloadStore
 _log = logging.getLogger(__name__)
 
 CHANNEL_SWEEP_S = 5.0
+READINESS_S = 1.0  # looked at so often, and at every change of the view
 
 
 async def compose(chassis: Chassis) -> None:
     """Follow the mesh and serve it. SettingsError for an HTTP port that is taken."""
     options, tracer, stack = chassis.mesh.router, chassis.telemetry.tracer, chassis.stack
-    view = MeshView()
+    view = MeshView(keep_expired={Role.WORKER, Role.JUDGE})
     peers = Peers(view, options.suspect_s)
     channels = await stack.enter_async_context(ChannelPool())
     await stack.enter_async_context(MeshFeed(chassis.redis, chassis.keys, view, on_change=peers.view_changed))
@@ -84,15 +90,24 @@ async def compose(chassis: Chassis) -> None:
     chassis.http_address = f"{chassis.host}:{port}"
     _log.info("OpenAI-compatible API at http://%s/v1", chassis.http_address)
     chassis.on_drain.append(draining.drained)
-    sweep = asyncio.create_task(_sweep(channels, view))
-    stack.callback(sweep.cancel)
+    await chassis.health.set_ready(ROUTER_SERVICE, False)  # until there is a plan
+    chassis.supervise("readiness", lambda: _tell_readiness(chassis.health, peers, draining))
+    chassis.supervise("channel-sweep", lambda: _sweep(channels, view, sessions))
+    chassis.supervise("lease-probe", LeaseProbe(peers, channels).run)
 
 
-async def _sweep(channels: ChannelPool, view: MeshView) -> None:
-    """Close channels to instances that have long gone."""
+async def _tell_readiness(health: Health, peers: Peers, draining: Draining) -> NoReturn:
+    """GRPC health of the router's service says what /readyz says."""
+    while True:
+        await health.set_ready(ROUTER_SERVICE, not readiness(peers.view, draining=draining.closed).problem)
+        await peers.change(READINESS_S)
+
+
+async def _sweep(channels: ChannelPool, view: MeshView, sessions: SessionPool) -> NoReturn:
+    """Close channels to instances that have long gone. One with replies under way is left alone, whatever the view says."""
     before: set[str] = set()
     while True:
         await asyncio.sleep(CHANNEL_SWEEP_S)
-        known = {record.address for record in view.instances()}
-        await channels.keep(known | before)
+        known = {record.address for record in (*view.instances(), *view.expired())}
+        await channels.keep(known | before | sessions.in_use())
         before = known

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from services.domain.instances import InstanceRecord
 from services.domain.mesh_view import MeshView
 from services.domain.plans import CASCADE_MODEL
 
@@ -25,8 +26,13 @@ def models_of(view: MeshView) -> list[ServedModel]:
             tier.name,
             tier.model,
             False,
-            min((w.model.max_context_tokens for w in view.workers(tier.name) if w.model is not None), default=0),
+            min((w.model.max_context_tokens for w in _workers(view, tier.name) if w.model is not None), default=0),
         )
         for tier in view.plan.tiers
     ]
     return [ServedModel(CASCADE_MODEL, "", True, max(t.max_context_tokens for t in tiers)), *tiers]
+
+
+def _workers(view: MeshView, tier: str) -> list[InstanceRecord]:
+    """Those that would be tried: without a lease only where none has one."""
+    return view.workers(tier) or view.expired_workers(tier)

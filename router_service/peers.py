@@ -46,9 +46,20 @@ class Peers:
     def place(
         self, tier: str, request_id: str, tokens: int, *, avoid: str = "", familiar: str = ""
     ) -> Placed | NotPlaced:
-        """An instance of the tier for a request of so many tokens, prompt and output so far."""
+        """An instance of the tier for a request of so many tokens, prompt and output so far.
+
+        Those whose lease has ended are tried where no instance with a lease is fit to try and has room.
+        """
+        result = self._place(self.view.workers(tier), request_id, tokens, avoid, familiar)
+        if isinstance(result, Placed):
+            return result
+        last_resort = self._place(self.view.expired_workers(tier), request_id, tokens, avoid, familiar)
+        return last_resort if isinstance(last_resort, Placed) else NotPlaced(full=result.full or last_resort.full)
+
+    def _place(
+        self, candidates: list[InstanceRecord], request_id: str, tokens: int, avoid: str, familiar: str
+    ) -> Placed | NotPlaced:
         now = asyncio.get_running_loop().time()
-        candidates = self.view.workers(tier)
         under_way = {
             c.instance_id: sum(
                 1 for at in self._sent[c.instance_id] if now - at < self.view.heard_ago_s(c.instance_id, now)
@@ -118,9 +129,13 @@ class Peers:
         return min([end - now for end in ends] + [0.5])
 
     def judges(self) -> list[InstanceRecord]:
-        """Judges to try, in order: those not suspect first, then by how many requests of ours they have."""
+        """Judges to try, in order: those not suspect first, then by how many requests of ours they have.
+
+        Those whose lease has ended stand in where no judge has one.
+        """
+        judges = [r for r in self.view.instances(Role.JUDGE) if not r.draining] or self.view.expired(Role.JUDGE)
         return sorted(
-            (r for r in self.view.instances(Role.JUDGE) if not r.draining),
+            (r for r in judges if not r.draining),
             key=lambda r: (self.is_suspect(r.instance_id), len(self._sent.get(r.instance_id, ())), r.instance_id),
         )
 

@@ -46,6 +46,11 @@ class ReplySession:
         self.over = False
         self._task = asyncio.create_task(self._read(channel))
 
+    @property
+    def replies(self) -> int:
+        """Replies under way."""
+        return len(self._replies)
+
     async def close(self) -> None:
         """End the call and with it every reply."""
         self._task.cancel()
@@ -163,6 +168,10 @@ class SessionPool(AbstractAsyncContextManager["SessionPool"]):
             self._sessions = {a: s for a, s in self._sessions.items() if not s.over}
             session = self._sessions[address] = ReplySession(self._channels.get(address), self._stalls)
         return session
+
+    def in_use(self) -> set[str]:
+        """Addresses with replies under way."""
+        return {address for address, session in self._sessions.items() if session.replies and not session.over}
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

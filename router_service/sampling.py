@@ -7,9 +7,10 @@ from collections import deque
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from types import TracebackType
+from typing import NoReturn
 
 from router_service.events import Finished, RouterRequest
-from services.background import end
+from services.background import end, supervise
 from services.clock import Clock
 from services.domain.plans import CASCADE_MODEL
 from services.domain.workload import PARTS, RequestRecord, TierVisit, Window
@@ -89,7 +90,7 @@ class WorkloadReporter(AbstractAsyncContextManager["WorkloadReporter"]):
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> "WorkloadReporter":
-        self._task = asyncio.create_task(self._report(), name="workload-reporter")
+        self._task = supervise("workload-reporter", self._report)
         return self
 
     async def __aexit__(
@@ -98,7 +99,7 @@ class WorkloadReporter(AbstractAsyncContextManager["WorkloadReporter"]):
         assert self._task is not None
         await end(self._task)
 
-    async def _report(self) -> None:
+    async def _report(self) -> NoReturn:
         while True:
             await asyncio.sleep(self._sampler.ends_in_s + 0.001)
             windows = self._sampler.closed()

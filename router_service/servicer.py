@@ -55,6 +55,11 @@ class Draining:
         if self._count == 0:
             self._none.set()
 
+    @property
+    def closed(self) -> bool:
+        """Whether new requests are refused."""
+        return self._closed
+
     async def drained(self) -> None:
         """Take nothing new; return once nothing is under way."""
         self._closed = True

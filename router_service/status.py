@@ -31,7 +31,7 @@ class MeshStatus:
             state_connected=view.connected,
             state_age=common.duration(min(view.age_s(now), 1e9)),
             tiers=[self._tier(tier.name) for tier in plan.tiers] if plan is not None else [],
-            instances=[self._instance(record, now) for record in view.instances()],
+            instances=[self._instance(record, now) for record in (*view.instances(), *view.expired())],
             router=pb.RouterStatus(
                 active_count=self._queue.active,
                 waiting_count=self._queue.waiting,
@@ -92,5 +92,5 @@ class MeshStatus:
     def _state(self, record: InstanceRecord) -> pb.InstanceState.ValueType:
         if record.draining:
             return pb.INSTANCE_STATE_DRAINING
-        suspect = self._peers.is_suspect(record.instance_id)
+        suspect = self._peers.is_suspect(record.instance_id) or record in self._peers.view.expired()
         return pb.INSTANCE_STATE_SUSPECT if suspect else pb.INSTANCE_STATE_READY

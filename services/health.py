@@ -1,19 +1,28 @@
-"""gRPC health (grpc.health.v1) and reflection, the same for every service."""
+"""gRPC health (grpc.health.v1) and reflection, the same for every service.
 
+Names that can be asked for: "" is the server as a whole, `package.Service` one of its services (the router's is SERVING while
+it should be sent requests, like /readyz), its instance id this very process (another one that listens at the same address
+answers NOT_FOUND), and `penstock.state` its link to Redis.
+"""
+
+from typing import Any
+
+import grpc
 from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+STATE_LINK = "penstock.state"
 
 
 class Health:
-    """Health of the server as a whole and of each of its services."""
+    """Health of the server as a whole, of each of its services, and of its link to Redis."""
 
-    def __init__(self, server: aio.Server) -> None:
+    def __init__(self, server: aio.Server, instance_id: str) -> None:
         self._servicer = health.aio.HealthServicer()
-        self._names = [""]
+        self._names = ["", instance_id]
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
         self._server = server
 
@@ -26,6 +35,26 @@ class Health:
         for name in self._names:
             await self._servicer.set(name, SERVING if serving else NOT_SERVING)
 
+    async def set_ready(self, service: str, ready: bool) -> None:
+        """Whether one service should be sent requests. From the first call on its health is its owner's to tell."""
+        if service in self._names:
+            self._names.remove(service)
+        await self._servicer.set(service, SERVING if ready else NOT_SERVING)
+
+    async def set_state_link(self, connected: bool) -> None:
+        """Whether Redis is in reach. The server serves on without it: no other name changes."""
+        await self._servicer.set(STATE_LINK, SERVING if connected else NOT_SERVING)
+
     async def enter_graceful_shutdown(self) -> None:
         """NOT_SERVING from now on, whatever is set later."""
         await self._servicer.enter_graceful_shutdown()
+
+
+async def is_serving(channel: aio.Channel, instance_id: str, timeout_s: float) -> bool | None:
+    """Ask the process behind a channel whether it is this instance and serves; None without an answer in time."""
+    stub: Any = health_pb2_grpc.HealthStub(channel)
+    try:
+        response = await stub.Check(health_pb2.HealthCheckRequest(service=instance_id), timeout=timeout_s)
+    except aio.AioRpcError as error:
+        return False if error.code() in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNIMPLEMENTED) else None
+    return bool(response.status == SERVING)

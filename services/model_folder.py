@@ -9,13 +9,18 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _UNUSED = ("original/*", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.onnx")  # the same weights in other formats
 
 
+def is_hub_id(settings: ServiceSettings, model: str) -> bool:
+    """Whether a mesh file's `model` names a repository of the hub: what is no folder and looks like an id."""
+    return not settings.resolve(model).is_dir() and _HUB_ID.fullmatch(model) is not None
+
+
 def model_folder(settings: ServiceSettings, model: str) -> Path:
-    """The folder that a mesh file's `model` names; what is no folder and looks like a hub id is fetched, unless it is there.
+    """The folder that a mesh file's `model` names; a hub id is fetched, unless it is there.
 
     The hub's own variables hold: HF_HOME (where to), HF_TOKEN, HF_HUB_OFFLINE. SettingsError where it cannot be had.
     """
     folder = settings.resolve(model)
-    if folder.is_dir() or not _HUB_ID.fullmatch(model):
+    if not is_hub_id(settings, model):
         return folder
     from huggingface_hub import snapshot_download  # with the engines that read models, not with the routers
 

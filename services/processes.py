@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from services.background import end, supervise
+
 _log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
@@ -82,7 +84,10 @@ class ProcessSpec:
 
 @dataclass(slots=True)
 class Watched:
-    """A process under watch. `fatal` is set once it will not be started again."""
+    """A process under watch. `fatal` is set once it will not be started again. ended: and not started again yet.
+
+    status: the exit status of the last process that ended by itself; `died` is set then.
+    """
 
     spec: ProcessSpec
     process: asyncio.subprocess.Process | None = None
@@ -90,7 +95,10 @@ class Watched:
     restarts: int = 0
     started_at: float = 0.0
     stopping: bool = False
+    ended: bool = False
+    status: int | None = None
     fatal: asyncio.Event = field(default_factory=asyncio.Event)
+    died: asyncio.Event = field(default_factory=asyncio.Event)
     task: "asyncio.Task[None] | None" = None
 
     @property
@@ -124,7 +132,7 @@ class Watcher:
         entry = Watched(spec)
         self.watched[spec.name] = entry
         await self._spawn(entry)
-        entry.task = asyncio.create_task(self._keep(entry), name=f"watch-{spec.name}")
+        entry.task = supervise("process-watch", lambda: self._keep(entry), endless=False)
         return entry
 
     async def stop(self, name: str) -> None:
@@ -133,6 +141,8 @@ class Watcher:
         if entry is None:
             return
         entry.stopping = True
+        if entry.task is not None:
+            await end(entry.task)
         process = entry.process
         if process is not None and process.returncode is None:
             process.terminate()
@@ -144,9 +154,6 @@ class Watcher:
                 process.kill()
                 await process.wait()
             _end_group(process.pid)
-        if entry.task is not None:
-            entry.task.cancel()
-            await asyncio.gather(entry.task, return_exceptions=True)
 
     async def stop_all(self) -> None:
         """Stop everything, group after group."""
@@ -170,15 +177,20 @@ class Watcher:
                 # (autogroups), and then one process can wait a second for a core while others compute.
                 process_group=0,
             )
-        entry.started_at = time.monotonic()
+        entry.started_at, entry.ended = time.monotonic(), False
 
     async def _keep(self, entry: Watched) -> None:
         while True:
+            if entry.ended:  # starting it again failed the last time
+                await self._spawn(entry)
             assert entry.process is not None
             status = await entry.process.wait()
+            entry.ended = True
             _end_group(entry.process.pid)
             if entry.stopping:
                 return
+            entry.status = status
+            entry.died.set()
             if status == UNUSABLE_SETTINGS:
                 entry.fatal.set()
                 return
@@ -187,5 +199,5 @@ class Watcher:
             pause_s = restart_pause_s(entry.crashes)
             _log.warning("%s ended with status %d: again in %g s", entry.spec.name, status, pause_s)
             await asyncio.sleep(pause_s)
-            entry.restarts += 1
             await self._spawn(entry)
+            entry.restarts += 1

@@ -17,6 +17,7 @@ from grpc import aio
 from redis.asyncio import Redis
 
 from services import grpc_server, telemetry
+from services.background import EndProcess, end, supervise
 from services.channels import server_options
 from services.domain.instances import InstanceRecord, Load, ModelCard, Role
 from services.domain.stages.places import StagePlace
@@ -60,16 +61,22 @@ class Chassis:
     """Tells the mesh whether this instance is draining: it takes no new requests then."""
     fatal: "asyncio.Future[BaseException]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
+    def fail(self, error: BaseException) -> None:
+        """End the process with exit status 1. The first error is the one reported."""
+        if not self.fatal.done():
+            self.fatal.set_result(error)
+
     def watch(self, failure: Awaitable[BaseException]) -> None:
         """End the process, with exit status 1, once `failure` comes true."""
 
         async def wait() -> None:
-            error = await failure
-            if not self.fatal.done():
-                self.fatal.set_result(error)
+            self.fail(await failure)
 
-        task = asyncio.ensure_future(wait())
-        self.stack.callback(task.cancel)
+        self.stack.push_async_callback(end, supervise("failure-watch", wait, EndProcess(self.fail), endless=False))
+
+    def supervise(self, name: str, factory: Callable[[], Coroutine[Any, Any, object]], *, endless: bool = True) -> None:
+        """Run `factory()` in the background until the service stops; restarted when it fails, see `background.supervise`."""
+        self.stack.push_async_callback(end, supervise(name, factory, endless=endless))
 
 
 class ServiceFailed(Exception):
@@ -138,7 +145,7 @@ async def serve(
             keys=keys,
             telemetry=measured,
             server=server,
-            health=Health(server),
+            health=Health(server, instance_id),
             stack=stack,
         )
         await compose(chassis)
@@ -157,9 +164,16 @@ async def serve(
         )
         registrar = await stack.enter_async_context(
             Registrar(
-                redis, keys, record, interval_s=settings.publish_interval_s, load=chassis.load, place=chassis.place
+                redis,
+                keys,
+                record,
+                interval_s=settings.publish_interval_s,
+                load=chassis.load,
+                place=chassis.place,
+                on_link=chassis.health.set_state_link,
             )
         )
+        telemetry.observe_state_link(measured.meter, lambda: registrar.connected)
         await chassis.health.set_serving(True)
         chassis.announce_drain = registrar.drain
         await _first(chassis.fatal, registrar.published.wait(), stop.wait())

@@ -282,6 +282,8 @@ class MeshPlanner(BaseModel):
     """Planner processes."""
     judge_unavailable: Literal["escalate", "accept"] = "escalate"
     """What routers do with answers that cannot be judged: the largest tier answers, or the answer stands."""
+    max_instances: int = Field(default=64, ge=1)
+    """Instances that a plan may give a tier; more are refused, unless this file itself gives the tier as many."""
     replan: MeshReplan = MeshReplan()
     """Planning again when the workload drifts: see below."""
 
@@ -424,7 +426,8 @@ class ServiceSettings(BaseSettings):
     redis_url: str = ""
     """The state store. Empty: REDIS_URL, then the mesh file's."""
     lease_s: float = Field(default=3.0, gt=0)
-    """An instance that has not spoken for so long counts as gone."""
+    """The lease of an instance: not heard of for so long, it gets new requests only where no other can take them, and is
+    forgotten unless it answers for itself."""
     publish_interval_s: float = Field(default=0.25, gt=0)
     """Load is published at most so often when it changes, and every third of a lease when not."""
     drain_s: float = Field(default=30.0, ge=0)

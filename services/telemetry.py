@@ -10,7 +10,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from wsgiref.simple_server import WSGIServer
@@ -19,7 +19,7 @@ import redis
 from opentelemetry import propagate, trace
 from opentelemetry.context import Context
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
-from opentelemetry.metrics import Meter
+from opentelemetry.metrics import Meter, Observation
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
 from opentelemetry.sdk.metrics.view import ExplicitBucketHistogramAggregation, View
@@ -29,6 +29,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer, format_span_id, format_trace_id
 from prometheus_client import CollectorRegistry, start_http_server
 
+from services import background
 from services.domain.errors import PenstockError
 from services.settings import ServiceSettings
 from services.state.connection import connect_blocking
@@ -89,6 +90,12 @@ def set_up(
         View(instrument_name="*.duration", aggregation=ExplicitBucketHistogramAggregation(_TIME_BUCKETS)),
     ]
     meters = MeterProvider(metric_readers=readers, resource=resource, views=views)
+    meters.get_meter("penstock").create_observable_counter(
+        "penstock.background.failures",
+        callbacks=[lambda _: [Observation(n, {"penstock.task": name}) for name, n in background.failures.items()]],
+        unit="{failure}",
+        description="Failures of background tasks of this process, by task.",
+    )
     server, _ = start_http_server(settings.metrics_port, addr=settings.bind_host, registry=registry)
     return Telemetry(
         tracers.get_tracer("penstock"),
@@ -117,6 +124,9 @@ class _RedisSpanExporter(SpanExporter):
             write_spans(self._client, self._keys, [_record(span, self._service) for span in spans], self._keep)
         except PenstockError:
             return SpanExportResult.FAILURE
+        except Exception as error:
+            background.record_failure("span-exporter", error, f"{len(spans)} spans are dropped")
+            return SpanExportResult.FAILURE
         return SpanExportResult.SUCCESS
 
     def shutdown(self) -> None:
@@ -144,6 +154,15 @@ def _record(span: ReadableSpan, service: str) -> SpanRecord:
             (event.name, (event.timestamp - start) / 1e9, {k: str(v) for k, v in (event.attributes or {}).items()})
             for event in span.events
         ],
+    )
+
+
+def observe_state_link(meter: Meter, connected: Callable[[], bool]) -> None:
+    """Export whether this process reaches Redis: 1 or 0."""
+    meter.create_observable_gauge(
+        "penstock.state.connected",
+        callbacks=[lambda _: [Observation(int(connected()))]],
+        description="Whether this process reaches Redis: 1, or 0 while it serves on its last picture of the mesh.",
     )
 
 

@@ -101,11 +101,11 @@ async def compose(chassis: Chassis) -> None:
         max_requests=info.max_requests,
     )
     chassis.on_drain.append(servicer.drained)
-    for task in (_announce(servicer, chassis), _watch(stages, feed, tracker, servicer, options.look_s)):
-        chassis.stack.callback(asyncio.create_task(task).cancel)
+    chassis.supervise("announce-drain", lambda: _announce(servicer, chassis), endless=False)
+    chassis.supervise("stage-watch", lambda: _watch(stages, feed, tracker, servicer, options.look_s))
     if isinstance(engine, Interruptible):
-        follow_engine = asyncio.create_task(_announce_absence(engine, servicer, chassis))
-        chassis.stack.callback(follow_engine.cancel)
+        interruptible = engine
+        chassis.supervise("engine-availability", lambda: _announce_absence(interruptible, servicer, chassis))
 
 
 async def _announce(servicer: WorkerServicer, chassis: Chassis) -> None:

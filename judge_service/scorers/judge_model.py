@@ -18,8 +18,15 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from judge_service.scorers.interface import JudgedAnswer, RawScore, ScorerKind
-from services.background import end
-from services.domain.errors import FieldProblem, PenstockError, PromptTooLong, RequestFailed, Unavailable, invalid
+from services.background import end, supervise
+from services.domain.errors import (
+    FieldProblem,
+    PenstockError,
+    PromptTooLong,
+    RequestFailed,
+    Unavailable,
+    invalid,
+)
 from services.domain.requests import ChatPrompt, TextPrompt, TokenPrompt
 from services.prompt_bounds import characters_per_token
 from services.text_threads import INLINE_CHARACTERS, TextThread
@@ -58,7 +65,7 @@ class JudgeModelScorer:
 
     async def start(self) -> None:
         await asyncio.to_thread(self._load)
-        self._task = asyncio.create_task(self._serve(), name="judge-model")
+        self._task = supervise("judge-model", self._serve)
 
     async def close(self) -> None:
         if self._task is not None:

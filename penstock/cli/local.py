@@ -1,13 +1,11 @@
 """`penstock up` and `penstock down`: the mesh on this machine."""
 
 import asyncio
-import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,10 +18,13 @@ from penstock.cli.output import console, fail, print_json, tier_counts
 
 if TYPE_CHECKING:
     from penstock.local import LocalMesh, MeshOptions
-    from penstock.local.mesh import Progress
+    from penstock.local.start import Progress
 
-DETACH_TIMEOUT_S = 200.0
-DOWN_TIMEOUT_S = 90.0
+DETACH_MARGIN_S = 60.0  # beyond the mesh's own start time-out, after which it ends and says why
+DOWN_TIMEOUT_S = 120.0  # four groups of processes, one after the other, each killed after its own time
+POLL_S = 0.1
+REPEAT_S = 30.0  # a start that makes no progress says again what it waits for
+INTERRUPTED = 130  # the exit status of a command that Ctrl-C has ended
 
 MeshFileOption = Annotated[Path, typer.Option("--mesh", "-m", help="The mesh file.")]
 
@@ -40,6 +41,10 @@ def up(
     """Start the mesh that the mesh file describes; Ctrl-C stops it."""
     with needed_packages():
         from penstock.local import MeshOptions, read_run_file
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        fail(f"--folder: {folder}: {error.strerror}", 2)
     running = read_run_file(folder)
     if running is not None:
         fail(f"a mesh runs from {folder} already (process {running.pid}); `penstock down` stops it")
@@ -52,18 +57,19 @@ def up(
 
 
 def down(folder: targets.Folder = targets.FOLDER) -> None:
-    """Stop the mesh that runs from the folder, letting running requests end."""
-    from penstock.local.runfile import read_run_file
+    """Stop the mesh that starts or runs from the folder, letting running requests end."""
+    from penstock.local.runfile import lock_holder, read_run_file, stale_run_file
 
     running = read_run_file(folder)
-    if running is None:
-        fail(f"no mesh runs from {folder}")
-    os.kill(running.pid, signal.SIGTERM)
+    process = running.process if running is not None else lock_holder(folder)
+    if process is None or not process.send(signal.SIGTERM):
+        stale = stale_run_file(folder)
+        fail(f"no mesh runs from {folder}" + (f": {stale}; the next `penstock up` replaces it" if stale else ""))
     until = time.monotonic() + DOWN_TIMEOUT_S
-    while read_run_file(folder) is not None or _alive(running.pid):
+    while process.runs:
         if time.monotonic() > until:
-            fail(f"process {running.pid} is still there after {DOWN_TIMEOUT_S:g} s")
-        time.sleep(0.1)
+            fail(f"process {process.pid} is still there after {DOWN_TIMEOUT_S:g} s")
+        time.sleep(POLL_S)
     console.print("The mesh has stopped.")
 
 
@@ -103,15 +109,24 @@ class started:  # noqa: N801 -- reads as a function: `async with started(...) as
     async def __aenter__(self) -> "LocalMesh | None":
         from penstock.local import LocalMesh, MeshFailed
         from penstock.local.redis_server import NoRedis
+        from penstock.local.runfile import FolderInUse
         from services.settings import SettingsError
 
         began = time.monotonic()
         try:
-            with Live(console=console, transient=True, refresh_per_second=8) as live:
+            with ExitStack() as display:
+                lines, live = ProgressLines(), None
+                if console.is_terminal:
+                    live = display.enter_context(Live(console=console, transient=True, refresh_per_second=8))
 
                 def show(progress: "Progress") -> None:
-                    if not self._quiet:
-                        live.update(_progress_table(progress, time.monotonic() - began))
+                    if self._quiet:
+                        return
+                    elapsed_s = time.monotonic() - began
+                    if live is not None:
+                        live.update(_progress_table(progress, elapsed_s))
+                    elif (line := lines.next(progress, elapsed_s)) is not None:
+                        console.print(line, highlight=False, markup=False, soft_wrap=True)
 
                 mesh = LocalMesh(self._options, show)
                 entering = asyncio.create_task(mesh.__aenter__())
@@ -124,7 +139,7 @@ class started:  # noqa: N801 -- reads as a function: `async with started(...) as
                     await asyncio.gather(entering, return_exceptions=True)
                     return None
                 await entering
-        except (MeshFailed, NoRedis, SettingsError) as error:
+        except (FolderInUse, MeshFailed, NoRedis, SettingsError) as error:
             fail(str(error))
         self._mesh = mesh
         if not self._quiet:
@@ -146,27 +161,71 @@ def needed_packages() -> Iterator[None]:
 
 
 def _detached(mesh: Path, folder: Path, worker: list[str], json: bool) -> None:
-    from penstock.local.runfile import read_run_file
+    """Start `penstock up` as a process of its own; show how far it is until it serves, or why it does not."""
+    from penstock.local.runfile import FolderInUse, FolderLock, read_run_file
+    from penstock.local.start import start_timeout_s
+    from services.settings import SettingsError, load_mesh_file
 
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        limit_s = start_timeout_s(load_mesh_file(mesh), mesh) + DETACH_MARGIN_S
+    except SettingsError as error:
+        fail(str(error))
+    lock = FolderLock(folder)
+    try:
+        lock.acquire()
+    except FolderInUse as error:
+        fail(str(error))
     log = folder / "up.log"
     arguments = [sys.executable, "-m", "penstock.cli.main", "up", "--mesh", str(mesh), "--folder", str(folder)]
     arguments += [part for option in worker for part in ("--worker", option)]
-    with log.open("w") as out:
-        child = subprocess.Popen(arguments, stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True)
-    until = time.monotonic() + DETACH_TIMEOUT_S
-    with console.status("Starting the mesh ..."):
+    with log.open("wb") as out:
+        child = lock.start_holder(arguments, out)
+    until, shown = time.monotonic() + limit_s, 0
+    try:
         while (running := read_run_file(folder)) is None or running.pid != child.pid:
-            if child.poll() is not None:
-                fail(log.read_text().strip().removeprefix("penstock: "))
+            ended = child.poll() is not None  # asked before its last words are read
+            text = log.read_text(errors="replace")
+            complete, failed, reason = text.partition("penstock: ")
+            if not json and (fresh := complete[shown : complete.rfind("\n") + 1]):
+                console.print(fresh.rstrip("\n"), highlight=False, markup=False, soft_wrap=True)
+                shown += len(fresh)
+            if ended:
+                fail(reason.strip() if failed else f"the mesh ended with status {child.returncode}; {log} has more")
             if time.monotonic() > until:
                 child.terminate()
-                fail(f"not ready after {DETACH_TIMEOUT_S:g} s; {log} has more")
-            time.sleep(0.1)
+                fail(f"not ready after {limit_s:g} s; {log} has more")
+            time.sleep(POLL_S)
+    except KeyboardInterrupt:
+        child.terminate()
+        child.wait(DOWN_TIMEOUT_S)
+        fail("interrupted: what was starting has been stopped", INTERRUPTED)
     if json:
         print_json({"grpc": running.grpc, "http": running.http, "redis_url": running.redis_url})
     else:
         console.print(f"The mesh serves: gRPC {', '.join(running.grpc)}, OpenAI http://{running.http[0]}/v1")
+
+
+class ProgressLines:
+    """The start of a mesh as lines of text: which instance is up, and what is waited for."""
+
+    def __init__(self) -> None:
+        self._up: frozenset[str] = frozenset()
+        self._last, self._last_s = "", 0.0
+
+    def next(self, progress: "Progress", elapsed_s: float) -> str | None:
+        """The next line; None where nothing has changed since the last one, unless that was `REPEAT_S` ago."""
+        fresh = sorted(set(progress.instances) - self._up)
+        self._up = frozenset(progress.instances)
+        up = f"{', '.join(fresh)} up; " if fresh else ""
+        missing = [
+            f"{kind} ({progress.ready.get(kind, 0)} of {progress.wanted[kind]})" if progress.wanted[kind] > 1 else kind
+            for kind in progress.missing
+        ]
+        line = up + (f"waiting for {', '.join(missing)}" if missing else "all there")
+        if line == self._last and elapsed_s - self._last_s < REPEAT_S:
+            return None
+        self._last, self._last_s = line, elapsed_s
+        return f"{elapsed_s:4.0f} s  {line}"
 
 
 def _progress_table(progress: "Progress", elapsed_s: float) -> Table:
@@ -177,11 +236,3 @@ def _progress_table(progress: "Progress", elapsed_s: float) -> Table:
         table.add_row(kind, f"{ready}/{wanted}", mark)
     table.add_row(f"[dim]{elapsed_s:.0f} s[/]")
     return table
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True

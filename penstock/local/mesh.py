@@ -15,18 +15,20 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import NoReturn
 
 from penstock.local import redis_server, runfile
-from penstock.local.runfile import RunFile
-from services.background import end
+from penstock.local.runfile import FolderLock, ProcessId, RunFile
+from penstock.local.start import Progress, needs_hub, start_timeout_s
+from services.background import end, supervise
 from services.domain.instances import InstanceRecord, Role
 from services.domain.mesh_view import MeshView
-from services.processes import ProcessSpec, Watcher, free_port
-from services.settings import MeshFile, load_mesh_file
+from services.processes import ProcessSpec, Watched, Watcher, free_port
+from services.settings import MeshFile, SettingsError, load_mesh_file
 from services.state import MeshFeed, connect
 from services.state.keys import Keys
 
-START_TIMEOUT_S = 180.0
+PROGRESS_S = 5.0  # progress is told at least so often
 
 _log = logging.getLogger(__name__)
 
@@ -49,35 +51,35 @@ class MeshOptions:
     log_level: str = "info"
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far the start is: instances that are there, and that should be, by kind."""
-
-    ready: dict[str, int]
-    wanted: dict[str, int]
-
-    @property
-    def complete(self) -> bool:
-        return all(self.ready.get(kind, 0) >= count for kind, count in self.wanted.items())
-
-
 class LocalMesh(AbstractAsyncContextManager["LocalMesh"]):
     """A running mesh, as long as the context lasts.
 
-    Entering raises SettingsError, NoRedis or MeshFailed; everything that was started is stopped then.
+    Its folder is locked meanwhile. Entering raises SettingsError, NoRedis, FolderInUse or MeshFailed; everything that was
+    started is stopped then.
     """
 
     def __init__(self, options: MeshOptions, on_progress: Callable[[Progress], None] = lambda _: None) -> None:
         self._options, self._on_progress = options, on_progress
         self.mesh: MeshFile = load_mesh_file(options.mesh_file)
+        self._check_counts()
         self.watcher = Watcher()
         self.view = MeshView()
         self._stack = AsyncExitStack()
+        self._offline_default = not needs_hub(self.mesh, options.mesh_file)
+        self._followed_revision = 0
+        self._followed_counts = {tier.name: tier.workers for tier in self.mesh.tiers}
         self.redis_url = ""
 
     async def __aenter__(self) -> "LocalMesh":
         await self._stack.__aenter__()
+        folder = self._options.folder
+        lock = FolderLock(folder)
+        lock.acquire()
+        self._stack.callback(lock.release)
         try:
+            if (stale := runfile.stale_run_file(folder)) is not None:
+                _log.warning("%s; it is replaced", stale)
+                runfile.remove(folder)
             self._stack.push_async_callback(self.watcher.stop_all)
             await self._start_redis()
             client = connect(self.redis_url)
@@ -90,8 +92,7 @@ class LocalMesh(AbstractAsyncContextManager["LocalMesh"]):
                 await self.watcher.start(spec)
             await self._until_ready(changed)
             self._write_run_file()
-            follower = asyncio.create_task(self._follow(changed), name="follow-plan")
-            self._stack.push_async_callback(end, follower)
+            self._stack.push_async_callback(end, supervise("follow-plan", lambda: self._follow(changed)))
         except BaseException:
             await self._stack.aclose()
             raise
@@ -168,12 +169,21 @@ class LocalMesh(AbstractAsyncContextManager["LocalMesh"]):
             "PENSTOCK_REDIS_URL": self.redis_url,
             "PENSTOCK_LOG_LEVEL": self._options.log_level,
             "TOKENIZERS_PARALLELISM": "false",
-            "HF_HUB_OFFLINE": "1",
         }
+        if "HF_HUB_OFFLINE" not in os.environ and self._offline_default:
+            common["HF_HUB_OFFLINE"] = "1"  # libraries ask the hub about folders of this machine, too
         log = self._options.folder / "logs" / f"{name}.log"
         return ProcessSpec(
             name, [sys.executable, "-m", module], {**common, **env}, log, stop_order=stop_order, stop_s=35.0
         )
+
+    def _check_counts(self) -> None:
+        """SettingsError for counts of tiers that the mesh file does not have, or greater ones than it lets a plan have."""
+        most = self.mesh.planner.max_instances
+        for name, count in (self._options.workers or {}).items():
+            tier = self.mesh.tier(name)
+            if count > max(most, tier.workers):
+                raise SettingsError(f"workers of tier {name}: at most {most} (planner.max_instances), not {count}")
 
     def _worker_count(self, tier: str, usual: int) -> int:
         return (self._options.workers or {}).get(tier, usual)
@@ -183,30 +193,32 @@ class LocalMesh(AbstractAsyncContextManager["LocalMesh"]):
         wanted = {"router": mesh.router.replicas, "planner": mesh.planner.replicas, "judge": mesh.judge.replicas}
         wanted |= {f"worker {t.name}": self._worker_count(t.name, t.workers) for t in mesh.tiers}
         ready: Counter[str] = Counter()
-        for record in self.view.instances():
+        records = self.view.instances()
+        for record in records:
             ready[f"worker {record.model.tier}" if record.model is not None else record.role.value] += 1
         if self.view.plan is None:
             wanted["plan"] = 1
-        return Progress(dict(ready), {kind: count for kind, count in wanted.items() if count})
+        ids = tuple(record.instance_id for record in records)
+        return Progress(dict(ready), {kind: count for kind, count in wanted.items() if count}, ids)
 
-    async def _follow(self, changed: asyncio.Event) -> None:
+    async def _follow(self, changed: asyncio.Event) -> NoReturn:
         """Bring the workers to the counts of each new plan; forever.
 
         A tier whose count no plan changed is left alone, unless the plan was computed: that means all its counts.
         """
-        known = {tier.name: tier.workers for tier in self.mesh.tiers}
-        revision = 0
         while True:
             plan = self.view.plan
-            if plan is not None and plan.revision != revision:
-                revision = plan.revision
+            if plan is not None and plan.revision != self._followed_revision:
+                self._followed_revision = plan.revision
                 if plan.provenance.prediction is not None:
-                    known = {tier: len(self._names(tier)) for tier in known}
-            counts = {t.name: t.instances for t in plan.tiers if t.name in known} if plan is not None else {}
-            moved = {tier: count for tier, count in counts.items() if count != known[tier]}
-            known |= moved
+                    self._followed_counts = {tier: len(self._names(tier)) for tier in self._followed_counts}
+            counts = {t.name: t.instances for t in plan.tiers} if plan is not None else {}
+            moved = {
+                tier: counts[tier] for tier, count in self._followed_counts.items() if counts.get(tier, count) != count
+            }
             if moved:
                 await self._scale(moved, changed)
+                self._followed_counts |= moved  # not before: what failed is tried again
                 continue
             changed.clear()
             await changed.wait()
@@ -239,15 +251,14 @@ class LocalMesh(AbstractAsyncContextManager["LocalMesh"]):
 
     @property
     def _start_timeout_s(self) -> float:
-        servers = (t.sglang.start_timeout_s for t in self.mesh.tiers if t.engine == "sglang")
-        return max((START_TIMEOUT_S, *servers))
+        return start_timeout_s(self.mesh, self._options.mesh_file)
 
     def _serving(self, tier: str) -> int:
         workers = self.view.instances(Role.WORKER)
         return sum(1 for record in workers if record.model is not None and record.model.tier == tier)
 
     async def _until_ready(self, changed: asyncio.Event) -> None:
-        failed = asyncio.create_task(self.failed())
+        failed = asyncio.create_task(self._died())
         try:
             async with asyncio.timeout(self._start_timeout_s):
                 while True:
@@ -257,21 +268,42 @@ class LocalMesh(AbstractAsyncContextManager["LocalMesh"]):
                     if progress.complete:
                         return
                     news = asyncio.create_task(changed.wait())
-                    await asyncio.wait({news, failed}, return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait({news, failed}, timeout=PROGRESS_S, return_when=asyncio.FIRST_COMPLETED)
                     news.cancel()
                     if failed.done():
                         raise MeshFailed(failed.result())
         except TimeoutError:
-            crashed = [w for w in self.watcher.watched.values() if w.crashes]
-            tails = "\n".join(f"{w.spec.name}:\n{w.log_tail()}" for w in crashed)
-            raise MeshFailed(f"not ready after {self._start_timeout_s:g} s\n{tails}") from None
+            missing = ", ".join(f"{count} of {kind}" for kind, count in self.progress().missing.items())
+            tails = "\n".join(f"{w.spec.name}:\n{w.log_tail()}" for w in self._absent())
+            raise MeshFailed(
+                f"not ready after {self._start_timeout_s:g} s: {missing} did not come up\n{tails}"
+            ) from None
         finally:
             failed.cancel()
 
+    async def _died(self) -> str:
+        """Return, with the reason, once any process has ended by itself: while the mesh starts, none is waited for then."""
+        waits = {asyncio.create_task(w.died.wait()): w for w in self.watcher.watched.values()}
+        try:
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waits:
+                task.cancel()
+        entry = waits[done.pop()]
+        return f"{entry.spec.name} ended with status {entry.status} while the mesh started:\n{entry.log_tail()}"
+
+    def _absent(self) -> list[Watched]:
+        """Processes of services that the mesh does not see."""
+        present = {record.instance_id.rpartition("-")[2] for record in self.view.instances()}
+        return [w for name, w in self.watcher.watched.items() if name != "redis" and str(w.pid) not in present]
+
     def _write_run_file(self) -> None:
         planners = self.view.instances(Role.PLANNER)
+        own = ProcessId.of(os.getpid())
+        assert own is not None
         RunFile(
-            pid=os.getpid(),
+            pid=own.pid,
+            started=own.started,
             mesh_file=str(self._options.mesh_file.resolve()),
             redis_url=self.redis_url,
             grpc=self.grpc_addresses,

@@ -14,10 +14,12 @@ from opentelemetry.trace import Span, SpanKind, StatusCode
 
 from router_service.events import Answer, Finished, RouterEvent, RouterRequest
 from router_service.models import ServedModel, models_of
-from router_service.openai_gateway import replies, schema
+from router_service.openai_gateway import health, replies, schema
 from router_service.openai_gateway.connections import LimitedRunner
 from router_service.openai_gateway.errors import error_body, error_headers, plain_error
+from router_service.openai_gateway.health import HealthRoutes
 from router_service.openai_gateway.replies import ChatFormat, Choice, CompletionFormat, Format
+from router_service.readiness import readiness
 from router_service.request_driver import RequestDriver
 from router_service.servicer import Draining, new_request_id
 from services import telemetry
@@ -46,7 +48,7 @@ class HttpLimits:
 
 
 class OpenAiGateway:
-    """/v1/chat/completions, /v1/completions, /v1/models, /health, over the router's own driver: no hop between."""
+    """/v1/chat/completions, /v1/completions, /v1/models, and health, over the router's own driver: no hop between."""
 
     def __init__(
         self, driver: RequestDriver, view: MeshView, draining: Draining, measured: Telemetry, limits: HttpLimits
@@ -64,7 +66,7 @@ class OpenAiGateway:
         app.router.add_post("/v1/completions", self._completions)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/v1/models/{model}", self._model)
-        app.router.add_get("/health", self._health)
+        HealthRoutes(lambda: readiness(self._view, draining=self._draining.closed)).add_to(app)
         self._runner = LimitedRunner(
             app,
             self._limits.max_connections,
@@ -88,7 +90,7 @@ class OpenAiGateway:
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         """A span around each request, and every error in OpenAI's shape."""
-        if request.path == "/health":
+        if request.path in health.PATHS:
             return await handler(request)
         route = request.match_info.route.resource
         with self._tracer.start_as_current_span(
@@ -147,11 +149,6 @@ class OpenAiGateway:
                 await request.read()
         except TimeoutError:
             raise web.HTTPRequestTimeout(reason="the body did not come in time") from None
-
-    async def _health(self, request: web.Request) -> web.Response:
-        ready = self._view.plan is not None
-        body = {"status": "ok" if ready else "no plan yet", "state_connected": self._view.connected}
-        return web.json_response(body, status=200 if ready else 503)
 
     async def _models(self, request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [_model_body(m) for m in models_of(self._view)]})

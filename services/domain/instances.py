@@ -68,7 +68,7 @@ class InstanceRecord:
 
     epoch, sequence: a record replaces an earlier one of the same instance where (epoch, sequence) is greater; the epoch
         changes with every start of the process.
-    lease_s: without a later record the instance counts as gone after so many seconds.
+    lease_s: without a later record the instance's lease ends after so many seconds (`MeshView` says what that means).
     place: the length stage that a worker serves; None where its tier has none.
     """
 

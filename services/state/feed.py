@@ -6,11 +6,12 @@ import logging
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
+from typing import NoReturn
 
 from redis.asyncio import Redis
 from redis.asyncio.client import PubSub
 
-from services.background import end
+from services.background import end, supervise
 from services.domain.instances import InstanceRecord
 from services.domain.mesh_view import MeshView
 from services.domain.plans import Plan
@@ -52,8 +53,8 @@ class MeshFeed(AbstractAsyncContextManager["MeshFeed"]):
     async def __aenter__(self) -> "MeshFeed":
         await self._stalls.__aenter__()
         self._tasks = [
-            asyncio.create_task(self._follow(), name="mesh-feed"),
-            asyncio.create_task(self._expire(), name="mesh-feed-expiry"),
+            supervise("mesh-feed", self._follow),
+            supervise("mesh-feed-expiry", self._expire),
         ]
         return self
 
@@ -63,7 +64,7 @@ class MeshFeed(AbstractAsyncContextManager["MeshFeed"]):
         await end(*self._tasks)
         await self._stalls.__aexit__(kind, error, trace)
 
-    async def _follow(self) -> None:
+    async def _follow(self) -> NoReturn:
         loop, pause = asyncio.get_running_loop(), RETRY_FIRST_S
         while True:
             try:
@@ -87,6 +88,9 @@ class MeshFeed(AbstractAsyncContextManager["MeshFeed"]):
                 self._on_change()
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, RETRY_MOST_S)
+            except Exception:
+                self.view.disconnect(loop.time())  # nobody listens until this task has been started again
+                raise
 
     async def _read_all(self) -> tuple[list[InstanceRecord], Plan | None]:
         ids = await self._redis.smembers(self._keys.instances)
@@ -120,7 +124,7 @@ class MeshFeed(AbstractAsyncContextManager["MeshFeed"]):
             if changed:
                 self._on_change()
 
-    async def _expire(self) -> None:
+    async def _expire(self) -> NoReturn:
         loop, stalled_s = asyncio.get_running_loop(), self._stalls.total_s()
         while True:
             await asyncio.sleep(0.25)

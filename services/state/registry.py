@@ -4,14 +4,15 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
+from typing import NoReturn
 
 from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline
 
-from services.background import end
+from services.background import end, supervise
 from services.domain.instances import InstanceRecord, Load
 from services.domain.stages.places import StagePlace
 from services.state import codec
@@ -23,12 +24,16 @@ _log = logging.getLogger(__name__)
 GOODBYE = b"gone "  # on the channel: this, then the instance id
 
 
+async def _ignore(_: bool) -> None:
+    """Do nothing with the news."""
+
+
 class Registrar(AbstractAsyncContextManager["Registrar"]):
     """Publishes one instance's record with a lease, as long as the context lasts.
 
     `load` and `place` are asked for at every turn. A changed record goes out at most every `interval_s`, an unchanged one
     every third of the lease. When Redis is away the loop goes on trying; when it comes back, even empty, the record is
-    there again within `interval_s`.
+    there again within `interval_s`. `on_link` is told when Redis comes in reach or goes out of it.
     """
 
     def __init__(
@@ -40,9 +45,11 @@ class Registrar(AbstractAsyncContextManager["Registrar"]):
         interval_s: float,
         load: Callable[[], Load] | None = None,
         place: Callable[[], StagePlace | None] = lambda: None,
+        on_link: Callable[[bool], Awaitable[None]] = _ignore,
     ) -> None:
         self._redis, self._keys, self._record = redis, keys, record
         self._interval_s, self._load, self._place = interval_s, load, place
+        self._on_link = on_link
         self._task: asyncio.Task[None] | None = None
         self._nudge = asyncio.Event()
         self.published = asyncio.Event()
@@ -51,7 +58,7 @@ class Registrar(AbstractAsyncContextManager["Registrar"]):
         """Whether the last publication reached Redis."""
 
     async def __aenter__(self) -> "Registrar":
-        self._task = asyncio.create_task(self._run(), name="registrar")
+        self._task = supervise("registrar", self._run)
         return self
 
     async def __aexit__(
@@ -72,7 +79,7 @@ class Registrar(AbstractAsyncContextManager["Registrar"]):
         self._record = dataclasses.replace(self._record, draining=draining)
         self._nudge.set()
 
-    async def _run(self) -> None:
+    async def _run(self) -> NoReturn:
         loop = asyncio.get_running_loop()
         sent: InstanceRecord | None = None
         sent_at = 0.0
@@ -88,15 +95,21 @@ class Registrar(AbstractAsyncContextManager["Registrar"]):
                 except StateUnavailable as error:
                     if self.connected or not self.published.is_set():
                         _log.warning("cannot publish this instance: %s", error)
-                    self.connected, sent = False, None
+                    sent = None
+                    await self._linked(False)
                 else:
-                    self.connected = True
+                    await self._linked(True)
                     self.published.set()
                     sent, sent_at = current, loop.time()
             self._nudge.clear()
             with contextlib.suppress(TimeoutError):  # (wait_for of Python 3.11 can swallow a cancellation)
                 async with asyncio.timeout(self._interval_s):
                     await self._nudge.wait()
+
+    async def _linked(self, connected: bool) -> None:
+        if connected is not self.connected:
+            self.connected = connected
+            await self._on_link(connected)
 
     async def _publish(self, record: InstanceRecord) -> None:
         with state_errors():

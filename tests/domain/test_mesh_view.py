@@ -96,3 +96,46 @@ def test_workers_are_those_of_the_tier() -> None:
     view.hear(InstanceRecord("j", Role.JUDGE, "host:2", 1.0, 1, 3.0), 0.0)
     assert [r.instance_id for r in view.workers("small")] == ["w0", "w1"]
     assert [r.instance_id for r in view.instances(Role.JUDGE)] == ["j"]
+
+
+def test_a_view_that_keeps_expired_instances_knows_them_apart() -> None:
+    """They are neither listed nor given requests like the others; a new record is a new lease."""
+    view = MeshView(keep_expired={Role.WORKER})
+    judge = InstanceRecord("j", Role.JUDGE, "host:2", 1.0, 1, 3.0)
+    view.connect([WORKER, judge], PLAN, 0.0)
+    view.alive(3.1)
+    assert sorted(view.expire()) == ["j", "w1"]
+    assert view.expire() == []  # told once
+    assert (view.instances(), view.workers("small")) == ([], [])
+    assert view.expired() == view.expired_workers("small") == [WORKER]  # the judge's role is not kept
+    assert (view.expired_workers("large"), view.find("w1"), view.find("j")) == ([], WORKER, None)
+    newer = replace(WORKER, sequence=2)
+    assert view.hear(newer, 4.0)
+    assert (view.workers("small"), view.expired()) == ([newer], [])
+    view.alive(7.1)
+    assert view.expire() == ["w1"]
+    view.connect([newer], PLAN, 8.0)  # the store holds its record still: so does its lease
+    assert (view.workers("small"), view.expired()) == ([newer], [])
+
+
+def test_an_expired_instance_gives_way_to_whoever_has_its_address_now() -> None:
+    view = MeshView(keep_expired={Role.WORKER})
+    view.connect([WORKER], PLAN, 0.0)
+    view.alive(3.1)
+    view.expire()
+    view.hear(replace(WORKER, instance_id="w2", address="host:9"), 4.0)
+    assert view.expired() == [WORKER]
+    restarted = replace(WORKER, instance_id="w3")
+    view.hear(restarted, 4.0)
+    assert view.expired() == []
+    assert view.find("w1") is None
+    assert restarted in view.workers("small")
+
+
+def test_an_expired_draining_worker_takes_no_requests() -> None:
+    view = MeshView(keep_expired={Role.WORKER})
+    view.connect([replace(WORKER, draining=True)], PLAN, 0.0)
+    view.alive(3.1)
+    view.expire()
+    assert view.expired_workers("small") == []
+    assert len(view.expired(Role.WORKER)) == 1

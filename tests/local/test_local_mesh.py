@@ -17,10 +17,19 @@ import yaml
 
 from penstock import AsyncClient, AsyncPlannerClient
 from penstock.local import LocalMesh, MeshFailed, MeshOptions, read_run_file
+from services import background
 from services.domain.instances import Role
 from services.domain.plans import Plan
 from services.domain.workload import RequestRecord, TierVisit, Window
-from services.processes import FIRST_PAUSE_S, LONGEST_PAUSE_S, ProcessSpec, Watcher, free_port, restart_pause_s
+from services.processes import (
+    FIRST_PAUSE_S,
+    LONGEST_PAUSE_S,
+    ProcessSpec,
+    Watched,
+    Watcher,
+    free_port,
+    restart_pause_s,
+)
 from services.state import WorkloadStore, connect
 from services.state.keys import Keys
 from tests.conftest import ROOT
@@ -228,6 +237,9 @@ def test_the_plan_is_shown_and_changed(running: Path) -> None:
         failed = penstock("plan", "set", "--threshold", bad, "-t", target(running))
         assert failed.returncode == 2
         assert said_of_it in failed.stderr
+    failed = penstock("plan", "set", "--instances", "small=1000", "-t", target(running))
+    assert failed.returncode == 2
+    assert "plan.tiers[0].instance_count: must be at most 64" in " ".join(failed.stderr.split())
     assert penstock("plan", "set", "--threshold", "small=80", "-t", target(running)).returncode == 0
 
 
@@ -332,9 +344,19 @@ def test_down_stops_everything(running: Path) -> None:
 
 
 @pytest.mark.timeout(120)
-async def test_the_plan_moves_workers_between_tiers(tmp_path: Path) -> None:
-    """A new plan's counts are followed, new workers first, and no request is dropped on the way."""
+async def test_the_plan_moves_workers_between_tiers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new plan's counts are followed, new workers first, and no request is dropped on the way.
+
+    The task that follows it is started again when it fails, and goes on where it was.
+    """
+    failures = background.failures["follow-plan"]
     async with LocalMesh(MeshOptions(simulated_mesh(tmp_path), tmp_path)) as mesh:
+
+        async def fails_once(spec: ProcessSpec) -> Watched:
+            monkeypatch.undo()
+            raise OSError("no more processes")
+
+        monkeypatch.setattr(mesh.watcher, "start", fails_once)
 
         def workers() -> dict[str, int]:
             found = [i.model.tier for i in mesh.view.instances(Role.WORKER) if i.model is not None]
@@ -363,6 +385,7 @@ async def test_the_plan_moves_workers_between_tiers(tmp_path: Path) -> None:
                         await asyncio.sleep(0.05)
             stop.set()
             assert min(await asyncio.gather(*asking)) > 0
+        assert background.failures["follow-plan"] == failures + 1
         names = {name for name in mesh.watcher.watched if name.startswith("worker")}
         assert names == {"worker-small-0", "worker-small-1", "worker-large-0"}
 

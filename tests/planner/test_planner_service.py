@@ -68,6 +68,30 @@ async def test_an_operators_plan_survives_a_restart_but_not_an_edit_of_the_file(
         assert (await planner.get_plan(2)).note == "stricter"
 
 
+async def test_a_plan_with_more_instances_than_may_be_is_refused(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
+    """By the tier's field; nothing is published. The mesh file's own count may be greater, and stays allowed."""
+    tiers = [{"name": "small", "model": "s", "threshold": 50, "workers": 9}, {"name": "large", "model": "l"}]
+    async with Planner(mesh_file(tiers, planner={"max_instances": 4}), redis.url) as planner:
+        plan = await planner.get_plan()
+        assert [t.instances for t in plan.tiers] == [9, 1]
+        small, large = plan.tiers
+        with pytest.raises(InvalidRequestError) as caught:
+            await planner.set_plan(dataclasses.replace(plan, tiers=(small, dataclasses.replace(large, instances=5))))
+        assert [*caught.value.fields] == ["plan.tiers[1].instance_count"]
+        assert "must be at most 4, not 5" in str(caught.value)
+        with pytest.raises(InvalidRequestError, match="at most 9, not 1000"):
+            await planner.set_plan(dataclasses.replace(plan, tiers=(dataclasses.replace(small, instances=1000), large)))
+        assert (await planner.get_plan()).revision == plan.revision
+        most = (dataclasses.replace(small, instances=9), dataclasses.replace(large, instances=4))
+        assert (await planner.set_plan(dataclasses.replace(plan, tiers=most))).tiers[1].instances == 4
+    async with Planner(mesh_file(), redis.url) as planner:
+        plan = await planner.get_plan()
+        with pytest.raises(InvalidRequestError, match="at most 64, not 65"):
+            await planner.set_plan(
+                dataclasses.replace(plan, tiers=(dataclasses.replace(plan.tiers[0], instances=65), plan.tiers[1]))
+            )
+
+
 async def test_watchers_see_every_plan_in_order(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
     async with Planner(mesh_file(), redis.url) as planner:
         plan = await planner.get_plan()

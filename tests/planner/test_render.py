@@ -103,6 +103,12 @@ def test_kubernetes_objects_hold_together(tmp_path: Path) -> None:
         volumes = {v["name"] for v in pod["spec"]["volumes"]}
         for container in pod["spec"]["containers"]:
             assert {m["name"] for m in container.get("volumeMounts", ())} <= volumes
+            if container["name"] == "router":  # the routes that the router serves, at a port that it has
+                probes = [container[kind]["httpGet"] for kind in ("readinessProbe", "livenessProbe")]
+                assert [probe["path"] for probe in probes] == ["/readyz", "/livez"]
+                assert {probe["port"] for probe in probes} < {port["containerPort"] for port in container["ports"]}
+            elif container["name"] in ("worker", "judge", "planner"):
+                assert container["readinessProbe"]["grpc"] == {"port": 50051}
             wanted = container.get("resources", {}).get("limits", {}).get("nvidia.com/gpu", 0)
             gpus += wanted * spec["replicas"]
             if container["name"] == "sglang":

@@ -4,7 +4,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from opentelemetry.context import Context
@@ -67,7 +67,7 @@ async def scene(redis: RedisProcess, mesh_file: MeshFileMaker) -> AsyncIterator[
         sender = InstanceRecord(
             "sender", Role.WORKER, "127.0.0.1:1", 1.0, 1, 9.0, model=worker.model, place=StagePlace(0, 0, 50)
         )
-        view = MeshView()
+        view = MeshView(keep_expired={Role.WORKER})
         view.connect([sender], None, 0.0)
         made = Scene(channels, sessions, view, sender, worker.model.digest)
         made.hear("receiver", worker.address, 1)
@@ -83,6 +83,20 @@ async def test_who_does_not_answer_in_time_is_left_out(scene: Scene) -> None:
             assert grant.target.instance_id == "receiver"
             assert asyncio.get_running_loop().time() - began < 5
             assert not await grant.confirmation.turn()
+
+
+async def test_replies_leave_a_sender_without_a_lease_for_receivers_that_have_one(scene: Scene) -> None:
+    """A worker that has lost Redis may still hand its replies over, as when it drains; it is given none."""
+    scene.view.alive(9.1)
+    assert scene.view.expire() == ["sender", "receiver"]
+    async with scene.agent()._arranged("only", "sender", "r", ADVICE, Context()) as grant:
+        assert grant is None
+    receiver = scene.view.find("receiver")
+    assert receiver is not None
+    scene.view.hear(replace(receiver, sequence=2), 9.2)
+    async with scene.agent()._arranged("only", "sender", "r", ADVICE, Context()) as grant:
+        assert grant is not None
+        assert grant.target.instance_id == "receiver"
 
 
 async def test_nobody_to_ask_or_nobody_who_takes_it(scene: Scene) -> None:

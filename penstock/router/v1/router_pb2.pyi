@@ -57,7 +57,7 @@ class _InstanceStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Instanc
     INSTANCE_STATE_READY: _InstanceState.ValueType  # 1
     INSTANCE_STATE_DRAINING: _InstanceState.ValueType  # 2
     INSTANCE_STATE_SUSPECT: _InstanceState.ValueType  # 3
-    """A call to it failed a moment ago; it is tried again soon."""
+    """A call to it failed a moment ago, or its lease has ended: others are tried first."""
 
 class InstanceState(_InstanceState, metaclass=_InstanceStateEnumTypeWrapper): ...
 
@@ -65,7 +65,7 @@ INSTANCE_STATE_UNSPECIFIED: InstanceState.ValueType  # 0
 INSTANCE_STATE_READY: InstanceState.ValueType  # 1
 INSTANCE_STATE_DRAINING: InstanceState.ValueType  # 2
 INSTANCE_STATE_SUSPECT: InstanceState.ValueType  # 3
-"""A call to it failed a moment ago; it is tried again soon."""
+"""A call to it failed a moment ago, or its lease has ended: others are tried first."""
 Global___InstanceState: _TypeAlias = InstanceState  # noqa: Y015
 
 @_typing.final

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from services.background import end
+from services.background import EndProcess, end, supervise
 from services.domain.errors import AlreadyRunning, NotServed, Overloaded, PenstockError, Unavailable
 from services.domain.instances import Load
 from services.domain.requests import (
@@ -148,7 +148,7 @@ class SglangEngine(MovingRequests):
         self._encoder = PromptEncoder(self._tokenizer, self._info.max_context_tokens)
         self._throughput.restart(time.monotonic())
         self._up = True
-        self._poll = asyncio.create_task(self._watch(), name="sglang-watch")
+        self._poll = supervise("sglang-watch", self._watch, EndProcess(self._fail), endless=False)
 
     async def close(self) -> None:
         if self._closed:
@@ -389,7 +389,7 @@ class SglangEngine(MovingRequests):
                 silent = loop.time() - answered_at > self.options.gone_s
                 if self.process is None:
                     if silent:
-                        self._failure.set_result(error)
+                        self._fail(error)
                         return
                 elif silent or self.process.pid is None or self.process.restarts > restarts:
                     _log.warning("the SGLang server is down: %s", error)
@@ -399,11 +399,15 @@ class SglangEngine(MovingRequests):
                     try:
                         await self._until_healthy()
                     except EngineUnusable as lost:
-                        self._failure.set_result(lost)
+                        self._fail(lost)
                         return
                     restarts, answered_at = self.process.restarts, loop.time()
                     await self._turn(up=True)
             await asyncio.sleep(POLL_S)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._failure.done():
+            self._failure.set_result(error)
 
     async def _turn(self, *, up: bool) -> None:
         async with self._turned:

@@ -1,0 +1,48 @@
+"""Whether a router should be sent new requests. No I/O."""
+
+from dataclasses import dataclass
+
+from services.domain.mesh_view import MeshView
+
+
+@dataclass(frozen=True, slots=True)
+class TierState:
+    """Instances of one tier. live: with a lease; without_lease: tried only where none is live; planned: by the plan."""
+
+    live: int
+    without_lease: int
+    planned: int
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """What decides it. plan_revision: 0 before there is a plan. tiers: by name, in order of the plan."""
+
+    draining: bool
+    plan_revision: int
+    state_connected: bool
+    tiers: dict[str, TierState]
+
+    @property
+    def problem(self) -> str:
+        """Why no new request should come; empty where nothing speaks against it.
+
+        One tier with an instance is enough: it answers what it can. Without Redis a router serves on what it knows.
+        """
+        if self.draining:
+            return "draining"
+        if not self.plan_revision:
+            return "no plan yet"
+        if not any(tier.live + tier.without_lease for tier in self.tiers.values()):
+            return "no tier has an instance"
+        return ""
+
+
+def readiness(view: MeshView, *, draining: bool) -> Readiness:
+    """The router's readiness by its view of the mesh."""
+    plan = view.plan
+    tiers = {
+        tier.name: TierState(len(view.workers(tier.name)), len(view.expired_workers(tier.name)), tier.instances)
+        for tier in (plan.tiers if plan is not None else ())
+    }
+    return Readiness(draining, plan.revision if plan is not None else 0, view.connected, tiers)

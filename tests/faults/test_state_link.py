@@ -1,0 +1,169 @@
+"""A worker that loses only its own link to Redis: its streams go on, it stays usable, and it comes back.
+
+The rule stands in docs/faults.md: the end of a lease stops new requests where there are others to take them; only the stream
+itself ends a stream.
+"""
+
+import asyncio
+import re
+import urllib.request
+from collections.abc import AsyncIterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import grpc
+import pytest
+from grpc import aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from penstock import Finished, InstanceChanged, TierStarted, Tokens
+from services.domain import Role
+from services.testing import RedisProcess
+from tests.conftest import MeshFileMaker
+from tests.support.mesh import TestMesh
+from tests.support.proxy import TcpProxy
+
+LEASE_S = 0.6
+SLOW = {"overhead_ms": 10.0, "token_us": 1.0, "context_token_ns": 0.0, "reply_tokens": 10**9}  # max_tokens ends a reply
+TOKENS = 400  # of a stream: several seconds, many leases
+WORKERS = ("worker-0", "worker-1")
+
+
+@pytest.fixture
+async def proxy(redis: RedisProcess) -> AsyncIterator[TcpProxy]:
+    port = urlsplit(redis.url).port
+    assert port is not None
+    async with TcpProxy(port) as made:
+        yield made
+
+
+@pytest.fixture
+async def mesh(
+    redis: RedisProcess, proxy: TcpProxy, mesh_file: MeshFileMaker, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[TestMesh]:
+    """One tier; its first worker reaches Redis through the proxy, the other directly. Channels are swept all the time."""
+    monkeypatch.setattr("router_service.compose.CHANNEL_SWEEP_S", 0.05)
+    file = mesh_file([{"name": "large", "model": "sim", "simulated": SLOW}])
+    made = TestMesh(file, redis.url)
+    try:
+        await made.start(Role.PLANNER, "planner-0")
+        await made.start(Role.ROUTER, "router-0")
+        made.redis_url = f"redis://127.0.0.1:{proxy.port}/0"
+        await made.start(Role.WORKER, WORKERS[0], tier="large", lease_s=LEASE_S)
+        made.redis_url = redis.url
+        await made.start(Role.WORKER, WORKERS[1], tier="large", lease_s=LEASE_S)
+        await made.complete()
+        yield made
+    finally:
+        proxy.restore()
+        await made.stop_all()
+
+
+class Stream:
+    """One reply, read to its end. `began` is set with its first token."""
+
+    def __init__(self, mesh: TestMesh, **options: Any) -> None:
+        self._mesh, self._options = mesh, options
+        self.instance, self.offset, self.changes = "", 0, 0
+        self.began = asyncio.Event()
+        self.finished = False
+
+    async def run(self) -> "Stream":
+        async with self._mesh.client() as client:
+            async for event in client.stream("hello", model="large", temperature=0, **self._options):
+                if isinstance(event, Tokens):
+                    assert event.offset == self.offset, "a token twice, or one missing"
+                    self.offset += len(event.token_ids)
+                    self.began.set()
+                elif isinstance(event, TierStarted):
+                    self.instance = event.instance_id
+                self.changes += isinstance(event, InstanceChanged)
+                self.finished = isinstance(event, Finished)
+        return self
+
+
+def instance_state(status: Any, name: str) -> str | None:
+    return next((i.state for i in status.instances if i.instance_id == name), None)
+
+
+async def health_of(address: str, service: str) -> int:
+    async with aio.insecure_channel(address) as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        response = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=5)
+    return int(response.status)
+
+
+@pytest.mark.parametrize("fault", ["cut", "blackhole"])
+async def test_a_worker_that_loses_only_its_redis_link_keeps_its_streams_and_comes_back(
+    mesh: TestMesh, proxy: TcpProxy, fault: str
+) -> None:
+    """Its lease ends and channels are swept several times meanwhile; no stream fails over, none loses a token."""
+    streams = [Stream(mesh, max_tokens=TOKENS) for _ in range(8)]
+    tasks = [asyncio.create_task(stream.run()) for stream in streams]
+    await asyncio.gather(*(stream.began.wait() for stream in streams))
+    assert {stream.instance for stream in streams} == set(WORKERS)
+    getattr(proxy, fault)()
+    await mesh.until(lambda s: instance_state(s, WORKERS[0]) == "suspect")
+    assert not any(stream.finished for stream in streams), "the lease ended too late to matter"
+    await asyncio.gather(*tasks)
+    assert [(s.offset, s.changes, s.finished) for s in streams] == [(TOKENS, 0, True)] * 8
+    async with mesh.client() as client:
+        assert (await client.status()).failovers == 0
+    proxy.restore()
+    await mesh.until(lambda s: instance_state(s, WORKERS[0]) == "ready")
+
+
+async def test_new_requests_go_to_workers_with_a_lease_first_and_to_the_others_before_the_tier_is_given_up(
+    mesh: TestMesh, proxy: TcpProxy
+) -> None:
+    """With a leased worker beside it the one without a lease gets nothing; alone, it gets everything."""
+    proxy.cut()
+    await mesh.until(lambda s: instance_state(s, WORKERS[0]) == "suspect")
+    async with mesh.client() as client:
+        for _ in range(4):
+            reply = await client.generate("hello", model="large", max_tokens=2)
+            assert [t.instance_id for t in reply.tiers] == [WORKERS[1]]
+        await mesh.stop(WORKERS[1])
+        for _ in range(4):
+            reply = await client.generate("hello", model="large", max_tokens=2)
+            assert [t.instance_id for t in reply.tiers] == [WORKERS[0]]
+
+
+async def test_a_worker_says_that_it_has_no_link_to_redis(mesh: TestMesh, proxy: TcpProxy) -> None:
+    """Metrics and gRPC health (`penstock.state`) have it; the worker as a whole goes on SERVING, also under its own id."""
+    serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+    worker = mesh.parts[WORKERS[0]]
+    address = worker.address
+
+    def connected_metric() -> float:
+        with urllib.request.urlopen(f"http://{worker.telemetry.metrics_address}/metrics") as response:
+            text = response.read().decode()
+        return float(next(re.finditer(r"^penstock_state_connected\S* (\S+)$", text, re.MULTILINE)).group(1))
+
+    assert await asyncio.to_thread(connected_metric) == 1
+    assert await health_of(address, "penstock.state") == serving
+    proxy.cut()
+    async with asyncio.timeout(20):
+        while await health_of(address, "penstock.state") != not_serving:
+            await asyncio.sleep(0.02)
+    assert await asyncio.to_thread(connected_metric) == 0
+    assert await health_of(address, "") == serving
+    assert await health_of(address, WORKERS[0]) == serving
+    with pytest.raises(aio.AioRpcError) as failed:
+        await health_of(address, WORKERS[1])
+    assert failed.value.code() is grpc.StatusCode.NOT_FOUND
+    proxy.restore()
+    async with asyncio.timeout(20):
+        while await health_of(address, "penstock.state") != serving:
+            await asyncio.sleep(0.02)
+
+
+async def test_an_instance_that_is_gone_is_forgotten_soon_after_its_lease(
+    mesh: TestMesh, proxy: TcpProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is listed as suspect while it may come back, and its id is not kept for ever."""
+    monkeypatch.setattr("router_service.lease_probe.FORGET_AFTER_S", 0.2)
+    proxy.cut()
+    await mesh.until(lambda s: instance_state(s, WORKERS[0]) == "suspect")
+    await mesh.stop(WORKERS[0])  # its goodbye does not reach Redis
+    await mesh.until(lambda s: instance_state(s, WORKERS[0]) is None)

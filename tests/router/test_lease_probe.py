@@ -1,0 +1,166 @@
+"""Instances without a lease: checked, ejected or forgotten by what they answer; their replies keep their channel."""
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from grpc import aio
+
+from router_service import compose, lease_probe
+from router_service.lease_probe import LeaseProbe
+from router_service.peers import Peers
+from router_service.placement import NotPlaced, Placed
+from router_service.reply_session import SessionPool
+from router_service.worker_client import WorkerClient
+from services.background import end
+from services.channels import ChannelPool
+from services.domain import InstanceRecord, Load, MeshView, ModelCard, Role
+from services.domain.requests import GenerationRequest, SamplingParams, TextPrompt, TokenFrame
+from services.health import Health, is_serving
+from services.processes import free_port
+from services.testing import RedisProcess, serving
+from tests.conftest import MeshFileMaker
+from tests.support.mesh import COMPOSE
+
+CARD = ModelCard("only", "m", "d", "torch", 100, 10, 16, 8)
+LEASE_S = 1.0
+
+
+def expired_view(address: str) -> MeshView:
+    """A worker "w" whose lease has ended."""
+    view = MeshView(keep_expired={Role.WORKER})
+    view.connect([InstanceRecord("w", Role.WORKER, address, 1.0, 1, LEASE_S, model=CARD)], None, 0.0)
+    view.alive(2 * LEASE_S)
+    assert view.expire() == ["w"]
+    return view
+
+
+@asynccontextmanager
+async def answering(instance_id: str) -> AsyncIterator[tuple[str, Health]]:
+    """A server that answers for the health of one instance: its address, and that health."""
+    server = aio.server()
+    health = Health(server, instance_id)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    await health.set_serving(True)
+    try:
+        yield f"127.0.0.1:{port}", health
+    finally:
+        await server.stop(0)
+
+
+@asynccontextmanager
+async def probing(address: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Peers]:
+    monkeypatch.setattr(lease_probe, "INTERVAL_S", 0.01)
+    peers = Peers(expired_view(address), suspect_s=60.0)
+    async with ChannelPool() as channels:
+        task = asyncio.create_task(LeaseProbe(peers, channels).run())
+        try:
+            yield peers
+        finally:
+            await end(task)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def test_who_answers_stays_the_last_resort_until_it_drains(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with answering("w") as (address, health), probing(address, monkeypatch) as peers:
+        checks = 0
+
+        async def counted(channel: aio.Channel, instance_id: str, timeout_s: float) -> bool | None:
+            nonlocal checks
+            result = await is_serving(channel, instance_id, timeout_s)
+            checks += 1
+            return result
+
+        monkeypatch.setattr("services.health.is_serving", counted)
+        await until(lambda: checks >= 3)
+        placed = peers.place("only", "r", 10)
+        assert isinstance(placed, Placed)
+        assert placed.record.instance_id == "w"
+        await health.enter_graceful_shutdown()
+        await until(lambda: peers.view.find("w") is None)
+
+
+async def test_another_process_at_the_address_gets_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with answering("somebody-else") as (address, _), probing(address, monkeypatch) as peers:
+        await until(lambda: peers.view.find("w") is None)
+        assert peers.place("only", "r", 10) == NotPlaced(full=False)
+
+
+async def test_who_does_not_answer_is_ejected_and_then_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease_probe, "FORGET_AFTER_S", 3600.0)
+    async with probing(f"127.0.0.1:{free_port()}", monkeypatch) as peers:
+        await until(lambda: peers.is_suspect("w"))
+        assert peers.view.find("w") is not None
+        assert peers.place("only", "r", 10) == NotPlaced(full=False)
+        monkeypatch.setattr(lease_probe, "FORGET_AFTER_S", 0.0)
+        await until(lambda: peers.view.find("w") is None)
+
+
+async def test_a_channel_with_replies_is_not_swept_though_the_view_has_forgotten_its_instance(
+    redis: RedisProcess, mesh_file: MeshFileMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compose, "CHANNEL_SWEEP_S", 0.01)
+    simulated = {"overhead_ms": 10.0, "reply_tokens": 1000}
+    file = mesh_file([{"name": "only", "model": "sim", "engine": "simulated", "simulated": simulated}])
+    sampling = SamplingParams(temperature=0.0, max_output_tokens=50, ignore_eos=True)
+    async with (
+        serving(Role.WORKER, COMPOSE[Role.WORKER], file, redis.url, tier="only") as worker,
+        ChannelPool() as channels,
+        SessionPool(channels) as sessions,
+    ):
+        sweep = asyncio.create_task(compose._sweep(channels, MeshView(), sessions))
+        try:
+            client = WorkerClient(channels, sessions, silence_s=30.0)
+            request = GenerationRequest("r", TextPrompt("hello"), sampling)
+            tokens = 0
+            async for event in client.generate(worker.address, request, timeout_s=60.0, metadata=()):
+                tokens += len(event.token_ids) if isinstance(event, TokenFrame) else 0
+            assert tokens == 50
+            assert sessions.in_use() == set()
+            channel = channels.get(worker.address)
+            await until(lambda: channels.get(worker.address) is not channel)
+        finally:
+            await end(sweep)
+
+
+async def test_instances_without_a_lease_are_the_last_resort() -> None:
+    """A leased one first; then, where it is full or ejected, one without."""
+    view = expired_view("host:1")
+    peers = Peers(view, suspect_s=60.0)
+
+    def chosen() -> str | NotPlaced:
+        result = peers.place("only", "r", 10)
+        return result.record.instance_id if isinstance(result, Placed) else result
+
+    full = Load(running_tokens=(1,) * CARD.max_requests)
+    leased = InstanceRecord("a", Role.WORKER, "host:2", 1.0, 1, LEASE_S, model=CARD, load=Load())
+    assert chosen() == "w"
+    view.hear(leased, 3.0)
+    assert chosen() == "a"
+    view.hear(dataclasses.replace(leased, sequence=2, load=full), 3.0)
+    assert chosen() == "w"
+    peers.suspect("w")
+    assert chosen() == NotPlaced(full=True)  # a place at the leased one is waited for
+    peers.suspect("a")
+    assert chosen() == NotPlaced(full=False)
+
+
+async def test_judges_without_a_lease_stand_in_where_none_has_one() -> None:
+    def names(view: MeshView) -> list[str]:
+        return [judge.instance_id for judge in Peers(view, suspect_s=60.0).judges()]
+
+    view = MeshView(keep_expired={Role.JUDGE})
+    view.connect([InstanceRecord("j", Role.JUDGE, "host:1", 1.0, 1, LEASE_S)], None, 0.0)
+    view.alive(2 * LEASE_S)
+    view.expire()
+    assert names(view) == ["j"]
+    view.hear(InstanceRecord("k", Role.JUDGE, "host:2", 1.0, 1, LEASE_S), 3.0)
+    assert names(view) == ["k"]
