@@ -7,9 +7,9 @@ it has read what arrived meanwhile.
 import asyncio
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
-from services.background import end
+from services.background import end, supervise
 
 _Item = TypeVar("_Item")
 
@@ -51,7 +51,7 @@ class StallMonitor(AbstractAsyncContextManager["StallMonitor"]):
 
     async def __aenter__(self) -> "StallMonitor":
         self._meter.observe(self._loop.time())
-        self._task = asyncio.create_task(self._run(), name="stall-monitor")
+        self._task = supervise("stall-monitor", self._run)
         return self
 
     async def __aexit__(
@@ -82,7 +82,7 @@ class StallMonitor(AbstractAsyncContextManager["StallMonitor"]):
                 if now >= min(silent_at_s, deadline_s):
                     raise
 
-    async def _run(self) -> None:
+    async def _run(self) -> NoReturn:
         while True:
             await asyncio.sleep(TICK_S)
             self._meter.observe(self._loop.time())

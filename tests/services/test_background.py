@@ -290,11 +290,14 @@ def test_spans_that_cannot_be_written_are_counted(keys: Keys, monkeypatch: pytes
 
 OWNED = {
     "services/background.py": "supervise itself",
+    "services/grpc_server.py": "requests for calls: end with the server; a failure reaches its loop",
     "services/runtime.py": "waits of one function, cancelled before it returns",
     "services/testing.py": "awaited by the context that creates it",
     "penstock/cli/local.py": "waits of one function",
     "penstock/local/mesh.py": "waits of one function",
     "router_service/generation.py": "a move: ended with its reply",
+    "router_service/heartbeats.py": "the reader of one stream: ended with it",
+    "judge_service/scorers/llm.py": "the questions of one call: awaited by it",
     "router_service/migration.py": "a claim: ended with its reply",
     "router_service/reply_session.py": "the reader of one call: its failure goes to every reply; closed by the pool",
     "router_service/openai_gateway/app.py": "one request's choices: ended with the response",
