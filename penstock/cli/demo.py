@@ -16,7 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from penstock.cli import targets
-from penstock.cli.local import MeshFileOption, needed_packages, started
+from penstock.cli.extras import needs_extra
+from penstock.cli.local import MeshFileOption, started
 from penstock.cli.output import console, errors, fail, print_json, seconds
 from penstock.client.aio import AsyncClient
 from penstock.client.types import Reply
@@ -50,6 +51,7 @@ def final_answer(text: str) -> str:
     return text.rsplit("Answer:", 1)[-1].strip()
 
 
+@needs_extra("demo", "mesh")
 def demo(
     mesh: MeshFileOption = Path("mesh.yaml"),
     prompts: Annotated[int, typer.Option("--prompts", help="Held-out prompts to send.", min=1)] = 100,
@@ -65,8 +67,8 @@ def demo(
 
     Accuracy is against the known answers; nothing of the demo's prompts was trained on.
     """
-    with needed_packages():
-        from penstock.local import MeshOptions
+    from penstock.local import MeshOptions
+
     asked = read_questions(questions, prompts)
     options = MeshOptions(mesh, folder, any_ports=True)
     figures = asyncio.run(_run(options, asked, concurrency, quiet=json))

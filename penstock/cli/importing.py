@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli import targets
-from penstock.cli.local import needed_packages
+from penstock.cli.extras import needs_extra
 from penstock.cli.output import console, fail, print_json
 
 
@@ -18,6 +18,7 @@ class Source(enum.Enum):
     DISTSERVE = "distserve"
 
 
+@needs_extra("import-profile", "planner")
 def import_profile(
     source: Annotated[Source, typer.Argument(help="Whose tables.")],
     files: Annotated[
@@ -42,13 +43,13 @@ def import_profile(
     json: targets.Json = False,
 ) -> None:
     """Fit the planner's latency model to published step times, and say how far it is off on rows kept from the fit."""
-    with needed_packages():
-        from planner_service.files import FileError, gpu_of_catalogue, model_of_catalogue
-        from planner_service.importers import Wanted, import_distserve, import_vidur
-        from planner_service.profiles import write_profile
-        from planner_service.simulator import EngineLimits
-        from services.domain.errors import InvalidRequest
-        from services.domain.hardware import ClusterSpec, ReplicaShape, Runtime
+    from planner_service.files import FileError, gpu_of_catalogue, model_of_catalogue
+    from planner_service.importers import Wanted, import_distserve, import_vidur
+    from planner_service.profiles import write_profile
+    from planner_service.simulator import EngineLimits
+    from services.domain.errors import InvalidRequest
+    from services.domain.hardware import ClusterSpec, ReplicaShape, Runtime
+
     if source is Source.DISTSERVE and len(files) != 1:
         fail(f"DistServe's formulas are in one file, not {len(files)}", 2)
     try:

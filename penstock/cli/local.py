@@ -6,8 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +14,7 @@ from rich.live import Live
 from rich.table import Table
 
 from penstock.cli import targets
+from penstock.cli.extras import needs_extra
 from penstock.cli.output import console, fail, print_json, tier_counts
 
 if TYPE_CHECKING:
@@ -28,6 +27,7 @@ DOWN_TIMEOUT_S = 90.0
 MeshFileOption = Annotated[Path, typer.Option("--mesh", "-m", help="The mesh file.")]
 
 
+@needs_extra("up", "mesh")
 def up(
     mesh: MeshFileOption = Path("mesh.yaml"),
     folder: targets.Folder = targets.FOLDER,
@@ -38,8 +38,8 @@ def up(
     json: targets.Json = False,
 ) -> None:
     """Start the mesh that the mesh file describes; Ctrl-C stops it."""
-    with needed_packages():
-        from penstock.local import MeshOptions, read_run_file
+    from penstock.local import MeshOptions, read_run_file
+
     running = read_run_file(folder)
     if running is not None:
         fail(f"a mesh runs from {folder} already (process {running.pid}); `penstock down` stops it")
@@ -134,15 +134,6 @@ class started:  # noqa: N801 -- reads as a function: `async with started(...) as
     async def __aexit__(self, *details: object) -> None:
         if self._mesh is not None:
             await self._mesh.__aexit__(None, None, None)
-
-
-@contextmanager
-def needed_packages() -> Iterator[None]:
-    """Say which extra is missing, where only the SDK is installed."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        fail(f"{error.name} is not installed; the mesh needs `pip install 'penstock[mesh]'`")
 
 
 def _detached(mesh: Path, folder: Path, worker: list[str], json: bool) -> None:

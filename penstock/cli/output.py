@@ -39,7 +39,7 @@ def print_json(value: object, *, indent: int | None = 2) -> None:
 
 def fail(message: str, status: int = 1) -> NoReturn:
     """End the command with one line on stderr."""
-    errors.print(f"penstock: {message}", style="red", highlight=False, markup=False)
+    errors.print(f"penstock: {message}", style="red", highlight=False, markup=False, soft_wrap=True)
     raise typer.Exit(status)
 
 

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from penstock.cli import planning, rendering, targets
-from penstock.cli.local import needed_packages
+from penstock.cli.extras import needs_extra
 from penstock.cli.output import console, fail, print_json, seconds, tier_counts, told_errors
 from penstock.client.sync import PlannerClient
 from penstock.client.types import Plan, Prediction, TierPlan
@@ -20,6 +20,7 @@ app = typer.Typer(
 
 
 @app.callback(invoke_without_command=True)
+@needs_extra("plan", "planner")
 def plan(
     context: typer.Context,
     cluster: Annotated[Path | None, typer.Option("--cluster", help="YAML: GPUs and nodes.")] = None,
@@ -107,6 +108,7 @@ def plan(
 
 
 @app.command("apply")
+@needs_extra("plan apply", "planner")
 def apply_(
     file: Annotated[Path, typer.Argument(help="A plan file, as `penstock plan` writes it.")],
     note: Annotated[str, typer.Option("--note", help="Why.")] = "",
@@ -114,9 +116,9 @@ def apply_(
     json: targets.Json = False,
 ) -> None:
     """Publish a plan file: the running mesh follows its thresholds and instance counts."""
-    with needed_packages(), planning.told_faults():
-        from planner_service.plan_file import read_figures
+    from planner_service.plan_file import read_figures
 
+    with planning.told_faults():
         figures = read_figures(file)
     _apply(figures, note, target, json=json, quiet=False)
 
@@ -183,6 +185,7 @@ def _changed(tier: TierPlan, threshold: float | None, instances: int) -> TierPla
 
 
 @app.command("render")
+@needs_extra("plan render", "planner")
 def render_(
     file: Annotated[Path, typer.Argument(help="A plan file, as `penstock plan` writes it.")],
     form: Annotated[str, typer.Option("--to", help="compose or kubernetes.")],

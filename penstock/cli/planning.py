@@ -12,7 +12,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from penstock.cli import targets
-from penstock.cli.local import needed_packages
+from penstock.cli.extras import needs_extra
 from penstock.cli.output import console, errors, fail, print_json, seconds
 
 if TYPE_CHECKING:
@@ -43,11 +43,11 @@ def plan(
     json: bool,
 ) -> dict[str, Any]:
     """Compute a plan, show it, write plan file and plot; return what the plan file says."""
-    with needed_packages():
-        from planner_service.demand import workload_digest
-        from planner_service.plan_cascade import Budget, Objective, frontier, plan_cascade
-        from planner_service.plan_file import PlanInputs, plan_json
-        from planner_service.simulator import Dispatch
+    from planner_service.demand import workload_digest
+    from planner_service.plan_cascade import Budget, Objective, frontier, plan_cascade
+    from planner_service.plan_file import PlanInputs, plan_json
+    from planner_service.simulator import Dispatch
+
     if (min_quality is None) == (max_latency is None):
         fail("give either --min-quality or --max-latency", 2)
     names = [d.value for d in Dispatch]
@@ -106,6 +106,7 @@ def plan(
     return figures
 
 
+@needs_extra("simulate", "planner")
 def simulate(
     plan: Annotated[Path, typer.Option("--plan", help="A plan file, as `penstock plan` writes it.")],
     trace: Annotated[Path, typer.Option("--trace", help="CSV: arrival_s, input_tokens, output_tokens; gzip too.")],
@@ -118,10 +119,10 @@ def simulate(
     json: targets.Json = False,
 ) -> None:
     """Replay a plan on any trace, in virtual time, over the worker's own batch scheduler."""
-    with needed_packages():
-        from planner_service.plan_cascade import simulate_cascade
-        from planner_service.plan_file import read_plan, report_json, strategies_of
-        from planner_service.simulator import Percentiles
+    from planner_service.plan_cascade import simulate_cascade
+    from planner_service.plan_file import read_plan, report_json, strategies_of
+    from planner_service.simulator import Percentiles
+
     with told_faults():
         read = read_plan(plan)
         paths = (Path(read.inputs.cluster), Path(read.inputs.models), trace, Path(read.inputs.quality))

@@ -10,7 +10,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from penstock.cli import targets
-from penstock.cli.local import needed_packages
+from penstock.cli.extras import needs_extra
 from penstock.cli.output import console, errors, fail, print_json
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from worker_service.profile import StepSample
 
 
+@needs_extra("profile", "mesh")
 def profile(
     model: Annotated[Path, typer.Argument(help="A model folder in Hugging Face format.")],
     out: Annotated[Path, typer.Option("--out", help="Where the profile goes.")] = Path("profile.json"),
@@ -37,16 +38,16 @@ def profile(
 
     A server is measured as it was started: --kv-tokens, --max-running and --max-step-tokens are its own.
     """
-    with needed_packages():
-        from planner_service.profiles import Profile, fit_latency, write_profile
-        from planner_service.simulator import EngineLimits, Replica
-        from services.clock import SystemClock
-        from services.domain.errors import PenstockError
-        from services.domain.hardware import ReplicaShape
-        from worker_service.engine.interface import EngineUnusable
-        from worker_service.engine.torch import TorchEngineOptions
-        from worker_service.engine.torch.engine import torch_core
-        from worker_service.profile import measure
+    from planner_service.profiles import Profile, fit_latency, write_profile
+    from planner_service.simulator import EngineLimits, Replica
+    from services.clock import SystemClock
+    from services.domain.errors import PenstockError
+    from services.domain.hardware import ReplicaShape
+    from worker_service.engine.interface import EngineUnusable
+    from worker_service.engine.torch import TorchEngineOptions
+    from worker_service.engine.torch.engine import torch_core
+    from worker_service.profile import measure
+
     machine = f"{platform.machine()}, {device}, {threads} threads" if device == "cpu" else device
     columns = (TextColumn("measuring"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     qoe, held_out, batches, kv_bytes = None, 0.0, 0, 0.0

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from penstock.cli import targets
-from penstock.cli.local import needed_packages
+from penstock.cli.extras import needs_extra
 from penstock.cli.output import console, fail, print_json, told_errors
 from penstock.cli.planning import told_faults
 from penstock.client.sync import PlannerClient
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from planner_service.stages import LengthSample, StagePlan
 
 
+@needs_extra("stages", "planner")
 def stages(
     instances: Annotated[int, typer.Option("--instances", help="Instances of one model to lay out.", min=1)],
     trace: Annotated[Path, typer.Option("--trace", help="CSV: arrival_s, input_tokens, output_tokens; gzip too.")],
@@ -51,12 +52,12 @@ def stages(
     json: targets.Json = False,
 ) -> None:
     """Split instances into stages by sequence length, for the least total QoE (CascadeInfer)."""
-    with needed_packages():
-        import numpy as np
+    import numpy as np
 
-        from planner_service.files import read_replica, read_trace
-        from planner_service.simulator import Workload
-        from planner_service.stages import Method, MoveCost, count_in_flight, in_flight, plan_stages
+    from planner_service.files import read_replica, read_trace
+    from planner_service.simulator import Workload
+    from planner_service.stages import Method, MoveCost, count_in_flight, in_flight, plan_stages
+
     if method not in (methods := [m.value for m in Method]):
         fail(f"--method must be {', '.join(methods)}, not {method}", 2)
     with told_faults():
