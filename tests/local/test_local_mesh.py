@@ -127,8 +127,8 @@ asyncio.run(main())
 
 async def test_a_mesh_that_cannot_run_says_why_and_leaves_nothing(tmp_path: Path) -> None:
     file = simulated_mesh(tmp_path)
-    file.write_text(file.read_text().replace("kind: confidence", "kind: judge-model"))
-    with pytest.raises(MeshFailed, match="a judge-model scorer needs a model"):
+    file.write_text(file.read_text().replace("kind: confidence", "kind: judge-model\n    model: nowhere"))
+    with pytest.raises(MeshFailed, match="nowhere"):
         async with LocalMesh(MeshOptions(file, tmp_path)):
             pass
     assert read_run_file(tmp_path) is None
