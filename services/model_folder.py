@@ -9,13 +9,18 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _UNUSED = ("original/*", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.onnx")  # the same weights in other formats
 
 
+def looks_like_hub_id(model: str) -> bool:
+    """Whether a mesh file's `model` may be an id of the hub: `organisation/name`."""
+    return _HUB_ID.fullmatch(model) is not None
+
+
 def model_folder(settings: ServiceSettings, model: str) -> Path:
     """The folder that a mesh file's `model` names; what is no folder and looks like a hub id is fetched, unless it is there.
 
     The hub's own variables hold: HF_HOME (where to), HF_TOKEN, HF_HUB_OFFLINE. SettingsError where it cannot be had.
     """
     folder = settings.resolve(model)
-    if folder.is_dir() or not _HUB_ID.fullmatch(model):
+    if folder.is_dir() or not looks_like_hub_id(model):
         return folder
     from huggingface_hub import snapshot_download  # with the engines that read models, not with the routers
 

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from services.domain.errors import FieldProblem, InvalidRequest
 from services.domain.plans import JudgeUnavailable, Plan, Provenance, TierPlan
 
+FIELDS_ALONE = "fields alone"  # the validation context in which a mesh file's fields need not agree
 _FROZEN = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
@@ -326,12 +327,12 @@ class MeshFile(BaseModel):
         return data
 
     @model_validator(mode="after")
-    def _fields_agree(self) -> Self:
-        if problems := [*self._problems()]:
+    def _fields_agree(self, info: ValidationInfo) -> Self:
+        if info.context != FIELDS_ALONE and (problems := [*self.disagreements()]):
             raise _FieldsDisagree(*problems)
         return self
 
-    def _problems(self) -> Iterator[FieldProblem]:
+    def disagreements(self) -> Iterator[FieldProblem]:
         """What is wrong between fields that are sound by themselves."""
         try:
             self.plan("check").validate()

@@ -161,6 +161,7 @@ def test_a_chat_runs_without_extras(installed: Installed, target: str) -> None:
 NEEDS = {
     "up": "mesh",
     "demo": "mesh",
+    "check": "service",
     "plan --cluster c --models m --trace t --quality q --min-quality 80": "planner",
     "plan apply plan.json": "planner",
     "plan render plan.json --to compose": "planner",

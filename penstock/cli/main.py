@@ -5,13 +5,14 @@ from typing import Annotated
 import typer
 
 import penstock
-from penstock.cli import ask, demo, importing, local, measure, plan, planning, profile, stages, top, trace
+from penstock.cli import ask, check, demo, importing, local, measure, plan, planning, profile, stages, top, trace
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Serve a cascade of language models on hardware you own."
 )
 app.command("up")(local.up)
 app.command("down")(local.down)
+app.command("check")(check.check)
 app.command("status")(top.status)
 app.command("top")(top.top)
 app.command("ask")(ask.ask)
