@@ -240,7 +240,7 @@ class MeshReplan(BaseModel):
     gpus: int | None = Field(default=None, ge=1)
     """At most so many of the cluster's. None: all."""
     requests: int = Field(default=500, ge=1)
-    """Requests to plan for."""
+    """Requests to plan for; all of the trace's where it has fewer."""
     window_s: float = Field(default=300.0, gt=0)
     """Requests are sampled and compared by windows of so long."""
     sample: int = Field(default=50, ge=1)

@@ -144,6 +144,7 @@ def test_the_sdk_imports_and_asks(installed: Installed, target: str) -> None:
         ("plan show", "threshold"),
         ("plan history", "mesh-file"),
         ("plan set --threshold small=40 --note less", "operator"),
+        ("plan rollback", "rollback"),
     ],
 )
 def test_what_talks_to_a_mesh_runs_without_extras(installed: Installed, target: str, command: str, shown: str) -> None:
@@ -170,7 +171,19 @@ NEEDS = {
     "import-profile distserve t.json --model m --as opt-13b": "planner",
     "profile folder": "mesh",
 }
-NEED_NONE = {"ask", "chat", "status", "top", "trace", "down", "measure", "plan show", "plan set", "plan history"}
+NEED_NONE = {
+    "ask",
+    "chat",
+    "status",
+    "top",
+    "trace",
+    "down",
+    "measure",
+    "plan show",
+    "plan set",
+    "plan history",
+    "plan rollback",
+}
 
 
 @pytest.mark.parametrize("command", NEEDS)

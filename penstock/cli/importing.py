@@ -6,9 +6,12 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import targets
+from penstock.cli import options, targets
 from penstock.cli.extras import needs_extra
 from penstock.cli.output import console, fail, print_json
+
+MAX_PARALLEL = 1024  # GPUs of one replica, far beyond any that was published
+MAX_OVERHEAD_MS = 1000
 
 
 class Source(enum.Enum):
@@ -27,19 +30,31 @@ def import_profile(
     model: Annotated[str, typer.Option("--model", help="The model's name in the tables.")],
     shape: Annotated[str, typer.Option("--as", help="The catalogue's model of its shape.")],
     gpu: Annotated[str, typer.Option("--gpu", help="The catalogue's GPU that was measured.")] = "a100-80gb",
-    tp: Annotated[int, typer.Option("--tp", help="Tensor parallelism.", min=1)] = 1,
-    pp: Annotated[int, typer.Option("--pp", help="Pipeline stages.", min=1)] = 1,
-    gpus_per_node: Annotated[int, typer.Option("--gpus-per-node", help="GPUs of a node.", min=1)] = 8,
+    tp: Annotated[int, options.number("--tp", help="Tensor parallelism.", least=1, most=MAX_PARALLEL)] = 1,
+    pp: Annotated[int, options.number("--pp", help="Pipeline stages.", least=1, most=MAX_PARALLEL)] = 1,
+    gpus_per_node: Annotated[
+        int, options.number("--gpus-per-node", help="GPUs of a node.", least=1, most=MAX_PARALLEL)
+    ] = 8,
     topology: Annotated[
         str | None, typer.Option("--topology", help="Of Vidur's collectives, where several fit.")
     ] = None,
     engine: Annotated[str, typer.Option("--engine", help="Of DistServe's file: distserve or vllm.")] = "distserve",
     step_overhead_ms: Annotated[
-        float, typer.Option("--step-overhead-ms", help="CPU time per step, which Vidur's tables leave out.", min=0)
+        float,
+        options.number(
+            "--step-overhead-ms",
+            help="CPU time per step, which Vidur's tables leave out.",
+            least=0,
+            most=MAX_OVERHEAD_MS,
+        ),
     ] = 2.0,
-    max_running: Annotated[int, typer.Option("--max-running", help="Largest batch to plan with.", min=1)] = 256,
-    max_step_tokens: Annotated[int, typer.Option("--max-step-tokens", help="Tokens in a step.", min=1)] = 2048,
-    out: Annotated[Path, typer.Option("--out", help="Where the profile goes.")] = Path("profile.json"),
+    max_running: Annotated[
+        int, options.number("--max-running", help="Largest batch to plan with.", least=1, most=options.MAX_TOKENS)
+    ] = 256,
+    max_step_tokens: Annotated[
+        int, options.number("--max-step-tokens", help="Tokens in a step.", least=1, most=options.MAX_TOKENS)
+    ] = 2048,
+    out: Annotated[Path, options.new_file("--out", help="Where the profile goes.")] = Path("profile.json"),
     json: targets.Json = False,
 ) -> None:
     """Fit the planner's latency model to published step times, and say how far it is off on rows kept from the fit."""

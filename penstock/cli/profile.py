@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from penstock.cli import targets
+from penstock.cli import options, targets
 from penstock.cli.extras import needs_extra
 from penstock.cli.output import console, errors, fail, print_json
 
@@ -19,17 +19,24 @@ if TYPE_CHECKING:
     from worker_service.engine.sglang.client import ServerInfo
     from worker_service.profile import StepSample
 
+MAX_THREADS = 1024
+MAX_BATCH = 65_536
+
 
 @needs_extra("profile", "mesh")
 def profile(
     model: Annotated[Path, typer.Argument(help="A model folder in Hugging Face format.")],
-    out: Annotated[Path, typer.Option("--out", help="Where the profile goes.")] = Path("profile.json"),
+    out: Annotated[Path, options.new_file("--out", help="Where the profile goes.")] = Path("profile.json"),
     device: Annotated[str, typer.Option("--device", help="cpu or cuda.")] = "cpu",
-    threads: Annotated[int, typer.Option("--threads", help="CPU threads.", min=1)] = 1,
-    kv_tokens: Annotated[int, typer.Option("--kv-tokens", help="KV to have room for.", min=64)] = 32_768,
-    max_running: Annotated[int, typer.Option("--max-running", help="Largest batch.", min=1)] = 32,
-    max_step_tokens: Annotated[int, typer.Option("--max-step-tokens", help="Tokens in a step.", min=1)] = 512,
-    seed: Annotated[int, typer.Option("--seed", help="Of the prompts.")] = 0,
+    threads: Annotated[int, options.number("--threads", help="CPU threads.", least=1, most=MAX_THREADS)] = 1,
+    kv_tokens: Annotated[
+        int, options.number("--kv-tokens", help="KV to have room for.", least=64, most=options.MAX_TOKENS)
+    ] = 32_768,
+    max_running: Annotated[int, options.number("--max-running", help="Largest batch.", least=1, most=MAX_BATCH)] = 32,
+    max_step_tokens: Annotated[
+        int, options.number("--max-step-tokens", help="Tokens in a step.", least=1, most=options.MAX_TOKENS)
+    ] = 512,
+    seed: Annotated[int, options.seed("--seed", help="Of the prompts.")] = 0,
     sglang: Annotated[str, typer.Option("--sglang", help="Base URL of an idle SGLang server to measure instead.")] = "",
     json: targets.Json = False,
 ) -> None:
@@ -65,7 +72,7 @@ def profile(
             shape, machine = ReplicaShape(server.tp, server.pp), f"SGLang at {sglang}"
             limits, room = EngineLimits(server.max_running, server.step_tokens, server.page_tokens), server.kv_tokens
         else:
-            options = TorchEngineOptions(
+            wanted = TorchEngineOptions(
                 model,
                 model.name,
                 device=device,
@@ -76,7 +83,7 @@ def profile(
                 threads=threads,
             )
             try:
-                core, info = torch_core(options, SystemClock())
+                core, info = torch_core(wanted, SystemClock())
             except EngineUnusable as unusable:
                 fail(str(unusable), 2)
             samples = measure(core, seed=seed, on_progress=show)

@@ -95,7 +95,7 @@ def test_the_twin_finds_the_most_quality_within_a_latency() -> None:
 
 
 def test_the_least_latency_that_is_said_is_brute_forces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no routing is fast enough, the least latency named is that of all routings, passed over or not, and it can be had."""
+    """Where no routing is fast enough, the least latency named is that of all routings, and asking for it succeeds."""
     same = 0
     for seed in range(30):
         tiers = 2 + seed % 2
