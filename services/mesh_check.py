@@ -1,6 +1,7 @@
 """Everything that is wrong with a mesh file, as far as it can be known without starting the mesh."""
 
 import copy
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,8 @@ def _outside(mesh: MeshFile, settings: ServiceSettings) -> Iterator[FieldProblem
     for i, tier in enumerate(mesh.tiers):
         if tier.engine != "simulated" and tier.model:
             yield from _model_problems(tier.model, settings, f"tiers[{i}].model")
+        if tier.engine == "sglang" and tier.sglang.python and shutil.which(tier.sglang.python) is None:
+            yield FieldProblem(f"tiers[{i}].sglang.python", f"no program {tier.sglang.python}")
     if len(mesh.tiers) > 1 and not mesh.judge.replicas:
         yield FieldProblem("judge.replicas", f"0, but the thresholds of {len(mesh.tiers)} tiers need a judge")
     for i, scorer in enumerate(mesh.judge.scorers if mesh.judge.replicas else ()):

@@ -344,6 +344,11 @@ class MeshFile(BaseModel):
             one, gpus = tier.sglang.tp * tier.sglang.pp * tier.sglang.dp, len(tier.sglang.gpus)
             if gpus and gpus < one * tier.workers:
                 yield FieldProblem(f"tiers[{i}].sglang.gpus", f"{gpus} for {tier.workers} workers of {one}")
+        grpc, http = self.router.grpc_port, self.router.http_port
+        if grpc and http and abs(grpc - http) < self.router.replicas:
+            yield FieldProblem(
+                "router.http_port", f"{http} and grpc_port {grpc} overlap: each router takes the next of both"
+            )
         for i, scorer in enumerate(self.judge.scorers):
             if scorer.kind == "judge-model" and not scorer.model:
                 yield FieldProblem(f"judge.scorers[{i}].model", "missing: a judge-model scorer needs a model")

@@ -10,12 +10,15 @@ from typing import Any, TypeVar
 
 import typer
 
+from penstock.cli.output import fail
+
 MAX_SEED = 2**63 - 1  # numpy's and the contract's seeds
 MAX_TOKENS = 2**31 - 1
 MAX_COUNT = 1_000_000_000  # of what is only counted
 MAX_RATE_PER_S = 1e6
 MAX_CONCURRENCY = 10_000
 MAX_INSTANCES = 100_000  # of a plan's tier; see services.domain.plans
+PICTURES = (".png", ".svg")  # written beside a file of --out
 SHORTEST_INTERVAL_S = 0.1  # what WatchStatus allows
 
 _Number = TypeVar("_Number", int, float)
@@ -29,6 +32,17 @@ def number(*flags: str, help: str, least: float, most: float, above: bool = Fals
 def new_file(*flags: str, help: str) -> Any:
     """An option that names a file to write: its folder has to be there."""
     return typer.Option(*flags, help=help, callback=_writable)
+
+
+def require_out(flag: str, out: Path | None) -> None:
+    """End the command where `flag` asks for files beside that of --out and there is none, or they would overwrite it."""
+    if out is None:
+        fail(f"{flag}: needs --out, beside which the files go", 2)
+    if out.suffix in PICTURES:
+        fail(
+            f"--out: {out} would be overwritten by a picture of {flag}; name it otherwise, as {out.with_suffix('.json')}",
+            2,
+        )
 
 
 def seed(*flags: str, help: str) -> Any:

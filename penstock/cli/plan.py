@@ -119,8 +119,8 @@ def plan(
     assert trace is not None
     assert quality is not None
     for name, asked in (("--plot", plot), ("--render", render is not None)):
-        if asked and out is None:
-            fail(f"{name}: needs --out, beside which the files go", 2)
+        if asked:
+            options.require_out(name, out)
     if render is not None:
         rendering.check(render)
     if apply:  # what the mesh would refuse is not solved first

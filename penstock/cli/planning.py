@@ -280,7 +280,7 @@ def _plot(points: list[tuple[float, float]], plan: "CascadePlan", out: Path) -> 
     axes.set_ylim(bottom=0)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
-    written = [out.with_suffix(suffix) for suffix in (".png", ".svg")]
+    written = [out.with_suffix(suffix) for suffix in options.PICTURES]
     for path in written:
         figure.savefig(path, dpi=120)
     plt.close(figure)

@@ -78,8 +78,8 @@ def stages(
     from planner_service.simulator import Workload
     from planner_service.stages import Method, MoveCost, count_in_flight, in_flight, plan_stages
 
-    if plot and out is None:
-        fail("--plot: needs --out, beside which the pictures go", 2)
+    if plot:
+        options.require_out("--plot", out)
     if method not in (methods := [m.value for m in Method]):
         fail(f"--method must be {', '.join(methods)}, not {method}", 2)
     with told_faults():
@@ -209,7 +209,7 @@ def draw(plan: "StagePlan", sample: "LengthSample", out: Path) -> list[Path]:
     axes.set_ylabel("sequences")
     axes.set_title(f"{plan.layout.instances} instances, {len(plan.layout.stages)} stages", loc="left")
     axes.spines[["top", "right"]].set_visible(False)
-    written = [out.with_suffix(suffix) for suffix in (".png", ".svg")]
+    written = [out.with_suffix(suffix) for suffix in options.PICTURES]
     for path in written:
         figure.savefig(path, dpi=120)
     plt.close(figure)

@@ -48,6 +48,10 @@ def test_every_shipped_mesh_file_is_sound(path: Path) -> None:
         ({"tiers": [{**SMALL, "enigne": "torch"}, LARGE]}, {"tiers[0].enigne": "did you mean 'engine'?"}),
         ({"teirs": []}, {"teirs": "did you mean 'tiers'?", "tiers": "required"}),
         ({"tiers": [LARGE, SMALL]}, {"tiers[0].threshold": "missing", "tiers[1].threshold": "no threshold"}),
+        (
+            {"tiers": [{**SMALL, "engine": "sglang", "model": "a/b", "sglang": {"python": "/none/python"}}, LARGE]},
+            {"tiers[0].sglang.python": "no program"},
+        ),
         ({"tiers": [SMALL, LARGE], "judge": {"replicas": 0}}, {"judge.replicas": "need a judge"}),
         (
             {"tiers": [SMALL, LARGE], "judge": {"scorers": [{"name": "x", "kind": "judge-model", "model": "nowhere"}]}},

@@ -50,6 +50,14 @@ def test_what_goes_beside_the_plan_file_needs_one(option: tuple[str, ...]) -> No
     assert f"{option[0]}: needs --out" in done.output
 
 
+def test_a_picture_does_not_overwrite_the_plan(tmp_path: Path) -> None:
+    for command in (("plan", *FILES, "--trace", TRACE), ("stages", "--instances", 2, "--trace", TRACE)):
+        done = run(*command, "--out", tmp_path / "plan.svg", "--plot")
+        assert done.exit_code == 2
+        assert "overwritten" in done.output
+    assert not list(tmp_path.iterdir())
+
+
 def test_more_requests_than_the_trace_has_are_refused() -> None:
     """Not clamped in silence: neither for a plan nor for a replay. Without the option a short trace is taken whole."""
     done = planned("--requests", 100_000_000)

@@ -68,6 +68,7 @@ REPLAN = {
         ({"tiers": TIERS, "planner": {"replan": {**REPLAN, "cluster": ""}}}, "planner.replan.cluster"),
         ({"tiers": TIERS, "judge": {"scorers": [{"name": "x", "kind": "vibes"}]}}, "judge.scorers[0].kind"),
         ({"tiers": TIERS, "router": {"grpc_port": 99999}}, "router.grpc_port"),
+        ({"tiers": TIERS, "router": {"grpc_port": 8000, "http_port": 8001, "replicas": 2}}, "router.http_port: 8001"),
         ({"tiers": TIERS, "planner": {"judge_unavailable": "panic"}}, "planner.judge_unavailable"),
         ({"tiers": TIERS, "planner": {"replan": {"enabled": True}}}, "planner.replan.cluster"),
         (
