@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from penstock.cli import options, targets
 from penstock.cli.extras import needs_extra
 from penstock.cli.output import console, errors, fail, print_json
+from penstock.cli.planning import told_faults
 
 if TYPE_CHECKING:
     from services.domain.stages import QoeModel
@@ -58,7 +59,7 @@ def profile(
     machine = f"{platform.machine()}, {device}, {threads} threads" if device == "cpu" else device
     columns = (TextColumn("measuring"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     qoe, held_out, batches, kv_bytes = None, 0.0, 0, 0.0
-    with Progress(*columns, console=errors, transient=True, disable=json) as progress:
+    with told_faults(), Progress(*columns, console=errors, transient=True, disable=json) as progress:
         bar = progress.add_task("", total=None)
 
         def show(done: int, of: int) -> None:
@@ -92,7 +93,8 @@ def profile(
             limits = EngineLimits(max_running, max_step_tokens, info.kv_block_tokens)
             shape, room = ReplicaShape(1, 1), info.kv_blocks * info.kv_block_tokens
     pairs = [(sample.load, sample.seconds) for sample in samples]
-    latency, error = fit_latency(pairs)
+    with told_faults():
+        latency, error = fit_latency(pairs)
     replica = Replica(shape, latency, room, limits)
     engine = "sglang" if sglang else "torch"
     found = Profile(model.name, engine, machine, replica, tuple(pairs), error, None, qoe, held_out, kv_bytes)
