@@ -91,6 +91,13 @@ def test_a_count_for_a_tier_is_a_whole_number(given: str) -> None:
     assert "TIER=COUNT" in done.output
 
 
+@pytest.mark.parametrize("given", [",", " ", ", ,"])
+def test_a_target_names_a_router(given: str) -> None:
+    for arguments, environment in ((["--target", given], {}), ([], {"PENSTOCK_TARGET": given})):
+        done = CliRunner(env=environment).invoke(app, ["status", *arguments])
+        assert (done.exit_code, "must be host:port" in done.output) == (2, True)
+
+
 @pytest.mark.parametrize("given", ["small=-1", "small=101", "small=nan", "small=inf"])
 def test_a_threshold_is_a_score(given: str) -> None:
     done = CliRunner().invoke(app, ["plan", "set", "--threshold", given])
