@@ -239,8 +239,8 @@ class MeshReplan(BaseModel):
     """Plan for the most quality within this p95 of the slowest tier."""
     gpus: int | None = Field(default=None, ge=1)
     """At most so many of the cluster's. None: all."""
-    requests: int = Field(default=500, ge=1)
-    """Requests to plan for; all of the trace's where it has fewer."""
+    requests: int = Field(default=500, ge=20)
+    """Requests to plan for; all of the trace's where it has fewer. A p95 needs 20."""
     window_s: float = Field(default=300.0, gt=0)
     """Requests are sampled and compared by windows of so long."""
     sample: int = Field(default=50, ge=1)

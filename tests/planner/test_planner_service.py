@@ -9,8 +9,9 @@ import pytest
 
 from penstock import AsyncPlannerClient, InvalidRequestError, Plan, SequenceInFlight, Stage, TierPlan
 from services.domain import Role
+from services.settings import SettingsError
 from services.testing import RedisProcess, serving
-from tests.conftest import MeshFileMaker
+from tests.conftest import ROOT, MeshFileMaker
 from tests.support.mesh import COMPOSE
 
 
@@ -160,3 +161,26 @@ async def test_stages_are_planned_and_published_in_a_plan(redis: RedisProcess, m
             await planner.plan_stages("huge", **given)
         with pytest.raises(InvalidRequestError, match="qoe: missing"):
             await planner.plan_stages("large", **given | {"qoe": ()})
+
+
+async def test_what_a_planner_could_never_plan_again_on_ends_its_boot(
+    redis: RedisProcess, mesh_file: MeshFileMaker, tmp_path: Path
+) -> None:
+    """A trace of too few requests, and models of other tiers, are found at the start and not at the first drift."""
+    trace = tmp_path / "trace.csv"
+    lines = (ROOT / "examples" / "trace.csv").read_text().splitlines()
+    paths = {
+        "cluster": ROOT / "examples" / "cluster-4x8-h100.yaml",
+        "models": ROOT / "tests" / "planner" / "two-tiers.yaml",
+        "quality": ROOT / "examples" / "judged.csv",
+        "trace": trace,
+    }
+    replan = {"enabled": True, "min_quality": 80, **{name: str(path) for name, path in paths.items()}}
+    for rows, changed, said in (
+        (19, {}, "planner.replan.trace: has 19 requests"),
+        (20, {"models": str(ROOT / "examples" / "deepseek-cascade.yaml")}, "planner.replan.models: has the tiers"),
+    ):
+        trace.write_text("\n".join(lines[: rows + 1]) + "\n")
+        with pytest.raises(SettingsError, match=said):
+            async with Planner(mesh_file(planner={"replan": replan | changed}), redis.url):
+                pass

@@ -76,6 +76,7 @@ REPLAN = {
             "either min_quality or max_latency_s",
         ),
         ({"tiers": TIERS, "planner": {"replan": {**REPLAN, "window_s": 0}}}, "planner.replan.window_s"),
+        ({"tiers": TIERS, "planner": {"replan": {**REPLAN, "requests": 19}}}, "planner.replan.requests"),
     ],
 )
 def test_a_bad_mesh_file_names_the_file_and_the_field(tmp_path: Path, content: Any, named: str) -> None:
