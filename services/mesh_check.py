@@ -45,8 +45,11 @@ def mesh_file_problems(path: Path) -> list[FieldProblem]:
                 return found
         else:
             known = [problem.field for problem in found]
-            settings = ServiceSettings.load(mesh_file=path)
-            rest = (*mesh.disagreements(), *_outside(mesh, settings))
+            rest = [*mesh.disagreements()]
+            try:
+                rest += _outside(mesh, ServiceSettings.load(mesh_file=path))
+            except SettingsError as error:  # of the environment, which every service reads
+                rest += error.problems
             return found + [p for p in rest if not _follows_from(p.field, known)]
     return found
 

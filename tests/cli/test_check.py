@@ -126,6 +126,14 @@ def test_one_fault_hides_no_other(tmp_path: Path) -> None:
     }
 
 
+def test_the_environment_that_services_read_is_checked_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_LEASE_S", "never")
+    assert set(checked(tmp_path, {"tiers": [SMALL, {**LARGE, "threshold": 1}]})[1]) == {
+        "tiers[1].threshold",
+        "PENSTOCK_LEASE_S",
+    }
+
+
 @pytest.mark.parametrize("content", ["[", "- a", ""])
 def test_what_is_no_mesh_file_is_named(tmp_path: Path, content: str) -> None:
     status, found = checked(tmp_path, content)
