@@ -1,4 +1,4 @@
-# One image for every service of the mesh: `docker build --build-arg EXTRAS=gateway .` and so on.
+# One image for every service of the mesh: `docker build -t penstock-mesh --build-arg EXTRAS=gateway .` and so on.
 # EXTRAS: gateway (routers), planner, worker, judge, or several separated by commas.
 # TORCH_INDEX: where torch comes from; the default is the CPU build. For GPUs: https://download.pytorch.org/whl/cu130
 FROM python:3.12-slim AS build
@@ -17,6 +17,9 @@ COPY judge_service judge_service
 RUN PIP_EXTRA_INDEX_URL=${TORCH_INDEX} /opt/penstock/bin/pip install -c constraints.txt ".[${EXTRAS}]"
 
 FROM python:3.12-slim
+LABEL org.opencontainers.image.title="penstock-mesh" \
+      org.opencontainers.image.description="A gRPC mesh that serves a cascade of language models on hardware you own" \
+      org.opencontainers.image.licenses="Apache-2.0"
 RUN useradd --system --create-home --uid 10001 penstock
 COPY --from=build /opt/penstock /opt/penstock
 COPY deploy/healthcheck.py /opt/penstock/healthcheck.py

@@ -26,7 +26,7 @@ async def compose(chassis: Chassis) -> None:
             raise SettingsError(f"judge.scorers: {wanted.name}: {error}") from error
         chassis.stack.push_async_callback(scorer.close)
         seats.append(Seat(wanted.name, scorer, calibration_of(wanted, chassis.settings), backlog_of(wanted, judge)))
-    panel = Panel(seats, judge.default_scorer)
+    panel = Panel(seats, judge.default_scorer or judge.scorers[0].name)
     judge_pb2_grpc.add_JudgeServiceServicer_to_server(JudgeServicer(panel, chassis.telemetry), chassis.server)
     chassis.health.offer(SERVICE)
 

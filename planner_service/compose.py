@@ -34,16 +34,19 @@ async def compose(chassis: Chassis) -> None:
 def _replanner(chassis: Chassis, replan: MeshReplan, keeper: PlanKeeper, solvers: SolverPool) -> Replanner:
     """SettingsError for a file that cannot be used, or whose tiers are not the mesh's."""
     from planner_service.files import FileError, read_quality, read_site, read_trace  # brings numpy and numba
+    from planner_service.plan_cascade import LEAST_REQUESTS
 
     paths = {
         name: chassis.settings.resolve(getattr(replan, name)) for name in ("cluster", "models", "trace", "quality")
     }
     try:
         site = read_site(paths["cluster"], paths["models"])
-        read_trace(paths["trace"])
+        trace = read_trace(paths["trace"])
         read_quality(paths["quality"], site.tiers)
     except FileError as error:
         raise SettingsError(f"planner.replan: {error}") from None
+    if len(trace) < LEAST_REQUESTS:
+        raise SettingsError(f"planner.replan.trace: has {len(trace)} requests, to plan on needs {LEAST_REQUESTS}")
     tiers = tuple(tier.name for tier in chassis.mesh.tiers)
     if site.tiers != tiers:
         raise SettingsError(f"planner.replan.models: has the tiers {', '.join(site.tiers)}, not {', '.join(tiers)}")

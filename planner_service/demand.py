@@ -19,11 +19,13 @@ def demand_of(
     rate: arrivals per second; the trace's own gaps, stretched. None leaves them.
 
     Raises:
-        InvalidRequest: a trace without requests, or arrivals all at once where a rate is asked for.
+        InvalidRequest: a trace without requests or with fewer than asked for; arrivals all at once where a rate is asked for.
     """
     if not len(trace):
         raise invalid("trace", "no requests")
-    count = min(requests, len(trace))
+    if not 1 <= requests <= len(trace):
+        raise invalid("requests", f"must be from 1 to the trace's {len(trace)}, not {requests}")
+    count = requests
     start = int(np.random.default_rng(seed).integers(0, len(trace) - count + 1))
     part = trace.subset(np.arange(start, start + count))
     arrival_s = part.arrival_s - part.arrival_s[0]

@@ -67,8 +67,9 @@ class ClusterFile(_Part):
 
 
 class ModelEntry(_Part):
-    """A model's shape; see ModelSpec. parameters and active: billions."""
+    """A model's shape; see ModelSpec. parameters and active: billions. name: the model's, where it is not the tier's."""
 
+    name: str = ""
     layers: Count
     hidden: Count
     heads: Count
@@ -104,7 +105,7 @@ class TierEntry(_Part):
 
     def spec(self) -> ModelSpec:
         if isinstance(self.model, ModelEntry):
-            return self.model.spec(self.name)
+            return self.model.spec(self.model.name or self.name)
         return model_of_catalogue(self.model)
 
 

@@ -14,10 +14,12 @@ from planner_service.routing.end_to_end import least_end_to_end
 from planner_service.routing.quality import JudgedSample, route
 from planner_service.simulator import Dispatch, EngineLimits, Replica, Report, Workload, report, serve
 from planner_service.simulator.workload import Floats
+from planner_service.sustained_load import SustainedLoad, sustained_load
 from services.domain.errors import invalid
 from services.domain.hardware import ClusterSpec, ModelSpec, ReplicaShape, Runtime, fit, roofline
 
 PIPELINES = (1, 2, 3, 4, 6, 8)
+LEAST_REQUESTS = 20  # to plan on: with fewer, the 95th percentile is the slowest request
 
 
 class Objective(enum.Enum):
@@ -101,7 +103,7 @@ class TierOutcome:
 @dataclass(frozen=True, slots=True)
 class CascadePlan:
     """latency_p95_s: the largest tier's (the paper's L). end_to_end_p95_s: what a user feels, over the tiers visited and
-    judging, each tier's requests arriving when the tier below has given them up."""
+    judging, each tier's requests arriving when the tier below has given them up. load: None where arrivals have no rate."""
 
     tiers: tuple[TierOutcome, ...]
     thresholds: tuple[float, ...]
@@ -117,6 +119,7 @@ class CascadePlan:
     promise: Promise | None = None
     objective: Objective = Objective.LARGEST_TIER
     budget: Budget = Budget.AT_MOST
+    load: SustainedLoad | None = None
 
 
 def replica_kinds(site: Site, tier: int, gpus: int, longest_tokens: int) -> tuple[list[Replica], str]:
@@ -159,12 +162,19 @@ def plan_cascade(
     budget: EXACT gives every GPU to a tier, which the MILP decides; it goes with LARGEST_TIER.
 
     Raises:
-        InvalidRequest: not just one target, or more GPUs than there are.
+        InvalidRequest: not just one target, one that is no score or no time, more GPUs than there are, or fewer than
+            LEAST_REQUESTS requests.
         Unreachable: no plan meets the target, or no tier that is needed fits.
     """
-    deployer, reasons = deployer_for(site, demand, gpus=gpus, dispatch=dispatch, on_evaluation=on_evaluation)
     if (min_quality is None) == (max_latency_s is None):
         raise invalid("target", "give either min_quality or max_latency_s")
+    if min_quality is not None and not 0 <= min_quality <= 100:
+        raise invalid("min_quality", f"must be from 0 to 100, not {min_quality:g}")
+    if max_latency_s is not None and not 0 < max_latency_s < np.inf:
+        raise invalid("max_latency_s", f"must be a number of seconds over 0, not {max_latency_s:g}")
+    if len(demand.arrival_s) < LEAST_REQUESTS:
+        raise invalid("requests", f"must be at least {LEAST_REQUESTS} to plan on, not {len(demand.arrival_s)}")
+    deployer, reasons = deployer_for(site, demand, gpus=gpus, dispatch=dispatch, on_evaluation=on_evaluation)
     if objective is Objective.END_TO_END and (min_quality is None or confidence is not None or len(site.tiers) > 3):
         raise invalid("objective", "end-to-end goes with min_quality, without a confidence, for up to three tiers")
     if budget is Budget.EXACT and objective is Objective.END_TO_END:
@@ -254,6 +264,10 @@ def outcome(
         )
     )
     slowest = max(range(len(tiers)), key=lambda i: strategies[i].latency_s)
+    binds = (
+        f"{tiers[slowest].name} is the slowest tier; {sum(s.gpus for s in strategies)} of {deployer.gpus} GPUs are used"
+    )
+    load = sustained_load(demand.requests, demand.arrival_s, solution.thresholds, strategies)
     return CascadePlan(
         tiers,
         solution.thresholds,
@@ -262,11 +276,12 @@ def outcome(
         float(np.percentile(total_s, 95)),
         solution,
         deployer.dispatch,
-        f"{tiers[slowest].name} is the slowest tier; {sum(s.gpus for s in strategies)} of {deployer.gpus} GPUs are used",
+        f"{binds}; {load}" if load is not None and load.overloaded else binds,
         deployer.simulations,
         deployer.gpu_step,
         reasons,
         promise,
+        load=load,
     )
 
 

@@ -84,6 +84,13 @@ def plan_json(plan: CascadePlan, inputs: PlanInputs, seconds: float, target: str
         },
         "dispatch": plan.dispatch.value,
         "binds": plan.binds,
+        "load": None
+        if plan.load is None
+        else {
+            "offered_per_s": plan.load.offered_per_s,
+            "sustained_per_s": plan.load.sustained_per_s,
+            "overloaded": plan.load.overloaded,
+        },
         "evaluations": solution.evaluations,
         "simulations": plan.simulations,
         "seconds": seconds,
@@ -127,9 +134,15 @@ def read_plan(path: Path) -> ReadPlan:
 
 
 def read_figures(path: Path) -> dict[str, Any]:
-    """All of a plan file; FileError for anything that is not a plan of ours."""
+    """All of a plan file, with what is needed to publish it; FileError for anything that is not a plan of ours."""
     read_plan(path)
     found: dict[str, Any] = json.loads(path.read_text())
+    wanted = ("objective", "quality", "latency_p95_s", "end_to_end_p95_s")
+    missing = [name for name in wanted if name not in found]
+    for i, tier in enumerate(found["tiers"]):
+        missing += [f"tiers[{i}].{name}" for name in ("name", "model", "gpus") if name not in tier]
+    if missing:
+        raise FileError(f"{path}: not a plan file: {', '.join(missing)} missing")
     return found
 
 

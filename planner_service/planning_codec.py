@@ -52,8 +52,6 @@ def options_from_proto(request: pb.PlanCascadeRequest) -> dict[str, Any]:
     target = request.WhichOneof("target")
     if target is None:
         problems.append(FieldProblem("target", "give either min_quality or max_latency_s"))
-    elif not np.isfinite(getattr(request, target)):
-        problems.append(FieldProblem(target, "must be a finite number"))
     confidence = request.confidence if request.HasField("confidence") else None
     if confidence is not None and not 0 < confidence < 1:
         problems.append(FieldProblem("confidence", f"must be over 0 and under 1, not {confidence:g}"))
@@ -128,7 +126,7 @@ def demand_from_proto(workload: pb.Workload, tiers: tuple[str, ...]) -> Demand:
         return demand_of(
             trace,
             judged,
-            requests=workload.requests if workload.HasField("requests") else REQUESTS,
+            requests=workload.requests if workload.HasField("requests") else min(REQUESTS, len(trace)),
             seed=seed_of(workload),
             lengths=_known(_LENGTHS, workload.lengths, f"{at}.lengths"),
             rate=rate,

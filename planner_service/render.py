@@ -13,7 +13,7 @@ from planner_service.plan_cascade import Site, mesh_tiers
 from services.domain.errors import invalid
 from services.domain.hardware import ReplicaShape
 
-SGLANG_IMAGE, PENSTOCK_IMAGE, REDIS_IMAGE = "lmsysorg/sglang:v0.5.23", "penstock:latest", "redis:7.4-alpine"
+SGLANG_IMAGE, PENSTOCK_IMAGE, REDIS_IMAGE = "lmsysorg/sglang:v0.5.23", "penstock-mesh:latest", "redis:7.4-alpine"
 PORT, RENDEZVOUS_PORT = 30000, 20000
 GRPC_PORT, HTTP_PORT = 50051, 8000  # of our own image
 MESH_FILE = "/etc/penstock/mesh.yaml"

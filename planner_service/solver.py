@@ -88,7 +88,8 @@ def replan(payload: bytes, emit: Emit) -> None:
     except FileError as error:
         raise invalid("replan", str(error)) from None
     judged = imputed(profile, job.records, max(job.requests, LEAST_PROMPTS), job.seed)
-    demand = demand_of(trace, judged, requests=job.requests, seed=job.seed, lengths="quality", rate=job.rate_per_s)
+    requests = min(job.requests, len(trace))
+    demand = demand_of(trace, judged, requests=requests, seed=job.seed, lengths="quality", rate=job.rate_per_s)
     began = time.monotonic()
     try:
         found = plan_cascade(

@@ -9,9 +9,14 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _UNUSED = ("original/*", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.onnx")  # the same weights in other formats
 
 
+def looks_like_hub_id(model: str) -> bool:
+    """Whether a mesh file's `model` may be an id of the hub: `organisation/name`."""
+    return _HUB_ID.fullmatch(model) is not None
+
+
 def is_hub_id(settings: ServiceSettings, model: str) -> bool:
     """Whether a mesh file's `model` names a repository of the hub: what is no folder and looks like an id."""
-    return not settings.resolve(model).is_dir() and _HUB_ID.fullmatch(model) is not None
+    return not settings.resolve(model).is_dir() and looks_like_hub_id(model)
 
 
 def model_folder(settings: ServiceSettings, model: str) -> Path:

@@ -3,23 +3,38 @@
 A value that does not fit ends the process at boot with the name of the field.
 """
 
+import difflib
 import hashlib
 import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from services.domain.errors import InvalidRequest
+from services.domain.errors import FieldProblem, InvalidRequest
 from services.domain.plans import JudgeUnavailable, Plan, Provenance, TierPlan
 
+FIELDS_ALONE = "fields alone"  # the validation context in which a mesh file's fields need not agree
 _FROZEN = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class SettingsError(Exception):
-    """The settings cannot be used; the message names every field at fault."""
+    """The settings cannot be used; the message names every field at fault, and `problems` says the same in parts."""
+
+    def __init__(self, message: str, problems: Sequence[FieldProblem] = ()) -> None:
+        super().__init__(message)
+        self.problems = tuple(problems) or (FieldProblem("", message),)
+
+
+class _FieldsDisagree(ValueError):
+    """Fields that are sound by themselves and not together."""
+
+    def __init__(self, *problems: FieldProblem) -> None:
+        super().__init__("; ".join(f"{p.field}: {p.problem}" for p in problems))
+        self.problems = problems
 
 
 class SimulatedMeshEngine(BaseModel):
@@ -83,10 +98,11 @@ class MeshTier(BaseModel):
 
     name: str
     """Its name: 1 to 63 of a-z, 0-9, -, _ and `.`."""
-    model: str
-    """A folder in Hugging Face format (a relative path counts from the mesh file), or a model's id at the hub."""
+    model: str = ""
+    """A folder in Hugging Face format (a relative path counts from the mesh file), or a model's id at the hub. A simulated
+    tier needs none."""
     served_model_name: str = ""
-    """The model's name as users know it. Empty: the folder's name."""
+    """The model's name as users know it. Empty: the folder's name, or the tier's where it has no model."""
     workers: int = Field(default=1, ge=0)
     """Worker processes."""
     threshold: float | None = Field(default=None, ge=0, le=100)
@@ -115,6 +131,11 @@ class MeshTier(BaseModel):
     """The latency model of the simulated engine."""
     sglang: SglangMeshEngine = SglangMeshEngine()
     """The server of the sglang engine."""
+
+    @property
+    def served_name(self) -> str:
+        """The model's name as users know it."""
+        return self.served_model_name or Path(self.model).name or self.name
 
 
 class MeshScorer(BaseModel):
@@ -155,10 +176,10 @@ class MeshJudge(BaseModel):
 
     replicas: int = Field(default=1, ge=0)
     """Judge processes."""
-    scorers: tuple[MeshScorer, ...] = (MeshScorer(name="judge-model", kind="judge-model"),)
-    """What can score."""
-    default_scorer: str = "judge-model"
-    """The scorer of requests that name none."""
+    scorers: tuple[MeshScorer, ...] = (MeshScorer(name="confidence", kind="confidence"),)
+    """What can score. Left out: the confidence of the answer's tokens, which needs no model."""
+    default_scorer: str = ""
+    """The scorer of requests that name none. Empty: the first."""
     max_batch: int = Field(default=32, ge=1)
     """Answers scored in one forward pass."""
     max_batch_tokens: int = Field(default=4096, ge=64)
@@ -245,8 +266,8 @@ class MeshReplan(BaseModel):
     """Plan for the most quality within this p95 of the slowest tier."""
     gpus: int | None = Field(default=None, ge=1)
     """At most so many of the cluster's. None: all."""
-    requests: int = Field(default=500, ge=1)
-    """Requests to plan for."""
+    requests: int = Field(default=500, ge=20)
+    """Requests to plan for; all of the trace's where it has fewer. A p95 needs 20."""
     window_s: float = Field(default=300.0, gt=0)
     """Requests are sampled and compared by windows of so long."""
     sample: int = Field(default=50, ge=1)
@@ -266,10 +287,11 @@ class MeshReplan(BaseModel):
     def _sound(self) -> Self:
         if self.enabled:
             missing = [name for name in ("cluster", "models", "trace", "quality") if not getattr(self, name)]
-            if missing:
-                raise ValueError(f"planner.replan.{missing[0]}: needed to plan again")
+            problems = [FieldProblem(f"planner.replan.{name}", "missing: needed to plan again") for name in missing]
             if (self.min_quality is None) == (self.max_latency_s is None):
-                raise ValueError("planner.replan: give either min_quality or max_latency_s")
+                problems.append(FieldProblem("planner.replan", "give either min_quality or max_latency_s"))
+            if problems:
+                raise _FieldsDisagree(*problems)
         return self
 
 
@@ -317,7 +339,8 @@ class MeshFile(BaseModel):
     tiers: tuple[MeshTier, ...]
     """From the cheapest up."""
     judge: MeshJudge = MeshJudge()
-    """The judge: see below."""
+    """The judge: see below. Left out: the answers' confidence is judged, and a mesh of one tier, whose answers always
+    stand, has no judge process."""
     router: MeshRouter = MeshRouter()
     """The routers: see below."""
     planner: MeshPlanner = MeshPlanner()
@@ -325,40 +348,60 @@ class MeshFile(BaseModel):
     stages: MeshStages = MeshStages()
     """Length stages: see below."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _one_tier_needs_no_judge(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "judge" not in data and isinstance(tiers := data.get("tiers"), list | tuple):
+            return data | ({"judge": {"replicas": 0}} if len(tiers) == 1 else {})
+        return data
+
     @model_validator(mode="after")
-    def _sound(self) -> Self:
+    def _fields_agree(self, info: ValidationInfo) -> Self:
+        if info.context != FIELDS_ALONE and (problems := [*self.disagreements()]):
+            raise _FieldsDisagree(*problems)
+        return self
+
+    def disagreements(self) -> Iterator[FieldProblem]:
+        """What is wrong between fields that are sound by themselves."""
         try:
             self.plan("check").validate()
         except InvalidRequest as error:
-            raise ValueError(
-                "; ".join(f"{p.field.removeprefix('plan.')}: {p.problem}" for p in error.problems)
-            ) from None
+            yield from (FieldProblem(p.field.removeprefix("plan."), p.problem) for p in error.problems)
         for i, tier in enumerate(self.tiers):
+            if not tier.model and tier.engine != "simulated":
+                yield FieldProblem(f"tiers[{i}].model", f"missing: the {tier.engine} engine needs a model")
             one, gpus = tier.sglang.tp * tier.sglang.pp * tier.sglang.dp, len(tier.sglang.gpus)
             if gpus and gpus < one * tier.workers:
-                raise ValueError(f"tiers[{i}].sglang.gpus: {gpus} for {tier.workers} workers of {one}")
+                yield FieldProblem(f"tiers[{i}].sglang.gpus", f"{gpus} for {tier.workers} workers of {one}")
+        grpc, http = self.router.grpc_port, self.router.http_port
+        if grpc and http and abs(grpc - http) < self.router.replicas:
+            yield FieldProblem(
+                "router.http_port", f"{http} and grpc_port {grpc} overlap: each router takes the next of both"
+            )
         for i, scorer in enumerate(self.judge.scorers):
+            if scorer.kind == "judge-model" and not scorer.model:
+                yield FieldProblem(f"judge.scorers[{i}].model", "missing: a judge-model scorer needs a model")
             if scorer.kind == "llm" and bool(scorer.tier) == bool(scorer.endpoint and scorer.model):
-                raise ValueError(f"judge.scorers[{i}]: an llm scorer needs either tier, or endpoint and model")
+                yield FieldProblem(f"judge.scorers[{i}]", "an llm scorer needs either tier, or endpoint and model")
             if scorer.kind == "llm" and scorer.timeout_s > self.router.judge_timeout_s:
-                raise ValueError(
-                    f"judge.scorers[{i}].timeout_s: {scorer.timeout_s:g} s, but router.judge_timeout_s is "
-                    f"{self.router.judge_timeout_s:g} s: routers would give up before the scorer can answer"
+                yield FieldProblem(
+                    f"judge.scorers[{i}].timeout_s",
+                    f"{scorer.timeout_s:g} s, but router.judge_timeout_s is {self.router.judge_timeout_s:g} s: "
+                    "routers would give up before the scorer can answer",
                 )
             if scorer.tier and scorer.tier not in {tier.name for tier in self.tiers}:
-                raise ValueError(f"judge.scorers[{i}].tier: no tier '{scorer.tier}'")
+                yield FieldProblem(f"judge.scorers[{i}].tier", f"no tier '{scorer.tier}'")
         names = [scorer.name for scorer in self.judge.scorers]
+        if not names:
+            yield FieldProblem("judge.scorers", "at least one is needed")
         if len(set(names)) != len(names):
-            raise ValueError("judge.scorers: names must differ")
-        if self.judge.default_scorer not in names:
-            raise ValueError(f"judge.default_scorer: no scorer '{self.judge.default_scorer}' among {names}")
-        return self
+            yield FieldProblem("judge.scorers", "names must differ")
+        if self.judge.default_scorer and self.judge.default_scorer not in names:
+            yield FieldProblem("judge.default_scorer", f"no scorer '{self.judge.default_scorer}' among {names}")
 
     def plan(self, input_digest: str) -> Plan:
         """The plan that this file asks for."""
-        tiers = tuple(
-            TierPlan(t.name, t.served_model_name or Path(t.model).name, t.threshold, t.workers) for t in self.tiers
-        )
+        tiers = tuple(TierPlan(t.name, t.served_name, t.threshold, t.workers) for t in self.tiers)
         return Plan(
             revision=0,
             tiers=tiers,
@@ -376,19 +419,36 @@ class MeshFile(BaseModel):
 
 
 def load_mesh_file(path: Path) -> MeshFile:
-    """Read a mesh file; SettingsError names the file and every field at fault."""
+    """Read a mesh file.
+
+    Raises:
+        SettingsError: names the file and every field at fault.
+    """
+    data = read_mesh_data(path)
+    try:
+        return MeshFile.model_validate(data)
+    except ValidationError as error:
+        problems = field_problems(error)
+        raise SettingsError(f"{path}: {joined(problems)}", problems) from None
+
+
+def read_mesh_data(path: Path) -> dict[str, Any]:
+    """What a mesh file holds, unchecked.
+
+    Raises:
+        SettingsError: no file, no YAML, or no mapping.
+    """
     try:
         data = yaml.safe_load(path.read_text())
     except OSError as error:
         raise SettingsError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{path}: not UTF-8 text: {error}") from None
     except yaml.YAMLError as error:
         raise SettingsError(f"{path}: not YAML: {error}") from None
     if not isinstance(data, dict):
         raise SettingsError(f"{path}: must hold a mapping with at least `tiers`")
-    try:
-        return MeshFile.model_validate(data)
-    except ValidationError as error:
-        raise SettingsError(f"{path}: {_said(error)}") from None
+    return data
 
 
 def digest(path: Path) -> str:
@@ -460,7 +520,8 @@ class ServiceSettings(BaseSettings):
         try:
             return cls(**values)
         except ValidationError as error:
-            raise SettingsError(_said(error, prefix="PENSTOCK_")) from None
+            problems = [FieldProblem(f"PENSTOCK_{p.field.upper()}", p.problem) for p in field_problems(error)]
+            raise SettingsError(joined(problems), problems) from None
 
     def state_url(self, mesh: MeshFile) -> str:
         """Where Redis is; SettingsError if nobody says."""
@@ -479,11 +540,40 @@ def environment_value(name: str) -> str | None:
     return os.environ.get(name)
 
 
-def _said(error: ValidationError, prefix: str = "") -> str:
-    parts = []
+def field_problems(error: ValidationError) -> list[FieldProblem]:
+    """Every fault with the path of its field, as `tiers[0].workers`; a key that does not exist with the nearest that does."""
+    found: list[FieldProblem] = []
     for fault in error.errors():
-        where = ".".join(str(part) for part in fault["loc"])
-        name = prefix + where.upper() if prefix else where
-        said = fault["msg"].removeprefix("Value error, ")
-        parts.append(f"{name}: {said}" if name else said)
-    return "; ".join(parts)
+        cause = fault.get("ctx", {}).get("error")
+        if isinstance(cause, _FieldsDisagree):
+            found += cause.problems
+            continue
+        problem = fault["msg"].removeprefix("Value error, ")
+        if fault["type"] == "extra_forbidden":
+            near = difflib.get_close_matches(str(fault["loc"][-1]), _field_names(fault["loc"][:-1]), n=1)
+            problem = "no such field" + (f": did you mean '{near[0]}'?" if near else "")
+        found.append(FieldProblem(field_path(fault["loc"]), problem))
+    return found
+
+
+def field_path(location: Sequence[str | int]) -> str:
+    """A place in a mesh file as people write it: `tiers[0].workers`."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(".")
+
+
+def joined(problems: Sequence[FieldProblem]) -> str:
+    """Problems in one line."""
+    return "; ".join(f"{p.field}: {p.problem}" if p.field else p.problem for p in problems)
+
+
+def _field_names(location: Sequence[str | int]) -> list[str]:
+    """The fields of the part of a mesh file at `location`."""
+    model: type[BaseModel] = MeshFile
+    for name in (part for part in location if isinstance(part, str)):
+        annotation = model.model_fields[name].annotation
+        model = next(kind for kind in (annotation, *get_args(annotation)) if _is_model(kind))
+    return list(model.model_fields)
+
+
+def _is_model(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)

@@ -61,12 +61,23 @@ def test_the_example_meshes_give_every_worker_gpus_of_its_own(path: Path) -> Non
     assert {scorer.tier for scorer in mesh.judge.scorers} == {mesh.tiers[-1].name}
 
 
+def test_the_image_is_labelled_with_the_distribution() -> None:
+    """The image says of itself what pyproject.toml says of the package."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    labels = dict(re.findall(r'org\.opencontainers\.image\.(\w+)="([^"]*)"', (ROOT / "Dockerfile").read_text()))
+    assert labels == {
+        "title": project["name"],
+        "description": project["description"],
+        "licenses": project["license"],
+    }
+
+
 def test_every_service_is_health_checked_and_restarted() -> None:
     data = compose()
     dockerfile = (ROOT / "Dockerfile").read_text()
     assert "HEALTHCHECK" in dockerfile
     for name, service in data["services"].items():
-        if service["image"] == "penstock:latest":  # by the image's own check
+        if service["image"] == "penstock-mesh:latest":  # by the image's own check
             assert service["depends_on"]["redis"]["condition"] == "service_healthy"
         elif name not in ("otel-collector", "jaeger", "grafana"):
             assert "healthcheck" in service, name
@@ -81,7 +92,7 @@ def test_prometheus_scrapes_every_service() -> None:
     config = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())
     names = {name for job in config["scrape_configs"] for sd in job["dns_sd_configs"] for name in sd["names"]}
     services = compose()["services"]
-    assert names == {n for n, s in services.items() if s["image"] == "penstock:latest" or n.startswith("sglang")}
+    assert names == {n for n, s in services.items() if s["image"] == "penstock-mesh:latest" or n.startswith("sglang")}
 
 
 def test_the_schema_holds() -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.worker.v1 import worker_pb2_grpc
@@ -134,7 +133,7 @@ async def _watch(
 
 def build_engine(tier: MeshTier, settings: ServiceSettings) -> Engine:
     """The engine that a tier asks for, not started."""
-    name = tier.served_model_name or Path(tier.model).name
+    name = tier.served_name
     hold = Hold(settings.frame_interval_ms / 1000, settings.frame_tokens) if settings.frame_interval_ms else None
     if tier.engine == "simulated":
         simulated = tier.simulated
@@ -206,7 +205,7 @@ def _server_shape(tier: MeshTier, settings: ServiceSettings) -> "ServerShape":
     return ServerShape(
         python=asked.python or sys.executable,
         model=str(model_folder(settings, tier.model)),
-        name=tier.served_model_name or Path(tier.model).name,
+        name=tier.served_name,
         tp=asked.tp,
         pp=asked.pp,
         dp=asked.dp,

@@ -4,14 +4,16 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import targets
+from penstock.cli import options, targets
 from penstock.cli.output import console, print_json, seconds, told_errors
 from penstock.client.sync import Client
 from penstock.client.types import Escalated, Finished, InstanceChanged, Judged, Options, TierStarted, Tokens
 
 ModelOption = Annotated[str, typer.Option("--model", help="cascade, or a tier's name.")]
 TemperatureOption = Annotated[float, typer.Option("--temperature", help="0 is greedy.")]
-MaxTokensOption = Annotated[int | None, typer.Option("--max-tokens", help="Of the reply.")]
+MaxTokensOption = Annotated[
+    int | None, options.number("--max-tokens", help="Of the reply.", least=1, most=options.MAX_TOKENS)
+]
 
 
 def ask(
@@ -19,19 +21,19 @@ def ask(
     model: ModelOption = "cascade",
     temperature: TemperatureOption = 0.0,
     max_tokens: MaxTokensOption = None,
-    seed: Annotated[int | None, typer.Option("--seed")] = None,
+    seed: Annotated[int | None, options.seed("--seed", help="Of a sampled reply; else the router draws one.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the answer alone.")] = False,
     target: targets.Target = None,
     json: targets.Json = False,
 ) -> None:
     """Ask one question and see the cascade at work."""
     where = targets.resolve(target)
-    options = Options(model=model, temperature=temperature, max_tokens=max_tokens, seed=seed)
+    wanted = Options(model=model, temperature=temperature, max_tokens=max_tokens, seed=seed)
     with told_errors(where), Client(where, retry=targets.INTERACTIVE) as client:
         if json:
-            print_json(client.generate(prompt, options))
+            print_json(client.generate(prompt, wanted))
             return
-        _show(client, [{"role": "user", "content": prompt}], options, quiet=quiet)
+        _show(client, [{"role": "user", "content": prompt}], wanted, quiet=quiet)
 
 
 def chat(
@@ -43,7 +45,7 @@ def chat(
 ) -> None:
     """Chat, turn after turn; an empty line or Ctrl-D ends it."""
     where = targets.resolve(target)
-    options = Options(model=model, temperature=temperature, max_tokens=max_tokens)
+    wanted = Options(model=model, temperature=temperature, max_tokens=max_tokens)
     messages = [{"role": "system", "content": system}] if system else []
     with told_errors(where), Client(where, retry=targets.INTERACTIVE) as client:
         while True:
@@ -54,13 +56,13 @@ def chat(
             if not said.strip():
                 return
             messages.append({"role": "user", "content": said})
-            messages.append({"role": "assistant", "content": _show(client, messages, options, quiet=False)})
+            messages.append({"role": "assistant", "content": _show(client, messages, wanted, quiet=False)})
 
 
-def _show(client: Client, messages: list[dict[str, str]], options: Options, *, quiet: bool) -> str:
+def _show(client: Client, messages: list[dict[str, str]], wanted: Options, *, quiet: bool) -> str:
     """Print events as they come; return the answer."""
     text = ""
-    for event in client.stream(messages, options):
+    for event in client.stream(messages, wanted):
         match event:
             case Tokens():
                 text += event.text

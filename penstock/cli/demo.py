@@ -15,8 +15,9 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from penstock.cli import targets
-from penstock.cli.local import MeshFileOption, needed_packages, started
+from penstock.cli import options, targets
+from penstock.cli.extras import needs_extra
+from penstock.cli.local import MeshFileOption, started
 from penstock.cli.output import console, errors, fail, print_json, seconds
 from penstock.client.aio import AsyncClient
 from penstock.client.types import Reply
@@ -50,14 +51,19 @@ def final_answer(text: str) -> str:
     return text.rsplit("Answer:", 1)[-1].strip()
 
 
+@needs_extra("demo", "mesh")
 def demo(
     mesh: MeshFileOption = Path("mesh.yaml"),
-    prompts: Annotated[int, typer.Option("--prompts", help="Held-out prompts to send.", min=1)] = 100,
-    concurrency: Annotated[int, typer.Option("--concurrency", help="Prompts under way at once.", min=1)] = 16,
+    prompts: Annotated[
+        int, options.number("--prompts", help="Held-out prompts to send.", least=1, most=options.MAX_COUNT)
+    ] = 100,
+    concurrency: Annotated[
+        int, options.number("--concurrency", help="Prompts under way at once.", least=1, most=options.MAX_CONCURRENCY)
+    ] = 16,
     questions: Annotated[Path, typer.Option("--questions", help="Held-out prompts with their answers.")] = Path(
         "models/heldout.jsonl"
     ),
-    out: Annotated[Path, typer.Option("--out", help="Where the figures go.")] = Path("demo.json"),
+    out: Annotated[Path, options.new_file("--out", help="Where the figures go.")] = Path("demo.json"),
     folder: targets.Folder = Path(".penstock/demo"),
     json: targets.Json = False,
 ) -> None:
@@ -65,11 +71,11 @@ def demo(
 
     Accuracy is against the known answers; nothing of the demo's prompts was trained on.
     """
-    with needed_packages():
-        from penstock.local import MeshOptions
+    from penstock.local import MeshOptions
+
     asked = read_questions(questions, prompts)
-    options = MeshOptions(mesh, folder, any_ports=True)
-    figures = asyncio.run(_run(options, asked, concurrency, quiet=json))
+    wanted = MeshOptions(mesh, folder, any_ports=True)
+    figures = asyncio.run(_run(wanted, asked, concurrency, quiet=json))
     out.write_text(json_module.dumps(figures, indent=2) + "\n")
     if json:
         print_json(figures)
@@ -89,8 +95,8 @@ def read_questions(path: Path, count: int) -> list[Question]:
     return found
 
 
-async def _run(options: Any, asked: Sequence[Question], concurrency: int, *, quiet: bool) -> dict[str, Any]:
-    async with started(options, quiet=quiet) as mesh:
+async def _run(wanted: Any, asked: Sequence[Question], concurrency: int, *, quiet: bool) -> dict[str, Any]:
+    async with started(wanted, quiet=quiet) as mesh:
         assert mesh is not None
         tiers = [tier.name for tier in mesh.mesh.tiers]
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

@@ -6,9 +6,12 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import targets
-from penstock.cli.local import needed_packages
+from penstock.cli import options, targets
+from penstock.cli.extras import needs_extra
 from penstock.cli.output import console, fail, print_json
+
+MAX_PARALLEL = 1024  # GPUs of one replica, far beyond any that was published
+MAX_OVERHEAD_MS = 1000
 
 
 class Source(enum.Enum):
@@ -18,6 +21,7 @@ class Source(enum.Enum):
     DISTSERVE = "distserve"
 
 
+@needs_extra("import-profile", "planner")
 def import_profile(
     source: Annotated[Source, typer.Argument(help="Whose tables.")],
     files: Annotated[
@@ -26,29 +30,41 @@ def import_profile(
     model: Annotated[str, typer.Option("--model", help="The model's name in the tables.")],
     shape: Annotated[str, typer.Option("--as", help="The catalogue's model of its shape.")],
     gpu: Annotated[str, typer.Option("--gpu", help="The catalogue's GPU that was measured.")] = "a100-80gb",
-    tp: Annotated[int, typer.Option("--tp", help="Tensor parallelism.", min=1)] = 1,
-    pp: Annotated[int, typer.Option("--pp", help="Pipeline stages.", min=1)] = 1,
-    gpus_per_node: Annotated[int, typer.Option("--gpus-per-node", help="GPUs of a node.", min=1)] = 8,
+    tp: Annotated[int, options.number("--tp", help="Tensor parallelism.", least=1, most=MAX_PARALLEL)] = 1,
+    pp: Annotated[int, options.number("--pp", help="Pipeline stages.", least=1, most=MAX_PARALLEL)] = 1,
+    gpus_per_node: Annotated[
+        int, options.number("--gpus-per-node", help="GPUs of a node.", least=1, most=MAX_PARALLEL)
+    ] = 8,
     topology: Annotated[
         str | None, typer.Option("--topology", help="Of Vidur's collectives, where several fit.")
     ] = None,
     engine: Annotated[str, typer.Option("--engine", help="Of DistServe's file: distserve or vllm.")] = "distserve",
     step_overhead_ms: Annotated[
-        float, typer.Option("--step-overhead-ms", help="CPU time per step, which Vidur's tables leave out.", min=0)
+        float,
+        options.number(
+            "--step-overhead-ms",
+            help="CPU time per step, which Vidur's tables leave out.",
+            least=0,
+            most=MAX_OVERHEAD_MS,
+        ),
     ] = 2.0,
-    max_running: Annotated[int, typer.Option("--max-running", help="Largest batch to plan with.", min=1)] = 256,
-    max_step_tokens: Annotated[int, typer.Option("--max-step-tokens", help="Tokens in a step.", min=1)] = 2048,
-    out: Annotated[Path, typer.Option("--out", help="Where the profile goes.")] = Path("profile.json"),
+    max_running: Annotated[
+        int, options.number("--max-running", help="Largest batch to plan with.", least=1, most=options.MAX_TOKENS)
+    ] = 256,
+    max_step_tokens: Annotated[
+        int, options.number("--max-step-tokens", help="Tokens in a step.", least=1, most=options.MAX_TOKENS)
+    ] = 2048,
+    out: Annotated[Path, options.new_file("--out", help="Where the profile goes.")] = Path("profile.json"),
     json: targets.Json = False,
 ) -> None:
     """Fit the planner's latency model to published step times, and say how far it is off on rows kept from the fit."""
-    with needed_packages():
-        from planner_service.files import FileError, gpu_of_catalogue, model_of_catalogue
-        from planner_service.importers import Wanted, import_distserve, import_vidur
-        from planner_service.profiles import write_profile
-        from planner_service.simulator import EngineLimits
-        from services.domain.errors import InvalidRequest
-        from services.domain.hardware import ClusterSpec, ReplicaShape, Runtime
+    from planner_service.files import FileError, gpu_of_catalogue, model_of_catalogue
+    from planner_service.importers import Wanted, import_distserve, import_vidur
+    from planner_service.profiles import write_profile
+    from planner_service.simulator import EngineLimits
+    from services.domain.errors import InvalidRequest
+    from services.domain.hardware import ClusterSpec, ReplicaShape, Runtime
+
     if source is Source.DISTSERVE and len(files) != 1:
         fail(f"DistServe's formulas are in one file, not {len(files)}", 2)
     try:

@@ -4,8 +4,7 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 
 from penstock.cli import targets
+from penstock.cli.extras import needs_extra
 from penstock.cli.output import console, fail, print_json, tier_counts
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ INTERRUPTED = 130  # the exit status of a command that Ctrl-C has ended
 MeshFileOption = Annotated[Path, typer.Option("--mesh", "-m", help="The mesh file.")]
 
 
+@needs_extra("up", "mesh")
 def up(
     mesh: MeshFileOption = Path("mesh.yaml"),
     folder: targets.Folder = targets.FOLDER,
@@ -39,8 +40,8 @@ def up(
     json: targets.Json = False,
 ) -> None:
     """Start the mesh that the mesh file describes; Ctrl-C stops it."""
-    with needed_packages():
-        from penstock.local import MeshOptions, read_run_file
+    from penstock.local import MeshOptions, read_run_file
+
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -149,15 +150,6 @@ class started:  # noqa: N801 -- reads as a function: `async with started(...) as
     async def __aexit__(self, *details: object) -> None:
         if self._mesh is not None:
             await self._mesh.__aexit__(None, None, None)
-
-
-@contextmanager
-def needed_packages() -> Iterator[None]:
-    """Say which extra is missing, where only the SDK is installed."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        fail(f"{error.name} is not installed; the mesh needs `pip install 'penstock[mesh]'`")
 
 
 def _detached(mesh: Path, folder: Path, worker: list[str], json: bool) -> None:

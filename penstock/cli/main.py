@@ -1,14 +1,18 @@
 """`penstock`: one command for everything."""
 
+from typing import Annotated
+
 import typer
 
-from penstock.cli import ask, demo, importing, local, measure, plan, planning, profile, stages, top, trace
+import penstock
+from penstock.cli import ask, check, demo, importing, local, measure, plan, planning, profile, stages, top, trace
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Serve a cascade of language models on hardware you own."
 )
 app.command("up")(local.up)
 app.command("down")(local.down)
+app.command("check")(check.check)
 app.command("status")(top.status)
 app.command("top")(top.top)
 app.command("ask")(ask.ask)
@@ -21,6 +25,31 @@ app.command("stages")(stages.stages)
 app.command("import-profile")(importing.import_profile)
 app.command("measure")(measure.measure)
 app.add_typer(plan.app, name="plan")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"penstock {penstock.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Serve a cascade of language models on hardware you own."""
+
+
+def command_names() -> list[str]:
+    """Every command as it is typed, subcommands after their group: `up`, `plan`, `plan show`, ..."""
+    names = [str(command.name) for command in app.registered_commands]
+    for group in app.registered_groups:
+        assert group.typer_instance is not None
+        names.append(str(group.name))
+        names += [f"{group.name} {command.name}" for command in group.typer_instance.registered_commands]
+    return names
 
 
 def main() -> None:

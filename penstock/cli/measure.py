@@ -12,7 +12,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from penstock.cli import targets
+from penstock.cli import options, targets
 from penstock.cli.demo import final_answer
 from penstock.cli.output import console, errors, fail, print_json, told_errors
 from penstock.client.aio import AsyncClient
@@ -38,14 +38,20 @@ class _Scored:
 
 def measure(
     prompts: Annotated[Path, typer.Argument(help="JSONL: prompt, and answer where the expected one is known.")],
-    out: Annotated[Path, typer.Option("--out", help="The quality file for `penstock plan`.")] = Path("judged.csv"),
+    out: Annotated[Path, options.new_file("--out", help="The quality file for `penstock plan`.")] = Path("judged.csv"),
     labelled: Annotated[
         Path | None,
-        typer.Option("--labelled", help="Also write samples to calibrate scorers with; every prompt needs its answer."),
+        options.new_file(
+            "--labelled", help="Also write samples to calibrate scorers with; every prompt needs its answer."
+        ),
     ] = None,
     scorer: Annotated[str, typer.Option("--scorer", help="Of the judge's scorers; else its default.")] = "",
-    max_tokens: Annotated[int | None, typer.Option("--max-tokens", help="Of a reply.", min=1)] = None,
-    concurrency: Annotated[int, typer.Option("--concurrency", help="Prompts under way at once.", min=1)] = 16,
+    max_tokens: Annotated[
+        int | None, options.number("--max-tokens", help="Of a reply.", least=1, most=options.MAX_TOKENS)
+    ] = None,
+    concurrency: Annotated[
+        int, options.number("--concurrency", help="Prompts under way at once.", least=1, most=options.MAX_CONCURRENCY)
+    ] = 16,
     target: targets.Target = None,
     json: targets.Json = False,
 ) -> None:
@@ -54,9 +60,9 @@ def measure(
     if labelled is not None and any(one.reference is None for one in asked):
         fail(f"{prompts}: --labelled needs an answer with every prompt", 2)
     where = targets.resolve(target)
-    options = Options(temperature=0, max_tokens=max_tokens, top_logprobs=0)
+    wanted = Options(temperature=0, max_tokens=max_tokens, top_logprobs=0)
     with told_errors(where):
-        found = asyncio.run(_measure(where, asked, options, scorer, concurrency, quiet=json))
+        found = asyncio.run(_measure(where, asked, wanted, scorer, concurrency, quiet=json))
     _write_quality(out, found)
     if labelled is not None:
         _write_labelled(labelled, found)
@@ -94,7 +100,7 @@ def _read(path: Path) -> list[_Asked]:
 
 
 async def _measure(
-    where: str, asked: list[_Asked], options: Options, scorer: str, concurrency: int, *, quiet: bool
+    where: str, asked: list[_Asked], wanted: Options, scorer: str, concurrency: int, *, quiet: bool
 ) -> dict[str, list[_Scored]]:
     """Per tier, in the plan's order, the scored answers in the prompts' order."""
     places = asyncio.Semaphore(concurrency)
@@ -110,7 +116,7 @@ async def _measure(
 
                 async def one(tier: str, question: _Asked) -> _Scored:
                     async with places:
-                        reply = await client.generate(question.prompt, options, model=tier)
+                        reply = await client.generate(question.prompt, wanted, model=tier)
                         answered = Answered(question.prompt, reply, question.reference)
                         (score,) = await judge.score([answered], scorer)
                     progress.advance(bar)

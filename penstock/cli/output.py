@@ -13,6 +13,8 @@ from rich.console import Console
 
 from penstock.client.errors import InvalidRequestError, PenstockError, UnavailableError
 
+MAX_DIGITS = 9  # of a count of workers
+
 console = Console()
 errors = Console(stderr=True)
 
@@ -39,7 +41,7 @@ def print_json(value: object, *, indent: int | None = 2) -> None:
 
 def fail(message: str, status: int = 1) -> NoReturn:
     """End the command with one line on stderr."""
-    errors.print(f"penstock: {message}", style="red", highlight=False, markup=False)
+    errors.print(f"penstock: {message}", style="red", highlight=False, markup=False, soft_wrap=True)
     raise typer.Exit(status)
 
 
@@ -64,11 +66,11 @@ def seconds(value: float | None) -> str:
 
 
 def tier_counts(name: str, given: list[str]) -> dict[str, int]:
-    """The TIER=COUNT values of an option as a mapping."""
+    """The TIER=COUNT values of an option as a mapping; the mesh says which counts it takes."""
     counts = {}
     for value in given:
         tier, _, count = value.partition("=")
-        if not tier or not count.isdigit():
+        if not tier or not (count.isascii() and count.isdigit() and len(count) <= MAX_DIGITS):
             fail(f"{name} {value}: must be TIER=COUNT", 2)
         counts[tier] = int(count)
     return counts

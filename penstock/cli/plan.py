@@ -8,11 +8,17 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from penstock.cli import planning, rendering, targets
-from penstock.cli.local import needed_packages
-from penstock.cli.output import console, fail, print_json, seconds, tier_counts, told_errors
+from penstock.cli import options, plan_changes, planning, rendering, targets
+from penstock.cli.extras import needs_extra
+from penstock.cli.output import console, errors, fail, print_json, seconds, tier_counts, told_errors
+from penstock.cli.plan_changes import WantedTier
 from penstock.client.sync import PlannerClient
 from penstock.client.types import Plan, Prediction, TierPlan
+
+MAX_LATENCY_S = 86_400.0
+MAX_CONFIDENCE = 0.999999
+
+ForceOption = Annotated[bool, typer.Option("--force", help="Publish it although it is for other models.")]
 
 app = typer.Typer(
     no_args_is_help=True, help="Plan a cascade for a cluster, or see and change the plan that the running mesh follows."
@@ -20,6 +26,7 @@ app = typer.Typer(
 
 
 @app.callback(invoke_without_command=True)
+@needs_extra("plan", "planner")
 def plan(
     context: typer.Context,
     cluster: Annotated[Path | None, typer.Option("--cluster", help="YAML: GPUs and nodes.")] = None,
@@ -34,37 +41,70 @@ def plan(
         ),
     ] = None,
     min_quality: Annotated[
-        float | None, typer.Option("--min-quality", help="The least latency at this mean judge score.")
+        float | None,
+        options.number("--min-quality", help="The least latency at this mean judge score.", least=0, most=100),
     ] = None,
     max_latency: Annotated[
-        float | None, typer.Option("--max-latency", help="The most quality at this p95 of the slowest tier, seconds.")
+        float | None,
+        options.number(
+            "--max-latency",
+            help="The most quality at this p95 of the slowest tier, seconds.",
+            least=0,
+            most=MAX_LATENCY_S,
+            above=True,
+        ),
     ] = None,
     objective: Annotated[
         str, typer.Option("--objective", help="largest-tier: p95 of the slowest tier; end-to-end: what a user feels.")
     ] = "largest-tier",
     confidence: Annotated[
         float | None,
-        typer.Option("--confidence", help="Promise --min-quality for new requests with this probability, as 0.95."),
+        options.number(
+            "--confidence",
+            help="Promise --min-quality for new requests with this probability, as 0.95.",
+            least=0.5,
+            most=MAX_CONFIDENCE,
+        ),
     ] = None,
-    gpus: Annotated[int | None, typer.Option("--gpus", help="At most so many of the cluster's.", min=1)] = None,
+    gpus: Annotated[
+        int | None, options.number("--gpus", help="At most so many of the cluster's.", least=1, most=options.MAX_COUNT)
+    ] = None,
     budget: Annotated[
         str, typer.Option("--budget", help="at-most: as many GPUs as help the slowest tier; exact: all of them.")
     ] = "at-most",
-    requests: Annotated[int, typer.Option("--requests", help="Requests to plan for.", min=1)] = 500,
-    seed: Annotated[int, typer.Option("--seed", help="Where in the trace, and which prompts.")] = 1,
+    requests: Annotated[
+        int | None,
+        options.number(
+            "--requests",
+            help="Requests to plan for; else 500, or all that the trace has.",
+            least=1,
+            most=options.MAX_COUNT,
+        ),
+    ] = None,
+    seed: Annotated[int, options.seed("--seed", help="Where in the trace, and which prompts.")] = 1,
     lengths: Annotated[str, typer.Option("--lengths", help="quality or trace: whose token counts.")] = "quality",
     rate: Annotated[
-        float | None, typer.Option("--rate", help="Requests per second; else the trace's.", min=1e-9)
+        float | None,
+        options.number(
+            "--rate", help="Requests per second; else the trace's.", least=0, most=options.MAX_RATE_PER_S, above=True
+        ),
     ] = None,
     dispatch: Annotated[str, typer.Option("--dispatch", help="capacity or round-robin.")] = "capacity",
-    out: Annotated[Path, typer.Option("--out", help="The plan file; the plot goes beside it.")] = Path("plan.json"),
-    plot: Annotated[bool, typer.Option("--plot/--no-plot", help="Draw quality against latency.")] = True,
+    out: Annotated[Path | None, options.new_file("--out", help="Write the plan to this file.")] = None,
+    plot: Annotated[
+        bool,
+        typer.Option("--plot/--no-plot", help="Draw quality against latency: PNG and SVG beside the file of --out."),
+    ] = False,
     apply: Annotated[
         bool, typer.Option("--apply", help="Publish it: the running mesh follows its thresholds and instance counts.")
     ] = False,
     render: Annotated[
-        str | None, typer.Option("--render", help="compose or kubernetes: write manifests with SGLang's flags.")
+        str | None,
+        typer.Option(
+            "--render", help="compose or kubernetes: write manifests with SGLang's flags beside the file of --out."
+        ),
     ] = None,
+    force: ForceOption = False,
     target: targets.Target = None,
     json: targets.Json = False,
 ) -> None:
@@ -78,8 +118,17 @@ def plan(
     assert models is not None
     assert trace is not None
     assert quality is not None
+    for name, asked in (("--plot", plot), ("--render", render is not None)):
+        if asked:
+            options.require_out(name, out)
     if render is not None:
         rendering.check(render)
+    if apply:  # what the mesh would refuse is not solved first
+        with planning.told_faults():
+            wanted = planning.planned_tiers(cluster, models)
+        where = targets.resolve(target)
+        with told_errors(where), PlannerClient(targets.planner(where)) as planner:
+            _refuse_other_models(planner.get_plan(), wanted, force=force)
     figures = planning.plan(
         cluster,
         models,
@@ -101,29 +150,37 @@ def plan(
         json=json,
     )
     if render is not None:
+        assert out is not None
         _told(rendering.render(out, render), quiet=json)
     if apply:
-        _apply(figures, "", target, json=False, quiet=json)
+        _apply(figures, "", target, force=force, json=False, quiet=json)
 
 
 @app.command("apply")
+@needs_extra("plan apply", "planner")
 def apply_(
     file: Annotated[Path, typer.Argument(help="A plan file, as `penstock plan` writes it.")],
     note: Annotated[str, typer.Option("--note", help="Why.")] = "",
+    force: ForceOption = False,
     target: targets.Target = None,
     json: targets.Json = False,
 ) -> None:
-    """Publish a plan file: the running mesh follows its thresholds and instance counts."""
-    with needed_packages(), planning.told_faults():
-        from planner_service.plan_file import read_figures
+    """Publish a plan file: the running mesh follows its thresholds and instance counts.
 
+    A plan that was made for other models than the mesh serves is refused.
+    """
+    from planner_service.plan_file import read_figures
+
+    with planning.told_faults():
         figures = read_figures(file)
-    _apply(figures, note, target, json=json, quiet=False)
+    _apply(figures, note, target, force=force, json=json, quiet=False)
 
 
 @app.command("show")
 def show(
-    revision: Annotated[int | None, typer.Option("--revision", help="An earlier one.")] = None,
+    revision: Annotated[
+        int | None, options.number("--revision", help="An earlier one.", least=1, most=options.MAX_SEED)
+    ] = None,
     target: targets.Target = None,
     json: targets.Json = False,
 ) -> None:
@@ -155,6 +212,8 @@ def set_(
             changes[tier] = float(value)
         except ValueError:
             fail(f"--threshold {option}: must be TIER=SCORE", 2)
+        if not 0 <= changes[tier] <= 100:
+            fail(f"--threshold {option}: a score is from 0 to 100", 2)
     counts = tier_counts("--instances", instances or [])
     where = targets.resolve(target)
     with told_errors(where), PlannerClient(targets.planner(where)) as planner:
@@ -183,6 +242,7 @@ def _changed(tier: TierPlan, threshold: float | None, instances: int) -> TierPla
 
 
 @app.command("render")
+@needs_extra("plan render", "planner")
 def render_(
     file: Annotated[Path, typer.Argument(help="A plan file, as `penstock plan` writes it.")],
     form: Annotated[str, typer.Option("--to", help="compose or kubernetes.")],
@@ -193,7 +253,7 @@ def render_(
 
 @app.command("history")
 def history(
-    limit: Annotated[int, typer.Option("--limit", "-n", help="Revisions.", min=1, max=1000)] = 20,
+    limit: Annotated[int, options.number("--limit", "-n", help="Revisions.", least=1, most=1000)] = 20,
     target: targets.Target = None,
     json: targets.Json = False,
 ) -> None:
@@ -216,20 +276,54 @@ def history(
     console.print(table)
 
 
-def _apply(figures: dict[str, Any], note: str, target: str | None, *, json: bool, quiet: bool) -> None:
+@app.command("rollback")
+def rollback(
+    revision: Annotated[
+        int | None,
+        typer.Argument(
+            help="The plan to go back to; else the one before the plan that holds.",
+            callback=options.within(1, options.MAX_SEED),
+        ),
+    ] = None,
+    note: Annotated[str, typer.Option("--note", help="Why.")] = "",
+    force: ForceOption = False,
+    target: targets.Target = None,
+    json: targets.Json = False,
+) -> None:
+    """Publish an earlier plan again under a new revision: its thresholds, instances, scorer and policy."""
+    where = targets.resolve(target)
+    with told_errors(where), PlannerClient(targets.planner(where)) as planner:
+        current = planner.get_plan()
+        wanted = current.revision - 1 if revision is None else revision
+        if wanted < 1:
+            fail(f"plan {current.revision} is the first: there is none before it", 2)
+        if wanted == current.revision:
+            fail(f"plan {wanted} is the one that holds", 2)
+        earlier = planner.get_plan(wanted)
+        tiers = [WantedTier(t.name, t.model, t.threshold, t.instances) for t in earlier.tiers]
+        _refuse_other_models(current, tiers, force=force)
+        if not json:
+            plan_changes.show(console, current, tiers)
+        made = dataclasses.replace(earlier, source="rollback", note=note or f"to plan {wanted}")
+        _print(planner.set_plan(made, expected_revision=current.revision), json=json)
+
+
+def _apply(figures: dict[str, Any], note: str, target: str | None, *, force: bool, json: bool, quiet: bool) -> None:
     """Publish what a plan file says, over the plan that holds: its scorer and its policy stay."""
     from planner_service.plan_cascade import mesh_tiers
 
     where = targets.resolve(target)
     with told_errors(where), PlannerClient(targets.planner(where)) as planner:
         current = planner.get_plan()
-        names = [tier["name"] for tier in figures["tiers"]]
-        if names != [t.name for t in current.tiers]:
-            fail(
-                f"planned are the tiers {', '.join(names)}, the mesh has {', '.join(t.name for t in current.tiers)}", 2
-            )
         instances = [sum(group["count"] for group in tier["replicas"]) for tier in figures["tiers"]]
-        said = zip(current.tiers, mesh_tiers(figures["thresholds"], instances), strict=True)
+        said = mesh_tiers(figures["thresholds"], instances)
+        wanted = [
+            WantedTier(tier["name"], tier["model"], threshold, count, tier["gpus"])
+            for tier, (threshold, count) in zip(figures["tiers"], said, strict=True)
+        ]
+        _refuse_other_models(current, wanted, force=force)
+        if not (quiet or json):
+            plan_changes.show(console, current, wanted)
         prediction = Prediction(
             figures["objective"],
             figures.get("target", ""),
@@ -238,16 +332,27 @@ def _apply(figures: dict[str, Any], note: str, target: str | None, *, json: bool
             figures["latency_p95_s"],
             figures["end_to_end_p95_s"],
         )
-        wanted = dataclasses.replace(
+        tiers = zip(current.tiers, said, strict=True)
+        made = dataclasses.replace(
             current,
-            tiers=tuple(_changed(t, h, count) for t, (h, count) in said),
+            tiers=tuple(_changed(t, threshold, count) for t, (threshold, count) in tiers),
             source="planned",
             note=note,
             prediction=prediction,
         )
-        made = planner.set_plan(wanted, expected_revision=current.revision)
+        published = planner.set_plan(made, expected_revision=current.revision)
     if not quiet:
-        _print(made, json=json)
+        _print(published, json=json)
+
+
+def _refuse_other_models(current: Plan, wanted: list[WantedTier], *, force: bool) -> None:
+    """Show the difference and end the command where a plan is for other tiers or, unless forced, for other models."""
+    if reason := plan_changes.other_tiers(current, wanted):
+        plan_changes.show(errors, current, wanted)
+        fail(reason, 2)
+    if (reason := plan_changes.other_models(current, wanted)) and not force:
+        plan_changes.show(errors, current, wanted)
+        fail(f"the plan is for other models: {reason}; --force publishes it all the same", 2)
 
 
 def _told(written: list[Path], *, quiet: bool) -> None:

@@ -11,14 +11,16 @@ import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from penstock.cli import targets
-from penstock.cli.local import needed_packages
+from penstock.cli import options, targets
+from penstock.cli.extras import needs_extra
 from penstock.cli.output import console, errors, fail, print_json, seconds
+from penstock.cli.plan_changes import WantedTier
 
 if TYPE_CHECKING:
     from planner_service.plan_cascade import CascadePlan, Demand, Site
 
 FRONTIER_POINTS = 16
+USUAL_REQUESTS, USUAL_REPLAY = 500, 2000
 
 
 def plan(
@@ -33,21 +35,21 @@ def plan(
     confidence: float | None,
     gpus: int | None,
     budget: str,
-    requests: int,
+    requests: int | None,
     seed: int,
     lengths: str,
     rate: float | None,
     dispatch: str,
-    out: Path,
+    out: Path | None,
     plot: bool,
     json: bool,
 ) -> dict[str, Any]:
-    """Compute a plan, show it, write plan file and plot; return what the plan file says."""
-    with needed_packages():
-        from planner_service.demand import workload_digest
-        from planner_service.plan_cascade import Budget, Objective, frontier, plan_cascade
-        from planner_service.plan_file import PlanInputs, plan_json
-        from planner_service.simulator import Dispatch
+    """Compute a plan, show it, write plan file and plot where they are asked for; return what the plan file says."""
+    from planner_service.demand import workload_digest
+    from planner_service.plan_cascade import Budget, Objective, frontier, plan_cascade
+    from planner_service.plan_file import PlanInputs, plan_json
+    from planner_service.simulator import Dispatch
+
     if (min_quality is None) == (max_latency is None):
         fail("give either --min-quality or --max-latency", 2)
     names = [d.value for d in Dispatch]
@@ -59,7 +61,9 @@ def plan(
     if budget not in (budgets := [b.value for b in Budget]):
         fail(f"--budget must be {' or '.join(budgets)}, not {budget}", 2)
     with told_faults():
-        site, demand = _read(cluster, models, trace, quality, requests, seed, lengths, rate)
+        site, demand = _read(
+            cluster, models, trace, quality, requests or USUAL_REQUESTS, seed, lengths, rate, requests is None
+        )
         began = time.monotonic()
         columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
         with Progress(*columns, console=errors, transient=True, disable=json) as progress:
@@ -88,44 +92,58 @@ def plan(
                 quality=str(quality.resolve()),
                 trace=str(trace.resolve()),
                 gpus=gpus,
-                requests=requests,
+                requests=len(demand.arrival_s),
                 seed=seed,
                 lengths=lengths,
                 rate=rate,
             )
             figures = plan_json(found, inputs, took, wanted, workload_digest(demand))
-            out.write_text(json_module.dumps(figures, indent=1) + "\n")
-            plots = []
-            if plot:
+            written = []
+            if out is not None:
+                out.write_text(json_module.dumps(figures, indent=1) + "\n")
+                written.append(out)
+            if plot and out is not None:
                 progress.update(bar, description="drawing the frontier")
-                plots = _plot(frontier(site, demand, found, gpus, FRONTIER_POINTS), found, out)
+                written += _plot(frontier(site, demand, found, gpus, FRONTIER_POINTS), found, out)
     if json:
         print_json(figures)
     else:
-        _show(found, without, site, demand, took, [out, *plots])
+        _show(found, without, site, demand, took, written)
     return figures
 
 
+@needs_extra("simulate", "planner")
 def simulate(
     plan: Annotated[Path, typer.Option("--plan", help="A plan file, as `penstock plan` writes it.")],
     trace: Annotated[Path, typer.Option("--trace", help="CSV: arrival_s, input_tokens, output_tokens; gzip too.")],
-    requests: Annotated[int, typer.Option("--requests", help="Requests of the trace to replay.", min=1)] = 2000,
-    seed: Annotated[int, typer.Option("--seed", help="Where in the trace, and which prompts.")] = 1,
+    requests: Annotated[
+        int | None,
+        options.number(
+            "--requests",
+            help="Requests of the trace to replay; else 2000, or all that it has.",
+            least=1,
+            most=options.MAX_COUNT,
+        ),
+    ] = None,
+    seed: Annotated[int, options.seed("--seed", help="Where in the trace, and which prompts.")] = 1,
     lengths: Annotated[str, typer.Option("--lengths", help="quality or trace: whose token counts.")] = "quality",
     rate: Annotated[
-        float | None, typer.Option("--rate", help="Requests per second; else the trace's.", min=1e-9)
+        float | None,
+        options.number(
+            "--rate", help="Requests per second; else the trace's.", least=0, most=options.MAX_RATE_PER_S, above=True
+        ),
     ] = None,
     json: targets.Json = False,
 ) -> None:
     """Replay a plan on any trace, in virtual time, over the worker's own batch scheduler."""
-    with needed_packages():
-        from planner_service.plan_cascade import simulate_cascade
-        from planner_service.plan_file import read_plan, report_json, strategies_of
-        from planner_service.simulator import Percentiles
+    from planner_service.plan_cascade import simulate_cascade
+    from planner_service.plan_file import read_plan, report_json, strategies_of
+    from planner_service.simulator import Percentiles
+
     with told_faults():
         read = read_plan(plan)
         paths = (Path(read.inputs.cluster), Path(read.inputs.models), trace, Path(read.inputs.quality))
-        site, demand = _read(*paths, requests, seed, lengths, rate)
+        site, demand = _read(*paths, requests or USUAL_REPLAY, seed, lengths, rate, requests is None)
         reports, total_s = simulate_cascade(
             site, demand, read.thresholds, strategies_of(read.shapes, site), read.dispatch
         )
@@ -166,15 +184,33 @@ def told_faults() -> Iterator[None]:
         fail(str(error), 3)
 
 
+def planned_tiers(cluster: Path, models: Path) -> list[WantedTier]:
+    """The tiers that a models file plans, with their models. FileError."""
+    from planner_service.files import read_site
+
+    site = read_site(cluster, models)
+    return [WantedTier(name, model.name) for name, model in zip(site.tiers, site.models, strict=True)]
+
+
 def _read(
-    cluster: Path, models: Path, trace: Path, quality: Path, requests: int, seed: int, lengths: str, rate: float | None
+    cluster: Path,
+    models: Path,
+    trace: Path,
+    quality: Path,
+    requests: int,
+    seed: int,
+    lengths: str,
+    rate: float | None,
+    fewer: bool,
 ) -> "tuple[Site, Demand]":
+    """What a command is given. fewer: a trace of fewer than `requests` is taken whole, where nobody asked for a number."""
     from planner_service.demand import demand_of
     from planner_service.files import read_quality, read_site, read_trace
 
     site = read_site(cluster, models)
-    judged = read_quality(quality, site.tiers)
-    return site, demand_of(read_trace(trace), judged, requests=requests, seed=seed, lengths=lengths, rate=rate)
+    judged, arrivals = read_quality(quality, site.tiers), read_trace(trace)
+    count = min(requests, len(arrivals)) if fewer else requests
+    return site, demand_of(arrivals, judged, requests=count, seed=seed, lengths=lengths, rate=rate)
 
 
 def _show(
@@ -213,7 +249,7 @@ def _show(
         f"{proof}; {plan.solution.evaluations} routings, {plan.simulations} simulations, {took_s:.1f} s",
         *_promise_lines(plan, without),
         *(f"tier {name} cannot be used: {reason}" for name, reason in plan.infeasible.items()),
-        f"written: {', '.join(map(str, written))}",
+        *([f"written: {', '.join(map(str, written))}"] if written else []),
     ]
     console.print("\n".join(lines), highlight=False)
 
@@ -244,7 +280,7 @@ def _plot(points: list[tuple[float, float]], plan: "CascadePlan", out: Path) -> 
     axes.set_ylim(bottom=0)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
-    written = [out.with_suffix(suffix) for suffix in (".png", ".svg")]
+    written = [out.with_suffix(suffix) for suffix in options.PICTURES]
     for path in written:
         figure.savefig(path, dpi=120)
     plt.close(figure)

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from penstock.cli import targets
-from penstock.cli.local import needed_packages
+from penstock.cli import options, targets
+from penstock.cli.extras import needs_extra
 from penstock.cli.output import console, errors, fail, print_json
+from penstock.cli.planning import told_faults
 
 if TYPE_CHECKING:
     from services.domain.stages import QoeModel
@@ -19,16 +20,24 @@ if TYPE_CHECKING:
     from worker_service.engine.sglang.client import ServerInfo
     from worker_service.profile import StepSample
 
+MAX_THREADS = 1024
+MAX_BATCH = 65_536
 
+
+@needs_extra("profile", "mesh")
 def profile(
     model: Annotated[Path, typer.Argument(help="A model folder in Hugging Face format.")],
-    out: Annotated[Path, typer.Option("--out", help="Where the profile goes.")] = Path("profile.json"),
+    out: Annotated[Path, options.new_file("--out", help="Where the profile goes.")] = Path("profile.json"),
     device: Annotated[str, typer.Option("--device", help="cpu or cuda.")] = "cpu",
-    threads: Annotated[int, typer.Option("--threads", help="CPU threads.", min=1)] = 1,
-    kv_tokens: Annotated[int, typer.Option("--kv-tokens", help="KV to have room for.", min=64)] = 32_768,
-    max_running: Annotated[int, typer.Option("--max-running", help="Largest batch.", min=1)] = 32,
-    max_step_tokens: Annotated[int, typer.Option("--max-step-tokens", help="Tokens in a step.", min=1)] = 512,
-    seed: Annotated[int, typer.Option("--seed", help="Of the prompts.")] = 0,
+    threads: Annotated[int, options.number("--threads", help="CPU threads.", least=1, most=MAX_THREADS)] = 1,
+    kv_tokens: Annotated[
+        int, options.number("--kv-tokens", help="KV to have room for.", least=64, most=options.MAX_TOKENS)
+    ] = 32_768,
+    max_running: Annotated[int, options.number("--max-running", help="Largest batch.", least=1, most=MAX_BATCH)] = 32,
+    max_step_tokens: Annotated[
+        int, options.number("--max-step-tokens", help="Tokens in a step.", least=1, most=options.MAX_TOKENS)
+    ] = 512,
+    seed: Annotated[int, options.seed("--seed", help="Of the prompts.")] = 0,
     sglang: Annotated[str, typer.Option("--sglang", help="Base URL of an idle SGLang server to measure instead.")] = "",
     json: targets.Json = False,
 ) -> None:
@@ -37,20 +46,20 @@ def profile(
 
     A server is measured as it was started: --kv-tokens, --max-running and --max-step-tokens are its own.
     """
-    with needed_packages():
-        from planner_service.profiles import Profile, fit_latency, write_profile
-        from planner_service.simulator import EngineLimits, Replica
-        from services.clock import SystemClock
-        from services.domain.errors import PenstockError
-        from services.domain.hardware import ReplicaShape
-        from worker_service.engine.interface import EngineUnusable
-        from worker_service.engine.torch import TorchEngineOptions
-        from worker_service.engine.torch.engine import torch_core
-        from worker_service.profile import measure
+    from planner_service.profiles import Profile, fit_latency, write_profile
+    from planner_service.simulator import EngineLimits, Replica
+    from services.clock import SystemClock
+    from services.domain.errors import PenstockError
+    from services.domain.hardware import ReplicaShape
+    from worker_service.engine.interface import EngineUnusable
+    from worker_service.engine.torch import TorchEngineOptions
+    from worker_service.engine.torch.engine import torch_core
+    from worker_service.profile import measure
+
     machine = f"{platform.machine()}, {device}, {threads} threads" if device == "cpu" else device
     columns = (TextColumn("measuring"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     qoe, held_out, batches, kv_bytes = None, 0.0, 0, 0.0
-    with Progress(*columns, console=errors, transient=True, disable=json) as progress:
+    with told_faults(), Progress(*columns, console=errors, transient=True, disable=json) as progress:
         bar = progress.add_task("", total=None)
 
         def show(done: int, of: int) -> None:
@@ -64,7 +73,7 @@ def profile(
             shape, machine = ReplicaShape(server.tp, server.pp), f"SGLang at {sglang}"
             limits, room = EngineLimits(server.max_running, server.step_tokens, server.page_tokens), server.kv_tokens
         else:
-            options = TorchEngineOptions(
+            wanted = TorchEngineOptions(
                 model,
                 model.name,
                 device=device,
@@ -75,7 +84,7 @@ def profile(
                 threads=threads,
             )
             try:
-                core, info = torch_core(options, SystemClock())
+                core, info = torch_core(wanted, SystemClock())
             except EngineUnusable as unusable:
                 fail(str(unusable), 2)
             samples = measure(core, seed=seed, on_progress=show)
@@ -84,7 +93,8 @@ def profile(
             limits = EngineLimits(max_running, max_step_tokens, info.kv_block_tokens)
             shape, room = ReplicaShape(1, 1), info.kv_blocks * info.kv_block_tokens
     pairs = [(sample.load, sample.seconds) for sample in samples]
-    latency, error = fit_latency(pairs)
+    with told_faults():
+        latency, error = fit_latency(pairs)
     replica = Replica(shape, latency, room, limits)
     engine = "sglang" if sglang else "torch"
     found = Profile(model.name, engine, machine, replica, tuple(pairs), error, None, qoe, held_out, kv_bytes)

@@ -2,9 +2,6 @@
 
 from pathlib import Path
 
-import yaml
-
-from penstock.cli.local import needed_packages
 from penstock.cli.output import fail
 
 FORMS = ("compose", "kubernetes")
@@ -18,11 +15,11 @@ def check(form: str) -> None:
 def render(plan: Path, form: str) -> list[Path]:
     """Write the manifests of a plan file beside it; return what was written."""
     check(form)
-    with needed_packages():
-        from penstock.cli.planning import told_faults
-        from planner_service.files import read_site
-        from planner_service.plan_file import read_plan
-        from planner_service.render import compose, kubernetes, mesh_file
+    from penstock.cli.planning import told_faults
+    from planner_service.files import read_site
+    from planner_service.plan_file import read_plan
+    from planner_service.render import compose, kubernetes, mesh_file
+
     with told_faults():
         read = read_plan(plan)
         site = read_site(Path(read.inputs.cluster), Path(read.inputs.models))
@@ -41,12 +38,13 @@ def render(plan: Path, form: str) -> list[Path]:
     return list(written)
 
 
-class _Plain(yaml.SafeDumper):
-    """Says what stands twice twice: anchors are for people who write YAML."""
-
-    def ignore_aliases(self, data: object) -> bool:
-        return True
-
-
 def _yaml(*documents: object) -> str:
-    return yaml.dump_all(documents, Dumper=_Plain, sort_keys=False, width=120)
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        """Writes what occurs twice twice: anchors are for people who write YAML."""
+
+        def ignore_aliases(self, data: object) -> bool:
+            return True
+
+    return yaml.dump_all(documents, Dumper=Dumper, sort_keys=False, width=120)

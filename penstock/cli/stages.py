@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from penstock.cli import targets
-from penstock.cli.local import needed_packages
+from penstock.cli import options, targets
+from penstock.cli.extras import needs_extra
 from penstock.cli.output import console, fail, print_json, told_errors
 from penstock.cli.planning import told_faults
 from penstock.client.sync import PlannerClient
@@ -19,9 +19,15 @@ from penstock.client.types import Plan, Stage
 if TYPE_CHECKING:
     from planner_service.stages import LengthSample, StagePlan
 
+MAX_BANDWIDTH_GB_PER_S = 1e6
 
+
+@needs_extra("stages", "planner")
 def stages(
-    instances: Annotated[int, typer.Option("--instances", help="Instances of one model to lay out.", min=1)],
+    instances: Annotated[
+        int,
+        options.number("--instances", help="Instances of one model to lay out.", least=1, most=options.MAX_INSTANCES),
+    ],
     trace: Annotated[Path, typer.Option("--trace", help="CSV: arrival_s, input_tokens, output_tokens; gzip too.")],
     profile: Annotated[
         Path | None, typer.Option("--profile", help="A profile of `penstock profile`; else --model on --gpu.")
@@ -31,18 +37,33 @@ def stages(
     ] = "llama-3.2-3b",
     gpu: Annotated[str, typer.Option("--gpu", help="Of the catalogue, where no profile is given.")] = "h20",
     rate: Annotated[
-        float | None, typer.Option("--rate", help="Requests per second; else the trace's.", min=1e-9)
+        float | None,
+        options.number(
+            "--rate", help="Requests per second; else the trace's.", least=0, most=options.MAX_RATE_PER_S, above=True
+        ),
     ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option("--max-tokens", help="Where the last stage ends; else at the longest request.", min=1)
+        int | None,
+        options.number(
+            "--max-tokens",
+            help="Where the last stage ends; else at the longest request.",
+            least=1,
+            most=options.MAX_TOKENS,
+        ),
     ] = None,
-    bandwidth: Annotated[float, typer.Option("--bandwidth", help="GB/s between instances.", min=1e-9)] = 25.0,
+    bandwidth: Annotated[
+        float,
+        options.number("--bandwidth", help="GB/s between instances.", least=0, most=MAX_BANDWIDTH_GB_PER_S, above=True),
+    ] = 25.0,
     method: Annotated[str, typer.Option("--method", help="auto, exact or heuristic.")] = "auto",
     min_gain: Annotated[
-        float, typer.Option("--min-gain", help="Keep one stage unless QoE falls by this share.", min=0, max=1)
+        float, options.number("--min-gain", help="Keep one stage unless QoE falls by this share.", least=0, most=1)
     ] = 0.0,
-    out: Annotated[Path, typer.Option("--out", help="JSON; the picture goes beside it.")] = Path("stages.json"),
-    plot: Annotated[bool, typer.Option("--plot/--no-plot", help="Draw the lengths with the cuts.")] = True,
+    out: Annotated[Path | None, options.new_file("--out", help="Write the layout to this JSON file.")] = None,
+    plot: Annotated[
+        bool,
+        typer.Option("--plot/--no-plot", help="Draw the lengths with the cuts: PNG and SVG beside the file of --out."),
+    ] = False,
     apply: Annotated[
         str | None,
         typer.Option("--apply", metavar="TIER", help="Publish the layout for this tier of the running mesh."),
@@ -51,12 +72,14 @@ def stages(
     json: targets.Json = False,
 ) -> None:
     """Split instances into stages by sequence length, for the least total QoE (CascadeInfer)."""
-    with needed_packages():
-        import numpy as np
+    import numpy as np
 
-        from planner_service.files import read_replica, read_trace
-        from planner_service.simulator import Workload
-        from planner_service.stages import Method, MoveCost, count_in_flight, in_flight, plan_stages
+    from planner_service.files import read_replica, read_trace
+    from planner_service.simulator import Workload
+    from planner_service.stages import Method, MoveCost, count_in_flight, in_flight, plan_stages
+
+    if plot:
+        options.require_out("--plot", out)
     if method not in (methods := [m.value for m in Method]):
         fail(f"--method must be {', '.join(methods)}, not {method}", 2)
     with told_faults():
@@ -77,8 +100,10 @@ def stages(
         found = plan_stages(sample, measured.qoe, instances, most, move, Method(method), min_gain)
         took = time.perf_counter() - began
         figures = plan_json(found, took)
-        out.write_text(json_module.dumps(figures, indent=1) + "\n")
-        written = [out, *(draw(found, sample, out) if plot else [])]
+        written = []
+        if out is not None:
+            out.write_text(json_module.dumps(figures, indent=1) + "\n")
+            written = [out, *(draw(found, sample, out) if plot else [])]
     if apply is not None:
         stages = tuple(Stage(s.from_tokens, s.to_tokens, s.instances) for s in found.layout.stages)
         figures["revision"] = _publish(apply, stages, measured.qoe.coefficients, target).revision
@@ -106,7 +131,7 @@ def stages(
     lines = [
         f"QoE {found.quality:.4g} s/token over all sequences: {_against(found, 'one_stage')}, {chain}",
         f"{proof}; {1000 * took:.1f} ms; {measured.source}",
-        f"written: {', '.join(map(str, written))}",
+        *([f"written: {', '.join(map(str, written))}"] if written else []),
     ]
     if apply is not None:
         lines.append(f"published for {apply}, in revision {figures['revision']} of the plan")
@@ -184,7 +209,7 @@ def draw(plan: "StagePlan", sample: "LengthSample", out: Path) -> list[Path]:
     axes.set_ylabel("sequences")
     axes.set_title(f"{plan.layout.instances} instances, {len(plan.layout.stages)} stages", loc="left")
     axes.spines[["top", "right"]].set_visible(False)
-    written = [out.with_suffix(suffix) for suffix in (".png", ".svg")]
+    written = [out.with_suffix(suffix) for suffix in options.PICTURES]
     for path in written:
         figure.savefig(path, dpi=120)
     plt.close(figure)

@@ -30,11 +30,12 @@ Folder = Annotated[Path, typer.Option("--folder", help="Where logs, Redis' data 
 
 
 def resolve(target: str | None, folder: Path = FOLDER) -> str:
-    """The routers to talk to."""
-    if target:
-        return target
-    if named := os.environ.get("PENSTOCK_TARGET"):
-        return named
+    """The routers to talk to; ends the command where an option or the environment names none."""
+    for name, value in (("--target", target), ("PENSTOCK_TARGET", os.environ.get("PENSTOCK_TARGET"))):
+        if value:
+            if not value.replace(",", "").strip():
+                fail(f"{name}: must be host:port, several separated by commas, not '{value}'", 2)
+            return value
     from penstock.local.runfile import read_run_file
 
     running = read_run_file(folder)

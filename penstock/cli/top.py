@@ -4,20 +4,20 @@ import time
 from collections import deque
 from typing import Annotated
 
-import typer
 from rich.console import Group
 from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli import targets
-from penstock.cli.output import console, fail, print_json, seconds, told_errors
+from penstock.cli import options, targets
+from penstock.cli.output import console, print_json, seconds, told_errors
 from penstock.client.sync import Client
 from penstock.client.types import InstanceStatus, MeshStatus, TierStatus
 
 BARS = " ▁▂▃▄▅▆▇█"
 HISTORY = 60
+MAX_INTERVAL_S = 86_400.0
 
 
 def status(target: targets.Target = None, json: targets.Json = False) -> None:
@@ -32,8 +32,19 @@ def status(target: targets.Target = None, json: targets.Json = False) -> None:
 
 
 def top(
-    interval: Annotated[float, typer.Option("--interval", "-i", help="Seconds between two looks.")] = 1.0,
-    count: Annotated[int | None, typer.Option("--count", "-n", help="End after so many looks.")] = None,
+    interval: Annotated[
+        float,
+        options.number(
+            "--interval",
+            "-i",
+            help="Seconds between two looks.",
+            least=options.SHORTEST_INTERVAL_S,
+            most=MAX_INTERVAL_S,
+        ),
+    ] = 1.0,
+    count: Annotated[
+        int | None, options.number("--count", "-n", help="End after so many looks.", least=1, most=options.MAX_COUNT)
+    ] = None,
     target: targets.Target = None,
     json: targets.Json = False,
 ) -> None:
@@ -41,8 +52,6 @@ def top(
 
     With --json a line per look.
     """
-    if interval < 0.1:
-        fail("--interval: must be at least 0.1", 2)
     where = targets.resolve(target)
     history: deque[float] = deque(maxlen=HISTORY)
     looks = 0

@@ -6,12 +6,13 @@ import typer
 from rich.text import Text
 from rich.tree import Tree
 
-from penstock.cli import targets
+from penstock.cli import options, targets
 from penstock.cli.output import console, print_json, told_errors
 from penstock.client.sync import Client
 from penstock.client.types import Span, Trace
 
 BAR_CELLS = 24
+MAX_TRACES = 100  # what GetTraces allows
 
 # Shown beside a span, where it has them.
 TELLING = (
@@ -29,7 +30,7 @@ TELLING = (
 
 def trace(
     trace_id: Annotated[str | None, typer.Argument(help="A trace's id; left out, the last ones.")] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", help="How many.")] = 3,
+    limit: Annotated[int, options.number("--limit", "-n", help="How many.", least=1, most=MAX_TRACES)] = 3,
     target: targets.Target = None,
     json: targets.Json = False,
 ) -> None:

@@ -1,6 +1,21 @@
-"""A whole mesh on one machine: Redis, services and workers as separate processes, watched over."""
+"""A whole mesh on one machine: Redis, services and workers as separate processes, watched over.
 
-from penstock.local.mesh import LocalMesh, MeshFailed, MeshOptions
+The run file is read without the `mesh` extra: by it the CLI finds the mesh that it talks to.
+"""
+
+from typing import TYPE_CHECKING, Any
+
 from penstock.local.runfile import RunFile, read_run_file
 
+if TYPE_CHECKING:
+    from penstock.local.mesh import LocalMesh, MeshFailed, MeshOptions
+
 __all__ = ["LocalMesh", "MeshFailed", "MeshOptions", "RunFile", "read_run_file"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in ("LocalMesh", "MeshFailed", "MeshOptions"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from penstock.local import mesh
+
+    return getattr(mesh, name)

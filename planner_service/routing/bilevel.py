@@ -15,6 +15,7 @@ found and the way of proof is said:
 import enum
 import heapq
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -187,7 +188,7 @@ def least_latency(deployer: Deployer, min_quality: float, judged: JudgedSample |
     able = qualities >= min_quality - EPSILON
     if not able.any():
         best = float(qualities.max())
-        raise Unreachable(f"no thresholds reach quality {min_quality:g}: the best is {best:.2f}", best)
+        raise Unreachable(f"no thresholds reach quality {min_quality:g}: the best is {_rounded_down(best)}", best)
     points = [tuple(int(i) for i in point) for point in np.argwhere(able)]
 
     def thresholds(point: Sequence[int]) -> tuple[float, ...]:
@@ -233,7 +234,7 @@ def most_quality(deployer: Deployer, max_latency_s: float, judged: JudgedSample 
     levels, qualities = all_qualities(judged)
     order = sorted(np.ndindex(qualities.shape), key=lambda p: (-qualities[p], p))
     too_slow: dict[tuple[bool, ...], list[tuple[int, ...]]] = defaultdict(list)
-    fastest, small = INFEASIBLE, qualities.size <= ENUMERATE_UP_TO
+    small = qualities.size <= ENUMERATE_UP_TO
     for point in order:
         group = skipped(point, qualities.shape)
         if not small and any(all(a >= b for a, b in zip(point, slow, strict=True)) for slow in too_slow[group]):
@@ -241,13 +242,41 @@ def most_quality(deployer: Deployer, max_latency_s: float, judged: JudgedSample 
         thresholds = tuple(float(levels[t][i]) for t, i in enumerate(point))
         deployment = deployer.deploy(thresholds)
         latency = INFEASIBLE if deployment is None else deployment.latency_s
-        fastest = min(fastest, latency)
         if deployment is not None and latency <= max_latency_s:
             proof = Proof.ENUMERATED if small else Proof.BOUNDED
             return Solution(thresholds, float(qualities[point]), deployment, proof, 0.0, deployer.evaluations)
         if not small:
             too_slow[group].append(_lowest_too_slow(point, group, levels, deployer, max_latency_s))
-    raise Unreachable(f"no routing has a latency of {max_latency_s:g} s: the least is {fastest:.2f} s", fastest)
+    return _fastest_within(deployer, max_latency_s, judged)
+
+
+def _fastest_within(deployer: Deployer, max_latency_s: float, judged: JudgedSample) -> Solution:
+    """The fastest routing of all, which a search for quality within a latency has not found or passed over.
+
+    Raises:
+        Unreachable: it is slower than max_latency_s, or no routing fits the GPUs; what is said to be the least can be had.
+    """
+    try:
+        found = least_latency(deployer, 0.0, judged)
+    except Unreachable:
+        raise Unreachable(f"no routing fits {deployer.gpus} GPUs", INFEASIBLE) from None
+    least_s = found.deployment.latency_s
+    if least_s <= max_latency_s:
+        return found
+    raise Unreachable(
+        f"no routing has a latency of {max_latency_s:g} s: the least is {_rounded_up(least_s)} s", least_s
+    )
+
+
+def _rounded_up(value: float) -> str:
+    """A positive number with four significant digits, never less than it is: a target that is told can be met."""
+    scale = 10.0 ** (3 - math.floor(math.log10(value))) if value > 0 else 1.0
+    return f"{math.ceil(value * scale) / scale:g}"
+
+
+def _rounded_down(value: float) -> str:
+    """A number with two decimals, never more than it is."""
+    return f"{math.floor(value * 100) / 100:g}"
 
 
 def _lowest_too_slow(
@@ -317,7 +346,7 @@ def _searched(deployer: Deployer, min_quality: float, judged: JudgedSample) -> S
     """Algorithm 1: from proportional routing, steps along one threshold at a time, by J; then half the step."""
     if judged.best < min_quality and judged.worst < min_quality:
         best = float(judged.scores.mean(axis=0).max())
-        raise Unreachable(f"no tier alone reaches quality {min_quality:g}: the best has {best:.2f}", best)
+        raise Unreachable(f"no tier alone reaches quality {min_quality:g}: the best has {_rounded_down(best)}", best)
     found, _ = chebyshev_search(deployer, min_quality, judged)
     deployment, quality = deployer.deploy(found), route(judged, found).quality
     if deployment is None or quality < min_quality - EPSILON:
@@ -339,10 +368,7 @@ def _searched_quality(deployer: Deployer, max_latency_s: float, judged: JudgedSa
     found, _ = _pattern_search(judged, score)
     deployment, quality = deployer.deploy(found), route(judged, found).quality
     if deployment is None or deployment.latency_s > max_latency_s:
-        fastest = INFEASIBLE if deployment is None else deployment.latency_s
-        raise Unreachable(
-            f"no routing was found with a latency of {max_latency_s:g} s: the least is {fastest:.2f} s", fastest
-        )
+        return _fastest_within(deployer, max_latency_s, judged)
     gap = float(judged.scores.max(axis=1).mean()) - quality  # to the best answer to every prompt
     return Solution(found, quality, deployment, Proof.SEARCHED, gap, deployer.evaluations)
 

@@ -151,8 +151,8 @@ asyncio.run(main())
 
 async def test_a_mesh_that_cannot_run_says_why_and_leaves_nothing(tmp_path: Path) -> None:
     file = simulated_mesh(tmp_path)
-    file.write_text(file.read_text().replace("kind: confidence", "kind: judge-model"))
-    with pytest.raises(MeshFailed, match="a judge-model scorer needs a model"):
+    file.write_text(file.read_text().replace("kind: confidence", "kind: judge-model\n    model: nowhere"))
+    with pytest.raises(MeshFailed, match="nowhere"):
         async with LocalMesh(MeshOptions(file, tmp_path)):
             pass
     assert read_run_file(tmp_path) is None
@@ -247,7 +247,8 @@ def test_a_plan_file_is_applied_and_told_in_the_history(running: Path, tmp_path:
     """Thresholds and counts are published with what the plan was expected to reach; workers follow."""
 
     def tier(name: str, replicas: list[dict[str, int]]) -> dict[str, Any]:
-        return {"name": name, "replicas": replicas}
+        gpus = sum(r["tp"] * r["pp"] * r["count"] for r in replicas)
+        return {"name": name, "model": name[0], "gpus": gpus, "replicas": replicas}
 
     figures: dict[str, Any] = {
         "thresholds": [61.5],
@@ -289,7 +290,7 @@ def test_a_plan_file_is_applied_and_told_in_the_history(running: Path, tmp_path:
     file.write_text(json.dumps(figures))
     failed = penstock("plan", "apply", str(file), "-t", target(running))
     assert failed.returncode == 2
-    assert "planned are the tiers tiny, large, the mesh has small, large" in " ".join(failed.stderr.split())
+    assert "the plan has the tiers tiny, large, the mesh has small, large" in " ".join(failed.stderr.split())
     file.write_text("{}")
     failed = penstock("plan", "apply", str(file), "-t", target(running))
     assert "not a plan file" in " ".join(failed.stderr.split())

@@ -94,6 +94,25 @@ def test_the_twin_finds_the_most_quality_within_a_latency() -> None:
         assert found.quality == pytest.approx(best, rel=0.02)
 
 
+def test_the_least_latency_that_is_said_is_brute_forces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no routing is fast enough, the least latency named is that of all routings, and asking for it succeeds."""
+    same = 0
+    for seed in range(30):
+        tiers = 2 + seed % 2
+        small, sample = instance(seed, tiers=tiers, count=7, gpus=4)
+        least = brute_force(small, sample, 0.0)
+        monkeypatch.setattr(bilevel, "ENUMERATE_UP_TO", 10**6 if seed % 3 == 0 else 0)
+        deployer, _ = instance(seed, tiers=tiers, count=7, gpus=4)
+        with pytest.raises(Unreachable) as caught:
+            most_quality(deployer, least * 0.9)
+        assert least - 1e-9 <= caught.value.best <= least * 1.02, seed
+        same += caught.value.best == pytest.approx(least)
+        said = float(str(caught.value).rpartition("the least is ")[2].removesuffix(" s"))
+        assert caught.value.best <= said <= caught.value.best * 1.01
+        assert most_quality(deployer, said).deployment.latency_s <= said
+    assert same >= 28
+
+
 def test_beyond_three_tiers_the_twin_searches() -> None:
     """Four tiers: the penalised search comes near the best of all thresholds, and never misses the budget."""
     same = 0

@@ -102,7 +102,7 @@ def test_published_plans_can_be_said_and_run(case: str, site: Site, data: tuple[
 
 def test_a_plan_from_files_to_files(data: tuple[Path, Path], tmp_path: Path) -> None:
     out = tmp_path / "plan.json"
-    found = planned(data, out, "--min-quality", 85, "--rate", 20)
+    found = planned(data, out, "--min-quality", 85, "--rate", 20, "--plot")
     assert found.exit_code == 0, found.output
     plan = json.loads(out.read_text())
     assert plan["feasible"]

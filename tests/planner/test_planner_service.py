@@ -9,8 +9,9 @@ import pytest
 
 from penstock import AsyncPlannerClient, InvalidRequestError, Plan, SequenceInFlight, Stage, TierPlan
 from services.domain import Role
+from services.settings import SettingsError
 from services.testing import RedisProcess, serving
-from tests.conftest import MeshFileMaker
+from tests.conftest import ROOT, MeshFileMaker
 from tests.support.mesh import COMPOSE
 
 
@@ -194,3 +195,26 @@ async def test_a_plan_names_a_scorer_that_the_judge_has_or_none(redis: RedisProc
             await planner.set_plan(Plan(plan.tiers, scorer="no-such-scorer"))
         assert (await planner.get_plan()).revision == plan.revision
         assert (await planner.set_plan(Plan(plan.tiers, scorer="confidence"))).scorer == "confidence"
+
+
+async def test_what_a_planner_could_never_plan_again_on_ends_its_boot(
+    redis: RedisProcess, mesh_file: MeshFileMaker, tmp_path: Path
+) -> None:
+    """A trace of too few requests, and models of other tiers, are found at the start and not at the first drift."""
+    trace = tmp_path / "trace.csv"
+    lines = (ROOT / "examples" / "trace.csv").read_text().splitlines()
+    paths = {
+        "cluster": ROOT / "examples" / "cluster-4x8-h100.yaml",
+        "models": ROOT / "tests" / "planner" / "two-tiers.yaml",
+        "quality": ROOT / "examples" / "judged.csv",
+        "trace": trace,
+    }
+    replan = {"enabled": True, "min_quality": 80, **{name: str(path) for name, path in paths.items()}}
+    for rows, changed, said in (
+        (19, {}, "planner.replan.trace: has 19 requests"),
+        (20, {"models": str(ROOT / "examples" / "deepseek-cascade.yaml")}, "planner.replan.models: has the tiers"),
+    ):
+        trace.write_text("\n".join(lines[: rows + 1]) + "\n")
+        with pytest.raises(SettingsError, match=said):
+            async with Planner(mesh_file(planner={"replan": replan | changed}), redis.url):
+                pass

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -110,3 +111,22 @@ def test_a_profile_from_the_command_line_and_back(tmp_path: Path) -> None:
             read_profile(again)
     with pytest.raises(ProfileError, match="No such file"):
         read_profile(tmp_path / "no.json")
+
+
+def test_what_the_machine_has_no_room_for_is_named(tmp_path: Path) -> None:
+    """An engine that cannot be built is one line by the setting's name, not torch's traceback."""
+    small, out = str(FAMILY / "small"), str(tmp_path / "profile.json")
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (64 * 2**30, hard))  # that no system promises more memory than it has
+    try:
+        for option, value in (("--kv-tokens", str(2**31 - 1)), ("--device", "abacus")):
+            done = CliRunner().invoke(app, ["profile", small, "--out", out, option, value])
+            assert done.exit_code == 2, done.output
+            assert isinstance(done.exception, SystemExit)
+            assert option.strip("-").replace("-", "_") in done.output
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    tiny = ("--kv-tokens", "64", "--max-running", "1", "--max-step-tokens", "1")
+    done = CliRunner().invoke(app, ["profile", small, "--out", out, *tiny])
+    assert (done.exit_code, isinstance(done.exception, SystemExit)) == (2, True)
+    assert "samples" in done.output

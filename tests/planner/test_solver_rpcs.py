@@ -207,6 +207,7 @@ def _break(path: str, value: Any) -> pb.PlanningInputs:
         ("workload.judged[4].output_tokens.pop()", None, "inputs.workload.judged[4].output_tokens"),
         ("workload.rate", -1, "inputs.workload.rate"),
         ("workload.requests", 0, "inputs.workload.requests"),
+        ("workload.requests", 301, "inputs.workload.requests"),
     ],
 )
 def test_every_unsound_input_is_named(path: str, value: Any, field: str) -> None:

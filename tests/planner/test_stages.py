@@ -1,5 +1,6 @@
 """Length stages: the partition against brute force, the sample of lengths in flight, the QoE model of a known replica."""
 
+import contextlib
 import itertools
 import json
 from collections.abc import Iterator
@@ -179,7 +180,7 @@ def test_stages_from_the_command_line(tmp_path: Path) -> None:
     rows = [f"{i / 20},{a},{b}" for i, (a, b) in enumerate(lengths)]
     trace.write_text("\n".join(["arrival_s,input_tokens,output_tokens", *rows]) + "\n")
     command = ["stages", "--instances", "8", "--trace", str(trace), "--out", str(out)]
-    done = CliRunner().invoke(app, [*command, "--rate", "90", "--json"])
+    done = CliRunner().invoke(app, [*command, "--rate", "90", "--plot", "--json"])
     assert done.exit_code == 0, done.output
     said = json.loads(done.stdout)
     assert said == json.loads(out.read_text())
@@ -197,6 +198,12 @@ def test_stages_from_the_command_line(tmp_path: Path) -> None:
     assert said["quality"] <= said["one_stage_quality"]
     assert out.with_suffix(".png").read_bytes()[:4] == b"\x89PNG"
     assert "<svg" in out.with_suffix(".svg").read_text()
+    (tmp_path / "empty").mkdir()
+    with contextlib.chdir(tmp_path / "empty"):
+        quiet = CliRunner().invoke(app, [*command[:-2], "--json"])
+    assert quiet.exit_code == 0, quiet.output
+    assert not list((tmp_path / "empty").iterdir())
+    assert CliRunner().invoke(app, [*command[:-2], "--plot"]).exit_code == 2
     for more, fault in (
         (["--gpu", "abacus"], "no 'abacus' among the catalogue's gpus"),
         (["--method", "guess"], "--method"),

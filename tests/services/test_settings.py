@@ -47,19 +47,28 @@ REPLAN = {
         ("- a", "tiers"),
         ({}, "tiers"),
         ({"tiers": []}, "tiers"),
-        ({"tiers": [{"name": "a"}]}, "tiers.0.model"),
+        ({"tiers": [{"name": "a"}]}, "tiers[0].model"),
         ({"tiers": [{"name": "A!", "model": "m"}]}, r"tiers[0].name"),
         ({"tiers": [{"name": "a", "model": "m", "threshold": 5}]}, "threshold"),
         ({"tiers": [*TIERS, {"name": "b", "model": "m"}]}, "threshold"),
-        ({"tiers": [{**TIERS[0], "workers": -1}, TIERS[1]]}, "tiers.0.workers"),
-        ({"tiers": [{**TIERS[0], "color": "red"}, TIERS[1]]}, "tiers.0.color"),
+        ({"tiers": [{**TIERS[0], "workers": -1}, TIERS[1]]}, "tiers[0].workers"),
+        ({"tiers": [{**TIERS[0], "color": "red"}, TIERS[1]]}, "tiers[0].color: no such field"),
         (
             {"tiers": [{**TIERS[0], "engine": "sglang", "workers": 2, "sglang": {"tp": 2, "gpus": [0, 1]}}, TIERS[1]]},
             "tiers[0].sglang.gpus: 2 for 2 workers of 2",
         ),
         ({"tiers": TIERS, "judge": {"default_scorer": "nobody"}}, "judge.default_scorer"),
-        ({"tiers": TIERS, "judge": {"scorers": [{"name": "x", "kind": "vibes"}]}}, "judge.scorers.0.kind"),
+        (
+            {"tiers": [{**TIERS[0], "treshold": 50}, TIERS[1]]},
+            "tiers[0].treshold: no such field: did you mean 'threshold'?",
+        ),
+        ({"tiers": TIERS, "judge": {"scorer": []}}, "judge.scorer: no such field: did you mean 'scorers'?"),
+        ({"tiers": TIERS, "judge": {"scorers": []}}, "judge.scorers: at least one is needed"),
+        ({"tiers": TIERS, "judge": {"scorers": [{"name": "x", "kind": "judge-model"}]}}, "judge.scorers[0].model"),
+        ({"tiers": TIERS, "planner": {"replan": {**REPLAN, "cluster": ""}}}, "planner.replan.cluster"),
+        ({"tiers": TIERS, "judge": {"scorers": [{"name": "x", "kind": "vibes"}]}}, "judge.scorers[0].kind"),
         ({"tiers": TIERS, "router": {"grpc_port": 99999}}, "router.grpc_port"),
+        ({"tiers": TIERS, "router": {"grpc_port": 8000, "http_port": 8001, "replicas": 2}}, "router.http_port: 8001"),
         ({"tiers": TIERS, "planner": {"judge_unavailable": "panic"}}, "planner.judge_unavailable"),
         ({"tiers": TIERS, "planner": {"replan": {"enabled": True}}}, "planner.replan.cluster"),
         (
@@ -67,6 +76,7 @@ REPLAN = {
             "either min_quality or max_latency_s",
         ),
         ({"tiers": TIERS, "planner": {"replan": {**REPLAN, "window_s": 0}}}, "planner.replan.window_s"),
+        ({"tiers": TIERS, "planner": {"replan": {**REPLAN, "requests": 19}}}, "planner.replan.requests"),
     ],
 )
 def test_a_bad_mesh_file_names_the_file_and_the_field(tmp_path: Path, content: Any, named: str) -> None:
@@ -74,6 +84,34 @@ def test_a_bad_mesh_file_names_the_file_and_the_field(tmp_path: Path, content: A
         load_mesh_file(write(tmp_path, content))
     assert "mesh.yaml" in str(caught.value)
     assert named in str(caught.value)
+
+
+def test_every_fault_between_fields_is_named(tmp_path: Path) -> None:
+    """Not the first one alone: who mends a file wants them all."""
+    content = {
+        "tiers": [{"name": "a", "model": "m"}, {"name": "b"}],
+        "judge": {"scorers": [{"name": "x", "kind": "llm"}], "default_scorer": "y"},
+    }
+    with pytest.raises(SettingsError) as caught:
+        load_mesh_file(write(tmp_path, content))
+    fields = [problem.field for problem in caught.value.problems]
+    assert fields == ["tiers[0].threshold", "tiers[1].model", "judge.scorers[0]", "judge.default_scorer"]
+
+
+def test_a_mesh_needs_no_judge_section(tmp_path: Path) -> None:
+    """One tier has nothing to judge, so no judge process; several are judged by confidence, which needs no model."""
+    one = load_mesh_file(write(tmp_path, {"tiers": [TIERS[1]]}))
+    assert one.judge.replicas == 0
+    assert load_mesh_file(write(tmp_path, {"tiers": [TIERS[1]], "judge": {}})).judge.replicas == 1
+    two = load_mesh_file(write(tmp_path, {"tiers": TIERS}))
+    assert (two.judge.replicas, [scorer.kind for scorer in two.judge.scorers]) == (1, ["confidence"])
+
+
+def test_a_simulated_tier_needs_no_model(tmp_path: Path) -> None:
+    tier = {"name": "only", "engine": "simulated"}
+    assert load_mesh_file(write(tmp_path, {"tiers": [tier]})).plan("").tiers[0].model == "only"
+    named = load_mesh_file(write(tmp_path, {"tiers": [tier | {"model": "m/n"}]}))
+    assert named.plan("").tiers[0].model == "n"
 
 
 def test_a_missing_mesh_file_is_named(tmp_path: Path) -> None:
@@ -136,7 +174,8 @@ def test_every_setting_is_documented_and_read() -> None:
             for path in (ROOT / package).rglob("*.py")
             if path.name != "settings.py" and "/v1/" not in str(path)
         )
-        + (ROOT / "services" / "settings.py").read_text().partition("class ServiceSettings")[2]
+        + (settings := (ROOT / "services" / "settings.py").read_text()).partition("class ServiceSettings")[2]
+        + "".join(re.findall(r"\n        return self\..*", settings))  # what properties of the settings return
     )
     models: tuple[type[Any], ...] = (
         MeshFile,

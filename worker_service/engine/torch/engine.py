@@ -56,7 +56,10 @@ def torch_core(options: TorchEngineOptions, clock: Clock) -> tuple[EngineCore, E
         )
     except (OSError, ValueError) as error:
         raise EngineUnusable(f"{options.folder}: {error}") from error
-    model = model.eval().to(options.device)
+    try:
+        model = model.eval().to(options.device)
+    except (RuntimeError, AssertionError) as error:  # no such device, no CUDA here, or no room for the weights
+        raise EngineUnusable(f"device {options.device}: {_first_line(error)}") from error
     tokenizer = HfTokenizer(options.folder, vocab_size=config.vocab_size)
     blocks = max(1, options.kv_tokens // options.kv_block_tokens)
     context = min(
@@ -65,7 +68,10 @@ def torch_core(options: TorchEngineOptions, clock: Clock) -> tuple[EngineCore, E
         blocks * options.kv_block_tokens,
     )
     digest = model_digest(options.folder)
-    runner = TorchRunner(model, blocks, options.kv_block_tokens, digest, kernel=options.kernel)
+    try:
+        runner = TorchRunner(model, blocks, options.kv_block_tokens, digest, kernel=options.kernel)
+    except RuntimeError as error:  # torch's way to say that memory is short
+        raise EngineUnusable(f"kv_tokens: no room for {options.kv_tokens}: {_first_line(error)}") from error
     limits = CoreLimits(BatchLimits(options.max_running, options.max_step_tokens), options.max_queued, context)
     core = EngineCore(runner, tokenizer, BlockPool(blocks, options.kv_block_tokens), limits, clock)
     _warm_up(core)
@@ -81,6 +87,10 @@ def torch_core(options: TorchEngineOptions, clock: Clock) -> tuple[EngineCore, E
     )
     _log.info("%s: %.1f M parameters, %d KV blocks", options.name, model.num_parameters() / 1e6, blocks)
     return core, info
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
 
 
 def _checked_config(folder: Path) -> PretrainedConfig:

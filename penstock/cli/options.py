@@ -1,0 +1,83 @@
+"""Options that commands share: numbers within bounds, files that can be written. What does not fit ends with status 2.
+
+All is checked before a command begins: what it computes is not lost to a folder that is missing.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import typer
+
+from penstock.cli.output import fail
+
+MAX_SEED = 2**63 - 1  # numpy's and the contract's seeds
+MAX_TOKENS = 2**31 - 1
+MAX_COUNT = 1_000_000_000  # of what is only counted
+MAX_RATE_PER_S = 1e6
+MAX_CONCURRENCY = 10_000
+MAX_INSTANCES = 100_000  # of a plan's tier; see services.domain.plans
+PICTURES = (".png", ".svg")  # written beside a file of --out
+SHORTEST_INTERVAL_S = 0.1  # what WatchStatus allows
+
+_Number = TypeVar("_Number", int, float)
+
+
+def number(*flags: str, help: str, least: float, most: float, above: bool = False) -> Any:
+    """An option that takes a number from `least` (or from above it) to `most`; NaN and infinities fit nowhere."""
+    return typer.Option(*flags, help=help, metavar=_range(least, most, above), callback=within(least, most, above))
+
+
+def new_file(*flags: str, help: str) -> Any:
+    """An option that names a file to write: its folder has to be there."""
+    return typer.Option(*flags, help=help, callback=_writable)
+
+
+def require_out(flag: str, out: Path | None) -> None:
+    """End the command where `flag` asks for files beside that of --out and there is none, or they would overwrite it."""
+    if out is None:
+        fail(f"{flag}: needs --out, beside which the files go", 2)
+    if out.suffix in PICTURES:
+        fail(
+            f"--out: {out} would be overwritten by a picture of {flag}; name it otherwise, as {out.with_suffix('.json')}",
+            2,
+        )
+
+
+def seed(*flags: str, help: str) -> Any:
+    return number(*flags, help=help, least=0, most=MAX_SEED)
+
+
+def within(least: float, most: float, above: bool = False) -> Callable[[_Number | None], _Number | None]:
+    """The callback of an option or argument that takes a number from `least` (or from above it) to `most`."""
+
+    def check(value: _Number | None) -> _Number | None:
+        if value is None or (least <= value <= most and not (above and value == least)):
+            return value
+        at_least = (
+            f"more than {least:g} and at most {_shown(most)}" if above else f"from {_shown(least)} to {_shown(most)}"
+        )
+        raise typer.BadParameter(f"must be {at_least}, not {_shown(value)}")
+
+    return check
+
+
+def _writable(path: Path | None) -> Path | None:
+    if path is None:
+        return None
+    if path.is_dir():
+        raise typer.BadParameter(f"{path} is a folder")
+    if not path.parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {path.parent}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise typer.BadParameter(f"{path} cannot be written")
+    return path
+
+
+def _range(least: float, most: float, above: bool) -> str:
+    return f"{'>' if above else ''}{_shown(least)}..{_shown(most)}"
+
+
+def _shown(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:g}"

@@ -1,0 +1,160 @@
+"""`penstock check`: every fault of a mesh file, by field, before anything is started."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+import penstock
+from penstock.cli.main import app
+from tests.conftest import ROOT
+
+SMALL: dict[str, Any] = {"name": "small", "engine": "simulated", "threshold": 50}
+LARGE: dict[str, Any] = {"name": "large", "engine": "simulated"}
+
+
+def checked(folder: Path, content: Any) -> tuple[int, dict[str, str]]:
+    """(exit status, problem by field)."""
+    path = folder / "mesh.yaml"
+    path.write_text(content if isinstance(content, str) else yaml.safe_dump(content))
+    done = CliRunner().invoke(app, ["check", str(path), "--json"])
+    told = json.loads(done.stdout)
+    assert told["sound"] == (done.exit_code == 0)
+    return done.exit_code, {problem["field"]: problem["problem"] for problem in told["problems"]}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [ROOT / "mesh.yaml", ROOT / "deploy" / "mesh-gpu.yaml", *sorted((ROOT / "examples").glob("mesh-*.yaml"))],
+    ids=lambda path: path.name,
+)
+def test_every_shipped_mesh_file_is_sound(path: Path) -> None:
+    done = CliRunner().invoke(app, ["check", str(path)])
+    assert done.exit_code == 0, done.output
+    assert "sound" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("content", "fields"),
+    [
+        ({"tiers": [SMALL, LARGE]}, {}),
+        ({"tiers": [{**SMALL, "engine": "torch", "model": "nowhere"}, LARGE]}, {"tiers[0].model": "no folder"}),
+        ({"tiers": [{**SMALL, "engine": "torch", "model": "."}, LARGE]}, {"tiers[0].model": "no config.json"}),
+        ({"tiers": [{**SMALL, "engine": "torch", "model": "organisation/name"}, LARGE]}, {}),
+        ({"tiers": [{**SMALL, "engine": "torch"}, LARGE]}, {"tiers[0].model": "the torch engine needs a model"}),
+        ({"tiers": [{**SMALL, "enigne": "torch"}, LARGE]}, {"tiers[0].enigne": "did you mean 'engine'?"}),
+        ({"teirs": []}, {"teirs": "did you mean 'tiers'?", "tiers": "required"}),
+        ({"tiers": [LARGE, SMALL]}, {"tiers[0].threshold": "missing", "tiers[1].threshold": "no threshold"}),
+        (
+            {"tiers": [{**SMALL, "engine": "sglang", "model": "a/b", "sglang": {"python": "/none/python"}}, LARGE]},
+            {"tiers[0].sglang.python": "no program"},
+        ),
+        ({"tiers": [SMALL, LARGE], "judge": {"replicas": 0}}, {"judge.replicas": "need a judge"}),
+        (
+            {"tiers": [SMALL, LARGE], "judge": {"scorers": [{"name": "x", "kind": "judge-model", "model": "nowhere"}]}},
+            {"judge.scorers[0].model": "no folder"},
+        ),
+        (
+            {
+                "tiers": [SMALL, LARGE],
+                "judge": {"scorers": [{"name": "x", "kind": "exact", "calibration": "none.json"}]},
+            },
+            {"judge.scorers[0].calibration": "no file"},
+        ),
+        (
+            {
+                "tiers": [SMALL, LARGE],
+                "judge": {
+                    "scorers": [
+                        {"name": "x", "kind": "llm", "endpoint": "http://h/v1", "model": "m", "api_key_env": "NO_KEY"}
+                    ]
+                },
+            },
+            {"judge.scorers[0].api_key_env": "NO_KEY is not set"},
+        ),
+        (
+            {
+                "tiers": [SMALL, LARGE],
+                "planner": {
+                    "replan": {
+                        "enabled": True,
+                        "min_quality": 80,
+                        **dict.fromkeys(("cluster", "models", "trace", "quality"), "mesh.yaml"),
+                        "trace": "none.csv",
+                    }
+                },
+            },
+            {"planner.replan.trace": "no file"},
+        ),
+    ],
+)
+def test_each_fault_is_said_with_its_field(tmp_path: Path, content: Any, fields: dict[str, str]) -> None:
+    status, found = checked(tmp_path, content)
+    assert status == (1 if fields else 0)
+    assert set(found) == set(fields)
+    for field, said in fields.items():
+        assert said in found[field]
+
+
+def test_one_fault_hides_no_other(tmp_path: Path) -> None:
+    """Faults within fields, between fields and outside the file come out at once, and nothing that only follows from them."""
+    content = {
+        "tiers": [
+            {"engine": "torch", "model": "nowhere", "workers": -1},
+            {**SMALL, "threshold": 300},
+            {**LARGE, "engine": "torhc", "colour": "red"},
+        ],
+        "judge": {"scorers": [{"name": "x", "kind": "vibes"}], "default_scorer": "y"},
+        "router": {"grpc_port": 70000},
+    }
+    status, found = checked(tmp_path, content)
+    assert status == 1
+    assert set(found) == {
+        "tiers[0].name",
+        "tiers[0].workers",
+        "tiers[0].threshold",
+        "tiers[0].model",
+        "tiers[1].threshold",
+        "tiers[2].engine",
+        "tiers[2].colour",
+        "judge.scorers[0].kind",
+        "judge.default_scorer",
+        "router.grpc_port",
+    }
+
+
+def test_the_environment_that_services_read_is_checked_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_LEASE_S", "never")
+    assert set(checked(tmp_path, {"tiers": [SMALL, {**LARGE, "threshold": 1}]})[1]) == {
+        "tiers[1].threshold",
+        "PENSTOCK_LEASE_S",
+    }
+
+
+@pytest.mark.parametrize("content", ["[", "- a", ""])
+def test_what_is_no_mesh_file_is_named(tmp_path: Path, content: str) -> None:
+    status, found = checked(tmp_path, content)
+    assert status == 1
+    (problem,) = found.values()
+    assert "mesh.yaml" in problem
+
+
+def test_a_person_reads_a_line_per_fault(tmp_path: Path) -> None:
+    path = tmp_path / "mesh.yaml"
+    path.write_text(yaml.safe_dump({"tiers": [{**SMALL, "worker": 2}, {**LARGE, "threshold": 5}]}))
+    done = CliRunner().invoke(app, ["check", str(path)])
+    assert done.exit_code == 1
+    assert [line.removeprefix(f"{path}: ").partition(": ")[0] for line in done.stderr.splitlines()] == [
+        "tiers[0].worker",
+        "tiers[1].threshold",
+    ]
+    nowhere = CliRunner().invoke(app, ["check", str(tmp_path / "none.yaml")])
+    assert (nowhere.exit_code, nowhere.stderr) == (1, f"{tmp_path / 'none.yaml'}: No such file or directory\n")
+
+
+def test_the_version_is_printed() -> None:
+    done = CliRunner().invoke(app, ["--version"])
+    assert (done.exit_code, done.stdout) == (0, f"penstock {penstock.__version__}\n")

@@ -1,0 +1,105 @@
+"""Numbers and files that commands are given: what does not fit is refused at once, by the option's name."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from penstock.cli import options
+from penstock.cli.main import app, command_names
+
+CHECKED_BY_THE_ROUTER = {"--temperature"}  # whose bounds are the engines'
+
+
+def parameters() -> Iterator[tuple[str, str, set[Any]]]:
+    """(command, option or argument, the types that it takes) of every command's parameters."""
+    commands = [(str(c.name), c.callback) for c in app.registered_commands]
+    for group in app.registered_groups:
+        inside = group.typer_instance
+        assert inside is not None
+        assert inside.registered_callback is not None
+        commands.append((str(group.name), inside.registered_callback.callback))
+        commands += [(f"{group.name} {c.name}", c.callback) for c in inside.registered_commands]
+    assert sorted(name for name, _ in commands) == sorted(command_names())
+    for command, callback in commands:
+        assert callback is not None
+        for name, hint in get_type_hints(callback, include_extras=True).items():
+            if get_origin(hint) is Annotated:
+                kind, info = get_args(hint)
+                flags = (info.default, *(info.param_decls or ()))  # typer keeps the first flag where a default would be
+                option = next((flag for flag in flags if str(flag).startswith("--")), name)
+                yield command, option, {kind, *get_args(kind)}
+
+
+def numeric_options() -> list[tuple[str, str, bool]]:
+    """(command, option or argument, whether it is a whole number) of all that take a number."""
+    return [(command, name, int in kinds) for command, name, kinds in parameters() if kinds & {int, float}]
+
+
+def test_there_are_numbers_to_check() -> None:
+    found = {case[:2] for case in numeric_options()}
+    assert {("plan", "--min-quality"), ("trace", "--limit"), ("plan rollback", "revision")} <= found
+    assert len(found) > 35
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "whole"), [case for case in numeric_options() if case[1] not in CHECKED_BY_THE_ROUTER]
+)
+def test_no_command_takes_a_number_that_makes_no_sense(command: str, option: str, whole: bool) -> None:
+    """Negative, not a number, infinite, or far beyond anything real: status 2, the option's name, and no traceback."""
+    for bad in ("-1", str(10**30)) if whole else ("-1", "nan", "inf", "-inf", "1e300"):
+        given = [f"{option}={bad}"] if option.startswith("-") else ["--", bad]
+        done = CliRunner(env={"COLUMNS": "500"}).invoke(app, [*command.split(), *given])
+        assert done.exit_code == 2, (bad, done.output)
+        assert isinstance(done.exception, SystemExit), (bad, done.exception)
+        assert option.lower() in done.output.lower()
+        assert "must be" in done.output
+
+
+def test_the_bounds_themselves_fit_unless_the_lower_is_left_out() -> None:
+    closed, opened = options.within(1, 5), options.within(0, 5, above=True)
+    assert [closed(1), closed(5), closed(None), opened(5), opened(1e-9)] == [1, 5, None, 5, 1e-9]
+    for check, value in ((closed, 0), (closed, 6), (opened, 0.0), (opened, float("nan"))):
+        with pytest.raises(typer.BadParameter, match="must be"):
+            check(value)
+
+
+def file_options() -> list[tuple[str, str]]:
+    """(command, option) of all that name a file to write."""
+    return [(command, name) for command, name, _ in parameters() if name in ("--out", "--labelled")]
+
+
+@pytest.mark.parametrize(("command", "option"), file_options())
+def test_a_file_that_cannot_be_written_is_said_before_the_work(command: str, option: str, tmp_path: Path) -> None:
+    assert len(file_options()) >= 7
+    (tmp_path / "folder").mkdir()
+    for path, said in ((tmp_path / "none" / "x", "no folder"), (tmp_path / "folder", "is a folder")):
+        done = CliRunner(env={"COLUMNS": "500"}).invoke(app, [*command.split(), option, str(path)])
+        assert done.exit_code == 2, done.output
+        assert option in done.output
+        assert said in done.output
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("given", ["small", "=3", "small=-1", "small=1.5", "small=²", "small=9999999999", "small=nan"])
+def test_a_count_for_a_tier_is_a_whole_number(given: str) -> None:
+    done = CliRunner().invoke(app, ["plan", "set", "--instances", given])
+    assert done.exit_code == 2
+    assert "TIER=COUNT" in done.output
+
+
+@pytest.mark.parametrize("given", [",", " ", ", ,"])
+def test_a_target_names_a_router(given: str) -> None:
+    for arguments, environment in ((["--target", given], {}), ([], {"PENSTOCK_TARGET": given})):
+        done = CliRunner(env=environment).invoke(app, ["status", *arguments])
+        assert (done.exit_code, "must be host:port" in done.output) == (2, True)
+
+
+@pytest.mark.parametrize("given", ["small=-1", "small=101", "small=nan", "small=inf"])
+def test_a_threshold_is_a_score(given: str) -> None:
+    done = CliRunner().invoke(app, ["plan", "set", "--threshold", given])
+    assert done.exit_code == 2
+    assert "from 0 to 100" in done.output

@@ -1,0 +1,133 @@
+"""`penstock plan` on the example files: what it refuses before solving, what it says, and what it leaves behind."""
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from penstock.cli.main import app
+from planner_service.files import read_quality, read_site, read_trace
+from planner_service.plan_cascade import LEAST_REQUESTS, draw_demand, plan_cascade, simulate_cascade
+from services.domain import InvalidRequest
+from tests.conftest import ROOT
+
+EXAMPLES = ROOT / "examples"
+FILES = ("--cluster", EXAMPLES / "cluster-4x8-h100.yaml", "--models", EXAMPLES / "deepseek-cascade.yaml",
+         "--quality", EXAMPLES / "judged.csv")  # fmt: skip
+TRACE = EXAMPLES / "trace.csv"
+
+
+def run(*arguments: object) -> Any:
+    return CliRunner(env={"COLUMNS": "500"}).invoke(app, [str(a) for a in arguments])
+
+
+def planned(*more: object, trace: Path = TRACE) -> Any:
+    return run("plan", *FILES, "--trace", trace, "--min-quality", 80, *more)
+
+
+def test_nothing_is_written_unless_it_is_asked_for(tmp_path: Path) -> None:
+    with contextlib.chdir(tmp_path):
+        done = planned("--requests", 60)
+        assert done.exit_code == 0, done.output
+        assert "written" not in done.output
+        assert not list(tmp_path.iterdir())
+        done = planned("--requests", 60, "--out", "plan.json", "--plot")
+        assert done.exit_code == 0, done.output
+        assert {path.name for path in tmp_path.iterdir()} == {"plan.json", "plan.png", "plan.svg"}
+
+
+@pytest.mark.parametrize("option", [("--plot",), ("--render", "compose")])
+def test_what_goes_beside_the_plan_file_needs_one(option: tuple[str, ...]) -> None:
+    """Said before solving: the files do not exist, and are not read."""
+    done = run(
+        "plan", *(f for pair in zip(FILES[::2], ("none",) * 3, strict=True) for f in pair), "--trace", "none", *option
+    )
+    assert done.exit_code == 2
+    assert f"{option[0]}: needs --out" in done.output
+
+
+def test_a_picture_does_not_overwrite_the_plan(tmp_path: Path) -> None:
+    for command in (("plan", *FILES, "--trace", TRACE), ("stages", "--instances", 2, "--trace", TRACE)):
+        done = run(*command, "--out", tmp_path / "plan.svg", "--plot")
+        assert done.exit_code == 2
+        assert "overwritten" in done.output
+    assert not list(tmp_path.iterdir())
+
+
+def test_more_requests_than_the_trace_has_are_refused() -> None:
+    """Not clamped in silence: neither for a plan nor for a replay. Without the option a short trace is taken whole."""
+    done = planned("--requests", 100_000_000)
+    assert done.exit_code == 2
+    assert "requests: must be from 1 to the trace's 3000, not 100000000" in done.output
+
+
+def test_a_short_trace_is_taken_whole_and_a_tiny_one_is_refused(tmp_path: Path) -> None:
+    lines = TRACE.read_text().splitlines()
+    short, tiny, out = tmp_path / "short.csv", tmp_path / "tiny.csv", tmp_path / "plan.json"
+    short.write_text("\n".join(lines[: LEAST_REQUESTS + 1]) + "\n")
+    tiny.write_text("\n".join(lines[:3]) + "\n")
+    done = planned("--out", out, trace=short)
+    assert done.exit_code == 0, done.output
+    assert json.loads(out.read_text())["inputs"]["requests"] == LEAST_REQUESTS
+    done = planned(trace=tiny)
+    assert done.exit_code == 2
+    assert f"requests: must be at least {LEAST_REQUESTS} to plan on, not 2" in done.output
+    assert run("simulate", "--plan", out, "--trace", tiny, "--json").exit_code == 0
+    assert run("simulate", "--plan", out, "--trace", tiny, "--requests", 3).exit_code == 2
+
+
+def test_a_rate_beyond_the_cluster_is_said(tmp_path: Path) -> None:
+    """A plan for a burst is a plan, but its latency is not that of requests that go on coming."""
+    loads = []
+    for rate in (5, 100_000):
+        out = tmp_path / f"{rate}.json"
+        done = planned("--rate", rate, "--requests", 200, "--out", out)
+        assert done.exit_code == 0, done.output
+        load = json.loads(out.read_text())["load"]
+        assert load["offered_per_s"] == pytest.approx(rate)
+        assert load["overloaded"] == (load["offered_per_s"] > load["sustained_per_s"])
+        assert load["overloaded"] == ("overloaded" in done.output)
+        loads.append(load)
+    assert [load["overloaded"] for load in loads] == [False, True]
+
+
+def test_a_rate_that_is_sustained_does_not_make_requests_wait_longer_and_longer() -> None:
+    """The simulator agrees: twice the requests at 0.6 of the rate take as long, at 1.6 of it the last wait far longer."""
+    site = read_site(EXAMPLES / "cluster-4x8-h100.yaml", EXAMPLES / "deepseek-cascade.yaml")
+    judged, gaps = read_quality(EXAMPLES / "judged.csv", site.tiers), np.full(400, 0.1)
+    plan = plan_cascade(site, draw_demand(judged, np.cumsum(gaps), seed=1), min_quality=80)
+    assert plan.load is not None
+    late = []
+    for share in (0.6, 1.6):
+        arrivals = np.arange(1600) / (share * plan.load.sustained_per_s)
+        demand = draw_demand(judged, arrivals, seed=1)
+        strategies = [tier.strategy for tier in plan.tiers]
+        _, total_s = simulate_cascade(site, demand, plan.thresholds, strategies, plan.dispatch)
+        late.append(float(np.median(total_s[-400:]) / np.median(total_s[400:800])))
+    assert late[0] < 1.3
+    assert late[1] > 1.5
+
+
+@pytest.mark.parametrize(
+    ("target", "field"),
+    [
+        ({"min_quality": -5.0}, "min_quality"),
+        ({"min_quality": 100.5}, "min_quality"),
+        ({"min_quality": float("nan")}, "min_quality"),
+        ({"max_latency_s": 0.0}, "max_latency_s"),
+        ({"max_latency_s": float("inf")}, "max_latency_s"),
+        ({"max_latency_s": float("nan")}, "max_latency_s"),
+        ({}, "target"),
+    ],
+)
+def test_a_target_that_is_none_is_named_whoever_asks(target: dict[str, float], field: str) -> None:
+    """The same for the command, the RPC and planning again: all call this."""
+    site = read_site(EXAMPLES / "cluster-4x8-h100.yaml", EXAMPLES / "deepseek-cascade.yaml")
+    demand = draw_demand(read_quality(EXAMPLES / "judged.csv", site.tiers), read_trace(TRACE).arrival_s[:50], seed=1)
+    with pytest.raises(InvalidRequest) as caught:
+        plan_cascade(site, demand, **target)  # type: ignore[arg-type]
+    assert [problem.field for problem in caught.value.problems] == [field]

@@ -1,0 +1,170 @@
+"""Plans that are published to a running mesh: for its models, shown against what holds, and taken back."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from penstock.cli.plan_changes import same_model
+from penstock.cli.planning import planned_tiers
+from services.settings import load_mesh_file
+from tests.conftest import ROOT
+
+EXAMPLES = ROOT / "examples"
+
+
+def penstock(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "penstock.cli.main", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The router of a mesh of two simulated tiers, which serve a `qwen3-4b` and a `qwen3-32b` by name."""
+    folder = tmp_path_factory.mktemp("publish")
+    content = yaml.safe_load((EXAMPLES / "mesh-simulated.yaml").read_text())
+    content |= {"name": folder.name, "router": {"grpc_port": 0, "http_port": 0}}
+    for tier, model in zip(content["tiers"], ("Qwen/Qwen3-4B-Instruct", "Qwen/Qwen3-32B"), strict=True):
+        tier["served_model_name"] = model
+    file = folder / "mesh.yaml"
+    file.write_text(yaml.safe_dump(content))
+    started = penstock("up", "-m", file, "--folder", folder, "--detach", "--json")
+    assert started.returncode == 0, started.stderr
+    yield json.loads(started.stdout)["grpc"][0]
+    assert penstock("down", "--folder", folder).returncode == 0
+
+
+@pytest.fixture
+def plan_file(tmp_path: Path) -> Callable[..., Path]:
+    def write(models: tuple[str, str] = ("qwen3-4b", "qwen3-32b"), threshold: float = 61.5) -> Path:
+        tiers = [
+            {"name": name, "model": model, "gpus": 2, "replicas": [{"tp": 2, "pp": 1, "count": 1}]}
+            for name, model in zip(("small", "large"), models, strict=True)
+        ]
+        names = ("cluster", "models", "quality", "trace", "gpus", "requests", "seed", "lengths", "rate")
+        figures: dict[str, Any] = {
+            "thresholds": [threshold],
+            "tiers": tiers,
+            "objective": "largest-tier",
+            "quality": 85.5,
+            "latency_p95_s": 2.5,
+            "end_to_end_p95_s": 3.5,
+            "dispatch": "capacity",
+            "inputs": dict.fromkeys(names),
+        }
+        path = tmp_path / "plan.json"
+        path.write_text(json.dumps(figures))
+        return path
+
+    return write
+
+
+def held(target: str) -> dict[str, Any]:
+    plan: dict[str, Any] = json.loads(penstock("plan", "show", "-t", target, "--json").stdout)
+    return plan
+
+
+def test_a_plan_for_other_models_is_refused_with_the_difference(target: str, plan_file: Callable[..., Path]) -> None:
+    """Equal tier names are not enough; --force publishes it."""
+    before = held(target)
+    file = plan_file(models=("qwen3-4b", "deepseek-r1-671b-awq"))
+    refused = penstock("plan", "apply", file, "-t", target)
+    assert refused.returncode == 2
+    assert "large is planned for deepseek-r1-671b-awq, the mesh serves Qwen/Qwen3-32B; --force" in refused.stderr
+    assert "small is planned" not in refused.stderr
+    for shown in ("80 -> 61.5", "GPUs", "deepseek-r1-671b-awq"):
+        assert shown in refused.stderr
+    assert held(target) == before
+    assert penstock("plan", "apply", file, "--force", "-t", target).returncode == 0
+    assert held(target)["tiers"][0]["threshold"] == 61.5
+    assert penstock("plan", "rollback", "-t", target).returncode == 0
+
+
+def test_a_plan_for_these_models_is_published_and_its_difference_shown(
+    target: str, plan_file: Callable[..., Path]
+) -> None:
+    before = held(target)
+    done = penstock("plan", "apply", plan_file(threshold=33), "-t", target)
+    assert done.returncode == 0, done.stderr
+    assert "80 -> 33" in done.stdout
+    assert held(target)["revision"] == before["revision"] + 1
+
+
+def test_an_unfitting_plan_is_not_solved_for(target: str, tmp_path: Path) -> None:
+    """`plan --apply` looks at the mesh first: the trace, which comes after, does not even exist."""
+    files = ("--cluster", EXAMPLES / "cluster-4x8-h100.yaml", "--trace", "none.csv", "--quality", "none.csv")
+    two = tmp_path / "two.yaml"
+    content = yaml.safe_load((EXAMPLES / "deepseek-cascade.yaml").read_text())
+    two.write_text(yaml.safe_dump(content | {"tiers": [content["tiers"][0], content["tiers"][2]]}))
+    for models, said in ((two, "the plan is for other models"), (EXAMPLES / "deepseek-cascade.yaml", "has the tiers")):
+        done = penstock("plan", *files, "--models", models, "--min-quality", 80, "--apply", "-t", target)
+        assert done.returncode == 2
+        assert said in done.stderr
+    forced = penstock("plan", *files, "--models", two, "--min-quality", 80, "--apply", "--force", "-t", target)
+    assert (forced.returncode, "none.csv" in forced.stderr) == (2, True)
+
+
+def test_a_shape_may_say_which_model_it_is_of(tmp_path: Path) -> None:
+    """A model that is not in the catalogue is known to the mesh by its name; without one, by the tier's."""
+    shape = {"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "head_dim": 16, "parameters": 0.1}
+    tiers = [{"name": "small", "model": shape | {"name": "Acme-1B"}}, {"name": "large", "model": shape}]
+    (tmp_path / "models.yaml").write_text(yaml.safe_dump({"tiers": tiers}))
+    found = planned_tiers(EXAMPLES / "cluster-1x8-h100.yaml", tmp_path / "models.yaml")
+    assert [(tier.name, tier.model) for tier in found] == [("small", "Acme-1B"), ("large", "large")]
+
+
+@pytest.mark.parametrize("name", ["qwen2.5", "llama-3.1"])
+def test_the_example_cascades_are_for_the_example_meshes(name: str) -> None:
+    """What docs/real-models.md plans can be applied to what it starts, without --force."""
+    mesh = load_mesh_file(EXAMPLES / f"mesh-{name}-8gpu.yaml")
+    found = planned_tiers(EXAMPLES / "cluster-1x8-h100.yaml", EXAMPLES / f"{name}-cascade.yaml")
+    assert [tier.name for tier in found] == [tier.name for tier in mesh.tiers]
+    assert all(same_model(tier.served_name, planned.model) for tier, planned in zip(mesh.tiers, found, strict=True))
+
+
+def test_an_earlier_plan_is_published_again(target: str) -> None:
+    """Rolling back is a new revision with all that the earlier plan said; without a number, of the plan before this one."""
+    first = held(target)
+    for threshold in (41, 42):
+        assert penstock("plan", "set", "--threshold", f"small={threshold}", "-t", target).returncode == 0
+    done = penstock("plan", "rollback", first["revision"], "--note", "worse", "-t", target, "--json")
+    assert done.returncode == 0, done.stderr
+    back = json.loads(done.stdout)
+    assert (back["revision"], back["source"], back["note"]) == (first["revision"] + 3, "rollback", "worse")
+    for same in ("tiers", "scorer", "judge_unavailable", "prediction"):
+        assert back[same] == first[same]
+    done = penstock("plan", "rollback", "-t", target)
+    assert done.returncode == 0, done.stderr
+    assert held(target)["tiers"][0]["threshold"] == 42
+    assert "-> 42" in done.stdout
+
+
+def test_what_cannot_be_rolled_back_to_is_said(target: str) -> None:
+    now = held(target)["revision"]
+    for revision, status, said in ((now, 2, "is the one that holds"), (now + 7, 1, str(now + 7))):
+        done = penstock("plan", "rollback", revision, "-t", target)
+        assert (done.returncode, "Traceback" in done.stderr) == (status, False)
+        assert said in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("served", "planned", "same"),
+    [
+        ("Qwen2.5-7B-Instruct", "qwen2.5-7b", True),
+        ("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b", True),
+        ("qwen3-4b", "qwen3-4b", True),
+        ("qwen3-4b", "qwen3-4b-instruct", False),
+        ("Qwen2.5-72B-Instruct", "qwen2.5-7b", False),
+        ("Qwen2.5-7B-Instruct", "qwen2.5-72b", False),
+        ("small", "", False),
+    ],
+)
+def test_a_model_is_the_planned_one_by_organisation_case_and_what_follows(
+    served: str, planned: str, same: bool
+) -> None:
+    assert same_model(served, planned) == same

@@ -1,0 +1,227 @@
+"""The wheel in an environment that holds the base dependencies alone: what runs there, and what says which extra it needs."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import venv
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import Distribution, distribution
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+
+import penstock
+from tests.conftest import ROOT
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+BUILT_FROM = ("pyproject.toml", "README.md", "LICENSE", "penstock", "services", "worker_service", "router_service",
+              "planner_service", "judge_service")  # fmt: skip
+
+
+def base_distributions() -> dict[str, Distribution]:
+    """What `pip install penstock-mesh` brings: the base dependencies and all that they need, without any extra."""
+    found: dict[str, Distribution] = {}
+    wanted = [Requirement(line) for line in PROJECT["dependencies"]]
+    while wanted:
+        need = wanted.pop()
+        name = re.sub(r"[-_.]+", "-", need.name).lower()
+        if name in found or (need.marker is not None and not need.marker.evaluate({"extra": ""})):
+            continue
+        found[name] = distribution(name)
+        wanted += [Requirement(line) for line in found[name].requires or ()]
+    return found
+
+
+@dataclass(frozen=True)
+class Installed:
+    """An environment with the wheel in it."""
+
+    folder: Path
+    site_packages: Path
+    wheel: Path
+
+    def run(self, *command: str, text: str = "") -> subprocess.CompletedProcess[str]:
+        """Run a program of the environment, out of reach of the source tree."""
+        environment = {"PATH": f"{self.folder / 'bin'}:/usr/bin:/bin", "HOME": str(self.folder), "COLUMNS": "80"}
+        return subprocess.run(
+            [str(self.folder / "bin" / command[0]), *command[1:]],
+            cwd=self.folder, env=environment, input=text, capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """A new environment with the wheel and its base dependencies, the latter copied from this environment."""
+    source, folder = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("environment")
+    for name in BUILT_FROM:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / name, source / name)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(source / "dist"), str(source)]
+    subprocess.run(build, check=True, timeout=120)
+    (wheel,) = (source / "dist").glob("*.whl")
+    venv.create(folder, with_pip=False)
+    python = str(folder / "bin" / "python")
+    asked = [python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])"]
+    site_packages = Path(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip())
+    for one in base_distributions().values():
+        for file in one.files or ():
+            if ".." not in file.parts and "__pycache__" not in file.parts:  # console scripts lie outside
+                (site_packages / file).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(Path(str(one.locate_file(file))), site_packages / file)
+    subprocess.run([*pip, "--python", python, "install", "--no-deps", "--no-index", str(wheel)], check=True, timeout=60)
+    return Installed(folder, site_packages, wheel)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a running mesh, started from this environment."""
+    folder = tmp_path_factory.mktemp("mesh")
+    tiers = [
+        {"name": "small", "model": "s", "threshold": 50, "engine": "simulated"},
+        {"name": "large", "model": "l", "engine": "simulated"},
+    ]
+    judge = {"scorers": [{"name": "confidence", "kind": "confidence"}], "default_scorer": "confidence"}
+    content = {"name": "wheel", "tiers": tiers, "judge": judge, "router": {"grpc_port": 0, "http_port": 0}}
+    (folder / "mesh.yaml").write_text(yaml.safe_dump(content))
+    penstock_here = [sys.executable, "-m", "penstock.cli.main"]
+    up = [*penstock_here, "up", "-m", str(folder / "mesh.yaml"), "--folder", str(folder), "--detach", "--json"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    started = subprocess.run(up, capture_output=True, text=True, timeout=150, check=False, env=environment)
+    assert started.returncode == 0, started.stderr
+    yield json.loads(started.stdout)["grpc"][0]
+    subprocess.run([*penstock_here, "down", "--folder", str(folder)], check=True, timeout=120, env=environment)
+
+
+def test_the_environment_lacks_the_extras_and_nothing_else(installed: Installed) -> None:
+    """The tests below prove something only where no extra is there, and every base dependency is."""
+    for package in ("yaml", "pydantic_settings", "redis", "numpy", "torch", "aiohttp", "numba", "opentelemetry.sdk"):
+        assert installed.run("python", "-c", f"import {package}").returncode == 1, package
+    python = str(installed.folder / "bin" / "python")
+    checked = subprocess.run(
+        [sys.executable, "-m", "pip", "--python", python, "check"], capture_output=True, text=True, check=False
+    )
+    assert checked.returncode == 0, checked.stdout
+
+
+def test_the_distribution_is_penstock_mesh_and_the_import_penstock(installed: Installed) -> None:
+    """Another project owns the name `penstock` at the package index: neither metadata nor extras may ask for that one."""
+    assert installed.wheel.name.startswith(f"penstock_mesh-{penstock.__version__}-")
+    assert installed.run("penstock", "--version").stdout == f"penstock {penstock.__version__}\n"
+    (metadata,) = installed.site_packages.glob("penstock_mesh-*.dist-info")
+    wanted = [
+        Requirement(line.partition(": ")[2])
+        for line in (metadata / "METADATA").read_text().splitlines()
+        if line.startswith("Requires-Dist: ")
+    ]
+    extras = {extra for need in wanted if need.name.lower() == "penstock-mesh" for extra in need.extras}
+    assert {"service", "gateway", "judge", "planner", "worker", "mesh"} <= extras
+    assert "penstock" not in {need.name.lower() for need in wanted}
+
+
+def test_the_sdk_imports_and_asks(installed: Installed, target: str) -> None:
+    code = f"from penstock import Client\nwith Client('{target}') as c: print(c.generate('hello').tier)"
+    asked = installed.run("python", "-c", code)
+    assert asked.stdout.strip() in ("small", "large"), asked.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        ("ask hello --temperature 0", "trace "),
+        ("status", "connected"),
+        ("top -n 2 -i 0.1", "tokens/s"),
+        ("trace -n 1", "trace "),
+        ("plan show", "threshold"),
+        ("plan history", "mesh-file"),
+        ("plan set --threshold small=40 --note less", "operator"),
+        ("plan rollback", "rollback"),
+    ],
+)
+def test_what_talks_to_a_mesh_runs_without_extras(installed: Installed, target: str, command: str, shown: str) -> None:
+    done = installed.run("penstock", *command.split(), "--target", target)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert shown in done.stdout
+
+
+def test_a_chat_runs_without_extras(installed: Installed, target: str) -> None:
+    done = installed.run("penstock", "chat", "--target", target, text="hello\n\n")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "trace " in done.stdout
+
+
+NEEDS = {
+    "up": "mesh",
+    "demo": "mesh",
+    "check": "service",
+    "plan --cluster c --models m --trace t --quality q --min-quality 80": "planner",
+    "plan apply plan.json": "planner",
+    "plan render plan.json --to compose": "planner",
+    "simulate --plan plan.json --trace t": "planner",
+    "stages --instances 2 --trace t": "planner",
+    "import-profile distserve t.json --model m --as opt-13b": "planner",
+    "profile folder": "mesh",
+}
+NEED_NONE = {
+    "ask",
+    "chat",
+    "status",
+    "top",
+    "trace",
+    "down",
+    "measure",
+    "plan show",
+    "plan set",
+    "plan history",
+    "plan rollback",
+}
+
+
+@pytest.mark.parametrize("command", NEEDS)
+def test_what_needs_an_extra_says_which_in_one_line(installed: Installed, command: str) -> None:
+    done = installed.run("penstock", *command.split())
+    words = command.split()[: 2 if command.startswith(("plan apply", "plan render")) else 1]
+    extra = NEEDS[command]
+    said = f'penstock: penstock {" ".join(words)} needs the {extra} extra: pip install "penstock-mesh[{extra}]"'
+    assert done.stderr.startswith(said), done.stderr
+    assert (done.returncode, done.stderr.count("\n"), done.stdout) == (2, 1, "")
+    assert extra in PROJECT["optional-dependencies"]
+
+
+def test_every_command_is_in_this_file_and_has_its_help(installed: Installed) -> None:
+    """A new command has to say here what it needs; `--help` of each works without any extra."""
+    listed = installed.run(
+        "python", "-c", "from penstock.cli.main import command_names; print(*command_names(), sep='\\n')"
+    )
+    names = set(listed.stdout.splitlines())
+    needing = {" ".join(w for w in command.split()[:2] if not w.startswith("-")) for command in NEEDS}
+    needing = {name if name in names else name.split()[0] for name in needing}
+    assert names == needing | NEED_NONE
+    helps = """if True:
+        from typer.testing import CliRunner
+        from penstock.cli.main import app, command_names
+        for name in command_names():
+            done = CliRunner().invoke(app, [*name.split(), "--help"])
+            assert done.exit_code == 0 and "Usage" in done.stdout, (name, done.output)
+    """  # in one process: a start takes a good part of a second
+    helped = installed.run("python", "-c", helps)
+    assert helped.returncode == 0, helped.stderr
+    assert "Usage" in installed.run("penstock", "--help").stdout
+
+
+def test_down_and_measure_get_as_far_as_they_can(installed: Installed) -> None:
+    down = installed.run("penstock", "down")
+    assert (down.returncode, down.stderr) == (1, "penstock: no mesh runs from .penstock\n")
+    (installed.folder / "prompts.jsonl").write_text('{"prompt": "hello"}\n')
+    measured = installed.run("penstock", "measure", "prompts.jsonl", "--target", "127.0.0.1:9")
+    assert measured.returncode == 1
+    assert "penstock up" in measured.stderr
