@@ -1,7 +1,7 @@
-"""What a failure of one attempt means: for the instance, for the request's tries, for the client. No I/O.
+"""What the failure of an attempt means for the instance, for the request's budget and for the client. No I/O.
 
-`RULES` is the one table of it. An attempt is a request's stay at one instance; whoever drives it classifies what ended the
-attempt (`classify`), asks the request's history what follows (`FailureHistory.meet`, `TierTries.spend`) and carries that out.
+`RULES` is the one table of it. An attempt is a request's stay at one instance. Its caller classifies the error that ended it
+(`classify`), records it (`FailureHistory.record`, `TryBudget.spend`) and carries out what follows.
 """
 
 import enum
@@ -76,7 +76,7 @@ class Ejection(enum.Enum):
     """At once: no request can cause it."""
 
 
-class Tries(enum.Enum):
+class Cost(enum.Enum):
     """What the failure costs of what the request has in this tier."""
 
     ATTEMPT = "attempt"
@@ -87,7 +87,7 @@ class Tries(enum.Enum):
     """The request ends: another instance would not do better."""
 
 
-class Told(enum.Enum):
+class ClientError(enum.Enum):
     """What the client gets once the request ends by this failure."""
 
     ITSELF = "itself"
@@ -100,28 +100,28 @@ class FailureRule:
     """One row. death: the instance may have died of the request, unless the reply had PROGRESS_TOKENS from it."""
 
     ejection: Ejection
-    tries: Tries
-    told: Told
+    cost: Cost
+    client_error: ClientError
     death: bool = False
 
 
-_RETRIED = Told.UNAVAILABLE
-_ENDS = FailureRule(Ejection.NEVER, Tries.END, Told.ITSELF)
+_RETRIED = ClientError.UNAVAILABLE
+_ENDS = FailureRule(Ejection.NEVER, Cost.END, ClientError.ITSELF)
 
 RULES: dict[Failure, FailureRule] = {
-    Failure.CONNECT_FAILED: FailureRule(Ejection.ALWAYS, Tries.ATTEMPT, _RETRIED),
-    Failure.INSTANCE_DIED: FailureRule(Ejection.BOUNDED, Tries.ATTEMPT, _RETRIED, death=True),
-    Failure.INSTANCE_LEFT: FailureRule(Ejection.ALWAYS, Tries.ATTEMPT, _RETRIED),
-    Failure.CALL_BROKEN: FailureRule(Ejection.NEVER, Tries.REFUSAL, _RETRIED),
-    Failure.SILENT: FailureRule(Ejection.BOUNDED, Tries.ATTEMPT, _RETRIED),
-    Failure.PROTOCOL_ERROR: FailureRule(Ejection.REPEATED, Tries.ATTEMPT, _RETRIED),
-    Failure.ABORTED: FailureRule(Ejection.NEVER, Tries.ATTEMPT, _RETRIED),
-    Failure.DRAINING: FailureRule(Ejection.ALWAYS, Tries.REFUSAL, _RETRIED),
-    Failure.FULL: FailureRule(Ejection.NEVER, Tries.REFUSAL, Told.ITSELF),
-    Failure.DUPLICATE_ID: FailureRule(Ejection.NEVER, Tries.ATTEMPT, Told.ITSELF),
-    Failure.NOT_FOUND: FailureRule(Ejection.NEVER, Tries.ATTEMPT, _RETRIED),
-    Failure.INTERNAL: FailureRule(Ejection.REPEATED, Tries.ATTEMPT, _RETRIED),
-    Failure.ENGINE_UNAVAILABLE: FailureRule(Ejection.BOUNDED, Tries.ATTEMPT, _RETRIED),
+    Failure.CONNECT_FAILED: FailureRule(Ejection.ALWAYS, Cost.ATTEMPT, _RETRIED),
+    Failure.INSTANCE_DIED: FailureRule(Ejection.BOUNDED, Cost.ATTEMPT, _RETRIED, death=True),
+    Failure.INSTANCE_LEFT: FailureRule(Ejection.ALWAYS, Cost.ATTEMPT, _RETRIED),
+    Failure.CALL_BROKEN: FailureRule(Ejection.NEVER, Cost.REFUSAL, _RETRIED),
+    Failure.SILENT: FailureRule(Ejection.BOUNDED, Cost.ATTEMPT, _RETRIED),
+    Failure.PROTOCOL_ERROR: FailureRule(Ejection.REPEATED, Cost.ATTEMPT, _RETRIED),
+    Failure.ABORTED: FailureRule(Ejection.NEVER, Cost.ATTEMPT, _RETRIED),
+    Failure.DRAINING: FailureRule(Ejection.ALWAYS, Cost.REFUSAL, _RETRIED),
+    Failure.FULL: FailureRule(Ejection.NEVER, Cost.REFUSAL, ClientError.ITSELF),
+    Failure.DUPLICATE_ID: FailureRule(Ejection.NEVER, Cost.ATTEMPT, ClientError.ITSELF),
+    Failure.NOT_FOUND: FailureRule(Ejection.NEVER, Cost.ATTEMPT, _RETRIED),
+    Failure.INTERNAL: FailureRule(Ejection.REPEATED, Cost.ATTEMPT, _RETRIED),
+    Failure.ENGINE_UNAVAILABLE: FailureRule(Ejection.BOUNDED, Cost.ATTEMPT, _RETRIED),
     Failure.INVALID_REQUEST: _ENDS,
     Failure.PROMPT_TOO_LONG: _ENDS,
     Failure.MESSAGE_TOO_LARGE: _ENDS,
@@ -177,7 +177,7 @@ class FailureHistory:
         """Whether the request is tried nowhere else, nor moved: so many instances died of it (query of death)."""
         return self.deaths >= max_deaths
 
-    def meet(self, failure: Failure, instance_id: str, new_tokens: int) -> Ejection:
+    def record(self, failure: Failure, instance_id: str, new_tokens: int) -> Ejection:
         """Count a failure; return whether the instance is ejected for it: NEVER, REPEATED or ALWAYS.
 
         new_tokens: output tokens that the request has had from this instance.
@@ -194,7 +194,7 @@ class FailureHistory:
 
 
 @dataclass(slots=True)
-class TierTries:
+class TryBudget:
     """What a request may still try in one tier."""
 
     attempts: int
@@ -202,12 +202,12 @@ class TierTries:
 
     def spend(self, failure: Failure) -> bool:
         """Whether the request may be tried again."""
-        match RULES[failure].tries:
-            case Tries.ATTEMPT:
+        match RULES[failure].cost:
+            case Cost.ATTEMPT:
                 self.attempts -= 1
                 return self.attempts > 0
-            case Tries.REFUSAL:
+            case Cost.REFUSAL:
                 self.refusals -= 1
                 return self.refusals > 0
-            case Tries.END:
+            case Cost.END:
                 return False

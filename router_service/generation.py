@@ -22,12 +22,12 @@ from router_service.events import InstanceChanged, TierAdmitted, TierDeclined, T
 from router_service.failures import (
     OF_THE_INSTANCE,
     RULES,
+    ClientError,
+    Cost,
     Failure,
     FailureHistory,
     InstanceFailed,
-    TierTries,
-    Told,
-    Tries,
+    TryBudget,
     classify,
 )
 from router_service.migration import MovableReply, Moved, NotMoved, WorkerChanged
@@ -146,7 +146,7 @@ class TierGeneration:
             Unavailable, DeadlineExceeded: No instance could be tried, or all that were tried failed.
         """
         splice, history = Splice(request.resume_token_ids), history or FailureHistory()
-        tries = TierTries(self._policy.max_attempts, self._policy.max_refusals)
+        budget = TryBudget(self._policy.max_attempts, self._policy.max_refusals)
         current, avoid, why, most = "", "", "", None
         prompt_tokens = self._lengths.estimate(tier, request.prompt)
         while True:
@@ -177,8 +177,8 @@ class TierGeneration:
             except PenstockError as error:
                 avoid = current if greeted else record.instance_id
                 new_tokens = len(splice.token_ids) - begun_at
-                failure = self._met(tier, request.request_id, avoid, error, new_tokens, history)
-                if RULES[failure].tries is Tries.END:
+                failure = self._record_failure(tier, request.request_id, avoid, error, new_tokens, history)
+                if RULES[failure].cost is Cost.END:
                     raise
                 if most is not None and len(splice.token_ids) >= most:  # it died between its last token and its goodbye
                     yield TierDone(FinishReason.LENGTH, TokenUsage(0, 0, len(splice.token_ids)), None)
@@ -196,8 +196,8 @@ class TierGeneration:
                     why = str(error)
                 if failure is Failure.CALL_BROKEN:  # not at once again: the next call there may break as well
                     self._peers.is_full(avoid, MIN_FULL_S)
-                if not tries.spend(failure):
-                    if RULES[failure].told is Told.ITSELF:
+                if not budget.spend(failure):
+                    if RULES[failure].client_error is ClientError.ITSELF:
                         raise
                     raise Unavailable(f"tier {tier}: no instance could complete it, the last one: {error}") from error
 
@@ -211,7 +211,7 @@ class TierGeneration:
             raise NotFound("reply under way", request_id)
         return await reply.move(target, why, starving=True)
 
-    def _met(
+    def _record_failure(
         self,
         tier: str,
         request_id: str,
@@ -224,8 +224,7 @@ class TierGeneration:
         failure = classify(error, leaving=self._peers.is_leaving(instance_id))
         self._failures.add(1, {"penstock.tier": tier, "penstock.failure": failure.value})
         _log.info("%s at %s: %s: %s", request_id, instance_id, failure.value, error)
-        decision = history.meet(failure, instance_id, new_tokens)
-        self._peers.eject(instance_id, request_id, decision)
+        self._peers.eject(instance_id, request_id, history.record(failure, instance_id, new_tokens))
         return failure
 
     @staticmethod
@@ -281,7 +280,7 @@ class TierGeneration:
             if classify(error) in OF_THE_INSTANCE:
                 at_source = failed.instance_id == record.instance_id
                 new_tokens = len(splice.token_ids) - begun_at if at_source else 0
-                self._met(tier, request.request_id, failed.instance_id, error, new_tokens, history)
+                self._record_failure(tier, request.request_id, failed.instance_id, error, new_tokens, history)
 
         span = self._tracer.start_span(
             "penstock.worker.v1.WorkerService/Generate",

@@ -6,13 +6,13 @@ from router_service.failures import (
     MAX_EJECTIONS,
     PROGRESS_TOKENS,
     RULES,
+    ClientError,
+    Cost,
     Ejection,
     Failure,
     FailureHistory,
     InstanceFailed,
-    TierTries,
-    Told,
-    Tries,
+    TryBudget,
     classify,
 )
 from services.domain.errors import (
@@ -34,8 +34,8 @@ from services.domain.errors import (
 )
 
 NEVER, REPEATED, BOUNDED, ALWAYS = Ejection.NEVER, Ejection.REPEATED, Ejection.BOUNDED, Ejection.ALWAYS
-ATTEMPT, REFUSAL, END = Tries.ATTEMPT, Tries.REFUSAL, Tries.END
-ITSELF, UNAVAILABLE = Told.ITSELF, Told.UNAVAILABLE
+ATTEMPT, REFUSAL, END = Cost.ATTEMPT, Cost.REFUSAL, Cost.END
+ITSELF, UNAVAILABLE = ClientError.ITSELF, ClientError.UNAVAILABLE
 
 ROWS = [
     # what the router meets                                    row                         ejects    costs    client gets
@@ -63,14 +63,16 @@ ROWS = [
 
 
 @pytest.mark.parametrize(
-    ("error", "failure", "ejection", "tries", "told"), ROWS, ids=[f"{type(r[0]).__name__}-{r[1].value}" for r in ROWS]
+    ("error", "failure", "ejection", "cost", "client_error"),
+    ROWS,
+    ids=[f"{type(r[0]).__name__}-{r[1].value}" for r in ROWS],
 )
-def test_each_failure_ejects_costs_and_tells_what_its_row_says(
-    error: PenstockError, failure: Failure, ejection: Ejection, tries: Tries, told: Told
+def test_each_failure_ejects_costs_and_gives_the_client_what_its_row_says(
+    error: PenstockError, failure: Failure, ejection: Ejection, cost: Cost, client_error: ClientError
 ) -> None:
     assert classify(error) is failure
     rule = RULES[failure]
-    assert (rule.ejection, rule.tries, rule.told) == (ejection, tries, told)
+    assert (rule.ejection, rule.cost, rule.client_error) == (ejection, cost, client_error)
     assert rule.death == (failure is Failure.INSTANCE_DIED)
 
 
@@ -84,39 +86,39 @@ def test_an_instance_that_was_leaving_did_not_die_of_the_request() -> None:
     assert classify(died, leaving=True) is Failure.INSTANCE_LEFT
     assert classify(InstanceFailed(Failure.SILENT, ""), leaving=True) is Failure.SILENT
     rule = RULES[Failure.INSTANCE_LEFT]
-    assert (rule.ejection, rule.tries, rule.told, rule.death) == (ALWAYS, ATTEMPT, UNAVAILABLE, False)
+    assert (rule.ejection, rule.cost, rule.client_error, rule.death) == (ALWAYS, ATTEMPT, UNAVAILABLE, False)
 
 
 def test_two_deaths_make_a_request_poisonous_and_nothing_else_does() -> None:
     for failure in Failure:
         history = FailureHistory()
-        history.meet(failure, "a", 0)
+        history.record(failure, "a", 0)
         assert not history.is_poisonous(2), failure
-        history.meet(failure, "b", 0)
+        history.record(failure, "b", 0)
         assert history.is_poisonous(2) == (failure is Failure.INSTANCE_DIED), failure
 
 
 def test_a_death_is_not_charged_to_a_reply_that_ran_well_there() -> None:
     history = FailureHistory()
     for i in range(5):
-        history.meet(Failure.INSTANCE_DIED, f"w{i}", PROGRESS_TOKENS)
+        history.record(Failure.INSTANCE_DIED, f"w{i}", PROGRESS_TOKENS)
     assert history.deaths == 0
-    history.meet(Failure.INSTANCE_DIED, "w", PROGRESS_TOKENS - 1)
+    history.record(Failure.INSTANCE_DIED, "w", PROGRESS_TOKENS - 1)
     assert history.deaths == 1
 
 
 def test_one_request_ejects_at_most_two_instances_by_what_it_may_have_caused() -> None:
     history = FailureHistory()
-    ejected = [history.meet(Failure.SILENT, f"w{i}", 0) for i in range(MAX_EJECTIONS + 2)]
+    ejected = [history.record(Failure.SILENT, f"w{i}", 0) for i in range(MAX_EJECTIONS + 2)]
     assert ejected == [ALWAYS] * MAX_EJECTIONS + [NEVER] * 2
-    assert history.meet(Failure.ENGINE_UNAVAILABLE, "w0", 0) is ALWAYS, "the same instance again"
-    assert history.meet(Failure.CONNECT_FAILED, "w9", 0) is ALWAYS, "no request can cause that"
+    assert history.record(Failure.ENGINE_UNAVAILABLE, "w0", 0) is ALWAYS, "the same instance again"
+    assert history.record(Failure.CONNECT_FAILED, "w9", 0) is ALWAYS, "no request can cause that"
 
 
 def test_attempts_and_refusals_are_counted_apart() -> None:
-    tries = TierTries(attempts=2, refusals=3)
-    assert [tries.spend(Failure.FULL), tries.spend(Failure.DRAINING)] == [True, True]
-    assert tries.spend(Failure.SILENT)
-    assert not tries.spend(Failure.SILENT), "two attempts"
-    assert not tries.spend(Failure.CALL_BROKEN), "three refusals"
-    assert not TierTries(9, 9).spend(Failure.INVALID_REQUEST)
+    budget = TryBudget(attempts=2, refusals=3)
+    assert [budget.spend(Failure.FULL), budget.spend(Failure.DRAINING)] == [True, True]
+    assert budget.spend(Failure.SILENT)
+    assert not budget.spend(Failure.SILENT), "two attempts"
+    assert not budget.spend(Failure.CALL_BROKEN), "three refusals"
+    assert not TryBudget(9, 9).spend(Failure.INVALID_REQUEST)

@@ -10,13 +10,15 @@ from google.rpc import error_details_pb2
 from grpc import aio
 from grpc_status import rpc_status
 
-from penstock import Tokens
+from penstock import OverloadedError, Tokens
 from penstock.common.v1 import common_pb2
 from penstock.router.v1 import router_pb2 as pb
 from penstock.router.v1 import router_pb2_grpc
+from penstock.worker.v1 import worker_pb2, worker_pb2_grpc
 from router_service.generation import attempt_id
 from router_service.live_requests import LiveRequests
 from services.channels import MAX_CLIENT_MESSAGE_BYTES, MAX_MESSAGE_BYTES
+from services.domain import Role
 from services.domain.errors import AlreadyRunning
 from services.domain.requests import MAX_REQUEST_ID_CHARS
 from services.testing import RedisProcess
@@ -154,6 +156,38 @@ async def test_the_largest_request_that_a_router_takes_breaks_nothing_that_other
         status = await client.status()
         assert {i.state for i in status.instances} == {"ready"}
         assert status.failovers == 0
+
+
+async def test_a_tier_that_refuses_more_often_than_the_setting_allows_is_told_as_full(
+    redis: RedisProcess, mesh_file: MeshFileMaker
+) -> None:
+    """`router.max_refusals`. The worker's places are taken behind the router's back, so its record still looks idle."""
+    tiers = [{"name": "only", "model": "s", "workers": 0, "max_running": 1, "max_queued": 1, "simulated": SLOW}]
+    file = mesh_file(tiers, router={"grpc_port": 0, "http_port": 0, "max_refusals": 2})
+    async with running_mesh(file, redis.url) as mesh, mesh.client() as client:
+        await mesh.start(Role.WORKER, "worker", tier="only", publish_interval_s=60, lease_s=300)
+        await mesh.until(lambda s: s.tiers[0].live_instances == 1)
+        async with aio.insecure_channel(mesh.parts["worker"].address) as channel:
+            stub = worker_pb2_grpc.WorkerServiceStub(channel)
+            taken = [stub.Generate(_worker_request(f"taken {i}"), timeout=60) for i in range(2)]
+            while len((load := await stub.GetLoad(worker_pb2.GetLoadRequest())).running_tokens) + len(
+                load.queued_tokens
+            ) < len(taken):
+                await asyncio.sleep(0)
+            with pytest.raises(OverloadedError) as caught:
+                await client.generate("hello", max_tokens=4)
+            assert caught.value.reason == "OVERLOADED"
+            assert caught.value.retry_after_s > 0
+            assert {i.state for i in (await client.status()).instances} == {"ready"}
+            for call in taken:
+                call.cancel()
+            assert (await client.generate("hello", max_tokens=4)).tier == "only"
+
+
+def _worker_request(request_id: str) -> worker_pb2.GenerateRequest:
+    sampling = common_pb2.SamplingParams(temperature=0, max_output_tokens=2000, ignore_eos=True)
+    prompt = common_pb2.Prompt(text="hello")
+    return worker_pb2.GenerateRequest(request_id=request_id, prompt=prompt, sampling=sampling)
 
 
 def test_what_routers_take_is_well_under_what_services_take() -> None:

@@ -239,10 +239,13 @@ async def test_an_event_that_fits_no_message_fails_its_own_reply_and_large_ones_
     def tokens(characters: int) -> pb.GenerateResponse:
         return pb.GenerateResponse(tokens=common_pb2.TokenFrame(text="x" * characters))
 
+    said = asyncio.Event()
+
     async def reply(request: pb.GenerateRequest) -> AsyncGenerator[pb.GenerateResponse, None]:
         yield tokens(10)
         for _ in range(3):
             yield tokens(MOST_BYTES // 2)
+        said.set()
         if request.request_id == "too large":
             yield tokens(MAX_EVENT_BYTES)
         yield pb.GenerateResponse(finished=pb.Finished())
@@ -250,6 +253,7 @@ async def test_an_event_that_fits_no_message_fails_its_own_reply_and_large_ones_
     both = joined(start(1, asked("too large")), start(2, asked("beside")))
     events: dict[int, list[pb.ReplyEvent]] = {1: [], 2: []}
     async for message in session(reply).run(steps(both)):
+        await said.wait()  # the next message could have it all
         assert message.ByteSize() <= MOST_BYTES + 64
         for event in message.events:
             events[event.reply_id].append(event)
