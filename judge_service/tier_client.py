@@ -63,11 +63,11 @@ class TierChat:
         )
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await self._asked_in_turn(request)
+                return await self._ask_in_turn(request)
         except TimeoutError:
             raise DeadlineExceeded(f"tier {self._tier} gave no grade within {self._timeout_s:g} s") from None
 
-    async def _asked_in_turn(self, request: pb.GenerateRequest) -> dict[str, Any]:
+    async def _ask_in_turn(self, request: pb.GenerateRequest) -> dict[str, Any]:
         """Ask one worker after the other, each as soon as it has a place for a grade.
 
         Raises:

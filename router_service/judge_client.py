@@ -102,7 +102,7 @@ class JudgeClient:
         request = _request(scorer, prompt, answer, tier, finish_reason, logprobs)
         try:
             async with asyncio.timeout_at(until), self._place(until):
-                return await self._asked_in_turn(request, tier, until)
+                return await self._ask_in_turn(request, tier, until)
         except (TimeoutError, PenstockError) as error:
             reason = _reason(error)
             level = logging.DEBUG if isinstance(error, NoJudgeAsked) else logging.WARNING
@@ -122,7 +122,7 @@ class JudgeClient:
         finally:
             self._places.release()
 
-    async def _asked_in_turn(self, request: pb.ScoreRequest, tier: str, until: float) -> Verdict:
+    async def _ask_in_turn(self, request: pb.ScoreRequest, tier: str, until: float) -> Verdict:
         """The first judge's verdict that there is.
 
         Raises:

@@ -146,7 +146,7 @@ class JudgeModelScorer:
             asked: str = self._tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
             chat.append({"role": "assistant", "content": answer})
             rendered: str = self._tokenizer.apply_chat_template(chat, tokenize=False)
-        except Exception as error:  # whatever the template's code runs into, it is these messages that it cannot take
+        except Exception as error:  # templates are code: any error is caused by these messages
             what = f"the judge model's chat template refuses them ({type(error).__name__})"
             raise invalid(f"items[{index}].prompt.chat.messages", what) from None
         if most is not None and len(asked) > most:
@@ -159,7 +159,7 @@ class JudgeModelScorer:
         return ids, min(len(start), len(ids) - 1)
 
     def _tokens(self, text: str) -> list[int]:
-        """By the tokenizer's batch call, which releases the interpreter's lock; its plain one does not."""
+        """Tokenize with the batch call, which releases the GIL; `encode` holds it throughout."""
         text = text.encode("utf-8", "replace").decode()  # lone surrogates cannot be encoded
         (encoded,) = self._tokenizer.backend_tokenizer.encode_batch_fast([text], add_special_tokens=False)
         return list(encoded.ids)

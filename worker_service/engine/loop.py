@@ -411,7 +411,7 @@ class LoopEngine:
             while True:
                 if command is None:
                     return False
-                self._obey(command)
+                self._run_command(command)
                 command = self._commands.get_nowait()
         except queue.Empty:
             if wait_s:
@@ -419,8 +419,8 @@ class LoopEngine:
             return True
 
     @staticmethod
-    def _obey(command: Callable[[], object]) -> None:
-        """Run a command; one that nobody waits for (an abort, blocks given back) must not end the engine."""
+    def _run_command(command: Callable[[], object]) -> None:
+        """Run a command; an error of one that nobody awaits (an abort, released blocks) must not end the engine."""
         try:
             command()
         except BaseException:

@@ -1,7 +1,7 @@
 """Decoding a reply token by token, so that the pieces join to the text of the whole. No I/O.
 
-`tokenizers.decoders.DecodeStream` does not do it: it raises where a run of byte tokens is no UTF-8, and says text that a
-later token changes. So each kind of decoder is read for what it does:
+`tokenizers.decoders.DecodeStream` does not do this: it raises where a run of byte tokens is not UTF-8, and returns text
+that a later token changes. So each kind of decoder has its own rule:
 
 - ByteLevel: tokens are bytes, decoded as UTF-8 at the end. Only an incomplete character is uncertain.
 - ByteFallback (Llama 2): a run of byte tokens is UTF-8 as a whole, or one U+FFFD per byte. A run is uncertain until it ends.
@@ -45,9 +45,11 @@ class WindowStream:
         lossy: bool,
     ) -> None:
         self._decode, self._is_skipped, self._open_ids, self._lossy = decode, is_skipped, open_ids, lossy
-        self._context: list[int] = []  # their text is told; there is some, so that the next token does not begin a text
+        self._context: list[
+            int
+        ] = []  # already emitted; not empty text, so that the next token is not at the start of a text
         self._fresh: list[int] = []
-        self._told = 0  # characters of the text of context and fresh tokens together
+        self._emitted = 0  # characters emitted of the text of context and fresh tokens together
 
     def step(self, token_id: int) -> str:
         if self._is_skipped(token_id):
@@ -57,13 +59,13 @@ class WindowStream:
             return ""
         text = self._decode(self._context + self._fresh)
         if self._lossy and text.endswith(REPLACEMENT):
-            new = text[self._told : -1]
-            self._told += len(new)
+            new = text[self._emitted : -1]
+            self._emitted += len(new)
             return new
-        new = text[self._told :]
+        new = text[self._emitted :]
         for context in ([token_id], self._fresh, self._context + self._fresh):
-            if told := len(self._decode(context)):
-                self._context, self._fresh, self._told = context, [], told
+            if emitted := len(self._decode(context)):
+                self._context, self._fresh, self._emitted = context, [], emitted
                 break
         return new
 

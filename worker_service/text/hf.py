@@ -15,7 +15,7 @@ from services.prompt_bounds import byte_alphabet, characters_per_token
 from worker_service.text.decoding import BYTE_TOKEN, ByteLevelStream, WindowStream, decoder_kinds
 from worker_service.text.tokenizer import TokenStream, check_characters, check_tokens
 
-MOST_SAID = 200  # characters of a template's own words
+MAX_TEMPLATE_MESSAGE_CHARS = 200  # of a template's own error message
 
 
 class HfTokenizer:
@@ -59,12 +59,14 @@ class HfTokenizer:
         chat = [{"role": m.role, "content": _clean(m.content)} for m in messages]
         try:
             return str(self._tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
-        except Exception as error:  # whatever the template's code runs into, it is these messages that it cannot take
-            said = str(error)[:MOST_SAID] if isinstance(error, TemplateError) else type(error).__name__
-            raise invalid("prompt.chat.messages", f"the model's chat template refuses them: {said}") from None
+        except Exception as error:  # templates are code: any error is caused by these messages
+            cause = type(error).__name__
+            if isinstance(error, TemplateError):
+                cause = str(error)[:MAX_TEMPLATE_MESSAGE_CHARS]
+            raise invalid("prompt.chat.messages", f"the model's chat template refuses them: {cause}") from None
 
     def _ids(self, text: str, context_tokens: int | None, *, special: bool) -> list[int]:
-        """Not by `encode`, which holds the interpreter's lock all the while; the batch's, for one text, does not."""
+        """Tokenize with the batch call, which releases the GIL; `encode` holds it throughout."""
         check_characters(self, len(text), context_tokens)
         (encoded,) = self._backend.encode_batch_fast([text], add_special_tokens=special)
         check_tokens(len(encoded), context_tokens)

@@ -56,8 +56,8 @@ def check_characters(tokenizer: Tokenizer, characters: int, context_tokens: int 
     """
     most = tokenizer.characters_per_token
     if context_tokens is not None and most is not None and characters > (context_tokens - 1) * most:
-        said = f"{characters} characters leave no room for a reply in a context of {context_tokens} tokens"
-        raise PromptTooLong(FieldProblem("prompt", f"{said}, of at most {most} characters each"))
+        problem = f"{characters} characters leave no room for a reply in a context of {context_tokens} tokens"
+        raise PromptTooLong(FieldProblem("prompt", f"{problem}, of at most {most} characters each"))
 
 
 def check_tokens(tokens: int, context_tokens: int | None) -> None:
