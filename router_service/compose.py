@@ -39,7 +39,7 @@ async def compose(chassis: Chassis) -> None:
     channels = await stack.enter_async_context(ChannelPool())
     await stack.enter_async_context(MeshFeed(chassis.redis, chassis.keys, view, on_change=peers.view_changed))
     gate = Gate(options.max_active, options.max_waiting)
-    stats = RouterStats(chassis.telemetry.meter)
+    stats = RouterStats(chassis.telemetry.meter, view)
     judge = JudgeClient(channels, peers, tracer, options.judge_timeout_s)
     sessions = await stack.enter_async_context(SessionPool(channels))
     workers = WorkerClient(channels, sessions, options.worker_silence_s)

@@ -14,19 +14,21 @@ from opentelemetry.trace import SpanKind, StatusCode, Tracer
 from router_service.events import Answer, Finished, RouterEvent, RouterRequest
 from router_service.models import ServedModel, models_of
 from router_service.openai_gateway import replies, schema
-from router_service.openai_gateway.errors import error_body, error_headers, plain_error
+from router_service.openai_gateway.bodies import RequestBodies
+from router_service.openai_gateway.connections import GatewayRunner
+from router_service.openai_gateway.errors import error_body, error_headers, plain_error, refusal
 from router_service.openai_gateway.replies import ChatFormat, Choice, CompletionFormat, Format
 from router_service.request_driver import RequestDriver
 from router_service.servicer import Draining, new_request_id
 from services import telemetry
-from services.domain.errors import NotFound, PenstockError
+from services.domain.errors import NotFound, PenstockError, shortened
 from services.domain.mesh_view import MeshView
 from services.domain.requests import MAX_SEED, Prompt, SamplingParams
 from services.errors import http_status
 
 _log = logging.getLogger(__name__)
 
-MAX_BODY_BYTES = 16 * 1024 * 1024
+MAX_TRACED_PATH_CHARS = 256
 
 
 class OpenAiGateway:
@@ -37,17 +39,18 @@ class OpenAiGateway:
     ) -> None:
         self._driver, self._view, self._draining = driver, view, draining
         self._tracer, self._default_deadline_s = tracer, default_deadline_s
+        self._bodies = RequestBodies()
         self._runner: web.AppRunner | None = None
 
     async def start(self, host: str, port: int) -> int:
         """Listen; return the port. OSError if it is taken."""
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._guard])
+        app = web.Application(middlewares=[self._guard])
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/completions", self._completions)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/v1/models/{model}", self._model)
         app.router.add_get("/health", self._health)
-        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
+        self._runner = GatewayRunner(app, access_log=None, handler_cancellation=True)
         await self._runner.setup()
         site = web.TCPSite(self._runner, host, port)
         await site.start()
@@ -57,6 +60,7 @@ class OpenAiGateway:
     async def close(self) -> None:
         if self._runner is not None:
             await self._runner.cleanup()
+        self._bodies.close()
 
     @web.middleware
     async def _guard(
@@ -70,7 +74,7 @@ class OpenAiGateway:
             f"{request.method} {route.canonical if route is not None else 'unknown'}",
             context=telemetry.extract(request.headers),
             kind=SpanKind.SERVER,
-            attributes={"http.request.method": request.method, "url.path": request.path},
+            attributes={"http.request.method": request.method, "url.path": _path(request)},
             record_exception=False,
             set_status_on_exception=False,
         ) as span:
@@ -78,21 +82,13 @@ class OpenAiGateway:
                 response = await handler(request)
             except PenstockError as error:
                 response = web.json_response(error_body(error), status=http_status(error), headers=error_headers(error))
-            except web.HTTPRequestEntityTooLarge:
-                body = plain_error(f"body: longer than {MAX_BODY_BYTES} bytes", "invalid_request_error", "too_large")
-                response = web.json_response(body, status=413)
             except web.HTTPException as error:
-                said = f"{request.method} {request.path}: {error.reason}"
-                response = web.json_response(
-                    plain_error(said, "invalid_request_error", error.reason.lower().replace(" ", "_")),
-                    status=error.status,
-                    headers={k: v for k, v in error.headers.items() if k == "Allow"},
-                )
+                response = refusal(request, error)
             except asyncio.CancelledError:
                 span.set_status(StatusCode.ERROR, "the client went away")
                 raise
             except Exception as error:
-                _log.exception("%s %s failed", request.method, request.path)
+                _log.exception("%s %s failed", request.method, _path(request))
                 span.record_exception(error)
                 response = web.json_response(
                     plain_error("internal error; the log has more", "server_error", "internal"), status=500
@@ -118,12 +114,12 @@ class OpenAiGateway:
         raise NotFound("model", wanted)
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        asked = schema.parse_chat(await request.read())
+        asked = await self._bodies.parsed(request, schema.parse_chat)
         with_logprobs = bool(asked.logprobs)
         return await self._answer(request, asked, ChatFormat(), [asked.prompt()], asked.params(), with_logprobs)
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
-        asked = schema.parse_completion(await request.read())
+        asked = await self._bodies.parsed(request, schema.parse_completion)
         with_logprobs = asked.logprobs is not None
         return await self._answer(request, asked, CompletionFormat(), asked.prompts(), asked.params(), with_logprobs)
 
@@ -216,6 +212,11 @@ class OpenAiGateway:
             await send(error_body(error))
         await response.write_eof()
         return response
+
+
+def _path(request: web.Request) -> str:
+    """The request's path as logs and spans may hold it."""
+    return shortened(request.path, MAX_TRACED_PATH_CHARS).encode("utf-8", "replace").decode()
 
 
 def _nth(sampling: SamplingParams, index: int) -> SamplingParams:

@@ -31,8 +31,9 @@ class Checking(router_pb2_grpc.RouterServiceServicer):
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:  # noqa: N802 -- as in the contract
         asked = proto_codec.request_from_proto(request, "r", 0.0)
-        raise NotFound("model", asked.model)
-        yield
+        if asked.model != "served":
+            raise NotFound("model", asked.model)
+        yield pb.GenerateResponse()
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:  # noqa: N802 -- as in the contract
         return pb.ListModelsResponse()
