@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from router_service.openai_gateway.json_values import read_object
+from router_service.openai_gateway.json_values import check_keys, read_object
 from services.domain.errors import FieldProblem, InvalidRequest
 from services.domain.requests import (
     MAX_MESSAGES,
@@ -201,6 +201,7 @@ def _checked(kind: type[_T], body: bytes) -> _T:
     ]
     if crowded:
         raise InvalidRequest(*crowded)
+    check_keys(content, body)
     try:
         request: _T = kind.model_validate(content)
     except ValidationError as error:

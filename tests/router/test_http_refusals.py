@@ -185,7 +185,10 @@ def refused(content: object | bytes) -> InvalidRequest:
         (CHAT | {"messages": [{"role": "user", "content": "x", "unknown": 1}] * 8_000}, "messages"),
         (CHAT | {"messages": [{"role": "user", "content": "x", "unknown": 1}] * 4_000}, "messages[0].unknown"),
         (CHAT | {"messages": [{"role": "nobody"}] * 4_000}, "messages[0].content"),
-        (CHAT | {"stop": [""] * 1_000_000}, "stop"),
+        (CHAT | {"stop": [""] * 1_000_000}, "body"),
+        (CHAT | {"stop": [""] * 17}, "stop"),
+        (CHAT | {"stop": [1] * 2_000_000}, "body"),
+        (CHAT | {"stop": [1] * 1_000_000}, "stop"),
         (CHAT | {"stop": [""] * 16}, "stop[0]"),
         (CHAT | {f"k{i}": 1 for i in range(60)}, "k0"),
         (CHAT | {f"k{i}": 1 for i in range(50_000)}, "body"),
@@ -194,7 +197,7 @@ def refused(content: object | bytes) -> InvalidRequest:
         (CHAT | {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 1_025}]}, None),
         (b'{"model":"m","messages":[' + b"{}," * 1_000_000 + b"{}]}", "body"),
         (b'{"model":"m","messages":[' + b"[]," * 1_000_000 + b"[]]}", "body"),
-        (b'{"model":"m","messages":[' + b'"",' * 1_000_000 + b'""]}', "messages"),
+        (b'{"model":"m","messages":[' + b'"",' * 100_000 + b'""]}', "messages"),
         (CHAT | {"x" * 5_000_000: 1}, None),
         (CHAT | {"model": "x" * 257}, "model"),
     ],
@@ -210,7 +213,7 @@ def test_a_report_is_small_whatever_is_wrong(content: object, field: str | None)
 
 def test_text_full_of_brackets_is_no_structure() -> None:
     """Only what stands outside of strings counts: source code and JSON may be asked about."""
-    text = '[{":\\"' * MAX_NODES
+    text = '[{":\\"' * MAX_NODES + "\\" * 101 + '"' + "," * 1_200_000
     content = CHAT | {"messages": [{"role": "user", "content": text}]}
     assert read_object(json.dumps(content).encode()) == content
     assert schema.parse_chat(json.dumps(content).encode()).messages[0].content == text
