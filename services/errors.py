@@ -88,8 +88,7 @@ def _violations(error: InvalidRequest, limit_bytes: int) -> error_details_pb2.Ba
     bad = error_details_pb2.BadRequest()
     size = 64  # of the type's name, tags and lengths
     for problem in error.problems:
-        field, said = (text.encode("utf-8", "replace").decode() for text in (problem.field, problem.problem))
-        violation = error_details_pb2.BadRequest.FieldViolation(field=field, description=said)
+        violation = error_details_pb2.BadRequest.FieldViolation(field=problem.field, description=problem.problem)
         size += violation.ByteSize() + 4
         if size > limit_bytes:
             break

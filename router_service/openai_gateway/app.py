@@ -216,7 +216,7 @@ class OpenAiGateway:
 
 def _path(request: web.Request) -> str:
     """The request's path as logs and spans may hold it."""
-    return shortened(request.path, MAX_TRACED_PATH_CHARS).encode("utf-8", "replace").decode()
+    return shortened(request.path, MAX_TRACED_PATH_CHARS)
 
 
 def _nth(sampling: SamplingParams, index: int) -> SamplingParams:

@@ -69,7 +69,7 @@ def first_line(error: BaseException) -> str:
     """What a library says about a fault, without its drawings of where."""
     message = str(getattr(error, "message", "") or error)
     lines = [line.strip(" :") for line in message.splitlines() if line.strip(" :")]
-    return shortened(lines[0] if lines else type(error).__name__, 200).encode("utf-8", "replace").decode()
+    return shortened(lines[0] if lines else type(error).__name__, 200)
 
 
 def _check_type(request: web.Request) -> None:

@@ -10,8 +10,9 @@ from contextlib import suppress
 from typing import Any
 
 from aiohttp import web
-from aiohttp.http_exceptions import LineTooLong
-from aiohttp.web_protocol import RequestHandler
+from aiohttp.http import HttpVersion10, HttpVersion11
+from aiohttp.http_exceptions import BadStatusLine, LineTooLong
+from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
 from router_service.openai_gateway.bodies import first_line
 from router_service.openai_gateway.errors import plain_error, refusal
@@ -78,10 +79,16 @@ class _Connection(RequestHandler):
             return  # behind a fault nothing can be told apart any more
         count = len(self._messages)
         super().data_received(data)
-        fault = next((m for m, _ in list(self._messages)[count:] if not hasattr(m, "method")), None)
-        if fault is not None:
-            self._refused = True
-            self._break_body(first_line(fault.exc))
+        for i in range(count, len(self._messages)):
+            message, payload = self._messages[i]
+            if not isinstance(message, _ErrInfo) and message.version not in (HttpVersion10, HttpVersion11):
+                error = BadStatusLine(error="only HTTP/1.0 and HTTP/1.1 are served here")
+                message = _ErrInfo(400, error, error.message)
+                self._messages[i] = message, payload
+            if isinstance(message, _ErrInfo):
+                self._refused = True
+                self._break_body(first_line(message.exc))
+                break
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
         """A body that ends too early is refused; a peer that is gone while its request is served ends the request."""

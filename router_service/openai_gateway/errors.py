@@ -39,8 +39,9 @@ def plain_error(message: str, kind: str, code: str, param: str | None = None) ->
 def refusal(request: web.BaseRequest, error: web.HTTPException) -> web.Response:
     """What HTTP itself refuses: the path, the method, the body's size or type, what is expected."""
     param = _PARAMS.get(error.status)
-    target = f"{request.method} {shortened(request.path)}".encode("utf-8", "replace").decode()
-    message = f"{target}: {error.reason}" if param is None else f"{param}: {error.text}"
+    message = (
+        f"{request.method} {shortened(request.path)}: {error.reason}" if param is None else f"{param}: {error.text}"
+    )
     code = error.reason.lower().replace(" ", "_")
     allowed = {key: value for key, value in error.headers.items() if key == "Allow"}
     body = plain_error(message, "invalid_request_error", code, param)

@@ -11,8 +11,9 @@ MAX_ECHO_CHARS = 80
 
 
 def shortened(text: str, limit: int = MAX_ECHO_CHARS) -> str:
-    """`text` in at most `limit` characters; what is cut off is shown by an ellipsis."""
-    return text if len(text) <= limit else f"{text[: limit - 1]}\u2026"
+    """`text` in at most `limit` characters, an ellipsis for the rest, and question marks for lone surrogates."""
+    cut = text if len(text) <= limit else f"{text[: limit - 1]}\u2026"
+    return cut if cut.isascii() else cut.encode("utf-8", "replace").decode()
 
 
 @dataclass(frozen=True, slots=True)

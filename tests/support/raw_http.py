@@ -40,8 +40,8 @@ async def exchange(
     async with asyncio.timeout(timeout_s):
         reader, writer = await asyncio.open_connection(host, int(port))
         sending = asyncio.create_task(_send(writer, data))
+        head = asyncio.create_task(reader.readuntil(b"\r\n\r\n"))
         try:
-            head = asyncio.create_task(reader.readuntil(b"\r\n\r\n"))
             await asyncio.wait((head,), timeout=end_after_s)
             if not head.done():
                 await sending
@@ -55,10 +55,10 @@ async def exchange(
             except ConnectionError as error:
                 raise ConnectionReset(repr(error)) from None
         finally:
-            sending.cancel()
             writer.close()
-            with suppress(ConnectionError, asyncio.CancelledError):
-                await sending
+            for task in (sending, head):
+                task.cancel()
+            await asyncio.gather(sending, head, return_exceptions=True)
 
 
 async def _send(writer: asyncio.StreamWriter, data: bytes) -> None:
