@@ -26,14 +26,16 @@ LIMIT_S = 0.5
 
 @dataclass(frozen=True)
 class GrpcCase:
-    """A call of `method` at an instance of `role`. endless: a sound call never ends; its deadline is the test's own.
+    """A call of `method` at an instance of `role`.
 
+    data: the one message; None for a call that ends without any.
+    endless: a sound call never ends; its deadline is the test's own.
     fields: one of these has to be named by an INVALID_ARGUMENT, where that is certain.
     """
 
     kind: str
     method: str
-    messages: tuple[bytes, ...]
+    data: bytes | None
     role: str = "router"
     metadata: tuple[tuple[str, str | bytes], ...] = ()
     endless: bool = False
@@ -108,7 +110,7 @@ def _set_junk(message: Any, descriptor: FieldDescriptor, rng: random.Random) -> 
 
 
 def _junk(rng: random.Random) -> GrpcCase:
-    return GrpcCase("junk fields", GENERATE, (junk_request(rng).SerializeToString(),))
+    return GrpcCase("junk fields", GENERATE, junk_request(rng).SerializeToString())
 
 
 def _wrong_field(rng: random.Random) -> GrpcCase:
@@ -146,23 +148,23 @@ def _wrong_field(rng: random.Random) -> GrpcCase:
             request.ClearField("prompt")
         case "tier":
             request.resume.token_ids.append(1)
-    return GrpcCase("wrong field", GENERATE, (request.SerializeToString(),), fields=(fields.get(name, name),))
+    return GrpcCase("wrong field", GENERATE, request.SerializeToString(), fields=(fields.get(name, name),))
 
 
 def _changed(rng: random.Random) -> GrpcCase:
-    return GrpcCase("changed bytes", GENERATE, (changed_bytes(rng, sound().SerializeToString()),))
+    return GrpcCase("changed bytes", GENERATE, changed_bytes(rng, sound().SerializeToString()))
 
 
 def _noise(rng: random.Random) -> GrpcCase:
     method = rng.choice((GENERATE, ROUTER + "ListModels", MESH + "GetStatus", "/grpc.health.v1.Health/Check"))
-    return GrpcCase("noise", method, (rng.randbytes(rng.randint(0, 500)),))
+    return GrpcCase("noise", method, rng.randbytes(rng.randint(0, 500)))
 
 
 def _method(rng: random.Random) -> GrpcCase:
     method = rng.choice(
         (ROUTER + "Nothing", ROUTER, "/", "x", "//", "/a/b/c", f"/{'x' * 3_000}/y", ROUTER + "generate", GENERATE + "/")
     )
-    return GrpcCase("method", method, (sound().SerializeToString(),))
+    return GrpcCase("method", method, sound().SerializeToString())
 
 
 def _metadata(rng: random.Random) -> GrpcCase:
@@ -173,15 +175,13 @@ def _metadata(rng: random.Random) -> GrpcCase:
         ("content-language", "%ff%00"),
     )  # fmt: skip
     return GrpcCase(
-        "metadata", GENERATE, (sound().SerializeToString(),), metadata=tuple(rng.sample(pairs, rng.randint(1, 2)))
+        "metadata", GENERATE, sound().SerializeToString(), metadata=tuple(rng.sample(pairs, rng.randint(1, 2)))
     )
 
 
-def _count(rng: random.Random) -> GrpcCase:
-    """No message where one is due, or several."""
-    data = sound().SerializeToString()
+def _nothing(rng: random.Random) -> GrpcCase:
     return GrpcCase(
-        "count", rng.choice((GENERATE, ROUTER + "ListModels")), rng.choice(((), (data, data), (data,) * 10))
+        "nothing", rng.choice((GENERATE, ROUTER + "ListModels", MESH + "WatchStatus")), None, fields=("request",)
     )
 
 
@@ -200,7 +200,7 @@ def _operators(rng: random.Random) -> GrpcCase:
             (ROUTER + "ListModels", router_pb2.ListModelsRequest(), False),
         )
     )
-    return GrpcCase("operators", method, (message.SerializeToString(),), endless=endless)
+    return GrpcCase("operators", method, message.SerializeToString(), endless=endless)
 
 
 def _worker(rng: random.Random) -> GrpcCase:
@@ -212,6 +212,8 @@ def _worker(rng: random.Random) -> GrpcCase:
         request_id=text, sender_instance_id=text, sequence_tokens=rng.choice((0, 1, 2**32 - 1))
     )
     generate = worker_pb2.GenerateRequest(request_id=f"w-{rng.getrandbits(64)}", prompt=prompt, sampling=sampling)
+    step = worker_pb2.ReplyStep(reply_id=rng.choice((0, 1, 2**64 - 1)), start=worker_pb2.StartReply(request=generate))
+    step.start.timeout.seconds = rng.choice((-1, 5, 2**62))
     verify = worker_pb2.VerifyRequest(request_id=text, sampling=sampling, draft_token_ids=[0, 2**32 - 1])
     choices: tuple[tuple[str, Message], ...] = (
         ("Generate", generate),
@@ -219,11 +221,14 @@ def _worker(rng: random.Random) -> GrpcCase:
         ("PlaceBid", ask),
         ("Abort", worker_pb2.AbortRequest(request_id=text)),
         ("GetInfo", worker_pb2.GetInfoRequest()),
+        ("GenerateMany", worker_pb2.GenerateManyRequest(steps=[step])),
+        ("ConfirmBid", worker_pb2.ConfirmBidRequest(confirmed=ask)),
+        ("MigrateIn", worker_pb2.MigrateInRequest(closing=worker_pb2.TransferClosing(token_ids=[2**32 - 1]))),
         ("MigrateOut", worker_pb2.MigrateOutRequest(request_id=text, transfer_id=text, target_address=text)),
     )
     name, message = rng.choice(choices)
     data = message.SerializeToString()
-    return GrpcCase("worker", WORKER + name, (changed_bytes(rng, data) if rng.random() < 0.5 else data,), "worker")
+    return GrpcCase("worker", WORKER + name, changed_bytes(rng, data) if rng.random() < 0.5 else data, "worker")
 
 
 def _judge(rng: random.Random) -> GrpcCase:
@@ -233,7 +238,7 @@ def _judge(rng: random.Random) -> GrpcCase:
         item.prompt.CopyFrom(junk_request(rng).prompt)
         item.logprobs.mean_logprob = rng.choice((math.nan, math.inf, -1.0))
     data = score.SerializeToString()
-    return GrpcCase("judge", JUDGE + "Score", (changed_bytes(rng, data) if rng.random() < 0.5 else data,), "judge")
+    return GrpcCase("judge", JUDGE + "Score", changed_bytes(rng, data) if rng.random() < 0.5 else data, "judge")
 
 
 def _planner(rng: random.Random) -> GrpcCase:
@@ -247,7 +252,7 @@ def _planner(rng: random.Random) -> GrpcCase:
         ("PlanStages", planner_pb2.PlanStagesRequest(tier=rng.choice(("", "nobody", "x" * 5_000)))),
     )
     name, message = rng.choice(choices)
-    return GrpcCase("planner", PLANNER + name, (message.SerializeToString(),), "planner")
+    return GrpcCase("planner", PLANNER + name, message.SerializeToString(), "planner")
 
 
 def _large(rng: random.Random) -> GrpcCase:
@@ -265,7 +270,7 @@ def _large(rng: random.Random) -> GrpcCase:
             request.slo.phases.extend([common_pb2.SloPhase()] * 300_000)
         case 5:
             request.resume.token_ids.extend([1] * 1_000_001)
-    return GrpcCase("large", GENERATE, (request.SerializeToString(),))
+    return GrpcCase("large", GENERATE, request.SerializeToString())
 
 
 _KINDS: dict[Callable[[random.Random], GrpcCase], float] = {
@@ -275,7 +280,7 @@ _KINDS: dict[Callable[[random.Random], GrpcCase], float] = {
     _noise: 8,
     _method: 4,
     _metadata: 4,
-    _count: 3,
+    _nothing: 3,
     _operators: 5,
     _worker: 5,
     _judge: 3,
