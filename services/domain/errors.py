@@ -11,9 +11,11 @@ MAX_ECHO_CHARS = 80
 
 
 def shortened(text: str, limit: int = MAX_ECHO_CHARS) -> str:
-    """`text` in at most `limit` characters, an ellipsis for the rest, and question marks for lone surrogates."""
-    cut = text if len(text) <= limit else f"{text[: limit - 1]}\u2026"
-    return cut if cut.isascii() else cut.encode("utf-8", "replace").decode()
+    """`text` in at most `limit` printable characters: the rest becomes an ellipsis, and line ends and the like escapes."""
+    head = text[:limit]
+    if not head.isprintable():
+        head = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in head)
+    return head if len(head) <= limit and len(text) <= limit else f"{head[: limit - 1]}\u2026"
 
 
 @dataclass(frozen=True, slots=True)

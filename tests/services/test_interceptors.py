@@ -121,6 +121,15 @@ async def test_a_report_of_thousands_of_faults_still_arrives(channel: aio.Channe
     assert "prompt.chat.messages[0].role" in (error.details() or "")
 
 
+@pytest.mark.parametrize("text", ["a\nb", "\x00", "\x1b[31m", "\ud800", "\u2028", "\n" * 500, "x" * 500, "\x00" * 79])
+def test_what_is_echoed_stays_on_its_line(text: str) -> None:
+    """A log has a line for each error: nobody can write lines of their own into it, nor colours into a terminal."""
+    for error in (NotFound("model", text), InvalidRequest(FieldProblem(text, text))):
+        assert str(error).isprintable()
+        assert len(str(error)) < 700
+    assert len(str(NotFound("model", text))) < 100
+
+
 def test_a_report_names_sixteen_faults_and_counts_the_rest() -> None:
     error = InvalidRequest(*(FieldProblem(f"messages[{i}].role", "must be one of these") for i in range(8_000)))
     assert len(error.problems) == 16
