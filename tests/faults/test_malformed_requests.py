@@ -29,7 +29,7 @@ from tests.support.malformed_http import HttpCase, http_cases
 from tests.support.raw_http import exchange
 
 SAMPLE, ALL = 1_000, 10_000
-AT_ONCE = 24
+AT_ONCE = 12
 ANSWER_S = 30.0  # what takes longer hangs
 QUIET_S = 1.0  # without an answer by then, a client that may not have sent everything closes its side
 PROBE_P99_S = 0.25
