@@ -245,8 +245,10 @@ def _planner(rng: random.Random) -> GrpcCase:
     plan = planner_pb2.Plan(scorer="x", judge_unavailable=99)  # type: ignore[arg-type]
     plan.tiers.add(name=rng.choice(("", "x" * 5_000, "é")), threshold=math.nan, instance_count=2**32 - 1)
     plan.provenance.created_at.seconds = rng.choice((0, 2**62))
+    crowded = planner_pb2.Plan(tiers=[planner_pb2.TierPlan()] * 100_000) if rng.random() < 0.1 else plan
     choices: tuple[tuple[str, Message], ...] = (
         ("SetPlan", planner_pb2.SetPlanRequest(plan=plan)),
+        ("SetPlan", planner_pb2.SetPlanRequest(plan=crowded)),
         ("GetPlan", planner_pb2.GetPlanRequest(revision=rng.choice((0, 2**64 - 1)))),
         ("ListPlans", planner_pb2.ListPlansRequest(limit_count=rng.choice((0, 2**32 - 1)))),
         ("PlanStages", planner_pb2.PlanStagesRequest(tier=rng.choice(("", "nobody", "x" * 5_000)))),
