@@ -8,7 +8,10 @@ from services.domain.errors import invalid
 from services.domain.instances import InstanceRecord
 from services.domain.plans import JudgeUnavailable, Plan, Prediction, Provenance, TierPlan
 from services.domain.stages import QoeModel, Stage
-from services.proto_codec import timestamp, timestamp_seconds
+from services.proto_codec import at_most, timestamp, timestamp_seconds
+
+MAX_TIERS = 64
+MAX_STAGES = 1_024  # of one tier; each holds at least one instance
 
 _POLICY = {
     JudgeUnavailable.ESCALATE: pb.JUDGE_UNAVAILABLE_POLICY_ESCALATE,
@@ -50,6 +53,9 @@ def plan_from_proto(plan: pb.Plan) -> Plan:
     """InvalidRequest naming every unsound field."""
     if plan.judge_unavailable not in _POLICY_BACK:
         raise invalid("plan.judge_unavailable", f"unknown policy {plan.judge_unavailable}")
+    at_most(plan.tiers, MAX_TIERS, "plan.tiers", "tiers")
+    for i, tier in enumerate(plan.tiers):
+        at_most(tier.stages, MAX_STAGES, f"plan.tiers[{i}].stages", "stages")
     made = Plan(
         revision=plan.revision,
         tiers=tuple(

@@ -45,7 +45,7 @@ async def compose(chassis: Chassis) -> None:
     channels = await stack.enter_async_context(ChannelPool())
     await stack.enter_async_context(MeshFeed(chassis.redis, chassis.keys, view, on_change=peers.view_changed))
     queue = AdmissionQueue(options.max_active, options.max_waiting)
-    stats = RouterStats(chassis.telemetry.meter)
+    stats = RouterStats(chassis.telemetry.meter, view)
     judging = JudgeLimits(options.judge_timeout_s, options.judge_concurrency, options.judge_open_s)
     judge = JudgeClient(channels, peers, tracer, chassis.telemetry.meter, judging)
     sessions = await stack.enter_async_context(SessionPool(channels))

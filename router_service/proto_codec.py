@@ -22,7 +22,7 @@ from router_service.events import (
 )
 from services import proto_codec as common
 from services.domain.errors import FieldProblem, InvalidRequest
-from services.domain.requests import MAX_TOKEN_ID, prompt_problems, request_id_problems
+from services.domain.requests import model_problems, prompt_problems, request_id_problems, token_id_problems
 from services.state.traces import SpanRecord
 
 MAX_PRIORITY = 100
@@ -36,10 +36,15 @@ _ESCALATIONS = {
 
 
 def request_from_proto(request: pb.GenerateRequest, new_id: str, deadline_s: float) -> RouterRequest:
-    """InvalidRequest naming every unsound field. `new_id` is the id of a request that brings none."""
-    problems: list[FieldProblem] = []
-    if not request.model:
-        problems.append(FieldProblem("model", "must be `cascade` or a tier's name"))
+    """The request of a client.
+
+    new_id: the id of a request that brings none.
+    deadline_s: on the clock of the event loop.
+
+    Raises:
+        InvalidRequest: naming every unsound field; of what is too many, the first.
+    """
+    problems = [*model_problems(request.model, "model")]
     prompt = common.prompt_from_proto(request.prompt)
     sampling = common.sampling_from_proto(request.sampling)
     slo = common.slo_from_proto(request.slo) if request.HasField("slo") else None
@@ -52,11 +57,10 @@ def request_from_proto(request: pb.GenerateRequest, new_id: str, deadline_s: flo
         problems += request_id_problems(request.request_id, "request_id")
     resume = None
     if request.HasField("resume"):
-        if not request.resume.tier:
-            problems.append(FieldProblem("resume.tier", "must not be empty"))
-        if max(request.resume.token_ids, default=0) > MAX_TOKEN_ID:
-            problems.append(FieldProblem("resume.token_ids", f"a token id is at most {MAX_TOKEN_ID}"))
-        resume = Resume(request.resume.tier, tuple(request.resume.token_ids))
+        problems += model_problems(request.resume.tier, "resume.tier")
+        resumed = common.token_ids_from_proto(request.resume.token_ids, "resume.token_ids")
+        problems += token_id_problems(resumed, "resume.token_ids")
+        resume = Resume(request.resume.tier, resumed)
     if problems:
         raise InvalidRequest(*problems)
     return RouterRequest(

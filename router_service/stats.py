@@ -6,15 +6,20 @@ from collections import Counter, deque
 from opentelemetry.metrics import Meter
 
 from router_service.events import Escalated, Finished, Judged, RouterEvent
+from services.domain.mesh_view import MeshView
+from services.domain.plans import CASCADE_MODEL
 
 RECENT = 1000  # requests that percentiles look back on
 RATE_WINDOW_S = 10.0
+UNKNOWN_MODEL = "unknown"
+"""Labels models that are not in the plan: their names are whatever clients send, and each label is kept for good."""
 
 
 class RouterStats:
     """Counters since the start, and recent times to first token."""
 
-    def __init__(self, meter: Meter) -> None:
+    def __init__(self, meter: Meter, view: MeshView) -> None:
+        self._view = view
         self.finished = self.failed = self.rejected = self.failovers = self.migrations = 0
         self.answered: Counter[str] = Counter()  # by tier
         self.escalated: Counter[str] = Counter()  # by tier that was left
@@ -41,7 +46,7 @@ class RouterStats:
             case Finished():
                 self.finished += 1
                 self.answered[event.tier] += 1
-                labels = {"gen_ai.request.model": model, "penstock.tier": event.tier}
+                labels = {"gen_ai.request.model": self._label(model), "penstock.tier": event.tier}
                 self._requests.add(1, labels | {"penstock.outcome": event.reason.value})
                 self._duration.record(event.total_s, labels)
                 self._tokens.add(event.usage.output_tokens, labels)
@@ -53,12 +58,18 @@ class RouterStats:
     def failure(self, model: str, reason: str) -> None:
         """A request ended with an error: not for want of room, nor because its client left."""
         self.failed += 1
-        self._requests.add(1, {"gen_ai.request.model": model, "penstock.outcome": reason})
+        self._requests.add(1, {"gen_ai.request.model": self._label(model), "penstock.outcome": reason})
+
+    def _label(self, model: str) -> str:
+        """The model's name if the current plan has it, else UNKNOWN_MODEL."""
+        plan = self._view.plan
+        known = plan is not None and (model == CASCADE_MODEL or plan.tier(model) is not None)
+        return model if known else UNKNOWN_MODEL
 
     def rejection(self, model: str) -> None:
         """A request was turned away for want of room; it may be tried again."""
         self.rejected += 1
-        self._rejections.add(1, {"gen_ai.request.model": model})
+        self._rejections.add(1, {"gen_ai.request.model": self._label(model)})
 
     def failover(self, tier: str) -> None:
         self.failovers += 1

@@ -32,6 +32,11 @@ from services.domain.errors import (
 
 DOMAIN = "penstock"
 
+# A status travels in trailers, which peers limit to 8 KiB together: once as the message (percent-encoded, up to three bytes
+# for each) and once whole (in base64, four bytes for three). 1 KiB and 3 KiB make at most 7 KiB.
+MAX_MESSAGE_BYTES = 1024
+MAX_STATUS_BYTES = 3072
+
 # error -> (gRPC code, HTTP status)
 TABLE: dict[type[PenstockError], tuple[grpc.StatusCode, int]] = {
     InvalidRequest: (grpc.StatusCode.INVALID_ARGUMENT, 400),
@@ -67,20 +72,38 @@ def http_status(error: PenstockError) -> int:
 
 
 def to_proto(error: PenstockError) -> status_pb2.Status:
-    """A status with ErrorInfo, and BadRequest or RetryInfo where they apply."""
-    details: list[any_pb2.Any] = [_packed(error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN))]
-    if isinstance(error, InvalidRequest):
-        violations = [
-            error_details_pb2.BadRequest.FieldViolation(field=p.field, description=p.problem) for p in error.problems
-        ]
-        details.append(_packed(error_details_pb2.BadRequest(field_violations=violations)))
+    """A status with ErrorInfo, and BadRequest or RetryInfo where they apply; never over MAX_STATUS_BYTES."""
+    code: int = grpc_code(error).value[0]
+    status = status_pb2.Status(code=code_pb2.Code.ValueType(code), message=message_of(error))
+    status.details.append(_packed(error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN)))
     if isinstance(error, Overloaded):
         delay = Duration()
         delay.FromMilliseconds(max(1, round(error.retry_after_s * 1000)))
-        details.append(_packed(error_details_pb2.RetryInfo(retry_delay=delay)))
-    code: int = grpc_code(error).value[0]
-    message = str(error).encode("utf-8", "replace").decode()
-    return status_pb2.Status(code=code_pb2.Code.ValueType(code), message=message, details=details)
+        status.details.append(_packed(error_details_pb2.RetryInfo(retry_delay=delay)))
+    if isinstance(error, InvalidRequest):
+        status.details.append(_packed(_violations(error, MAX_STATUS_BYTES - status.ByteSize())))
+    return status
+
+
+def message_of(error: PenstockError, limit_bytes: int = MAX_MESSAGE_BYTES) -> str:
+    """What `error` says, as sound UTF-8 of at most `limit_bytes`."""
+    said = str(error).encode("utf-8", "replace")
+    if len(said) <= limit_bytes:
+        return said.decode()
+    return said[: limit_bytes - 3].decode("utf-8", "ignore") + "\u2026"  # three bytes
+
+
+def _violations(error: InvalidRequest, limit_bytes: int) -> error_details_pb2.BadRequest:
+    """As many of the error's problems as fit, with what packing them adds."""
+    bad = error_details_pb2.BadRequest()
+    size = 64  # of the type's name, tags and lengths
+    for problem in error.problems:
+        violation = error_details_pb2.BadRequest.FieldViolation(field=problem.field, description=problem.problem)
+        size += violation.ByteSize() + 4
+        if size > limit_bytes:
+            break
+        bad.field_violations.append(violation)
+    return bad
 
 
 def to_status(error: PenstockError) -> grpc.Status:

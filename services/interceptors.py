@@ -3,11 +3,12 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, aclosing, nullcontext
 from typing import Any, NoReturn
 
 import grpc
+from google.protobuf.message import DecodeError
 from google.rpc import code_pb2, status_pb2
 from grpc import aio
 from grpc_status import rpc_status
@@ -15,7 +16,7 @@ from opentelemetry.metrics import Histogram
 from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, StatusCode, Tracer
 
 from services import errors, telemetry
-from services.domain.errors import Overloaded, PenstockError
+from services.domain.errors import InvalidRequest, Overloaded, PenstockError, invalid
 from services.grpc_types import Context, Handler
 from services.telemetry import Telemetry
 from services.write_timeouts import WriteTimeouts
@@ -89,9 +90,9 @@ class RecordedCall:
             span.set_attribute("rpc.response.status_code", code.name)
             span.set_attribute("error.type", error.reason)
             if code.name not in ("INVALID_ARGUMENT", "NOT_FOUND"):
-                span.set_status(StatusCode.ERROR, str(error))
+                span.set_status(StatusCode.ERROR, errors.message_of(error))
             level = logging.DEBUG if isinstance(error, Overloaded) else logging.INFO
-            _log.log(level, "%s: %s: %s", self._method, code.name, error)
+            _log.log(level, "%s: %s: %s", self._method, code.name, errors.message_of(error))
             return errors.to_proto(error)
         self.end("INTERNAL")
         span.record_exception(error)
@@ -101,7 +102,11 @@ class RecordedCall:
 
 
 class ChassisInterceptor(aio.ServerInterceptor):
-    """Records each RPC and turns errors into statuses with details."""
+    """Records each RPC and turns errors into statuses with details.
+
+    Every handler is served as one of a request stream: gRPC answers neither bytes that are no message (UNKNOWN, the error's
+    text and all) nor a call that ends without any message (it waits for ever) in a way that a client could use.
+    """
 
     def __init__(self, measured: Telemetry, write_timeout_s: float) -> None:
         self._calls = CallRecorder(measured)
@@ -115,21 +120,22 @@ class ChassisInterceptor(aio.ServerInterceptor):
     ) -> Handler | None:
         handler = await continuation(handler_call_details)
         method: str = handler_call_details.method
-        if handler is None or method.startswith(FOREIGN):
+        if handler is None:
             return handler
+        several = handler.request_streaming
+        deserializer = _checked(handler.request_deserializer)
         if handler.response_streaming:
-            inner: Any = handler.stream_stream if handler.request_streaming else handler.unary_stream
-            made = (
-                grpc.stream_stream_rpc_method_handler
-                if handler.request_streaming
-                else grpc.unary_stream_rpc_method_handler
-            )
+            inner: Any = handler.stream_stream if several else handler.unary_stream
+            made = grpc.stream_stream_rpc_method_handler
+            if method.startswith(FOREIGN):
+                return made(_foreign(inner, several=several), deserializer, handler.response_serializer)
 
             # Not a generator: the span is current in here and nowhere else, also when the client goes away.
-            async def stream(request: Any, context: Context) -> None:
+            async def stream(requests: AsyncIterator[Any], context: Context) -> None:
                 call, write = self._begin(method, context), self._writes.watched()
                 with call.span() as span:
                     try:
+                        request = await _request(requests, several=several)
                         async with aclosing(inner(request, context)) as responses:
                             async for response in responses:
                                 with write:
@@ -139,24 +145,24 @@ class ChassisInterceptor(aio.ServerInterceptor):
                         await _abort(context, call.failed(error, span), error)
                     call.end("OK")
 
-            return made(stream, handler.request_deserializer, handler.response_serializer)
+            return made(stream, deserializer, handler.response_serializer)
 
-        single: Any = handler.stream_unary if handler.request_streaming else handler.unary_unary
-        made = (
-            grpc.stream_unary_rpc_method_handler if handler.request_streaming else grpc.unary_unary_rpc_method_handler
-        )
+        single: Any = handler.stream_unary if several else handler.unary_unary
+        made_unary = grpc.stream_unary_rpc_method_handler
+        if method.startswith(FOREIGN):
+            return made_unary(_foreign(single, several=several), deserializer, handler.response_serializer)
 
-        async def unary(request: Any, context: Context) -> Any:
+        async def unary(requests: AsyncIterator[Any], context: Context) -> Any:
             call = self._begin(method, context)
             with call.span() as span:
                 try:
-                    response = await single(request, context)
+                    response = await single(await _request(requests, several=several), context)
                 except BaseException as error:
                     await _abort(context, call.failed(error, span), error)
                 call.end("OK")
                 return response
 
-        return made(unary, handler.request_deserializer, handler.response_serializer)
+        return made_unary(unary, deserializer, handler.response_serializer)
 
     def _begin(self, method: str, context: Context) -> RecordedCall:
         headers = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
@@ -168,3 +174,69 @@ async def _abort(context: Context, status: status_pb2.Status | None, error: Base
         raise error
     await context.abort_with_status(rpc_status.to_status(status))
     raise AssertionError("abort returns never")
+
+
+def _checked(deserializer: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+    """A deserializer that returns an InvalidRequest for bytes that are no message, since what it raises passes us by."""
+    if deserializer is None:
+        return None
+
+    def deserialize(data: bytes) -> Any:
+        try:
+            return deserializer(data)
+        except DecodeError:
+            return invalid("request", "is not a message of this method, or a string in it is not UTF-8")
+
+    return deserialize
+
+
+class _Messages:
+    """The messages of a call. Not a generator: a wait for the next one can be cancelled and begun again.
+
+    Raises, where the bytes were no message:
+        InvalidRequest
+    """
+
+    def __init__(self, requests: AsyncIterator[Any]) -> None:
+        self._requests = aiter(requests)
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self
+
+    async def __anext__(self) -> Any:
+        request = await anext(self._requests)
+        if isinstance(request, InvalidRequest):
+            raise request
+        return request
+
+
+async def _request(requests: AsyncIterator[Any], *, several: bool) -> Any:
+    """What a handler takes: all messages as they come, or the one.
+
+    Raises:
+        InvalidRequest: the one is missing, or its bytes were no message.
+    """
+    messages = _Messages(requests)
+    if several:
+        return messages
+    try:
+        return await anext(messages)
+    except StopAsyncIteration:
+        raise invalid("request", "is missing: the call ended without a message") from None
+
+
+def _foreign(inner: Any, *, several: bool) -> Callable[[AsyncIterator[Any], Context], Awaitable[Any]]:
+    """A handler of grpc's own packages, unrecorded; it may be a generator or write by itself."""
+
+    async def handle(requests: AsyncIterator[Any], context: Context) -> Any:
+        try:
+            called = inner(await _request(requests, several=several), context)
+            if isinstance(called, Awaitable):
+                return await called
+            async with aclosing(called) as responses:
+                async for response in responses:
+                    await context.write(response)
+        except InvalidRequest as error:
+            await context.abort_with_status(errors.to_status(error))
+
+    return handle

@@ -1,11 +1,16 @@
 """Domain to proto and back, for what all services speak of. In pairs; what comes in is not trusted."""
 
+from collections.abc import Sequence, Sized
+
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from penstock.common.v1 import common_pb2 as pb
-from services.domain.errors import invalid
+from services.domain.errors import InvalidRequest, invalid
 from services.domain.requests import (
+    MAX_PROMPT_TOKENS,
+    MAX_SLO_PHASES,
+    MAX_STOP_STRINGS,
     ChatMessage,
     ChatPrompt,
     FinishReason,
@@ -19,7 +24,11 @@ from services.domain.requests import (
     TokenLogprob,
     TokenPrompt,
     TokenUsage,
+    message_count_problem,
 )
+
+MAX_DURATION_S = 315_576_000_000
+"""What google.protobuf.Duration allows: 10,000 years."""
 
 _FINISH = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
@@ -43,16 +52,42 @@ def prompt_to_proto(prompt: Prompt) -> pb.Prompt:
 
 
 def prompt_from_proto(prompt: pb.Prompt, path: str = "prompt") -> Prompt:
-    """InvalidRequest if no form is set."""
+    """The prompt, not yet checked but for its counts: what is too many is not built.
+
+    Raises:
+        InvalidRequest: no form is set, or there are too many messages or tokens.
+    """
     match prompt.WhichOneof("kind"):
         case "chat":
+            if problem := message_count_problem(len(prompt.chat.messages), f"{path}.chat.messages"):
+                raise InvalidRequest(problem)
             return ChatPrompt(tuple(ChatMessage(m.role, m.content) for m in prompt.chat.messages))
         case "text":
             return TextPrompt(prompt.text)
         case "token_ids":
-            return TokenPrompt(tuple(prompt.token_ids.ids))
+            return TokenPrompt(token_ids_from_proto(prompt.token_ids.ids, f"{path}.token_ids.ids"))
         case _:
             raise invalid(path, "one of chat, text and token_ids is needed")
+
+
+def token_ids_from_proto(ids: Sequence[int], path: str) -> tuple[int, ...]:
+    """Token ids out of a message.
+
+    Raises:
+        InvalidRequest: there are too many.
+    """
+    at_most(ids, MAX_PROMPT_TOKENS, path, "tokens")
+    return tuple(ids)
+
+
+def at_most(values: Sized, limit: int, path: str, what: str) -> None:
+    """Refuse a repeated field that is too long, before it is walked.
+
+    Raises:
+        InvalidRequest: naming `path`.
+    """
+    if len(values) > limit:
+        raise invalid(path, f"at most {limit} {what}, not {len(values)}")
 
 
 def sampling_to_proto(sampling: SamplingParams) -> pb.SamplingParams:
@@ -67,7 +102,13 @@ def sampling_to_proto(sampling: SamplingParams) -> pb.SamplingParams:
     )
 
 
-def sampling_from_proto(sampling: pb.SamplingParams) -> SamplingParams:
+def sampling_from_proto(sampling: pb.SamplingParams, path: str = "sampling") -> SamplingParams:
+    """The parameters, not yet checked but for the number of stop strings.
+
+    Raises:
+        InvalidRequest: there are too many stop strings.
+    """
+    at_most(sampling.stop, MAX_STOP_STRINGS, f"{path}.stop", "strings")
     return SamplingParams(
         temperature=sampling.temperature if sampling.HasField("temperature") else 1.0,
         top_p=sampling.top_p if sampling.HasField("top_p") else 1.0,
@@ -94,10 +135,20 @@ def slo_to_proto(slo: Slo) -> pb.Slo:
     return made
 
 
-def slo_from_proto(slo: pb.Slo) -> Slo:
+def slo_from_proto(slo: pb.Slo, path: str = "slo") -> Slo:
+    """The promise, not yet checked but for the number of phases.
+
+    Raises:
+        InvalidRequest: there are too many phases, or a duration is none.
+    """
+    at_most(slo.phases, MAX_SLO_PHASES, f"{path}.phases", "phases")
+    ttft = slo.time_to_first_token if slo.HasField("time_to_first_token") else None
     return Slo(
-        seconds(slo.time_to_first_token) if slo.HasField("time_to_first_token") else None,
-        tuple(SloPhase(p.from_output_token_count, seconds(p.time_per_output_token)) for p in slo.phases),
+        None if ttft is None else seconds(ttft, f"{path}.time_to_first_token"),
+        tuple(
+            SloPhase(p.from_output_token_count, seconds(p.time_per_output_token, f"{path}.phases[{i}]"))
+            for i, p in enumerate(slo.phases)
+        ),
     )
 
 
@@ -152,8 +203,15 @@ def duration(value_s: float) -> Duration:
     return made
 
 
-def seconds(value: Duration) -> float:
-    return value.ToNanoseconds() / 1e9
+def seconds(value: Duration, path: str = "duration") -> float:
+    """A duration in seconds.
+
+    Raises:
+        InvalidRequest: seconds and nanos are out of the range of a Duration.
+    """
+    if abs(value.seconds) > MAX_DURATION_S or abs(value.nanos) >= 10**9:
+        raise invalid(path, f"must be a duration of at most {MAX_DURATION_S} s")
+    return value.seconds + value.nanos / 1e9
 
 
 def timestamp(value_s: float) -> Timestamp:
@@ -163,7 +221,7 @@ def timestamp(value_s: float) -> Timestamp:
 
 
 def timestamp_seconds(value: Timestamp) -> float:
-    return value.ToNanoseconds() / 1e9
+    return value.seconds + value.nanos / 1e9
 
 
 def _logprob_to_proto(value: TokenLogprob) -> pb.TokenLogprob:

@@ -27,6 +27,7 @@ TIERS = ("small", "medium", "large")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--sglang", action="store_true", help="run the tests that need a real SGLang server")
+    parser.addoption("--all-faults", action="store_true", help="try every fault, not a sample: some minutes")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -56,7 +56,7 @@ def request_from_proto(request: pb.GenerateRequest) -> GenerationRequest:
         request_id=request.request_id,
         prompt=common.prompt_from_proto(request.prompt),
         sampling=common.sampling_from_proto(request.sampling),
-        resume_token_ids=tuple(request.resume_token_ids),
+        resume_token_ids=common.token_ids_from_proto(request.resume_token_ids, "resume_token_ids"),
         slo=common.slo_from_proto(request.slo) if request.HasField("slo") else None,
         priority=request.priority,
     )

@@ -6,7 +6,6 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
-from http import HTTPStatus
 from typing import Any
 
 from aiohttp import web
@@ -15,15 +14,16 @@ from opentelemetry.trace import Span, SpanKind, StatusCode
 from router_service.events import Answer, Finished, RouterEvent, RouterRequest
 from router_service.models import ServedModel, models_of
 from router_service.openai_gateway import health, replies, schema
-from router_service.openai_gateway.connections import LimitedRunner
-from router_service.openai_gateway.errors import error_body, error_headers, plain_error
+from router_service.openai_gateway.bodies import RequestBodies
+from router_service.openai_gateway.connections import GatewayRunner
+from router_service.openai_gateway.errors import error_body, error_headers, plain_error, refusal
 from router_service.openai_gateway.health import HealthRoutes
 from router_service.openai_gateway.replies import ChatFormat, Choice, CompletionFormat, Format
 from router_service.readiness import readiness
 from router_service.request_driver import RequestDriver
 from router_service.servicer import Draining, new_request_id
 from services import telemetry
-from services.domain.errors import NotFound, PeerNotReading, PenstockError
+from services.domain.errors import NotFound, PeerNotReading, PenstockError, shortened
 from services.domain.mesh_view import MeshView
 from services.domain.requests import MAX_SEED, Prompt, SamplingParams
 from services.errors import http_status
@@ -32,7 +32,7 @@ from services.write_timeouts import WriteTimeouts
 
 _log = logging.getLogger(__name__)
 
-MAX_BODY_BYTES = 16 * 1024 * 1024
+MAX_TRACED_PATH_CHARS = 256
 LINGERING_S = 1.0  # for the rest of a body that nobody wants: time for the client to read why
 
 
@@ -56,18 +56,19 @@ class OpenAiGateway:
         self._driver, self._view, self._draining = driver, view, draining
         self._tracer, self._limits = measured.tracer, limits
         given_up = measured.meter.create_counter("penstock.http.server.write_timeouts", unit="{request}")
+        self._bodies = RequestBodies(limits.body_timeout_s)
         self._writes = WriteTimeouts(limits.write_timeout_s, lambda: given_up.add(1))
         self._runner: web.AppRunner | None = None
 
     async def start(self, host: str, port: int) -> int:
         """Listen; return the port. OSError if it is taken."""
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._guard])
+        app = web.Application(middlewares=[self._guard])
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/completions", self._completions)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/v1/models/{model}", self._model)
         HealthRoutes(lambda: readiness(self._view, draining=self._draining.closed)).add_to(app)
-        self._runner = LimitedRunner(
+        self._runner = GatewayRunner(
             app,
             self._limits.max_connections,
             access_log=None,
@@ -84,6 +85,7 @@ class OpenAiGateway:
     async def close(self) -> None:
         if self._runner is not None:
             await self._runner.cleanup()
+        self._bodies.close()
 
     @web.middleware
     async def _guard(
@@ -97,34 +99,23 @@ class OpenAiGateway:
             f"{request.method} {route.canonical if route is not None else 'unknown'}",
             context=telemetry.extract(request.headers),
             kind=SpanKind.SERVER,
-            attributes={"http.request.method": request.method, "url.path": request.path},
+            attributes={"http.request.method": request.method, "url.path": _path(request)},
             record_exception=False,
             set_status_on_exception=False,
         ) as span:
             try:
-                await self._receive(request)
                 response = await handler(request)
             except PeerNotReading as error:
                 raise _cut_off(request, span, error) from error
             except PenstockError as error:
                 response = web.json_response(error_body(error), status=http_status(error), headers=error_headers(error))
-            except web.HTTPRequestEntityTooLarge:
-                body = plain_error(f"body: longer than {MAX_BODY_BYTES} bytes", "invalid_request_error", "too_large")
-                response = web.json_response(body, status=413)
             except web.HTTPException as error:
-                said = f"{request.method} {request.path}: {error.reason}"
-                response = web.json_response(
-                    plain_error(said, "invalid_request_error", error.reason.lower().replace(" ", "_")),
-                    status=error.status,
-                    headers={k: v for k, v in error.headers.items() if k == "Allow"},
-                )
-                if error.status == HTTPStatus.REQUEST_TIMEOUT:
-                    response.force_close()  # the rest of the body may still be coming
+                response = refusal(request, error)
             except asyncio.CancelledError:
                 span.set_status(StatusCode.ERROR, "the client went away")
                 raise
             except Exception as error:
-                _log.exception("%s %s failed", request.method, request.path)
+                _log.exception("%s %s failed", request.method, _path(request))
                 span.record_exception(error)
                 response = web.json_response(
                     plain_error("internal error; the log has more", "server_error", "internal"), status=500
@@ -140,16 +131,6 @@ class OpenAiGateway:
                 raise _cut_off(request, span, error) from error
             return response
 
-    async def _receive(self, request: web.Request) -> None:
-        """Have the whole body here, within its time."""
-        if not request.can_read_body:
-            return
-        try:
-            async with asyncio.timeout(self._limits.body_timeout_s):
-                await request.read()
-        except TimeoutError:
-            raise web.HTTPRequestTimeout(reason="the body did not come in time") from None
-
     async def _models(self, request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [_model_body(m) for m in models_of(self._view)]})
 
@@ -161,12 +142,12 @@ class OpenAiGateway:
         raise NotFound("model", wanted)
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        asked = schema.parse_chat(await request.read())
+        asked = await self._bodies.parsed(request, schema.parse_chat)
         with_logprobs = bool(asked.logprobs)
         return await self._answer(request, asked, ChatFormat(), [asked.prompt()], asked.params(), with_logprobs)
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
-        asked = schema.parse_completion(await request.read())
+        asked = await self._bodies.parsed(request, schema.parse_completion)
         with_logprobs = asked.logprobs is not None
         return await self._answer(request, asked, CompletionFormat(), asked.prompts(), asked.params(), with_logprobs)
 
@@ -275,6 +256,11 @@ def _cut_off(request: web.Request, span: Span, error: PeerNotReading) -> asyncio
     if request.transport is not None:
         request.transport.abort()
     return asyncio.CancelledError()
+
+
+def _path(request: web.Request) -> str:
+    """The request's path as logs and spans may hold it."""
+    return shortened(request.path, MAX_TRACED_PATH_CHARS)
 
 
 def _nth(sampling: SamplingParams, index: int) -> SamplingParams:

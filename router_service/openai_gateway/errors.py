@@ -3,9 +3,13 @@
 import math
 from typing import Any
 
+from aiohttp import web
+
 from router_service.openai_gateway.schema import renamed
-from services.domain.errors import InvalidRequest, NotFound, Overloaded, PenstockError
-from services.errors import http_status
+from services.domain.errors import InvalidRequest, NotFound, Overloaded, PenstockError, shortened
+from services.errors import http_status, message_of
+
+MAX_MESSAGE_BYTES = 4096
 
 _TYPES = dict.fromkeys((400, 404, 409, 413, 422), "invalid_request_error") | {429: "rate_limit_error"}
 
@@ -20,7 +24,7 @@ def error_body(error: PenstockError) -> dict[str, Any]:
         param = "model"
     code = "model_not_found" if param == "model" and isinstance(error, NotFound) else error.reason.lower()
     kind = _TYPES.get(http_status(error), "server_error")
-    return {"error": {"message": str(error), "type": kind, "param": param, "code": code}}
+    return {"error": {"message": message_of(error, MAX_MESSAGE_BYTES), "type": kind, "param": param, "code": code}}
 
 
 def error_headers(error: PenstockError) -> dict[str, str]:
@@ -28,5 +32,23 @@ def error_headers(error: PenstockError) -> dict[str, str]:
     return {"Retry-After": str(math.ceil(error.retry_after_s))} if isinstance(error, Overloaded) else {}
 
 
-def plain_error(message: str, kind: str, code: str) -> dict[str, Any]:
-    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+def plain_error(message: str, kind: str, code: str, param: str | None = None) -> dict[str, Any]:
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def refusal(request: web.BaseRequest, error: web.HTTPException) -> web.Response:
+    """What HTTP itself refuses: the path, the method, the body's size or type, what is expected."""
+    param = _PARAMS.get(error.status)
+    message = (
+        f"{request.method} {shortened(request.path)}: {error.reason}" if param is None else f"{param}: {error.text}"
+    )
+    code = error.reason.lower().replace(" ", "_")
+    allowed = {key: value for key, value in error.headers.items() if key == "Allow"}
+    body = plain_error(message, "invalid_request_error", code, param)
+    response = web.json_response(body, status=error.status, headers=allowed)
+    if isinstance(error, web.HTTPRequestTimeout):
+        response.force_close()  # the rest of the body may still be coming
+    return response
+
+
+_PARAMS = {408: "body", 413: "body", 415: "body", 417: "expect"}

@@ -9,9 +9,14 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from router_service.openai_gateway.json_values import check_keys, read_object
 from services.domain.errors import FieldProblem, InvalidRequest
 from services.domain.requests import (
+    MAX_MESSAGES,
+    MAX_MODEL_CHARS,
+    MAX_PROMPT_TOKENS,
     MAX_SEED,
+    MAX_STOP_STRINGS,
     ChatMessage,
     ChatPrompt,
     Prompt,
@@ -24,6 +29,8 @@ from services.domain.requests import (
 MAX_CHOICES = 16
 MAX_PROMPTS = 64
 MAX_LEGACY_LOGPROBS = 5
+MAX_PARTS = 1_024  # of one message
+MAX_METADATA = 16  # as at OpenAI
 COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 
 _STRICT = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -40,7 +47,7 @@ class Message(BaseModel):
     model_config = _STRICT
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(min_length=1)]
+    content: str | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)]
     name: str | None = None
 
     def plain(self) -> ChatMessage:
@@ -66,13 +73,13 @@ class _Common(BaseModel):
 
     model_config = _STRICT
 
-    model: Annotated[str, Field(min_length=1)]
+    model: Annotated[str, Field(min_length=1, max_length=MAX_MODEL_CHARS)]
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    stop: str | list[str] | None = None
+    stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=MAX_SEED)] | None = None
     # accepted only at the value that changes nothing
     presence_penalty: Annotated[float, Field(ge=0, le=0)] | None = None
@@ -101,7 +108,7 @@ class _Common(BaseModel):
 
 
 class ChatRequest(_Common):
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     logprobs: bool | None = None
@@ -133,9 +140,12 @@ _TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 class CompletionRequest(_Common):
     prompt: (
         str
-        | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
-        | Annotated[list[_TokenId], Field(min_length=1)]
-        | Annotated[list[Annotated[list[_TokenId], Field(min_length=1)]], Field(min_length=1, max_length=MAX_PROMPTS)]
+        | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
+        | Annotated[list[_TokenId], Field(min_length=1, fail_fast=True)]
+        | Annotated[
+            list[Annotated[list[_TokenId], Field(min_length=1, max_length=MAX_PROMPT_TOKENS, fail_fast=True)]],
+            Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True),
+        ]
     )
     max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_LEGACY_LOGPROBS)] | None = None
@@ -173,9 +183,27 @@ def parse_completion(body: bytes) -> CompletionRequest:
     return _checked(CompletionRequest, body)
 
 
+# Counted before anything is checked: what is too many is not walked.
+_COUNTS = {
+    "messages": (MAX_MESSAGES, "messages"),
+    "stop": (MAX_STOP_STRINGS, "strings"),
+    "prompt": (MAX_PROMPT_TOKENS, "tokens"),
+    "metadata": (MAX_METADATA, "entries"),
+}
+
+
 def _checked(kind: type[_T], body: bytes) -> _T:
+    content = read_object(body)
+    crowded = [
+        FieldProblem(name, f"at most {limit} {what}, not {len(content[name])}")
+        for name, (limit, what) in _COUNTS.items()
+        if isinstance(content.get(name), (list, dict)) and len(content[name]) > limit
+    ]
+    if crowded:
+        raise InvalidRequest(*crowded)
+    check_keys(content, body)
     try:
-        request: _T = kind.model_validate_json(body)
+        request: _T = kind.model_validate(content)
     except ValidationError as error:
         raise InvalidRequest(*_problems(error)) from None
     problems = [*request.problems()]
@@ -185,18 +213,21 @@ def _checked(kind: type[_T], body: bytes) -> _T:
 
 
 def _problems(error: ValidationError) -> list[FieldProblem]:
-    found: dict[str, str] = {}
+    """What pydantic found, under the names that the client used. Linear in its length, which fail_fast bounds."""
+    found: dict[tuple[str | int, ...], list[str]] = {}
     for fault in error.errors(include_url=False, include_input=False):
-        if fault["type"] == "json_invalid":
-            return [FieldProblem("body", fault["msg"])]
         # a union names its branches in the location: they are types, not fields
-        path = [part for part in fault["loc"] if not (isinstance(part, str) and ("[" in part or part in _BRANCHES))]
-        name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".") or "body"
+        path = tuple(p for p in fault["loc"] if not (isinstance(p, str) and ("[" in p or p in _BRANCHES)))
         said = "is not supported here" if fault["type"] == "extra_forbidden" else fault["msg"]
-        found[name] = f"{found[name]}; or {said}" if name in found and said not in found[name] else said
+        if said not in found.setdefault(path, []):
+            found[path].append(said)
     # of a union's branches, the one that came further says more
-    vague = {name for name in found for other in found if other.startswith((f"{name}.", f"{name}["))}
-    return [FieldProblem(name, said) for name, said in found.items() if name not in vague]
+    vague = {path[:end] for path in found for end in range(len(path))}
+    return [FieldProblem(_name(path), "; or ".join(said)) for path, said in found.items() if path not in vague]
+
+
+def _name(path: tuple[str | int, ...]) -> str:
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".") or "body"
 
 
 _BRANCHES = frozenset({"str", "int", "bool", "float"})

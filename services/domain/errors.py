@@ -2,6 +2,21 @@
 
 from dataclasses import dataclass
 
+MAX_NAMED_PROBLEMS = 16
+"""Problems that one report names; a client mends these first, and a report stays small whatever was sent."""
+MAX_FIELD_CHARS = 120
+MAX_PROBLEM_CHARS = 400
+MAX_ECHO_CHARS = 80
+"""Of a client's own text in a message: enough to recognise it."""
+
+
+def shortened(text: str, limit: int = MAX_ECHO_CHARS) -> str:
+    """`text` in at most `limit` printable characters: the rest becomes an ellipsis, and line ends and the like escapes."""
+    head = text[:limit]
+    if not head.isprintable():
+        head = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in head)
+    return head if len(head) <= limit and len(text) <= limit else f"{head[: limit - 1]}\u2026"
+
 
 @dataclass(frozen=True, slots=True)
 class FieldProblem:
@@ -18,13 +33,22 @@ class PenstockError(Exception):
 
 
 class InvalidRequest(PenstockError):
-    """The request cannot be served as it is; every problem names its field."""
+    """The request cannot be served as it is; every problem names its field.
+
+    problems: at most MAX_NAMED_PROBLEMS, each bounded in length.
+    unnamed: how many more there were.
+    """
 
     reason = "INVALID_REQUEST"
 
     def __init__(self, *problems: FieldProblem) -> None:
-        self.problems = problems
-        super().__init__("; ".join(f"{p.field}: {p.problem}" for p in problems))
+        self.problems = tuple(
+            FieldProblem(shortened(p.field, MAX_FIELD_CHARS), shortened(p.problem, MAX_PROBLEM_CHARS))
+            for p in problems[:MAX_NAMED_PROBLEMS]
+        )
+        self.unnamed = max(0, len(problems) - MAX_NAMED_PROBLEMS)
+        message = "; ".join(f"{p.field}: {p.problem}" for p in self.problems)
+        super().__init__(f"{message}; and {self.unnamed} more" if self.unnamed else message)
 
 
 class PromptTooLong(InvalidRequest):
@@ -42,7 +66,7 @@ class NotFound(PenstockError):
 
     def __init__(self, kind: str, name: str) -> None:
         self.kind, self.name = kind, name
-        super().__init__(f"no {kind} '{name}'")
+        super().__init__(f"no {kind} '{shortened(name)}'")
 
 
 class AlreadyRunning(PenstockError):
@@ -50,7 +74,7 @@ class AlreadyRunning(PenstockError):
 
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id
-        super().__init__(f"request '{request_id}' is running already")
+        super().__init__(f"request '{shortened(request_id)}' is running already")
 
 
 class RevisionConflict(PenstockError):

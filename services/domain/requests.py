@@ -5,9 +5,18 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from services.domain.errors import FieldProblem, InvalidRequest
+from services.domain.errors import FieldProblem, InvalidRequest, shortened
 
-MAX_PROMPT_CHARS = 4_000_000
+# Limits on what one request may hold. They are well over what any context served today can take (a token is about four
+# characters), and low enough that a request is checked in milliseconds and fits a message to a worker.
+MAX_PROMPT_CHARS = 2_000_000
+MAX_PROMPT_TOKENS = 1_000_000
+MAX_MESSAGES = 4_096
+MAX_MODEL_CHARS = 256
+MAX_SLO_PHASES = 64
+MIN_TEMPERATURE = 1e-4
+"""Below it a temperature means greedy decoding. At it a token whose logit is 0.002 under the best one's is drawn once in
+10^8 times; far below it the quotients leave the range of float32."""
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
 MAX_TOP_LOGPROBS = 20
@@ -47,16 +56,17 @@ Prompt = ChatPrompt | TextPrompt | TokenPrompt
 
 
 def prompt_problems(prompt: Prompt, path: str) -> Iterator[FieldProblem]:
-    """What is wrong with a prompt; nothing if it is sound."""
+    """What is wrong with a prompt; nothing if it is sound. Counts come first: what is too many is not walked."""
     match prompt:
         case ChatPrompt(messages):
-            if not messages:
-                yield FieldProblem(f"{path}.chat.messages", "at least one message is needed")
+            if (problem := message_count_problem(len(messages), f"{path}.chat.messages")) is not None:
+                yield problem
+                return
             for i, message in enumerate(messages):
                 if message.role not in ("system", "user", "assistant"):
                     yield FieldProblem(
                         f"{path}.chat.messages[{i}].role",
-                        f"must be system, user or assistant, not '{message.role[:40]}'",
+                        f"must be system, user or assistant, not '{shortened(message.role)}'",
                     )
             if sum(len(m.content) for m in messages) > MAX_PROMPT_CHARS:
                 yield FieldProblem(f"{path}.chat.messages", f"longer than {MAX_PROMPT_CHARS} characters")
@@ -68,15 +78,37 @@ def prompt_problems(prompt: Prompt, path: str) -> Iterator[FieldProblem]:
         case TokenPrompt(token_ids):
             if not token_ids:
                 yield FieldProblem(f"{path}.token_ids.ids", "must not be empty")
-            elif max(token_ids) > MAX_TOKEN_ID:
-                yield FieldProblem(f"{path}.token_ids.ids", f"a token id is at most {MAX_TOKEN_ID}")
+            else:
+                yield from token_id_problems(token_ids, f"{path}.token_ids.ids")
+
+
+def message_count_problem(count: int, path: str) -> FieldProblem | None:
+    if count < 1:
+        return FieldProblem(path, "at least one message is needed")
+    return FieldProblem(path, f"at most {MAX_MESSAGES} messages, not {count}") if count > MAX_MESSAGES else None
+
+
+def token_id_problems(token_ids: Sequence[int], path: str) -> Iterator[FieldProblem]:
+    """What is wrong with token ids, of which there may be none."""
+    if len(token_ids) > MAX_PROMPT_TOKENS:
+        yield FieldProblem(path, f"at most {MAX_PROMPT_TOKENS} tokens, not {len(token_ids)}")
+    elif token_ids and max(token_ids) > MAX_TOKEN_ID:
+        yield FieldProblem(path, f"a token id is at most {MAX_TOKEN_ID}")
+
+
+def model_problems(model: str, path: str) -> Iterator[FieldProblem]:
+    """What is wrong with a model's name, before it is looked up."""
+    if not model:
+        yield FieldProblem(path, "must name a model: `cascade` or a tier")
+    elif len(model) > MAX_MODEL_CHARS:
+        yield FieldProblem(path, f"must have at most {MAX_MODEL_CHARS} characters, not {len(model)}")
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How tokens are chosen.
 
-    temperature: 0 is greedy.
+    temperature: from 0 to 2. 0 is greedy; so is everything under MIN_TEMPERATURE, which becomes 0 here, for all engines.
     top_p: the smallest set of likeliest tokens with at least this probability is drawn from.
     seed: with the output position it decides every random number, so that a reply does not depend on where or with
         what it runs; None until somebody draws one.
@@ -91,6 +123,10 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     top_logprobs: int | None = None
     ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        if 0 <= self.temperature < MIN_TEMPERATURE:  # also -0.0
+            object.__setattr__(self, "temperature", 0.0)
 
     @property
     def greedy(self) -> bool:
@@ -110,7 +146,7 @@ class SamplingParams:
             yield FieldProblem(f"{path}.max_output_tokens", "must be at least 1")
         if len(self.stop) > MAX_STOP_STRINGS:
             yield FieldProblem(f"{path}.stop", f"at most {MAX_STOP_STRINGS} strings, not {len(self.stop)}")
-        for i, stop in enumerate(self.stop):
+        for i, stop in enumerate(self.stop[:MAX_STOP_STRINGS]):
             if not 1 <= len(stop) <= MAX_STOP_CHARS:
                 yield FieldProblem(f"{path}.stop[{i}]", f"must have 1 to {MAX_STOP_CHARS} characters")
         if self.top_logprobs is not None and not 0 <= self.top_logprobs <= MAX_TOP_LOGPROBS:
@@ -136,6 +172,9 @@ class Slo:
         ttft = self.time_to_first_token_s
         if ttft is not None and not (0 < ttft < math.inf):
             yield FieldProblem(f"{path}.time_to_first_token", "must be over 0")
+        if len(self.phases) > MAX_SLO_PHASES:
+            yield FieldProblem(f"{path}.phases", f"at most {MAX_SLO_PHASES} phases, not {len(self.phases)}")
+            return
         last = -1
         for i, phase in enumerate(self.phases):
             if phase.from_output_token <= last:
@@ -219,8 +258,7 @@ class GenerationRequest:
         problems += self.sampling.problems("sampling")
         if self.slo is not None:
             problems += self.slo.problems("slo")
-        if self.resume_token_ids and max(self.resume_token_ids) > MAX_TOKEN_ID:
-            problems.append(FieldProblem("resume_token_ids", f"a token id is at most {MAX_TOKEN_ID}"))
+        problems += token_id_problems(self.resume_token_ids, "resume_token_ids")
         if problems:
             raise InvalidRequest(*problems)
 

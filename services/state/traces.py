@@ -3,8 +3,12 @@
 All spans go into one capped stream, so memory is bounded whatever the load; readers sort them by trace.
 """
 
+import asyncio
 import json
+import re
+from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import redis
 from redis.asyncio import Redis
@@ -14,6 +18,10 @@ from services.state.connection import state_errors
 from services.state.keys import Keys
 
 SPANS_PER_TRACE = 16  # a usual cascade request leaves 8 to 15
+PAGE_SPANS = 200
+"""Read at once: decoding them takes the event loop some milliseconds, all that are kept take a good part of a second."""
+
+_TRACE_ID = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,29 +56,48 @@ class TraceStore:
 
     def __init__(self, redis: Redis, keys: Keys) -> None:
         self._redis, self._keys = redis, keys
+        self._reading = asyncio.Lock()  # several readers together would leave the event loop to nobody else
 
     async def last(self, limit: int) -> list[list[SpanRecord]]:
         """The spans of the last `limit` traces that have ended, newest first, each in order of start."""
-        traces = [spans for spans in (await self._all()).values() if any(not s.parent_span_id for s in spans)]
-        traces.sort(key=lambda spans: spans[0].start_s, reverse=True)
-        return traces[:limit]
+        traces: dict[str, list[SpanRecord]] = {}
+        async with self._reading:
+            async for data in self._spans():
+                span = SpanRecord(**json.loads(data))
+                traces.setdefault(span.trace_id, []).append(span)
+        ended = [_in_order(spans) for spans in traces.values() if any(not span.parent_span_id for span in spans)]
+        ended.sort(key=lambda spans: spans[0].start_s, reverse=True)
+        return ended[:limit]
 
     async def get(self, trace_id: str) -> list[SpanRecord]:
-        """NotFound if no span of it is there (any more)."""
-        spans = (await self._all()).get(trace_id)
-        if spans is None:
-            raise NotFound("trace", trace_id)
-        return spans
+        """The spans of one trace in order of start.
 
-    async def _all(self) -> dict[str, list[SpanRecord]]:
-        with state_errors():
-            rows = await self._redis.xrange(self._keys.spans)
-        traces: dict[str, list[SpanRecord]] = {}
-        for _, fields in rows or ():
-            if not fields:
-                continue
-            span = SpanRecord(**json.loads(fields[b"span"]))
-            traces.setdefault(span.trace_id, []).append(span)
-        for spans in traces.values():
-            spans.sort(key=lambda span: span.start_s)
-        return traces
+        Raises:
+            NotFound: no span of it is there (any more).
+        """
+        found: list[SpanRecord] = []
+        if _TRACE_ID.fullmatch(trace_id):  # nothing else can be there: it need not be looked for
+            wanted = trace_id.encode()
+            async with self._reading:
+                found = [SpanRecord(**json.loads(data)) async for data in self._spans() if wanted in data]
+        spans = [span for span in found if span.trace_id == trace_id]
+        if not spans:
+            raise NotFound("trace", trace_id)
+        return _in_order(spans)
+
+    async def _spans(self) -> AsyncIterator[bytes]:
+        """Every span that is kept, as JSON, oldest first; others get their turn between the pages."""
+        start = "-"
+        while True:
+            with state_errors():
+                rows: list[Any] = await self._redis.xrange(self._keys.spans, min=start, count=PAGE_SPANS) or []
+            for _, fields in rows:
+                if fields:
+                    yield fields[b"span"]
+            if len(rows) < PAGE_SPANS:
+                return
+            start = f"({rows[-1][0].decode()}"
+
+
+def _in_order(spans: list[SpanRecord]) -> list[SpanRecord]:
+    return sorted(spans, key=lambda span: span.start_s)

@@ -1,7 +1,9 @@
 """Requests and plans: every unsound field is named, every sound one passes."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -53,6 +55,62 @@ def test_a_sound_request_passes() -> None:
 )
 def test_unsound_sampling_is_named(sampling: SamplingParams, field: str) -> None:
     assert fields(replace(SOUND, sampling=sampling)) == {field}
+
+
+@pytest.mark.parametrize("temperature", [0.0, -0.0, 5e-324, 1e-300, 1e-38, 1e-10, 9.9e-5])
+def test_a_temperature_too_small_to_matter_is_greedy(temperature: float) -> None:
+    """Whatever engine answers sees 0: what float32 cannot divide by never reaches one."""
+    sampling = SamplingParams(temperature=temperature)
+    assert sampling.greedy
+    assert math.copysign(1, sampling.temperature) == 1
+    assert sampling.temperature == 0
+    replace(SOUND, sampling=sampling).validate()
+
+
+@pytest.mark.parametrize("temperature", [1e-4, 0.001, 2.0])
+def test_a_temperature_with_a_meaning_is_kept(temperature: float) -> None:
+    sampling = SamplingParams(temperature=temperature)
+    assert not sampling.greedy
+    assert sampling.temperature == temperature
+    replace(SOUND, sampling=sampling).validate()
+
+
+@pytest.mark.parametrize("temperature", [-5e-324, -1e-300, -1e-5, math.nan, math.inf, -math.inf])
+def test_a_temperature_without_a_meaning_is_refused(temperature: float) -> None:
+    assert fields(replace(SOUND, sampling=SamplingParams(temperature=temperature))) == {"sampling.temperature"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "field"),
+    [
+        ({"prompt": ChatPrompt((ChatMessage("user", ""),) * 4_097)}, "prompt.chat.messages"),
+        ({"prompt": ChatPrompt((ChatMessage("user", "x" * 1_000_001),) * 2)}, "prompt.chat.messages"),
+        ({"prompt": TextPrompt("x" * 2_000_001)}, "prompt.text"),
+        ({"prompt": TokenPrompt((1,) * 1_000_001)}, "prompt.token_ids.ids"),
+        ({"resume_token_ids": (1,) * 1_000_001}, "resume_token_ids"),
+        ({"slo": Slo(0.5, tuple(SloPhase(i, 0.1) for i in range(65)))}, "slo.phases"),
+    ],
+)
+def test_what_is_too_much_is_named(changed: dict[str, Any], field: str) -> None:
+    assert fields(replace(SOUND, **changed)) == {field}
+
+
+def test_what_is_just_not_too_much_passes() -> None:
+    replace(SOUND, prompt=ChatPrompt((ChatMessage("user", ""),) * 4_096)).validate()
+    replace(SOUND, prompt=TextPrompt("x" * 2_000_000)).validate()
+    replace(SOUND, prompt=TokenPrompt((1,) * 1_000_000)).validate()
+    replace(SOUND, slo=Slo(0.5, tuple(SloPhase(i, 0.1) for i in range(64)))).validate()
+
+
+def test_what_is_too_many_is_counted_and_not_walked() -> None:
+    """The messages here cannot be read at all: only their number can."""
+
+    class Unreadable(tuple[ChatMessage, ...]):
+        def __iter__(self) -> Iterator[ChatMessage]:
+            raise AssertionError("walked")
+
+    messages = Unreadable((ChatMessage("nobody", ""),) * 1_000_000)
+    assert fields(replace(SOUND, prompt=ChatPrompt(messages))) == {"prompt.chat.messages"}
 
 
 def test_all_problems_are_told_at_once() -> None:

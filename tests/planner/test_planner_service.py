@@ -93,6 +93,18 @@ async def test_a_plan_with_more_instances_than_may_be_is_refused(redis: RedisPro
             )
 
 
+async def test_a_plan_of_too_many_tiers_or_stages_is_refused_by_their_number(
+    redis: RedisProcess, mesh_file: MeshFileMaker
+) -> None:
+    """Before any of them is looked at: a report of what is wrong with each would name thousands."""
+    async with Planner(mesh_file(), redis.url) as planner:
+        with pytest.raises(InvalidRequestError, match=r"plan\.tiers: at most 64 tiers, not 20000"):
+            await planner.set_plan(Plan((TierPlan("", "", 0.0, 0),) * 20_000))
+        crowded = TierPlan("small", "sim-small", 50.0, 1, stages=(Stage(0, 0, 0),) * 1_025)
+        with pytest.raises(InvalidRequestError, match=r"plan.tiers\[0\].stages: at most 1024 stages, not 1025"):
+            await planner.set_plan(Plan((crowded,)))
+
+
 async def test_watchers_see_every_plan_in_order(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
     async with Planner(mesh_file(), redis.url) as planner:
         plan = await planner.get_plan()

@@ -1,7 +1,6 @@
 """The OpenAI-compatible API, asked by the official client."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -206,7 +205,7 @@ async def test_models_are_listed(client: openai.AsyncOpenAI) -> None:
 async def test_a_bad_field_is_named(mesh: TestMesh, change: dict[str, object], field: str) -> None:
     body = {"model": "small", "messages": HELLO} | change
     url = f"{mesh.http}/v1/chat/completions"
-    async with aiohttp.ClientSession() as session, session.post(url, data=json.dumps(body)) as response:
+    async with aiohttp.ClientSession() as session, session.post(url, json=body) as response:
         assert response.status == 400
         error = (await response.json())["error"]
     assert error["type"] == "invalid_request_error"

@@ -16,7 +16,7 @@ from services.state import MeshFeed, PlanStore, Registrar, SpanRecord, StateUnav
 from services.state.connection import connect_blocking
 from services.state.keys import Keys, tier_group
 from services.state.registry import publish
-from services.state.traces import SPANS_PER_TRACE, write_spans
+from services.state.traces import PAGE_SPANS, SPANS_PER_TRACE, write_spans
 from services.testing import RedisProcess
 
 CARD = ModelCard("small", "m", "d", "torch", 100, 10, 16, 8)
@@ -232,3 +232,31 @@ async def test_the_last_traces_are_kept_and_no_more(redis: RedisProcess, client:
         await store.get("f" * 32)
     assert await client.xlen(keys.spans) < keep * SPANS_PER_TRACE + 200
     blocking.close()
+
+
+async def test_reading_traces_leaves_the_event_loop_to_others(redis: RedisProcess, client: Redis, keys: Keys) -> None:
+    """What is kept is read page by page: others run in between, and several readers take turns."""
+    count = 10 * PAGE_SPANS + 7
+    spans = [SpanRecord(f"{i:032x}", f"s{i}", "", "root", "router", float(i), 0.5) for i in range(count)]
+    with connect_blocking(redis.url) as writer:
+        write_spans(writer, keys, spans, keep=count)
+    store, turns, reading = TraceStore(client, keys), 0, True
+
+    async def other() -> None:
+        nonlocal turns
+        while reading:
+            turns += 1
+            await asyncio.sleep(0)
+
+    beside = asyncio.create_task(other())
+    last, one, another = await asyncio.gather(
+        store.last(count), store.get(f"{PAGE_SPANS:032x}"), store.get(f"{count - 1:032x}")
+    )
+    reading = False
+    await beside
+    assert [trace[0].span_id for trace in last] == [f"s{i}" for i in reversed(range(count))]
+    assert (one, another) == ([spans[PAGE_SPANS]], [spans[count - 1]])
+    assert turns > 3 * 10
+    for unknown in (f"{count:032x}", "", "x" * 32, "A" * 32, "*"):
+        with pytest.raises(NotFound):
+            await store.get(unknown)

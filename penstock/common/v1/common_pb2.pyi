@@ -84,7 +84,7 @@ class ChatPrompt(_message.Message):
     MESSAGES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
-        """At least one message."""
+        """1 to 4,096 messages, of at most 2,000,000 characters together."""
 
     def __init__(
         self,
@@ -105,7 +105,9 @@ class TokenIds(_message.Message):
 
     IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """At most 1,000,000."""
+
     def __init__(
         self,
         *,
@@ -129,7 +131,7 @@ class Prompt(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
-    """Continued as it stands."""
+    """Continued as it stands; at most 2,000,000 characters."""
     @_builtins.property
     def chat(self) -> Global___ChatPrompt:
         """Rendered by the chat template of the model that answers."""
@@ -169,7 +171,7 @@ class SamplingParams(_message.Message):
     TOP_LOGPROBS_COUNT_FIELD_NUMBER: _builtins.int
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
-    """0 to 2; 0 is greedy. [1]"""
+    """0 to 2; 0 is greedy, and so is everything under 0.0001. [1]"""
     top_p: _builtins.float
     """Over 0, at most 1. [1]"""
     seed: _builtins.int
@@ -234,7 +236,7 @@ class Slo(_message.Message):
     def time_to_first_token(self) -> _duration_pb2.Duration: ...
     @_builtins.property
     def phases(self) -> _containers.RepeatedCompositeFieldContainer[Global___SloPhase]:
-        """In order of output position; empty means no promise about decoding."""
+        """In order of output position, at most 64; empty means no promise about decoding."""
 
     def __init__(
         self,

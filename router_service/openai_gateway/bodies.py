@@ -1,0 +1,95 @@
+"""Request bodies: what may be sent, how much of it, and where it is parsed."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from aiohttp import web
+
+from services.domain.errors import Overloaded, invalid, shortened
+
+MAX_BODY_BYTES = 8 * 1024 * 1024
+"""Of one body, after decompression: two million characters of up to four bytes."""
+MAX_BUFFERED_BYTES = 256 * 1024 * 1024
+"""Of all bodies that are being read or parsed; what comes beyond is turned away until some are done."""
+INLINE_BYTES = 64 * 1024
+"""Up to here a body is parsed on the event loop, within about a millisecond; a thread would cost more than it spares."""
+RETRY_AFTER_S = 1.0
+
+_ENCODINGS = ("", "identity", "gzip", "deflate")
+_CHARSETS = ("utf-8", "utf8", "us-ascii", "ascii")
+
+_T = TypeVar("_T")
+
+
+class RequestBodies:
+    """Reads bodies within the limits and parses large ones off the event loop."""
+
+    def __init__(self, timeout_s: float, max_buffered_bytes: int = MAX_BUFFERED_BYTES) -> None:
+        """timeout_s: for one body to come."""
+        self._timeout_s = timeout_s
+        self._max_buffered_bytes, self._buffered_bytes = max_buffered_bytes, 0
+        self._threads = ThreadPoolExecutor(1, "parse")  # the parser holds the GIL: a second thread would gain nothing
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def parsed(self, request: web.Request, parse: Callable[[bytes], _T]) -> _T:
+        """The body of `request`, read and parsed.
+
+        Raises:
+            InvalidRequest: the body cannot be decoded or parsed.
+            Overloaded: too many bytes are being read.
+            web.HTTPException: 408 (it does not come in time), 413 (too large), 415 (neither JSON, nor UTF-8, nor in an
+                encoding that is served).
+        """
+        _check_type(request)
+        own_bytes = 0
+        try:
+            body = bytearray()
+            if (request.content_length or 0) > MAX_BODY_BYTES:
+                raise _too_large()
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    async for chunk in request.content.iter_any():
+                        own_bytes += len(chunk)
+                        self._buffered_bytes += len(chunk)
+                        if own_bytes > MAX_BODY_BYTES:
+                            raise _too_large()
+                        if self._buffered_bytes > self._max_buffered_bytes:
+                            raise Overloaded("too many large requests are being read", RETRY_AFTER_S)
+                        body += chunk
+            except TimeoutError:
+                raise web.HTTPRequestTimeout(text=f"did not come within {self._timeout_s:g} s") from None
+            except web.RequestPayloadError as error:
+                raise invalid("body", f"cannot be decoded: {first_line(error)}") from None
+            if own_bytes <= INLINE_BYTES:
+                return parse(bytes(body))
+            return await asyncio.get_running_loop().run_in_executor(self._threads, parse, bytes(body))
+        finally:
+            self._buffered_bytes -= own_bytes
+
+
+def first_line(error: BaseException) -> str:
+    """What a library says about a fault, without its drawings of where."""
+    message = str(getattr(error, "message", "") or error)
+    lines = [line.strip(" :") for line in message.splitlines() if line.strip(" :")]
+    return shortened(lines[0] if lines else type(error).__name__, 200)
+
+
+def _check_type(request: web.Request) -> None:
+    """Refuse what is not JSON in UTF-8. Bytes of no type are taken for it: clients' libraries send them so."""
+    kind = request.headers.get("Content-Type", "application/octet-stream").partition(";")[0].strip().lower()
+    if kind not in ("application/json", "application/octet-stream"):
+        raise web.HTTPUnsupportedMediaType(text=f"must be application/json, not '{shortened(kind)}'")
+    charset = request.charset or "utf-8"
+    if charset.lower() not in _CHARSETS:
+        raise web.HTTPUnsupportedMediaType(text=f"must be in UTF-8, not '{shortened(charset)}'")
+    encoding = ", ".join(request.headers.getall("Content-Encoding", ())).strip().lower()
+    if encoding not in _ENCODINGS:
+        raise web.HTTPUnsupportedMediaType(text=f"may be encoded with gzip or deflate, not '{shortened(encoding)}'")
+
+
+def _too_large() -> web.HTTPRequestEntityTooLarge:
+    return web.HTTPRequestEntityTooLarge(MAX_BODY_BYTES, text=f"must have at most {MAX_BODY_BYTES} bytes")

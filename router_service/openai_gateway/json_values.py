@@ -1,0 +1,75 @@
+"""JSON from outside, read within limits. No I/O.
+
+The parser holds the GIL: what it may build is bounded before it begins, so that the event loop is never held up for long.
+"""
+
+from typing import Any
+
+from pydantic_core import from_json
+
+from services.domain.errors import InvalidRequest, invalid, shortened
+from services.domain.requests import MAX_PROMPT_TOKENS
+
+MAX_NODES = 65_536
+"""Objects, lists and keys of one body together. 4,096 messages have under 20,000."""
+MAX_STRINGS = 2 * MAX_NODES
+MAX_VALUES = MAX_PROMPT_TOKENS + MAX_NODES
+MAX_KEYS = 64
+"""Of one object."""
+
+
+def read_object(body: bytes) -> dict[str, Any]:
+    """The JSON object that `body` is. Of a key that stands twice, the last value counts.
+
+    Raises:
+        InvalidRequest: it is no JSON object in UTF-8, or too many or too deeply nested values (200 levels).
+    """
+    _check_structure(body)
+    try:
+        content = from_json(body)
+    except ValueError as error:
+        raise invalid("body", f"is not JSON: {shortened(str(error), 200)}") from None
+    if not isinstance(content, dict):
+        raise invalid("body", "must be a JSON object")
+    return content
+
+
+def _check_structure(body: bytes) -> None:
+    """Refuse what would take the parser long, by counting bytes: those within strings only where there are many."""
+    if _crowded(body) is None and body.count(b'"') <= 2 * MAX_STRINGS:
+        return
+    unescaped = body.replace(rb"\\", b"").replace(rb"\"", b"")  # now a quotation mark begins or ends a string
+    if unescaped.count(b'"') > 2 * MAX_STRINGS:
+        raise invalid("body", f"at most {MAX_STRINGS} strings together")
+    if (problem := _crowded(b"".join(unescaped.split(b'"')[::2]))) is not None:
+        raise problem
+
+
+def _crowded(structure: bytes) -> InvalidRequest | None:
+    """What is wrong with the structure of a body, of which no strings should be left; None if it is sound."""
+    if sum(structure.count(token) for token in (b"[", b"{", b":")) > MAX_NODES:
+        return invalid("body", f"at most {MAX_NODES} objects, lists and keys together")
+    if structure.count(b",") > MAX_VALUES:
+        return invalid("body", f"at most {MAX_VALUES} values together")
+    return None
+
+
+def check_keys(content: dict[str, Any], body: bytes) -> None:
+    """Refuse objects with more keys than any request has, before a report could name each.
+
+    body: what `content` was read from.
+
+    Raises:
+        InvalidRequest: naming the object.
+    """
+    if body.count(b":") <= MAX_KEYS:
+        return
+    left: list[tuple[str, Any]] = [("", content)]
+    while left:
+        path, value = left.pop()
+        if isinstance(value, dict):
+            if len(value) > MAX_KEYS:
+                raise invalid(path.lstrip(".") or "body", f"at most {MAX_KEYS} keys, not {len(value)}")
+            left += [(f"{path}.{shortened(k, 40)}", v) for k, v in value.items() if isinstance(v, (dict, list))]
+        else:
+            left += [(f"{path}[{i}]", v) for i, v in enumerate(value) if isinstance(v, (dict, list))]
