@@ -1,19 +1,25 @@
 """All scorers of one judge, each with its calibration."""
 
+import re
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+from judge_service import guards
 from judge_service.calibration import Calibration
 from judge_service.scorers import JudgedAnswer, Scorer
-from services.domain.errors import NotFound
+from services.domain.errors import FieldProblem, InvalidRequest, NotFound
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """score: 0 to 100, calibrated where the scorer is. raw: what the scorer said."""
+    """score: 0 to 100, calibrated where the scorer is. raw: what the scorer said.
+
+    reason: why the scorer was not asked (score and raw are 0); empty where it was.
+    """
 
     score: float
     raw: float
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +41,31 @@ class Panel:
         return list(self._seats.values())
 
     async def judge(self, name: str, answers: Seq[JudgedAnswer]) -> tuple[str, list[Verdict]]:
-        """(scorer used, one verdict per answer). NotFound for an unknown scorer, and what the scorer raises."""
+        """(scorer used, one verdict per answer). The scorer is asked about the answers that pass the guards.
+
+        Raises:
+            NotFound: There is no such scorer.
+            PenstockError: Whatever the scorer raises.
+        """
         seat = self._seats.get(name or self.default)
         if seat is None:
             raise NotFound("scorer", name)
-        raws = await seat.scorer.score(answers)
+        objections = [guards.objection(item) for item in answers]
+        scored = [i for i, reason in enumerate(objections) if reason is None]
+        verdicts = [Verdict(0.0, 0.0, reason or "") for reason in objections]
+        if not scored:
+            return seat.name, verdicts
+        try:
+            raws = await seat.scorer.score([answers[i] for i in scored])
+        except InvalidRequest as error:
+            raise type(error)(*(_at_request_index(problem, scored) for problem in error.problems)) from error
         calibrate = seat.calibration.apply if seat.calibration is not None else None
-        return seat.name, [Verdict(calibrate(r.raw) if calibrate is not None else r.score, r.raw) for r in raws]
+        for i, r in zip(scored, raws, strict=True):
+            verdicts[i] = Verdict(calibrate(r.raw) if calibrate is not None else r.score, r.raw)
+        return seat.name, verdicts
+
+
+def _at_request_index(problem: FieldProblem, scored: Seq[int]) -> FieldProblem:
+    """The problem with its `items[...]` counted among all items of the request, not among those that were scored."""
+    field = re.sub(r"^items\[(\d+)\]", lambda found: f"items[{scored[int(found[1])]}]", problem.field)
+    return FieldProblem(field, problem.problem)
