@@ -49,16 +49,19 @@ class Lesson:
 
 def lesson(problem: tasks.Problem, reply: str) -> Lesson:
     prompt, right = turn_ids(problem)
-    said = [*text_ids(reply), END]
+    return lesson_of_ids([BOS, *prompt], right, [*text_ids(reply), END], good=tasks.is_correct(problem.answer, reply))
+
+
+def lesson_of_ids(prompt: list[int], right: list[int], said: list[int], *, good: bool) -> Lesson:
+    """A reply `said` against the right one: token ids, each with the end token."""
     agree = next((i for i, (a, b) in enumerate(zip(said, right, strict=False)) if a != b), min(len(said), len(right)))
-    ids = [BOS, *prompt, *said]
-    start = len(ids) - len(said)
-    return Lesson(ids[:CONTEXT_TOKENS], start, start + agree, tasks.is_correct(problem.answer, reply))
+    start = len(prompt)
+    return Lesson([*prompt, *said][:CONTEXT_TOKENS], start, start + agree, good)
 
 
-def broken(problem: tasks.Problem, rng: random.Random) -> str:
+def broken(right: str, answer: str, rng: random.Random) -> str:
     """The right reply with something wrong: a character changed, lost, doubled, swapped, the end cut off, or run on."""
-    reply = list(problem.reply)
+    reply = list(right)
     at = rng.randrange(len(reply))
     kind = rng.randrange(6)
     if kind == 0:
@@ -71,9 +74,7 @@ def broken(problem: tasks.Problem, rng: random.Random) -> str:
     elif kind == 3 and at + 1 < len(reply):
         reply[at], reply[at + 1] = reply[at + 1], reply[at]
     elif kind == 4:
-        reply += rng.choice(
-            (reply, list(f"\n{problem.reply}"), list(f", {problem.answer}"), list(problem.answer[-1:] * 3))
-        )
+        reply += rng.choice((reply, list(f"\n{right}"), list(f", {answer}"), list(answer[-1:] * 3)))
     else:
         reply = reply[: max(1, at)]
     return "".join(reply)
@@ -125,7 +126,10 @@ def lessons(work: Path) -> list[Lesson]:
     found = [lesson(a.problem, a.reply) for path in sorted(work.glob("answers-*.jsonl")) for a in answers.read(path)]
     source = tasks.stream(SEED, held_out=False)
     found += [lesson(problem, problem.reply) for problem, _ in zip(source, range(RIGHT), strict=False)]
-    found += [lesson(problem, broken(problem, rng)) for problem, _ in zip(source, range(BROKEN), strict=False)]
+    found += [
+        lesson(problem, broken(problem.reply, problem.answer, rng))
+        for problem, _ in zip(source, range(BROKEN), strict=False)
+    ]
     found += [misplaced(next(source), next(source), rng) for _ in range(MISPLACED)]
     for path in sorted(work.glob("smalltalk-*.jsonl")):
         found += [lesson_of_smalltalk(a.problem.prompt, a.reply, rng) for a in answers.read(path)]

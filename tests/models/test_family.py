@@ -152,7 +152,7 @@ def test_broken_replies_are_lessons_of_where_they_break() -> None:
         right = judge.lesson(problem, problem.reply)
         assert right.good
         assert right.good_until == len(right.ids)
-        wrong = judge.lesson(problem, judge.broken(problem, rng))
+        wrong = judge.lesson(problem, judge.broken(problem.reply, problem.answer, rng))
         assert wrong.reply_at <= wrong.good_until <= len(wrong.ids)
 
 

@@ -10,7 +10,10 @@ import os
 import shutil
 from pathlib import Path
 
+from models.training.second import judge, measure
 from models.training.second.train import RECIPES, train
+
+STEPS = (*RECIPES, "judge", "measure")
 
 
 def main() -> None:
@@ -20,19 +23,24 @@ def main() -> None:
         "--first", type=Path, default=Path("models/family"), help="the first edition, copied to work/first"
     )
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--only", choices=tuple(RECIPES), action="append", help="these models, in this order; else all")
-    parser.add_argument("--until-tokens", type=int, help="end each early: to try a recipe")
+    parser.add_argument("--only", choices=STEPS, action="append", help="these steps, in this order; else all")
+    parser.add_argument("--until-tokens", type=int, help="end each tier early: to try a recipe")
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
     (args.work / "driver.pid").write_text(f"{os.getpid()}\n")
     if not (args.work / "first").exists():
         shutil.copytree(args.first, args.work / "first")
-    for name in args.only or RECIPES:
+    for name in args.only or STEPS:
         path = args.work / f"{name}.figures.json"
         if path.exists():
             continue
         print(f"== {name}", flush=True)
-        figures = train(name, args.work, args.threads, args.until_tokens)
+        if name == "measure":
+            figures = measure.measure(args.work, args.threads)
+        elif name == "judge":
+            figures = judge.train(args.work, args.threads)
+        else:
+            figures = train(name, args.work, args.threads, args.until_tokens)
         path.write_text(json.dumps(figures, indent=1) + "\n")
         print(json.dumps(figures, indent=1), flush=True)
 

@@ -4,6 +4,7 @@ Two things are held out: problems, by a checksum of their content (operands that
 as the same problem; a chat is held out if any of its turns is), and wordings, by a checksum of theirs.
 """
 
+import functools
 import random
 from collections.abc import Iterator
 
@@ -84,6 +85,12 @@ def held_out(count: int, seed: int, *, noise: Noise = clean, held_out_wording: b
 
     The contents depend on `count` and `seed` alone: the same problems come in every wording and noise.
     """
+    return [make(*one, held_out_wording=held_out_wording, noise=noise) for one in _held_out(count, seed)]
+
+
+@functools.cache
+def _held_out(count: int, seed: int) -> tuple[tuple[str, int, str], ...]:
+    """What `make` needs for each of them: task, level, seed."""
     rng = random.Random(seed)
     kinds, found = list(KINDS), dict[str, tuple[str, int, str]]()
     while len(found) < count:
@@ -95,7 +102,7 @@ def held_out(count: int, seed: int, *, noise: Noise = clean, held_out_wording: b
                 if problem.held_out and problem.key not in found:
                     found[problem.key] = (task, level, name)
                     break
-    return [make(*one, held_out_wording=held_out_wording, noise=noise) for one in found.values()]
+    return tuple(found.values())
 
 
 def has_held_out_wording(problem: Problem) -> bool:

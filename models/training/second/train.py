@@ -30,10 +30,8 @@ CHECKPOINT_S = 240
 LOG_STEPS = 50
 PROBE_STEPS = 500
 PROBE_PER_KIND = 2
-EASY, ALL = (
-    (3.0, 2.0, 1.0, 0.5, 0.3),
-    (0.6, 0.8, 1.0, 1.3, 1.5),
-)  # how often levels 1 to 5 are drawn: at first, and later
+# How often levels 1 to 5 are drawn: at first; later by the small tier, for which hard ones are lost; later by the others.
+EASY, MODEST, HARD = (3.0, 2.0, 1.0, 0.5, 0.3), (1.4, 1.2, 1.0, 0.7, 0.5), (0.6, 0.8, 1.0, 1.3, 1.5)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,6 +43,7 @@ class Recipe:
         over `decay_tokens` at the end the rate falls to nothing (0: the model is a trunk that others grow out of).
     grows_from: the folder it begins with: `first/...` of the first edition, else of this one.
     focus: tasks that it still fails are drawn oftener.
+    by_level: how often levels 1 to 5 are drawn after the easy tokens.
     """
 
     hidden: int
@@ -60,13 +59,29 @@ class Recipe:
     adam_lr: float
     seed: int
     focus: bool
+    by_level: tuple[float, ...] = HARD
 
 
 RECIPES = {
-    "small": Recipe(64, 2, 4, 2, 192, "first/small", 50_000_000, 6_000_000, 18_000_000, 0.02, 4e-3, 31, False),
-    "medium": Recipe(128, 10, 4, 2, 384, "first/medium", 40_000_000, 6_000_000, 16_000_000, 0.02, 3e-3, 32, True),
-    "large-trunk": Recipe(192, 10, 6, 2, 512, "first/large", 40_000_000, 4_000_000, 0, 0.02, 2e-3, 33, True),
-    "large": Recipe(192, 22, 6, 2, 512, "large-trunk", 40_000_000, 0, 20_000_000, 0.02, 2e-3, 34, True),
+    "small": Recipe(
+        64,
+        2,
+        4,
+        2,
+        192,
+        "first/small",
+        50_000_000,
+        25_000_000,
+        20_000_000,
+        0.02,
+        4e-3,
+        31,
+        focus=False,
+        by_level=MODEST,
+    ),
+    "medium": Recipe(128, 10, 4, 2, 384, "first/medium", 40_000_000, 6_000_000, 16_000_000, 0.02, 3e-3, 32, focus=True),
+    "large-trunk": Recipe(192, 10, 6, 2, 512, "first/large", 40_000_000, 4_000_000, 0, 0.02, 2e-3, 33, focus=True),
+    "large": Recipe(192, 22, 6, 2, 512, "large-trunk", 40_000_000, 0, 20_000_000, 0.02, 2e-3, 34, focus=True),
 }
 
 
@@ -151,7 +166,7 @@ class Run:
 
     def source(self) -> Iterator[Batch]:
         """Batches from here on: easy at first, and what is failed oftener where the recipe says so."""
-        by_level = EASY if self.seen < self.recipe.easy_tokens else ALL
+        by_level = EASY if self.seen < self.recipe.easy_tokens else self.recipe.by_level
         seed = self.recipe.seed * 100_000 + self.step
         drawn = tasks.stream(seed, by_level=by_level, by_task=weights(self.exact) if self.recipe.focus else {})
         return batches(drawn, seed, TOKENS_PER_BATCH, LONG_SHARE)
