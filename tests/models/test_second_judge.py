@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from judge_service.calibration import Calibration
 from models.training import train as first
-from models.training.second import answers, judge, measure, tasks, tokenizer, wording
+from models.training.second import answers, cards, judge, measure, tasks, tokenizer, wording
 from models.training.second.answers import Answered
 from models.training.second.problems import Message, Problem
 
@@ -144,7 +144,9 @@ def test_the_cascade_takes_the_first_answer_that_is_accepted() -> None:
     assert measure.cascade(given, scores, strict)["accuracy"] >= 1 - measure.SLACK
 
 
-def test_the_rows_ask_the_same_problems_in_other_words() -> None:
+def test_the_rows_ask_the_same_problems_in_other_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "TEST_COUNT", 100)
+    monkeypatch.setattr(measure, "FIT_COUNT", 200)
     plain = measure.heldout_problems()
     assert len({p.key for p in plain}) == measure.TEST_COUNT
     assert not {p.key for p in plain} & {p.key for p in measure.fit_problems()}
@@ -180,6 +182,48 @@ def test_calibration_and_figures_come_from_one_command(folder: Path, monkeypatch
     assert Calibration.read(folder / "judge" / "calibration.json").samples == 24
     rows = [json.loads(line) for line in (folder / "heldout.jsonl").read_text().splitlines()]
     assert [row["answer"] for row in rows] == [p.answer for p in measure.heldout_problems()]
+
+
+def test_the_family_is_installed_whole_or_not_at_all(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cards say what the figures say; without a judge nothing is replaced."""
+    monkeypatch.setattr(measure, "TEST_COUNT", 6)
+    monkeypatch.setattr(measure, "FIT_COUNT", 12)
+    monkeypatch.setattr(measure, "COST_ROUNDS", 1)
+    monkeypatch.setattr(measure, "answer_all", _half_right)
+    recipe = {"grows_from": "first/small", "seed": 31}
+    trained = {"parameters": 115_520, "training_tokens": 50e6, "steps": 9, "cpu_s": 60, "threads": 2, "recipe": recipe}
+    for tier in measure.TIERS:
+        (folder / f"{tier}.figures.json").write_text(json.dumps(trained))
+    told = {"parameters": 4e6, "lessons": 70_000, "right_share": 0.5, "steps": 9, "cpu_s": 60, "threads": 2, "seed": 41}
+    (folder / "judge.figures.json").write_text(json.dumps(told))
+    figures = measure.measure(folder, 1)
+    family = tmp_path / "models" / "family"
+    family.mkdir(parents=True)
+    cards.install(folder, family)
+    for tier in measure.TIERS:
+        card = (family / tier / "README.md").read_text()
+        assert f"{100 * figures['tiers'][tier]['accuracy']:.1f} %" in card
+        assert "seed 31" in card
+    card = (family / "judge" / "README.md").read_text()
+    assert all(name in card for name in measure.ROWS)
+    assert f"{figures['judge']['small']['brier']:.3f}" in card
+    assert "wrong among accepted" in (family / "README.md").read_text()
+    assert (tmp_path / "models" / "heldout.jsonl").read_bytes() == (folder / "heldout.jsonl").read_bytes()
+    (folder / "judge" / "config.json").rename(folder / "gone.json")
+    before = (family / "figures.json").read_bytes()
+    with pytest.raises(FileNotFoundError, match=r"config\.json"):
+        cards.install(folder, family)
+    assert (family / "figures.json").read_bytes() == before
+    assert (family / "judge" / "config.json").exists()
+
+
+def test_the_reliability_plot_shows_score_and_share() -> None:
+    (line,) = cards.reliability_plot([{"from": 90, "answers": 7, "mean_score": 95.0, "right": 50.0}]).splitlines()
+    assert line.count("#") == 20
+    assert line.index("|") == line.index("#") + 38
+    assert line.endswith(" 50.0 % right of 7")
 
 
 def _half_right(folder: Path, tier: str, problems: list[Problem], *, threads: int) -> list[Answered]:

@@ -10,7 +10,7 @@ import os
 import shutil
 from pathlib import Path
 
-from models.training.second import judge, measure
+from models.training.second import cards, judge, measure
 from models.training.second.train import RECIPES, train
 
 STEPS = (*RECIPES, "judge", "measure")
@@ -24,8 +24,12 @@ def main() -> None:
     )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--only", choices=STEPS, action="append", help="these steps, in this order; else all")
+    parser.add_argument("--install", type=Path, metavar="FAMILY", help="put the finished models and their cards there")
     parser.add_argument("--until-tokens", type=int, help="end each tier early: to try a recipe")
     args = parser.parse_args()
+    if args.install:
+        cards.install(args.work, args.install)
+        return
     args.work.mkdir(parents=True, exist_ok=True)
     (args.work / "driver.pid").write_text(f"{os.getpid()}\n")
     if not (args.work / "first").exists():

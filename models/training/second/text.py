@@ -31,7 +31,8 @@ SHIFT = (
 )
 COUNT = (
     "[Count|Count up|Tell me how often you see|Find the number of times of] the letter '{c}' in {w}[.|]",
-    "[How many times|How often] [is|does|do you see] [the letter |]'{c}' [in|appear in|occur in] {w}?",
+    "[How many times|How often] [is|do you see|do you find] [the letter |]'{c}' in {w}?",
+    "[How many times|How often] does [the letter |]'{c}' [appear|occur|stand] in {w}?",
     "[How many|Number of|Count of] [letters |]'{c}' [are in|are there in|in] {w}[?|.|]",
     "[Count the|Count all|Count every] '{c}' in {w}[.|]",
 )
