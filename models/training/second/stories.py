@@ -26,7 +26,7 @@ EVENTS = {
     ),
     "*": (
         "{who} [buys|gets|finds] {m} [bags|packs|boxes] [of|with] {n} {what}[ each|].",
-        "[Each of|] {m} friends give {who} {n} {what} each.".replace("[Each of|] ", ""),
+        "{m} friends give {who} {n} {what} each.",
     ),
     "double": ("[Then|Later|Now] the number of {what} doubles.", "{who} doubles the number of {what}."),
     "halve": ("{who} [gives away|sells|loses] half of [them|the {what}].", "Half of the {what} are [lost|sold|given away]."),
