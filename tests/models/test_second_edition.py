@@ -32,6 +32,7 @@ from models.training.second import (
     wording,
 )  # fmt: skip
 from models.training.second.problems import Problem, is_correct
+from tests.conftest import FAMILY
 
 CONTEXT = 2048
 ROOM_FOR_A_CHAT = 600  # tokens that even the longest problem leaves for what came before it
@@ -359,6 +360,22 @@ def test_training_learns_and_is_taken_up_where_it_stopped(tmp_path: Path, monkey
     assert losses[-1] < losses[0] - 0.5
     assert (tmp_path / "tiny" / "model.safetensors").exists()
     assert train.weights({"add": 0.25})["add"] == pytest.approx(0.5 + 1.5 * 0.75)
+
+
+def test_every_recipe_can_grow_and_the_family_fits_its_budget() -> None:
+    """Head size and key/value heads are the seed's, nothing shrinks; three tiers and the judge are under 40 MB in bfloat16."""
+    parameters = {}
+    for name, recipe in train.RECIPES.items():
+        grown = train.config(recipe)
+        edition, _, seed = recipe.grows_from.rpartition("/")
+        first = LlamaConfig.from_pretrained(str(FAMILY / seed)) if edition else train.config(train.RECIPES[seed])
+        assert (grown.head_dim, grown.num_key_value_heads) == (first.head_dim, first.num_key_value_heads)
+        for field in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"):
+            assert getattr(grown, field) >= getattr(first, field), (name, field)
+        with torch.device("meta"):
+            parameters[name] = sum(p.numel() for p in LlamaForCausalLM(grown).parameters())
+    judge = parameters["large-trunk"]
+    assert 2 * (parameters["small"] + parameters["medium"] + parameters["large"] + judge) <= 40e6
 
 
 def test_tools_are_described_as_openai_describes_them() -> None:

@@ -64,25 +64,23 @@ class Recipe:
 
 RECIPES = {
     "small": Recipe(
-        64,
-        2,
-        4,
-        2,
-        192,
-        "first/small",
-        50_000_000,
-        25_000_000,
-        20_000_000,
-        0.02,
-        4e-3,
-        31,
-        focus=False,
+        hidden=96, layers=2, heads=6, kv_heads=2, mlp=256, grows_from="first/small",
+        tokens=50_000_000, easy_tokens=25_000_000, decay_tokens=20_000_000, muon_lr=0.02, adam_lr=4e-3, seed=31, focus=False,
         by_level=MODEST,
     ),
-    "medium": Recipe(128, 10, 4, 2, 384, "first/medium", 40_000_000, 6_000_000, 16_000_000, 0.02, 3e-3, 32, focus=True),
-    "large-trunk": Recipe(192, 10, 6, 2, 512, "first/large", 40_000_000, 4_000_000, 0, 0.02, 2e-3, 33, focus=True),
-    "large": Recipe(192, 22, 6, 2, 512, "large-trunk", 40_000_000, 0, 20_000_000, 0.02, 2e-3, 34, focus=True),
-}
+    "medium": Recipe(
+        hidden=128, layers=11, heads=4, kv_heads=2, mlp=384, grows_from="first/medium",
+        tokens=40_000_000, easy_tokens=6_000_000, decay_tokens=16_000_000, muon_lr=0.02, adam_lr=3e-3, seed=32, focus=True,
+    ),
+    "large-trunk": Recipe(
+        hidden=192, layers=10, heads=6, kv_heads=2, mlp=512, grows_from="first/large",
+        tokens=40_000_000, easy_tokens=4_000_000, decay_tokens=0, muon_lr=0.02, adam_lr=2e-3, seed=33, focus=True,
+    ),
+    "large": Recipe(
+        hidden=192, layers=24, heads=6, kv_heads=2, mlp=512, grows_from="large-trunk",
+        tokens=34_000_000, easy_tokens=0, decay_tokens=18_000_000, muon_lr=0.02, adam_lr=2e-3, seed=34, focus=True,
+    ),
+}  # fmt: skip
 
 
 def config(recipe: Recipe) -> LlamaConfig:
