@@ -363,7 +363,7 @@ def test_training_learns_and_is_taken_up_where_it_stopped(tmp_path: Path, monkey
 
 
 def test_every_recipe_can_grow_and_the_family_fits_its_budget() -> None:
-    """Head size and key/value heads are the seed's, nothing shrinks; three tiers and the judge are under 40 MB in bfloat16."""
+    """Head size and key/value heads are the seed's, nothing shrinks; tiers and judge are under 40 MB in bfloat16."""
     parameters = {}
     for name, recipe in train.RECIPES.items():
         grown = train.config(recipe)
