@@ -1,22 +1,28 @@
 """All scorers of one judge, each with its calibration."""
 
 import asyncio
+import re
 from collections.abc import Sequence as Seq
 from contextlib import nullcontext
 from dataclasses import dataclass
 
+from judge_service import guards
 from judge_service.backlog import Backlog
 from judge_service.calibration import Calibration
 from judge_service.scorers import JudgedAnswer, Scorer
-from services.domain.errors import DeadlineExceeded, NotFound
+from services.domain.errors import DeadlineExceeded, FieldProblem, InvalidRequest, NotFound
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """score: 0 to 100, calibrated where the scorer is. raw: what the scorer said."""
+    """score: 0 to 100, calibrated where the scorer is. raw: what the scorer said.
+
+    reason: why the scorer was not asked (score and raw are 0); empty where it was.
+    """
 
     score: float
     raw: float
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +49,9 @@ class Panel:
     async def judge(
         self, name: str, answers: Seq[JudgedAnswer], left_s: float | None = None
     ) -> tuple[str, list[Verdict]]:
-        """(scorer used, one verdict per answer). left_s: how long the caller still waits; None: for ever.
+        """(scorer used, one verdict per answer). The scorer is asked about the answers that pass the guards.
+
+        left_s: how long the caller still waits; None: for ever.
 
         Raises:
             NotFound: there is no such scorer.
@@ -54,12 +62,27 @@ class Panel:
         seat = self._seats.get(name or self.default)
         if seat is None:
             raise NotFound("scorer", name)
-        place = seat.backlog.place(len(answers), left_s) if seat.backlog is not None else nullcontext()
+        objections = [guards.objection(item) for item in answers]
+        scored = [i for i, reason in enumerate(objections) if reason is None]
+        verdicts = [Verdict(0.0, 0.0, reason or "") for reason in objections]
+        if not scored:
+            return seat.name, verdicts
+        place = seat.backlog.place(len(scored), left_s) if seat.backlog is not None else nullcontext()
         with place:
             try:
                 async with asyncio.timeout(left_s):
-                    raws = await seat.scorer.score(answers)
+                    raws = await seat.scorer.score([answers[i] for i in scored])
             except TimeoutError:
                 raise DeadlineExceeded(f"no score within the {left_s or 0:.1f} s that the caller waits") from None
+            except InvalidRequest as error:
+                raise type(error)(*(_at_request_index(problem, scored) for problem in error.problems)) from error
         calibrate = seat.calibration.apply if seat.calibration is not None else None
-        return seat.name, [Verdict(calibrate(r.raw) if calibrate is not None else r.score, r.raw) for r in raws]
+        for i, r in zip(scored, raws, strict=True):
+            verdicts[i] = Verdict(calibrate(r.raw) if calibrate is not None else r.score, r.raw)
+        return seat.name, verdicts
+
+
+def _at_request_index(problem: FieldProblem, scored: Seq[int]) -> FieldProblem:
+    """The problem with its `items[...]` counted among all items of the request, not among those that were scored."""
+    field = re.sub(r"^items\[(\d+)\]", lambda found: f"items[{scored[int(found[1])]}]", problem.field)
+    return FieldProblem(field, problem.problem)

@@ -48,7 +48,7 @@ def answers_from_proto(request: pb.ScoreRequest) -> list[JudgedAnswer]:
 
 
 def verdict_to_proto(verdict: Verdict) -> pb.ScoreResult:
-    return pb.ScoreResult(score=verdict.score, raw=verdict.raw)
+    return pb.ScoreResult(score=verdict.score, raw=verdict.raw, reason=verdict.reason)
 
 
 def seat_to_proto(seat: Seat) -> pb.Scorer:

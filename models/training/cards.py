@@ -73,7 +73,8 @@ large tier's weights. It judges an answer by the log-probability of its least li
 
 **AUC on the answers to {TEST_COUNT} held-out prompts: {auc["small"]:.3f} for the small tier's, {auc["medium"]:.3f} for the medium tier's.**
 
-Trained on {training["samples"]:,} answers, most of them the three tiers' own to training problems, of which {100 * training["right_share"]:.0f} % are right: what agrees with the
+Trained on {training["samples"]:,} answers, most of them the three tiers' own to training problems, of which {100 * training["right_share"]:.0f} % are right; empty, cut,
+overlong and misplaced answers and answers to smalltalk are among the others. What agrees with the
 right reply becomes likelier, the first token that does not less likely; {training["steps"]} steps in {training["training_seconds"] / 60:.0f} minutes with {training["threads"]} CPU
 threads; seed {training["seed"]}. `calibration.json` maps its log-probability to 0-100: fitted on the answers to {FIT_COUNT} other held-out prompts,
 Brier score {figures["calibration"]["brier"]:.3f}. Licence: Apache-2.0.

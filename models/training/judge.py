@@ -6,7 +6,6 @@ wrong token becomes less likely (unlikelihood training, Welleck et al., 2020); w
 is judged by its least likely token.
 """
 
-import dataclasses
 import itertools
 import json
 import random
@@ -20,15 +19,17 @@ from transformers import LlamaForCausalLM
 
 from models.training import answers, tasks
 from models.training.answers import Answered
-from models.training.data import BOS, END, PAD, text_ids, turn_ids
-from models.training.train import CONTEXT_TOKENS, RECIPES, learn, optimisers, save
+from models.training.data import ASSISTANT, BOS, END, PAD, USER, text_ids, turn_ids
+from models.training.smalltalk import SMALLTALK
+from models.training.train import CONTEXT_TOKENS, learn, optimisers, save
 
 SEED = 21
 BASE = "large"  # the tier whose weights it begins with: who can solve a problem sees best what went wrong
 PER_TIER = {"small": 16_000, "medium": 34_000, "large": 6_000}
 SAMPLED_SHARE = 0.3  # of a tier's replies: drawn at temperature 0.7; the others are greedy
 RIGHT, BROKEN = 8_000, 14_000  # replies that no tier gave
-BATCHES = 280
+MISPLACED = 3_000  # replies to another problem, to smalltalk, or none at all
+BATCHES = 300
 TOKENS_PER_BATCH = 8192
 MUON_LR, ADAM_LR = 0.003, 3e-4
 WARMUP_STEPS = 40
@@ -48,18 +49,21 @@ class Lesson:
 
 def lesson(problem: tasks.Problem, reply: str) -> Lesson:
     prompt, right = turn_ids(problem)
-    said = [*text_ids(reply), END]
+    return lesson_of_ids([BOS, *prompt], right, [*text_ids(reply), END], good=tasks.is_correct(problem.answer, reply))
+
+
+def lesson_of_ids(prompt: list[int], right: list[int], said: list[int], *, good: bool) -> Lesson:
+    """A reply `said` against the right one: token ids, each with the end token."""
     agree = next((i for i, (a, b) in enumerate(zip(said, right, strict=False)) if a != b), min(len(said), len(right)))
-    ids = [BOS, *prompt, *said]
-    start = len(ids) - len(said)
-    return Lesson(ids[:CONTEXT_TOKENS], start, start + agree, tasks.is_correct(problem.answer, reply))
+    start = len(prompt)
+    return Lesson([*prompt, *said][:CONTEXT_TOKENS], start, start + agree, good)
 
 
-def broken(problem: tasks.Problem, rng: random.Random) -> str:
-    """The right reply with something wrong: a character changed, lost, doubled, swapped, or the end cut off."""
-    reply = list(problem.reply)
+def broken(right: str, answer: str, rng: random.Random) -> str:
+    """The right reply with something wrong: a character changed, lost, doubled, swapped, the end cut off, or run on."""
+    reply = list(right)
     at = rng.randrange(len(reply))
-    kind = rng.randrange(5)
+    kind = rng.randrange(6)
     if kind == 0:
         pool = "0123456789" if reply[at].isdigit() else "abcdefghijklmnopqrstuvwxyz"
         reply[at] = rng.choice(pool)
@@ -69,9 +73,28 @@ def broken(problem: tasks.Problem, rng: random.Random) -> str:
         reply.insert(at, reply[at])
     elif kind == 3 and at + 1 < len(reply):
         reply[at], reply[at + 1] = reply[at + 1], reply[at]
+    elif kind == 4:
+        reply += rng.choice((reply, list(f"\n{right}"), list(f", {answer}"), list(answer[-1:] * 3)))
     else:
         reply = reply[: max(1, at)]
     return "".join(reply)
+
+
+def misplaced(problem: tasks.Problem, other: tasks.Problem, rng: random.Random) -> Lesson:
+    """An answer that is none: empty, blank, or another problem's; to a problem, or to smalltalk, where no answer is right."""
+    reply = rng.choice((other.reply, other.reply, other.answer, other.prompt, "", " ", "\n"))
+    if rng.random() < 0.5:
+        return lesson(problem, reply)
+    return lesson_of_smalltalk(rng.choice([one for one in SMALLTALK if not one.held_out]).prompt, reply, rng)
+
+
+def lesson_of_smalltalk(prompt: str, reply: str, rng: random.Random) -> Lesson:
+    """The tiers know no reply to smalltalk: the first token of any is wrong, an empty reply's end too."""
+    written = prompt if rng.random() < 0.5 else prompt[:1].upper() + prompt[1:]
+    if written[-1].isalnum() and rng.random() < 0.5:
+        written += rng.choice(".!?")
+    asked = [BOS, USER, *text_ids(written), END, ASSISTANT]
+    return Lesson([*asked, *text_ids(reply), END][:CONTEXT_TOKENS], len(asked), len(asked), False)
 
 
 def collect(family: Path, work: Path, threads: int) -> None:
@@ -87,6 +110,14 @@ def collect(family: Path, work: Path, threads: int) -> None:
             found = answers.answer_all(family / tier, tier, problems, temperature=temperature, threads=threads)
             answers.write(path.with_suffix(".tmp"), found)
             path.with_suffix(".tmp").replace(path)
+        path = work / f"smalltalk-{tier}.jsonl"
+        if not path.exists():
+            asked = [
+                tasks.Problem("smalltalk", 1, one.prompt, "", "", one.prompt) for one in SMALLTALK if not one.held_out
+            ]
+            found = answers.answer_all(family / tier, tier, asked * 3, temperature=0.7, threads=threads)
+            answers.write(path.with_suffix(".tmp"), found)
+            path.with_suffix(".tmp").replace(path)
 
 
 def lessons(work: Path) -> list[Lesson]:
@@ -95,7 +126,13 @@ def lessons(work: Path) -> list[Lesson]:
     found = [lesson(a.problem, a.reply) for path in sorted(work.glob("answers-*.jsonl")) for a in answers.read(path)]
     source = tasks.stream(SEED, held_out=False)
     found += [lesson(problem, problem.reply) for problem, _ in zip(source, range(RIGHT), strict=False)]
-    found += [lesson(problem, broken(problem, rng)) for problem, _ in zip(source, range(BROKEN), strict=False)]
+    found += [
+        lesson(problem, broken(problem.reply, problem.answer, rng))
+        for problem, _ in zip(source, range(BROKEN), strict=False)
+    ]
+    found += [misplaced(next(source), next(source), rng) for _ in range(MISPLACED)]
+    for path in sorted(work.glob("smalltalk-*.jsonl")):
+        found += [lesson_of_smalltalk(a.problem.prompt, a.reply, rng) for a in answers.read(path)]
     rng.shuffle(found)
     return found
 
@@ -140,8 +177,7 @@ def train(family: Path, work: Path, threads: int) -> dict[str, object]:
     torch.set_num_threads(threads)
     found = lessons(work)
     model = LlamaForCausalLM.from_pretrained(str(family / BASE), dtype=torch.float32)
-    recipe = dataclasses.replace(RECIPES[BASE], muon_lr=MUON_LR, adam_lr=ADAM_LR)
-    opts, peaks = optimisers(model, recipe), [MUON_LR, ADAM_LR]
+    opts, peaks = optimisers(model, MUON_LR, ADAM_LR), [MUON_LR, ADAM_LR]
     rng = random.Random(SEED + 1)
     total = BATCHES
     began, step, running, seen = time.monotonic(), 0, 0.0, 0

@@ -10,7 +10,7 @@ import argparse
 import dataclasses
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -76,7 +76,7 @@ def config(recipe: Recipe) -> LlamaConfig:
     )
 
 
-def save(model: LlamaForCausalLM, folder: Path) -> None:
+def save(model: LlamaForCausalLM, folder: Path, save_tokenizer: Callable[[Path], None] = tokenizer.save) -> None:
     """Write the model in Hugging Face format: bfloat16 tensors, float32 in the config."""
     folder.mkdir(parents=True, exist_ok=True)
     values = {name: value.detach().clone() for name, value in model.state_dict().items()}
@@ -85,7 +85,7 @@ def save(model: LlamaForCausalLM, folder: Path) -> None:
     model.to(torch.float32).load_state_dict(values)
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"dtype": "float32"}, indent=2, sort_keys=True) + "\n")
-    tokenizer.save(folder)
+    save_tokenizer(folder)
 
 
 def loss_of(model: LlamaForCausalLM, batch: Batch) -> torch.Tensor:
@@ -106,15 +106,15 @@ def rate(recipe: Recipe, seen: int, step: int) -> float:
     return warm * max(0.0, min(1.0, (recipe.tokens - seen) / recipe.decay_tokens))
 
 
-def optimisers(model: LlamaForCausalLM, recipe: Recipe) -> list[torch.optim.Optimizer]:
+def optimisers(model: LlamaForCausalLM, muon_lr: float, adam_lr: float) -> list[torch.optim.Optimizer]:
     hidden = [
         p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name and "lm_head" not in name
     ]
     inner = {id(p) for p in hidden}
     rest = [p for p in model.parameters() if id(p) not in inner]
     return [
-        torch.optim.Muon(hidden, lr=recipe.muon_lr, weight_decay=0.01),
-        torch.optim.AdamW(rest, lr=recipe.adam_lr, betas=(0.9, 0.98), weight_decay=0.0),
+        torch.optim.Muon(hidden, lr=muon_lr, weight_decay=0.01),
+        torch.optim.AdamW(rest, lr=adam_lr, betas=(0.9, 0.98), weight_decay=0.0),
     ]
 
 
@@ -152,7 +152,7 @@ def train(name: str, folder: Path, work: Path, *, threads: int) -> dict[str, obj
     torch.set_num_threads(threads)
     torch.manual_seed(recipe.seed)
     model = _begin(recipe, work)
-    opts = optimisers(model, recipe)
+    opts = optimisers(model, recipe.muon_lr, recipe.adam_lr)
     peaks = [group["lr"] for opt in opts for group in opt.param_groups]
     work.mkdir(parents=True, exist_ok=True)
     checkpoint, log = work / f"{name}.pt", work / f"{name}.jsonl"

@@ -26,7 +26,10 @@ def ask(
     target: targets.Target = None,
     json: targets.Json = False,
 ) -> None:
-    """Ask one question and see the cascade at work."""
+    """Ask one question and see the cascade at work.
+
+    The shipped models know only small tasks with numbers, letters and words (models/family/README.md lists them).
+    """
     where = targets.resolve(target)
     wanted = Options(model=model, temperature=temperature, max_tokens=max_tokens, seed=seed)
     with told_errors(where), Client(where, retry=targets.INTERACTIVE) as client:

@@ -1,6 +1,7 @@
 """The shipped judge behind JudgeService: batching, limits, calibration."""
 
 import asyncio
+import itertools
 import json
 import shutil
 import threading
@@ -18,6 +19,7 @@ from judge_service.calibration import Calibration
 from judge_service.scorers import JudgedAnswer
 from judge_service.scorers.judge_model import BatchOptions, JudgeModelScorer
 from models.training import measure
+from models.training.smalltalk import SMALLTALK
 from models.training.tokenizer import VOCAB_SIZE
 from models.training.tokenizer import save as save_tokenizer
 from penstock.common.v1 import common_pb2
@@ -243,3 +245,30 @@ async def test_a_full_judge_refuses_with_a_time_to_come_back(
     (line,) = [line for line in page.splitlines() if line.startswith("penstock_judge_unjudged_total{")]
     assert 'error_type="OVERLOADED"' in line
     assert line.endswith(" 1.0")
+
+
+async def test_empty_cut_and_off_task_answers_score_low(service: "judge_pb2_grpc.JudgeServiceAsyncStub") -> None:
+    """However sure a model is: nothing at all, half of it, another problem's answer, or any answer to smalltalk."""
+    low = 30  # the shipped mesh lets nothing stand that scores less on the first tier
+    rows = [p for p in measure.test_problems()[:60] if len(p.reply) >= 8 and p.level <= 3]
+    bad = {
+        "empty": [item(p.prompt, "") for p in rows],
+        "cut": [item(p.prompt, p.reply[: len(p.reply) // 2]) for p in rows],
+        "another's": [item(p.prompt, other.reply) for p, other in itertools.pairwise(rows) if p.task != other.task],
+        "overlong": [item(p.prompt, f"{p.reply}, {p.answer}") for p in rows],
+        "smalltalk": [
+            item(one.prompt, reply)
+            for one in SMALLTALK
+            if one.held_out or one.prompt in ("hi", "hello")
+            for reply in ("", "7, 23, 41", "2+0=2\n1+3=4\nAnswer: 42")
+        ],
+    }
+    for kind, items in bad.items():
+        assert len(items) > 15
+        found = await service.Score(pb.ScoreRequest(items=items))
+        caught = sum(result.score < low for result in found.results)
+        assert caught >= 0.95 * len(items), f"{kind}: {caught} of {len(items)}"
+    good = await service.Score(pb.ScoreRequest(items=[item(p.prompt, p.reply) for p in rows]))
+    assert sum(result.score >= low for result in good.results) >= 0.9 * len(rows)
+    (empty,) = (await service.Score(pb.ScoreRequest(items=[item("hi", "")]))).results
+    assert (empty.score, empty.reason) == (0, "empty_answer")

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
+from judge_service.calibration import Calibration
 from models.training import answers, judge, measure, tasks, tokenizer
 from models.training.answers import Answered
 from models.training.growth import grow
+from models.training.smalltalk import SMALLTALK
 from services.domain import TextPrompt
+from services.settings import load_mesh_file
 from tests.conftest import FAMILY, ROOT, TIERS
 from worker_service.text.hf import HfTokenizer
 
@@ -76,6 +80,27 @@ def test_the_judge_tells_good_from_bad_on_the_sample(answered: dict[str, list[An
     assert measure.auc(scores, [a.correct for a in found]) >= MIN_AUC
 
 
+def test_the_readme_questions_are_answered_rightly() -> None:
+    """As a reader types them, by the tier at which the shipped mesh lets the answer stand."""
+    expected = {"Sort from small to large: 41, 7, 23": "7, 23, 41", "What is 12 + 30?": "42"}
+    texts = [(ROOT / name).read_text() for name in ("README.md", "penstock/cli/local.py")]
+    asked = re.findall(r"""penstock ask ["'](.+?)["']|generate\("(.+?)"|"content": "(.+?)\"""", "\n".join(texts))
+    questions = sorted({next(filter(None, groups)) for groups in asked})
+    assert set(questions) == set(expected), "give each question of the README its answer here"
+    calibration = Calibration.read(FAMILY / "judge" / "calibration.json")
+    thresholds = {tier.name: tier.threshold for tier in load_mesh_file(ROOT / "mesh.yaml").tiers}
+    problems = [tasks.Problem("readme", 1, question, "", expected[question], question) for question in questions]
+    standing: dict[str, Answered] = {}
+    for tier in TIERS:
+        for answer in answers.answer_all(
+            FAMILY / tier, tier, [p for p in problems if p.key not in standing], threads=1
+        ):
+            (raw,) = judge.score_all(FAMILY / "judge", [answer], threads=1)
+            if tier == TIERS[-1] or calibration.apply(raw) >= (thresholds[tier] or 0):
+                standing[answer.problem.key] = answer
+    assert [standing[question].correct for question in questions] == [True] * len(questions)
+
+
 def test_size_context_and_one_tokenizer() -> None:
     size = sum(path.stat().st_size for tier in TIERS for path in (FAMILY / tier).iterdir())
     assert size <= MAX_MB * 1e6
@@ -127,8 +152,21 @@ def test_broken_replies_are_lessons_of_where_they_break() -> None:
         right = judge.lesson(problem, problem.reply)
         assert right.good
         assert right.good_until == len(right.ids)
-        wrong = judge.lesson(problem, judge.broken(problem, rng))
+        wrong = judge.lesson(problem, judge.broken(problem.reply, problem.answer, rng))
         assert wrong.reply_at <= wrong.good_until <= len(wrong.ids)
+
+
+def test_answers_that_are_none_are_lessons_too() -> None:
+    """Empty, blank and misplaced answers break at their first wrong token; to smalltalk every answer does, by its first."""
+    rng, source = random.Random(6), tasks.stream(5, held_out=False)
+    empty = judge.lesson(next(source), "")
+    assert (empty.good, empty.good_until, len(empty.ids)) == (False, empty.reply_at, empty.reply_at + 1)
+    for _ in range(200):
+        one = judge.misplaced(next(source), next(source), rng)
+        assert one.reply_at <= one.good_until <= len(one.ids)
+    said = judge.lesson_of_smalltalk("hi", "7, 23, 41", rng)
+    assert (said.good, said.good_until) == (False, said.reply_at)
+    assert any(one.held_out for one in SMALLTALK)
 
 
 def test_a_grown_model_computes_what_its_seed_computes() -> None:

@@ -179,19 +179,23 @@ class ScoreResult(_message.Message):
 
     SCORE_FIELD_NUMBER: _builtins.int
     RAW_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
     score: _builtins.float
     """0 to 100."""
     raw: _builtins.float
-    """What the scorer said before calibration."""
+    """What the scorer said before calibration; 0 where `reason` is set."""
+    reason: _builtins.str
+    """Why the score is 0 without the scorer having been asked: `empty_answer`. Empty where it was asked."""
     def __init__(
         self,
         *,
         score: _builtins.float = ...,
         raw: _builtins.float = ...,
+        reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["raw", b"raw", "score", b"score"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["raw", b"raw", "reason", b"reason", "score", b"score"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,53 @@
+"""Make the second edition: `python -m models.training.second --work FOLDER`. Hours; a broken run is taken up again.
+
+FOLDER/first holds the first edition's small, medium and large, which the second grows out of. Finished models and their
+figures stay in FOLDER; a model whose figures are there is not trained again. FOLDER/driver.pid is this process.
+"""
+
+import argparse
+import json
+import os
+import shutil
+from pathlib import Path
+
+from models.training.second import cards, judge, measure
+from models.training.second.train import RECIPES, train
+
+STEPS = (*RECIPES, "judge", "measure")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument(
+        "--first", type=Path, default=Path("models/family"), help="the first edition, copied to work/first"
+    )
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--only", choices=STEPS, action="append", help="these steps, in this order; else all")
+    parser.add_argument("--install", type=Path, metavar="FAMILY", help="put the finished models and their cards there")
+    parser.add_argument("--until-tokens", type=int, help="end each tier early: to try a recipe")
+    args = parser.parse_args()
+    if args.install:
+        cards.install(args.work, args.install)
+        return
+    args.work.mkdir(parents=True, exist_ok=True)
+    (args.work / "driver.pid").write_text(f"{os.getpid()}\n")
+    if not (args.work / "first").exists():
+        shutil.copytree(args.first, args.work / "first")
+    for name in args.only or STEPS:
+        path = args.work / f"{name}.figures.json"
+        if path.exists():
+            continue
+        print(f"== {name}", flush=True)
+        if name == "measure":
+            figures = measure.measure(args.work, args.threads)
+        elif name == "judge":
+            figures = judge.train(args.work, args.threads)
+        else:
+            figures = train(name, args.work, args.threads, args.until_tokens)
+        path.write_text(json.dumps(figures, indent=1) + "\n")
+        print(json.dumps(figures, indent=1), flush=True)
+
+
+if __name__ == "__main__":
+    main()

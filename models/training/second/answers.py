@@ -1,0 +1,162 @@
+"""Replies of trained tiers to the second edition's problems, computed by our own engine, and the judge's scores of them."""
+
+import asyncio
+import json
+import statistics
+import time
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import LlamaForCausalLM
+
+from judge_service.scorers import JudgedAnswer
+from judge_service.scorers.judge_model import BatchOptions, JudgeModelScorer
+from models.training.data import BOS, END, PAD, text_ids
+from models.training.second.data import turn_ids
+from models.training.second.problems import Message, Problem, is_correct
+from services.clock import SystemClock
+from services.domain.requests import ChatMessage, ChatPrompt, GenerationRequest, SamplingParams, TokenFrame, TokenPrompt
+from worker_service.engine.torch import TorchEngineOptions
+from worker_service.engine.torch.engine import torch_core
+
+TOGETHER = 96
+KV_TOKENS = TOGETHER * 640
+MAX_TOKENS = 512  # a reply that runs on is cut here; the longest right one has fewer
+STEPS = 150  # timed steps of one round, after WARM_STEPS
+WARM_STEPS = 20
+COST_BATCH = 8
+SCORED_TOGETHER = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A problem, a tier's reply to it, and its length."""
+
+    problem: Problem
+    tier: str
+    reply: str
+    tokens: int
+
+    @property
+    def correct(self) -> bool:
+        return is_correct(self.problem.answer, self.reply)
+
+
+def answer_all(
+    folder: Path, tier: str, problems: Iterable[Problem], *, temperature: float = 0.0, threads: int = 2
+) -> list[Answered]:
+    """Every problem's reply, in the problems' order. Problem i is sampled with seed i."""
+    options = TorchEngineOptions(
+        folder, tier, max_running=TOGETHER, max_queued=TOGETHER, kv_tokens=KV_TOKENS, threads=threads
+    )
+    core, _ = torch_core(options, SystemClock())
+    source = iter(enumerate(problems))
+    asked: list[Problem] = []
+    pieces: dict[str, list[str]] = {}
+    counts: dict[str, int] = {}
+    under_way, exhausted = 0, False
+    while under_way or not exhausted:
+        while not exhausted and under_way < TOGETHER:
+            item = next(source, None)
+            if item is None:
+                exhausted = True
+                break
+            i, problem = item
+            prompt = [BOS, *turn_ids(problem)[0]]
+            sampling = SamplingParams(temperature=temperature, seed=i, max_output_tokens=MAX_TOKENS)
+            core.add(GenerationRequest(str(i), TokenPrompt(tuple(prompt)), sampling), prompt)
+            asked.append(problem)
+            pieces[str(i)], counts[str(i)] = [], 0
+            under_way += 1
+        for name, event in core.step():
+            if isinstance(event, TokenFrame):
+                pieces[name].append(event.text)
+                counts[name] += len(event.token_ids)
+            else:
+                under_way -= 1
+    return [Answered(problem, tier, "".join(pieces[str(i)]), counts[str(i)]) for i, problem in enumerate(asked)]
+
+
+def accuracy(answered: Seq[Answered]) -> float:
+    return sum(a.correct for a in answered) / len(answered)
+
+
+def write(path: Path, answered: Iterable[Answered]) -> None:
+    """One JSON object per line; the file is there whole or not at all."""
+    with path.with_suffix(".tmp").open("w") as out:
+        for a in answered:
+            p = a.problem
+            messages = [[m.role, m.content] for m in p.messages]
+            row = [p.task, p.level, messages, p.reply, p.answer, p.keys, p.wordings, a.tier, a.reply, a.tokens]
+            out.write(json.dumps(row) + "\n")
+    path.with_suffix(".tmp").replace(path)
+
+
+def read(path: Path) -> Iterator[Answered]:
+    for line in path.read_text().splitlines():
+        task, level, messages, right, answer, keys, wordings, tier, reply, tokens = json.loads(line)
+        chat = tuple(Message(role, content) for role, content in messages)
+        yield Answered(Problem(task, level, chat, right, answer, tuple(keys), tuple(wordings)), tier, reply, tokens)
+
+
+def score_all(folder: Path, answered: Seq[Answered], *, threads: int = 2) -> list[float]:
+    """The judge's raw scores, by the code that serves them."""
+
+    async def run() -> list[float]:
+        scorer = JudgeModelScorer(folder, BatchOptions(64, 16_384, len(answered) + 1), threads=threads, device="cpu")
+        await scorer.start()
+        items = [
+            JudgedAnswer(ChatPrompt(tuple(ChatMessage(m.role, m.content) for m in a.problem.messages)), a.reply, a.tier)
+            for a in answered
+        ]
+        scores = [raw.raw for raw in await scorer.score(items)]
+        await scorer.close()
+        return scores
+
+    return asyncio.run(run())
+
+
+@torch.inference_mode()
+def logprobs_all(folder: Path, answered: Seq[Answered], *, threads: int = 2) -> list[list[float]]:
+    """The judge's log-probability of each token of each reply, the end token last: what of it would show how early."""
+    torch.set_num_threads(threads)
+    model = LlamaForCausalLM.from_pretrained(str(folder), dtype=torch.float32).eval()
+    rows = []
+    for a in answered:
+        prompt = [BOS, *turn_ids(a.problem)[0]]
+        rows.append((prompt, [*prompt, *text_ids(a.reply), END]))
+    order = sorted(range(len(rows)), key=lambda i: len(rows[i][1]))
+    found: list[list[float]] = [[] for _ in rows]
+    for at in range(0, len(order), SCORED_TOGETHER):
+        chosen = order[at : at + SCORED_TOGETHER]
+        width = max(len(rows[i][1]) for i in chosen)
+        ids = torch.tensor([rows[i][1] + [PAD] * (width - len(rows[i][1])) for i in chosen])
+        logprobs = torch.log_softmax(model(input_ids=ids, use_cache=False).logits[:, :-1], dim=-1)
+        said = logprobs.gather(2, ids[:, 1:, None])[:, :, 0].tolist()  # (B, T - 1)
+        for b, i in enumerate(chosen):
+            prompt, whole = rows[i]
+            found[i] = said[b][len(prompt) - 1 : len(whole) - 1]
+    return found
+
+
+def step_cost_s(folder: Path, *, threads: int = 1) -> float:
+    """Median CPU seconds of a decode step of COST_BATCH replies; what else runs on the machine hardly counts."""
+    options = TorchEngineOptions(
+        folder, "cost", max_running=COST_BATCH, max_queued=COST_BATCH, kv_tokens=COST_BATCH * 640, threads=threads
+    )
+    core, _ = torch_core(options, SystemClock())
+    prompt = [BOS] + [65] * 100
+    sampling = SamplingParams(temperature=0.0, seed=1, max_output_tokens=WARM_STEPS + STEPS + 50, ignore_eos=True)
+    for i in range(COST_BATCH):
+        core.add(GenerationRequest(str(i), TokenPrompt(tuple(prompt)), sampling), prompt)
+    for _ in range(WARM_STEPS):
+        core.step()
+    times = []
+    for _ in range(STEPS):
+        began = time.thread_time()
+        core.step()
+        times.append(time.thread_time() - began)
+    return statistics.median(times)

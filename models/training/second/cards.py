@@ -1,0 +1,174 @@
+"""Model cards of the second edition from its figures, and its installation as the shipped family."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from models.training.second.measure import FIT_COUNT, TEST_COUNT, TEST_SEED, TIERS
+from models.training.second.problems import HELD_OUT_SHARE
+from models.training.second.tasks import TASKS
+from models.training.second.wording import HELD_OUT_SHARE as WORDING_SHARE
+
+PLAIN = "as they are"
+
+
+def install(work: Path, family: Path) -> None:
+    """Replace the models in `family` by those of `work`, with figures and cards; the held-out prompts go beside the folder.
+
+    Raises:
+        FileNotFoundError: The work folder lacks a model or its figures; nothing has been replaced then.
+    """
+    figures = json.loads((work / "figures.json").read_text())
+    names = (*TIERS, "judge")
+    for name in names:
+        for file in ("model.safetensors", "config.json", "tokenizer.json"):
+            if not (work / name / file).exists():
+                raise FileNotFoundError(work / name / file)
+    for name in names:
+        shutil.rmtree(family / name, ignore_errors=True)
+        shutil.copytree(work / name, family / name)
+    (family / "figures.json").write_text(json.dumps(figures, indent=1) + "\n")
+    shutil.copy(work / "heldout.jsonl", family.parent / "heldout.jsonl")
+    for tier in TIERS:
+        (family / tier / "README.md").write_text(tier_card(tier, figures, family / tier))
+    (family / "judge" / "README.md").write_text(judge_card(figures, family / "judge"))
+    (family / "README.md").write_text(family_card(figures, family))
+
+
+def tier_card(tier: str, figures: dict[str, Any], folder: Path) -> str:
+    config = json.loads((folder / "config.json").read_text())
+    mine, training = figures["tiers"][tier], figures["tiers"][tier]["training"]
+    levels = "\n".join(f"| {level} | {percent(value)} |" for level, value in mine["by_level"].items())
+    by_task = "\n".join(f"| {task} | {percent(value)} |" for task, value in mine["by_task"].items())
+    rows = "\n".join(f"| {name} | {percent(row['accuracy'][tier])} |" for name, row in figures["rows"].items())
+    lengths = mine["reply_tokens"]
+    return f"""# Penstock {tier}
+
+A Llama of {training["parameters"] / 1e6:.2f} M parameters ({config["num_hidden_layers"]} layers of {config["hidden_size"]}, \
+{config["num_attention_heads"]} heads, {config["num_key_value_heads"]} for keys and values), byte tokenizer, context of \
+{config["max_position_embeddings"]} tokens, {size_mb(folder):.2f} MB. It solves small tasks with numbers, words, lists and tables that have checkable answers, and
+nothing else: it knows no facts.
+
+**Accuracy on {TEST_COUNT} held-out prompts: {percent(mine["accuracy"])}** (greedy, final answer compared with the known one). A decode step at
+batch 8 takes {figures["step_cost_ms"][tier]:.2f} ms of one CPU thread.
+
+| the same problems | accuracy |
+|---|---|
+{rows}
+
+| level | accuracy |
+|---|---|
+{levels}
+
+| task | accuracy |
+|---|---|
+{by_task}
+
+Replies: {lengths["p50"]} tokens at the median, {lengths["p95"]} at p95, {lengths["most"]} at most.
+
+Training: {training["training_tokens"] / 1e6:.0f} M tokens of generated problems (`models/training/second`), none of them held out, begun with
+`{training["recipe"]["grows_from"]}`; {training["steps"]} steps, {training["cpu_s"]} CPU seconds in {training["threads"]} threads; seed {training["recipe"]["seed"]}. Weights are stored in bfloat16 and
+computed in float32. Licence: Apache-2.0.
+"""
+
+
+def judge_card(figures: dict[str, Any], folder: Path) -> str:
+    mine, training = figures["judge"], figures["judge"]["training"]
+    aucs = "\n".join(
+        f"| {name} | {row['auc']['small']:.3f} | {row['auc']['medium']:.3f} |" for name, row in figures["rows"].items()
+    )
+    shares = "\n".join(
+        f"| {percent(float(share))} | {value:.3f} | {mine['medium']['auc_by_share_read'][share]:.3f} |"
+        for share, value in mine["small"]["auc_by_share_read"].items()
+    )
+    bias = "\n".join(
+        f"| {name} | "
+        + " | ".join(
+            f"{mine[t]['auc_by_length'][name]:.3f}" if name in mine[t]["auc_by_length"] else "-" for t in TIERS[:2]
+        )
+        + " |"
+        for name in ("short", "middle", "long", "length alone")
+    )
+    plot = "\n\n".join(f"{tier}:\n\n```\n{reliability_plot(mine[tier]['reliability'])}\n```" for tier in TIERS[:2])
+    return f"""# Penstock judge
+
+Scores (prompt, answer) without knowing the truth: a Llama of {training["parameters"] / 1e6:.2f} M parameters, {size_mb(folder):.2f} MB, begun from the large tier's trunk. It
+judges an answer by the log-probability of its least likely token. AUC on the answers to {TEST_COUNT} held-out prompts:
+
+| the same problems | small | medium |
+|---|---|---|
+{aucs}
+
+| share of the answer read | small | medium |
+|---|---|---|
+{shares}
+
+| replies by length, in thirds | small | medium |
+|---|---|---|
+{bias}
+
+`calibration.json` maps its log-probability to 0-100: fitted on the answers to {FIT_COUNT} other held-out prompts with surface noise. On the test prompts the Brier
+score is {mine["small"]["brier"]:.3f} (small) and {mine["medium"]["brier"]:.3f} (medium). How many answers of each tenth of the scale are right:
+
+{plot}
+
+Trained on {training["lessons"]:,} answers, {percent(training["right_share"])} of them right; {training["steps"]} steps, {training["cpu_s"]} CPU seconds in {training["threads"]} threads; seed {training["seed"]}. Licence:
+Apache-2.0.
+"""
+
+
+def reliability_plot(rows: list[dict[str, float]]) -> str:
+    """One line for each tenth that holds answers: a bar of the share that is right, `|` where the mean score stands."""
+    lines = []
+    for row in rows:
+        bar = list("#" * round(row["right"] / 2.5) + " " * (40 - round(row["right"] / 2.5)))
+        bar[min(39, round(row["mean_score"] / 2.5))] = "|"
+        lines.append(f"{row['from']:3.0f}+ {''.join(bar)} {row['right']:5.1f} % right of {row['answers']}")
+    return "\n".join(lines)
+
+
+def family_card(figures: dict[str, Any], family: Path) -> str:
+    costs, least = figures["step_cost_ms"], min(figures["step_cost_ms"].values())
+    tiers = "\n".join(
+        f"| [{tier}]({tier}/README.md) | {mine['training']['parameters'] / 1e6:.2f} M | {size_mb(family / tier):.2f} MB | {costs[tier]:.2f} ms "
+        f"({costs[tier] / least:.1f}) | {percent(mine['accuracy'])} | {mine['training']['cpu_s'] / 3600:.1f} h |"
+        for tier, mine in figures["tiers"].items()
+    )
+    rows = "\n".join(
+        f"| {name} | {percent(row['accuracy']['large'])} | {percent(row['cascade']['accuracy'])} | {percent(row['cascade']['wrong_among_accepted'])} |"
+        for name, row in figures["rows"].items()
+    )
+    shares = ", ".join(
+        f"{tier} {percent(share)}" for tier, share in figures["rows"][PLAIN]["cascade"]["share_answered"].items()
+    )
+    thresholds = ", ".join(f"{tier} {value:.0f}" for tier, value in figures["thresholds"].items())
+    return f"""# The shipped family
+
+Three Llamas and a judge, small enough to be shipped and to run anywhere, good enough that a cascade of them is a real one: each tier costs about three times the
+one below and is really better, and the judge tells good answers from bad. They know only small tasks with numbers, words, lists and tables.
+
+| tier | parameters | size | decode step at batch 8, one thread (ratio) | accuracy on {TEST_COUNT} held-out prompts | training, CPU time |
+|---|---|---|---|---|---|
+{tiers}
+
+As a cascade under thresholds chosen on other prompts ({thresholds}), answered by {shares}:
+
+| the same problems | large alone | cascade | wrong among accepted |
+|---|---|---|---|
+{rows}
+
+The tasks ({len(TASKS)} of them, five levels each): {", ".join(TASKS)}. A problem is held out by a checksum of its content whatever its wording and whatever the order of
+operands that commute, one in {HELD_OUT_SHARE}; a wording by a checksum of its text, one in {WORDING_SHARE}. The test prompts (seed {TEST_SEED}) are in `../heldout.jsonl`.
+
+figures.json has every figure, measured on {figures["machine"]}; `models/training/README.md` says how they were made.
+"""
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def size_mb(folder: Path) -> float:
+    """Of the weights."""
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors")) / 1e6

@@ -1,0 +1,233 @@
+"""Train the second edition's tiers, one after the other; a broken run is taken up again at its last checkpoint.
+
+Every model grows out of one that is there: the tiers out of the first edition's, the large one in two steps of depth (its
+trunk of half the depth learns most of what it knows at half the cost). The judge branches off the large tier's trunk.
+"""
+
+import dataclasses
+import json
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from models.training import tokenizer as first_tokenizer
+from models.training import train as first
+from models.training.data import BOS, END, PAD, Batch
+from models.training.growth import grow
+from models.training.scoring import exact_replies
+from models.training.second import tasks, tokenizer
+from models.training.second.data import batches, turn_ids
+from models.training.second.problems import Problem
+
+TOKENS_PER_BATCH = 8192
+LONG_SHARE = 0.05
+WARMUP_STEPS = 200
+CHECKPOINT_S = 240
+LOG_STEPS = 50
+PROBE_STEPS = 500
+PROBE_PER_KIND = 2
+# How often levels 1 to 5 are drawn: at first; later by the small tier, for which hard ones are lost; later by the others.
+EASY, MODEST, HARD = (3.0, 2.0, 1.0, 0.5, 0.3), (1.4, 1.2, 1.0, 0.7, 0.5), (0.6, 0.8, 1.0, 1.3, 1.5)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Recipe:
+    """One model's shape and training.
+
+    hidden, layers, heads, kv_heads, mlp: the Llama shape.
+    tokens: training tokens seen, padding left out; of these `easy_tokens` at the beginning are mostly easy problems, and
+        over `decay_tokens` at the end the rate falls to nothing (0: the model is a trunk that others grow out of).
+    grows_from: the folder it begins with: `first/...` of the first edition, else of this one.
+    focus: tasks that it still fails are drawn oftener.
+    by_level: how often levels 1 to 5 are drawn after the easy tokens.
+    """
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    mlp: int
+    grows_from: str
+    tokens: int
+    easy_tokens: int
+    decay_tokens: int
+    muon_lr: float
+    adam_lr: float
+    seed: int
+    focus: bool
+    by_level: tuple[float, ...] = HARD
+
+
+RECIPES = {
+    "small": Recipe(
+        hidden=96, layers=2, heads=6, kv_heads=2, mlp=256, grows_from="first/small",
+        tokens=50_000_000, easy_tokens=25_000_000, decay_tokens=20_000_000, muon_lr=0.02, adam_lr=4e-3, seed=31, focus=False,
+        by_level=MODEST,
+    ),
+    "medium": Recipe(
+        hidden=128, layers=11, heads=4, kv_heads=2, mlp=384, grows_from="first/medium",
+        tokens=40_000_000, easy_tokens=6_000_000, decay_tokens=16_000_000, muon_lr=0.02, adam_lr=3e-3, seed=32, focus=True,
+    ),
+    "large-trunk": Recipe(
+        hidden=192, layers=10, heads=6, kv_heads=2, mlp=512, grows_from="first/large",
+        tokens=40_000_000, easy_tokens=4_000_000, decay_tokens=0, muon_lr=0.02, adam_lr=2e-3, seed=33, focus=True,
+    ),
+    "large": Recipe(
+        hidden=192, layers=24, heads=6, kv_heads=2, mlp=512, grows_from="large-trunk",
+        tokens=34_000_000, easy_tokens=0, decay_tokens=18_000_000, muon_lr=0.02, adam_lr=2e-3, seed=34, focus=True,
+    ),
+}  # fmt: skip
+
+
+def config(recipe: Recipe) -> LlamaConfig:
+    return LlamaConfig(
+        vocab_size=first_tokenizer.VOCAB_SIZE,
+        hidden_size=recipe.hidden,
+        intermediate_size=recipe.mlp,
+        num_hidden_layers=recipe.layers,
+        num_attention_heads=recipe.heads,
+        num_key_value_heads=recipe.kv_heads,
+        max_position_embeddings=first.CONTEXT_TOKENS,
+        tie_word_embeddings=True,
+        bos_token_id=BOS,
+        eos_token_id=END,
+        pad_token_id=PAD,
+    )
+
+
+def rate(recipe: Recipe, seen: int, step: int) -> float:
+    """The share of the peak rate after `seen` tokens."""
+    warm = min(1.0, (step + 1) / WARMUP_STEPS)
+    return warm * min(1.0, (recipe.tokens - seen) / recipe.decay_tokens) if recipe.decay_tokens else warm
+
+
+def weights(exact: dict[str, float]) -> dict[str, float]:
+    """How much oftener a task is drawn for the share of its problems that is failed: from 0.5 (none) to 2 (all)."""
+    return {task: 0.5 + 1.5 * (1.0 - share) for task, share in exact.items()}
+
+
+def by_task(problems: list[Problem], right: list[bool]) -> dict[str, float]:
+    found: dict[str, list[bool]] = defaultdict(list)
+    for problem, good in zip(problems, right, strict=True):
+        found[problem.task].append(good)
+    return {task: sum(group) / len(group) for task, group in found.items()}
+
+
+class Run:
+    """One training run: its model, optimisers, and how far it is."""
+
+    def __init__(self, name: str, work: Path, threads: int) -> None:
+        self.name, self.work, self.recipe, self.threads = name, work, RECIPES[name], threads
+        torch.set_num_threads(threads)
+        torch.manual_seed(self.recipe.seed)
+        self.checkpoint, self.log = work / f"{name}.pt", work / f"{name}.jsonl"
+        seed = LlamaForCausalLM.from_pretrained(str(work / self.recipe.grows_from), dtype=torch.float32)
+        self.model = grow(seed, config(self.recipe))
+        self.opts = first.optimisers(self.model, self.recipe.muon_lr, self.recipe.adam_lr)
+        self.peaks = [group["lr"] for opt in self.opts for group in opt.param_groups]
+        self.step, self.seen, self.cpu_s = 0, 0, 0.0
+        self.exact: dict[str, float] = {}
+        self._cpu_from = time.process_time()
+        self.probe = [
+            tasks.make(task, level, f"probe {i}") for task, level in tasks.KINDS for i in range(PROBE_PER_KIND)
+        ]
+        if self.checkpoint.exists():
+            self._load()
+
+    def _load(self) -> None:
+        state = torch.load(self.checkpoint, weights_only=True)
+        self.step, self.seen, self.cpu_s, self.exact = state["step"], state["seen"], state["cpu_s"], state["exact"]
+        self.model.load_state_dict(state["model"])
+        for opt, kept in zip(self.opts, state["opts"], strict=True):
+            opt.load_state_dict(kept)
+
+    def keep(self) -> None:
+        """Write a checkpoint, whole or not at all."""
+        state = {
+            "step": self.step,
+            "seen": self.seen,
+            "cpu_s": self.spent_s(),
+            "exact": self.exact,
+            "model": self.model.state_dict(),
+            "opts": [opt.state_dict() for opt in self.opts],
+        }
+        torch.save(state, self.checkpoint.with_suffix(".tmp"))
+        self.checkpoint.with_suffix(".tmp").replace(self.checkpoint)
+
+    def spent_s(self) -> float:
+        """CPU seconds, all threads together, runs before this one included."""
+        return self.cpu_s + time.process_time() - self._cpu_from
+
+    def source(self) -> Iterator[Batch]:
+        """Batches from here on: easy at first, and what is failed oftener where the recipe says so."""
+        by_level = EASY if self.seen < self.recipe.easy_tokens else self.recipe.by_level
+        seed = self.recipe.seed * 100_000 + self.step
+        drawn = tasks.stream(seed, by_level=by_level, by_task=weights(self.exact) if self.recipe.focus else {})
+        return batches(drawn, seed, TOKENS_PER_BATCH, LONG_SHARE)
+
+    def measure(self) -> None:
+        """The share of exact replies by task, on problems of the training split."""
+        self.model.eval()
+        right = exact_replies(self.model, [turn_ids(problem) for problem in self.probe], batch=16)
+        self.model.train()
+        self.exact = by_task(self.probe, right)
+
+    def write(self, row: dict[str, object]) -> None:
+        with self.log.open("a") as out:
+            out.write(json.dumps(row) + "\n")
+
+    def go(self, until_tokens: int | None = None) -> None:
+        """Train to the end of the recipe, or to `until_tokens`."""
+        total = min(self.recipe.tokens, until_tokens or self.recipe.tokens)
+        source, easy, losses = self.source(), self.seen < self.recipe.easy_tokens, list[float]()
+        kept_at = logged_at = time.monotonic()
+        while self.seen < total:
+            batch = next(source)
+            loss = first.loss_of(self.model, batch)
+            first.learn(self.model, self.opts, self.peaks, rate(self.recipe, self.seen, self.step), loss)
+            losses.append(loss.item())
+            self.step, self.seen = self.step + 1, self.seen + int((batch.input_ids != PAD).sum())
+            if self.step % LOG_STEPS == 0:
+                now = time.monotonic()
+                pace = len(losses) * TOKENS_PER_BATCH / (now - logged_at)
+                row = {
+                    "step": self.step,
+                    "seen": self.seen,
+                    "loss": sum(losses) / len(losses),
+                    "padded_tokens_per_s": round(pace),
+                }
+                self.write({**row, "cpu_s": round(self.spent_s())})
+                losses, logged_at = [], now
+            if self.step % PROBE_STEPS == 0:
+                self.measure()
+                mean = sum(self.exact.values()) / len(self.exact)
+                self.write({"step": self.step, "seen": self.seen, "exact": round(mean, 3), "by_task": self.exact})
+                source = self.source()
+            if easy and self.seen >= self.recipe.easy_tokens:
+                easy, source = False, self.source()
+            if time.monotonic() - kept_at > CHECKPOINT_S:
+                self.keep()
+                kept_at = time.monotonic()
+        self.keep()
+
+
+def train(name: str, work: Path, threads: int, until_tokens: int | None = None) -> dict[str, object]:
+    """Train one model of RECIPES into work/name; return its figures. `until_tokens` ends it early (to try a recipe)."""
+    work.mkdir(parents=True, exist_ok=True)
+    run = Run(name, work, threads)
+    run.go(until_tokens)
+    run.measure()
+    first.save(run.model, work / name, tokenizer.save)
+    return {
+        "parameters": sum(p.numel() for p in run.model.parameters()),
+        "training_tokens": run.seen,
+        "steps": run.step,
+        "cpu_s": round(run.spent_s()),
+        "threads": threads,
+        "exact": sum(run.exact.values()) / len(run.exact),
+        "recipe": dataclasses.asdict(run.recipe),
+    }

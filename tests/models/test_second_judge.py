@@ -1,0 +1,231 @@
+"""The second edition's judge and figures: what a lesson is, what a figure says, and that judging is the code that serves."""
+
+import json
+import random
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from judge_service.calibration import Calibration
+from models.training import train as first
+from models.training.second import answers, cards, judge, measure, tasks, tokenizer, wording
+from models.training.second.answers import Answered
+from models.training.second.problems import Message, Problem
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random model with the second edition's tokenizer, under every tier's name."""
+    root = tmp_path_factory.mktemp("second")
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=264, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, max_position_embeddings=2048, tie_word_embeddings=True, bos_token_id=256,
+        eos_token_id=257, pad_token_id=258,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config)
+    for name in (*measure.TIERS, "judge", judge.BASE):
+        first.save(model, root / name, tokenizer.save)
+    return root
+
+
+def problem(answer: str, *, key: str = "k") -> Problem:
+    return Problem("add", 1, (Message("user", f"{key}?"),), answer, answer, (key,), ())
+
+
+def answered(right: str) -> list[Answered]:
+    """One answer for each mark: right for 1."""
+    return [
+        Answered(problem("4", key=str(i)), "small", "4" if mark == "1" else "5", 1 + i) for i, mark in enumerate(right)
+    ]
+
+
+def test_lessons_break_where_a_reply_leaves_the_right_one() -> None:
+    rng = random.Random(1)
+    for one in islice(tasks.stream(21), 200):
+        right = judge.lesson(one, one.reply)
+        assert right is not None
+        assert (right.good, right.good_until) == (True, len(right.ids))
+        empty = judge.lesson(one, "")
+        assert empty is not None
+        assert (empty.good, empty.good_until, len(empty.ids)) == (False, empty.reply_at, empty.reply_at + 1)
+        wrong = judge.lesson(one, judge.misplaced(problem("nothing like it"), rng))
+        assert wrong is not None
+        assert not wrong.good
+        assert wrong.good_until < len(wrong.ids)
+
+
+def test_a_right_answer_in_other_words_is_no_lesson() -> None:
+    form = Problem("form", 1, (Message("user", "?"),), '{"a": 1}', '{"a": 1}', ("k",), ())
+    assert judge.lesson(form, '{"a":1}') is None
+    assert judge.lesson(form, '{"a": 1}') is not None
+
+
+def test_answers_keep_their_problems_and_their_order(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answers, "MAX_TOKENS", 40)
+    problems = list(islice(tasks.stream(22), 12))
+    found = answers.answer_all(folder / "small", "small", problems, threads=1)
+    assert [a.problem for a in found] == problems
+    assert all(0 < a.tokens <= answers.MAX_TOKENS for a in found)
+    answers.write(tmp_path / "a.jsonl", found)
+    assert list(answers.read(tmp_path / "a.jsonl")) == found
+    assert [a.reply for a in answers.answer_all(folder / "small", "small", problems, threads=1)] == [
+        a.reply for a in found
+    ]
+
+
+def test_the_least_likely_token_is_what_the_served_judge_says(folder: Path) -> None:
+    """Chats with tools and several turns too."""
+    some = [tasks.make(task, 2, "7") for task in ("add", "tools", "follow_list", "smalltalk", "form")]
+    given = [Answered(one, "small", one.reply, len(one.reply)) for one in some]
+    rows = answers.logprobs_all(folder / "judge", given, threads=1)
+    assert [len(row) for row in rows] == [len(one.reply.encode()) + 1 for one in some]
+    assert [min(row) for row in rows] == pytest.approx(answers.score_all(folder / "judge", given, threads=1), abs=1e-3)
+
+
+def test_the_judge_learns_and_is_taken_up_where_it_stopped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RIGHT": 300, "BROKEN": 30, "MISPLACED": 10, "LOG_STEPS": 5, "WARMUP_STEPS": 5}.items():
+        monkeypatch.setattr(judge, name, value)
+    monkeypatch.setattr(judge, "PER_TIER", {"small": 10})
+    monkeypatch.setattr(judge, "MUON_LR", 0.05)
+    monkeypatch.setattr("models.training.judge.TOKENS_PER_BATCH", 2048)
+    judge.train(folder, 1, total=10)
+    assert (folder / "answers-small-greedy.jsonl").exists()
+    figures = judge.train(folder, 1, total=30)
+    assert figures["steps"] == 30
+    losses = [json.loads(line)["loss"] for line in (folder / "judge.jsonl").read_text().splitlines()]
+    assert len(losses) == 6
+    assert losses[-1] < losses[0] - 0.2
+    assert (folder / "judge" / "tokenizer.json").exists()
+
+
+def test_auc_by_share_reads_no_further_than_it_says() -> None:
+    """The mistake is the last token: only who reads everything sees it. Or the first: everyone does."""
+    good = [True, False] * 4
+    late = [[-0.1] * 8 + [-0.1 if right else -5.0] for right in good]
+    assert measure.auc_by_share(late, good) == {"0.25": 0.5, "0.5": 0.5, "0.75": 0.5, "1": 1.0}
+    early = [[-0.1 if right else -5.0] + [-0.1] * 8 for right in good]
+    assert set(measure.auc_by_share(early, good).values()) == {1.0}
+
+
+def test_length_bias_is_that_of_a_judge_by_length() -> None:
+    given = answered("111000") + answered("010101")
+    found = measure.auc_by_length([float(a.correct) for a in given], given)
+    assert {name: value for name, value in found.items() if name != "length alone"} == {
+        "short": 1.0,
+        "middle": 1.0,
+        "long": 1.0,
+    }
+    assert measure.auc_by_length([0.0] * 6, answered("111000"))["length alone"] == 1.0
+
+
+def test_reliability_counts_the_right_ones_of_each_tenth() -> None:
+    rows = measure.reliability([5, 8, 95, 97, 100], [False, True, True, True, False])
+    assert [(row["from"], row["answers"]) for row in rows] == [(0, 2), (90, 3)]
+    assert rows[0]["right"] == 50.0
+    assert rows[1]["right"] == pytest.approx(66.7)
+    assert rows[1]["mean_score"] == pytest.approx(97.3)
+
+
+def test_the_cascade_takes_the_first_answer_that_is_accepted() -> None:
+    given = {"small": answered("1000"), "medium": answered("1100"), "large": answered("1111")}
+    scores = {"small": [90.0, 10.0, 80.0, 5.0], "medium": [90.0, 90.0, 90.0, 5.0], "large": [0.0] * 4}
+    found = measure.cascade(given, scores, (50, 50))
+    assert found["accuracy"] == 0.75
+    assert found["share_answered"] == {"small": 0.5, "medium": 0.25, "large": 0.25}
+    assert found["wrong_among_accepted"] == pytest.approx(1 / 3)
+    assert measure.cascade(given, scores, (101, 101))["share_answered"]["large"] == 1.0
+    strict = measure.choose_thresholds(given, scores)
+    assert measure.cascade(given, scores, strict)["accuracy"] >= 1 - measure.SLACK
+
+
+def test_the_rows_ask_the_same_problems_in_other_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "TEST_COUNT", 100)
+    monkeypatch.setattr(measure, "FIT_COUNT", 200)
+    plain = measure.heldout_problems()
+    assert len({p.key for p in plain}) == measure.TEST_COUNT
+    assert not {p.key for p in plain} & {p.key for p in measure.fit_problems()}
+    for name, (noise, reworded) in measure.ROWS.items():
+        asked = measure.heldout_problems(noise, held_out_wording=reworded)
+        assert [p.key for p in asked] == [p.key for p in plain]
+        changed = sum(p.prompt != q.prompt for p, q in zip(asked, plain, strict=True))
+        assert (changed == 0) if name == "as they are" else (changed > 0.5 * len(plain)), (name, changed)
+
+
+def test_the_step_cost_grows_with_depth(folder: Path, tmp_path: Path) -> None:
+    """CPU time of a decode step at batch 8: eight times the layers cost at least twice as much."""
+    deep = LlamaConfig(
+        vocab_size=264, hidden_size=32, intermediate_size=48, num_hidden_layers=16, num_attention_heads=2,
+        num_key_value_heads=2, max_position_embeddings=2048, tie_word_embeddings=True, bos_token_id=256,
+        eos_token_id=257, pad_token_id=258,
+    )  # fmt: skip
+    first.save(LlamaForCausalLM(deep), tmp_path, tokenizer.save)
+    assert answers.step_cost_s(tmp_path) > 2 * answers.step_cost_s(folder / "small") > 0
+
+
+def test_calibration_and_figures_come_from_one_command(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`measure` writes figures, held-out prompts and calibration; the tier's figures agree with its own answers."""
+    monkeypatch.setattr(measure, "TEST_COUNT", 6)
+    monkeypatch.setattr(measure, "FIT_COUNT", 12)
+    monkeypatch.setattr(measure, "ROWS", {"as they are": (wording.clean, False)})
+    monkeypatch.setattr(measure, "COST_ROUNDS", 1)
+    monkeypatch.setattr(measure, "answer_all", _half_right)
+    found = measure.measure(folder, 1)
+    assert json.loads((folder / "figures.json").read_text()) == found
+    assert set(found["step_cost_ms"]) == set(measure.TIERS)
+    assert found["tiers"]["small"]["right"].count("1") / 6 == found["tiers"]["small"]["accuracy"]
+    assert Calibration.read(folder / "judge" / "calibration.json").samples == 24
+    rows = [json.loads(line) for line in (folder / "heldout.jsonl").read_text().splitlines()]
+    assert [row["answer"] for row in rows] == [p.answer for p in measure.heldout_problems()]
+
+
+def test_the_family_is_installed_whole_or_not_at_all(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cards say what the figures say; without a judge nothing is replaced."""
+    monkeypatch.setattr(measure, "TEST_COUNT", 6)
+    monkeypatch.setattr(measure, "FIT_COUNT", 12)
+    monkeypatch.setattr(measure, "COST_ROUNDS", 1)
+    monkeypatch.setattr(measure, "answer_all", _half_right)
+    recipe = {"grows_from": "first/small", "seed": 31}
+    trained = {"parameters": 115_520, "training_tokens": 50e6, "steps": 9, "cpu_s": 60, "threads": 2, "recipe": recipe}
+    for tier in measure.TIERS:
+        (folder / f"{tier}.figures.json").write_text(json.dumps(trained))
+    told = {"parameters": 4e6, "lessons": 70_000, "right_share": 0.5, "steps": 9, "cpu_s": 60, "threads": 2, "seed": 41}
+    (folder / "judge.figures.json").write_text(json.dumps(told))
+    figures = measure.measure(folder, 1)
+    family = tmp_path / "models" / "family"
+    family.mkdir(parents=True)
+    cards.install(folder, family)
+    for tier in measure.TIERS:
+        card = (family / tier / "README.md").read_text()
+        assert f"{100 * figures['tiers'][tier]['accuracy']:.1f} %" in card
+        assert "seed 31" in card
+    card = (family / "judge" / "README.md").read_text()
+    assert all(name in card for name in measure.ROWS)
+    assert f"{figures['judge']['small']['brier']:.3f}" in card
+    assert "wrong among accepted" in (family / "README.md").read_text()
+    assert (tmp_path / "models" / "heldout.jsonl").read_bytes() == (folder / "heldout.jsonl").read_bytes()
+    (folder / "judge" / "config.json").rename(folder / "gone.json")
+    before = (family / "figures.json").read_bytes()
+    with pytest.raises(FileNotFoundError, match=r"config\.json"):
+        cards.install(folder, family)
+    assert (family / "figures.json").read_bytes() == before
+    assert (family / "judge" / "config.json").exists()
+
+
+def test_the_reliability_plot_shows_score_and_share() -> None:
+    (line,) = cards.reliability_plot([{"from": 90, "answers": 7, "mean_score": 95.0, "right": 50.0}]).splitlines()
+    assert line.count("#") == 20
+    assert line.index("|") == line.index("#") + 38
+    assert line.endswith(" 50.0 % right of 7")
+
+
+def _half_right(folder: Path, tier: str, problems: list[Problem], *, threads: int) -> list[Answered]:
+    """In place of a trained tier: every other reply is right, so that there is something to fit and to rank."""
+    return [Answered(p, tier, p.reply if i % 2 else "?", len(p.reply)) for i, p in enumerate(problems)]
