@@ -37,7 +37,7 @@ TABLE: dict[type[PenstockError], tuple[grpc.StatusCode, int]] = {
     Unavailable: (grpc.StatusCode.UNAVAILABLE, 503),
     DeadlineExceeded: (grpc.StatusCode.DEADLINE_EXCEEDED, 504),
     NotServed: (grpc.StatusCode.UNIMPLEMENTED, 501),
-    PeerNotReading: (grpc.StatusCode.DEADLINE_EXCEEDED, 408),
+    PeerNotReading: (grpc.StatusCode.UNAVAILABLE, 503),
 }
 
 _CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
