@@ -22,6 +22,7 @@ from services.domain.instances import Role
 from services.domain.mesh_view import MeshView
 from services.grpc_types import Context
 from services.state import TraceStore
+from services.write_timeouts import write_deadline_s
 
 ROUTER_SERVICE = pb.DESCRIPTOR.services_by_name["RouterService"].full_name
 MESH_SERVICE = pb.DESCRIPTOR.services_by_name["MeshService"].full_name
@@ -81,6 +82,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
         left_s = context.time_remaining()
         deadline_s = asyncio.get_running_loop().time() + (left_s if left_s is not None else self._default_deadline_s)
+        write_deadline_s.set(deadline_s)
         asked = codec.request_from_proto(request, new_request_id(), deadline_s)
         trace.get_current_span().set_attributes(
             {"gen_ai.request.model": asked.model, "penstock.request_id": asked.request_id}

@@ -50,7 +50,7 @@ TABLE: dict[type[PenstockError], tuple[grpc.StatusCode, int]] = {
     RequestFailed: (grpc.StatusCode.FAILED_PRECONDITION, 422),
     PoisonRequest: (grpc.StatusCode.FAILED_PRECONDITION, 422),
     MessageTooLarge: (grpc.StatusCode.INVALID_ARGUMENT, 413),
-    PeerNotReading: (grpc.StatusCode.DEADLINE_EXCEEDED, 408),
+    PeerNotReading: (grpc.StatusCode.UNAVAILABLE, 503),
 }
 
 _CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}

@@ -5,13 +5,19 @@ each write would cost more than most writes; here one sweep looks at all that ar
 """
 
 import asyncio
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from types import TracebackType
 
 from services.domain.errors import PeerNotReading
 
 SWEEPS = 4  # in one time-out: a write ends at most a quarter of it late
+MAX_SWEEP_S = 1.0  # and at most so much after its deadline
+
+write_deadline_s: ContextVar[float] = ContextVar("write_deadline_s", default=math.inf)
+"""Where a request has a deadline of its own, no write of this context outlasts it. In the event loop's time."""
 
 
 class WriteTimeouts:
@@ -19,6 +25,7 @@ class WriteTimeouts:
 
     def __init__(self, timeout_s: float, on_timeout: Callable[[], None] = lambda: None) -> None:
         self.timeout_s, self._on_timeout = timeout_s, on_timeout
+        self._interval_s = min(timeout_s / SWEEPS, MAX_SWEEP_S)
         self._under_way: dict[WatchedWrites, tuple[float, asyncio.Task[object]]] = {}
         self._sweep: asyncio.TimerHandle | None = None
 
@@ -33,9 +40,9 @@ class WriteTimeouts:
     def begin(self, write: "WatchedWrites") -> None:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
-        self._under_way[write] = (loop.time() + self.timeout_s, task)
+        self._under_way[write] = (min(loop.time() + self.timeout_s, write_deadline_s.get()), task)
         if self._sweep is None:
-            self._sweep = loop.call_later(self.timeout_s / SWEEPS, self._look)
+            self._sweep = loop.call_later(self._interval_s, self._look)
 
     def end(self, write: "WatchedWrites") -> None:
         self._under_way.pop(write, None)
@@ -48,7 +55,7 @@ class WriteTimeouts:
             write.timed_out = True
             task.cancel()
             self._on_timeout()
-        self._sweep = loop.call_later(self.timeout_s / SWEEPS, self._look) if self._under_way else None
+        self._sweep = loop.call_later(self._interval_s, self._look) if self._under_way else None
 
 
 class WatchedWrites(AbstractContextManager[None]):
@@ -69,4 +76,6 @@ class WatchedWrites(AbstractContextManager[None]):
             task = asyncio.current_task()
             assert task is not None
             if task.uncancel() == 0:  # else somebody else has cancelled the task as well
-                raise PeerNotReading(f"the peer has not read for {self._timeouts.timeout_s:g} s") from None
+                raise PeerNotReading(
+                    f"the peer has not read for {self._timeouts.timeout_s:g} s, or until the deadline"
+                ) from None

@@ -28,7 +28,7 @@ from services.domain.mesh_view import MeshView
 from services.domain.requests import MAX_SEED, Prompt, SamplingParams
 from services.errors import http_status
 from services.telemetry import Telemetry
-from services.write_timeouts import WriteTimeouts
+from services.write_timeouts import WriteTimeouts, write_deadline_s
 
 _log = logging.getLogger(__name__)
 
@@ -162,6 +162,7 @@ class OpenAiGateway:
     ) -> web.StreamResponse:
         request_id = new_request_id()
         deadline_s = asyncio.get_running_loop().time() + self._limits.default_deadline_s
+        write_deadline_s.set(deadline_s)
         choices = [
             Choice(index=p * asked.choices() + i, prompt_index=p)
             for p in range(len(prompts))

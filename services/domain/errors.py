@@ -147,7 +147,7 @@ class RequestFailed(PenstockError):
 
 
 class PeerNotReading(PenstockError):
-    """The peer has not read for too long; what is written to it is given up."""
+    """The peer has not read for too long; what is written to it is given up. It may ask for the rest when it reads again."""
 
     reason = "PEER_NOT_READING"
 

@@ -3,12 +3,19 @@
 import asyncio
 import random
 from contextlib import AsyncExitStack
+from typing import Any, cast
 
 import pytest
 
 from router_service.admission_queue import MAX_RETRY_S, RETRY_JITTER, AdmissionQueue
+from router_service.events import RouterRequest
+from router_service.request_driver import RequestDriver
+from router_service.stats import RouterStats
+from services import telemetry
 from services.domain import DeadlineExceeded, Overloaded
-from services.domain.errors import InvalidRequest
+from services.domain.errors import InvalidRequest, Unavailable
+from services.domain.mesh_view import MeshView
+from services.domain.requests import SamplingParams, TextPrompt
 
 LATER = 1e12
 
@@ -145,3 +152,22 @@ async def test_hints_are_spread_by_jitter_and_bounded() -> None:
     assert len(set(hints)) == len(hints)
     async with again.entered(0, LATER):
         assert hints[0] == again.retry_after_s(asyncio.get_running_loop().time() + 1e6)
+
+
+async def test_each_of_several_requests_gives_its_own_place_back_and_errors_are_counted_as_what_they_are() -> None:
+    """One that ends before the others makes room; a refusal is a rejection, no failure."""
+    queue, measured, unused = AdmissionQueue(max_active=2, max_waiting=0), telemetry.disabled(), cast("Any", None)
+    stats = RouterStats(measured.meter)
+    driver = RequestDriver(
+        MeshView(), queue, unused, unused, stats, measured.tracer
+    )  # no plan: a request fails at once
+    requests = [RouterRequest(f"r{i}", "m", TextPrompt("p"), SamplingParams(), deadline_s=LATER) for i in range(2)]
+    async with driver.admitted(requests) as places:
+        with pytest.raises(Overloaded):
+            await anext(driver.drive(requests[0]))
+        assert (queue.active, stats.rejected, stats.failed) == (2, 1, 0)
+        with pytest.raises(Unavailable):
+            await anext(driver.run(requests[0], places))
+        assert (queue.active, stats.rejected, stats.failed) == (1, 1, 1)
+    assert (queue.active, queue.waiting) == (0, 0)
+    measured.close()

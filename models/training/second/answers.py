@@ -106,7 +106,7 @@ def score_all(folder: Path, answered: Seq[Answered], *, threads: int = 2) -> lis
     """The judge's raw scores, by the code that serves them."""
 
     async def run() -> list[float]:
-        scorer = JudgeModelScorer(folder, BatchOptions(64, 16_384, len(answered) + 1), threads=threads, device="cpu")
+        scorer = JudgeModelScorer(folder, BatchOptions(64, 16_384), threads=threads, device="cpu")
         await scorer.start()
         items = [
             JudgedAnswer(ChatPrompt(tuple(ChatMessage(m.role, m.content) for m in a.problem.messages)), a.reply, a.tier)
