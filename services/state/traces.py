@@ -18,8 +18,10 @@ from services.state.connection import state_errors
 from services.state.keys import Keys
 
 SPANS_PER_TRACE = 16  # a usual cascade request leaves 8 to 15
-PAGE_SPANS = 200
-"""Read at once: decoding them takes the event loop some milliseconds, all that are kept take a good part of a second."""
+PAGE_SPANS = 50
+"""Read at once: decoding them takes the event loop about a millisecond; all that are kept take a good part of a second."""
+CLOCK_SKEW_S = 2.0
+"""How far the clocks of Redis and of those who write spans may be apart."""
 
 _TRACE_ID = re.compile(r"[0-9a-f]{32}")
 
@@ -61,10 +63,17 @@ class TraceStore:
     async def last(self, limit: int) -> list[list[SpanRecord]]:
         """The spans of the last `limit` traces that have ended, newest first, each in order of start."""
         traces: dict[str, list[SpanRecord]] = {}
+        roots_s: list[float] = []  # when traces that have ended began
         async with self._reading:
-            async for data in self._spans():
-                span = SpanRecord(**json.loads(data))
-                traces.setdefault(span.trace_id, []).append(span)
+            async for page_s, page in self._pages():
+                for data in page:
+                    span = SpanRecord(**json.loads(data))
+                    traces.setdefault(span.trace_id, []).append(span)
+                    if not span.parent_span_id:
+                        roots_s.append(span.start_s)
+                # what was written before a trace began is neither of it nor of a later one
+                if sum(page_s < start_s - CLOCK_SKEW_S for start_s in roots_s) >= limit:
+                    break
         ended = [_in_order(spans) for spans in traces.values() if any(not span.parent_span_id for span in spans)]
         ended.sort(key=lambda spans: spans[0].start_s, reverse=True)
         return ended[:limit]
@@ -79,24 +88,27 @@ class TraceStore:
         if _TRACE_ID.fullmatch(trace_id):  # nothing else can be there: it need not be looked for
             wanted = trace_id.encode()
             async with self._reading:
-                found = [SpanRecord(**json.loads(data)) async for data in self._spans() if wanted in data]
+                async for _, page in self._pages():
+                    found += [SpanRecord(**json.loads(data)) for data in page if wanted in data]
         spans = [span for span in found if span.trace_id == trace_id]
         if not spans:
             raise NotFound("trace", trace_id)
         return _in_order(spans)
 
-    async def _spans(self) -> AsyncIterator[bytes]:
-        """Every span that is kept, as JSON, oldest first; others get their turn between the pages."""
-        start = "-"
+    async def _pages(self) -> AsyncIterator[tuple[float, list[bytes]]]:
+        """Every span that is kept, as JSON, newest first, in pages; with each, when its first span was written, in s.
+
+        Others get their turn between the pages.
+        """
+        end = "+"
         while True:
             with state_errors():
-                rows: list[Any] = await self._redis.xrange(self._keys.spans, min=start, count=PAGE_SPANS) or []
-            for _, fields in rows:
-                if fields:
-                    yield fields[b"span"]
-            if len(rows) < PAGE_SPANS:
+                rows: list[Any] = await self._redis.xrevrange(self._keys.spans, max=end, count=PAGE_SPANS) or []
+            if not rows:
                 return
-            start = f"({rows[-1][0].decode()}"
+            first = rows[-1][0].decode()
+            yield int(first.partition("-")[0]) / 1000, [fields[b"span"] for _, fields in rows if fields]
+            end = f"({first}"
 
 
 def _in_order(spans: list[SpanRecord]) -> list[SpanRecord]:

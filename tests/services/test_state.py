@@ -257,6 +257,7 @@ async def test_reading_traces_leaves_the_event_loop_to_others(redis: RedisProces
     assert [trace[0].span_id for trace in last] == [f"s{i}" for i in reversed(range(count))]
     assert (one, another) == ([spans[PAGE_SPANS]], [spans[count - 1]])
     assert turns > 3 * 10
+    assert [trace[0].span_id for trace in await store.last(3)] == [f"s{count - i}" for i in (1, 2, 3)]
     for unknown in (f"{count:032x}", "", "x" * 32, "A" * 32, "*"):
         with pytest.raises(NotFound):
             await store.get(unknown)
