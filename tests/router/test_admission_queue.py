@@ -157,10 +157,9 @@ async def test_hints_are_spread_by_jitter_and_bounded() -> None:
 async def test_each_of_several_requests_gives_its_own_place_back_and_errors_are_counted_as_what_they_are() -> None:
     """One that ends before the others makes room; a refusal is a rejection, no failure."""
     queue, measured, unused = AdmissionQueue(max_active=2, max_waiting=0), telemetry.disabled(), cast("Any", None)
-    stats = RouterStats(measured.meter)
-    driver = RequestDriver(
-        MeshView(), queue, unused, unused, stats, measured.tracer
-    )  # no plan: a request fails at once
+    view = MeshView()  # no plan: a request fails at once
+    stats = RouterStats(measured.meter, view)
+    driver = RequestDriver(view, queue, unused, unused, stats, measured.tracer)
     requests = [RouterRequest(f"r{i}", "m", TextPrompt("p"), SamplingParams(), deadline_s=LATER) for i in range(2)]
     async with driver.admitted(requests) as places:
         with pytest.raises(Overloaded):
