@@ -132,12 +132,17 @@ class Admission:
                 self._waiting_tickets -= 1
                 admitted.append(first)
             heapq.heappop(self._heap)
+        self._compact()
         return admitted
 
     def _remove(self, ticket: Ticket) -> None:
         ticket.state = TicketState.GONE
         self.waiting -= ticket.places
         self._waiting_tickets -= 1
-        if len(self._heap) > 2 * self._waiting_tickets:  # so that removal costs O(1) on average and no memory stays
+        self._compact()
+
+    def _compact(self) -> None:
+        """Forget the tickets that are gone once they are more than half: O(1) on average, and no memory stays."""
+        if len(self._heap) > 2 * self._waiting_tickets:
             self._heap = [t for t in self._heap if t.state is TicketState.WAITING]
             heapq.heapify(self._heap)

@@ -97,7 +97,7 @@ class AdmissionMachine(RuleBasedStateMachine):
 
     @invariant()
     def departed_waiters_take_no_memory(self) -> None:
-        assert len(self.admission._heap) <= 2 * len(self.waiting) + 1
+        assert len(self.admission._heap) <= 2 * len(self.waiting)
 
 
 TestAdmission = AdmissionMachine.TestCase

@@ -160,10 +160,10 @@ async def test_each_of_several_requests_gives_its_own_place_back_and_errors_are_
     view = MeshView()  # no plan: a request fails at once
     stats = RouterStats(measured.meter, view)
     driver = RequestDriver(view, queue, unused, unused, stats, measured.tracer)
-    requests = [RouterRequest(f"r{i}", "m", TextPrompt("p"), SamplingParams(), deadline_s=LATER) for i in range(2)]
-    async with driver.admitted(requests) as places:
+    requests = [RouterRequest(f"r{i}", "m", TextPrompt("p"), SamplingParams(), deadline_s=LATER) for i in range(3)]
+    async with driver.admitted(requests[:2]) as places:
         with pytest.raises(Overloaded):
-            await anext(driver.drive(requests[0]))
+            await anext(driver.drive(requests[2]))
         assert (queue.active, stats.rejected, stats.failed) == (2, 1, 0)
         with pytest.raises(Unavailable):
             await anext(driver.run(requests[0], places))

@@ -268,7 +268,7 @@ async def test_a_silent_instance_is_left_and_no_death(scene: Scene) -> None:
     for name in "abc":
         await scene.start(name, [1])
     await scene.start("d")
-    seen = await scene.reply(silence_s=0.05)
+    seen = await scene.reply(silence_s=0.5)
     assert seen.instances == ["a", "b", "c", "d"]
     assert scene.ejected == {"a", "b"}, "one request ejects two at most"
 
