@@ -8,7 +8,7 @@ import typer
 
 from penstock.cli import options, targets
 from penstock.cli.extras import needs_extra
-from penstock.cli.output import console, fail, print_json
+from penstock.cli.output import console, fail, print_json, print_written
 
 MAX_PARALLEL = 1024  # GPUs of one replica, far beyond any that was published
 MAX_OVERHEAD_MS = 1000
@@ -97,6 +97,7 @@ def import_profile(
         return
     console.print(
         f"{model}, {found.replica.shape}: {len(found.samples):,} steps fitted, mean error {found.mean_error:.1%}, "
-        f"on rows kept from the fit {found.held_out_error:.1%}; KV for {found.replica.kv_tokens:,} tokens; written: {out}",
+        f"on rows kept from the fit {found.held_out_error:.1%}; KV for {found.replica.kv_tokens:,} tokens",
         highlight=False,
     )
+    print_written(out)

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from penstock.cli import options, targets
 from penstock.cli.demo import final_answer
-from penstock.cli.output import console, errors, fail, print_json, told_errors
+from penstock.cli.output import console, errors, fail, print_json, print_written, told_errors
 from penstock.client.aio import AsyncClient
 from penstock.client.judging import Answered, AsyncJudge
 from penstock.client.types import Options
@@ -77,7 +77,7 @@ def measure(
         right = "-" if one["right"] is None else f"{one['right']:.0%}"
         table.add_row(one["tier"], f"{one['mean_score']:.1f}", f"{one['mean_output_tokens']:.0f}", right)
     console.print(table)
-    console.print(f"written: {', '.join(str(path) for path in (out, labelled) if path is not None)}", highlight=False)
+    print_written(out, labelled)
 
 
 def _read(path: Path) -> list[_Asked]:

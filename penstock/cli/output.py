@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NoReturn
 
 import typer
@@ -37,6 +38,16 @@ def plain(value: object) -> Any:
 def print_json(value: object, *, indent: int | None = 2) -> None:
     sys.stdout.write(json.dumps(plain(value), indent=indent) + "\n")
     sys.stdout.flush()
+
+
+def print_written(*paths: Path | None) -> None:
+    """Name the files that were written, in one line however narrow the terminal is: paths are there to be copied."""
+    console.print(
+        f"written: {', '.join(str(path) for path in paths if path is not None)}",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
 
 
 def fail(message: str, status: int = 1) -> NoReturn:

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from penstock.cli import options, plan_changes, planning, rendering, targets
 from penstock.cli.extras import needs_extra
-from penstock.cli.output import console, errors, fail, print_json, seconds, tier_counts, told_errors
+from penstock.cli.output import console, errors, fail, print_json, print_written, seconds, tier_counts, told_errors
 from penstock.cli.plan_changes import WantedTier
 from penstock.client.sync import PlannerClient
 from penstock.client.types import Plan, Prediction, TierPlan
@@ -357,7 +357,7 @@ def _refuse_other_models(current: Plan, wanted: list[WantedTier], *, force: bool
 
 def _told(written: list[Path], *, quiet: bool) -> None:
     if not quiet:
-        console.print(f"written: {', '.join(map(str, written))}", highlight=False, soft_wrap=True)
+        print_written(*written)
 
 
 def _expected(prediction: Prediction | None) -> str:

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from penstock.cli import options, targets
 from penstock.cli.extras import needs_extra
-from penstock.cli.output import console, errors, fail, print_json, seconds
+from penstock.cli.output import console, errors, fail, print_json, print_written, seconds
 from penstock.cli.plan_changes import WantedTier
 
 if TYPE_CHECKING:
@@ -249,9 +249,10 @@ def _show(
         f"{proof}; {plan.solution.evaluations} routings, {plan.simulations} simulations, {took_s:.1f} s",
         *_promise_lines(plan, without),
         *(f"tier {name} cannot be used: {reason}" for name, reason in plan.infeasible.items()),
-        *([f"written: {', '.join(map(str, written))}"] if written else []),
     ]
     console.print("\n".join(lines), highlight=False)
+    if written:
+        print_written(*written)
 
 
 def _promise_lines(plan: "CascadePlan", without: "CascadePlan") -> list[str]:

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from penstock.cli import options, targets
 from penstock.cli.extras import needs_extra
-from penstock.cli.output import console, errors, fail, print_json
+from penstock.cli.output import console, errors, fail, print_json, print_written
 from penstock.cli.planning import told_faults
 
 if TYPE_CHECKING:
@@ -103,7 +103,8 @@ def profile(
         about = {"samples": len(pairs), "mean_error": error, "latency": latency, "out": str(out)}
         print_json({**about, "qoe": qoe, "qoe_requests": batches, "qoe_error": held_out})
         return
-    console.print(f"{len(pairs)} kinds of step, mean error of the fit {error:.1%}; written: {out}", highlight=False)
+    console.print(f"{len(pairs)} kinds of step, mean error of the fit {error:.1%}", highlight=False)
+    print_written(out)
     if qoe is not None:
         console.print(f"QoE: {batches} requests, mean error {held_out:.1%} on every other, held out", highlight=False)
     for n in (1, 8, 32):
