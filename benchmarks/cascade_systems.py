@@ -1,13 +1,13 @@
 """What the cascade is held against, each tuned by our own search: one model alone, and a load-based cascade.
 
 The load-based cascade stands for CascadeServe as CASCADIA describes and tunes it (section 4.1): replicas by load, parallelism
-and routing tuned to the rate, with no regard for lengths or for who climbs. It knows mean lengths, the shares that thresholds
-let climb, and that its answers must be good enough on average:
+and routing tuned to the rate, with no regard for lengths or for who escalates. It knows mean lengths, the shares that
+thresholds let escalate, and that its answers must be good enough on average:
 
 1. of all thresholds that meet the quality it takes those with which the busiest tier is least busy, GPUs being given one
    replica after the other to the busiest tier;
-2. it then picks each tier's parallelism, the same for all its replicas, by simulating requests of mean length that climb at
-   random.
+2. it then picks each tier's parallelism, the same for all its replicas, by simulating requests of mean length that escalate
+   at random.
 """
 
 from collections.abc import Sequence

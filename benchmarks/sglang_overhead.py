@@ -32,7 +32,7 @@ from benchmarks import report
 from benchmarks.contenders import KV_TOKENS, one_tier_mesh, worker_address
 from penstock.worker.v1 import worker_pb2 as pb
 from penstock.worker.v1 import worker_pb2_grpc
-from router_service.reply_session import SessionPool
+from router_service.reply_multiplexer import MultiplexerPool
 from router_service.worker_client import WorkerClient
 from services.channels import ChannelPool
 from services.domain.requests import GenerationRequest, SamplingParams, TokenFrame, TokenPrompt
@@ -176,7 +176,7 @@ async def measure(rounds: int) -> dict[str, Any]:
             one_tier_mesh(str(FAMILY / "large"), AT_ONCE, engine="sglang", sglang=sglang)
         )
         channels = await stack.enter_async_context(ChannelPool())
-        sessions = await stack.enter_async_context(SessionPool(channels))
+        sessions = await stack.enter_async_context(MultiplexerPool(channels))
         connector = aiohttp.TCPConnector(limit=0)
         session = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
         address = worker_address(mesh)

@@ -1,7 +1,7 @@
 """CASCADIA's table 2: our allocation beside the paper's, for the same shares of requests that reach each tier.
 
 The paper gives shares, GPUs and (table 3) replicas, but neither its models' lengths nor its rates. Lengths are those of
-judged MT-Bench answers (the paper's traces are drawn from MT-Bench); who climbs is drawn by seed, so that tiers differ in
+judged MT-Bench answers (the paper's traces are drawn from MT-Bench); who escalates is drawn by seed, so that tiers differ in
 number and not in kind. Two loads for each row:
 
 - `paper`: the throughput that figure 6 shows, read off its axis (a bar is 1 / 1.2 of its axis, as table 4 confirms).

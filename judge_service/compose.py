@@ -2,7 +2,7 @@
 
 from judge_service.backlog import Backlog
 from judge_service.calibration import Calibration, CalibrationError
-from judge_service.panel import Panel, Seat
+from judge_service.scorer_registry import RegisteredScorer, ScorerRegistry
 from judge_service.scorers import Scorer
 from judge_service.scorers.confidence import ConfidenceScorer
 from judge_service.scorers.exact import ExactScorer
@@ -17,7 +17,7 @@ from services.state.keys import Keys
 async def compose(chassis: Chassis) -> None:
     """Load the scorers and serve them. SettingsError for a scorer that cannot be made."""
     judge = chassis.mesh.judge
-    seats = []
+    scorers = []
     for wanted in judge.scorers:
         scorer = build_scorer(wanted, chassis.mesh, chassis.settings)
         try:
@@ -25,9 +25,11 @@ async def compose(chassis: Chassis) -> None:
         except (OSError, ValueError) as error:
             raise SettingsError(f"judge.scorers: {wanted.name}: {error}") from error
         chassis.stack.push_async_callback(scorer.close)
-        seats.append(Seat(wanted.name, scorer, calibration_of(wanted, chassis.settings), backlog_of(wanted, judge)))
-    panel = Panel(seats, judge.default_scorer or judge.scorers[0].name)
-    judge_pb2_grpc.add_JudgeServiceServicer_to_server(JudgeServicer(panel, chassis.telemetry), chassis.server)
+        scorers.append(
+            RegisteredScorer(wanted.name, scorer, calibration_of(wanted, chassis.settings), backlog_of(wanted, judge))
+        )
+    registry = ScorerRegistry(scorers, judge.default_scorer or judge.scorers[0].name)
+    judge_pb2_grpc.add_JudgeServiceServicer_to_server(JudgeServicer(registry, chassis.telemetry), chassis.server)
     chassis.health.offer(SERVICE)
 
 

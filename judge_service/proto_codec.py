@@ -1,6 +1,6 @@
 """The judge's contract: domain to proto and back."""
 
-from judge_service.panel import Seat, Verdict
+from judge_service.scorer_registry import RegisteredScorer, Verdict
 from judge_service.scorers import JudgedAnswer, LogprobSummary, ScorerKind
 from penstock.judge.v1 import judge_pb2 as pb
 from services import proto_codec as common
@@ -51,11 +51,11 @@ def verdict_to_proto(verdict: Verdict) -> pb.ScoreResult:
     return pb.ScoreResult(score=verdict.score, raw=verdict.raw, reason=verdict.reason)
 
 
-def seat_to_proto(seat: Seat) -> pb.Scorer:
+def seat_to_proto(registered: RegisteredScorer) -> pb.Scorer:
     return pb.Scorer(
-        name=seat.name,
-        kind=_KINDS[seat.scorer.kind],
-        calibrated=seat.calibration is not None,
-        needs_logprobs=seat.scorer.needs_logprobs,
-        needs_reference=seat.scorer.needs_reference,
+        name=registered.name,
+        kind=_KINDS[registered.scorer.kind],
+        calibrated=registered.calibration is not None,
+        needs_logprobs=registered.scorer.needs_logprobs,
+        needs_reference=registered.scorer.needs_reference,
     )

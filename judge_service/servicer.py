@@ -1,11 +1,11 @@
-"""JudgeService over a panel of scorers."""
+"""JudgeService over a registry of scorers."""
 
 import time
 
 from opentelemetry import trace
 
 from judge_service import proto_codec as codec
-from judge_service.panel import Panel
+from judge_service.scorer_registry import ScorerRegistry
 from penstock.judge.v1 import judge_pb2 as pb
 from penstock.judge.v1 import judge_pb2_grpc
 from services.domain.errors import DeadlineExceeded, Overloaded
@@ -16,8 +16,8 @@ SERVICE = pb.DESCRIPTOR.services_by_name["JudgeService"].full_name
 
 
 class JudgeServicer(judge_pb2_grpc.JudgeServiceServicer):
-    def __init__(self, panel: Panel, measured: Telemetry) -> None:
-        self._panel = panel
+    def __init__(self, registry: ScorerRegistry, measured: Telemetry) -> None:
+        self._registry = registry
         self._time = measured.meter.create_histogram("penstock.judge.duration", unit="s")
         self._unjudged = measured.meter.create_counter(
             "penstock.judge.unjudged",
@@ -30,7 +30,7 @@ class JudgeServicer(judge_pb2_grpc.JudgeServiceServicer):
         answers = codec.answers_from_proto(request)
         began = time.monotonic()
         try:
-            scorer, verdicts = await self._panel.judge(request.scorer, answers, context.time_remaining())
+            scorer, verdicts = await self._registry.judge(request.scorer, answers, context.time_remaining())
         except (Overloaded, DeadlineExceeded) as error:
             self._unjudged.add(len(answers), {"penstock.scorer": request.scorer, "error.type": error.reason})
             raise
@@ -43,5 +43,5 @@ class JudgeServicer(judge_pb2_grpc.JudgeServiceServicer):
         return pb.ScoreResponse(results=[codec.verdict_to_proto(v) for v in verdicts], scorer=scorer)
 
     async def ListScorers(self, request: pb.ListScorersRequest, context: Context) -> pb.ListScorersResponse:
-        seats = [codec.seat_to_proto(seat) for seat in self._panel.seats]
-        return pb.ListScorersResponse(scorers=seats, default_scorer=self._panel.default)
+        scorers = [codec.seat_to_proto(registered) for registered in self._registry.scorers]
+        return pb.ListScorersResponse(scorers=scorers, default_scorer=self._registry.default)

@@ -1,7 +1,7 @@
-"""Puts the planner together: plan store, keeper, servicer."""
+"""Puts the planner together: plan store, publisher, servicer."""
 
 from penstock.planner.v1 import planner_pb2_grpc
-from planner_service.keeper import PlanKeeper
+from planner_service.plan_publisher import PlanPublisher
 from planner_service.replanner import Replanner, job_maker
 from planner_service.rescheduling import DriftRule
 from planner_service.servicer import SERVICE, PlannerServicer
@@ -16,22 +16,22 @@ from services.state import MeshFeed, PlanStore, WorkloadStore
 async def compose(chassis: Chassis) -> None:
     """Keep the plan and serve it."""
     store = PlanStore(chassis.redis, chassis.keys)
-    feed = MeshFeed(chassis.redis, chassis.keys, MeshView(), on_change=lambda: keeper.view_changed())
+    feed = MeshFeed(chassis.redis, chassis.keys, MeshView(), on_change=lambda: publisher.view_changed())
     seed = chassis.mesh.plan(digest(chassis.settings.mesh_file))
     scorers = [scorer.name for scorer in chassis.mesh.judge.scorers]
-    keeper = PlanKeeper(store, feed, seed, SystemClock(), chassis.mesh.planner.max_instances, scorers)
+    publisher = PlanPublisher(store, feed, seed, SystemClock(), chassis.mesh.planner.max_instances, scorers)
     await chassis.stack.enter_async_context(feed)
-    await chassis.stack.enter_async_context(keeper)
+    await chassis.stack.enter_async_context(publisher)
     solvers = SolverPool()
     replan = chassis.mesh.planner.replan
     if replan.enabled:
-        replanner = _replanner(chassis, replan, keeper, solvers)
+        replanner = _replanner(chassis, replan, publisher, solvers)
         await chassis.stack.enter_async_context(replanner)
-    planner_pb2_grpc.add_PlannerServiceServicer_to_server(PlannerServicer(keeper, store, solvers), chassis.server)
+    planner_pb2_grpc.add_PlannerServiceServicer_to_server(PlannerServicer(publisher, store, solvers), chassis.server)
     chassis.health.offer(SERVICE)
 
 
-def _replanner(chassis: Chassis, replan: MeshReplan, keeper: PlanKeeper, solvers: SolverPool) -> Replanner:
+def _replanner(chassis: Chassis, replan: MeshReplan, publisher: PlanPublisher, solvers: SolverPool) -> Replanner:
     """SettingsError for a file that cannot be used, or whose tiers are not the mesh's."""
     from planner_service.files import FileError, read_quality, read_site, read_trace  # brings numpy and numba
     from planner_service.plan_cascade import LEAST_REQUESTS
@@ -67,4 +67,4 @@ def _replanner(chassis: Chassis, replan: MeshReplan, keeper: PlanKeeper, solvers
         requests=replan.requests,
     )
     store = WorkloadStore(chassis.redis, chassis.keys)
-    return Replanner(keeper, store, solvers, SystemClock(), rule, replan.window_s, job)
+    return Replanner(publisher, store, solvers, SystemClock(), rule, replan.window_s, job)

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import NoReturn
 
 from penstock.planner.v1 import planner_pb2 as pb
-from planner_service.keeper import PlanKeeper
+from planner_service.plan_publisher import PlanPublisher
 from planner_service.replan_job import ReplanJob
 from planner_service.rescheduling import Drift, DriftRule, DriftState, observe, rate_per_s
 from planner_service.solver_pool import SolverPool
@@ -38,7 +38,7 @@ class Replanner(AbstractAsyncContextManager["Replanner"]):
 
     def __init__(
         self,
-        keeper: PlanKeeper,
+        publisher: PlanPublisher,
         store: WorkloadStore,
         solvers: SolverPool,
         clock: Clock,
@@ -46,7 +46,7 @@ class Replanner(AbstractAsyncContextManager["Replanner"]):
         window_s: float,
         job: JobMaker,
     ) -> None:
-        self._keeper, self._store, self._solvers, self._clock = keeper, store, solvers, clock
+        self._publisher, self._store, self._solvers, self._clock = publisher, store, solvers, clock
         self._rule, self._window_s, self._job = rule, window_s, job
         self._state, self._started_s = DriftState(), clock.wall()
         self._last_id, self._waiting = "0", dict[float, list[Window]]()
@@ -75,7 +75,7 @@ class Replanner(AbstractAsyncContextManager["Replanner"]):
 
     async def _read(self) -> None:
         """Take in every window that has ended and that all routers have had time to report."""
-        plan = self._keeper.current
+        plan = self._publisher.current
         if plan is None:
             return
         self._last_id, windows = await self._store.after(self._last_id)
@@ -100,7 +100,7 @@ class Replanner(AbstractAsyncContextManager["Replanner"]):
             drift = await self._wanted.get()
             while not self._wanted.empty():
                 drift = self._wanted.get_nowait()  # only the newest counts
-            before = self._keeper.current
+            before = self._publisher.current
             assert before is not None
             job = self._job(drift)
             try:
@@ -113,7 +113,7 @@ class Replanner(AbstractAsyncContextManager["Replanner"]):
                 if plan.tiers == before.tiers:
                     _log.info("planned again: plan %d is still the best", before.revision)
                     continue
-                await self._keeper.publish(plan, expected=before.revision)
+                await self._publisher.publish(plan, expected=before.revision)
             except PenstockError as error:
                 _log.warning("not planned again: %s", error)
 

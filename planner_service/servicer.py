@@ -1,4 +1,4 @@
-"""PlannerService over the plan keeper."""
+"""PlannerService over the plan publisher."""
 
 import dataclasses
 from collections.abc import AsyncIterator
@@ -7,7 +7,7 @@ from contextlib import aclosing
 from penstock.planner.v1 import planner_pb2 as pb
 from penstock.planner.v1 import planner_pb2_grpc
 from planner_service import proto_codec as codec
-from planner_service.keeper import PlanKeeper
+from planner_service.plan_publisher import PlanPublisher
 from planner_service.solver_pool import SolverPool
 from services.domain.errors import NotFound, invalid
 from services.domain.plans import Provenance
@@ -19,8 +19,8 @@ SERVICE = pb.DESCRIPTOR.services_by_name["PlannerService"].full_name
 
 
 class PlannerServicer(planner_pb2_grpc.PlannerServiceServicer):
-    def __init__(self, keeper: PlanKeeper, store: PlanStore, solvers: SolverPool) -> None:
-        self._keeper, self._store, self._solvers = keeper, store, solvers
+    def __init__(self, publisher: PlanPublisher, store: PlanStore, solvers: SolverPool) -> None:
+        self._publisher, self._store, self._solvers = publisher, store, solvers
 
     async def GetPlan(self, request: pb.GetPlanRequest, context: Context) -> pb.GetPlanResponse:
         if request.HasField("revision"):
@@ -33,12 +33,12 @@ class PlannerServicer(planner_pb2_grpc.PlannerServiceServicer):
     async def SetPlan(self, request: pb.SetPlanRequest, context: Context) -> pb.SetPlanResponse:
         plan = codec.plan_from_proto(request.plan)
         expected = request.expected_revision if request.HasField("expected_revision") else None
-        return pb.SetPlanResponse(plan=codec.plan_to_proto(await self._keeper.publish(plan, expected)))
+        return pb.SetPlanResponse(plan=codec.plan_to_proto(await self._publisher.publish(plan, expected)))
 
     async def WatchPlan(self, request: pb.WatchPlanRequest, context: Context) -> AsyncIterator[pb.WatchPlanResponse]:
         seen = request.after_revision if request.HasField("after_revision") else 0
         while True:
-            plan = await self._keeper.newer_than(seen)
+            plan = await self._publisher.newer_than(seen)
             seen = plan.revision
             yield pb.WatchPlanResponse(plan=codec.plan_to_proto(plan))
 
@@ -68,7 +68,7 @@ class PlannerServicer(planner_pb2_grpc.PlannerServiceServicer):
         tier = plan.tier(request.tier)
         if tier is None:
             raise invalid("tier", f"must be {' or '.join(t.name for t in plan.tiers)}, not '{request.tier}'")
-        wanted = codec.completed(request, tier, self._keeper.workers(tier.name))
+        wanted = codec.completed(request, tier, self._publisher.workers(tier.name))
         answer = pb.PlanStagesResponse.FromString(await self._solvers.once("PlanStages", wanted.SerializeToString()))
         if request.publish:
             staged = dataclasses.replace(
@@ -76,6 +76,8 @@ class PlannerServicer(planner_pb2_grpc.PlannerServiceServicer):
             )
             tiers = tuple(staged if t is tier else t for t in plan.tiers)
             about = Provenance("stages", f"tier {tier.name} in {len(staged.stages)} stages")
-            made = await self._keeper.publish(dataclasses.replace(plan, tiers=tiers, provenance=about), plan.revision)
+            made = await self._publisher.publish(
+                dataclasses.replace(plan, tiers=tiers, provenance=about), plan.revision
+            )
             answer.plan.CopyFrom(codec.plan_to_proto(made))
         return answer

@@ -1,4 +1,4 @@
-"""Which tiers a request may climb, and whether an answer stands. No I/O."""
+"""Which tiers a request may visit, and whether an answer stands. No I/O."""
 
 from dataclasses import dataclass
 
@@ -8,14 +8,14 @@ from services.domain.plans import CASCADE_MODEL, JudgeUnavailable, Plan, TierPla
 
 
 @dataclass(frozen=True, slots=True)
-class Stand:
+class Accept:
     """The answer stands. `reason` is for logs and spans."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Climb:
+class Escalate:
     """The tier at index `to` of the route tries next."""
 
     to: int
@@ -37,23 +37,23 @@ def judged_at(tiers: tuple[TierPlan, ...], at: int) -> bool:
     return at < len(tiers) - 1
 
 
-def decide(plan: Plan, tiers: tuple[TierPlan, ...], at: int, score: float | None) -> Stand | Climb:
+def decide(plan: Plan, tiers: tuple[TierPlan, ...], at: int, score: float | None) -> Accept | Escalate:
     """Whether the answer of tier `at` stands; `score` None: it could not be judged.
 
     An answer stands where its score is at least the threshold (CASCADIA section 3.1).
     """
     threshold = tiers[at].threshold
     if not judged_at(tiers, at) or threshold is None:
-        return Stand("last_tier")
+        return Accept("last_tier")
     if score is None:
         if plan.judge_unavailable is JudgeUnavailable.ACCEPT:
-            return Stand("judge_unavailable")
-        return Climb(len(tiers) - 1, EscalationReason.JUDGE_UNAVAILABLE)
+            return Accept("judge_unavailable")
+        return Escalate(len(tiers) - 1, EscalationReason.JUDGE_UNAVAILABLE)
     if score >= threshold:
-        return Stand("score_at_least_threshold")
-    return Climb(at + 1, EscalationReason.SCORE_BELOW_THRESHOLD)
+        return Accept("score_at_least_threshold")
+    return Escalate(at + 1, EscalationReason.SCORE_BELOW_THRESHOLD)
 
 
-def unable(tiers: tuple[TierPlan, ...], at: int, reason: EscalationReason) -> Climb | None:
+def unable(tiers: tuple[TierPlan, ...], at: int, reason: EscalationReason) -> Escalate | None:
     """Tier `at` cannot answer at all: the next one tries, if there is one."""
-    return Climb(at + 1, reason) if at < len(tiers) - 1 else None
+    return Escalate(at + 1, reason) if at < len(tiers) - 1 else None

@@ -1,4 +1,4 @@
-"""Puts the router together: feed, peers, driver, gRPC and HTTP faces."""
+"""Puts the router together: feed, pool, driver, gRPC and HTTP faces."""
 
 import asyncio
 import logging
@@ -10,15 +10,15 @@ from router_service.admission_queue import AdmissionQueue
 from router_service.bid_client import BidClient
 from router_service.bidding import BidLimits, MoveAgent
 from router_service.generation import RetryPolicy, TierGeneration
+from router_service.instance_pool import InstancePool
 from router_service.judge_client import JudgeClient, JudgeLimits
 from router_service.lease_probe import LeaseProbe
 from router_service.openai_gateway import HttpLimits, OpenAiGateway
-from router_service.peers import Peers
 from router_service.readiness import readiness
-from router_service.reply_session import SessionPool
+from router_service.reply_multiplexer import MultiplexerPool
 from router_service.request_driver import RequestDriver
 from router_service.sampling import WindowSampler, WorkloadReporter
-from router_service.servicer import MESH_SERVICE, ROUTER_SERVICE, Draining, MeshServicer, RouterServicer
+from router_service.servicer import MESH_SERVICE, ROUTER_SERVICE, InFlightRequests, MeshServicer, RouterServicer
 from router_service.stats import RouterStats
 from router_service.status import MeshStatus
 from router_service.worker_client import WorkerClient
@@ -41,14 +41,14 @@ async def compose(chassis: Chassis) -> None:
     """Follow the mesh and serve it. SettingsError for an HTTP port that is taken."""
     options, tracer, stack = chassis.mesh.router, chassis.telemetry.tracer, chassis.stack
     view = MeshView(keep_expired={Role.WORKER, Role.JUDGE})
-    peers = Peers(view, options.suspect_s)
+    pool = InstancePool(view, options.ejection_s)
     channels = await stack.enter_async_context(ChannelPool())
-    await stack.enter_async_context(MeshFeed(chassis.redis, chassis.keys, view, on_change=peers.view_changed))
+    await stack.enter_async_context(MeshFeed(chassis.redis, chassis.keys, view, on_change=pool.view_changed))
     queue = AdmissionQueue(options.max_active, options.max_waiting)
     stats = RouterStats(chassis.telemetry.meter, view)
     judging = JudgeLimits(options.judge_timeout_s, options.judge_concurrency, options.judge_open_s)
-    judge = JudgeClient(channels, peers, tracer, chassis.telemetry.meter, judging)
-    sessions = await stack.enter_async_context(SessionPool(channels))
+    judge = JudgeClient(channels, pool, tracer, chassis.telemetry.meter, judging)
+    sessions = await stack.enter_async_context(MultiplexerPool(channels))
     workers = WorkerClient(channels, sessions, options.worker_silence_s)
     stages = chassis.mesh.stages
     agent = MoveAgent(
@@ -59,17 +59,17 @@ async def compose(chassis: Chassis) -> None:
         BidLimits(stages.bid_timeout_s, stages.turn_timeout_s),
     )
     policy = RetryPolicy(options.tier_wait_s, options.max_attempts, options.max_refusals, options.max_deaths)
-    tiers = TierGeneration(peers, workers, agent, tracer, policy, chassis.telemetry.meter)
+    tiers = TierGeneration(pool, workers, agent, tracer, policy, chassis.telemetry.meter)
     sampler, replan = None, chassis.mesh.planner.replan
     if replan.enabled:
         sampler = WindowSampler(replan.sample, replan.window_s, SystemClock(), random.Random())
         await stack.enter_async_context(WorkloadReporter(sampler, WorkloadStore(chassis.redis, chassis.keys)))
     driver = RequestDriver(view, queue, tiers, judge, stats, tracer, sampler)
-    draining = Draining()
+    draining = InFlightRequests()
     router_pb2_grpc.add_RouterServiceServicer_to_server(
         RouterServicer(driver, view, draining, options.default_deadline_s, options.heartbeat_s), chassis.server
     )
-    status = MeshStatus(chassis.instance_id, peers, queue, stats, agent)
+    status = MeshStatus(chassis.instance_id, pool, queue, stats, agent)
     router_pb2_grpc.add_MeshServiceServicer_to_server(
         MeshServicer(status, TraceStore(chassis.redis, chassis.keys), tiers, view), chassis.server
     )
@@ -91,19 +91,19 @@ async def compose(chassis: Chassis) -> None:
     _log.info("OpenAI-compatible API at http://%s/v1", chassis.http_address)
     chassis.on_drain.append(draining.drained)
     await chassis.health.set_ready(ROUTER_SERVICE, False)  # until there is a plan
-    chassis.supervise("readiness", lambda: _tell_readiness(chassis.health, peers, draining))
+    chassis.supervise("readiness", lambda: _tell_readiness(chassis.health, pool, draining))
     chassis.supervise("channel-sweep", lambda: _sweep(channels, view, sessions))
-    chassis.supervise("lease-probe", LeaseProbe(peers, channels).run)
+    chassis.supervise("lease-probe", LeaseProbe(pool, channels).run)
 
 
-async def _tell_readiness(health: Health, peers: Peers, draining: Draining) -> NoReturn:
+async def _tell_readiness(health: Health, pool: InstancePool, draining: InFlightRequests) -> NoReturn:
     """GRPC health of the router's service says what /readyz says."""
     while True:
-        await health.set_ready(ROUTER_SERVICE, not readiness(peers.view, draining=draining.closed).problem)
-        await peers.change(READINESS_S)
+        await health.set_ready(ROUTER_SERVICE, not readiness(pool.view, draining=draining.closed).problem)
+        await pool.change(READINESS_S)
 
 
-async def _sweep(channels: ChannelPool, view: MeshView, sessions: SessionPool) -> NoReturn:
+async def _sweep(channels: ChannelPool, view: MeshView, sessions: MultiplexerPool) -> NoReturn:
     """Close channels to instances that have long gone. One with replies under way is left alone, whatever the view says."""
     before: set[str] = set()
     while True:

@@ -65,7 +65,7 @@ class Failure(enum.Enum):
 
 
 class Ejection(enum.Enum):
-    """Whether the instance is tried last for a while (the setting `suspect_s`)."""
+    """Whether the instance is tried last for a while (the setting `ejection_s`)."""
 
     NEVER = "never"
     REPEATED = "repeated"

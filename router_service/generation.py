@@ -30,8 +30,8 @@ from router_service.failures import (
     TryBudget,
     classify,
 )
+from router_service.instance_pool import MIN_FULL_S, InstancePool
 from router_service.migration import MovableReply, Moved, NotMoved, WorkerChanged
-from router_service.peers import MIN_FULL_S, Peers
 from router_service.placement import Placed
 from router_service.prompt_length import PromptLengths
 from router_service.worker_client import MoveAdvice, WorkerAdmitted, WorkerClient, WorkerDeclined, WorkerFinished
@@ -82,7 +82,7 @@ class TierDone:
 GenerationEvent = TierStarted | TierAdmitted | TierDeclined | InstanceChanged | TokenFrame | TierDone
 
 
-class Splice:
+class ReplyAssembler:
     """Joins the frames of several instances into one reply; pure bookkeeping."""
 
     def __init__(self, token_ids: tuple[int, ...]) -> None:
@@ -102,14 +102,14 @@ class TierGeneration:
 
     def __init__(
         self,
-        peers: Peers,
+        pool: InstancePool,
         workers: WorkerClient,
         agent: MoveAgent,
         tracer: Tracer,
         policy: RetryPolicy,
         meter: Meter,
     ) -> None:
-        self._peers, self._workers, self._agent = peers, workers, agent
+        self._pool, self._workers, self._agent = pool, workers, agent
         self._tracer, self._policy = tracer, policy
         self._failures = meter.create_counter(
             "penstock.router.instance_failures",
@@ -145,23 +145,25 @@ class TierGeneration:
             Overloaded: The tier's workers are full and refused too often.
             Unavailable, DeadlineExceeded: No instance could be tried, or all that were tried failed.
         """
-        splice, history = Splice(request.resume_token_ids), history or FailureHistory()
+        assembler, history = ReplyAssembler(request.resume_token_ids), history or FailureHistory()
         budget = TryBudget(self._policy.max_attempts, self._policy.max_refusals)
         current, avoid, why, most = "", "", "", None
         prompt_tokens = self._lengths.estimate(tier, request.prompt)
         while True:
             patient = not may_give_up or current != ""
-            tokens = prompt_tokens + len(splice.token_ids)
-            familiar = self._peers.familiar.where(tier, request.prompt)
-            record = await self._place(tier, request.request_id, tokens, avoid, familiar, deadline_s, patient=patient)
-            greeted, begun_at = False, len(splice.token_ids)
-            attempt = self._attempt(tier, record, request, splice, deadline_s, parent, history)
+            tokens = prompt_tokens + len(assembler.token_ids)
+            prefix_holder = self._pool.prefix_affinity.where(tier, request.prompt)
+            record = await self._place(
+                tier, request.request_id, tokens, avoid, prefix_holder, deadline_s, patient=patient
+            )
+            greeted, begun_at = False, len(assembler.token_ids)
+            attempt = self._attempt(tier, record, request, assembler, deadline_s, parent, history)
             try:
                 async with aclosing(attempt) as events:
                     async for event in events:
                         if not greeted:
                             greeted = True
-                            yield self._greeting(tier, current, record.instance_id, splice, why)
+                            yield self._greeting(tier, current, record.instance_id, assembler, why)
                             current = record.instance_id
                         if isinstance(event, InstanceChanged):
                             current, begun_at = event.to_instance_id, event.offset
@@ -169,19 +171,21 @@ class TierGeneration:
                             most, prompt_tokens = event.max_output_tokens, event.prompt_tokens
                             self._lengths.learn(tier, request.prompt, prompt_tokens)
                         if isinstance(event, TierDone):
-                            self._peers.familiar.learn(tier, request.prompt, current)
-                            self._peers.succeeded(current)
+                            self._pool.prefix_affinity.learn(tier, request.prompt, current)
+                            self._pool.succeeded(current)
                         yield event
                         if isinstance(event, TierDone):
                             return
             except PenstockError as error:
                 avoid = current if greeted else record.instance_id
-                new_tokens = len(splice.token_ids) - begun_at
+                new_tokens = len(assembler.token_ids) - begun_at
                 failure = self._record_failure(tier, request.request_id, avoid, error, new_tokens, history)
                 if RULES[failure].cost is Cost.END:
                     raise
-                if most is not None and len(splice.token_ids) >= most:  # it died between its last token and its goodbye
-                    yield TierDone(FinishReason.LENGTH, TokenUsage(0, 0, len(splice.token_ids)), None)
+                if (
+                    most is not None and len(assembler.token_ids) >= most
+                ):  # it died between its last token and its goodbye
+                    yield TierDone(FinishReason.LENGTH, TokenUsage(0, 0, len(assembler.token_ids)), None)
                     return
                 if history.is_poisonous(self._policy.max_deaths):
                     self._poison.add(1, {"penstock.tier": tier})
@@ -190,12 +194,12 @@ class TierGeneration:
                     )
                     raise PoisonRequest(history.deaths) from error
                 if isinstance(error, Overloaded):
-                    self._peers.is_full(avoid, error.retry_after_s)
+                    self._pool.is_full(avoid, error.retry_after_s)
                     why = why or "full"
                 else:
                     why = str(error)
                 if failure is Failure.CALL_BROKEN:  # not at once again: the next call there may break as well
-                    self._peers.is_full(avoid, MIN_FULL_S)
+                    self._pool.is_full(avoid, MIN_FULL_S)
                 if not budget.spend(failure):
                     if RULES[failure].client_error is ClientError.ITSELF:
                         raise
@@ -221,18 +225,20 @@ class TierGeneration:
         history: FailureHistory,
     ) -> Failure:
         """Count a failure of an instance, and eject the instance if that follows."""
-        failure = classify(error, leaving=self._peers.is_leaving(instance_id))
+        failure = classify(error, leaving=self._pool.is_leaving(instance_id))
         self._failures.add(1, {"penstock.tier": tier, "penstock.failure": failure.value})
         _log.info("%s at %s: %s: %s", request_id, instance_id, failure.value, error)
-        self._peers.eject(instance_id, request_id, history.record(failure, instance_id, new_tokens))
+        self._pool.record_failure(instance_id, request_id, history.record(failure, instance_id, new_tokens))
         return failure
 
     @staticmethod
-    def _greeting(tier: str, before: str, now: str, splice: Splice, why: str) -> TierStarted | InstanceChanged:
+    def _greeting(
+        tier: str, before: str, now: str, assembler: ReplyAssembler, why: str
+    ) -> TierStarted | InstanceChanged:
         """What the client is told when an instance begins to work for it."""
         if not before:
             return TierStarted(tier, now)
-        return InstanceChanged(tier, before, now, len(splice.token_ids), why)
+        return InstanceChanged(tier, before, now, len(assembler.token_ids), why)
 
     async def _place(
         self,
@@ -240,7 +246,7 @@ class TierGeneration:
         request_id: str,
         tokens: int,
         avoid: str,
-        familiar: str,
+        prefix_holder: str,
         deadline_s: float,
         *,
         patient: bool,
@@ -249,7 +255,7 @@ class TierGeneration:
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + (self._policy.tier_wait_s if patient else 0.0)
         while True:
-            found = self._peers.place(tier, request_id, tokens, avoid=avoid, familiar=familiar)
+            found = self._pool.place(tier, request_id, tokens, avoid=avoid, prefix_holder=prefix_holder)
             if isinstance(found, Placed):
                 return found.record
             now = loop.time()
@@ -257,14 +263,14 @@ class TierGeneration:
                 raise DeadlineExceeded(f"the deadline passed while tier {tier} had no place")
             if not found.full and now >= give_up_at:
                 raise Unavailable(f"tier {tier} has no instance to try")
-            await self._peers.change(min(self._peers.wait_s(), deadline_s - now))
+            await self._pool.change(min(self._pool.wait_s(), deadline_s - now))
 
     async def _attempt(
         self,
         tier: str,
         record: InstanceRecord,
         request: GenerationRequest,
-        splice: Splice,
+        assembler: ReplyAssembler,
         deadline_s: float,
         parent: Context,
         history: FailureHistory,
@@ -273,13 +279,13 @@ class TierGeneration:
         if asyncio.get_running_loop().time() >= deadline_s:
             raise DeadlineExceeded("the deadline passed")
         name = attempt_id(request.request_id)
-        asked = replace(request, request_id=name, resume_token_ids=tuple(splice.token_ids))
-        begun_at = len(splice.token_ids)
+        asked = replace(request, request_id=name, resume_token_ids=tuple(assembler.token_ids))
+        begun_at = len(assembler.token_ids)
 
         def failed_meanwhile(failed: InstanceRecord, error: PenstockError) -> None:
             if classify(error) in OF_THE_INSTANCE:
                 at_source = failed.instance_id == record.instance_id
-                new_tokens = len(splice.token_ids) - begun_at if at_source else 0
+                new_tokens = len(assembler.token_ids) - begun_at if at_source else 0
                 self._record_failure(tier, request.request_id, failed.instance_id, error, new_tokens, history)
 
         span = self._tracer.start_span(
@@ -291,7 +297,7 @@ class TierGeneration:
                 "rpc.method": "penstock.worker.v1.WorkerService/Generate",
                 "server.address": record.address,
                 "penstock.instance_id": record.instance_id,
-                "penstock.offset": len(splice.token_ids),
+                "penstock.offset": len(assembler.token_ids),
             },
         )
         carrier: dict[str, str] = {}
@@ -309,12 +315,12 @@ class TierGeneration:
         self._replies[request.request_id] = reply
         try:
             with ExitStack() as sent:
-                sent.enter_context(self._peers.sending(record.instance_id))
+                sent.enter_context(self._pool.sending(record.instance_id))
                 async with aclosing(reply.events()) as events:
                     async for event in events:
                         match event:
                             case TokenFrame():
-                                yield splice.take(event)
+                                yield assembler.take(event)
                             case WorkerAdmitted():
                                 yield TierAdmitted(
                                     tier,
@@ -334,11 +340,11 @@ class TierGeneration:
                                 before, now, offset = (
                                     record.instance_id,
                                     event.record.instance_id,
-                                    len(splice.token_ids),
+                                    len(assembler.token_ids),
                                 )
                                 record, begun_at = event.record, offset
                                 sent.close()
-                                sent.enter_context(self._peers.sending(now))
+                                sent.enter_context(self._pool.sending(now))
                                 span.add_event("moved", {"penstock.to": now, "penstock.offset": offset})
                                 yield InstanceChanged(tier, before, now, offset, event.why, moved=True)
                             case WorkerFinished():

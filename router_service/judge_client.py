@@ -19,7 +19,7 @@ from penstock.judge.v1 import judge_pb2 as pb
 from penstock.judge.v1 import judge_pb2_grpc
 from router_service.circuit_breaker import BreakerLimits, CircuitBreaker
 from router_service.failures import RULES, Ejection, classify
-from router_service.peers import Peers
+from router_service.instance_pool import InstancePool
 from services import errors, telemetry
 from services import proto_codec as common
 from services.channels import ChannelPool
@@ -58,8 +58,10 @@ class JudgeLimits:
 class JudgeClient:
     """Asks one judge after the other until one answers, all refuse, or the time is up."""
 
-    def __init__(self, channels: ChannelPool, peers: Peers, tracer: Tracer, meter: Meter, limits: JudgeLimits) -> None:
-        self._channels, self._peers, self._tracer, self._limits = channels, peers, tracer, limits
+    def __init__(
+        self, channels: ChannelPool, pool: InstancePool, tracer: Tracer, meter: Meter, limits: JudgeLimits
+    ) -> None:
+        self._channels, self._pool, self._tracer, self._limits = channels, pool, tracer, limits
         self._needs: dict[tuple[str, str], bool] = {}  # (judge, scorer) -> wants logprobs
         self._places = asyncio.Semaphore(limits.concurrency)
         self._breaker_limits = BreakerLimits(TIMEOUTS_TO_OPEN, limits.open_s, MAX_OPEN_S)
@@ -73,14 +75,14 @@ class JudgeClient:
 
     async def needs_logprobs(self, scorer: str) -> bool:
         """Whether a scorer wants the answer's token logprobs; False while no judge can be asked."""
-        for judge in self._peers.judges():
+        for judge in self._pool.judges():
             key = (judge.instance_id, scorer)
             if key not in self._needs:
                 stub = judge_pb2_grpc.JudgeServiceStub(self._channels.get(judge.address))
                 try:
                     listed = await stub.ListScorers(pb.ListScorersRequest(), timeout=1.0)
                 except aio.AioRpcError:
-                    self._peers.suspect(judge.instance_id)
+                    self._pool.eject(judge.instance_id)
                     continue
                 wanted = scorer or listed.default_scorer
                 self._needs[key] = any(s.needs_logprobs for s in listed.scorers if s.name == wanted)
@@ -132,9 +134,9 @@ class JudgeClient:
         last: PenstockError
         for turn in range(ROUNDS):
             if turn:
-                await self._peers.change(PAUSE_S)
+                await self._pool.change(PAUSE_S)
             last = Unavailable("no judge is there")
-            for judge in self._peers.judges():
+            for judge in self._pool.judges():
                 breaker = self._breaker(judge.instance_id)
                 if not breaker.allows(asyncio.get_running_loop().time()):
                     last = (
@@ -142,13 +144,13 @@ class JudgeClient:
                     )
                     continue
                 try:
-                    with self._peers.sending(judge.instance_id):
+                    with self._pool.sending(judge.instance_id):
                         return await self._ask_watched(judge.address, request, tier, until, breaker)
                 except Overloaded as error:
                     last = error
                 except Unavailable as error:
                     if RULES[classify(error)].ejection is not Ejection.NEVER:
-                        self._peers.suspect(judge.instance_id)
+                        self._pool.eject(judge.instance_id)
                     last = error
             if isinstance(last, Overloaded | NoJudgeAsked):
                 break  # to ask a full judge again would only make it fuller
@@ -191,7 +193,7 @@ class JudgeClient:
     def _breaker(self, instance_id: str) -> CircuitBreaker:
         """A judge's; those of judges that are gone are forgotten."""
         if instance_id not in self._breakers:
-            here = {judge.instance_id for judge in self._peers.judges()}
+            here = {judge.instance_id for judge in self._pool.judges()}
             self._breakers = {name: breaker for name, breaker in self._breakers.items() if name in here}
             self._breakers[instance_id] = CircuitBreaker(self._breaker_limits)
         return self._breakers[instance_id]

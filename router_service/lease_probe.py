@@ -8,23 +8,23 @@ import asyncio
 import logging
 from typing import NoReturn
 
-from router_service.peers import Peers
+from router_service.instance_pool import InstancePool
 from services import health
 from services.channels import ChannelPool
 from services.domain.instances import InstanceRecord
 
 _log = logging.getLogger(__name__)
 
-INTERVAL_S = 0.5  # less than `suspect_s`: an instance that does not answer stays ejected from one check to the next
+INTERVAL_S = 0.5  # less than `ejection_s`: an instance that does not answer stays ejected from one check to the next
 TIMEOUT_S = 1.0
 FORGET_AFTER_S = 10.0  # without an answer: well over any stall of a living process, short enough for a restarted one
 
 
 class LeaseProbe:
-    """Checks the instances without a lease in the view of `peers`, over channels that requests use as well."""
+    """Checks the instances without a lease in the view of `pool`, over channels that requests use as well."""
 
-    def __init__(self, peers: Peers, channels: ChannelPool) -> None:
-        self._peers, self._view, self._channels = peers, peers.view, channels
+    def __init__(self, pool: InstancePool, channels: ChannelPool) -> None:
+        self._pool, self._view, self._channels = pool, pool.view, channels
         self._silent_since: dict[str, float] = {}
 
     async def run(self) -> NoReturn:
@@ -45,7 +45,7 @@ class LeaseProbe:
         now = asyncio.get_running_loop().time()
         silent_since = self._silent_since.setdefault(instance_id, now)
         if serving is None and now - silent_since < FORGET_AFTER_S:
-            self._peers.suspect(instance_id)
+            self._pool.eject(instance_id)
         elif record in self._view.expired():  # it may have been heard meanwhile
             _log.info("%s has no lease and %s: forgotten", instance_id, _reason(serving))
             self._view.forget(instance_id)

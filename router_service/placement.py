@@ -32,22 +32,22 @@ def place(
     tokens: int,
     under_way: Mapping[str, int],
     full: AbstractSet[str],
-    suspects: AbstractSet[str],
+    ejected: AbstractSet[str],
     avoid: str = "",
-    familiar: str = "",
+    prefix_holder: str = "",
 ) -> Placed | NotPlaced:
     """The least loaded of `candidates`, within the length stage that suits the request best and has room.
 
     tokens: the request's length, prompt and what has been generated. The earliest stage that covers it comes first, then
     the later ones; without stages all are one.
     under_way: requests by instance id that this router sent and the instance's record cannot know of yet.
-    full: instances that refused a moment ago for want of room. suspects: instances that failed a moment ago.
+    full: instances that refused a moment ago for want of room. ejected: instances that failed a moment ago.
     avoid: the instance just left; taken only if it is the only one.
-    familiar: the instance that knows the prompt's beginning; what it need not compute counts as one request less there.
+    prefix_holder: the instance that knows the prompt's beginning; what it need not compute counts as one request less there.
     Load is requests there per place, one that waits or is under way counted as `PROMPT_WEIGHT`; ties fall by tokens there,
     then by a checksum of instance and request, so that requests spread evenly and the same request always falls the same way.
     """
-    fit = [c for c in candidates if c.instance_id not in suspects]
+    fit = [c for c in candidates if c.instance_id not in ejected]
     if not fit:
         return NotPlaced(full=False)
     free = [c for c in fit if c.instance_id not in full and _load(c, under_way) < 1.0]
@@ -56,7 +56,7 @@ def place(
     others = [c for c in free if c.instance_id != avoid] or free
 
     def cost(c: InstanceRecord) -> tuple[float, bool, int, int]:
-        held, known = c.load.tokens if c.load is not None else 0, c.instance_id == familiar
+        held, known = c.load.tokens if c.load is not None else 0, c.instance_id == prefix_holder
         sent, waiting = under_way.get(c.instance_id, 0), len(c.load.queued_tokens) if c.load is not None else 0
         busy = occupancy(_requests(c) + sent, waiting + sent)
         return (busy - known) / _places(c), not known, held, zlib.crc32(f"{c.instance_id}/{request_id}".encode())
@@ -66,7 +66,7 @@ def place(
     best = min((by_id[i] for i in group), key=cost)
     if len(group) == 1:
         return Placed(best, "only_one")
-    return Placed(best, "prefix_known" if best.instance_id == familiar else "least_loaded")
+    return Placed(best, "prefix_known" if best.instance_id == prefix_holder else "least_loaded")
 
 
 def _load(record: InstanceRecord, under_way: Mapping[str, int]) -> float:

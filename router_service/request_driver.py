@@ -12,7 +12,7 @@ from opentelemetry.trace import Span, StatusCode, Tracer, format_trace_id
 
 from router_service import cascade
 from router_service.admission_queue import AdmissionQueue, Places
-from router_service.cascade import Climb
+from router_service.cascade import Escalate
 from router_service.events import (
     Accepted,
     Answer,
@@ -131,7 +131,7 @@ class RequestDriver:
         loop = asyncio.get_running_loop()
         arrival_s = self._sampler.arrived(request) if self._sampler is not None else 0.0
         try:
-            async with aclosing(self._climb(request)) as events:
+            async with aclosing(self._run_tiers(request)) as events:
                 async for event in events:
                     if loop.time() >= request.deadline_s and not isinstance(event, Finished):
                         raise DeadlineExceeded("the deadline passed while the client was reading")
@@ -151,7 +151,7 @@ class RequestDriver:
         else:
             self._stats.failure(request.model, error.reason.lower())
 
-    async def _climb(self, request: RouterRequest) -> AsyncGenerator[RouterEvent, None]:
+    async def _run_tiers(self, request: RouterRequest) -> AsyncGenerator[RouterEvent, None]:
         """Tier after tier, until an answer stands. The plan is the one that holds now, to the end of the request."""
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -179,28 +179,28 @@ class RequestDriver:
                 self._end(reply, error)
                 too_long = isinstance(error, PromptTooLong)
                 reason = EscalationReason.PROMPT_TOO_LONG if too_long else EscalationReason.TIER_UNAVAILABLE
-                climb = cascade.unable(route, at, reason) if held else None
-                if climb is None:
+                escalation = cascade.unable(route, at, reason) if held else None
+                if escalation is None:
                     raise
             except BaseException as error:
                 self._end(reply, error)
                 raise
             else:
-                climb = None
+                escalation = None
                 if held:
                     verdict = await self._judged(request, plan, reply)
                     score = verdict.score if verdict is not None else None
                     decided = cascade.decide(plan, route, at, score)
-                    climb = decided if isinstance(decided, Climb) else None
-                    reply.score, reply.accepted = score, climb is None
+                    escalation = decided if isinstance(decided, Escalate) else None
+                    reply.score, reply.accepted = score, escalation is None
                     scorer = verdict.scorer if verdict is not None else plan.scorer
-                    yield Judged(reply.tier.name, score, reply.tier.threshold or 0.0, climb is None, scorer)
+                    yield Judged(reply.tier.name, score, reply.tier.threshold or 0.0, escalation is None, scorer)
                 else:
                     reply.accepted = True
                 self._end(reply)
-            if climb is not None:
-                yield Escalated(route[at].name, route[climb.to].name, climb.reason)
-                at = climb.to
+            if escalation is not None:
+                yield Escalated(route[at].name, route[escalation.to].name, escalation.reason)
+                at = escalation.to
                 continue
             if held:
                 for frame in reply.frames:

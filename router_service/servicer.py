@@ -36,7 +36,7 @@ def new_request_id() -> str:
     return f"req-{secrets.token_hex(12)}"
 
 
-class Draining:
+class InFlightRequests:
     """Counts requests under way; refuses new ones once the router drains."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         self,
         driver: RequestDriver,
         view: MeshView,
-        draining: Draining,
+        draining: InFlightRequests,
         default_deadline_s: float,
         heartbeat_s: float,
     ) -> None:

@@ -6,7 +6,7 @@ import time
 from penstock.router.v1 import router_pb2 as pb
 from router_service.admission_queue import AdmissionQueue
 from router_service.bidding import MoveAgent
-from router_service.peers import Peers
+from router_service.instance_pool import InstancePool
 from router_service.stats import RouterStats
 from services import proto_codec as common
 from services.domain.instances import InstanceRecord
@@ -16,13 +16,13 @@ class MeshStatus:
     """Puts view, admission queue and counters into one answer."""
 
     def __init__(
-        self, router_id: str, peers: Peers, queue: AdmissionQueue, stats: RouterStats, agent: MoveAgent
+        self, router_id: str, pool: InstancePool, queue: AdmissionQueue, stats: RouterStats, agent: MoveAgent
     ) -> None:
-        self._router_id, self._peers, self._queue, self._stats = router_id, peers, queue, stats
+        self._router_id, self._pool, self._queue, self._stats = router_id, pool, queue, stats
         self._agent = agent
 
     def read(self) -> pb.MeshStatus:
-        now, view = asyncio.get_running_loop().time(), self._peers.view
+        now, view = asyncio.get_running_loop().time(), self._pool.view
         plan = view.plan
         return pb.MeshStatus(
             taken_at=common.timestamp(time.time()),
@@ -48,10 +48,10 @@ class MeshStatus:
         )
 
     def _tier(self, name: str) -> pb.TierStatus:
-        plan = self._peers.view.plan
+        plan = self._pool.view.plan
         tier = plan.tier(name) if plan is not None else None
         assert tier is not None
-        workers = self._peers.view.workers(name)
+        workers = self._pool.view.workers(name)
         loads = [w.load for w in workers if w.load is not None]
         return pb.TierStatus(
             name=name,
@@ -72,7 +72,7 @@ class MeshStatus:
             role=record.role.value,
             address=record.address,
             state=self._state(record),
-            age=common.duration(min(self._peers.view.heard_ago_s(record.instance_id, now), 1e9)),
+            age=common.duration(min(self._pool.view.heard_ago_s(record.instance_id, now), 1e9)),
         )
         if record.model is not None:
             made.tier, made.engine, made.kv_blocks = record.model.tier, record.model.engine, record.model.kv_blocks
@@ -92,5 +92,5 @@ class MeshStatus:
     def _state(self, record: InstanceRecord) -> pb.InstanceState.ValueType:
         if record.draining:
             return pb.INSTANCE_STATE_DRAINING
-        suspect = self._peers.is_suspect(record.instance_id) or record in self._peers.view.expired()
-        return pb.INSTANCE_STATE_SUSPECT if suspect else pb.INSTANCE_STATE_READY
+        ejected = self._pool.is_ejected(record.instance_id) or record in self._pool.view.expired()
+        return pb.INSTANCE_STATE_EJECTED if ejected else pb.INSTANCE_STATE_READY

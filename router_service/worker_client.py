@@ -9,7 +9,7 @@ from grpc import aio
 
 from penstock.worker.v1 import worker_pb2 as pb
 from penstock.worker.v1 import worker_pb2_grpc
-from router_service.reply_session import SessionPool
+from router_service.reply_multiplexer import MultiplexerPool
 from services import errors
 from services import proto_codec as common
 from services.channels import ChannelPool
@@ -97,7 +97,7 @@ MoveReport = RoundCopied | WorkerHandedOver | WorkerNotMoved
 class WorkerClient:
     """Generates at any worker by address; a worker that goes silent counts as gone."""
 
-    def __init__(self, channels: ChannelPool, sessions: SessionPool, silence_s: float) -> None:
+    def __init__(self, channels: ChannelPool, sessions: MultiplexerPool, silence_s: float) -> None:
         self._channels, self._sessions, self._silence_s = channels, sessions, silence_s
 
     async def generate(

@@ -25,7 +25,12 @@ UNUSABLE_SETTINGS = 2  # the exit status of services whose settings cannot be us
 LOG_TAIL_LINES = 20
 _PORTS = range(20_000, 30_000)
 
-_LEASHED = (sys.executable, "-I", "-S", str(Path(__file__).with_name("leash.py")))  # ends with the watcher
+_WITH_PARENT_DEATH_SIGNAL = (
+    sys.executable,
+    "-I",
+    "-S",
+    str(Path(__file__).with_name("parent_death_signal.py")),
+)  # ends with the watcher
 
 
 def free_port() -> int:
@@ -166,7 +171,7 @@ class Watcher:
         log_file = entry.spec.log.open("ab") if entry.spec.log is not None else contextlib.nullcontext()
         with log_file as log:
             entry.process = await asyncio.create_subprocess_exec(
-                *_LEASHED,
+                *_WITH_PARENT_DEATH_SIGNAL,
                 str(os.getpid()),
                 *entry.spec.argv,
                 env={**os.environ, **entry.spec.env},

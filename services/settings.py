@@ -233,7 +233,7 @@ class MeshRouter(BaseModel):
     router that is stuck."""
     tier_wait_s: float = Field(default=30.0, ge=0)
     """A request waits so long for an instance of a tier that has none; tiers below the last are skipped instead."""
-    suspect_s: float = Field(default=2.0, ge=0)
+    ejection_s: float = Field(default=2.0, ge=0)
     """An instance that failed is tried last for so long."""
     max_attempts: int = Field(default=8, ge=1)
     """Instances tried for one tier of one request, failovers counted."""

@@ -16,16 +16,16 @@ from services.settings import MeshTier, ServiceSettings, SettingsError, environm
 from services.state import MeshFeed
 from services.state.keys import tier_group
 from worker_service.engine.interface import Engine, EngineUnusable, Interruptible, KvTransferring
-from worker_service.engine.loop import Hold
+from worker_service.engine.loop import OutputCoalescing
 from worker_service.engine.simulated import SimulatedEngineOptions, simulated_engine
-from worker_service.frames import FrameLimits
 from worker_service.load_tracker import LoadTracker
 from worker_service.migration.receiver import Receiver
 from worker_service.migration.sender import Sender
+from worker_service.output_coalescing import CoalescingLimits
 from worker_service.peer_client import PeerClient
 from worker_service.servicer import SERVICE, WorkerServicer
 from worker_service.stage_tracker import StageTracker
-from worker_service.transfer_desk import TransferDesk
+from worker_service.transfer_queue import TransferQueue
 
 if TYPE_CHECKING:
     from worker_service.engine.sglang.launch import ServerShape
@@ -48,14 +48,14 @@ async def compose(chassis: Chassis) -> None:
     chassis.watch(engine.failed())
     info = engine.info
     tracker = LoadTracker(engine, chassis.telemetry.meter, tier.name)
-    frames = FrameLimits(settings.frame_interval_ms / 1000, settings.frame_tokens, HEARTBEAT_S)
+    frames = CoalescingLimits(settings.frame_interval_ms / 1000, settings.frame_tokens, HEARTBEAT_S)
     options, view, slots = chassis.mesh.stages, MeshView(), bidding.TransferSlots(chassis.mesh.stages.max_transfers)
     feed = await chassis.stack.enter_async_context(
         MeshFeed(chassis.redis, chassis.keys, view, group=tier_group(tier.name))
     )
     bids = bidding.Sender(slots)
     stages = StageTracker(chassis.instance_id, tier.name, view, bids, refine_s=options.refine_s)
-    desk = TransferDesk(
+    transfers = TransferQueue(
         chassis.instance_id,
         slots,
         bids,
@@ -78,7 +78,7 @@ async def compose(chassis: Chassis) -> None:
         engine,
         tracker,
         stages,
-        desk,
+        transfers,
         frames,
         chassis.telemetry,
         instance_id=chassis.instance_id,
@@ -134,7 +134,11 @@ async def _watch(
 def build_engine(tier: MeshTier, settings: ServiceSettings) -> Engine:
     """The engine that a tier asks for, not started."""
     name = tier.served_name
-    hold = Hold(settings.frame_interval_ms / 1000, settings.frame_tokens) if settings.frame_interval_ms else None
+    hold = (
+        OutputCoalescing(settings.frame_interval_ms / 1000, settings.frame_tokens)
+        if settings.frame_interval_ms
+        else None
+    )
     if tier.engine == "simulated":
         simulated = tier.simulated
         return simulated_engine(

@@ -19,14 +19,14 @@ from services.interceptors import CallRecorder
 from services.telemetry import Telemetry
 from worker_service import proto_codec as codec
 from worker_service.engine.interface import Admitted, Engine, Finished, Verifying
-from worker_service.frames import FrameLimits, in_frames
 from worker_service.load_tracker import LoadTracker
 from worker_service.migration.messages import NotMoved
 from worker_service.migration.receiver import Receiver
 from worker_service.migration.sender import Sender
-from worker_service.reply_session import ReplySession
+from worker_service.output_coalescing import CoalescingLimits, coalesced
+from worker_service.reply_demultiplexer import ReplyDemultiplexer
 from worker_service.stage_tracker import StageTracker
-from worker_service.transfer_desk import TransferDesk
+from worker_service.transfer_queue import TransferQueue
 
 SERVICE = pb.DESCRIPTOR.services_by_name["WorkerService"].full_name
 CUT_OFF_MARGIN_S = 1.0  # of a Drain's deadline, left for cutting off and answering
@@ -40,8 +40,8 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         engine: Engine,
         tracker: LoadTracker,
         stages: StageTracker,
-        desk: TransferDesk,
-        frames: FrameLimits,
+        transfers: TransferQueue,
+        frames: CoalescingLimits,
         measured: Telemetry,
         *,
         instance_id: str,
@@ -52,7 +52,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         """sender, receiver: of an engine whose KV can move."""
         self._sender, self._receiver = sender, receiver
         self._engine, self._tracker, self._frames = engine, tracker, frames
-        self._stages, self._desk = stages, desk
+        self._stages, self._transfers = stages, transfers
         self._instance_id, self._tier = instance_id, tier
         self._labels = {"gen_ai.request.model": engine.info.model, "penstock.tier": tier}
         self._calls = CallRecorder(measured)
@@ -88,7 +88,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     async def GenerateMany(
         self, request_iterator: AsyncIterator[pb.GenerateManyRequest], context: Context
     ) -> AsyncIterator[pb.GenerateManyResponse]:
-        session = ReplySession(self._reply, self._calls, self.draining)
+        session = ReplyDemultiplexer(self._reply, self._calls, self.draining)
         async with aclosing(session.run(request_iterator)) as messages:
             async for message in messages:
                 yield message
@@ -142,7 +142,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         return pb.VerifyResponse(accepted_count=found.accepted, next_token_id=found.next_token)
 
     async def PlaceBid(self, request: pb.PlaceBidRequest, context: Context) -> pb.PlaceBidResponse:
-        bid = self._desk.bid(codec.ask_from_proto(request), request.model_digest, draining=self.draining.is_set())
+        bid = self._transfers.bid(codec.ask_from_proto(request), request.model_digest, draining=self.draining.is_set())
         return codec.bid_to_proto(bid, self._tracker.load().free_kv_blocks)
 
     async def ConfirmBid(
@@ -150,7 +150,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     ) -> AsyncIterator[pb.ConfirmBidResponse]:
         confirmed = (await _next_step(request_iterator, "confirmed")).confirmed
         ask = codec.ask_from_proto(confirmed, "confirmed.")
-        with self._desk.won(ask, confirmed.model_digest, draining=self.draining.is_set()) as won:
+        with self._transfers.won(ask, confirmed.model_digest, draining=self.draining.is_set()) as won:
             if isinstance(won, RefusalReason):
                 yield pb.ConfirmBidResponse(refusal=won.value)
                 return
@@ -171,7 +171,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         for name in ("request_id", "transfer_id", "target_address"):
             if not getattr(request, name):
                 raise invalid(name, "must not be empty")
-        async with self._desk.sending(request.request_id, starving=request.starving) as free:
+        async with self._transfers.sending(request.request_id, starving=request.starving) as free:
             if not free:
                 yield codec.report_to_proto(NotMoved("another request is being sent", busy=True))
                 return
@@ -213,9 +213,9 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                         raise NotServed("this engine cannot take over running requests")
                     claim = await stack.enter_async_context(self._receiver.claim(request.transfer_id, asked))
                     yield codec.HEARTBEAT  # it is waited for: the source may call
-                    events = in_frames(claim.events(), self._frames)
+                    events = coalesced(claim.events(), self._frames)
                 else:
-                    events = in_frames(self._engine.generate(asked), self._frames)
+                    events = coalesced(self._engine.generate(asked), self._frames)
                 stack.push_async_callback(events.aclose)
                 async for event in events:
                     if event is None:

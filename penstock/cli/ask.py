@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli import options, targets
-from penstock.cli.output import console, print_json, seconds, told_errors
+from penstock.cli.output import cli_error_handling, console, print_json, seconds
 from penstock.client.sync import Client
 from penstock.client.types import Escalated, Finished, InstanceChanged, Judged, Options, TierStarted, Tokens
 
@@ -32,7 +32,7 @@ def ask(
     """
     where = targets.resolve(target)
     wanted = Options(model=model, temperature=temperature, max_tokens=max_tokens, seed=seed)
-    with told_errors(where), Client(where, retry=targets.INTERACTIVE) as client:
+    with cli_error_handling(where), Client(where, retry=targets.INTERACTIVE) as client:
         if json:
             print_json(client.generate(prompt, wanted))
             return
@@ -50,7 +50,7 @@ def chat(
     where = targets.resolve(target)
     wanted = Options(model=model, temperature=temperature, max_tokens=max_tokens)
     messages = [{"role": "system", "content": system}] if system else []
-    with told_errors(where), Client(where, retry=targets.INTERACTIVE) as client:
+    with cli_error_handling(where), Client(where, retry=targets.INTERACTIVE) as client:
         while True:
             try:
                 said = console.input("[bold]you[/] ")

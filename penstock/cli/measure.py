@@ -14,7 +14,7 @@ from rich.table import Table
 
 from penstock.cli import options, targets
 from penstock.cli.demo import final_answer
-from penstock.cli.output import console, errors, fail, print_json, print_written, told_errors
+from penstock.cli.output import cli_error_handling, console, errors, fail, print_json, print_written
 from penstock.client.aio import AsyncClient
 from penstock.client.judging import Answered, AsyncJudge
 from penstock.client.types import Options
@@ -61,7 +61,7 @@ def measure(
         fail(f"{prompts}: --labelled needs an answer with every prompt", 2)
     where = targets.resolve(target)
     wanted = Options(temperature=0, max_tokens=max_tokens, top_logprobs=0)
-    with told_errors(where):
+    with cli_error_handling(where):
         found = asyncio.run(_measure(where, asked, wanted, scorer, concurrency, quiet=json))
     _write_quality(out, found)
     if labelled is not None:

@@ -57,7 +57,7 @@ def fail(message: str, status: int = 1) -> NoReturn:
 
 
 @contextmanager
-def told_errors(target: str) -> Iterator[None]:
+def cli_error_handling(target: str) -> Iterator[None]:
     """Turn the SDK's errors into one line that says what to do."""
     try:
         yield

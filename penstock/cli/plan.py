@@ -10,7 +10,16 @@ from rich.table import Table
 
 from penstock.cli import options, plan_changes, planning, rendering, targets
 from penstock.cli.extras import needs_extra
-from penstock.cli.output import console, errors, fail, print_json, print_written, seconds, tier_counts, told_errors
+from penstock.cli.output import (
+    cli_error_handling,
+    console,
+    errors,
+    fail,
+    print_json,
+    print_written,
+    seconds,
+    tier_counts,
+)
 from penstock.cli.plan_changes import WantedTier
 from penstock.client.sync import PlannerClient
 from penstock.client.types import Plan, Prediction, TierPlan
@@ -127,7 +136,7 @@ def plan(
         with planning.told_faults():
             wanted = planning.planned_tiers(cluster, models)
         where = targets.resolve(target)
-        with told_errors(where), PlannerClient(targets.planner(where)) as planner:
+        with cli_error_handling(where), PlannerClient(targets.planner(where)) as planner:
             _refuse_other_models(planner.get_plan(), wanted, force=force)
     figures = planning.plan(
         cluster,
@@ -186,7 +195,7 @@ def show(
 ) -> None:
     """The plan that holds."""
     where = targets.resolve(target)
-    with told_errors(where), PlannerClient(targets.planner(where)) as planner:
+    with cli_error_handling(where), PlannerClient(targets.planner(where)) as planner:
         _print(planner.get_plan(revision), json=json)
 
 
@@ -216,7 +225,7 @@ def set_(
             fail(f"--threshold {option}: a score is from 0 to 100", 2)
     counts = tier_counts("--instances", instances or [])
     where = targets.resolve(target)
-    with told_errors(where), PlannerClient(targets.planner(where)) as planner:
+    with cli_error_handling(where), PlannerClient(targets.planner(where)) as planner:
         plan = planner.get_plan()
         unknown = {*changes, *counts} - {t.name for t in plan.tiers}
         if unknown:
@@ -259,7 +268,7 @@ def history(
 ) -> None:
     """The last plans: who made them and why, and what they were expected to reach."""
     where = targets.resolve(target)
-    with told_errors(where), PlannerClient(targets.planner(where)) as planner:
+    with cli_error_handling(where), PlannerClient(targets.planner(where)) as planner:
         plans = planner.list_plans(limit)
     if json:
         print_json(plans)
@@ -292,7 +301,7 @@ def rollback(
 ) -> None:
     """Publish an earlier plan again under a new revision: its thresholds, instances, scorer and policy."""
     where = targets.resolve(target)
-    with told_errors(where), PlannerClient(targets.planner(where)) as planner:
+    with cli_error_handling(where), PlannerClient(targets.planner(where)) as planner:
         current = planner.get_plan()
         wanted = current.revision - 1 if revision is None else revision
         if wanted < 1:
@@ -313,7 +322,7 @@ def _apply(figures: dict[str, Any], note: str, target: str | None, *, force: boo
     from planner_service.plan_cascade import mesh_tiers
 
     where = targets.resolve(target)
-    with told_errors(where), PlannerClient(targets.planner(where)) as planner:
+    with cli_error_handling(where), PlannerClient(targets.planner(where)) as planner:
         current = planner.get_plan()
         instances = [sum(group["count"] for group in tier["replicas"]) for tier in figures["tiers"]]
         said = mesh_tiers(figures["thresholds"], instances)

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from penstock.cli import options, targets
 from penstock.cli.extras import needs_extra
-from penstock.cli.output import console, fail, print_json, told_errors
+from penstock.cli.output import cli_error_handling, console, fail, print_json
 from penstock.cli.planning import told_faults
 from penstock.client.sync import PlannerClient
 from penstock.client.types import Plan, Stage
@@ -141,7 +141,7 @@ def stages(
 def _publish(tier: str, stages: tuple[Stage, ...], qoe: tuple[float, ...], target: str | None) -> Plan:
     """The plan that holds, with these stages for a tier."""
     where = targets.resolve(target)
-    with told_errors(where), PlannerClient(targets.planner(where)) as planner:
+    with cli_error_handling(where), PlannerClient(targets.planner(where)) as planner:
         current = planner.get_plan()
         planned = next((t for t in current.tiers if t.name == tier), None)
         if planned is None:

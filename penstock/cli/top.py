@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.cli import options, targets
-from penstock.cli.output import console, print_json, seconds, told_errors
+from penstock.cli.output import cli_error_handling, console, print_json, seconds
 from penstock.client.sync import Client
 from penstock.client.types import InstanceStatus, MeshStatus, TierStatus
 
@@ -23,7 +23,7 @@ MAX_INTERVAL_S = 86_400.0
 def status(target: targets.Target = None, json: targets.Json = False) -> None:
     """The mesh as it is now."""
     where = targets.resolve(target)
-    with told_errors(where), Client(where) as client:
+    with cli_error_handling(where), Client(where) as client:
         found = client.status()
     if json:
         print_json(found)
@@ -55,7 +55,7 @@ def top(
     where = targets.resolve(target)
     history: deque[float] = deque(maxlen=HISTORY)
     looks = 0
-    with told_errors(where), Client(where) as client:
+    with cli_error_handling(where), Client(where) as client:
         try:
             with Live(console=console, screen=not json and console.is_terminal, auto_refresh=False) as live:
                 for found in client.watch_status(interval):
@@ -107,7 +107,7 @@ def _head(found: MeshStatus) -> Panel:
 
 def _tiers(tiers: tuple[TierStatus, ...]) -> Table:
     table = _table("tier", *(("model",) if _wide() else ()), "from", "workers", "running", "queued", "tokens/s",
-                   "answered", "climbed", "rate")  # fmt: skip
+                   "answered", "escalated", "rate")  # fmt: skip
     for t in tiers:
         worked = t.answered + t.escalated
         workers = f"{t.live_instances}/{t.planned_instances}"
@@ -130,7 +130,7 @@ def _instances(instances: tuple[InstanceStatus, ...]) -> Table:
     staged = any(i.place is not None for i in instances)
     table = _table("instance", *(("tier", "address") if _wide() else ()), *(("lengths",) if staged else ()), "state",
                    "running", "queued", "KV", "tokens/s", "heard")  # fmt: skip
-    styles = {"ready": "green", "draining": "yellow", "suspect": "red"}
+    styles = {"ready": "green", "draining": "yellow", "ejected": "red"}
     for i in sorted(instances, key=lambda i: (i.role != "worker", i.role, i.tier, i.instance_id)):
         worker = i.role == "worker"
         used = f"{100 * (1 - i.free_kv_blocks / i.kv_blocks):.0f} %" if i.kv_blocks else "-"

@@ -7,7 +7,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from penstock.cli import options, targets
-from penstock.cli.output import console, print_json, told_errors
+from penstock.cli.output import cli_error_handling, console, print_json
 from penstock.client.sync import Client
 from penstock.client.types import Span, Trace
 
@@ -36,7 +36,7 @@ def trace(
 ) -> None:
     """Show the last requests as trees of spans."""
     where = targets.resolve(target)
-    with told_errors(where), Client(where) as client:
+    with cli_error_handling(where), Client(where) as client:
         found = client.traces(limit, trace_id)
     if json:
         print_json(found)

@@ -19,7 +19,7 @@ _REASONS = {
 _STATES = {
     pb.INSTANCE_STATE_READY: "ready",
     pb.INSTANCE_STATE_DRAINING: "draining",
-    pb.INSTANCE_STATE_SUSPECT: "suspect",
+    pb.INSTANCE_STATE_EJECTED: "ejected",
 }
 _POLICIES = {
     planner_pb2.JUDGE_UNAVAILABLE_POLICY_ESCALATE: "escalate",

@@ -249,7 +249,7 @@ class StagePlace:
 
 @dataclass(frozen=True, slots=True)
 class InstanceStatus:
-    """One process of the mesh. state: ready, draining or suspect. place: the length stage that a worker serves."""
+    """One process of the mesh. state: ready, draining or ejected. place: the length stage that a worker serves."""
 
     instance_id: str
     role: str

@@ -71,7 +71,7 @@ def least_end_to_end(
             now, (point, counts) = best, at
 
     starts = {tuple(int(np.searchsorted(level, h)) for level, h in zip(levels, start.thresholds, strict=True))}
-    groups = defaultdict(list)  # for each choice of tiers: the least that climbs
+    groups = defaultdict(list)  # for each choice of tiers: the least that escalates
     for point in map(tuple, np.argwhere(able).tolist()):
         groups[skipped(point, qualities.shape)].append(point)
     starts |= {min(group, key=sum) for group in groups.values()}

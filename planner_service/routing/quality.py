@@ -1,4 +1,4 @@
-"""What thresholds do to a profiled sample: who climbs how far, and the quality of what stands. Exact, by counting. No I/O."""
+"""What thresholds do to a profiled sample: who escalates how far, and the quality of what stands. Exact counts. No I/O."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -71,7 +71,7 @@ class Routed:
 
 
 def route(sample: JudgedSample, thresholds: Sequence[float]) -> Routed:
-    """Each prompt climbs until a tier's score is at least its threshold; the last tier's answers stand.
+    """Each prompt escalates until a tier's score is at least its threshold; the last tier's answers stand.
 
     A tier whose threshold is above 100 is passed over.
     """
@@ -79,30 +79,30 @@ def route(sample: JudgedSample, thresholds: Sequence[float]) -> Routed:
     if len(thresholds) != tiers - 1:
         raise invalid("thresholds", f"{tiers} tiers have {tiers - 1} thresholds, not {len(thresholds)}")
     processed = np.zeros((tiers, len(sample)), np.bool_)
-    climbing = np.ones(len(sample), np.bool_)
+    escalating = np.ones(len(sample), np.bool_)
     answered = np.full(len(sample), tiers - 1, np.int64)
     for tier, threshold in enumerate(thresholds):
         if threshold > 100:
             continue
-        processed[tier] = climbing
-        stands = climbing & (sample.scores[:, tier] >= threshold)
+        processed[tier] = escalating
+        stands = escalating & (sample.scores[:, tier] >= threshold)
         answered[stands] = tier
-        climbing = climbing & ~stands
-    processed[-1] = climbing
+        escalating = escalating & ~stands
+    processed[-1] = escalating
     quality = float(sample.scores[np.arange(len(sample)), answered].mean())
     return Routed(processed, answered, quality)
 
 
 def proportional(sample: JudgedSample) -> tuple[float, ...]:
     """Thresholds with which tier i processes about 1/i of the prompts: where CASCADIA's loop starts."""
-    climbing = np.ones(len(sample), np.bool_)
+    escalating = np.ones(len(sample), np.bool_)
     found = []
     for tier in range(len(sample.tiers) - 1):
         levels = sample.levels(tier)
         wanted = len(sample) / (tier + 2)
-        counts = np.array([(climbing & (sample.scores[:, tier] < level)).sum() for level in levels])
+        counts = np.array([(escalating & (sample.scores[:, tier] < level)).sum() for level in levels])
         threshold = float(levels[int(np.abs(counts - wanted).argmin())])
-        climbing = climbing & (sample.scores[:, tier] < threshold)
+        escalating = escalating & (sample.scores[:, tier] < threshold)
         found.append(threshold)
     return tuple(found)
 

@@ -21,7 +21,7 @@ from router_service.openai_gateway.health import HealthRoutes
 from router_service.openai_gateway.replies import ChatFormat, Choice, CompletionFormat, Format
 from router_service.readiness import readiness
 from router_service.request_driver import RequestDriver
-from router_service.servicer import Draining, new_request_id
+from router_service.servicer import InFlightRequests, new_request_id
 from services import telemetry
 from services.domain.errors import NotFound, PeerNotReading, PenstockError, shortened
 from services.domain.mesh_view import MeshView
@@ -51,7 +51,7 @@ class OpenAiGateway:
     """/v1/chat/completions, /v1/completions, /v1/models, and health, over the router's own driver: no hop between."""
 
     def __init__(
-        self, driver: RequestDriver, view: MeshView, draining: Draining, measured: Telemetry, limits: HttpLimits
+        self, driver: RequestDriver, view: MeshView, draining: InFlightRequests, measured: Telemetry, limits: HttpLimits
     ) -> None:
         self._driver, self._view, self._draining = driver, view, draining
         self._tracer, self._limits = measured.tracer, limits

@@ -103,7 +103,7 @@ async def test_a_worker_that_loses_only_its_redis_link_keeps_its_streams_and_com
     await asyncio.gather(*(stream.began.wait() for stream in streams))
     assert {stream.instance for stream in streams} == set(WORKERS)
     getattr(proxy, fault)()
-    await mesh.until(lambda s: instance_state(s, WORKERS[0]) == "suspect")
+    await mesh.until(lambda s: instance_state(s, WORKERS[0]) == "ejected")
     assert not any(stream.finished for stream in streams), "the lease ended too late to matter"
     await asyncio.gather(*tasks)
     assert [(s.offset, s.changes, s.finished) for s in streams] == [(TOKENS, 0, True)] * 8
@@ -118,7 +118,7 @@ async def test_new_requests_go_to_workers_with_a_lease_first_and_to_the_others_b
 ) -> None:
     """With a leased worker beside it the one without a lease gets nothing; alone, it gets everything."""
     proxy.cut()
-    await mesh.until(lambda s: instance_state(s, WORKERS[0]) == "suspect")
+    await mesh.until(lambda s: instance_state(s, WORKERS[0]) == "ejected")
     async with mesh.client() as client:
         for _ in range(4):
             reply = await client.generate("hello", model="large", max_tokens=2)
@@ -161,9 +161,9 @@ async def test_a_worker_says_that_it_has_no_link_to_redis(mesh: TestMesh, proxy:
 async def test_an_instance_that_is_gone_is_forgotten_soon_after_its_lease(
     mesh: TestMesh, proxy: TcpProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is listed as suspect while it may come back, and its id is not kept for ever."""
+    """It is listed as ejected while it may come back, and its id is not kept for ever."""
     monkeypatch.setattr("router_service.lease_probe.FORGET_AFTER_S", 0.2)
     proxy.cut()
-    await mesh.until(lambda s: instance_state(s, WORKERS[0]) == "suspect")
+    await mesh.until(lambda s: instance_state(s, WORKERS[0]) == "ejected")
     await mesh.stop(WORKERS[0])  # its goodbye does not reach Redis
     await mesh.until(lambda s: instance_state(s, WORKERS[0]) is None)

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import pytest
 
 from judge_service.backlog import FIRST_RETRY_S, Backlog
-from judge_service.panel import Panel, Seat
+from judge_service.scorer_registry import RegisteredScorer, ScorerRegistry
 from judge_service.scorers import JudgedAnswer, RawScore, ScorerKind
 from judge_service.scorers.exact import ExactScorer
 from services.domain import DeadlineExceeded, InvalidRequest, Overloaded, TextPrompt
@@ -114,12 +114,12 @@ def one(answer: str) -> list[JudgedAnswer]:
 async def test_what_nobody_waits_for_is_never_begun() -> None:
     """Neither where the caller has gone nor where its time is up; their places come free at once."""
     scorer, backlog = Held(), Backlog(8, at_once=1)
-    panel = Panel([Seat("s", scorer, None, backlog)], "s")
-    first = asyncio.create_task(panel.judge("s", one("first")))
+    registry = ScorerRegistry([RegisteredScorer("s", scorer, None, backlog)], "s")
+    first = asyncio.create_task(registry.judge("s", one("first")))
     while not scorer.begun:
         await asyncio.sleep(0)
-    gone = asyncio.create_task(panel.judge("s", one("gone")))
-    late = asyncio.create_task(panel.judge("s", one("late"), 0.01))
+    gone = asyncio.create_task(registry.judge("s", one("gone")))
+    late = asyncio.create_task(registry.judge("s", one("late"), 0.01))
     with pytest.raises(DeadlineExceeded):
         await late
     gone.cancel()
@@ -127,12 +127,12 @@ async def test_what_nobody_waits_for_is_never_begun() -> None:
     assert backlog.answers == 1
     scorer.go_on.set()
     await first
-    await panel.judge("s", one("last"))
+    await registry.judge("s", one("last"))
     assert scorer.begun == ["first", "last"]
     assert backlog.answers == 0
 
 
 async def test_scorers_that_only_compare_have_no_queue() -> None:
-    panel = Panel([Seat("s", ExactScorer("text"), None)], "s")
+    registry = ScorerRegistry([RegisteredScorer("s", ExactScorer("text"), None)], "s")
     answers = [JudgedAnswer(TextPrompt("p"), "4", reference="4")] * 1_000
-    assert len((await panel.judge("s", answers, 5.0))[1]) == 1_000
+    assert len((await registry.judge("s", answers, 5.0))[1]) == 1_000

@@ -5,7 +5,7 @@ from collections.abc import Sequence as Seq
 import pytest
 
 from judge_service.calibration import Calibration
-from judge_service.panel import Panel, Seat
+from judge_service.scorer_registry import RegisteredScorer, ScorerRegistry
 from judge_service.scorers import JudgedAnswer, LogprobSummary, RawScore
 from judge_service.scorers.confidence import ConfidenceScorer
 from judge_service.scorers.exact import ExactScorer
@@ -34,23 +34,25 @@ def judged(answer: str, *, mean: float | None = -0.1) -> JudgedAnswer:
 async def test_an_empty_answer_scores_nothing_and_no_scorer_is_asked(answer: str) -> None:
     """Not even a calibration that is kind to everything, or a reference that is empty too, lifts it."""
     scorer = CountingScorer()
-    panel = Panel([Seat("sure", scorer, GENEROUS), Seat("exact", ExactScorer("text"), None)], "sure")
+    registry = ScorerRegistry(
+        [RegisteredScorer("sure", scorer, GENEROUS), RegisteredScorer("exact", ExactScorer("text"), None)], "sure"
+    )
     for name in ("sure", "exact"):
-        _, (verdict,) = await panel.judge(name, [judged(answer)])
+        _, (verdict,) = await registry.judge(name, [judged(answer)])
         assert (verdict.score, verdict.raw, verdict.reason) == (0.0, 0.0, "empty_answer")
     assert scorer.asked == []
 
 
 async def test_answers_beside_an_empty_one_are_scored_in_their_places() -> None:
     scorer = CountingScorer()
-    panel = Panel([Seat("sure", scorer, None)], "sure")
-    _, verdicts = await panel.judge("", [judged(""), judged("a", mean=-0.5), judged(" "), judged("b", mean=-0.1)])
+    registry = ScorerRegistry([RegisteredScorer("sure", scorer, None)], "sure")
+    _, verdicts = await registry.judge("", [judged(""), judged("a", mean=-0.5), judged(" "), judged("b", mean=-0.1)])
     assert scorer.asked == ["a", "b"]
     assert [verdict.reason for verdict in verdicts] == ["empty_answer", "", "empty_answer", ""]
     assert [verdict.raw for verdict in verdicts] == [0.0, -0.5, 0.0, -0.1]
 
 
 async def test_an_error_names_the_item_as_the_request_counts_it() -> None:
-    panel = Panel([Seat("sure", ConfidenceScorer(), None)], "sure")
+    registry = ScorerRegistry([RegisteredScorer("sure", ConfidenceScorer(), None)], "sure")
     with pytest.raises(InvalidRequest, match=r"items\[3\]\.logprobs"):
-        await panel.judge("", [judged(""), judged("a"), judged(""), judged("b", mean=None)])
+        await registry.judge("", [judged(""), judged("a"), judged(""), judged("b", mean=None)])

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from judge_service.calibration import Calibration, CalibrationError, fit
-from judge_service.panel import Panel, Seat
+from judge_service.scorer_registry import RegisteredScorer, ScorerRegistry
 from judge_service.scorers import JudgedAnswer, LogprobSummary
 from judge_service.scorers.confidence import ConfidenceScorer
 from judge_service.scorers.exact import ExactScorer, last_number
@@ -175,12 +175,14 @@ def test_calibration_files_are_checked(tmp_path: Path) -> None:
 
 async def test_a_panel_knows_its_scorers() -> None:
     calibration = Calibration((0.0, 1.0), (20.0, 60.0), 20, 0.1, 0.2)
-    panel = Panel([Seat("a", ExactScorer("text"), calibration), Seat("b", ConfidenceScorer(), None)], "a")
-    name, (verdict,) = await panel.judge("", [judged("4", "4")])
+    registry = ScorerRegistry(
+        [RegisteredScorer("a", ExactScorer("text"), calibration), RegisteredScorer("b", ConfidenceScorer(), None)], "a"
+    )
+    name, (verdict,) = await registry.judge("", [judged("4", "4")])
     assert (name, verdict.score, verdict.raw) == ("a", 60.0, 1.0)
-    assert (await panel.judge("b", [judged("4", mean=0.0)]))[1][0].score == 100.0
+    assert (await registry.judge("b", [judged("4", mean=0.0)]))[1][0].score == 100.0
     with pytest.raises(NotFound):
-        await panel.judge("c", [])
+        await registry.judge("c", [])
 
 
 async def test_token_prompts_cannot_be_read_by_a_language_model() -> None:

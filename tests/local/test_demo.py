@@ -43,8 +43,8 @@ def test_the_demo_shows_a_cascade_that_is_worth_it(tmp_path: Path) -> None:
     for key in ("mean_latency_s", "ttft_p50_s", "ttft_p95_s", "tokens_per_s"):
         assert figures["cascade"][key] > 0
     for request in figures["requests"]:
-        climbed = TIERS.index(request["tier"])
-        assert set(request["scores"]) >= set(TIERS[: min(climbed + 1, 2)])
+        escalated = TIERS.index(request["tier"])
+        assert set(request["scores"]) >= set(TIERS[: min(escalated + 1, 2)])
         assert all(0 <= score <= 100 for score in request["scores"].values())
     assert "cascade" in done.stdout
     assert processes_in(folder) == []

@@ -36,7 +36,7 @@ def population(rng: np.random.Generator, count: int) -> JudgedSample:
 
 
 def cheapest(target: float, on: JudgedSample) -> Solution:
-    """Instead of a deployment: the routing that meets the target with the fewest requests climbing."""
+    """Instead of a deployment: the routing that meets the target with the fewest requests escalating."""
     levels, qualities = all_qualities(on)
     if not (qualities >= target).any():
         raise Unreachable("no", float(qualities.max()))

@@ -19,9 +19,9 @@ from router_service.bidding import BidLimits, MoveAgent
 from router_service.events import InstanceChanged, TierStarted
 from router_service.failures import FAILURES_TO_EJECT, PROGRESS_TOKENS, FailureHistory
 from router_service.generation import RetryPolicy, TierDone, TierGeneration
+from router_service.instance_pool import InstancePool
 from router_service.migration import Moved, NotMoved
-from router_service.peers import Peers
-from router_service.reply_session import SessionPool
+from router_service.reply_multiplexer import MultiplexerPool
 from router_service.worker_client import WorkerClient
 from services import errors
 from services.background import end
@@ -60,11 +60,11 @@ class Seen:
 class Scene:
     """Workers by name, least loaded first, as one router sees them."""
 
-    def __init__(self, stack: AsyncExitStack, channels: ChannelPool, sessions: SessionPool) -> None:
+    def __init__(self, stack: AsyncExitStack, channels: ChannelPool, sessions: MultiplexerPool) -> None:
         self._stack, self._channels, self._sessions = stack, channels, sessions
         self.view = MeshView()
         self.view.connect([], None, LONG_AGO)
-        self.peers = Peers(self.view, suspect_s=1000.0)
+        self.pool = InstancePool(self.view, ejection_s=1000.0)
         self.policy = RetryPolicy(tier_wait_s=0.0, max_attempts=4, max_refusals=4, max_deaths=2)
         self.workers: dict[str, ScriptedWorker] = {}
         self._version = 0
@@ -81,12 +81,12 @@ class Scene:
         self._version += 1
         record = replace(worker.record, sequence=self._version, **changes)  # type: ignore[arg-type]
         self.view.hear(record, asyncio.get_running_loop().time())
-        self.peers.view_changed()
+        self.pool.view_changed()
 
     def tier(self, silence_s: float = 30.0) -> TierGeneration:
         client = WorkerClient(self._channels, self._sessions, silence_s)
         agent = MoveAgent(self.view, BidClient(self._channels), NoOpTracer(), NoOpMeter("t"), BidLimits(1.0, 1.0))
-        return TierGeneration(self.peers, client, agent, NoOpTracer(), self.policy, NoOpMeter("t"))
+        return TierGeneration(self.pool, client, agent, NoOpTracer(), self.policy, NoOpMeter("t"))
 
     async def reply(
         self,
@@ -127,14 +127,14 @@ class Scene:
 
     @property
     def ejected(self) -> set[str]:
-        return {name for name in self.workers if self.peers.is_suspect(name)}
+        return {name for name in self.workers if self.pool.is_ejected(name)}
 
 
 @pytest.fixture
 async def scene() -> AsyncIterator[Scene]:
     async with AsyncExitStack() as stack, asyncio.timeout(30):
         channels = await stack.enter_async_context(ChannelPool())
-        sessions = await stack.enter_async_context(SessionPool(channels))
+        sessions = await stack.enter_async_context(MultiplexerPool(channels))
         yield Scene(stack, channels, sessions)
 
 
@@ -329,7 +329,7 @@ async def test_internal_errors_of_several_requests_in_a_row_eject(scene: Scene) 
     worker = await scene.start("a", [InternalError("bug")], [1000, Act.FINISH])
     await scene.start("b")
     await scene.reply("r0")
-    scene.peers.view_changed()
+    scene.pool.view_changed()
     await scene.reply("r1")  # a success at a between
     worker.scripts.extend([[InternalError("bug")]] * FAILURES_TO_EJECT)
     for i in range(FAILURES_TO_EJECT):
@@ -450,7 +450,7 @@ async def test_a_full_tier_is_waited_for_however_short_the_patience(scene: Scene
     worker = await scene.start("a")
     scene.hear(worker, load=replace(worker.record.load, running_tokens=(1,) * PLACES))  # type: ignore[type-var]
     waiting = asyncio.create_task(scene.reply(may_give_up=True))
-    await scene.peers.change(0.05)
+    await scene.pool.change(0.05)
     assert not waiting.done()
     scene.hear(worker)
     assert (await waiting).instances == ["a"]

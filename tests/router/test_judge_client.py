@@ -13,8 +13,8 @@ from opentelemetry.trace import NoOpTracer
 
 from penstock.judge.v1 import judge_pb2 as pb
 from penstock.judge.v1 import judge_pb2_grpc
+from router_service.instance_pool import InstancePool
 from router_service.judge_client import ROUNDS, TIMEOUTS_TO_OPEN, JudgeClient, JudgeLimits, Verdict
-from router_service.peers import Peers
 from services.channels import ChannelPool
 from services.domain import FinishReason, Overloaded, Role, TextPrompt, Unavailable, invalid
 from services.domain.instances import InstanceRecord
@@ -93,7 +93,7 @@ async def start() -> AsyncIterator[Start]:
             reader = InMemoryMetricReader()
             meter: Meter = MeterProvider([reader]).get_meter("test")
             limits = JudgeLimits(timeout_s, concurrency, open_s=3600.0)
-            client = JudgeClient(channels, Peers(view, 2.0), NoOpTracer(), meter, limits)
+            client = JudgeClient(channels, InstancePool(view, 2.0), NoOpTracer(), meter, limits)
             return Setup(judges, client, reader)
 
         yield make

@@ -9,10 +9,10 @@ import pytest
 from grpc import aio
 
 from router_service import compose, lease_probe
+from router_service.instance_pool import InstancePool
 from router_service.lease_probe import LeaseProbe
-from router_service.peers import Peers
 from router_service.placement import NotPlaced, Placed
-from router_service.reply_session import SessionPool
+from router_service.reply_multiplexer import MultiplexerPool
 from router_service.worker_client import WorkerClient
 from services.background import end
 from services.channels import ChannelPool
@@ -52,13 +52,13 @@ async def answering(instance_id: str) -> AsyncIterator[tuple[str, Health]]:
 
 
 @asynccontextmanager
-async def probing(address: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Peers]:
+async def probing(address: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[InstancePool]:
     monkeypatch.setattr(lease_probe, "INTERVAL_S", 0.01)
-    peers = Peers(expired_view(address), suspect_s=60.0)
+    pool = InstancePool(expired_view(address), ejection_s=60.0)
     async with ChannelPool() as channels:
-        task = asyncio.create_task(LeaseProbe(peers, channels).run())
+        task = asyncio.create_task(LeaseProbe(pool, channels).run())
         try:
-            yield peers
+            yield pool
         finally:
             await end(task)
 
@@ -70,7 +70,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def test_who_answers_stays_the_last_resort_until_it_drains(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with answering("w") as (address, health), probing(address, monkeypatch) as peers:
+    async with answering("w") as (address, health), probing(address, monkeypatch) as pool:
         checks = 0
 
         async def counted(channel: aio.Channel, instance_id: str, timeout_s: float) -> bool | None:
@@ -81,27 +81,27 @@ async def test_who_answers_stays_the_last_resort_until_it_drains(monkeypatch: py
 
         monkeypatch.setattr("services.health.is_serving", counted)
         await until(lambda: checks >= 3)
-        placed = peers.place("only", "r", 10)
+        placed = pool.place("only", "r", 10)
         assert isinstance(placed, Placed)
         assert placed.record.instance_id == "w"
         await health.enter_graceful_shutdown()
-        await until(lambda: peers.view.find("w") is None)
+        await until(lambda: pool.view.find("w") is None)
 
 
 async def test_another_process_at_the_address_gets_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with answering("somebody-else") as (address, _), probing(address, monkeypatch) as peers:
-        await until(lambda: peers.view.find("w") is None)
-        assert peers.place("only", "r", 10) == NotPlaced(full=False)
+    async with answering("somebody-else") as (address, _), probing(address, monkeypatch) as pool:
+        await until(lambda: pool.view.find("w") is None)
+        assert pool.place("only", "r", 10) == NotPlaced(full=False)
 
 
 async def test_who_does_not_answer_is_ejected_and_then_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease_probe, "FORGET_AFTER_S", 3600.0)
-    async with probing(f"127.0.0.1:{free_port()}", monkeypatch) as peers:
-        await until(lambda: peers.is_suspect("w"))
-        assert peers.view.find("w") is not None
-        assert peers.place("only", "r", 10) == NotPlaced(full=False)
+    async with probing(f"127.0.0.1:{free_port()}", monkeypatch) as pool:
+        await until(lambda: pool.is_ejected("w"))
+        assert pool.view.find("w") is not None
+        assert pool.place("only", "r", 10) == NotPlaced(full=False)
         monkeypatch.setattr(lease_probe, "FORGET_AFTER_S", 0.0)
-        await until(lambda: peers.view.find("w") is None)
+        await until(lambda: pool.view.find("w") is None)
 
 
 async def test_a_channel_with_replies_is_not_swept_though_the_view_has_forgotten_its_instance(
@@ -114,7 +114,7 @@ async def test_a_channel_with_replies_is_not_swept_though_the_view_has_forgotten
     async with (
         serving(Role.WORKER, COMPOSE[Role.WORKER], file, redis.url, tier="only") as worker,
         ChannelPool() as channels,
-        SessionPool(channels) as sessions,
+        MultiplexerPool(channels) as sessions,
     ):
         sweep = asyncio.create_task(compose._sweep(channels, MeshView(), sessions))
         try:
@@ -134,10 +134,10 @@ async def test_a_channel_with_replies_is_not_swept_though_the_view_has_forgotten
 async def test_instances_without_a_lease_are_the_last_resort() -> None:
     """A leased one first; then, where it is full or ejected, one without."""
     view = expired_view("host:1")
-    peers = Peers(view, suspect_s=60.0)
+    pool = InstancePool(view, ejection_s=60.0)
 
     def chosen() -> str | NotPlaced:
-        result = peers.place("only", "r", 10)
+        result = pool.place("only", "r", 10)
         return result.record.instance_id if isinstance(result, Placed) else result
 
     full = Load(running_tokens=(1,) * CARD.max_requests)
@@ -147,15 +147,15 @@ async def test_instances_without_a_lease_are_the_last_resort() -> None:
     assert chosen() == "a"
     view.hear(dataclasses.replace(leased, sequence=2, load=full), 3.0)
     assert chosen() == "w"
-    peers.suspect("w")
+    pool.eject("w")
     assert chosen() == NotPlaced(full=True)  # a place at the leased one is waited for
-    peers.suspect("a")
+    pool.eject("a")
     assert chosen() == NotPlaced(full=False)
 
 
 async def test_judges_without_a_lease_stand_in_where_none_has_one() -> None:
     def names(view: MeshView) -> list[str]:
-        return [judge.instance_id for judge in Peers(view, suspect_s=60.0).judges()]
+        return [judge.instance_id for judge in InstancePool(view, ejection_s=60.0).judges()]
 
     view = MeshView(keep_expired={Role.JUDGE})
     view.connect([InstanceRecord("j", Role.JUDGE, "host:1", 1.0, 1, LEASE_S)], None, 0.0)

@@ -14,7 +14,7 @@ from opentelemetry.trace import NoOpTracer
 from router_service.bid_client import BidClient
 from router_service.bidding import BidLimits, MoveAgent
 from router_service.migration import MovableReply, NotMoved
-from router_service.reply_session import SessionPool
+from router_service.reply_multiplexer import MultiplexerPool
 from router_service.worker_client import MoveAdvice, MoveReason, WorkerClient
 from services.channels import ChannelPool
 from services.domain import GenerationRequest, InstanceRecord, MeshView, Role, SamplingParams, TextPrompt
@@ -33,7 +33,7 @@ class Scene:
     """A sender of stage 0, and receivers of stage 1 by name."""
 
     channels: ChannelPool
-    sessions: SessionPool
+    sessions: MultiplexerPool
     view: MeshView
     sender: InstanceRecord
     digest: str
@@ -62,7 +62,7 @@ async def scene(redis: RedisProcess, mesh_file: MeshFileMaker) -> AsyncIterator[
             serving(Role.WORKER, COMPOSE[Role.WORKER], file, redis.url, tier="only", instance_id="receiver")
         )
         channels = await stack.enter_async_context(ChannelPool())
-        sessions = await stack.enter_async_context(SessionPool(channels))
+        sessions = await stack.enter_async_context(MultiplexerPool(channels))
         assert worker.model is not None
         sender = InstanceRecord(
             "sender", Role.WORKER, "127.0.0.1:1", 1.0, 1, 9.0, model=worker.model, place=StagePlace(0, 0, 50)

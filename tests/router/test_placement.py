@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from router_service.familiar import MAX_CHARACTERS, MAX_PARTS, Familiar, _parts
 from router_service.placement import NotPlaced, Placed, place
+from router_service.prefix_affinity import MAX_CHARACTERS, MAX_PARTS, PrefixAffinity, _parts
 from services.domain import (
     ChatMessage,
     ChatPrompt,
@@ -35,7 +35,7 @@ def chosen(candidates: list[InstanceRecord], **more: object) -> str:
         "tokens": 8,
         "under_way": {},
         "full": set(),
-        "suspects": set(),
+        "ejected": set(),
     } | more
     found = place(candidates, **options)  # type: ignore[arg-type]
     assert isinstance(found, Placed)
@@ -70,17 +70,17 @@ def test_equals_share_evenly_and_a_request_always_falls_the_same_way() -> None:
     assert chosen(equals, request_id="r7") == chosen(list(reversed(equals)), request_id="r7")
 
 
-def test_suspects_and_the_full_are_passed_over() -> None:
+def test_the_ejected_and_the_full_are_passed_over() -> None:
     pair = [worker("a"), worker("b", 3)]
-    assert chosen(pair, suspects={"a"}) == "b"
+    assert chosen(pair, ejected={"a"}) == "b"
     assert chosen(pair, full={"a"}) == "b"
-    assert place(pair, request_id="r", tokens=8, under_way={}, full={"a", "b"}, suspects=set()) == NotPlaced(full=True)
-    assert place(pair, request_id="r", tokens=8, under_way={}, full=set(), suspects={"a", "b"}) == NotPlaced(full=False)
-    assert place([], request_id="r", tokens=8, under_way={}, full=set(), suspects=set()) == NotPlaced(full=False)
+    assert place(pair, request_id="r", tokens=8, under_way={}, full={"a", "b"}, ejected=set()) == NotPlaced(full=True)
+    assert place(pair, request_id="r", tokens=8, under_way={}, full=set(), ejected={"a", "b"}) == NotPlaced(full=False)
+    assert place([], request_id="r", tokens=8, under_way={}, full=set(), ejected=set()) == NotPlaced(full=False)
 
 
 def test_an_instance_without_a_free_place_is_full() -> None:
-    found = place([worker("a", 4)], request_id="r", tokens=8, under_way={}, full=set(), suspects=set())
+    found = place([worker("a", 4)], request_id="r", tokens=8, under_way={}, full=set(), ejected=set())
     assert found == NotPlaced(full=True)
     assert chosen([worker("a", 4), worker("b", 3)]) == "b"
 
@@ -104,10 +104,10 @@ def test_a_request_goes_to_the_stage_that_covers_its_length_and_to_the_next_whil
 
 def test_a_known_prefix_counts_as_one_request_less() -> None:
     pair = [worker("a", 1), worker("b", 1)]
-    assert [chosen(pair, familiar=name) for name in "ab"] == ["a", "b"]
-    assert chosen([worker("a", 2), worker("b", 1)], familiar="a") == "a"
-    assert chosen([worker("a", 3), worker("b", 1)], familiar="a") == "b"
-    assert chosen(pair, familiar="gone") == chosen(pair)
+    assert [chosen(pair, prefix_holder=name) for name in "ab"] == ["a", "b"]
+    assert chosen([worker("a", 2), worker("b", 1)], prefix_holder="a") == "a"
+    assert chosen([worker("a", 3), worker("b", 1)], prefix_holder="a") == "b"
+    assert chosen(pair, prefix_holder="gone") == chosen(pair)
 
 
 def chat(*said: str) -> ChatPrompt:
@@ -123,24 +123,24 @@ def chat(*said: str) -> ChatPrompt:
     ],
 )
 def test_a_conversation_is_known_where_its_beginning_was_computed(first: Prompt, later: Prompt, other: Prompt) -> None:
-    familiar = Familiar()
-    assert familiar.where("t", first) == ""
-    familiar.learn("t", first, "a")
-    assert familiar.where("t", first) == familiar.where("t", later) == "a"
-    assert familiar.where("u", later) == ""
-    assert familiar.where("t", other) == ""
-    familiar.learn("t", later, "b")
-    assert familiar.where("t", later) == "b"
+    prefix_holder = PrefixAffinity()
+    assert prefix_holder.where("t", first) == ""
+    prefix_holder.learn("t", first, "a")
+    assert prefix_holder.where("t", first) == prefix_holder.where("t", later) == "a"
+    assert prefix_holder.where("u", later) == ""
+    assert prefix_holder.where("t", other) == ""
+    prefix_holder.learn("t", later, "b")
+    assert prefix_holder.where("t", later) == "b"
 
 
 def test_a_beginning_that_is_less_than_half_does_not_count_and_old_ones_are_forgotten() -> None:
-    familiar = Familiar(most=2)
-    familiar.learn("t", chat("a short beginning"), "a")
-    assert familiar.where("t", chat("a short beginning", "x" * 100)) == ""
-    familiar.learn("t", chat("two"), "a")
-    familiar.learn("t", chat("three"), "a")
-    assert familiar.where("t", chat("a short beginning")) == ""
-    assert familiar.where("t", chat("three")) == "a"
+    prefix_holder = PrefixAffinity(most=2)
+    prefix_holder.learn("t", chat("a short beginning"), "a")
+    assert prefix_holder.where("t", chat("a short beginning", "x" * 100)) == ""
+    prefix_holder.learn("t", chat("two"), "a")
+    prefix_holder.learn("t", chat("three"), "a")
+    assert prefix_holder.where("t", chat("a short beginning")) == ""
+    assert prefix_holder.where("t", chat("three")) == "a"
 
 
 LONG = "x" * 2_000_000
@@ -162,8 +162,8 @@ def test_only_the_beginning_of_a_long_prompt_is_looked_at(prompt: Prompt) -> Non
     parts = _parts(prompt)
     assert len(parts) <= MAX_PARTS
     assert sum(map(len, parts)) <= 8 * MAX_CHARACTERS
-    familiar = Familiar()
-    familiar.learn("t", prompt, "a")
+    prefix_holder = PrefixAffinity()
+    prefix_holder.learn("t", prompt, "a")
     match prompt:
         case TextPrompt(text):
             longer: Prompt = TextPrompt(text + "more")
@@ -171,4 +171,4 @@ def test_only_the_beginning_of_a_long_prompt_is_looked_at(prompt: Prompt) -> Non
             longer = ChatPrompt((*messages, ChatMessage("user", "more")))
         case _:
             longer = TokenPrompt((*prompt.token_ids, 2))
-    assert familiar.where("t", longer) == "a"
+    assert prefix_holder.where("t", longer) == "a"

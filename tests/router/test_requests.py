@@ -69,14 +69,14 @@ async def test_an_answer_that_is_good_enough_stands(mesh: TestMesh) -> None:
     assert first_tokens > events.index(judged[0]), "held until judged"
 
 
-async def test_what_falls_short_climbs_to_the_last_tier_and_streams_live(mesh: TestMesh) -> None:
+async def test_what_falls_short_escalates_to_the_last_tier_and_streams_live(mesh: TestMesh) -> None:
     await set_thresholds(mesh, FALLS, FALLS)
     async with mesh.client() as client:
         events = [event async for event in client.stream("hello", temperature=0)]
     tiers = [e.tier for e in events if isinstance(e, TierStarted)]
     assert tiers == ["small", "medium", "large"]
-    climbs = [(e.from_tier, e.to_tier, e.reason) for e in events if isinstance(e, Escalated)]
-    assert climbs == [
+    escalations = [(e.from_tier, e.to_tier, e.reason) for e in events if isinstance(e, Escalated)]
+    assert escalations == [
         ("small", "medium", "score_below_threshold"),
         ("medium", "large", "score_below_threshold"),
     ]
@@ -150,7 +150,7 @@ async def test_unsound_requests_are_refused_by_field(mesh: TestMesh) -> None:
         assert set(caught.value.fields) == {"priority"}
 
 
-async def test_a_prompt_too_long_for_a_tier_climbs_and_too_long_for_all_is_refused(
+async def test_a_prompt_too_long_for_a_tier_escalates_and_too_long_for_all_is_refused(
     redis: RedisProcess, mesh_file: MeshFileMaker
 ) -> None:
     tiers = [

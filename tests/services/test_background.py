@@ -299,14 +299,14 @@ OWNED = {
     "router_service/heartbeats.py": "the reader of one stream: ended with it",
     "judge_service/scorers/llm.py": "the questions of one call: awaited by it",
     "router_service/migration.py": "a claim: ended with its reply",
-    "router_service/reply_session.py": "the reader of one call: its failure goes to every reply; closed by the pool",
+    "router_service/reply_multiplexer.py": "the reader of one call: its failure goes to every reply; closed by the pool",
     "router_service/openai_gateway/app.py": "one request's choices: ended with the response",
     "worker_service/engine/sglang/engine.py": "aborts: kept, logged, and awaited when the engine closes",
     "worker_service/engine/sglang/moves.py": "reads ahead for one move: awaited by it, ended with the engine",
-    "worker_service/frames.py": "the pump of one reply: ended with it",
+    "worker_service/output_coalescing.py": "the pump of one reply: ended with it",
     "worker_service/migration/receiver.py": "one transfer: ended with its call or the receiver",
     "worker_service/migration/sender.py": "one transfer: ended with its call or the sender",
-    "worker_service/reply_session.py": "the replies of one call: ended with it",
+    "worker_service/reply_demultiplexer.py": "the replies of one call: ended with it",
 }
 PACKAGES = ("penstock", "services", "router_service", "worker_service", "planner_service", "judge_service")
 CREATES = ("create_task", "ensure_future")

@@ -49,7 +49,7 @@ _Stream = asyncio.Queue[StepOutput | BaseException]
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class OutputCoalescing:
     """Tokens of a reply are held until so many are there, or for so long (and a step)."""
 
     seconds: float
@@ -71,7 +71,9 @@ class LoopEngine:
     while that runs, the engine's thread waits for the interpreter.
     """
 
-    def __init__(self, build: Callable[[], tuple[EngineCore, EngineInfo]], hold: Hold | None = None) -> None:
+    def __init__(
+        self, build: Callable[[], tuple[EngineCore, EngineInfo]], hold: OutputCoalescing | None = None
+    ) -> None:
         self._build, self._hold = build, hold
         self._held: dict[str, _Held] = {}  # the thread's
         self._commands: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()

@@ -56,7 +56,7 @@ class _InstanceStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Instanc
     INSTANCE_STATE_UNSPECIFIED: _InstanceState.ValueType  # 0
     INSTANCE_STATE_READY: _InstanceState.ValueType  # 1
     INSTANCE_STATE_DRAINING: _InstanceState.ValueType  # 2
-    INSTANCE_STATE_SUSPECT: _InstanceState.ValueType  # 3
+    INSTANCE_STATE_EJECTED: _InstanceState.ValueType  # 3
     """A call to it failed a moment ago, or its lease has ended: others are tried first."""
 
 class InstanceState(_InstanceState, metaclass=_InstanceStateEnumTypeWrapper): ...
@@ -64,7 +64,7 @@ class InstanceState(_InstanceState, metaclass=_InstanceStateEnumTypeWrapper): ..
 INSTANCE_STATE_UNSPECIFIED: InstanceState.ValueType  # 0
 INSTANCE_STATE_READY: InstanceState.ValueType  # 1
 INSTANCE_STATE_DRAINING: InstanceState.ValueType  # 2
-INSTANCE_STATE_SUSPECT: InstanceState.ValueType  # 3
+INSTANCE_STATE_EJECTED: InstanceState.ValueType  # 3
 """A call to it failed a moment ago, or its lease has ended: others are tried first."""
 Global___InstanceState: _TypeAlias = InstanceState  # noqa: Y015
 

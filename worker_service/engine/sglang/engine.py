@@ -42,7 +42,7 @@ from worker_service.engine.interface import (
     HandedOver,
     Verification,
 )
-from worker_service.engine.loop import Hold
+from worker_service.engine.loop import OutputCoalescing
 from worker_service.engine.randomness import DRAW, uniform
 from worker_service.engine.sglang.client import Piece, ServerInfo, SglangClient
 from worker_service.engine.sglang.launch import ServerShape
@@ -79,7 +79,7 @@ class SglangEngineOptions:
     max_context_tokens: int | None = None
     start_timeout_s: float = 600.0
     gone_s: float = 10.0
-    hold: Hold | None = None
+    hold: OutputCoalescing | None = None
 
 
 class SglangEngine(MovingRequests):

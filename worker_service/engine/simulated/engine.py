@@ -15,7 +15,7 @@ from services.clock import Clock, SystemClock
 from services.domain.latency import StepLatencyModel, StepLoad
 from worker_service.engine.core import CoreLimits, EngineCore
 from worker_service.engine.interface import Capability, EngineInfo, KvLayout
-from worker_service.engine.loop import Hold, LoopEngine
+from worker_service.engine.loop import LoopEngine, OutputCoalescing
 from worker_service.engine.randomness import uniform
 from worker_service.engine.runner import RawLogprobs, Row, RowResult
 from worker_service.scheduling import BatchLimits, BlockPool
@@ -117,7 +117,7 @@ def simulated_core(options: SimulatedEngineOptions, clock: Clock) -> tuple[Engin
 
 
 def simulated_engine(
-    options: SimulatedEngineOptions, clock: Clock | None = None, hold: Hold | None = None
+    options: SimulatedEngineOptions, clock: Clock | None = None, hold: OutputCoalescing | None = None
 ) -> LoopEngine:
     """The simulated engine in real time."""
     return LoopEngine(lambda: simulated_core(options, clock or SystemClock()), hold)

@@ -12,7 +12,7 @@ from services.clock import Clock, SystemClock
 from worker_service.engine.core import CoreLimits, EngineCore
 from worker_service.engine.digest import model_digest
 from worker_service.engine.interface import Capability, EngineInfo, EngineUnusable
-from worker_service.engine.loop import Hold, LoopEngine
+from worker_service.engine.loop import LoopEngine, OutputCoalescing
 from worker_service.engine.torch import attention
 from worker_service.engine.torch.runner import TorchRunner
 from worker_service.scheduling import BatchLimits, BlockPool
@@ -41,7 +41,9 @@ class TorchEngineOptions:
     kernel: bool | None = None
 
 
-def torch_engine(options: TorchEngineOptions, clock: Clock | None = None, hold: Hold | None = None) -> LoopEngine:
+def torch_engine(
+    options: TorchEngineOptions, clock: Clock | None = None, hold: OutputCoalescing | None = None
+) -> LoopEngine:
     """The embedded engine; its start() raises EngineUnusable for a folder it cannot serve."""
     return LoopEngine(lambda: torch_core(options, clock or SystemClock()), hold)
 

@@ -18,7 +18,7 @@ from services.state import MeshFeed, PlanStore
 _log = logging.getLogger(__name__)
 
 
-class PlanKeeper(AbstractAsyncContextManager["PlanKeeper"]):
+class PlanPublisher(AbstractAsyncContextManager["PlanPublisher"]):
     """Publishes plans, and remembers the current one for as long as the process lives.
 
     `seed` is the mesh file's plan. It becomes current at the start unless a plan made from the very same file content is
@@ -42,8 +42,8 @@ class PlanKeeper(AbstractAsyncContextManager["PlanKeeper"]):
         self._task: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
 
-    async def __aenter__(self) -> "PlanKeeper":
-        self._task = supervise("plan-keeper", self._keep)
+    async def __aenter__(self) -> "PlanPublisher":
+        self._task = supervise("plan-publisher", self._keep)
         return self
 
     async def __aexit__(

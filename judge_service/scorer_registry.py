@@ -26,7 +26,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class RegisteredScorer:
     """backlog: None for a scorer that answers at once."""
 
     name: str
@@ -35,16 +35,16 @@ class Seat:
     backlog: Backlog | None = None
 
 
-class Panel:
+class ScorerRegistry:
     """Scorers by name."""
 
-    def __init__(self, seats: Seq[Seat], default: str) -> None:
-        self._seats = {seat.name: seat for seat in seats}
+    def __init__(self, scorers: Seq[RegisteredScorer], default: str) -> None:
+        self._scorers = {registered.name: registered for registered in scorers}
         self.default = default
 
     @property
-    def seats(self) -> list[Seat]:
-        return list(self._seats.values())
+    def scorers(self) -> list[RegisteredScorer]:
+        return list(self._scorers.values())
 
     async def judge(
         self, name: str, answers: Seq[JudgedAnswer], left_s: float | None = None
@@ -59,27 +59,27 @@ class Panel:
             DeadlineExceeded: the time is up; what had not begun never does.
             PenstockError: what the scorer raises.
         """
-        seat = self._seats.get(name or self.default)
-        if seat is None:
+        registered = self._scorers.get(name or self.default)
+        if registered is None:
             raise NotFound("scorer", name)
         objections = [guards.objection(item) for item in answers]
         scored = [i for i, reason in enumerate(objections) if reason is None]
         verdicts = [Verdict(0.0, 0.0, reason or "") for reason in objections]
         if not scored:
-            return seat.name, verdicts
-        place = seat.backlog.place(len(scored), left_s) if seat.backlog is not None else nullcontext()
+            return registered.name, verdicts
+        place = registered.backlog.place(len(scored), left_s) if registered.backlog is not None else nullcontext()
         with place:
             try:
                 async with asyncio.timeout(left_s):
-                    raws = await seat.scorer.score([answers[i] for i in scored])
+                    raws = await registered.scorer.score([answers[i] for i in scored])
             except TimeoutError:
                 raise DeadlineExceeded(f"no score within the {left_s or 0:.1f} s that the caller waits") from None
             except InvalidRequest as error:
                 raise type(error)(*(_at_request_index(problem, scored) for problem in error.problems)) from error
-        calibrate = seat.calibration.apply if seat.calibration is not None else None
+        calibrate = registered.calibration.apply if registered.calibration is not None else None
         for i, r in zip(scored, raws, strict=True):
             verdicts[i] = Verdict(calibrate(r.raw) if calibrate is not None else r.score, r.raw)
-        return seat.name, verdicts
+        return registered.name, verdicts
 
 
 def _at_request_index(problem: FieldProblem, scored: Seq[int]) -> FieldProblem:

@@ -7,7 +7,7 @@ import pytest
 
 from services.domain import FinishReason, TokenFrame, TokenUsage, Unavailable
 from worker_service.engine.interface import Admitted, EngineEvent, Finished
-from worker_service.frames import FrameLimits, in_frames
+from worker_service.output_coalescing import CoalescingLimits, coalesced
 
 END = Finished(FinishReason.STOP, TokenUsage())
 
@@ -25,12 +25,12 @@ async def source(count: int, gates: dict[int, asyncio.Event] | None = None) -> A
     yield END
 
 
-async def gathered(events: AsyncGenerator[EngineEvent, None], limits: FrameLimits) -> list[EngineEvent | None]:
-    return [event async for event in in_frames(events, limits)]
+async def gathered(events: AsyncGenerator[EngineEvent, None], limits: CoalescingLimits) -> list[EngineEvent | None]:
+    return [event async for event in coalesced(events, limits)]
 
 
 async def test_the_first_token_goes_alone_and_the_rest_together() -> None:
-    events = await gathered(source(6), FrameLimits(0.02, 100, 10))
+    events = await gathered(source(6), CoalescingLimits(0.02, 100, 10))
     frames = [e for e in events if isinstance(e, TokenFrame)]
     assert frames[0].token_ids == (0,) or len(frames) == 1
     assert [t for f in frames for t in f.token_ids] == list(range(6))
@@ -41,7 +41,7 @@ async def test_the_first_token_goes_alone_and_the_rest_together() -> None:
 
 
 async def test_a_frame_holds_no_more_than_its_limit() -> None:
-    events = await gathered(source(10), FrameLimits(0.02, 3, 10))
+    events = await gathered(source(10), CoalescingLimits(0.02, 3, 10))
     frames = [e for e in events if isinstance(e, TokenFrame)]
     assert max(len(f.token_ids) for f in frames) <= 3
     assert [f.offset for f in frames] == sorted({f.offset for f in frames})
@@ -51,7 +51,7 @@ async def test_a_frame_holds_no_more_than_its_limit() -> None:
 async def test_silence_is_filled_with_heartbeats() -> None:
     gate = asyncio.Event()
     seen: list[EngineEvent | None] = []
-    async for event in in_frames(source(2, {1: gate}), FrameLimits(0.0, 3, 0.01)):
+    async for event in coalesced(source(2, {1: gate}), CoalescingLimits(0.0, 3, 0.01)):
         seen.append(event)
         if seen.count(None) == 3:
             gate.set()
@@ -65,7 +65,7 @@ async def test_an_error_comes_after_the_tokens_before_it() -> None:
         yield token(0)
         raise Unavailable("gone")
 
-    frames = in_frames(broken(), FrameLimits(0.01, 10, 10))
+    frames = coalesced(broken(), CoalescingLimits(0.01, 10, 10))
     assert await anext(frames) == Admitted(1, 10)
     assert await anext(frames) == token(0)
     with pytest.raises(Unavailable):
@@ -83,7 +83,7 @@ async def test_leaving_closes_the_source() -> None:
         finally:
             closed.set()
 
-    frames = in_frames(endless(), FrameLimits(0.0, 10, 10))
+    frames = coalesced(endless(), CoalescingLimits(0.0, 10, 10))
     await anext(frames)
     await frames.aclose()
     assert closed.is_set()

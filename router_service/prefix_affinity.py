@@ -14,7 +14,7 @@ MAX_TOKENS = MAX_CHARACTERS // 4  # of one prompt of token ids: about as much te
 WORTH = 0.5  # share of what is looked at from which on its beginning counts
 
 
-class Familiar:
+class PrefixAffinity:
     """Remembers where prompts went, by every prefix of whole messages or blocks."""
 
     def __init__(self, most: int = MOST_PREFIXES) -> None:

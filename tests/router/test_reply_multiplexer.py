@@ -14,7 +14,7 @@ from grpc import aio
 from penstock.common.v1 import common_pb2
 from penstock.worker.v1 import worker_pb2 as pb
 from penstock.worker.v1 import worker_pb2_grpc
-from router_service.reply_session import MAX_STEP_BYTES, MOST_BYTES, ReplySession, SessionPool
+from router_service.reply_multiplexer import MAX_STEP_BYTES, MOST_BYTES, MultiplexerPool, ReplyMultiplexer
 from router_service.worker_client import WorkerClient, WorkerFinished
 from services.channels import ChannelPool, server_options
 from services.domain import Role
@@ -30,7 +30,7 @@ from tests.support.mesh import COMPOSE
 @dataclass
 class Scene:
     channels: ChannelPool
-    sessions: SessionPool
+    sessions: MultiplexerPool
     file: Path
     redis_url: str
     port: int
@@ -67,7 +67,7 @@ async def scene(redis: RedisProcess, mesh_file: MeshFileMaker) -> AsyncIterator[
     file = mesh_file([{"name": "only", "model": "sim", "engine": "simulated", "simulated": simulated}])
     async with AsyncExitStack() as stack:
         channels = await stack.enter_async_context(ChannelPool())
-        sessions = await stack.enter_async_context(SessionPool(channels))
+        sessions = await stack.enter_async_context(MultiplexerPool(channels))
         yield Scene(channels, sessions, file, redis.url, free_port())
 
 
@@ -193,7 +193,7 @@ async def test_the_largest_request_that_is_sent_fits_a_message() -> None:
 
 
 @asynccontextmanager
-async def echoing() -> AsyncIterator[tuple[ReplySession, list[list[int]]]]:
+async def echoing() -> AsyncIterator[tuple[ReplyMultiplexer, list[list[int]]]]:
     """A session with a server that ends every reply at once, and what reply ids its messages had."""
     messages: list[list[int]] = []
 
@@ -214,7 +214,7 @@ async def echoing() -> AsyncIterator[tuple[ReplySession, list[list[int]]]]:
     )
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    async with ChannelPool() as channels, SessionPool(channels) as sessions:
+    async with ChannelPool() as channels, MultiplexerPool(channels) as sessions:
         yield sessions.get(f"127.0.0.1:{port}"), messages
     await server.stop(0)
 

@@ -34,7 +34,7 @@ class _Reply:
         self.sent = False
 
 
-class ReplySession:
+class ReplyMultiplexer:
     """One call of GenerateMany; begins with the first reply, and `over` once it has ended, for whatever reason."""
 
     def __init__(self, channel: aio.Channel, stalls: StallMonitor) -> None:
@@ -150,23 +150,23 @@ class ReplySession:
                         reply.sent = True
 
 
-class SessionPool(AbstractAsyncContextManager["SessionPool"]):
+class MultiplexerPool(AbstractAsyncContextManager["MultiplexerPool"]):
     """Sessions by address, as long as the context lasts; one that is over is begun anew."""
 
     def __init__(self, channels: ChannelPool) -> None:
         self._channels = channels
-        self._sessions: dict[str, ReplySession] = {}
+        self._sessions: dict[str, ReplyMultiplexer] = {}
         self._stalls = StallMonitor()
 
-    async def __aenter__(self) -> "SessionPool":
+    async def __aenter__(self) -> "MultiplexerPool":
         await self._stalls.__aenter__()
         return self
 
-    def get(self, address: str) -> ReplySession:
+    def get(self, address: str) -> ReplyMultiplexer:
         session = self._sessions.get(address)
         if session is None or session.over:
             self._sessions = {a: s for a, s in self._sessions.items() if not s.over}
-            session = self._sessions[address] = ReplySession(self._channels.get(address), self._stalls)
+            session = self._sessions[address] = ReplyMultiplexer(self._channels.get(address), self._stalls)
         return session
 
     def in_use(self) -> set[str]:

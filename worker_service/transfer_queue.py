@@ -21,8 +21,8 @@ SMOOTHING = 0.3
 class Won:
     """A request in the receiver's queue."""
 
-    def __init__(self, desk: "TransferDesk", ask: Ask) -> None:
-        self._desk, self._ask = desk, ask
+    def __init__(self, transfers: "TransferQueue", ask: Ask) -> None:
+        self._transfers, self._ask = transfers, ask
         self._turns: asyncio.Queue[bool] = asyncio.Queue()
         self._turn_at: float | None = None
         self.measured_from: float | None = None
@@ -37,14 +37,14 @@ class Won:
         self._turns.put_nowait(starving)
 
     def sender_busy(self) -> None:
-        self._desk.sender_busy(self._ask)
+        self._transfers.sender_busy(self._ask)
 
     def started(self) -> None:
-        self._desk.started(self._ask)
+        self._transfers.started(self._ask)
         self.measured_from = self._turn_at
 
 
-class TransferDesk:
+class TransferQueue:
     """Both sides of one instance. `load` tells its load; `max_running` bounds the requests that it computes together."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""`python leash.py PARENT COMMAND ...`: become COMMAND, and end when the process PARENT does.
+"""`python parent_death_signal.py PARENT COMMAND ...`: become COMMAND, and end when the process PARENT does.
 
 A program of its own, and not something done between fork and exec: the watcher may have threads, and Python code in a
 forked child of a threaded process can hang or crash.

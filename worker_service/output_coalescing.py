@@ -11,7 +11,7 @@ from worker_service.engine.interface import EngineEvent, Finished, HandedOver
 
 
 @dataclass(frozen=True, slots=True)
-class FrameLimits:
+class CoalescingLimits:
     """interval_s, tokens: bounds of one frame. heartbeat_s: silence after which None is yielded."""
 
     interval_s: float
@@ -19,8 +19,8 @@ class FrameLimits:
     heartbeat_s: float
 
 
-async def in_frames(
-    events: AsyncGenerator[EngineEvent, None], limits: FrameLimits
+async def coalesced(
+    events: AsyncGenerator[EngineEvent, None], limits: CoalescingLimits
 ) -> AsyncGenerator[EngineEvent | None, None]:
     """The same events, consecutive tokens joined; None now and then while there is nothing to say.
 

@@ -15,7 +15,7 @@ from services import errors, telemetry
 from services.domain.errors import AlreadyRunning, DeadlineExceeded, InvalidRequest, MessageTooLarge, Overloaded
 from services.interceptors import CallRecorder
 from tests.worker.test_worker_service import Stub, asked, stub
-from worker_service.reply_session import MAX_EVENT_BYTES, MOST_BYTES, MOST_EVENTS, Reply, ReplySession
+from worker_service.reply_demultiplexer import MAX_EVENT_BYTES, MOST_BYTES, MOST_EVENTS, Reply, ReplyDemultiplexer
 
 __all__ = ["stub"]
 
@@ -164,8 +164,8 @@ async def test_a_draining_worker_ends_the_call_behind_its_last_reply(stub: Stub)
     assert (await drain).cut_off_count == 0
 
 
-def session(reply: Reply) -> ReplySession:
-    return ReplySession(reply, CallRecorder(telemetry.disabled()), asyncio.Event())
+def session(reply: Reply) -> ReplyDemultiplexer:
+    return ReplyDemultiplexer(reply, CallRecorder(telemetry.disabled()), asyncio.Event())
 
 
 async def steps(*asked: pb.GenerateManyRequest) -> AsyncIterator[pb.GenerateManyRequest]:

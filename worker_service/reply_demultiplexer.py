@@ -22,7 +22,7 @@ MAX_EVENT_BYTES = MAX_MESSAGE_BYTES - 64  # what surrounds an event in a message
 Reply = Callable[[pb.GenerateRequest], AsyncGenerator[pb.GenerateResponse, None]]
 
 
-class ReplySession:
+class ReplyDemultiplexer:
     """One call of GenerateMany.
 
     While a message is being sent the next one fills: the busier the call, the fewer its messages. No token waits for more.

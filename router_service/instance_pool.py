@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from router_service.failures import FAILURES_TO_EJECT, Ejection
-from router_service.familiar import Familiar
 from router_service.placement import NotPlaced, Placed, place
+from router_service.prefix_affinity import PrefixAffinity
 from services.domain.instances import InstanceRecord, Role
 from services.domain.mesh_view import MeshView
 
@@ -15,20 +15,20 @@ MIN_FULL_S, MAX_FULL_S = 0.05, 1.0
 """How long an instance that refused for want of room is left alone: its own hint, within these bounds."""
 
 
-class Peers:
+class InstancePool:
     """Reads the view; keeps what only this router knows. All times are the event loop's."""
 
-    def __init__(self, view: MeshView, suspect_s: float) -> None:
+    def __init__(self, view: MeshView, ejection_s: float) -> None:
         self.view = view
-        self._suspect_s = suspect_s
-        self._suspect_until: dict[str, float] = {}
+        self._ejection_s = ejection_s
+        self._ejected_until: dict[str, float] = {}
         self._full_until: dict[str, float] = {}
         self._failed_requests: defaultdict[str, set[str]] = defaultdict(
             set
         )  # by instance: requests since the last success
         self._sent: defaultdict[str, list[float]] = defaultdict(list)  # by instance: when its requests were sent
         self._changed = asyncio.Event()
-        self.familiar = Familiar()
+        self.prefix_affinity = PrefixAffinity()
 
     def view_changed(self) -> None:
         """Wake everybody who waits for a place."""
@@ -44,20 +44,20 @@ class Peers:
             pass
 
     def place(
-        self, tier: str, request_id: str, tokens: int, *, avoid: str = "", familiar: str = ""
+        self, tier: str, request_id: str, tokens: int, *, avoid: str = "", prefix_holder: str = ""
     ) -> Placed | NotPlaced:
         """An instance of the tier for a request of so many tokens, prompt and output so far.
 
         Those whose lease has ended are tried where no instance with a lease is fit to try and has room.
         """
-        result = self._place(self.view.workers(tier), request_id, tokens, avoid, familiar)
+        result = self._place(self.view.workers(tier), request_id, tokens, avoid, prefix_holder)
         if isinstance(result, Placed):
             return result
-        last_resort = self._place(self.view.expired_workers(tier), request_id, tokens, avoid, familiar)
+        last_resort = self._place(self.view.expired_workers(tier), request_id, tokens, avoid, prefix_holder)
         return last_resort if isinstance(last_resort, Placed) else NotPlaced(full=result.full or last_resort.full)
 
     def _place(
-        self, candidates: list[InstanceRecord], request_id: str, tokens: int, avoid: str, familiar: str
+        self, candidates: list[InstanceRecord], request_id: str, tokens: int, avoid: str, prefix_holder: str
     ) -> Placed | NotPlaced:
         now = asyncio.get_running_loop().time()
         under_way = {
@@ -72,9 +72,9 @@ class Peers:
             tokens=tokens,
             under_way=under_way,
             full=self._current(self._full_until, now),
-            suspects=self._current(self._suspect_until, now),
+            ejected=self._current(self._ejected_until, now),
             avoid=avoid,
-            familiar=familiar,
+            prefix_holder=prefix_holder,
         )
 
     @contextmanager
@@ -89,11 +89,11 @@ class Peers:
             if not self._sent[instance_id]:
                 del self._sent[instance_id]
 
-    def suspect(self, instance_id: str) -> None:
+    def eject(self, instance_id: str) -> None:
         """It failed: others are tried first for a while."""
-        self._suspect_until[instance_id] = asyncio.get_running_loop().time() + self._suspect_s
+        self._ejected_until[instance_id] = asyncio.get_running_loop().time() + self._ejection_s
 
-    def eject(self, instance_id: str, request_id: str, ejection: Ejection) -> None:
+    def record_failure(self, instance_id: str, request_id: str, ejection: Ejection) -> None:
         """Carry out what the table of failures says of an instance at which this request failed."""
         if ejection is Ejection.REPEATED:
             failed = self._failed_requests[instance_id]
@@ -103,7 +103,7 @@ class Peers:
         elif ejection is Ejection.NEVER:
             return
         self._failed_requests.pop(instance_id, None)
-        self.suspect(instance_id)
+        self.eject(instance_id)
 
     def succeeded(self, instance_id: str) -> None:
         """It has completed a reply: failures before that were not in a row."""
@@ -114,8 +114,8 @@ class Peers:
         record = next((r for r in self.view.instances() if r.instance_id == instance_id), None)
         return record is None or record.draining
 
-    def is_suspect(self, instance_id: str) -> bool:
-        return instance_id in self._current(self._suspect_until, asyncio.get_running_loop().time())
+    def is_ejected(self, instance_id: str) -> bool:
+        return instance_id in self._current(self._ejected_until, asyncio.get_running_loop().time())
 
     def is_full(self, instance_id: str, retry_after_s: float) -> None:
         """It refused for want of room: nothing is sent there for a while."""
@@ -125,18 +125,18 @@ class Peers:
     def wait_s(self) -> float:
         """Until the next suspicion or refusal ends; a short while if there is none."""
         now = asyncio.get_running_loop().time()
-        ends = [end for end in (*self._suspect_until.values(), *self._full_until.values()) if end > now]
+        ends = [end for end in (*self._ejected_until.values(), *self._full_until.values()) if end > now]
         return min([end - now for end in ends] + [0.5])
 
     def judges(self) -> list[InstanceRecord]:
-        """Judges to try, in order: those not suspect first, then by how many requests of ours they have.
+        """Judges to try, in order: those not ejected first, then by how many requests of ours they have.
 
         Those whose lease has ended stand in where no judge has one.
         """
         judges = [r for r in self.view.instances(Role.JUDGE) if not r.draining] or self.view.expired(Role.JUDGE)
         return sorted(
             (r for r in judges if not r.draining),
-            key=lambda r: (self.is_suspect(r.instance_id), len(self._sent.get(r.instance_id, ())), r.instance_id),
+            key=lambda r: (self.is_ejected(r.instance_id), len(self._sent.get(r.instance_id, ())), r.instance_id),
         )
 
     @staticmethod
