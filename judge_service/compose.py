@@ -29,7 +29,8 @@ async def compose(chassis: Chassis) -> None:
             RegisteredScorer(wanted.name, scorer, calibration_of(wanted, chassis.settings), backlog_of(wanted, judge))
         )
     registry = ScorerRegistry(scorers, judge.default_scorer or judge.scorers[0].name)
-    judge_pb2_grpc.add_JudgeServiceServicer_to_server(JudgeServicer(registry, chassis.telemetry), chassis.server)
+    servicer = JudgeServicer(registry, chassis.telemetry, [tier.name for tier in chassis.mesh.tiers])
+    judge_pb2_grpc.add_JudgeServiceServicer_to_server(servicer, chassis.server)
     chassis.health.offer(SERVICE)
 
 

@@ -51,7 +51,7 @@ def verdict_to_proto(verdict: Verdict) -> pb.ScoreResult:
     return pb.ScoreResult(score=verdict.score, raw=verdict.raw, reason=verdict.reason)
 
 
-def seat_to_proto(registered: RegisteredScorer) -> pb.Scorer:
+def scorer_to_proto(registered: RegisteredScorer) -> pb.Scorer:
     return pb.Scorer(
         name=registered.name,
         kind=_KINDS[registered.scorer.kind],

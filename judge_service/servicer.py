@@ -1,6 +1,7 @@
 """JudgeService over a registry of scorers."""
 
 import time
+from collections.abc import Collection
 
 from opentelemetry import trace
 
@@ -13,11 +14,13 @@ from services.grpc_types import Context
 from services.telemetry import Telemetry
 
 SERVICE = pb.DESCRIPTOR.services_by_name["JudgeService"].full_name
+UNKNOWN_TIER = "unknown"
 
 
 class JudgeServicer(judge_pb2_grpc.JudgeServiceServicer):
-    def __init__(self, registry: ScorerRegistry, measured: Telemetry) -> None:
-        self._registry = registry
+    def __init__(self, registry: ScorerRegistry, measured: Telemetry, tiers: Collection[str]) -> None:
+        """tiers: the names that metrics may hold; any other is counted as UNKNOWN_TIER."""
+        self._registry, self._tiers = registry, frozenset(tiers)
         self._time = measured.meter.create_histogram("penstock.judge.duration", unit="s")
         self._unjudged = measured.meter.create_counter(
             "penstock.judge.unjudged",
@@ -37,11 +40,12 @@ class JudgeServicer(judge_pb2_grpc.JudgeServiceServicer):
         labels = {"penstock.scorer": scorer}
         self._time.record(time.monotonic() - began, labels)
         for verdict, answer in zip(verdicts, answers, strict=True):
-            self._scores.record(verdict.score, labels | {"penstock.tier": answer.tier})
+            tier = answer.tier if answer.tier in self._tiers else UNKNOWN_TIER
+            self._scores.record(verdict.score, labels | {"penstock.tier": tier})
         span = trace.get_current_span()
         span.set_attributes({"penstock.scorer": scorer, "penstock.scores": [round(v.score, 1) for v in verdicts]})
         return pb.ScoreResponse(results=[codec.verdict_to_proto(v) for v in verdicts], scorer=scorer)
 
     async def ListScorers(self, request: pb.ListScorersRequest, context: Context) -> pb.ListScorersResponse:
-        scorers = [codec.seat_to_proto(registered) for registered in self._registry.scorers]
+        scorers = [codec.scorer_to_proto(registered) for registered in self._registry.scorers]
         return pb.ListScorersResponse(scorers=scorers, default_scorer=self._registry.default)

@@ -1,0 +1,38 @@
+"""What callers of the judge choose never becomes a metric's label."""
+
+import asyncio
+import re
+import urllib.request
+
+from grpc import aio
+
+from penstock.common.v1 import common_pb2
+from penstock.judge.v1 import judge_pb2 as pb
+from penstock.judge.v1 import judge_pb2_grpc
+from services.domain import Role
+from services.testing import RedisProcess, serving
+from tests.conftest import MeshFileMaker
+from tests.support.mesh import COMPOSE
+
+
+def scored_tiers(metrics_address: str) -> set[str]:
+    """The tiers that the judge's scores are counted under."""
+    with urllib.request.urlopen(f"http://{metrics_address}/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    return {tier for line in lines if "judge_score" in line for tier in re.findall(r'penstock_tier="([^"]*)"', line)}
+
+
+async def test_tiers_of_no_mesh_share_one_label(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
+    """Scores of names that the mesh file does not have are counted together; its own tiers keep theirs."""
+    prompt = common_pb2.Prompt(text="x")
+    summary = pb.LogprobSummary(token_count=1, mean_logprob=-0.1, min_logprob=-0.1)
+    names = ["small", *(f"bogus-{i}" for i in range(50))]
+    items = [pb.ScoreItem(prompt=prompt, answer="y", tier=name, logprobs=summary) for name in names]
+    async with (
+        serving(Role.JUDGE, COMPOSE[Role.JUDGE], mesh_file(), redis.url) as chassis,
+        aio.insecure_channel(chassis.address) as channel,
+    ):
+        stub: judge_pb2_grpc.JudgeServiceAsyncStub = judge_pb2_grpc.JudgeServiceStub(channel)
+        await stub.Score(pb.ScoreRequest(items=items))
+        tiers = await asyncio.to_thread(scored_tiers, chassis.telemetry.metrics_address)
+    assert tiers == {"small", "unknown"}
