@@ -64,11 +64,15 @@ class PlanPublisher(AbstractAsyncContextManager["PlanPublisher"]):
         """Make a plan current.
 
         Raises:
-            InvalidRequest: a tier has more instances than may be, or the plan names a scorer that the judge does not have.
+            InvalidRequest: a tier has more instances than may be, none has any, or the plan names a scorer that the
+                judge does not have.
             RevisionConflict: another plan than `expected` is current.
             StateUnavailable: Redis cannot be reached.
         """
         problems = [*self._too_many(plan)]
+        nobody = not any(tier.instances for tier in plan.tiers)
+        if nobody and any(tier.instances for tier in self._seed.tiers):  # else workers are started by other means
+            problems.append(FieldProblem("plan.tiers", "no tier has an instance: nobody could answer"))
         if plan.scorer and plan.scorer not in self._scorers:
             has = ", ".join(self._scorers) or "no scorer at all"
             problems.append(FieldProblem("plan.scorer", f"the judge has {has}, not '{plan.scorer[:80]}'"))

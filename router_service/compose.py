@@ -22,6 +22,7 @@ from router_service.servicer import MESH_SERVICE, ROUTER_SERVICE, InFlightReques
 from router_service.stats import RouterStats
 from router_service.status import MeshStatus
 from router_service.worker_client import WorkerClient
+from services import open_files
 from services.channels import ChannelPool
 from services.clock import SystemClock
 from services.domain.instances import Role
@@ -79,7 +80,7 @@ async def compose(chassis: Chassis) -> None:
         write_timeout_s=options.write_timeout_s,
         body_timeout_s=options.body_timeout_s,
         keepalive_timeout_s=options.keepalive_timeout_s,
-        max_connections=options.max_connections,
+        max_connections=open_files.connections(options.max_connections),
     )
     gateway = OpenAiGateway(driver, view, draining, chassis.telemetry, limits)
     try:

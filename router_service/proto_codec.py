@@ -75,6 +75,12 @@ def request_from_proto(request: pb.GenerateRequest, new_id: str, deadline_s: flo
     )
 
 
+def in_client_fields(error: InvalidRequest) -> InvalidRequest:
+    """A worker's refusal with its fields named as clients know them."""
+    names = {"resume_token_ids": "resume.token_ids"}
+    return type(error)(*(FieldProblem(names.get(p.field, p.field), p.problem) for p in error.problems))
+
+
 def event_to_proto(event: RouterEvent | Heartbeat, heartbeat_s: float) -> pb.GenerateResponse:
     """heartbeat_s: interval that `accepted` announces."""
     match event:

@@ -36,11 +36,11 @@ from router_service.stats import RouterStats
 from services.domain.errors import (
     AlreadyRunning,
     DeadlineExceeded,
-    NotFound,
     Overloaded,
     PenstockError,
     PromptTooLong,
     Unavailable,
+    invalid,
 )
 from services.domain.mesh_view import MeshView
 from services.domain.plans import Plan, TierPlan
@@ -130,17 +130,23 @@ class RequestDriver:
         """
         loop = asyncio.get_running_loop()
         arrival_s = self._sampler.arrived(request) if self._sampler is not None else 0.0
+        finished = False
         try:
             async with aclosing(self._run_tiers(request)) as events:
                 async for event in events:
                     if loop.time() >= request.deadline_s and not isinstance(event, Finished):
                         raise DeadlineExceeded("the deadline passed while the client was reading")
                     self._stats.saw(event, request.model)
+                    finished = isinstance(event, Finished)
                     if self._sampler is not None and isinstance(event, Finished):
                         self._sampler.finished(arrival_s, request, event)
                     yield event
         except PenstockError as error:
             self._count(request, error)
+            raise
+        except (asyncio.CancelledError, GeneratorExit):  # its client left, or its deadline passed on the way to it
+            if not finished:
+                self._stats.cancellation(request.model)
             raise
         finally:
             places.leave_one()
@@ -161,8 +167,8 @@ class RequestDriver:
         route = cascade.route(plan, request.model)
         sampling = request.sampling.with_seed(secrets.randbits(63))
         assert sampling.seed is not None
-        yield Accepted(request.request_id, plan.revision, sampling.seed)
         at, replies, first_token_at = self._entry(route, request), list[_Reply](), None
+        yield Accepted(request.request_id, plan.revision, sampling.seed)
         history = FailureHistory()
         while True:
             reply = self._begin(route[at])
@@ -217,7 +223,9 @@ class RequestDriver:
         for i, tier in enumerate(route):
             if tier.name == request.resume.tier:
                 return i
-        raise NotFound("tier", request.resume.tier)
+        raise invalid(
+            "resume.tier", f"'{request.resume.tier[:80]}' is no tier that model '{request.model[:80]}' may ask"
+        )
 
     async def _reply(
         self,

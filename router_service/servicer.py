@@ -17,7 +17,7 @@ from router_service.models import models_of
 from router_service.request_driver import RequestDriver, worker_request_id
 from router_service.status import MeshStatus
 from services import proto_codec as common
-from services.domain.errors import NotFound, Unavailable, invalid
+from services.domain.errors import InvalidRequest, NotFound, Unavailable, invalid
 from services.domain.instances import Role
 from services.domain.mesh_view import MeshView
 from services.grpc_types import Context
@@ -89,8 +89,11 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         )
         with self._draining:
             async with aclosing(with_heartbeats(self._driver.drive(asked), self._heartbeat_s)) as events:
-                async for event in events:
-                    yield codec.event_to_proto(event, self._heartbeat_s)
+                try:
+                    async for event in events:
+                        yield codec.event_to_proto(event, self._heartbeat_s)
+                except InvalidRequest as error:
+                    raise codec.in_client_fields(error) from error
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
         models = [

@@ -66,6 +66,10 @@ class RouterStats:
         known = plan is not None and (model == CASCADE_MODEL or plan.tier(model) is not None)
         return model if known else UNKNOWN_MODEL
 
+    def cancellation(self, model: str) -> None:
+        """A request ended because its client left, which may be by its own deadline."""
+        self._requests.add(1, {"gen_ai.request.model": self._label(model), "penstock.outcome": "cancelled"})
+
     def rejection(self, model: str) -> None:
         """A request was turned away for want of room; it may be tried again."""
         self.rejected += 1

@@ -14,6 +14,7 @@ from grpc import aio
 from grpc._cython import cygrpc
 from grpc.aio import _server as grpc_aio_server
 
+from services import open_files
 from services.settings import MeshRouter
 
 _log = logging.getLogger(__name__)
@@ -35,10 +36,11 @@ MAX_STREAMS = 4096
 
 def client_limits(router: MeshRouter) -> tuple[tuple[str, int], ...]:
     """Options for a server that anybody may connect to."""
+    connections = open_files.connections(router.max_connections)
     return (
         ("grpc.max_concurrent_streams", MAX_STREAMS),
         ("grpc.max_connection_idle_ms", round(router.connection_idle_s * 1000)),
-        ("grpc.max_allowed_incoming_connections", router.max_connections),
+        ("grpc.max_allowed_incoming_connections", connections),
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from grpc import aio
 from redis.asyncio import Redis
 
-from services import grpc_server, telemetry
+from services import grpc_server, open_files, telemetry
 from services.background import EndProcess, end, supervise
 from services.channels import server_options
 from services.domain.instances import InstanceRecord, Load, ModelCard, Role
@@ -92,6 +92,7 @@ def run_service(role: Role, compose: Compose) -> None:
         settings = ServiceSettings.load()
         telemetry.set_up_logging(role.value, settings)
         mesh = load_mesh_file(settings.mesh_file)
+        open_files.raise_limit()
         asyncio.run(serve(role, settings, mesh, compose, ready=_spare_the_loaded))
     except SettingsError as error:
         print(f"penstock {role.value}: {error}", file=sys.stderr)

@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
+from urllib.parse import urlsplit
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
@@ -327,12 +328,29 @@ class MeshStages(BaseModel):
     """A request that has been won and not sent for so long stays where it is."""
 
 
+MAX_PORT = 65_535
+
+
+def redis_url_problem(url: str) -> str:
+    """What is wrong with the URL of a Redis; empty where it can be one, or is left out."""
+    if not url:
+        return ""
+    parts = urlsplit(url)
+    if parts.scheme not in ("redis", "rediss", "unix"):
+        return "must be redis://HOST:PORT/NUMBER, rediss:// or unix://"
+    try:
+        port = parts.port
+    except ValueError:
+        return "the port must be a number up to 65535"
+    return "names no host" if parts.scheme != "unix" and not parts.hostname and port is None else ""
+
+
 class MeshFile(BaseModel):
     """A mesh file: what runs, and how. Drives `penstock up` and compose alike."""
 
     model_config = _FROZEN
 
-    name: str = "penstock"
+    name: str = Field(default="penstock", min_length=1, max_length=128)
     """The mesh's name; a prefix of its keys in Redis, so that several meshes can share one."""
     redis_url: str = ""
     """A Redis to use. Empty: REDIS_URL from the environment, or else `penstock up` starts one."""
@@ -374,6 +392,13 @@ class MeshFile(BaseModel):
             if gpus and gpus < one * tier.workers:
                 yield FieldProblem(f"tiers[{i}].sglang.gpus", f"{gpus} for {tier.workers} workers of {one}")
         grpc, http = self.router.grpc_port, self.router.http_port
+        for field, port in (("grpc_port", grpc), ("http_port", http)):
+            if port + self.router.replicas - 1 > MAX_PORT:
+                yield FieldProblem(
+                    f"router.{field}", f"{port} leaves no ports for {self.router.replicas} routers below {MAX_PORT + 1}"
+                )
+        if problem := redis_url_problem(self.redis_url):
+            yield FieldProblem("redis_url", problem)
         if grpc and http and abs(grpc - http) < self.router.replicas:
             yield FieldProblem(
                 "router.http_port", f"{http} and grpc_port {grpc} overlap: each router takes the next of both"
@@ -432,6 +457,19 @@ def load_mesh_file(path: Path) -> MeshFile:
         raise SettingsError(f"{path}: {joined(problems)}", problems) from None
 
 
+class _OneValuePerKey(yaml.SafeLoader):
+    """Refuses a key that stands twice: the second would silently take the place of the first."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key, _ in node.value:
+            name = key.value if isinstance(key, yaml.ScalarNode) else None
+            if name is not None and name in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"'{name}' stands twice", key.start_mark)
+            seen.add(name)
+        return super().construct_mapping(node, deep)
+
+
 def read_mesh_data(path: Path) -> dict[str, Any]:
     """What a mesh file holds, unchecked.
 
@@ -439,13 +477,15 @@ def read_mesh_data(path: Path) -> dict[str, Any]:
         SettingsError: no file, no YAML, or no mapping.
     """
     try:
-        data = yaml.safe_load(path.read_text())
+        data = yaml.load(path.read_text(), _OneValuePerKey)
     except OSError as error:
         raise SettingsError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise SettingsError(f"{path}: not UTF-8 text: {error}") from None
     except yaml.YAMLError as error:
         raise SettingsError(f"{path}: not YAML: {error}") from None
+    except RecursionError:
+        raise SettingsError(f"{path}: nested too deep") from None
     if not isinstance(data, dict):
         raise SettingsError(f"{path}: must hold a mapping with at least `tiers`")
     return data

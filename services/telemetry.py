@@ -31,6 +31,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 
 from services import background
 from services.domain.errors import PenstockError
+from services.domain.instances import Role
 from services.settings import ServiceSettings
 from services.state.connection import connect_blocking
 from services.state.keys import Keys
@@ -147,6 +148,7 @@ def _record(span: ReadableSpan, service: str) -> SpanRecord:
         service=service,
         start_s=start / 1e9,
         duration_s=(end - start) / 1e9,
+        entry=service == Role.ROUTER.value and span.parent is not None and span.parent.is_remote,
         failed=span.status.status_code is StatusCode.ERROR,
         status_message=span.status.description or "",
         attributes={k: str(v) for k, v in (span.attributes or {}).items()},

@@ -81,7 +81,7 @@ async def run(options: "MeshOptions", *, json: bool) -> None:
         loop.add_signal_handler(number, stop.set)
     async with started(options, stop=stop, quiet=json) as mesh:
         if mesh is None:
-            return
+            fail("interrupted: what was starting has been stopped", INTERRUPTED)
         if json:
             print_json({"grpc": mesh.grpc_addresses, "http": mesh.http_addresses, "redis_url": mesh.redis_url})
         else:

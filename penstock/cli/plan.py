@@ -214,6 +214,8 @@ def set_(
     json: targets.Json = False,
 ) -> None:
     """Publish the current plan with some values changed. Routers follow at once; no request is dropped."""
+    if not threshold and not instances and scorer is None:
+        fail("nothing to change: give --threshold, --instances or --scorer", 2)
     changes = {}
     for option in threshold or []:
         tier, _, value = option.partition("=")
@@ -303,6 +305,12 @@ def rollback(
     where = targets.resolve(target)
     with cli_error_handling(where), PlannerClient(targets.planner(where)) as planner:
         current = planner.get_plan()
+        if revision is None and current.source == "rollback":
+            fail(
+                f"plan {current.revision} is a rollback itself ({current.note}): say which plan to go back to; "
+                "`penstock plan history` lists them",
+                2,
+            )
         wanted = current.revision - 1 if revision is None else revision
         if wanted < 1:
             fail(f"plan {current.revision} is the first: there is none before it", 2)

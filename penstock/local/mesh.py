@@ -16,6 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
+from urllib.parse import urlsplit
+
+from redis.exceptions import RedisError
 
 from penstock.local import redis_server, runfile
 from penstock.local.runfile import FolderLock, ProcessId, RunFile
@@ -24,10 +27,11 @@ from services.background import end, supervise
 from services.domain.instances import InstanceRecord, Role
 from services.domain.mesh_view import MeshView
 from services.processes import ProcessSpec, Watched, Watcher, free_port
-from services.settings import MeshFile, SettingsError, load_mesh_file
+from services.settings import MeshFile, SettingsError, load_mesh_file, redis_url_problem
 from services.state import MeshFeed, connect
 from services.state.keys import Keys
 
+REDIS_TIMEOUT_S = 5.0  # for a Redis that is named to answer at the start
 PROGRESS_S = 5.0  # progress is told at least so often
 
 _log = logging.getLogger(__name__)
@@ -49,6 +53,31 @@ class MeshOptions:
     workers: dict[str, int] | None = None
     any_ports: bool = False
     log_level: str = "info"
+
+
+async def _reach(url: str) -> None:
+    """Return once the Redis that was named answers.
+
+    Raises:
+        MeshFailed: it does not, or the URL is none of a Redis; the message has no password.
+    """
+    if problem := redis_url_problem(url):
+        raise MeshFailed(f"redis_url: {problem}")
+    parts = urlsplit(url)
+    where = parts.path if parts.scheme == "unix" else f"{parts.hostname}:{parts.port or 6379}"
+    client = connect(url)
+    try:
+        async with asyncio.timeout(REDIS_TIMEOUT_S):
+            while True:
+                try:
+                    await client.ping()
+                    return
+                except (RedisError, OSError):
+                    await asyncio.sleep(0.2)
+    except TimeoutError:
+        raise MeshFailed(f"redis_url: no Redis answers at {where} within {REDIS_TIMEOUT_S:g} s") from None
+    finally:
+        await client.aclose()
 
 
 class LocalMesh(AbstractAsyncContextManager["LocalMesh"]):
@@ -131,6 +160,7 @@ class LocalMesh(AbstractAsyncContextManager["LocalMesh"]):
     async def _start_redis(self) -> None:
         given = os.environ.get("REDIS_URL", "") or self.mesh.redis_url
         if given:
+            await _reach(given)
             self.redis_url = given
             return
         port = free_port()

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from aiohttp import web
-from opentelemetry.trace import Span, SpanKind, StatusCode
+from opentelemetry.trace import NoOpTracer, Span, SpanKind, StatusCode
 
 from router_service.events import Answer, Finished, RouterEvent, RouterRequest
 from router_service.models import ServedModel, models_of
-from router_service.openai_gateway import health, replies, schema
+from router_service.openai_gateway import health, replies, schema, whole_replies
 from router_service.openai_gateway.bodies import RequestBodies
 from router_service.openai_gateway.connections import GatewayRunner
 from router_service.openai_gateway.errors import error_body, error_headers, plain_error, refusal
@@ -23,7 +23,7 @@ from router_service.readiness import readiness
 from router_service.request_driver import RequestDriver
 from router_service.servicer import InFlightRequests, new_request_id
 from services import telemetry
-from services.domain.errors import NotFound, PeerNotReading, PenstockError, shortened
+from services.domain.errors import NotFound, PeerNotReading, PenstockError, invalid, shortened
 from services.domain.mesh_view import MeshView
 from services.domain.requests import MAX_SEED, Prompt, SamplingParams
 from services.errors import http_status
@@ -33,6 +33,10 @@ from services.write_timeouts import WriteTimeouts, write_deadline_s
 _log = logging.getLogger(__name__)
 
 MAX_TRACED_PATH_CHARS = 256
+MAX_WHOLE_LOGPROBS = 128
+"""Logprobs per output position, of all choices together, that a reply may hold in memory until it is sent: 128 x 2,000
+positions are some 100 MB."""
+UNTRACED = "/v1/models"  # polled by clients: traces of it would push those of requests out
 LINGERING_S = 1.0  # for the rest of a body that nobody wants: time for the client to read why
 
 
@@ -95,7 +99,8 @@ class OpenAiGateway:
         if request.path in health.PATHS:
             return await handler(request)
         route = request.match_info.route.resource
-        with self._tracer.start_as_current_span(
+        tracer = NoOpTracer() if request.path.startswith(UNTRACED) else self._tracer
+        with tracer.start_as_current_span(
             f"{request.method} {route.canonical if route is not None else 'unknown'}",
             context=telemetry.extract(request.headers),
             kind=SpanKind.SERVER,
@@ -168,6 +173,13 @@ class OpenAiGateway:
             for p in range(len(prompts))
             for i in range(asked.choices())
         ]
+        values = len(choices) * (1 + (sampling.top_logprobs or 0))
+        if with_logprobs and not asked.stream and values > MAX_WHOLE_LOGPROBS:
+            raise invalid(
+                "n",
+                f"{len(choices)} choices with {sampling.top_logprobs or 0} likelier tokens each: a reply that is not "
+                f"streamed may hold {MAX_WHOLE_LOGPROBS} logprobs per position",
+            )
         requests = [
             RouterRequest(
                 request_id=request_id if len(choices) == 1 else f"{request_id}-{choice.index}",
@@ -187,11 +199,10 @@ class OpenAiGateway:
                     return await self._stream(request, asked, shape, request_id, choices, events, with_logprobs)
                 async for index, event in events:
                     choices[index].saw(event)
-        body = replies.envelope(shape, request_id, asked.model, chunk=False)
-        body["choices"] = [shape.choice(choice, logprobs=with_logprobs) for choice in choices]
-        body["usage"] = replies.usage(choices)
-        body["penstock"] = _extension(request_id, choices)
-        return web.json_response(body)
+        head = replies.envelope(shape, request_id, asked.model, chunk=False)
+        head |= {"usage": replies.usage(choices), "penstock": _extension(request_id, choices)}
+        body = await whole_replies.encoded(shape, head, choices, logprobs=with_logprobs)
+        return web.Response(text=body, content_type="application/json")
 
     async def _stream(
         self,

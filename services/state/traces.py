@@ -39,8 +39,15 @@ class SpanRecord:
     duration_s: float
     failed: bool = False
     status_message: str = ""
+    entry: bool = False
+    """Whether the trace entered the mesh here: by a client's own trace, whose spans are not kept, it may have a parent."""
     attributes: dict[str, str] = field(default_factory=dict)
     events: list[tuple[str, float, dict[str, str]]] = field(default_factory=list)
+
+    @property
+    def is_root(self) -> bool:
+        """Whether it is the first of the spans that are kept of its trace."""
+        return self.entry or not self.parent_span_id
 
 
 def write_spans(client: redis.Redis, keys: Keys, spans: list[SpanRecord], keep: int) -> None:
@@ -69,12 +76,12 @@ class TraceStore:
                 for data in page:
                     span = SpanRecord(**json.loads(data))
                     traces.setdefault(span.trace_id, []).append(span)
-                    if not span.parent_span_id:
+                    if span.is_root:
                         roots_s.append(span.start_s)
                 # what was written before a trace began is neither of it nor of a later one
                 if sum(page_s < start_s - CLOCK_SKEW_S for start_s in roots_s) >= limit:
                     break
-        ended = [_in_order(spans) for spans in traces.values() if any(not span.parent_span_id for span in spans)]
+        ended = [_in_order(spans) for spans in traces.values() if any(span.is_root for span in spans)]
         ended.sort(key=lambda spans: spans[0].start_s, reverse=True)
         return ended[:limit]
 

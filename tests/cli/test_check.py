@@ -53,6 +53,13 @@ def test_every_shipped_mesh_file_is_sound(path: Path) -> None:
             {"tiers[0].sglang.python": "no program"},
         ),
         ({"tiers": [SMALL, LARGE], "judge": {"replicas": 0}}, {"judge.replicas": "need a judge"}),
+        ({"tiers": [SMALL, LARGE], "redis_url": "not a url"}, {"redis_url": "must be redis://"}),
+        ({"tiers": [SMALL, LARGE], "redis_url": "redis://h:port/0"}, {"redis_url": "the port must be a number"}),
+        (
+            {"tiers": [SMALL, LARGE], "router": {"grpc_port": 65535, "replicas": 2}},
+            {"router.grpc_port": "leaves no ports for 2 routers"},
+        ),
+        ({"tiers": [SMALL, LARGE], "name": "n" * 5000}, {"name": "at most 128 characters"}),
         (
             {"tiers": [SMALL, LARGE], "judge": {"scorers": [{"name": "x", "kind": "judge-model", "model": "nowhere"}]}},
             {"judge.scorers[0].model": "no folder"},

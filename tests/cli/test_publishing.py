@@ -138,10 +138,22 @@ def test_an_earlier_plan_is_published_again(target: str) -> None:
     assert (back["revision"], back["source"], back["note"]) == (first["revision"] + 3, "rollback", "worse")
     for same in ("tiers", "scorer", "judge_unavailable", "prediction"):
         assert back[same] == first[same]
+    assert penstock("plan", "set", "--threshold", "small=43", "-t", target).returncode == 0
     done = penstock("plan", "rollback", "-t", target)
     assert done.returncode == 0, done.stderr
-    assert held(target)["tiers"][0]["threshold"] == 42
-    assert "-> 42" in done.stdout
+    assert held(target)["tiers"][0]["threshold"] == first["tiers"][0]["threshold"]
+    done = penstock("plan", "rollback", "-t", target)
+    assert done.returncode == 2
+    assert "is a rollback itself" in done.stderr, "the plan before it is the one that was left"
+
+
+def test_a_plan_set_without_a_change_is_refused(target: str) -> None:
+    """It would fill the history, and make the next rollback do nothing."""
+    now = held(target)["revision"]
+    done = penstock("plan", "set", "--note", "nothing", "-t", target)
+    assert done.returncode == 2
+    assert "--threshold" in done.stderr
+    assert held(target)["revision"] == now
 
 
 def test_what_cannot_be_rolled_back_to_is_said(target: str) -> None:

@@ -457,3 +457,16 @@ async def test_the_mesh_moves_over_when_its_workload_drifts(tmp_path: Path) -> N
     assert hard.provenance.prediction.target == "quality >= 80"
     assert hard.provenance.prediction.quality >= 80
     assert plan_counts(hard)["large"] > plan_counts(easy)["large"]
+
+
+async def test_a_redis_that_is_named_and_does_not_answer_ends_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything else is started, by its address and without its password."""
+    monkeypatch.setattr("penstock.local.mesh.REDIS_TIMEOUT_S", 0.3)
+    port = free_port()
+    file = simulated_mesh(tmp_path, redis_url=f"redis://:secret@127.0.0.1:{port}/0")
+    with pytest.raises(MeshFailed, match=f"no Redis answers at 127.0.0.1:{port}") as caught:
+        await LocalMesh(MeshOptions(file, tmp_path)).__aenter__()
+    assert "secret" not in str(caught.value)
+    assert not (tmp_path / "logs").exists()

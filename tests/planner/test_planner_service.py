@@ -105,6 +105,17 @@ async def test_a_plan_of_too_many_tiers_or_stages_is_refused_by_their_number(
             await planner.set_plan(Plan((crowded,)))
 
 
+async def test_a_plan_without_any_instance_is_refused(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
+    """Nobody could answer; one tier that has some is enough."""
+    async with Planner(mesh_file(), redis.url) as planner:
+        plan = await planner.get_plan()
+        small, large = (dataclasses.replace(tier, instances=0) for tier in plan.tiers)
+        with pytest.raises(InvalidRequestError, match=r"plan\.tiers: no tier has an instance"):
+            await planner.set_plan(dataclasses.replace(plan, tiers=(small, large)))
+        kept = await planner.set_plan(dataclasses.replace(plan, tiers=(small, plan.tiers[1])))
+        assert [tier.instances for tier in kept.tiers] == [0, plan.tiers[1].instances]
+
+
 async def test_watchers_see_every_plan_in_order(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
     async with Planner(mesh_file(), redis.url) as planner:
         plan = await planner.get_plan()

@@ -195,3 +195,15 @@ def test_every_setting_is_documented_and_read() -> None:
             assert f"`{shown}`" in page, f"{model.__name__}.{name} is not in docs/settings.md"
             assert field.description or model is ServiceSettings, f"{model.__name__}.{name} has no docstring"
             assert re.search(rf"\.{name}\b", code), f"nobody reads {model.__name__}.{name}"
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [("name: a\nname: b\ntiers: []\n", "'name' stands twice"), ("tiers: " + "[" * 5_000, "nested too deep|not YAML")],
+)
+def test_files_that_would_be_read_otherwise_than_meant_are_refused(tmp_path: Path, text: str, fault: str) -> None:
+    """A key that stands twice, and nesting without end."""
+    path = tmp_path / "mesh.yaml"
+    path.write_text(text)
+    with pytest.raises(SettingsError, match=fault):
+        load_mesh_file(path)

@@ -261,3 +261,19 @@ async def test_reading_traces_leaves_the_event_loop_to_others(redis: RedisProces
     for unknown in (f"{count:032x}", "", "x" * 32, "A" * 32, "*"):
         with pytest.raises(NotFound):
             await store.get(unknown)
+
+
+async def test_a_trace_that_a_client_began_is_listed(redis: RedisProcess) -> None:
+    """Its first span has a parent, which is the client's and is not kept here."""
+    keys, blocking = Keys("test-entry"), connect_blocking(redis.url)
+    spans = [
+        SpanRecord("1" * 32, "a", "of-the-client", "Generate", "router", 1.0, 0.5, entry=True),
+        SpanRecord("1" * 32, "b", "a", "Generate", "worker", 1.1, 0.3),
+        SpanRecord("2" * 32, "c", "not-there", "Generate", "worker", 1.2, 0.3),
+    ]
+    write_spans(blocking, keys, spans, 20)
+    client = connect(redis.url)
+    listed = await TraceStore(client, keys).last(5)
+    assert [[span.span_id for span in trace] for trace in listed] == [["a", "b"]]
+    await client.aclose()
+    blocking.close()

@@ -1,0 +1,63 @@
+"""The body of a reply that is not streamed, encoded so that nobody else waits long.
+
+Logprobs may be megabytes: they are encoded a slice at a time, and other requests have their turn between the slices.
+"""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+
+from router_service.openai_gateway import replies
+from router_service.openai_gateway.replies import ChatFormat, Choice, Format, Json
+from services.domain.requests import PositionLogprobs
+
+SLICE_VALUES = 1000
+"""Logprobs encoded at once: about ten milliseconds of the event loop."""
+
+
+async def encoded(shape: Format, head: Json, choices: Seq[Choice], *, logprobs: bool) -> str:
+    """A reply as JSON: `head` with its choices."""
+    pieces = [_dumps(head)[:-1], ',"choices":[']
+    for number, choice in enumerate(choices):
+        fields = shape.choice(choice, logprobs=False)
+        if logprobs:
+            del fields["logprobs"]
+        pieces += ["," if number else "", _dumps(fields)[:-1]]
+        if logprobs:
+            pieces.append(',"logprobs":')
+            for piece in _chat(choice) if isinstance(shape, ChatFormat) else _completion(choice):
+                pieces.append(piece)
+                await asyncio.sleep(0)
+        pieces.append("}")
+    pieces.append("]}")
+    return "".join(pieces)
+
+
+def _chat(choice: Choice) -> Iterator[str]:
+    yield '{"content":['
+    for number, part in enumerate(_slices(choice.positions)):
+        yield ("," if number else "") + _dumps(replies.chat_logprobs(part)["content"])[1:-1]
+    yield "]}"
+
+
+def _completion(choice: Choice) -> Iterator[str]:
+    """The four lists of the format, each put together from the slices."""
+    lists: dict[str, list[str]] = {key: [] for key in replies.completion_logprobs([])}
+    text_before = 0
+    for part in _slices(choice.positions):
+        values = replies.completion_logprobs(part, text_before)
+        text_before += sum(map(len, values["tokens"]))
+        for key, items in lists.items():
+            items.append(_dumps(values[key])[1:-1])
+        yield ""
+    yield "{" + ",".join(f'"{key}":[{",".join(items)}]' for key, items in lists.items()) + "}"
+
+
+def _slices(positions: Seq[PositionLogprobs]) -> Iterator[Seq[PositionLogprobs]]:
+    size = max(1, SLICE_VALUES // (1 + max((len(p.top) for p in positions[:1]), default=0)))
+    return (positions[at : at + size] for at in range(0, len(positions), size))
+
+
+def _dumps(value: object) -> str:
+    return json.dumps(value)
