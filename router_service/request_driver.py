@@ -36,6 +36,7 @@ from router_service.stats import RouterStats
 from services.domain.errors import (
     AlreadyRunning,
     DeadlineExceeded,
+    NotFound,
     Overloaded,
     PenstockError,
     PromptTooLong,
@@ -167,7 +168,7 @@ class RequestDriver:
         route = cascade.route(plan, request.model)
         sampling = request.sampling.with_seed(secrets.randbits(63))
         assert sampling.seed is not None
-        at, replies, first_token_at = self._entry(route, request), list[_Reply](), None
+        at, replies, first_token_at = self._entry(plan, route, request), list[_Reply](), None
         yield Accepted(request.request_id, plan.revision, sampling.seed)
         history = FailureHistory()
         while True:
@@ -216,16 +217,16 @@ class RequestDriver:
             yield self._finished(reply, replies, began, first_token_at)
             return
 
-    def _entry(self, route: tuple[TierPlan, ...], request: RouterRequest) -> int:
+    def _entry(self, plan: Plan, route: tuple[TierPlan, ...], request: RouterRequest) -> int:
         """Where the route begins: at its first tier, or at the one whose reply is resumed."""
         if request.resume is None:
             return 0
         for i, tier in enumerate(route):
             if tier.name == request.resume.tier:
                 return i
-        raise invalid(
-            "resume.tier", f"'{request.resume.tier[:80]}' is no tier that model '{request.model[:80]}' may ask"
-        )
+        if plan.tier(request.resume.tier) is None:
+            raise NotFound("tier", request.resume.tier)
+        raise invalid("resume.tier", f"'{request.resume.tier}' is not on the way of model '{request.model[:80]}'")
 
     async def _reply(
         self,

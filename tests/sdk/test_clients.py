@@ -154,12 +154,25 @@ async def test_a_resumed_request_delivers_the_rest_and_is_not_judged_again(mesh:
     assert whole.text.endswith(text)
     assert len(text) < len(whole.text)
     assert "judged" not in kinds
+
+    async def refused() -> grpc.aio.AioRpcError:
+        """How the request is refused, without a token."""
+        async with grpc.aio.insecure_channel(mesh.router.address) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                async for response in router_pb2_grpc.RouterServiceStub(channel).Generate(request):
+                    assert response.WhichOneof("event") != "tokens"
+        return caught.value
+
     request.resume.tier = "huge"
-    async with grpc.aio.insecure_channel(mesh.router.address) as channel:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            async for _ in router_pb2_grpc.RouterServiceStub(channel).Generate(request):
-                pass
-    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+    assert (await refused()).code() is grpc.StatusCode.NOT_FOUND
+    request.model, request.resume.tier = "small", "large"
+    error = await refused()
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "resume.tier" in (error.details() or "")
+    request.resume.CopyFrom(pb.Resume(tier="small", token_ids=[2**31 - 1]))
+    error = await refused()
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "resume.token_ids" in (error.details() or ""), "the field as the client knows it, not the worker's"
 
 
 async def test_promises_about_latency_travel_to_the_worker(mesh: TestMesh) -> None:
