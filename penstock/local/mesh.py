@@ -145,14 +145,18 @@ class LocalMesh(AbstractAsyncContextManager["LocalMesh"]):
 
     async def failed(self) -> str:
         """Return, with the reason, once a process will not run any more."""
-        waits = {asyncio.create_task(w.fatal.wait()): w for w in self.watcher.watched.values()}
+        entry = await self._first(lambda watched: watched.fatal)
+        return f"{entry.spec.name} cannot run:\n{entry.log_tail()}"
+
+    async def _first(self, event: Callable[[Watched], asyncio.Event]) -> Watched:
+        """Return the first process whose event is set."""
+        waits = {asyncio.create_task(event(w).wait()): w for w in self.watcher.watched.values()}
         try:
             done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in waits:
                 task.cancel()
-        entry = waits[done.pop()]
-        return f"{entry.spec.name} cannot run:\n{entry.log_tail()}"
+        return waits[done.pop()]
 
     def _routers(self) -> list[InstanceRecord]:
         return self.view.instances(Role.ROUTER)
@@ -313,13 +317,7 @@ class LocalMesh(AbstractAsyncContextManager["LocalMesh"]):
 
     async def _died(self) -> str:
         """Return, with the reason, once any process has ended by itself: while the mesh starts, none is waited for then."""
-        waits = {asyncio.create_task(w.died.wait()): w for w in self.watcher.watched.values()}
-        try:
-            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in waits:
-                task.cancel()
-        entry = waits[done.pop()]
+        entry = await self._first(lambda watched: watched.died)
         return f"{entry.spec.name} ended with status {entry.status} while the mesh started:\n{entry.log_tail()}"
 
     def _absent(self) -> list[Watched]:
