@@ -182,9 +182,8 @@ class TierGeneration:
                 failure = self._record_failure(tier, request.request_id, avoid, error, new_tokens, history)
                 if RULES[failure].cost is Cost.END:
                     raise
-                if (
-                    most is not None and len(assembler.token_ids) >= most
-                ):  # it died between its last token and its goodbye
+                # It died between its last token and its end.
+                if most is not None and len(assembler.token_ids) >= most:
                     yield TierDone(FinishReason.LENGTH, TokenUsage(0, 0, len(assembler.token_ids)), None)
                     return
                 if history.is_poisonous(self._policy.max_deaths):

@@ -23,9 +23,8 @@ class InstancePool:
         self._ejection_s = ejection_s
         self._ejected_until: dict[str, float] = {}
         self._full_until: dict[str, float] = {}
-        self._failed_requests: defaultdict[str, set[str]] = defaultdict(
-            set
-        )  # by instance: requests since the last success
+        # By instance: the requests that failed there since the last success.
+        self._failed_requests: defaultdict[str, set[str]] = defaultdict(set)
         self._sent: defaultdict[str, list[float]] = defaultdict(list)  # by instance: when its requests were sent
         self._changed = asyncio.Event()
         self.prefix_affinity = PrefixAffinity()

@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from models.training.columns import columns_added, columns_multiplied, columns_subtracted
 from models.training.words import COMMON, letters, word
 
 LEVELS = (1, 2, 3, 4, 5)
@@ -52,39 +53,21 @@ def _number(rng: random.Random, digits: int) -> int:
     return rng.randint(10 ** (digits - 1) if digits > 1 else 0, 10**digits - 1)
 
 
-def _columns_added(a: int, b: int) -> list[str]:
-    """Column addition from the units up: `7+9=16`, then `4+8+1=13`, ..."""
-    x, y = str(a)[::-1], str(b)[::-1]
-    lines, carry = [], 0
-    for i in range(max(len(x), len(y))):
-        p, q = (int(x[i]) if i < len(x) else 0), (int(y[i]) if i < len(y) else 0)
-        total = p + q + carry
-        lines.append(f"{p}+{q}{'+1' if carry else ''}={total}")
-        carry = total // 10
-    return lines
-
-
 def _add(rng: random.Random, level: int) -> _Made:
     digits = level + 1
     a, b = _number(rng, rng.randint(digits - 1, digits)), _number(rng, digits)
     if rng.random() < 0.5:
         a, b = b, a
     wordings = (f"What is {a} + {b}?", f"Add {a} and {b}.", f"{a} + {b} = ?")
-    return f"{a}+{b}", wordings, _columns_added(a, b), str(a + b)
+    return f"{a}+{b}", wordings, columns_added(a, b), str(a + b)
 
 
 def _subtract(rng: random.Random, level: int) -> _Made:
     digits = level + 1
     a, b = _number(rng, digits), _number(rng, rng.randint(digits - 1, digits))
     a, b = max(a, b), min(a, b)
-    lines, borrow = [], 0
-    x, y = str(a)[::-1], str(b)[::-1]
-    for i, p in enumerate(x):
-        q = int(y[i]) if i < len(y) else 0
-        value = int(p) - q - borrow
-        lines.append(f"{p}-{q}{'-1' if borrow else ''}{'+10' if value < 0 else ''}={value % 10}")
-        borrow = int(value < 0)
-    return f"{a}-{b}", (f"What is {a} - {b}?", f"Subtract {b} from {a}.", f"{a} - {b} = ?"), lines, str(a - b)
+    wordings = (f"What is {a} - {b}?", f"Subtract {b} from {a}.", f"{a} - {b} = ?")
+    return f"{a}-{b}", wordings, columns_subtracted(a, b), str(a - b)
 
 
 def _multiply(rng: random.Random, level: int) -> _Made:
@@ -93,20 +76,7 @@ def _multiply(rng: random.Random, level: int) -> _Made:
         lines: list[str] = []
     else:
         a, b = _number(rng, (0, 2, 3, 4, 2)[level - 1]), _number(rng, (0, 1, 1, 1, 2)[level - 1])
-        lines, total = [], 0
-        for place, q in enumerate(str(b)[::-1]):
-            lines.append(f"{a}*{q}:")
-            carry = 0
-            for p in str(a)[::-1]:
-                value = int(p) * int(q) + carry
-                lines.append(f"{p}*{q}{f'+{carry}' if carry else ''}={value}")
-                carry = value // 10
-            part = a * int(q) * 10**place
-            lines.append(f"={part}")
-            if place:
-                lines.append(f"{total}+{part}:")
-                lines += _columns_added(total, part)
-            total += part
+        lines = columns_multiplied(a, b)
     return f"{a}*{b}", (f"What is {a} * {b}?", f"Multiply {a} by {b}.", f"{a} * {b} = ?"), lines, str(a * b)
 
 

@@ -12,6 +12,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
@@ -60,7 +61,22 @@ WARMUP_STEPS = 200
 EASY, ALL = (4.0, 2.0, 1.0, 0.5, 0.25), (0.7, 0.9, 1.0, 1.2, 1.4)
 
 
-def config(recipe: Recipe) -> LlamaConfig:
+class LlamaShape(Protocol):
+    """What a recipe says of a model's shape."""
+
+    @property
+    def hidden(self) -> int: ...
+    @property
+    def layers(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
+    @property
+    def kv_heads(self) -> int: ...
+    @property
+    def mlp(self) -> int: ...
+
+
+def config(recipe: LlamaShape) -> LlamaConfig:
     return LlamaConfig(
         vocab_size=tokenizer.VOCAB_SIZE,
         hidden_size=recipe.hidden,

@@ -36,6 +36,7 @@ MAX_TRACED_PATH_CHARS = 256
 MAX_WHOLE_LOGPROBS = 128
 """Logprobs per output position, of all choices together, that a reply may hold in memory until it is sent: 128 x 2,000
 positions are some 100 MB."""
+_NO_TRACER = NoOpTracer()
 UNTRACED = "/v1/models"  # polled by clients: traces of it would push those of requests out
 LINGERING_S = 1.0  # for the rest of a body that nobody wants: time for the client to read why
 
@@ -99,7 +100,7 @@ class OpenAiGateway:
         if request.path in health.PATHS:
             return await handler(request)
         route = request.match_info.route.resource
-        tracer = NoOpTracer() if request.path.startswith(UNTRACED) else self._tracer
+        tracer = _NO_TRACER if request.path.startswith(UNTRACED) else self._tracer
         with tracer.start_as_current_span(
             f"{request.method} {route.canonical if route is not None else 'unknown'}",
             context=telemetry.extract(request.headers),

@@ -4,7 +4,6 @@ What each death costs stands in docs/faults.md; these tests hold the page to it.
 """
 
 import asyncio
-import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from benchmarks.fault_streams import is_whole, signal_process
 from models.training import tasks
 from penstock import AsyncClient, AsyncPlannerClient, Escalated, Event, Finished, MeshStatus, RetryPolicy, Tokens
 from penstock.local import LocalMesh, MeshOptions
@@ -60,9 +60,7 @@ async def undisturbed(mesh: LocalMesh) -> dict[str, str]:
 
 
 def kill(mesh: LocalMesh, name: str, number: signal.Signals = signal.SIGKILL) -> None:
-    pid = mesh.watcher.watched[name].pid
-    assert pid is not None
-    os.kill(pid, number)
+    signal_process(mesh, name, number)
 
 
 async def killed(mesh: LocalMesh, name: str) -> None:
@@ -81,14 +79,8 @@ async def until(client: AsyncClient, condition: Callable[[MeshStatus], bool]) ->
 
 
 def whole(mesh: LocalMesh) -> Callable[[MeshStatus], bool]:
-    """Every process is there and none under suspicion."""
-
-    def condition(status: MeshStatus) -> bool:
-        fresh = {i.instance_id for i in status.instances if i.age_s < 2.5 and i.state == "ready"}
-        pids = {str(w.pid) for name, w in mesh.watcher.watched.items() if name != "redis"}
-        return status.connected and {i.rpartition("-")[2] for i in fresh} == pids
-
-    return condition
+    """Every process is there and none is ejected."""
+    return lambda status: is_whole(mesh, status)
 
 
 class Stream:

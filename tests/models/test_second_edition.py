@@ -14,6 +14,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from models.training import smalltalk
+from models.training import train as first_train
 from models.training.data import BOS, IGNORED
 from models.training.second import (
     arithmetic,
@@ -366,9 +367,9 @@ def test_every_recipe_can_grow_and_the_family_fits_its_budget() -> None:
     """Head size and key/value heads are the seed's, nothing shrinks; tiers and judge are under 40 MB in bfloat16."""
     parameters = {}
     for name, recipe in train.RECIPES.items():
-        grown = train.config(recipe)
+        grown = first_train.config(recipe)
         edition, _, seed = recipe.grows_from.rpartition("/")
-        first = LlamaConfig.from_pretrained(str(FAMILY / seed)) if edition else train.config(train.RECIPES[seed])
+        first = LlamaConfig.from_pretrained(str(FAMILY / seed)) if edition else first_train.config(train.RECIPES[seed])
         assert (grown.head_dim, grown.num_key_value_heads) == (first.head_dim, first.num_key_value_heads)
         for field in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"):
             assert getattr(grown, field) >= getattr(first, field), (name, field)

@@ -2,8 +2,9 @@
 
 import random
 
+from models.training.columns import columns_added, columns_multiplied, columns_subtracted
 from models.training.second import arithmetic, lists, text
-from models.training.second.drafts import Draft, columns_added, columns_multiplied, columns_subtracted, sorted_text
+from models.training.second.drafts import Draft, sorted_text
 from models.training.second.problems import Message
 from models.training.second.wording import Phrasing
 from models.training.words import word

@@ -12,11 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
-from models.training import tokenizer as first_tokenizer
 from models.training import train as first
-from models.training.data import BOS, END, PAD, Batch
+from models.training.data import PAD, Batch
 from models.training.growth import grow
 from models.training.scoring import exact_replies
 from models.training.second import tasks, tokenizer
@@ -83,22 +82,6 @@ RECIPES = {
 }  # fmt: skip
 
 
-def config(recipe: Recipe) -> LlamaConfig:
-    return LlamaConfig(
-        vocab_size=first_tokenizer.VOCAB_SIZE,
-        hidden_size=recipe.hidden,
-        intermediate_size=recipe.mlp,
-        num_hidden_layers=recipe.layers,
-        num_attention_heads=recipe.heads,
-        num_key_value_heads=recipe.kv_heads,
-        max_position_embeddings=first.CONTEXT_TOKENS,
-        tie_word_embeddings=True,
-        bos_token_id=BOS,
-        eos_token_id=END,
-        pad_token_id=PAD,
-    )
-
-
 def rate(recipe: Recipe, seen: int, step: int) -> float:
     """The share of the peak rate after `seen` tokens."""
     warm = min(1.0, (step + 1) / WARMUP_STEPS)
@@ -126,7 +109,7 @@ class Run:
         torch.manual_seed(self.recipe.seed)
         self.checkpoint, self.log = work / f"{name}.pt", work / f"{name}.jsonl"
         seed = LlamaForCausalLM.from_pretrained(str(work / self.recipe.grows_from), dtype=torch.float32)
-        self.model = grow(seed, config(self.recipe))
+        self.model = grow(seed, first.config(self.recipe))
         self.opts = first.optimisers(self.model, self.recipe.muon_lr, self.recipe.adam_lr)
         self.peaks = [group["lr"] for opt in self.opts for group in opt.param_groups]
         self.step, self.seen, self.cpu_s = 0, 0, 0.0
