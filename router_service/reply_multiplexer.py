@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any
@@ -12,6 +12,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc import status_pb2
 from grpc import aio
 
+from penstock.common.v1 import common_pb2
 from penstock.worker.v1 import worker_pb2 as pb
 from penstock.worker.v1 import worker_pb2_grpc
 from router_service.failures import Failure, InstanceFailed
@@ -114,8 +115,9 @@ class ReplyMultiplexer:
         try:
             while isinstance(message := await call.read(), pb.GenerateManyResponse):
                 for said in message.events:
-                    if (reply := self._replies.get(said.reply_id)) is not None:
-                        reply.events.put_nowait(said)
+                    for event in _rows(said.token_columns) if said.HasField("token_columns") else (said,):
+                        if (reply := self._replies.get(event.reply_id)) is not None:
+                            reply.events.put_nowait(event)
         except aio.AioRpcError as error:
             why = str(errors.from_rpc(error))
             if error.code() is grpc.StatusCode.UNAVAILABLE and not errors.is_ours(error):
@@ -148,6 +150,15 @@ class ReplyMultiplexer:
                 ) in now:  # gRPC asks for the next message once it has this one on its way, not before it is connected
                     if (reply := self._replies.get(step.reply_id)) is not None:
                         reply.sent = True
+
+
+def _rows(columns: pb.TokenColumns) -> Iterator[pb.ReplyEvent]:
+    token_ids, at = list(columns.token_ids), 0
+    rows = zip(columns.reply_ids, columns.offsets, columns.token_counts, columns.texts, strict=True)
+    for reply_id, offset, count, text in rows:
+        frame = common_pb2.TokenFrame(offset=offset, token_ids=token_ids[at : at + count], text=text)
+        at += count
+        yield pb.ReplyEvent(reply_id=reply_id, event=pb.GenerateResponse(tokens=frame))
 
 
 class MultiplexerPool(AbstractAsyncContextManager["MultiplexerPool"]):

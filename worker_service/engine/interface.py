@@ -83,6 +83,9 @@ class HandedOver:
 
 EngineEvent = Admitted | TokenFrame | Finished | HandedOver
 
+OnTokens = Callable[[TokenFrame], None]
+"""Takes a reply's frames, in order, on the event loop. Must not raise."""
+
 
 class Engine(Protocol):
     """All engines."""
@@ -111,9 +114,12 @@ class Engine(Protocol):
         """End all requests with ABORTED and free everything."""
         ...
 
-    def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineEvent, None]:
+    def generate(
+        self, request: GenerationRequest, on_tokens: OnTokens | None = None
+    ) -> AsyncGenerator[EngineEvent, None]:
         """Admitted, then frames without gap or overlap, then Finished. Leaving the iteration aborts the request.
 
+        on_tokens: takes the frames, once the iteration goes on behind Admitted; only the other events are iterated then.
         One that is aborted while its prompt is tokenized is Finished without having been Admitted.
 
         Raises:
@@ -243,7 +249,12 @@ class KvTransferring(Protocol):
         ...
 
     def enter(
-        self, transfer_id: str, request: GenerationRequest, tokens: Seq[int], last: LastBlocks | None = None
+        self,
+        transfer_id: str,
+        request: GenerationRequest,
+        tokens: Seq[int],
+        last: LastBlocks | None = None,
+        on_tokens: OnTokens | None = None,
     ) -> AsyncGenerator[EngineEvent, None]:
         """Like generate, but what was written is taken over and the reply goes on behind `tokens`, prompt included.
 

@@ -7,13 +7,15 @@ abort or a cancelled stream reaches the engine within one step.
 import asyncio
 import contextlib
 import logging
+import math
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from services.domain.errors import NotFound, PenstockError, RequestFailed, Unavailable
@@ -31,6 +33,7 @@ from worker_service.engine.interface import (
     HandedOver,
     KvLayout,
     LastBlocks,
+    OnTokens,
     Stopped,
     Verification,
 )
@@ -45,7 +48,9 @@ _T = TypeVar("_T")
 IDLE_WAIT_S = 0.5  # without requests the measured throughput is still kept up to date
 HELD_WAIT_S = 0.001  # requests are there, but the allocator gave none of them a token
 
-_Stream = asyncio.Queue[StepOutput | BaseException]
+PATIENT_TOKENS = (
+    16  # as many of a reply whose tokens may wait longer come together: `output_coalescing` joins them further
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +63,46 @@ class OutputCoalescing:
 
 @dataclass(slots=True)
 class _Held:
-    """Tokens of one request that wait on the engine's thread; when the last ones were handed out."""
+    """Tokens of one request that wait on the engine's thread: until when, and when the last ones were handed out."""
 
-    frames: list[TokenFrame]
-    sent_at: float
+    seconds: float
+    tokens: int
+    frames: list[TokenFrame] = field(default_factory=list)
+    sent_at: float = -math.inf
+
+
+class _Stream:
+    """What the engine's thread has handed out of one request. The event loop's.
+
+    Tokens are passed on at once where somebody takes them; all else, and tokens before that, is read with `get`.
+    """
+
+    def __init__(self) -> None:
+        self._events: deque[StepOutput | BaseException] = deque()
+        self._reader: asyncio.Future[None] | None = None
+        self._on_tokens: OnTokens | None = None
+
+    def pass_tokens(self, on_tokens: OnTokens) -> None:
+        """From now on frames go to `on_tokens`, those that are here first."""
+        while self._events and isinstance(frame := self._events[0], TokenFrame):
+            self._events.popleft()
+            on_tokens(frame)
+        self._on_tokens = on_tokens
+
+    def put(self, event: StepOutput | BaseException) -> None:
+        if self._on_tokens is not None and isinstance(event, TokenFrame):
+            self._on_tokens(event)
+            return
+        self._events.append(event)
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    async def get(self) -> StepOutput | BaseException:
+        """The next event, for one reader."""
+        while not self._events:
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        return self._events.popleft()
 
 
 class LoopEngine:
@@ -136,7 +177,9 @@ class LoopEngine:
             request_id, lambda core: self._abort(core, request_id)
         )
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineEvent, None]:
+    async def generate(
+        self, request: GenerationRequest, on_tokens: OnTokens | None = None
+    ) -> AsyncGenerator[EngineEvent, None]:
         resumed = request.resume_token_ids
         try:
             prompt = await self._encoder.encode(request.request_id, request.prompt, continued=bool(resumed))
@@ -144,13 +187,18 @@ class LoopEngine:
             yield Finished(FinishReason.ABORTED, TokenUsage(output_tokens=len(resumed)))
             return
         async with contextlib.aclosing(
-            self._stream(request.request_id, lambda core: core.add(request, prompt))
+            self._stream(request, lambda core: core.add(request, prompt), on_tokens)
         ) as events:
             async for event in events:  # left at once, not when collected
                 yield event
 
     async def enter(
-        self, transfer_id: str, request: GenerationRequest, tokens: Seq[int], last: LastBlocks | None = None
+        self,
+        transfer_id: str,
+        request: GenerationRequest,
+        tokens: Seq[int],
+        last: LastBlocks | None = None,
+        on_tokens: OnTokens | None = None,
     ) -> AsyncGenerator[EngineEvent, None]:
         try:
             prompt = await self._encoder.encode(request.request_id, request.prompt, continued=True)
@@ -161,7 +209,7 @@ class LoopEngine:
                 raise NotFound("request", request.request_id) from None
             raise
         async with contextlib.aclosing(
-            self._stream(request.request_id, lambda core: core.enter(request, prompt, transfer_id, tokens, last))
+            self._stream(request, lambda core: core.enter(request, prompt, transfer_id, tokens, last), on_tokens)
         ) as events:
             async for event in events:
                 yield event
@@ -254,7 +302,7 @@ class LoopEngine:
         offset: int = 0,
         distributions: Seq[DraftDistribution] = (),
     ) -> Verification:
-        stream: _Stream = asyncio.Queue()
+        stream = _Stream()
         await self._call(
             request_id,
             lambda core: core.add_verification(request_id, prefix, draft, sampling, offset, distributions),
@@ -271,16 +319,28 @@ class LoopEngine:
         return event
 
     async def _stream(
-        self, request_id: str, ask: Callable[[EngineCore], tuple[Admitted, Finished | None]]
+        self,
+        request: GenerationRequest,
+        ask: Callable[[EngineCore], tuple[Admitted, Finished | None]],
+        on_tokens: OnTokens | None,
     ) -> AsyncGenerator[EngineEvent, None]:
         """The events of a request that `ask` brings into the core. Leaving the iteration aborts it."""
-        stream: _Stream = asyncio.Queue()
-        admitted, finished = await self._call(request_id, ask, stream)
+        request_id, stream = request.request_id, _Stream()
+
+        def begin(core: EngineCore) -> tuple[Admitted, Finished | None]:
+            admitted, finished = ask(core)
+            if finished is None:
+                self._hold_tokens(request)
+            return admitted, finished
+
+        admitted, finished = await self._call(request_id, begin, stream)
         try:
             yield admitted
             if finished is not None:
                 yield finished
                 return
+            if on_tokens is not None:
+                stream.pass_tokens(on_tokens)
             while True:
                 event = await stream.get()
                 if isinstance(event, BaseException):
@@ -348,6 +408,16 @@ class LoopEngine:
             self._loop.call_soon_threadsafe(self._deliver, self._gathered([(request_id, finished)]))
         return finished is not None
 
+    def _hold_tokens(self, request: GenerationRequest) -> None:
+        """A request has begun whose tokens may wait. The thread's."""
+        usual, interval_s = self._hold, request.output_interval_s or 0.0
+        if usual is None:
+            return
+        if interval_s > usual.seconds:
+            self._held[request.request_id] = _Held(interval_s, min(usual.tokens, PATIENT_TOKENS))
+        else:
+            self._held[request.request_id] = _Held(usual.seconds, usual.tokens)
+
     def _gathered(self, outputs: list[tuple[str, StepOutput]]) -> list[tuple[str, StepOutput]]:
         """What is to be handed over now; the rest is held. The thread's."""
         if self._hold is None:
@@ -355,19 +425,14 @@ class LoopEngine:
         now, ready = time.monotonic(), list[tuple[str, StepOutput]]()
         for request_id, event in outputs:
             if isinstance(event, TokenFrame):
-                held = self._held.get(request_id)
-                if held is None:
-                    self._held[request_id] = _Held([], now)
-                    ready.append((request_id, event))
-                else:
-                    held.frames.append(event)
+                self._held[request_id].frames.append(event)
                 continue
             last = self._held.pop(request_id, None)
             if last is not None and last.frames:
                 ready.append((request_id, TokenFrame.joined(last.frames)))
             ready.append((request_id, event))
         for request_id, held in self._held.items():
-            if held.frames and (now - held.sent_at >= self._hold.seconds or len(held.frames) >= self._hold.tokens):
+            if held.frames and (now - held.sent_at >= held.seconds or len(held.frames) >= held.tokens):
                 ready.append((request_id, TokenFrame.joined(held.frames)))
                 held.frames, held.sent_at = [], now
         return ready
@@ -376,7 +441,7 @@ class LoopEngine:
         for request_id, event in outputs:
             stream = self._streams.get(request_id)
             if stream is not None:
-                stream.put_nowait(event)
+                stream.put(event)
                 if isinstance(event, (Finished, HandedOver, Verification, RequestFailed)):
                     del self._streams[request_id]
 
@@ -431,7 +496,7 @@ class LoopEngine:
     def _fail(self, error: BaseException) -> None:
         self._failure.set_result(error)
         for stream in self._streams.values():
-            stream.put_nowait(Unavailable("the engine failed"))
+            stream.put(Unavailable("the engine failed"))
         self._streams.clear()
 
     def _end_all(self) -> None:
