@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from penstock.router.v1 import router_pb2 as pb
-from router_service.events import (
+from router_service.domain.events import (
     Accepted,
     Answer,
     Escalated,

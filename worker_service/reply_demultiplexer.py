@@ -1,4 +1,7 @@
-"""Many replies over one call: what several have to say at the same time leaves in one message."""
+"""Many replies over one call: what several have to say at the same time leaves in one message.
+
+The router's end of the call is `router_service/clients/reply_multiplexer.py`.
+"""
 
 import asyncio
 from collections import deque

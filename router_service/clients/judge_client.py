@@ -17,9 +17,9 @@ from opentelemetry.trace import Tracer
 
 from penstock.judge.v1 import judge_pb2 as pb
 from penstock.judge.v1 import judge_pb2_grpc
-from router_service.circuit_breaker import BreakerLimits, CircuitBreaker
-from router_service.failures import RULES, Ejection, classify
-from router_service.instance_pool import InstancePool
+from router_service.clients.circuit_breaker import BreakerLimits, CircuitBreaker
+from router_service.domain.failures import RULES, Ejection, classify
+from router_service.routing.instance_pool import InstancePool
 from services import errors, telemetry
 from services import proto_codec as common
 from services.channels import ChannelPool

@@ -5,7 +5,7 @@ from collections import Counter, deque
 
 from opentelemetry.metrics import Meter
 
-from router_service.events import Escalated, Finished, Judged, RouterEvent
+from router_service.domain.events import Escalated, Finished, Judged, RouterEvent
 from services.domain.mesh_view import MeshView
 from services.domain.plans import CASCADE_MODEL
 

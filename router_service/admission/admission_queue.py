@@ -5,7 +5,7 @@ import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from router_service.admission import Admission, Ticket, TicketState
+from router_service.admission.rules import Admission, Ticket, TicketState
 from services.domain.errors import DeadlineExceeded, Overloaded, invalid
 
 MIN_RETRY_S, MAX_RETRY_S = 0.1, 60.0

@@ -16,9 +16,9 @@ from opentelemetry.context import Context
 from opentelemetry.metrics import Meter
 from opentelemetry.trace import Span, SpanKind, Tracer
 
-from router_service.bid_client import BidClient, Confirmation, Metadata
-from router_service.migration import MovableReply, Moved, NotMoved
-from router_service.worker_client import MoveAdvice, MoveReason
+from router_service.clients.bid_client import BidClient, Confirmation, Metadata
+from router_service.clients.worker_client import MoveAdvice, MoveReason
+from router_service.migration.movable_reply import MovableReply, Moved, NotMoved
 from services.domain.errors import PenstockError
 from services.domain.instances import InstanceRecord
 from services.domain.mesh_view import MeshView

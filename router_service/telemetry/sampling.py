@@ -9,7 +9,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import NoReturn
 
-from router_service.events import Finished, RouterRequest
+from router_service.domain.events import Finished, RouterRequest
 from services.background import end, supervise
 from services.clock import Clock
 from services.domain.plans import CASCADE_MODEL

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from router_service.events import EscalationReason
+from router_service.domain.events import EscalationReason
 from services.domain.errors import NotFound
 from services.domain.plans import CASCADE_MODEL, JudgeUnavailable, Plan, TierPlan
 

@@ -9,7 +9,7 @@ from grpc import aio
 
 from penstock.worker.v1 import worker_pb2 as pb
 from penstock.worker.v1 import worker_pb2_grpc
-from router_service.reply_multiplexer import MultiplexerPool
+from router_service.clients.reply_multiplexer import MultiplexerPool
 from services import errors
 from services import proto_codec as common
 from services.channels import ChannelPool

@@ -1,8 +1,8 @@
 """One tier's reply to one request, whatever happens to the instances that compute it.
 
 An instance that dies, goes silent or drains is replaced: the next one gets the prompt and the tokens so far, and goes on
-at the same offset. Whoever reads the events sees every token once, in order. What each failure means stands in `failures.py`;
-here it is carried out.
+at the same offset. Whoever reads the events sees every token once, in order. What each failure means is
+defined in `domain/failures.py`; here it is carried out.
 """
 
 import asyncio
@@ -17,9 +17,15 @@ from opentelemetry.context import Context
 from opentelemetry.metrics import Meter
 from opentelemetry.trace import SpanKind, StatusCode, Tracer
 
-from router_service.bidding import MoveAgent
-from router_service.events import InstanceChanged, TierAdmitted, TierDeclined, TierStarted
-from router_service.failures import (
+from router_service.clients.worker_client import (
+    MoveAdvice,
+    WorkerAdmitted,
+    WorkerClient,
+    WorkerDeclined,
+    WorkerFinished,
+)
+from router_service.domain.events import InstanceChanged, TierAdmitted, TierDeclined, TierStarted
+from router_service.domain.failures import (
     OF_THE_INSTANCE,
     RULES,
     ClientError,
@@ -30,11 +36,11 @@ from router_service.failures import (
     TryBudget,
     classify,
 )
-from router_service.instance_pool import MIN_FULL_S, InstancePool
-from router_service.migration import MovableReply, Moved, NotMoved, WorkerChanged
-from router_service.placement import Placed
-from router_service.prompt_length import PromptLengths
-from router_service.worker_client import MoveAdvice, WorkerAdmitted, WorkerClient, WorkerDeclined, WorkerFinished
+from router_service.migration.bidding import MoveAgent
+from router_service.migration.movable_reply import MovableReply, Moved, NotMoved, WorkerChanged
+from router_service.routing.instance_pool import MIN_FULL_S, InstancePool
+from router_service.routing.placement import Placed
+from router_service.routing.prompt_length import PromptLengths
 from services.background import end
 from services.domain.errors import (
     DeadlineExceeded,

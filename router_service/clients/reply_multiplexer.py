@@ -1,4 +1,7 @@
-"""The router's call to one worker, shared by all replies that it has there."""
+"""The router's call to one worker, shared by all replies that it has there.
+
+The worker's end of the call is `worker_service/reply_demultiplexer.py`.
+"""
 
 import asyncio
 from collections import deque
@@ -14,7 +17,7 @@ from grpc import aio
 
 from penstock.worker.v1 import worker_pb2 as pb
 from penstock.worker.v1 import worker_pb2_grpc
-from router_service.failures import Failure, InstanceFailed
+from router_service.domain.failures import Failure, InstanceFailed
 from services import errors
 from services.channels import MAX_MESSAGE_BYTES, ChannelPool
 from services.domain.errors import DeadlineExceeded, MessageTooLarge, PenstockError

@@ -5,9 +5,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from router_service.failures import FAILURES_TO_EJECT, Ejection
-from router_service.placement import NotPlaced, Placed, place
-from router_service.prefix_affinity import PrefixAffinity
+from router_service.domain.failures import FAILURES_TO_EJECT, Ejection
+from router_service.routing.placement import NotPlaced, Placed, place
+from router_service.routing.prefix_affinity import PrefixAffinity
 from services.domain.instances import InstanceRecord, Role
 from services.domain.mesh_view import MeshView
 

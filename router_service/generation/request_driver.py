@@ -10,10 +10,9 @@ from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.trace import Span, StatusCode, Tracer, format_trace_id
 
-from router_service import cascade
-from router_service.admission_queue import AdmissionQueue, Places
-from router_service.cascade import Escalate
-from router_service.events import (
+from router_service.admission.admission_queue import AdmissionQueue, Places
+from router_service.clients.judge_client import JudgeClient, Verdict
+from router_service.domain.events import (
     Accepted,
     Answer,
     Escalated,
@@ -27,12 +26,13 @@ from router_service.events import (
     TierStarted,
     TierSummary,
 )
-from router_service.failures import FailureHistory
-from router_service.generation import TierDone, TierGeneration
-from router_service.judge_client import JudgeClient, Verdict
-from router_service.live_requests import LiveRequests
-from router_service.sampling import WindowSampler
-from router_service.stats import RouterStats
+from router_service.domain.failures import FailureHistory
+from router_service.generation import cascade
+from router_service.generation.cascade import Escalate
+from router_service.generation.live_requests import LiveRequests
+from router_service.generation.tier_generation import TierDone, TierGeneration
+from router_service.telemetry.sampling import WindowSampler
+from router_service.telemetry.stats import RouterStats
 from services.domain.errors import (
     AlreadyRunning,
     DeadlineExceeded,

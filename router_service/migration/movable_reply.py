@@ -7,10 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from router_service import moves
-from router_service.failures import Failure, InstanceFailed
-from router_service.moves import MoveEffect, MoveEvent, Reading
-from router_service.worker_client import (
+from router_service.clients.worker_client import (
     RoundCopied,
     WorkerAdmitted,
     WorkerAlive,
@@ -20,6 +17,9 @@ from router_service.worker_client import (
     WorkerHandedOver,
     WorkerNotMoved,
 )
+from router_service.domain.failures import Failure, InstanceFailed
+from router_service.migration import moves
+from router_service.migration.moves import MoveEffect, MoveEvent, Reading
 from services.background import end
 from services.domain.errors import AlreadyRunning, NotFound, Overloaded, PenstockError, Unavailable
 from services.domain.instances import InstanceRecord

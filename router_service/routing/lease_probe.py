@@ -8,7 +8,7 @@ import asyncio
 import logging
 from typing import NoReturn
 
-from router_service.instance_pool import InstancePool
+from router_service.routing.instance_pool import InstancePool
 from services import health
 from services.channels import ChannelPool
 from services.domain.instances import InstanceRecord
