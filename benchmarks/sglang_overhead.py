@@ -30,8 +30,8 @@ import aiohttp
 
 from benchmarks import report
 from benchmarks.contenders import KV_TOKENS, one_tier_mesh, worker_address
-from penstock.worker.v1 import worker_pb2 as pb
-from penstock.worker.v1 import worker_pb2_grpc
+from penstock.proto.worker.v1 import worker_pb2 as pb
+from penstock.proto.worker.v1 import worker_pb2_grpc
 from router_service.clients.reply_multiplexer import MultiplexerPool
 from router_service.clients.worker_client import WorkerClient
 from services.channels import ChannelPool

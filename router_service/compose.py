@@ -5,7 +5,7 @@ import logging
 import random
 from typing import NoReturn
 
-from penstock.router.v1 import router_pb2_grpc
+from penstock.proto.router.v1 import router_pb2_grpc
 from router_service.admission.admission_queue import AdmissionQueue
 from router_service.clients.bid_client import BidClient
 from router_service.clients.judge_client import JudgeClient, JudgeLimits

@@ -6,8 +6,8 @@ from contextlib import aclosing
 
 from opentelemetry import trace
 
-from penstock.router.v1 import router_pb2 as pb
-from penstock.router.v1 import router_pb2_grpc
+from penstock.proto.router.v1 import router_pb2 as pb
+from penstock.proto.router.v1 import router_pb2_grpc
 from router_service import proto_codec as codec
 from router_service.domain.models import models_of
 from router_service.generation.in_flight_requests import InFlightRequests, new_request_id

@@ -3,7 +3,7 @@
 import asyncio
 import time
 
-from penstock.router.v1 import router_pb2 as pb
+from penstock.proto.router.v1 import router_pb2 as pb
 from router_service.admission.admission_queue import AdmissionQueue
 from router_service.migration.bidding import MoveAgent
 from router_service.routing.instance_pool import InstancePool

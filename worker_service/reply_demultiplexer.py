@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from functools import partial
 
-from penstock.worker.v1 import worker_pb2 as pb
+from penstock.proto.worker.v1 import worker_pb2 as pb
 from services import proto_codec as common
 from services.background import end
 from services.channels import MAX_MESSAGE_BYTES

@@ -15,8 +15,8 @@ from grpc import aio
 from opentelemetry.metrics import Meter
 from opentelemetry.trace import Tracer
 
-from penstock.judge.v1 import judge_pb2 as pb
-from penstock.judge.v1 import judge_pb2_grpc
+from penstock.proto.judge.v1 import judge_pb2 as pb
+from penstock.proto.judge.v1 import judge_pb2_grpc
 from router_service.clients.circuit_breaker import BreakerLimits, CircuitBreaker
 from router_service.domain.failures import RULES, Ejection, classify
 from router_service.routing.instance_pool import InstancePool

@@ -15,8 +15,8 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc import status_pb2
 from grpc import aio
 
-from penstock.worker.v1 import worker_pb2 as pb
-from penstock.worker.v1 import worker_pb2_grpc
+from penstock.proto.worker.v1 import worker_pb2 as pb
+from penstock.proto.worker.v1 import worker_pb2_grpc
 from router_service.domain.failures import Failure, InstanceFailed
 from services import errors
 from services.channels import MAX_MESSAGE_BYTES, ChannelPool

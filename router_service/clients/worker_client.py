@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from grpc import aio
 
-from penstock.worker.v1 import worker_pb2 as pb
-from penstock.worker.v1 import worker_pb2_grpc
+from penstock.proto.worker.v1 import worker_pb2 as pb
+from penstock.proto.worker.v1 import worker_pb2_grpc
 from router_service.clients.reply_multiplexer import MultiplexerPool
 from services import errors
 from services import proto_codec as common

@@ -11,8 +11,8 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.trace import NoOpTracer
 
-from penstock.judge.v1 import judge_pb2 as pb
-from penstock.judge.v1 import judge_pb2_grpc
+from penstock.proto.judge.v1 import judge_pb2 as pb
+from penstock.proto.judge.v1 import judge_pb2_grpc
 from router_service.clients.judge_client import ROUNDS, TIMEOUTS_TO_OPEN, JudgeClient, JudgeLimits, Verdict
 from router_service.routing.instance_pool import InstancePool
 from services.channels import ChannelPool

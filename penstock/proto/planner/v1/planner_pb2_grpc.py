@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from penstock.planner.v1 import planner_pb2 as penstock_dot_planner_dot_v1_dot_planner__pb2
+from penstock.proto.planner.v1 import planner_pb2 as penstock_dot_planner_dot_v1_dot_planner__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__

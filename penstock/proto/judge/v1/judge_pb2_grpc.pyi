@@ -5,7 +5,7 @@ The judge scores answers from 0 to 100: a calibrated percentage, where a scorer 
 
 from collections import abc as _abc
 from grpc import aio as _aio
-from penstock.judge.v1 import judge_pb2 as _judge_pb2
+from penstock.proto.judge.v1 import judge_pb2 as _judge_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys

@@ -5,7 +5,7 @@ The planner owns the plan: which tiers there are, how many instances each has, a
 
 from collections import abc as _abc
 from grpc import aio as _aio
-from penstock.planner.v1 import planner_pb2 as _planner_pb2
+from penstock.proto.planner.v1 import planner_pb2 as _planner_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys

@@ -30,7 +30,7 @@ DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!penstock/planner/
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'penstock.planner.v1.planner_pb2', _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'penstock.proto.planner.v1.planner_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_JUDGEUNAVAILABLEPOLICY']._serialized_start=6708

@@ -5,7 +5,7 @@ The router is what clients talk to. It owns every request from its first byte to
 
 from collections import abc as _abc
 from grpc import aio as _aio
-from penstock.router.v1 import router_pb2 as _router_pb2
+from penstock.proto.router.v1 import router_pb2 as _router_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys

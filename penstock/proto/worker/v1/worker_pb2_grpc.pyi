@@ -5,7 +5,7 @@ A worker wraps one engine that serves one model of one tier."""
 
 from collections import abc as _abc
 from grpc import aio as _aio
-from penstock.worker.v1 import worker_pb2 as _worker_pb2
+from penstock.proto.worker.v1 import worker_pb2 as _worker_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys

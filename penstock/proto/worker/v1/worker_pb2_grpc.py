@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from penstock.worker.v1 import worker_pb2 as penstock_dot_worker_dot_v1_dot_worker__pb2
+from penstock.proto.worker.v1 import worker_pb2 as penstock_dot_worker_dot_v1_dot_worker__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__

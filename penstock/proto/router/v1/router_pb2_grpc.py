@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from penstock.router.v1 import router_pb2 as penstock_dot_router_dot_v1_dot_router__pb2
+from penstock.proto.router.v1 import router_pb2 as penstock_dot_router_dot_v1_dot_router__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
