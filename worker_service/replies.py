@@ -9,7 +9,7 @@ from typing import Protocol
 from opentelemetry import trace
 from opentelemetry.metrics import Counter, Meter, Observation
 
-from penstock.worker.v1 import worker_pb2 as pb
+from penstock.proto.worker.v1 import worker_pb2 as pb
 from services.domain.errors import InstanceDraining, InternalError, NotServed, RequestFailed
 from services.domain.requests import FinishReason, GenerationRequest, TokenFrame
 from worker_service import proto_codec as codec

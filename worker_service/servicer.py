@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
-from penstock.worker.v1 import worker_pb2 as pb
-from penstock.worker.v1 import worker_pb2_grpc
+from penstock.proto.worker.v1 import worker_pb2 as pb
+from penstock.proto.worker.v1 import worker_pb2_grpc
 from services import proto_codec as common
 from services.domain.errors import NotServed, invalid
 from services.domain.stages.bidding import RefusalReason

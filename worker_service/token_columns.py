@@ -1,6 +1,6 @@
 """Token frames of several replies in columns, on their way into one message."""
 
-from penstock.worker.v1 import worker_pb2 as pb
+from penstock.proto.worker.v1 import worker_pb2 as pb
 from services.domain.requests import TokenFrame
 
 MAX_ROW_BYTES, MAX_TOKEN_BYTES, MAX_CHARACTER_BYTES = 32, 5, 4
