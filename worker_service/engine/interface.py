@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from services.domain.instances import Load
 from services.domain.requests import FinishReason, GenerationRequest, SamplingParams, TokenFrame, TokenUsage
+from services.event_streams import OnTokens
 from worker_service.scheduling import BatchScheduler
 from worker_service.text import Tokenizer
 
@@ -82,9 +83,6 @@ class HandedOver:
 
 
 EngineEvent = Admitted | TokenFrame | Finished | HandedOver
-
-OnTokens = Callable[[TokenFrame], None]
-"""Takes a reply's frames, in order, on the event loop. Must not raise."""
 
 
 class Engine(Protocol):

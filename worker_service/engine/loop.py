@@ -11,7 +11,6 @@ import math
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,6 +20,7 @@ from typing import TypeVar
 from services.domain.errors import NotFound, PenstockError, RequestFailed, Unavailable
 from services.domain.instances import Load
 from services.domain.requests import FinishReason, GenerationRequest, SamplingParams, TokenFrame, TokenUsage
+from services.event_streams import EventStream, OnTokens
 from worker_service.engine.core import EngineCore, StepOutput
 from worker_service.engine.interface import (
     Admitted,
@@ -33,7 +33,6 @@ from worker_service.engine.interface import (
     HandedOver,
     KvLayout,
     LastBlocks,
-    OnTokens,
     Stopped,
     Verification,
 )
@@ -71,38 +70,7 @@ class _Held:
     sent_at: float = -math.inf
 
 
-class _Stream:
-    """What the engine's thread has handed out of one request. The event loop's.
-
-    Tokens are passed on at once where somebody takes them; all else, and tokens before that, is read with `get`.
-    """
-
-    def __init__(self) -> None:
-        self._events: deque[StepOutput | BaseException] = deque()
-        self._reader: asyncio.Future[None] | None = None
-        self._on_tokens: OnTokens | None = None
-
-    def pass_tokens(self, on_tokens: OnTokens) -> None:
-        """From now on frames go to `on_tokens`, those that are here first."""
-        while self._events and isinstance(frame := self._events[0], TokenFrame):
-            self._events.popleft()
-            on_tokens(frame)
-        self._on_tokens = on_tokens
-
-    def put(self, event: StepOutput | BaseException) -> None:
-        if self._on_tokens is not None and isinstance(event, TokenFrame):
-            self._on_tokens(event)
-            return
-        self._events.append(event)
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
-
-    async def get(self) -> StepOutput | BaseException:
-        """The next event, for one reader."""
-        while not self._events:
-            self._reader = asyncio.get_running_loop().create_future()
-            await self._reader
-        return self._events.popleft()
+_Stream = EventStream[StepOutput]
 
 
 class LoopEngine:
@@ -312,7 +280,7 @@ class LoopEngine:
             event = await stream.get()
         finally:
             await self._leave(request_id, stream)
-        if isinstance(event, BaseException):
+        if isinstance(event, RequestFailed):
             raise event
         if not isinstance(event, Verification):
             raise Unavailable("the verification was aborted")
@@ -343,7 +311,7 @@ class LoopEngine:
                 stream.pass_tokens(on_tokens)
             while True:
                 event = await stream.get()
-                if isinstance(event, BaseException):
+                if isinstance(event, RequestFailed):
                     raise event
                 assert not isinstance(event, Verification)
                 yield event
@@ -496,7 +464,7 @@ class LoopEngine:
     def _fail(self, error: BaseException) -> None:
         self._failure.set_result(error)
         for stream in self._streams.values():
-            stream.put(Unavailable("the engine failed"))
+            stream.fail(Unavailable("the engine failed"))
         self._streams.clear()
 
     def _end_all(self) -> None:

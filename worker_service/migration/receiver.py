@@ -9,7 +9,8 @@ from contextlib import aclosing, asynccontextmanager, suppress
 from services.background import end
 from services.domain.errors import AlreadyRunning, Overloaded, PenstockError, Unavailable
 from services.domain.requests import GenerationRequest
-from worker_service.engine.interface import EngineEvent, KvTransferring, LastBlocks, OnTokens
+from services.event_streams import OnTokens
+from worker_service.engine.interface import EngineEvent, KvTransferring, LastBlocks
 from worker_service.migration import source, target
 from worker_service.migration.messages import Chunk, Closing, Opening, ToSource, ToTarget
 from worker_service.migration.sender import ANSWER_S, MAX_TRANSFERS

@@ -28,6 +28,7 @@ from services.domain.requests import (
     TokenLogprob,
     TokenUsage,
 )
+from services.event_streams import OnTokens
 from services.processes import free_port
 from worker_service.engine import reply_rules
 from worker_service.engine.digest import model_digest
@@ -40,7 +41,6 @@ from worker_service.engine.interface import (
     EngineUnusable,
     Finished,
     HandedOver,
-    OnTokens,
     Verification,
 )
 from worker_service.engine.loop import OutputCoalescing

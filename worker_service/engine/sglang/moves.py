@@ -26,6 +26,7 @@ from opentelemetry import trace
 from services.background import end
 from services.domain.errors import AlreadyRunning, NotFound, Overloaded, invalid
 from services.domain.requests import GenerationRequest, SamplingParams
+from services.event_streams import OnTokens
 from worker_service.engine.interface import (
     Blocks,
     EngineEvent,
@@ -33,7 +34,6 @@ from worker_service.engine.interface import (
     HandedOver,
     KvLayout,
     LastBlocks,
-    OnTokens,
     Stopped,
 )
 from worker_service.engine.sglang.client import Piece, SglangClient
