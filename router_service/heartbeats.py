@@ -12,8 +12,8 @@ from services.domain.requests import TokenFrame
 _EVENTS_AHEAD = 8  # events that are made while the reader has not yet taken the ones before
 MAX_JOINED_TOKENS = 512  # of an answer, in one event
 
-Start = Callable[[Callable[[Answer], None]], AsyncGenerator[RouterEvent, None]]
-"""Begins the events; the answer is handed to the callable."""
+Start = Callable[[Callable[[str, TokenFrame], None]], AsyncGenerator[RouterEvent, None]]
+"""Begins the events; the parts of the answer are handed to the callable, with their tier."""
 
 
 async def with_heartbeats(start: Start, interval_s: float) -> AsyncGenerator[RouterEvent | Heartbeat, None]:
@@ -68,8 +68,8 @@ class _Relay:
         self.timer_is_off = True
         self.news.set()
 
-    def answer(self, answer: Answer) -> None:
-        self.events.append(answer)
+    def answer(self, tier: str, frame: TokenFrame) -> None:
+        self.events.append(Answer(tier, frame))
         self.news.set()
 
     def take(self) -> RouterEvent:

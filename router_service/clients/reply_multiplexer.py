@@ -159,7 +159,8 @@ class ReplyMultiplexer:
                 for reply_id, offset, count, text in rows:
                     end = at + count
                     if (reply := replies.get(reply_id)) is not None:
-                        reply.listener.heard_s, reply.listener.stalled_s = now_s, stalled_s
+                        listener = reply.listener
+                        listener.heard_s, listener.stalled_s = now_s, stalled_s
                         reply.stream.put(TokenFrame(offset, token_ids[at:end], text))
                     at = end
                 continue

@@ -14,7 +14,6 @@ from router_service.admission.admission_queue import AdmissionQueue, Places
 from router_service.clients.judge_client import JudgeClient, Verdict
 from router_service.domain.events import (
     Accepted,
-    Answer,
     Escalated,
     EscalationReason,
     Finished,
@@ -47,8 +46,8 @@ from services.domain.mesh_view import MeshView
 from services.domain.plans import Plan, TierPlan
 from services.domain.requests import GenerationRequest, SamplingParams, TokenFrame, TokenUsage
 
-OnAnswer = Callable[[Answer], None]
-"""Takes the parts of an answer that stands, on the event loop, each behind all events before it. It must not wait."""
+OnAnswer = Callable[[str, TokenFrame], None]
+"""Takes the parts of an answer that stands and the tier they are of, on the event loop, each behind all events before it."""
 
 UNSTREAMED_INTERVAL_S = 0.25
 """How long tokens of a reply that nobody reads before its end may wait at the worker for others. What is lost of them when a
@@ -98,7 +97,7 @@ class _Reply:
             self.answered_at = asyncio.get_running_loop().time()
         if frame.logprobs and not self.with_logprobs:
             frame = replace(frame, logprobs=())
-        self.on_answer(Answer(self.tier.name, frame))
+        self.on_answer(self.tier.name, frame)
 
     def usage(self) -> TokenUsage:
         told = self.done.usage if self.done is not None else TokenUsage()

@@ -202,7 +202,7 @@ class OpenAiGateway:
                     return await self._stream(request, asked, shape, request_id, choices, requests, places)
 
                 def choice_events(index: int) -> AsyncGenerator[RouterEvent, None]:
-                    return self._driver.run(requests[index], places, choices[index].saw)
+                    return self._driver.run(requests[index], places, choices[index].answer)
 
                 await _all_choices(len(choices), choice_events, lambda index, event: choices[index].saw(event))
         head = replies.envelope(shape, request_id, asked.model, chunk=False)

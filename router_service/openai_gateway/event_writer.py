@@ -31,6 +31,7 @@ class EventWriter(AbstractAsyncContextManager["EventWriter"]):
     ) -> None:
         """deadline_s: on the event loop's clock."""
         self._request, self._response = request, response
+        self._protocol, self._transport = request.protocol, request.transport
         self._watched, self._deadline_s = timeouts.watched(), deadline_s
         self._chunked = request.version >= HttpVersion11  # as aiohttp decides it
         self._held: list[bytes] = []
@@ -61,7 +62,7 @@ class EventWriter(AbstractAsyncContextManager["EventWriter"]):
 
     def send(self, event: bytes) -> None:
         """Send one event, complete with its empty line."""
-        if self._task is None and self.begun and not self._request.protocol.writing_paused:
+        if self._task is None and self.begun and not self._protocol.writing_paused:
             self._write(event)
             return
         self.begun = True
@@ -75,7 +76,7 @@ class EventWriter(AbstractAsyncContextManager["EventWriter"]):
             await asyncio.wait([self._task])
 
     def _write(self, data: bytes) -> None:
-        transport = self._request.transport
+        transport = self._transport
         if transport is None or transport.is_closing():
             return  # aiohttp sees a lost connection by itself and cancels the request
         transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
@@ -87,7 +88,7 @@ class EventWriter(AbstractAsyncContextManager["EventWriter"]):
                     await self._response.prepare(self._request)
                     with self._watched:
                         await self._response.write(self._take())  # with the headers
-                while self._held or self._request.protocol.writing_paused:
+                while self._held or self._protocol.writing_paused:
                     if asyncio.get_running_loop().time() >= self._deadline_s:
                         raise PeerNotReading("the deadline passed while the client was reading")
                     with self._watched:

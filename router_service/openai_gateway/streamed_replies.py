@@ -3,9 +3,10 @@
 import json
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from json.encoder import encode_basestring_ascii
 from typing import Any
 
-from router_service.domain.events import Answer, Finished, RouterEvent
+from router_service.domain.events import Finished, RouterEvent
 from router_service.openai_gateway import replies
 from router_service.openai_gateway.replies import Choice, Format, Json
 from services.domain.requests import TokenFrame
@@ -37,17 +38,16 @@ class StreamedReply:
         self._characters = [0] * len(choices)
         self._opened = False
 
-    def answer(self, index: int, answer: Answer) -> None:
-        """The next part of a choice's answer."""
-        frame = answer.frame
+    def answer(self, index: int, _: str, frame: TokenFrame) -> None:
+        """The next part of a choice's answer, from whichever tier."""
         if not self._opened:
             self._open()
         if not self._logprobs:
             if frame.text:
                 before, after = self._templates[index]
-                self._send(f"{before}{json.dumps(frame.text)}{after}".encode())
+                self._send(f"{before}{encode_basestring_ascii(frame.text)}{after}".encode())
             return
-        delta = self._shape.delta(index, answer, self._characters[index], logprobs=True)
+        delta = self._shape.delta(index, frame, self._characters[index], logprobs=True)
         self._characters[index] += len(frame.text)
         self._json(self._base | {"choices": [delta]})
 
@@ -82,7 +82,7 @@ class StreamedReply:
 
     def _template(self, index: int) -> tuple[str, str]:
         """What stands before and behind the JSON string of a piece of text; behind it stands nothing of the client's."""
-        delta = self._shape.delta(index, Answer("", TokenFrame(0, (), "\0")), 0, logprobs=False)
+        delta = self._shape.delta(index, TokenFrame(0, (), "\0"), 0, logprobs=False)
         before, _, after = _data(self._base | {"choices": [delta]}).rpartition(_PLACE)
         return before, after
 

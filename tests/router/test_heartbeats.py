@@ -103,13 +103,13 @@ async def test_an_answer_keeps_its_place_among_the_events_and_is_joined_while_th
     """Parts of two tiers are not joined, nor is more than an event may hold."""
     ready = asyncio.Event()
 
-    async def source(on_answer: Callable[[Answer], None]) -> AsyncGenerator[RouterEvent, None]:
+    async def source(on_answer: Callable[[str, TokenFrame], None]) -> AsyncGenerator[RouterEvent, None]:
         yield event(0)
-        on_answer(part("a", 0))
+        on_answer("a", part(0))
         ready.set()
         for at in range(1, 2 * MAX_JOINED_TOKENS):
-            on_answer(part("a", at))
-        on_answer(part("b", 0))
+            on_answer("a", part(at))
+        on_answer("b", part(0))
         yield event(1)
 
     async with aclosing(with_heartbeats(source, 60.0)) as events:
@@ -127,8 +127,8 @@ async def test_an_answer_keeps_its_place_among_the_events_and_is_joined_while_th
     assert "".join(a.frame.text for a in answers) == "x" * (2 * MAX_JOINED_TOKENS + 1)
 
 
-def part(tier: str, at: int) -> Answer:
-    return Answer(tier, TokenFrame(at, (at,), "x"))
+def part(at: int) -> TokenFrame:
+    return TokenFrame(at, (at,), "x")
 
 
 @pytest.fixture
