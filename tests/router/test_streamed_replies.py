@@ -1,6 +1,7 @@
 """Chunks made from a template are the chunks that the format describes."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -36,7 +37,7 @@ def test_a_chunk_is_what_json_would_give_whatever_is_in_texts_and_names(shape: F
     sent: list[bytes] = []
     base = replies.envelope(shape, "req-1", model, chunk=True)
     choices = [Choice(0), Choice(1)]
-    reply = StreamedReply(shape, base, choices, sent.append, dict, logprobs=False, usage=usage)
+    reply = StreamedReply(shape, base, choices, sent.append, lambda send: send(), dict, logprobs=False, usage=usage)
     for at, text in enumerate(TEXTS):
         reply.answer(at % 2, "tier", TokenFrame(at, (at,), text))
     reply.answer(0, "tier", TokenFrame(9, (9,), ""))
@@ -48,3 +49,32 @@ def test_a_chunk_is_what_json_would_give_whatever_is_in_texts_and_names(shape: F
         for at, text in enumerate(TEXTS)
     ]
     assert chunks == [base | ({"usage": None} if usage else {}) | more for more in expected]
+
+
+def test_parts_that_may_wait_are_joined_the_first_never_waits_and_the_end_waits_for_none() -> None:
+    """Each choice's own parts, in order; an error comes behind what came before it."""
+    sent: list[bytes] = []
+    waiting: list[Callable[[], None]] = []
+    shape = ChatFormat()
+    choices = [Choice(0), Choice(1)]
+    reply = StreamedReply(shape, {}, choices, sent.append, waiting.append, dict, logprobs=False, usage=False)
+
+    def texts() -> list[tuple[int, str]]:
+        found = [choice for event in sent for choice in parsed(event).get("choices", [])]
+        sent.clear()
+        return [(choice["index"], choice["delta"]["content"]) for choice in found]
+
+    reply.answer(0, "t", TokenFrame(0, (0,), "a"))
+    assert texts() == [(0, ""), (1, ""), (0, "a")]
+    for at, (index, text) in enumerate(((0, "b"), (1, "x"), (0, "c"), (1, "y"))):
+        reply.answer(index, "t", TokenFrame(at, (at,), text))
+    assert not sent
+    assert len(waiting) == 1, "all choices of a reply wait together"
+    waiting.pop()()
+    assert texts() == [(0, "bc"), (1, "xy")]
+    reply.answer(1, "t", TokenFrame(9, (9,), "z"))
+    reply.error({"error": "gone"})
+    assert parsed(sent.pop()) == {"error": "gone"}
+    assert texts() == [(1, "z")]
+    waiting.pop()()
+    assert not sent
