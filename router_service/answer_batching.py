@@ -6,8 +6,11 @@ clients getting theirs later and later.
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
+
+_log = logging.getLogger(__name__)
 
 MAX_WAIT_S = 0.04
 """Twice what a worker's own joining delays a token by at most, unless told otherwise: nobody sees it."""
@@ -34,7 +37,7 @@ class AnswerBatching:
         self._waiting: list[Callable[[], None]] = []
 
     def add(self, send: Callable[[], None]) -> None:
-        """Have `send` called, once, now or soon. It must not raise."""
+        """Have `send` called, once, now or soon."""
         now = self._loop.time()
         if now - self._measured_s >= MEASURE_S:
             self._measure(now)
@@ -55,4 +58,7 @@ class AnswerBatching:
     def _send_all(self) -> None:
         waiting, self._waiting = self._waiting, []
         for send in waiting:
-            send()
+            try:
+                send()
+            except Exception:  # a fault of ours: one answer's, not the others'
+                _log.exception("parts of an answer could not be sent")

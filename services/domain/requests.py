@@ -23,6 +23,10 @@ MAX_TOP_LOGPROBS = 20
 MAX_REQUEST_ID_CHARS = 128
 MAX_SEED = 2**63 - 1
 MAX_TOKEN_ID = 2**31 - 1
+PROGRESS_TOKENS = 16
+"""A reply that got so many tokens from an instance ran well there: the instance's death is not charged to its request.
+What kills an engine does so at the prompt, at the first step, or where the reply is resumed: before that many. A worker that
+may hold tokens back sends as many before it does."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,14 @@ from typing import TypeVar
 
 from services.domain.errors import NotFound, PenstockError, RequestFailed, Unavailable
 from services.domain.instances import Load
-from services.domain.requests import FinishReason, GenerationRequest, SamplingParams, TokenFrame, TokenUsage
+from services.domain.requests import (
+    PROGRESS_TOKENS,
+    FinishReason,
+    GenerationRequest,
+    SamplingParams,
+    TokenFrame,
+    TokenUsage,
+)
 from services.event_streams import EventStream, OnTokens
 from worker_service.engine.core import EngineCore, StepOutput
 from worker_service.engine.interface import (
@@ -377,12 +384,12 @@ class LoopEngine:
         return finished is not None
 
     def _hold_tokens(self, request: GenerationRequest) -> None:
-        """A request has begun whose tokens may wait. The thread's."""
+        """A request has begun whose tokens may wait; `output_coalescing` joins them further. The thread's."""
         usual, interval_s = self._hold, request.output_interval_s or 0.0
         if usual is None:
             return
         if interval_s > usual.seconds:
-            self._held[request.request_id] = _Held(interval_s, min(usual.tokens, PATIENT_TOKENS))
+            self._held[request.request_id] = _Held(interval_s, min(usual.tokens, PROGRESS_TOKENS))
         else:
             self._held[request.request_id] = _Held(usual.seconds, usual.tokens)
 
