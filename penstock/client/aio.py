@@ -11,7 +11,7 @@ from typing import Self, TypeVar
 from grpc import aio
 
 from penstock.client import connection, errors, transport, types
-from penstock.client.resumable import MISSED_HEARTBEATS, ResumableRequest, Routers
+from penstock.client.resumable import MISSED_HEARTBEATS, ResumableRequest, RouterFailover, Routers
 from penstock.client.retries import RetryBudget, RetryPolicy
 from penstock.client.silence import LoopWatcher, SilenceWatch
 from penstock.planner.v1 import planner_pb2, planner_pb2_grpc
@@ -77,7 +77,7 @@ class AsyncClient:
         timeout_s: float | None = None,
         **more: object,
     ) -> types.Reply:
-        """Return the whole answer. `more` are fields of Options.
+        """Return the whole response. `more` are fields of Options.
 
         Raises:
             PenstockError: The request failed; its classes say how.
@@ -102,17 +102,17 @@ class AsyncClient:
 
     async def models(self) -> list[types.Model]:
         """The models that requests may name."""
-        answer = await self._ask(
-            lambda number: self._router(number).ListModels(pb.ListModelsRequest(), timeout=connection.CALL_TIMEOUT_S)
+        response = await self._call(
+            lambda router: self._router(router).ListModels(pb.ListModelsRequest(), timeout=connection.CALL_TIMEOUT_S)
         )
-        return [transport.model_from_proto(model) for model in answer.models]
+        return [transport.model_from_proto(model) for model in response.models]
 
     async def status(self) -> types.MeshStatus:
         """The mesh as the router sees it."""
-        answer = await self._ask(
-            lambda number: self._mesh(number).GetStatus(pb.GetStatusRequest(), timeout=connection.CALL_TIMEOUT_S)
+        response = await self._call(
+            lambda router: self._mesh(router).GetStatus(pb.GetStatusRequest(), timeout=connection.CALL_TIMEOUT_S)
         )
-        return transport.status_from_proto(answer.status)
+        return transport.status_from_proto(response.status)
 
     async def watch_status(self, interval_s: float = 1.0) -> AsyncIterator[types.MeshStatus]:
         """The status, again and again, until the iteration is left.
@@ -128,9 +128,9 @@ class AsyncClient:
         try:
             watcher.start()
             watch.waiting(loop.time())
-            async for answer in call:
+            async for response in call:
                 watch.heard()
-                yield transport.status_from_proto(answer.status)
+                yield transport.status_from_proto(response.status)
                 watch.waiting(loop.time())
         except asyncio.CancelledError:
             if not watch.silent or _cancelling() > cancelling:
@@ -145,19 +145,17 @@ class AsyncClient:
     async def traces(self, limit: int | None = None, trace_id: str | None = None) -> list[types.Trace]:
         """The last requests' traces, newest first, or one by its id."""
         request = pb.ListTracesRequest(limit_count=limit, trace_id=trace_id)
-        answer = await self._ask(
-            lambda number: self._mesh(number).ListTraces(request, timeout=connection.CALL_TIMEOUT_S)
+        response = await self._call(
+            lambda router: self._mesh(router).ListTraces(request, timeout=connection.CALL_TIMEOUT_S)
         )
-        return [transport.trace_from_proto(trace) for trace in answer.traces]
+        return [transport.trace_from_proto(trace) for trace in response.traces]
 
     async def move(self, request_id: str, instance_id: str) -> types.Move:
         """Have a reply that this client's router streams go on at another instance of its tier."""
         request = pb.MoveReplyRequest(request_id=request_id, instance_id=instance_id)
-        try:
-            answer = await self._mesh(self._routers.preferred).MoveReply(request, timeout=connection.MOVE_TIMEOUT_S)
-        except aio.AioRpcError as error:
-            raise errors.from_rpc(error) from error
-        return transport.move_from_proto(answer)
+        with errors.raised_from_rpc():
+            response = await self._mesh(self._routers.preferred).MoveReply(request, timeout=connection.MOVE_TIMEOUT_S)
+        return transport.move_from_proto(response)
 
     def _request(
         self, prompt: types.Prompt, options: types.Options | None, more: dict[str, object], timeout_s: float | None
@@ -205,27 +203,22 @@ class AsyncClient:
                 watcher.stop()
                 call.cancel()
 
-    def _router(self, number: int) -> "router_pb2_grpc.RouterServiceAsyncStub":
-        return router_pb2_grpc.RouterServiceStub(self._channels[number])
+    def _router(self, router: int) -> "router_pb2_grpc.RouterServiceAsyncStub":
+        return router_pb2_grpc.RouterServiceStub(self._channels[router])
 
-    def _mesh(self, number: int) -> "router_pb2_grpc.MeshServiceAsyncStub":
-        return router_pb2_grpc.MeshServiceStub(self._channels[number])
+    def _mesh(self, router: int) -> "router_pb2_grpc.MeshServiceAsyncStub":
+        return router_pb2_grpc.MeshServiceStub(self._channels[router])
 
-    async def _ask(self, ask: Callable[[int], Awaitable[_Response]]) -> _Response:
-        """Ask the preferred router; where it is away or does not answer, the others."""
-        *others, last = self._routers.in_order()
-        for number in others:
+    async def _call(self, call: Callable[[int], Awaitable[_Response]]) -> _Response:
+        """Call the preferred router, or another where that one is away or does not response in time."""
+        failover = RouterFailover(self._routers)
+        while True:
             try:
-                return await ask(number)
+                return await call(failover.router)
             except aio.AioRpcError as error:
                 failure = errors.from_rpc(error)
-                if not isinstance(failure, errors.UnavailableError | errors.DeadlineError):
+                if not failover.advance(failure):
                     raise failure from error
-                self._routers.failed(number)
-        try:
-            return await ask(last)
-        except aio.AioRpcError as error:
-            raise errors.from_rpc(error) from error
 
 
 def _cancelling() -> int:
@@ -251,31 +244,25 @@ class AsyncPlannerClient:
 
     async def get_plan(self, revision: int | None = None) -> types.Plan:
         """The plan of a revision, or the current one. NotFoundError."""
-        try:
-            answer = await self._stub.GetPlan(
+        with errors.raised_from_rpc():
+            response = await self._stub.GetPlan(
                 planner_pb2.GetPlanRequest(revision=revision), timeout=connection.CALL_TIMEOUT_S
             )
-        except aio.AioRpcError as error:
-            raise errors.from_rpc(error) from error
-        return transport.plan_from_proto(answer.plan)
+        return transport.plan_from_proto(response.plan)
 
     async def list_plans(self, limit: int | None = None) -> list[types.Plan]:
         """The last revisions, newest first."""
         request = planner_pb2.ListPlansRequest(limit_count=limit)
-        try:
-            answer = await self._stub.ListPlans(request, timeout=connection.CALL_TIMEOUT_S)
-        except aio.AioRpcError as error:
-            raise errors.from_rpc(error) from error
-        return [transport.plan_from_proto(plan) for plan in answer.plans]
+        with errors.raised_from_rpc():
+            response = await self._stub.ListPlans(request, timeout=connection.CALL_TIMEOUT_S)
+        return [transport.plan_from_proto(plan) for plan in response.plans]
 
     async def set_plan(self, plan: types.Plan, *, expected_revision: int | None = None) -> types.Plan:
         """Make a plan current; return it with its revision. InvalidRequestError, ConflictError."""
         request = planner_pb2.SetPlanRequest(plan=transport.plan_to_proto(plan), expected_revision=expected_revision)
-        try:
-            answer = await self._stub.SetPlan(request, timeout=connection.CALL_TIMEOUT_S)
-        except aio.AioRpcError as error:
-            raise errors.from_rpc(error) from error
-        return transport.plan_from_proto(answer.plan)
+        with errors.raised_from_rpc():
+            response = await self._stub.SetPlan(request, timeout=connection.CALL_TIMEOUT_S)
+        return transport.plan_from_proto(response.plan)
 
     async def plan_cascade(
         self,
@@ -297,8 +284,8 @@ class AsyncPlannerClient:
             transport.plan_request(inputs, min_quality, max_latency_s, objective, confidence, gpus, budget)
         )
         try:
-            async for answer in call:
-                yield transport.plan_event_from_proto(answer)
+            async for response in call:
+                yield transport.plan_event_from_proto(response)
         except aio.AioRpcError as error:
             raise errors.from_rpc(error) from error
         finally:
@@ -324,11 +311,9 @@ class AsyncPlannerClient:
         request = transport.stages_request(
             tier, instances, qoe, sequences, kv_bytes_per_token, bandwidth_bytes_per_s, max_tokens, publish
         )
-        try:
-            answer = await self._stub.PlanStages(request, timeout=connection.USUAL_TIMEOUT_S)
-        except aio.AioRpcError as error:
-            raise errors.from_rpc(error) from error
-        return transport.stage_layout_from_proto(answer)
+        with errors.raised_from_rpc():
+            response = await self._stub.PlanStages(request, timeout=connection.USUAL_TIMEOUT_S)
+        return transport.stage_layout_from_proto(response)
 
     async def simulate_deployment(
         self,
@@ -341,18 +326,16 @@ class AsyncPlannerClient:
         InvalidRequestError, ValueError.
         """
         request = transport.simulate_request(inputs, replicas, thresholds)
-        try:
-            answer = await self._stub.SimulateDeployment(request, timeout=connection.USUAL_TIMEOUT_S)
-        except aio.AioRpcError as error:
-            raise errors.from_rpc(error) from error
-        return transport.simulation_from_proto(answer)
+        with errors.raised_from_rpc():
+            response = await self._stub.SimulateDeployment(request, timeout=connection.USUAL_TIMEOUT_S)
+        return transport.simulation_from_proto(response)
 
     async def watch_plan(self, after_revision: int | None = None) -> AsyncIterator[types.Plan]:
         """The current plan, then every later one, until the iteration is left."""
         call = self._stub.WatchPlan(planner_pb2.WatchPlanRequest(after_revision=after_revision))
         try:
-            async for answer in call:
-                yield transport.plan_from_proto(answer.plan)
+            async for response in call:
+                yield transport.plan_from_proto(response.plan)
         except aio.AioRpcError as error:
             raise errors.from_rpc(error) from error
         finally:

@@ -1,6 +1,7 @@
 """What can go wrong with a call, as exceptions with attributes."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
@@ -102,3 +103,12 @@ def from_rpc(failed: grpc.RpcError) -> PenstockError:
         return OverloadedError(said, retry_s, reason)
     kind = _BY_CODE.get(code, PenstockError)
     return kind(f"{said or code.name}", code=code, reason=reason)
+
+
+@contextmanager
+def raised_from_rpc() -> Iterator[None]:
+    """Raise a failed call inside the context, of the blocking or the asyncio API, as a PenstockError."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise from_rpc(error) from error

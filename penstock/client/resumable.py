@@ -45,6 +45,25 @@ class Routers:
         return max(silence_s, MISSED_HEARTBEATS * heartbeat_s) if heartbeat_s is not None else None
 
 
+class RouterFailover:
+    """Which router to ask next in a call that may be repeated anywhere. No I/O.
+
+    The preferred router comes first; where a router is away or does not answer in time, the next one is asked.
+    """
+
+    def __init__(self, routers: Routers) -> None:
+        self._routers = routers
+        self.router, *self._remaining = routers.in_order()
+
+    def advance(self, failure: errors.PenstockError) -> bool:
+        """Take the next router after this failure; False where the failure is final."""
+        if not self._remaining or not isinstance(failure, errors.UnavailableError | errors.DeadlineError):
+            return False
+        self._routers.failed(self.router)
+        self.router = self._remaining.pop(0)
+        return True
+
+
 @dataclass(slots=True)
 class _Router:
     """One request's experience with one router."""
