@@ -1,6 +1,6 @@
 """The judge's contract: domain to proto and back."""
 
-from judge_service.scorer_registry import RegisteredScorer, Verdict
+from judge_service.scorer_registry import RegisteredScorer, ScoreResult
 from judge_service.scorers import JudgedAnswer, LogprobSummary, ScorerKind
 from penstock.judge.v1 import judge_pb2 as pb
 from services import proto_codec as common
@@ -47,8 +47,8 @@ def answers_from_proto(request: pb.ScoreRequest) -> list[JudgedAnswer]:
     return answers
 
 
-def verdict_to_proto(verdict: Verdict) -> pb.ScoreResult:
-    return pb.ScoreResult(score=verdict.score, raw=verdict.raw, reason=verdict.reason)
+def score_result_to_proto(result: ScoreResult) -> pb.ScoreResult:
+    return pb.ScoreResult(score=result.score, raw=result.raw, reason=result.reason)
 
 
 def scorer_to_proto(registered: RegisteredScorer) -> pb.Scorer:

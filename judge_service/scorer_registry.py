@@ -14,7 +14,7 @@ from services.domain.errors import DeadlineExceeded, FieldProblem, InvalidReques
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ScoreResult:
     """score: 0 to 100, calibrated where the scorer is. raw: what the scorer said.
 
     reason: why the scorer was not asked (score and raw are 0); empty where it was.
@@ -48,8 +48,8 @@ class ScorerRegistry:
 
     async def judge(
         self, name: str, answers: Seq[JudgedAnswer], left_s: float | None = None
-    ) -> tuple[str, list[Verdict]]:
-        """(scorer used, one verdict per answer). The scorer is asked about the answers that pass the guards.
+    ) -> tuple[str, list[ScoreResult]]:
+        """(scorer used, one result per answer). The scorer is asked about the answers that pass the guards.
 
         left_s: how long the caller still waits; None: for ever.
 
@@ -64,9 +64,9 @@ class ScorerRegistry:
             raise NotFound("scorer", name)
         objections = [guards.objection(item) for item in answers]
         scored = [i for i, reason in enumerate(objections) if reason is None]
-        verdicts = [Verdict(0.0, 0.0, reason or "") for reason in objections]
+        results = [ScoreResult(0.0, 0.0, reason or "") for reason in objections]
         if not scored:
-            return registered.name, verdicts
+            return registered.name, results
         place = registered.backlog.place(len(scored), left_s) if registered.backlog is not None else nullcontext()
         with place:
             try:
@@ -78,8 +78,8 @@ class ScorerRegistry:
                 raise type(error)(*(_at_request_index(problem, scored) for problem in error.problems)) from error
         calibrate = registered.calibration.apply if registered.calibration is not None else None
         for i, r in zip(scored, raws, strict=True):
-            verdicts[i] = Verdict(calibrate(r.raw) if calibrate is not None else r.score, r.raw)
-        return registered.name, verdicts
+            results[i] = ScoreResult(calibrate(r.raw) if calibrate is not None else r.score, r.raw)
+        return registered.name, results
 
 
 def _at_request_index(problem: FieldProblem, scored: Seq[int]) -> FieldProblem:

@@ -33,18 +33,20 @@ class JudgeServicer(judge_pb2_grpc.JudgeServiceServicer):
         answers = codec.answers_from_proto(request)
         began = time.monotonic()
         try:
-            scorer, verdicts = await self._registry.judge(request.scorer, answers, context.time_remaining())
+            scorer, results = await self._registry.judge(request.scorer, answers, context.time_remaining())
         except (Overloaded, DeadlineExceeded) as error:
             self._unjudged.add(len(answers), {"penstock.scorer": request.scorer, "error.type": error.reason})
             raise
         labels = {"penstock.scorer": scorer}
         self._time.record(time.monotonic() - began, labels)
-        for verdict, answer in zip(verdicts, answers, strict=True):
+        for result, answer in zip(results, answers, strict=True):
             tier = answer.tier if answer.tier in self._tiers else UNKNOWN_TIER
-            self._scores.record(verdict.score, labels | {"penstock.tier": tier})
+            self._scores.record(result.score, labels | {"penstock.tier": tier})
         span = trace.get_current_span()
-        span.set_attributes({"penstock.scorer": scorer, "penstock.scores": [round(v.score, 1) for v in verdicts]})
-        return pb.ScoreResponse(results=[codec.verdict_to_proto(v) for v in verdicts], scorer=scorer)
+        span.set_attributes(
+            {"penstock.scorer": scorer, "penstock.scores": [round(result.score, 1) for result in results]}
+        )
+        return pb.ScoreResponse(results=[codec.score_result_to_proto(result) for result in results], scorer=scorer)
 
     async def ListScorers(self, request: pb.ListScorersRequest, context: Context) -> pb.ListScorersResponse:
         scorers = [codec.scorer_to_proto(registered) for registered in self._registry.scorers]

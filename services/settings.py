@@ -17,6 +17,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from services.domain.errors import FieldProblem, InvalidRequest
 from services.domain.plans import JudgeUnavailable, Plan, Provenance, TierPlan
+from services.domain.stages.bidding import MAX_TRANSFERS
 
 FIELDS_ALONE = "fields alone"  # the validation context in which a mesh file's fields need not agree
 _FROZEN = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
@@ -320,8 +321,8 @@ class MeshStages(BaseModel):
     """A worker compares itself with its stage, and looks for its place, this often."""
     refine_s: float = Field(default=5.0, gt=0)
     """Between two refinements of a worker's boundary."""
-    max_transfers: int = Field(default=3, ge=2)
-    """Requests that move in and out of one worker at once."""
+    max_transfers: int = Field(default=MAX_TRANSFERS, ge=2)
+    """Requests that one worker sends and receives at once."""
     bid_timeout_s: float = Field(default=0.5, gt=0)
     """A router waits so long for bids; who has not answered by then is left out."""
     turn_timeout_s: float = Field(default=10.0, gt=0)

@@ -19,8 +19,8 @@ from worker_service.engine.interface import Engine, EngineUnusable, Interruptibl
 from worker_service.engine.loop import OutputCoalescing
 from worker_service.engine.simulated import SimulatedEngineOptions, simulated_engine
 from worker_service.load_tracker import LoadTracker
-from worker_service.migration.receiver import Receiver
-from worker_service.migration.sender import Sender
+from worker_service.migration.receiver import KvReceiver
+from worker_service.migration.sender import KvSender
 from worker_service.output_coalescing import CoalescingLimits
 from worker_service.peer_client import PeerClient
 from worker_service.servicer import SERVICE, WorkerServicer
@@ -67,11 +67,12 @@ async def compose(chassis: Chassis) -> None:
         can_receive=isinstance(engine, KvTransferring),
         tier=tier.name,
     )
-    sender: Sender | None = None
-    receiver: Receiver | None = None
+    sender: KvSender | None = None
+    receiver: KvReceiver | None = None
     if isinstance(engine, KvTransferring):
         channels = await chassis.stack.enter_async_context(ChannelPool())
-        sender, receiver = Sender(engine, PeerClient(channels).dial, chassis.telemetry.meter), Receiver(engine)
+        sender = KvSender(engine, PeerClient(channels).dial, chassis.telemetry.meter, options.max_transfers)
+        receiver = KvReceiver(engine, options.max_transfers)
         chassis.stack.push_async_callback(sender.close)
         chassis.stack.push_async_callback(receiver.close)
     servicer = WorkerServicer(

@@ -12,7 +12,7 @@ from services.domain.requests import GenerationRequest
 from worker_service.engine.interface import EngineEvent, KvTransferring, LastBlocks
 from worker_service.migration import source, target
 from worker_service.migration.messages import Chunk, Closing, Opening, ToSource, ToTarget
-from worker_service.migration.sender import ANSWER_S, MAX_TRANSFERS
+from worker_service.migration.sender import ANSWER_S
 
 _log = logging.getLogger(__name__)
 
@@ -151,21 +151,26 @@ class Claim:
         return None
 
 
-class Receiver:
-    """Requests on their way into one engine, at most MAX_TRANSFERS at once."""
+class KvReceiver:
+    """Receives requests with their KV from other workers, at most `max_transfers` at once."""
 
-    def __init__(self, engine: KvTransferring) -> None:
-        self._engine = engine
+    def __init__(self, engine: KvTransferring, max_transfers: int) -> None:
+        self._engine, self._max_transfers = engine, max_transfers
         self._claims: dict[str, Claim] = {}
         self._drivers: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
     async def claim(self, transfer_id: str, request: GenerationRequest) -> AsyncGenerator[Claim, None]:
-        """Wait for a request as long as the context lasts. AlreadyRunning, Overloaded (MAX_TRANSFERS wait already)."""
+        """Wait for a request as long as the context lasts.
+
+        Raises:
+            AlreadyRunning: A transfer with this id is expected already.
+            Overloaded: `max_transfers` are expected already.
+        """
         if transfer_id in self._claims:
             raise AlreadyRunning(transfer_id)
-        if sum(1 for claim in self._claims.values() if claim.waiting) >= MAX_TRANSFERS:
-            raise Overloaded(f"{MAX_TRANSFERS} transfers are under way here", 0.5)
+        if sum(1 for claim in self._claims.values() if claim.waiting) >= self._max_transfers:
+            raise Overloaded(f"{self._max_transfers} transfers are under way here", 0.5)
         claim = self._claims[transfer_id] = Claim(self._engine, transfer_id, request)
         try:
             yield claim

@@ -27,9 +27,8 @@ from worker_service.migration.messages import (
 
 _log = logging.getLogger(__name__)
 
-MAX_TRANSFERS = 3  # at once, each way: CascadeInfer, section 5
-ANSWER_S = 5.0  # a side that says nothing for so long is lost
-CHUNK_BYTES = 1 << 20  # of KV in one message; a block that is larger goes alone
+ANSWER_S = 5.0  # a peer that is silent for this long counts as lost
+CHUNK_BYTES = 1 << 20  # of KV in one message; a larger block is a message of its own
 
 
 class Wire(Protocol):
@@ -46,11 +45,11 @@ Dial = Callable[[str], AbstractAsyncContextManager[Wire]]
 """Calls a target by address; leaving the context breaks off what is not over."""
 
 
-class Sender:
-    """Moves requests out of one engine, at most MAX_TRANSFERS at once."""
+class KvSender:
+    """Sends requests with their KV to other workers, at most `max_transfers` at once."""
 
-    def __init__(self, engine: KvTransferring, dial: Dial, meter: Meter) -> None:
-        self._engine, self._dial = engine, dial
+    def __init__(self, engine: KvTransferring, dial: Dial, meter: Meter, max_transfers: int) -> None:
+        self._engine, self._dial, self._max_transfers = engine, dial, max_transfers
         self._under_way: dict[str, asyncio.Task[None]] = {}
         self._moves = meter.create_counter("penstock.worker.moves_out", unit="{move}")
         self._bytes = meter.create_counter("penstock.worker.moved_bytes", unit="By")
@@ -61,8 +60,8 @@ class Sender:
         if request_id in self._under_way:
             yield NotMoved("it is on its way already")
             return
-        if len(self._under_way) >= MAX_TRANSFERS:
-            yield NotMoved(f"{MAX_TRANSFERS} transfers are under way here")
+        if len(self._under_way) >= self._max_transfers:
+            yield NotMoved(f"{self._max_transfers} transfers are under way here")
             return
         transfer = _Transfer(self._engine, self._dial, request_id, transfer_id, address)
         task = asyncio.create_task(transfer.run(), name=f"move {request_id}")

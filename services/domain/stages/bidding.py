@@ -18,7 +18,7 @@ import enum
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-MAX_TRANSFERS = 3  # at once per instance, in and out (section 5)
+MAX_TRANSFERS = 3  # at once per instance, in and out together (section 5); the default of `stages.max_transfers`
 KEPT_BIDS = 3
 STARVED_AFTER = 3  # times passed over; the paper has a threshold and does not name it
 
