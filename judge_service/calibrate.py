@@ -11,7 +11,8 @@ from judge_service.compose import build_scorer
 from judge_service.scorers import JudgedAnswer, LogprobSummary, RawScore
 from services.domain.errors import PenstockError
 from services.domain.requests import ChatMessage, ChatPrompt
-from services.settings import ServiceSettings, SettingsError, load_mesh_file
+from services.mesh_file import load_mesh_file
+from services.settings import ServiceSettings, SettingsError
 
 BATCH = 64
 

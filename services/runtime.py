@@ -23,7 +23,8 @@ from services.domain.instances import InstanceRecord, Load, ModelCard, Role
 from services.domain.stages.places import StagePlace
 from services.health import Health
 from services.interceptors import ChassisInterceptor
-from services.settings import MeshFile, ServiceSettings, SettingsError, load_mesh_file
+from services.mesh_file import load_mesh_file
+from services.settings import MeshFile, ServiceSettings, SettingsError
 from services.state import Registrar, connect
 from services.state.keys import Keys
 from services.telemetry import Telemetry

@@ -1,26 +1,36 @@
-"""Settings: the mesh file first, then the environment over it. The only module of the services that reads either.
+"""The settings: what a mesh file may hold, and what every service reads from the environment.
 
-A value that does not fit ends the process at boot with the name of the field.
+`services.mesh_file` reads mesh files. Only this module reads the environment. A process with a bad value ends at boot and
+names the field.
 """
 
-import difflib
-import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
-from urllib.parse import urlsplit
+from typing import Annotated, Any, Literal, Self
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from services.domain.errors import FieldProblem, InvalidRequest
+from services.domain.errors import FieldProblem
 from services.domain.plans import JudgeUnavailable, Plan, Provenance, TierPlan
 from services.domain.stages.bidding import MAX_TRANSFERS
+from services.field_problems import field_problems, joined
 
-FIELDS_ALONE = "fields alone"  # the validation context in which a mesh file's fields need not agree
+MAX_PORT = 65_535
+MAX_PROCESSES = 1024  # of one kind in a mesh file: more is a typing error, and would exhaust the machine
+DEVICES = ("cpu", "cuda", "hpu", "mps", "npu", "xpu")  # torch's names of what computes; a number may follow: cuda:1
 _FROZEN = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+def _known_device(device: str) -> str:
+    name, colon, number = device.partition(":")
+    if name not in DEVICES or (colon and not number.isdecimal()):
+        raise ValueError(f"unknown device '{device}': must be one of {', '.join(DEVICES)}, or with a number: cuda:1")
+    return device
+
+
+Device = Annotated[str, AfterValidator(_known_device)]
 
 
 class SettingsError(Exception):
@@ -29,14 +39,6 @@ class SettingsError(Exception):
     def __init__(self, message: str, problems: Sequence[FieldProblem] = ()) -> None:
         super().__init__(message)
         self.problems = tuple(problems) or (FieldProblem("", message),)
-
-
-class _FieldsDisagree(ValueError):
-    """Fields that are sound by themselves and not together."""
-
-    def __init__(self, *problems: FieldProblem) -> None:
-        super().__init__("; ".join(f"{p.field}: {p.problem}" for p in problems))
-        self.problems = problems
 
 
 class SimulatedMeshEngine(BaseModel):
@@ -70,7 +72,7 @@ class SglangMeshEngine(BaseModel):
     ends, and is started anew."""
     python: str = ""
     """The Python that has sglang installed, for servers that workers start. Empty: the worker's own."""
-    port: int = Field(default=0, ge=0, le=65535)
+    port: int = Field(default=0, ge=0, le=MAX_PORT)
     """Where the first worker's server listens on loopback, the others count on from it; 0 takes any free port."""
     tp: int = Field(default=1, ge=1)
     """Tensor parallelism: GPUs that share every layer."""
@@ -105,13 +107,13 @@ class MeshTier(BaseModel):
     tier needs none."""
     served_model_name: str = ""
     """The model's name as users know it. Empty: the folder's name, or the tier's where it has no model."""
-    workers: int = Field(default=1, ge=0)
+    workers: int = Field(default=1, ge=0, le=MAX_PROCESSES)
     """Worker processes."""
     threshold: float | None = Field(default=None, ge=0, le=100)
     """Answers stand from this score on. On every tier but the last."""
     engine: Literal["torch", "sglang", "simulated"] = "torch"
     """What runs the model: ours, on torch; an SGLang server; or a latency model."""
-    device: str = "cpu"
+    device: Device = "cpu"
     """Where torch runs it: cpu, cuda, cuda:1, ..."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Weights and KV cache. auto: what the model's config says."""
@@ -176,7 +178,7 @@ class MeshJudge(BaseModel):
 
     model_config = _FROZEN
 
-    replicas: int = Field(default=1, ge=0)
+    replicas: int = Field(default=1, ge=0, le=MAX_PROCESSES)
     """Judge processes."""
     scorers: tuple[MeshScorer, ...] = (MeshScorer(name="confidence", kind="confidence"),)
     """What can score. Left out: the confidence of the answer's tokens, which needs no model."""
@@ -191,7 +193,7 @@ class MeshJudge(BaseModel):
     its caller gives up."""
     threads: int = Field(default=1, ge=1)
     """CPU threads of each judge."""
-    device: str = "cpu"
+    device: Device = "cpu"
     """Where torch runs the judge model."""
 
 
@@ -200,11 +202,11 @@ class MeshRouter(BaseModel):
 
     model_config = _FROZEN
 
-    replicas: int = Field(default=1, ge=1)
+    replicas: int = Field(default=1, ge=1, le=MAX_PROCESSES)
     """Router processes."""
-    grpc_port: int = Field(default=50051, ge=0, le=65535)
+    grpc_port: int = Field(default=50051, ge=0, le=MAX_PORT)
     """The first router's gRPC port, the others count on from it; 0 takes any free port."""
-    http_port: int = Field(default=8000, ge=0, le=65535)
+    http_port: int = Field(default=8000, ge=0, le=MAX_PORT)
     """Likewise for the OpenAI-compatible API."""
     max_active: int = Field(default=256, ge=1)
     """Requests worked on at once by one router."""
@@ -285,24 +287,13 @@ class MeshReplan(BaseModel):
     cooldown_windows: int = Field(default=2, ge=0)
     """After planning again, nothing counts as drift for so many windows."""
 
-    @model_validator(mode="after")
-    def _sound(self) -> Self:
-        if self.enabled:
-            missing = [name for name in ("cluster", "models", "trace", "quality") if not getattr(self, name)]
-            problems = [FieldProblem(f"planner.replan.{name}", "missing: needed to plan again") for name in missing]
-            if (self.min_quality is None) == (self.max_latency_s is None):
-                problems.append(FieldProblem("planner.replan", "give either min_quality or max_latency_s"))
-            if problems:
-                raise _FieldsDisagree(*problems)
-        return self
-
 
 class MeshPlanner(BaseModel):
     """The planner."""
 
     model_config = _FROZEN
 
-    replicas: int = Field(default=1, ge=0)
+    replicas: int = Field(default=1, ge=1, le=MAX_PROCESSES)
     """Planner processes."""
     judge_unavailable: Literal["escalate", "accept"] = "escalate"
     """What routers do with answers that cannot be judged: the largest tier answers, or the answer stands."""
@@ -327,23 +318,6 @@ class MeshStages(BaseModel):
     """A router waits so long for bids; who has not answered by then is left out."""
     turn_timeout_s: float = Field(default=10.0, gt=0)
     """A request that has been won and not sent for so long stays where it is."""
-
-
-MAX_PORT = 65_535
-
-
-def redis_url_problem(url: str) -> str:
-    """What is wrong with the URL of a Redis; empty where it can be one, or is left out."""
-    if not url:
-        return ""
-    parts = urlsplit(url)
-    if parts.scheme not in ("redis", "rediss", "unix"):
-        return "must be redis://HOST:PORT/NUMBER, rediss:// or unix://"
-    try:
-        port = parts.port
-    except ValueError:
-        return "the port must be a number up to 65535"
-    return "names no host" if parts.scheme != "unix" and not parts.hostname and port is None else ""
 
 
 class MeshFile(BaseModel):
@@ -374,57 +348,6 @@ class MeshFile(BaseModel):
             return data | ({"judge": {"replicas": 0}} if len(tiers) == 1 else {})
         return data
 
-    @model_validator(mode="after")
-    def _fields_agree(self, info: ValidationInfo) -> Self:
-        if info.context != FIELDS_ALONE and (problems := [*self.disagreements()]):
-            raise _FieldsDisagree(*problems)
-        return self
-
-    def disagreements(self) -> Iterator[FieldProblem]:
-        """What is wrong between fields that are sound by themselves."""
-        try:
-            self.plan("check").validate()
-        except InvalidRequest as error:
-            yield from (FieldProblem(p.field.removeprefix("plan."), p.problem) for p in error.problems)
-        for i, tier in enumerate(self.tiers):
-            if not tier.model and tier.engine != "simulated":
-                yield FieldProblem(f"tiers[{i}].model", f"missing: the {tier.engine} engine needs a model")
-            one, gpus = tier.sglang.tp * tier.sglang.pp * tier.sglang.dp, len(tier.sglang.gpus)
-            if gpus and gpus < one * tier.workers:
-                yield FieldProblem(f"tiers[{i}].sglang.gpus", f"{gpus} for {tier.workers} workers of {one}")
-        grpc, http = self.router.grpc_port, self.router.http_port
-        for field, port in (("grpc_port", grpc), ("http_port", http)):
-            if port + self.router.replicas - 1 > MAX_PORT:
-                yield FieldProblem(
-                    f"router.{field}", f"{port} leaves no ports for {self.router.replicas} routers below {MAX_PORT + 1}"
-                )
-        if problem := redis_url_problem(self.redis_url):
-            yield FieldProblem("redis_url", problem)
-        if grpc and http and abs(grpc - http) < self.router.replicas:
-            yield FieldProblem(
-                "router.http_port", f"{http} and grpc_port {grpc} overlap: each router takes the next of both"
-            )
-        for i, scorer in enumerate(self.judge.scorers):
-            if scorer.kind == "judge-model" and not scorer.model:
-                yield FieldProblem(f"judge.scorers[{i}].model", "missing: a judge-model scorer needs a model")
-            if scorer.kind == "llm" and bool(scorer.tier) == bool(scorer.endpoint and scorer.model):
-                yield FieldProblem(f"judge.scorers[{i}]", "an llm scorer needs either tier, or endpoint and model")
-            if scorer.kind == "llm" and scorer.timeout_s > self.router.judge_timeout_s:
-                yield FieldProblem(
-                    f"judge.scorers[{i}].timeout_s",
-                    f"{scorer.timeout_s:g} s, but router.judge_timeout_s is {self.router.judge_timeout_s:g} s: "
-                    "routers would give up before the scorer can answer",
-                )
-            if scorer.tier and scorer.tier not in {tier.name for tier in self.tiers}:
-                yield FieldProblem(f"judge.scorers[{i}].tier", f"no tier '{scorer.tier}'")
-        names = [scorer.name for scorer in self.judge.scorers]
-        if not names:
-            yield FieldProblem("judge.scorers", "at least one is needed")
-        if len(set(names)) != len(names):
-            yield FieldProblem("judge.scorers", "names must differ")
-        if self.judge.default_scorer and self.judge.default_scorer not in names:
-            yield FieldProblem("judge.default_scorer", f"no scorer '{self.judge.default_scorer}' among {names}")
-
     def plan(self, input_digest: str) -> Plan:
         """The plan that this file asks for."""
         tiers = tuple(TierPlan(t.name, t.served_name, t.threshold, t.workers) for t in self.tiers)
@@ -442,59 +365,6 @@ class MeshFile(BaseModel):
         raise SettingsError(
             f"tier: no tier '{name}' in the mesh file, which has {', '.join(t.name for t in self.tiers)}"
         )
-
-
-def load_mesh_file(path: Path) -> MeshFile:
-    """Read a mesh file.
-
-    Raises:
-        SettingsError: names the file and every field at fault.
-    """
-    data = read_mesh_data(path)
-    try:
-        return MeshFile.model_validate(data)
-    except ValidationError as error:
-        problems = field_problems(error)
-        raise SettingsError(f"{path}: {joined(problems)}", problems) from None
-
-
-class _OneValuePerKey(yaml.SafeLoader):
-    """Refuses a key that stands twice: the second would silently take the place of the first."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[Any] = set()
-        for key, _ in node.value:
-            name = key.value if isinstance(key, yaml.ScalarNode) else None
-            if name is not None and name in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"'{name}' stands twice", key.start_mark)
-            seen.add(name)
-        return super().construct_mapping(node, deep)
-
-
-def read_mesh_data(path: Path) -> dict[str, Any]:
-    """What a mesh file holds, unchecked.
-
-    Raises:
-        SettingsError: no file, no YAML, or no mapping.
-    """
-    try:
-        data = yaml.load(path.read_text(), _OneValuePerKey)
-    except OSError as error:
-        raise SettingsError(f"{path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise SettingsError(f"{path}: not UTF-8 text: {error}") from None
-    except yaml.YAMLError as error:
-        raise SettingsError(f"{path}: not YAML: {error}") from None
-    except RecursionError:
-        raise SettingsError(f"{path}: nested too deep") from None
-    if not isinstance(data, dict):
-        raise SettingsError(f"{path}: must hold a mapping with at least `tiers`")
-    return data
-
-
-def digest(path: Path) -> str:
-    """A short digest of a file's content."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
 class ServiceSettings(BaseSettings):
@@ -518,11 +388,11 @@ class ServiceSettings(BaseSettings):
     """The address that servers listen on."""
     advertise_host: str = ""
     """The address that others reach this process at. Empty: bind_host, or the host's name where that is 0.0.0.0."""
-    grpc_port: int = Field(default=0, ge=0, le=65535)
+    grpc_port: int = Field(default=0, ge=0, le=MAX_PORT)
     """0 takes any free port."""
-    http_port: int = Field(default=0, ge=0, le=65535)
+    http_port: int = Field(default=0, ge=0, le=MAX_PORT)
     """The router's OpenAI-compatible API; 0 takes any free port."""
-    metrics_port: int = Field(default=0, ge=0, le=65535)
+    metrics_port: int = Field(default=0, ge=0, le=MAX_PORT)
     """Prometheus metrics; 0 takes any free port."""
     redis_url: str = ""
     """The state store. Empty: REDIS_URL, then the mesh file's."""
@@ -561,7 +431,7 @@ class ServiceSettings(BaseSettings):
         try:
             return cls(**values)
         except ValidationError as error:
-            problems = [FieldProblem(f"PENSTOCK_{p.field.upper()}", p.problem) for p in field_problems(error)]
+            problems = [FieldProblem(f"PENSTOCK_{p.field.upper()}", p.problem) for p in field_problems(error, cls)]
             raise SettingsError(joined(problems), problems) from None
 
     def state_url(self, mesh: MeshFile) -> str:
@@ -579,42 +449,3 @@ class ServiceSettings(BaseSettings):
 def environment_value(name: str) -> str | None:
     """A variable that a setting names (an API key): None if it is not set."""
     return os.environ.get(name)
-
-
-def field_problems(error: ValidationError) -> list[FieldProblem]:
-    """Every fault with the path of its field, as `tiers[0].workers`; a key that does not exist with the nearest that does."""
-    found: list[FieldProblem] = []
-    for fault in error.errors():
-        cause = fault.get("ctx", {}).get("error")
-        if isinstance(cause, _FieldsDisagree):
-            found += cause.problems
-            continue
-        problem = fault["msg"].removeprefix("Value error, ")
-        if fault["type"] == "extra_forbidden":
-            near = difflib.get_close_matches(str(fault["loc"][-1]), _field_names(fault["loc"][:-1]), n=1)
-            problem = "no such field" + (f": did you mean '{near[0]}'?" if near else "")
-        found.append(FieldProblem(field_path(fault["loc"]), problem))
-    return found
-
-
-def field_path(location: Sequence[str | int]) -> str:
-    """A place in a mesh file as people write it: `tiers[0].workers`."""
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(".")
-
-
-def joined(problems: Sequence[FieldProblem]) -> str:
-    """Problems in one line."""
-    return "; ".join(f"{p.field}: {p.problem}" if p.field else p.problem for p in problems)
-
-
-def _field_names(location: Sequence[str | int]) -> list[str]:
-    """The fields of the part of a mesh file at `location`."""
-    model: type[BaseModel] = MeshFile
-    for name in (part for part in location if isinstance(part, str)):
-        annotation = model.model_fields[name].annotation
-        model = next(kind for kind in (annotation, *get_args(annotation)) if _is_model(kind))
-    return list(model.model_fields)
-
-
-def _is_model(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, BaseModel)

@@ -11,8 +11,9 @@ from typing import Any
 import redis
 
 from services.domain.instances import Role
+from services.mesh_file import load_mesh_file
 from services.runtime import Chassis, Compose, serve
-from services.settings import MeshFile, ServiceSettings, load_mesh_file
+from services.settings import MeshFile, ServiceSettings
 
 START_TIMEOUT_S = 180.0  # a worker may start a server of its own
 

@@ -23,7 +23,7 @@ def check(
     looked up.
     """
     from services.mesh_check import mesh_file_problems
-    from services.settings import load_mesh_file
+    from services.mesh_file import load_mesh_file
 
     problems = mesh_file_problems(mesh)
     if json:

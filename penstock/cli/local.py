@@ -156,7 +156,8 @@ def _detached(mesh: Path, folder: Path, worker: list[str], json: bool) -> None:
     """Start `penstock up` as a process of its own; show how far it is until it serves, or why it does not."""
     from penstock.local.runfile import FolderInUse, FolderLock, read_run_file
     from penstock.local.start import start_timeout_s
-    from services.settings import SettingsError, load_mesh_file
+    from services.mesh_file import load_mesh_file
+    from services.settings import SettingsError
 
     try:
         limit_s = start_timeout_s(load_mesh_file(mesh), mesh) + DETACH_MARGIN_S

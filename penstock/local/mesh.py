@@ -26,8 +26,10 @@ from penstock.local.start import Progress, needs_hub, start_timeout_s
 from services.background import end, supervise
 from services.domain.instances import InstanceRecord, Role
 from services.domain.mesh_view import MeshView
+from services.mesh_file import load_mesh_file
+from services.mesh_rules import redis_url_problem
 from services.processes import ProcessSpec, Watched, Watcher, free_port
-from services.settings import MeshFile, SettingsError, load_mesh_file, redis_url_problem
+from services.settings import MeshFile, SettingsError
 from services.state import MeshFeed, connect
 from services.state.keys import Keys
 

@@ -12,7 +12,7 @@ import yaml
 
 from penstock.cli.plan_changes import same_model
 from penstock.cli.planning import planned_tiers
-from services.settings import load_mesh_file
+from services.mesh_file import load_mesh_file
 from tests.conftest import ROOT
 
 EXAMPLES = ROOT / "examples"

@@ -17,7 +17,8 @@ from judge_service.scorers.llm import MAX_TOKENS, TOP_LOGPROBS, LlmScorer, Messa
 from judge_service.tier_client import TierChat
 from penstock.worker.v1 import worker_pb2 as pb
 from services.domain import DeadlineExceeded, InstanceRecord, Overloaded, TextPrompt, Unavailable
-from services.settings import ServiceSettings, SettingsError, load_mesh_file
+from services.mesh_file import load_mesh_file
+from services.settings import ServiceSettings, SettingsError
 from services.state.keys import Keys
 from services.testing import RedisProcess
 from tests.conftest import FAMILY, MeshFileMaker
