@@ -40,12 +40,12 @@ class AsyncClient:
 
     def __init__(
         self,
-        target: str | Sequence[str] = connection.USUAL_TARGET,
+        target: str | Sequence[str] = connection.DEFAULT_TARGET,
         *,
-        timeout_s: float = connection.USUAL_TIMEOUT_S,
+        timeout_s: float = connection.DEFAULT_TIMEOUT_S,
         retry: RetryPolicy | None = None,
-        silence_s: float = connection.USUAL_SILENCE_S,
-        keepalive_s: float = connection.USUAL_KEEPALIVE_S,
+        silence_s: float = connection.DEFAULT_SILENCE_S,
+        keepalive_s: float = connection.DEFAULT_KEEPALIVE_S,
     ) -> None:
         self._timeout_s, self._retry = timeout_s, retry or RetryPolicy()
         connection.check_limits(silence_s, keepalive_s)
@@ -312,7 +312,7 @@ class AsyncPlannerClient:
             tier, instances, qoe, sequences, kv_bytes_per_token, bandwidth_bytes_per_s, max_tokens, publish
         )
         with errors.raised_from_rpc():
-            response = await self._stub.PlanStages(request, timeout=connection.USUAL_TIMEOUT_S)
+            response = await self._stub.PlanStages(request, timeout=connection.DEFAULT_TIMEOUT_S)
         return transport.stage_layout_from_proto(response)
 
     async def simulate_deployment(
@@ -327,7 +327,7 @@ class AsyncPlannerClient:
         """
         request = transport.simulate_request(inputs, replicas, thresholds)
         with errors.raised_from_rpc():
-            response = await self._stub.SimulateDeployment(request, timeout=connection.USUAL_TIMEOUT_S)
+            response = await self._stub.SimulateDeployment(request, timeout=connection.DEFAULT_TIMEOUT_S)
         return transport.simulation_from_proto(response)
 
     async def watch_plan(self, after_revision: int | None = None) -> AsyncIterator[types.Plan]:

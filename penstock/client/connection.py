@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from penstock.client.types import Options
 
-USUAL_TARGET = "127.0.0.1:50051"
-USUAL_TIMEOUT_S = 600.0
+DEFAULT_TARGET = "127.0.0.1:50051"
+DEFAULT_TIMEOUT_S = 600.0
 CALL_TIMEOUT_S = 10.0  # of calls that only ask
 MOVE_TIMEOUT_S = 120.0  # a move waits for as much KV as there is
 
@@ -27,14 +27,14 @@ _SERVICE_CONFIG = {
     ]
 }
 
-USUAL_KEEPALIVE_S = 60.0
+DEFAULT_KEEPALIVE_S = 60.0
 KEEPALIVE_TIMEOUT_S = 10.0
 MIN_KEEPALIVE_S = 10.0  # Penstock's servers close connections that ping more often
-USUAL_SILENCE_S = 15.0
+DEFAULT_SILENCE_S = 15.0
 
 
 def channel_options(
-    keepalive_s: float = USUAL_KEEPALIVE_S, keepalive_timeout_s: float = KEEPALIVE_TIMEOUT_S
+    keepalive_s: float = DEFAULT_KEEPALIVE_S, keepalive_timeout_s: float = KEEPALIVE_TIMEOUT_S
 ) -> tuple[tuple[str, int | str], ...]:
     """Return the options of every channel of the SDK.
 

@@ -30,7 +30,7 @@ class AsyncJudge:
     target: `host:port`. timeout_s: of one call.
     """
 
-    def __init__(self, target: str, *, timeout_s: float = connection.USUAL_TIMEOUT_S) -> None:
+    def __init__(self, target: str, *, timeout_s: float = connection.DEFAULT_TIMEOUT_S) -> None:
         self._channel, self._timeout_s = aio.insecure_channel(target, options=connection.OPTIONS), timeout_s
 
     async def __aenter__(self) -> Self:

@@ -29,12 +29,12 @@ class Client:
 
     def __init__(
         self,
-        target: str | Sequence[str] = connection.USUAL_TARGET,
+        target: str | Sequence[str] = connection.DEFAULT_TARGET,
         *,
-        timeout_s: float = connection.USUAL_TIMEOUT_S,
+        timeout_s: float = connection.DEFAULT_TIMEOUT_S,
         retry: RetryPolicy | None = None,
-        silence_s: float = connection.USUAL_SILENCE_S,
-        keepalive_s: float = connection.USUAL_KEEPALIVE_S,
+        silence_s: float = connection.DEFAULT_SILENCE_S,
+        keepalive_s: float = connection.DEFAULT_KEEPALIVE_S,
     ) -> None:
         self._timeout_s, self._retry = timeout_s, retry or RetryPolicy()
         connection.check_limits(silence_s, keepalive_s)
@@ -280,7 +280,7 @@ class PlannerClient:
             tier, instances, qoe, sequences, kv_bytes_per_token, bandwidth_bytes_per_s, max_tokens, publish
         )
         with errors.raised_from_rpc():
-            response = self._stub.PlanStages(request, timeout=connection.USUAL_TIMEOUT_S)
+            response = self._stub.PlanStages(request, timeout=connection.DEFAULT_TIMEOUT_S)
         return transport.stage_layout_from_proto(response)
 
     def simulate_deployment(
@@ -295,7 +295,7 @@ class PlannerClient:
         """
         request = transport.simulate_request(inputs, replicas, thresholds)
         with errors.raised_from_rpc():
-            response = self._stub.SimulateDeployment(request, timeout=connection.USUAL_TIMEOUT_S)
+            response = self._stub.SimulateDeployment(request, timeout=connection.DEFAULT_TIMEOUT_S)
         return transport.simulation_from_proto(response)
 
     def watch_plan(self, after_revision: int | None = None) -> Iterator[types.Plan]:
