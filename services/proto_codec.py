@@ -6,6 +6,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from penstock.proto.common.v1 import common_pb2 as pb
+from penstock.proto.worker.v1 import worker_pb2
 from services.domain.errors import InvalidRequest, invalid
 from services.domain.requests import (
     MAX_PROMPT_TOKENS,
@@ -26,6 +27,7 @@ from services.domain.requests import (
     TokenUsage,
     message_count_problem,
 )
+from services.domain.stages.advice import MoveAdvice, MoveReason
 
 MAX_DURATION_S = 315_576_000_000
 """What google.protobuf.Duration allows: 10,000 years."""
@@ -38,6 +40,12 @@ _FINISH = {
     FinishReason.MIGRATED: pb.FINISH_REASON_MIGRATED,
 }
 _FINISH_BACK = {value: key for key, value in _FINISH.items()}
+_MOVE_REASONS = {
+    MoveReason.RANGE_CROSSED: worker_pb2.MOVE_REASON_RANGE_CROSSED,
+    MoveReason.OVERLOADED: worker_pb2.MOVE_REASON_OVERLOADED,
+    MoveReason.DRAINING: worker_pb2.MOVE_REASON_DRAINING,
+}
+_MOVE_REASONS_BACK = {value: key for key, value in _MOVE_REASONS.items()}
 
 
 def prompt_to_proto(prompt: Prompt) -> pb.Prompt:
@@ -197,10 +205,24 @@ def finish_reason_from_proto(reason: pb.FinishReason.ValueType) -> FinishReason:
     return _FINISH_BACK.get(reason, FinishReason.ABORTED)
 
 
+def move_advice_to_proto(advice: MoveAdvice) -> worker_pb2.MoveAdvice:
+    return worker_pb2.MoveAdvice(
+        reason=_MOVE_REASONS[advice.reason],
+        sequence_tokens=advice.tokens,
+        sender_buffered_tokens=advice.sender_tokens,
+    )
+
+
+def move_advice_from_proto(advice: worker_pb2.MoveAdvice) -> MoveAdvice | None:
+    """The advice; None if its reason is unknown to this version."""
+    reason = _MOVE_REASONS_BACK.get(advice.reason)
+    return None if reason is None else MoveAdvice(reason, advice.sequence_tokens, advice.sender_buffered_tokens)
+
+
 def duration(value_s: float) -> Duration:
-    made = Duration()
-    made.FromNanoseconds(round(value_s * 1e9))
-    return made
+    value = Duration()
+    value.FromNanoseconds(round(value_s * 1e9))
+    return value
 
 
 def seconds(value: Duration, path: str = "duration") -> float:

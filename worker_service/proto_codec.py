@@ -5,6 +5,7 @@ from services import proto_codec as common
 from services.domain.errors import invalid
 from services.domain.instances import Load
 from services.domain.requests import GenerationRequest, TokenFrame
+from services.domain.stages.advice import MoveAdvice
 from services.domain.stages.bidding import Ask, Bid, RefusalReason
 from worker_service.engine.interface import (
     Admitted,
@@ -26,7 +27,6 @@ from worker_service.migration.messages import (
     ToTarget,
 )
 from worker_service.migration.source import Accepted, Committed, Failed, Received
-from worker_service.stage_tracker import Advice, MoveReason
 
 _CAPABILITIES = {
     Capability.LOGPROBS: pb.CAPABILITY_LOGPROBS,
@@ -39,12 +39,6 @@ _CAPABILITIES = {
     Capability.SEEDED_SAMPLING: pb.CAPABILITY_SEEDED_SAMPLING,
     Capability.PRIORITIES: pb.CAPABILITY_PRIORITIES,
     Capability.PREFIX_TRANSFER: pb.CAPABILITY_PREFIX_TRANSFER,
-}
-
-_MOVE_REASONS = {
-    MoveReason.RANGE_CROSSED: pb.MOVE_REASON_RANGE_CROSSED,
-    MoveReason.OVERLOADED: pb.MOVE_REASON_OVERLOADED,
-    MoveReason.DRAINING: pb.MOVE_REASON_DRAINING,
 }
 
 HEARTBEAT = pb.GenerateResponse(heartbeat=pb.Heartbeat())
@@ -119,13 +113,8 @@ def distributions_from_proto(request: pb.VerifyRequest) -> list[DraftDistributio
     return [DraftDistribution(tuple(d.token_ids), tuple(d.probabilities)) for d in request.draft_distributions]
 
 
-def advice_to_proto(advice: Advice) -> pb.GenerateResponse:
-    told = pb.MoveAdvice(
-        reason=_MOVE_REASONS[advice.reason],
-        sequence_tokens=advice.tokens,
-        sender_buffered_tokens=advice.sender_tokens,
-    )
-    return pb.GenerateResponse(move_advice=told)
+def advice_to_proto(advice: MoveAdvice) -> pb.GenerateResponse:
+    return pb.GenerateResponse(move_advice=common.move_advice_to_proto(advice))
 
 
 def ask_from_proto(request: pb.PlaceBidRequest, path: str = "") -> Ask:

@@ -4,34 +4,19 @@ No I/O: the view is fed from elsewhere and time is handed in (CascadeInfer, sect
 every instance decides for itself, from the records that its tier publishes.
 """
 
-import enum
 from dataclasses import dataclass, replace
 
 from services.domain.instances import InstanceRecord, Load
 from services.domain.mesh_view import MeshView
 from services.domain.plans import TierPlan
 from services.domain.stages import StageLayout
+from services.domain.stages.advice import MoveAdvice, MoveReason
 from services.domain.stages.bidding import Sender
 from services.domain.stages.overload import excess_tokens, to_hand_over
 from services.domain.stages.places import StagePlace, assign, outgrown_to, peers, successors
 from services.domain.stages.refinement import averaged, refine
 
 ADVICE_PAUSE_S = 1.0  # a request that was advised to move, and did not, is not named again before
-
-
-class MoveReason(enum.Enum):
-    RANGE_CROSSED = "range_crossed"
-    OVERLOADED = "overloaded"
-    DRAINING = "draining"
-
-
-@dataclass(frozen=True, slots=True)
-class Advice:
-    """This request should move. sender_tokens: length of all that should leave this instance."""
-
-    reason: MoveReason
-    tokens: int
-    sender_tokens: int
 
 
 @dataclass(slots=True)
@@ -71,7 +56,7 @@ class StageTracker:
         self._held.pop(request_id, None)
         self._withdraw(request_id)
 
-    def advice(self, request_id: str, now: float) -> Advice | None:
+    def advice(self, request_id: str, now: float) -> MoveAdvice | None:
         """Whether a request should move now; the same request is named again only after a pause."""
         held = self._held.get(request_id)
         if held is None or now < held.quiet_until:
@@ -82,7 +67,7 @@ class StageTracker:
             return None
         held.quiet_until = now + ADVICE_PAUSE_S
         self._sender.offer(request_id, held.tokens)
-        return Advice(reason, held.tokens, self._sender.tokens)
+        return MoveAdvice(reason, held.tokens, self._sender.tokens)
 
     def look(self, load: Load, now: float) -> None:
         """Take the place that the plan gives, refine the boundary if it is time, and see whether this is the outlier."""

@@ -98,16 +98,16 @@ def profile(
             shape, room = ReplicaShape(1, 1), info.kv_blocks * info.kv_block_tokens
     pairs = [(sample.load, sample.seconds) for sample in samples]
     with planner_error_handling():
-        latency, error = fit_latency(pairs)
+        latency, mean_error = fit_latency(pairs)
     replica = Replica(shape, latency, room, limits)
     engine = "sglang" if sglang else "torch"
-    measured = Profile(model.name, engine, machine, replica, tuple(pairs), error, None, qoe, held_out, kv_bytes)
+    measured = Profile(model.name, engine, machine, replica, tuple(pairs), mean_error, None, qoe, held_out, kv_bytes)
     write_profile(out, measured)
     if json:
-        figures = {"samples": len(pairs), "mean_error": error, "latency": latency, "out": str(out)}
+        figures = {"samples": len(pairs), "mean_error": mean_error, "latency": latency, "out": str(out)}
         print_json({**figures, "qoe": qoe, "qoe_requests": batches, "qoe_error": held_out})
         return
-    console.print(f"{len(pairs)} step loads, mean error of the fit {error:.1%}", highlight=False)
+    console.print(f"{len(pairs)} step loads, mean error of the fit {mean_error:.1%}", highlight=False)
     print_written(out)
     if qoe is not None:
         console.print(f"QoE: {batches} requests, mean error on the held-out half {held_out:.1%}", highlight=False)

@@ -26,7 +26,7 @@ MAX_BANDWIDTH_GB_PER_S = 1e6
 def stages(
     instances: Annotated[
         int,
-        options.number("--instances", help="Instances of one model.", least=1, max_length=options.MAX_INSTANCES),
+        options.number("--instances", help="Instances of one model.", least=1, most=options.MAX_INSTANCES),
     ],
     trace: Annotated[
         Path, typer.Option("--trace", help="CSV file, may be gzipped: arrival_s, input_tokens, output_tokens.")
@@ -42,7 +42,7 @@ def stages(
             "--rate",
             help="Requests per second; default: the rate of the trace.",
             least=0,
-            max_length=options.MAX_RATE_PER_S,
+            most=options.MAX_RATE_PER_S,
             above=True,
         ),
     ] = None,
@@ -52,7 +52,7 @@ def stages(
             "--max-tokens",
             help="End of the last stage; default: the longest request.",
             least=1,
-            max_length=options.MAX_TOKENS,
+            most=options.MAX_TOKENS,
         ),
     ] = None,
     bandwidth: Annotated[
@@ -61,7 +61,7 @@ def stages(
             "--bandwidth",
             help="Bandwidth between instances, in GB/s.",
             least=0,
-            max_length=MAX_BANDWIDTH_GB_PER_S,
+            most=MAX_BANDWIDTH_GB_PER_S,
             above=True,
         ),
     ] = 25.0,
@@ -69,7 +69,7 @@ def stages(
     min_gain: Annotated[
         float,
         options.number(
-            "--min-gain", help="Use one stage unless several reduce the QoE by this fraction.", least=0, max_length=1
+            "--min-gain", help="Use one stage unless several reduce the QoE by this fraction.", least=0, most=1
         ),
     ] = 0.0,
     out: Annotated[Path | None, options.new_file("--out", help="Write the layout to this JSON file.")] = None,
