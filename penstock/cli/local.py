@@ -213,7 +213,9 @@ class ProgressLines:
         self._up = frozenset(progress.instances)
         up = f"{', '.join(fresh)} up; " if fresh else ""
         missing = [
-            f"{kind} ({progress.ready.get(kind, 0)} of {progress.wanted[kind]})" if progress.wanted[kind] > 1 else kind
+            f"{kind} ({progress.ready.get(kind, 0)} of {progress.expected[kind]})"
+            if progress.expected[kind] > 1
+            else kind
             for kind in progress.missing
         ]
         line = up + (f"waiting for {', '.join(missing)}" if missing else "all ready")
@@ -225,7 +227,7 @@ class ProgressLines:
 
 def _progress_table(progress: "Progress", elapsed_s: float) -> Table:
     table = Table.grid(padding=(0, 2))
-    for kind, expected in progress.wanted.items():
+    for kind, expected in progress.expected.items():
         ready = progress.ready.get(kind, 0)
         mark = "[green]ready[/]" if ready >= expected else "[yellow]starting[/]"
         table.add_row(kind, f"{ready}/{expected}", mark)

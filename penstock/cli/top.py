@@ -2,6 +2,7 @@
 
 import time
 from collections import deque
+from contextlib import nullcontext
 from typing import Annotated
 
 from rich.console import Group
@@ -58,14 +59,16 @@ def top(
     updates = 0
     with cli_error_handling(routers), Client(routers) as client:
         try:
-            full_screen = not json and console.is_terminal and count is None
-            with Live(console=console, screen=full_screen, auto_refresh=False) as live:
+            redraws = console.is_terminal and not json
+            with Live(console=console, screen=count is None, auto_refresh=False) if redraws else nullcontext() as live:
                 for mesh in client.watch_status(interval):
                     history.append(sum(t.output_tokens_per_s for t in mesh.tiers))
                     if json:
                         print_json({"time": time.time(), "status": mesh}, indent=None)
-                    else:
+                    elif live is not None:
                         live.update(screen(mesh, history), refresh=True)
+                    else:
+                        console.print(screen(mesh, history))
                     updates += 1
                     if count is not None and updates >= count:
                         return

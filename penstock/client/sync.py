@@ -1,4 +1,4 @@
-"""The blocking clients: what the asyncio ones do, for programs without an event loop. Safe to share between threads."""
+"""The blocking clients: like the asyncio clients, for programs without an event loop. Thread-safe."""
 
 import random
 import time
@@ -21,7 +21,7 @@ _Response = TypeVar("_Response")
 
 
 class Client:
-    """Talks to one or several routers of a mesh; see AsyncClient.
+    """A blocking client of one or several routers of a mesh; see AsyncClient.
 
     with Client("127.0.0.1:50051") as client:
         print(client.generate("What is 12 + 30?", temperature=0).text)
@@ -54,7 +54,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close the connections; what is under way fails."""
+        """Close the connections. Active calls fail."""
         self._closed = True
         for channel in self._channels:
             channel.close()
@@ -65,14 +65,14 @@ class Client:
         options: types.Options | None = None,
         *,
         timeout_s: float | None = None,
-        **more: object,
+        **changes: object,
     ) -> types.Reply:
-        """Return the whole response. `more` are fields of Options.
+        """Return the complete answer. `changes` are fields of Options.
 
         Raises:
-            PenstockError: The request failed; its classes say how.
+            PenstockError: The request failed; the subclass tells how.
         """
-        request = self._request(prompt, options, more, timeout_s)
+        request = self._request(prompt, options, changes, timeout_s)
         for _ in self._run(request):
             pass
         return request.reply()
@@ -83,10 +83,10 @@ class Client:
         options: types.Options | None = None,
         *,
         timeout_s: float | None = None,
-        **more: object,
+        **changes: object,
     ) -> Iterator[types.Event]:
-        """Events as they come, Finished last. Leaving the iteration cancels the request."""
-        yield from self._run(self._request(prompt, options, more, timeout_s))
+        """Yield the events as they arrive, Finished last. Leaving the iteration cancels the request."""
+        yield from self._run(self._request(prompt, options, changes, timeout_s))
 
     def models(self) -> list[types.Model]:
         """The models that requests may name."""
@@ -96,17 +96,17 @@ class Client:
         return [transport.model_from_proto(model) for model in response.models]
 
     def status(self) -> types.MeshStatus:
-        """The mesh as the router sees it."""
+        """The state of the mesh as seen by the router."""
         response = self._call(
             lambda router: self._mesh(router).GetStatus(pb.GetStatusRequest(), timeout=connection.CALL_TIMEOUT_S)
         )
         return transport.status_from_proto(response.status)
 
     def watch_status(self, interval_s: float = 1.0) -> Iterator[types.MeshStatus]:
-        """The status, again and again, until the iteration is left.
+        """Yield the status at every interval, until the iteration is left.
 
         Raises:
-            PenstockError: The call failed, or nothing came for `silence_s` (or three intervals, where they are longer).
+            PenstockError: The call failed, or nothing arrived for `silence_s` or three intervals, whichever is longer.
         """
         request = pb.WatchStatusRequest(interval=transport.duration(interval_s))
         call = self._mesh(self._routers.preferred).WatchStatus(request)
@@ -127,23 +127,23 @@ class Client:
             call.cancel()
 
     def traces(self, limit: int | None = None, trace_id: str | None = None) -> list[types.Trace]:
-        """The last requests' traces, newest first, or one by its id."""
+        """The traces of the last requests, newest first, or the one with the id."""
         request = pb.ListTracesRequest(limit_count=limit, trace_id=trace_id)
         response = self._call(lambda router: self._mesh(router).ListTraces(request, timeout=connection.CALL_TIMEOUT_S))
         return [transport.trace_from_proto(trace) for trace in response.traces]
 
     def move(self, request_id: str, instance_id: str) -> types.Move:
-        """Have a reply that this client's router streams go on at another instance of its tier."""
+        """Move a reply that this client's router streams to another instance of its tier."""
         request = pb.MoveReplyRequest(request_id=request_id, instance_id=instance_id)
         with errors.raised_from_rpc():
             response = self._mesh(self._routers.preferred).MoveReply(request, timeout=connection.MOVE_TIMEOUT_S)
         return transport.move_from_proto(response)
 
     def _request(
-        self, prompt: types.Prompt, options: types.Options | None, more: dict[str, object], timeout_s: float | None
+        self, prompt: types.Prompt, options: types.Options | None, changes: dict[str, object], timeout_s: float | None
     ) -> ResumableRequest:
         deadline_s = time.monotonic() + (timeout_s if timeout_s is not None else self._timeout_s)
-        merged = connection.merged(options, more)
+        merged = connection.merged(options, changes)
         return ResumableRequest(prompt, merged, self._retry, self._routers, self._budget, deadline_s, self._rng)
 
     def _run(self, request: ResumableRequest) -> Iterator[types.Event]:
@@ -196,7 +196,7 @@ class Client:
 
 
 class PlannerClient:
-    """Talks to the planner: reads, sets and watches the plan."""
+    """A client of the planner: reads, sets, watches and computes plans."""
 
     def __init__(self, target: str) -> None:
         self._channel = grpc.insecure_channel(target, options=connection.OPTIONS)
@@ -211,7 +211,11 @@ class PlannerClient:
         self._channel.close()
 
     def get_plan(self, revision: int | None = None) -> types.Plan:
-        """The plan of a revision, or the current one. NotFoundError."""
+        """The plan of a revision, or the current one.
+
+        Raises:
+            NotFoundError: There is no such revision.
+        """
         with errors.raised_from_rpc():
             response = self._stub.GetPlan(
                 planner_pb2.GetPlanRequest(revision=revision), timeout=connection.CALL_TIMEOUT_S
@@ -219,14 +223,19 @@ class PlannerClient:
         return transport.plan_from_proto(response.plan)
 
     def list_plans(self, limit: int | None = None) -> list[types.Plan]:
-        """The last revisions, newest first."""
+        """The last plans, newest first."""
         request = planner_pb2.ListPlansRequest(limit_count=limit)
         with errors.raised_from_rpc():
             response = self._stub.ListPlans(request, timeout=connection.CALL_TIMEOUT_S)
         return [transport.plan_from_proto(plan) for plan in response.plans]
 
     def set_plan(self, plan: types.Plan, *, expected_revision: int | None = None) -> types.Plan:
-        """Make a plan current; return it with its revision. InvalidRequestError, ConflictError."""
+        """Publish a plan; return it with its revision.
+
+        Raises:
+            InvalidRequestError: The plan is invalid; `fields` names the problems.
+            ConflictError: The current revision is not `expected_revision`.
+        """
         request = planner_pb2.SetPlanRequest(plan=transport.plan_to_proto(plan), expected_revision=expected_revision)
         with errors.raised_from_rpc():
             response = self._stub.SetPlan(request, timeout=connection.CALL_TIMEOUT_S)
@@ -243,10 +252,14 @@ class PlannerClient:
         gpus: int | None = None,
         budget: str = "at-most",
     ) -> Iterator[types.PlanProgress | types.CascadePlan | types.Unreachable]:
-        """Let the planner compute a plan; leaving the iteration stops it. Progress, then a CascadePlan or Unreachable.
+        """Compute a plan without publishing it. Yields progress, then a CascadePlan or Unreachable.
 
-        Nothing is published. objective: largest-tier or end-to-end. budget: at-most so many GPUs, or exact.
-        InvalidRequestError, ValueError.
+        Leaving the iteration stops the computation. objective: largest-tier or end-to-end. budget: whether `gpus` is a limit
+        (at-most) or the number to use (exact).
+
+        Raises:
+            InvalidRequestError: The inputs are invalid; `fields` names the problems.
+            ValueError: The inputs cannot be sent.
         """
         call = self._stub.PlanCascade(
             transport.plan_request(inputs, min_quality, max_latency_s, objective, confidence, gpus, budget)
@@ -271,10 +284,15 @@ class PlannerClient:
         max_tokens: int | None = None,
         publish: bool = False,
     ) -> types.StageLayout:
-        """Lay a tier's instances out as length stages; publish the layout as a plan revision if asked.
+        """Assign the instances of a tier to length stages; with `publish`, publish the result as a plan revision.
 
-        Left out: instances and qoe (D0 to D4, seconds) are the plan's, sequences what the tier's instances hold now,
-        max_tokens their context. InvalidRequestError, ConflictError, ValueError.
+        Defaults: instances and qoe (D0 to D4, seconds) of the current plan, the sequences that the instances hold, and their
+        context length as max_tokens.
+
+        Raises:
+            InvalidRequestError: The inputs are invalid; `fields` names the problems.
+            ConflictError: Another plan was published meanwhile.
+            ValueError: qoe does not have five coefficients.
         """
         request = transport.stages_request(
             tier, instances, qoe, sequences, kv_bytes_per_token, bandwidth_bytes_per_s, max_tokens, publish
@@ -289,9 +307,11 @@ class PlannerClient:
         replicas: Sequence[Sequence[types.ReplicaGroup]],
         thresholds: Sequence[float | None],
     ) -> types.Simulation:
-        """Run replicas of each tier over a workload in virtual time. thresholds: of each tier but the last; None passes over.
+        """Simulate a deployment in virtual time. thresholds: of each tier but the last; None skips the tier.
 
-        InvalidRequestError, ValueError.
+        Raises:
+            InvalidRequestError: The inputs are invalid; `fields` names the problems.
+            ValueError: The inputs cannot be sent.
         """
         request = transport.simulate_request(inputs, replicas, thresholds)
         with errors.raised_from_rpc():
@@ -299,7 +319,7 @@ class PlannerClient:
         return transport.simulation_from_proto(response)
 
     def watch_plan(self, after_revision: int | None = None) -> Iterator[types.Plan]:
-        """The current plan, then every later one, until the iteration is left."""
+        """Yield the current plan, then every later one, until the iteration is left."""
         call = self._stub.WatchPlan(planner_pb2.WatchPlanRequest(after_revision=after_revision))
         try:
             for response in call:
