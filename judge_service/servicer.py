@@ -19,13 +19,13 @@ UNKNOWN_TIER = "unknown"
 
 class JudgeServicer(judge_pb2_grpc.JudgeServiceServicer):
     def __init__(self, registry: ScorerRegistry, measured: Telemetry, tiers: Collection[str]) -> None:
-        """tiers: the names that metrics may hold; any other is counted as UNKNOWN_TIER."""
+        """tiers: tier names allowed in metrics; others are counted as UNKNOWN_TIER."""
         self._registry, self._tiers = registry, frozenset(tiers)
         self._time = measured.meter.create_histogram("penstock.judge.duration", unit="s")
         self._unjudged = measured.meter.create_counter(
             "penstock.judge.unjudged",
             unit="{answer}",
-            description="Answers that were refused, or not judged in time, by reason.",
+            description="Answers that were refused or not scored in time, by reason.",
         )
         self._scores = measured.meter.create_histogram("penstock.judge.score", unit="1")
 

@@ -48,7 +48,7 @@ def test_every_shipped_mesh_file_is_sound(path: Path) -> None:
         ({"tiers": [{**SMALL, "engine": "torch"}, LARGE]}, {"tiers[0].model": "the torch engine needs a model"}),
         ({"tiers": [{**SMALL, "enigne": "torch"}, LARGE]}, {"tiers[0].enigne": "did you mean 'engine'?"}),
         ({"teirs": []}, {"teirs": "did you mean 'tiers'?", "tiers": "required"}),
-        ({"tiers": [LARGE, SMALL]}, {"tiers[0].threshold": "missing", "tiers[1].threshold": "no threshold"}),
+        ({"tiers": [LARGE, SMALL]}, {"tiers[0].threshold": "missing", "tiers[1].threshold": "must not be set"}),
         (
             {"tiers": [{**SMALL, "engine": "sglang", "model": "a/b", "sglang": {"python": "/none/python"}}, LARGE]},
             {"tiers[0].sglang.python": "no program"},

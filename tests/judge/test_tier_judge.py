@@ -87,7 +87,7 @@ async def test_its_grades_are_calibrated_over_the_running_mesh(mesh: TestMesh, t
 async def test_a_tier_that_nobody_serves_gives_no_grade(redis: RedisProcess) -> None:
     chat = TierChat("nobody", redis.url, Keys("no-such-mesh"), timeout_s=1)
     await chat.start()
-    with pytest.raises(Unavailable, match="nobody who grades"):
+    with pytest.raises(Unavailable, match="no worker for grading"):
         await LlmScorer(chat, concurrency=1).score([JudgedAnswer(TextPrompt("p"), "a")])
     await chat.close()
 
@@ -103,7 +103,7 @@ def test_grades_take_a_share_of_the_tiers_places(
     built = build_scorer(mesh.judge.scorers[0], mesh, ServiceSettings.load(redis_url="redis://unused"))
     assert isinstance(built, LlmScorer)
     assert isinstance(built._chat, TierChat)
-    assert built._chat._places == places
+    assert built._chat._slots_per_worker == places
 
 
 async def test_the_grades_a_tier_is_asked_for_do_not_grow_with_what_it_has_to_do(
@@ -134,7 +134,7 @@ async def test_the_grades_a_tier_is_asked_for_do_not_grow_with_what_it_has_to_do
         grades = await asyncio.gather(*(chat.ask([{"role": "user", "content": f"{i}"}]) for i in range(60)))
         assert len(grades) == 60
         assert most == {"worker-large-0": 3, "worker-large-1": 3}
-        assert not chat._asked
+        assert not chat._active
 
         async def full(*_: object) -> Any:
             raise Overloaded("full", 3.0)
