@@ -1,4 +1,4 @@
-"""The worker's contract: domain to proto and back."""
+"""Converts between the worker's domain types and protobuf messages."""
 
 from penstock.proto.worker.v1 import worker_pb2 as pb
 from services import proto_codec as common
@@ -45,7 +45,9 @@ HEARTBEAT = pb.GenerateResponse(heartbeat=pb.Heartbeat())
 
 
 def request_from_proto(request: pb.GenerateRequest) -> GenerationRequest:
-    """InvalidRequest naming every unsound field."""
+    """Raises:
+    InvalidRequest: A field is invalid; the error names every one.
+    """
     made = GenerationRequest(
         request_id=request.request_id,
         prompt=common.prompt_from_proto(request.prompt),
@@ -118,7 +120,9 @@ def advice_to_proto(advice: MoveAdvice) -> pb.GenerateResponse:
 
 
 def ask_from_proto(request: pb.PlaceBidRequest, path: str = "") -> Ask:
-    """InvalidRequest naming the field, under `path`."""
+    """Raises:
+    InvalidRequest: A field is invalid; the error names it, under `path`.
+    """
     for name in ("request_id", "sender_instance_id", "model_digest"):
         if not getattr(request, name):
             raise invalid(path + name, "must not be empty")
@@ -151,7 +155,7 @@ def to_target_to_proto(message: ToTarget) -> pb.MigrateInRequest:
     match message:
         case Opening():
             layout = message.layout
-            said = pb.KvLayout(
+            kv_layout = pb.KvLayout(
                 model_digest=layout.model_digest,
                 layers=layout.layers,
                 kv_heads=layout.kv_heads,
@@ -159,7 +163,7 @@ def to_target_to_proto(message: ToTarget) -> pb.MigrateInRequest:
                 block_tokens=layout.block_tokens,
                 dtype=layout.dtype,
             )
-            opening = pb.TransferOpening(transfer_id=message.transfer_id, layout=said, token_ids=message.tokens)
+            opening = pb.TransferOpening(transfer_id=message.transfer_id, layout=kv_layout, token_ids=message.tokens)
             return pb.MigrateInRequest(opening=opening)
         case Chunk():
             return pb.MigrateInRequest(chunk=_chunk_to_proto(message))
@@ -169,7 +173,9 @@ def to_target_to_proto(message: ToTarget) -> pb.MigrateInRequest:
 
 
 def to_target_from_proto(message: pb.MigrateInRequest) -> ToTarget:
-    """InvalidRequest for a message without a step."""
+    """Raises:
+    InvalidRequest: The message has no step.
+    """
     match message.WhichOneof("step"):
         case "opening":
             said = message.opening.layout

@@ -211,7 +211,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                 if request.transfer_id:
                     if self._receiver is None:
                         raise NotServed("this engine cannot take over running requests")
-                    claim = await stack.enter_async_context(self._receiver.claim(request.transfer_id, asked))
+                    claim = await stack.enter_async_context(self._receiver.expect(request.transfer_id, asked))
                     yield codec.HEARTBEAT  # it is waited for: the source may call
                     events = coalesced(claim.events(), self._frames)
                 else:

@@ -105,7 +105,7 @@ async def test_a_move_that_cannot_be_leaves_the_reply_where_it_was(pair: tuple[S
     assert "decoding request" in await refused(source, place)
     call = source.Generate(asked())
     first, _ = await read(call, "tokens")
-    assert "nobody waits here" in await refused(source, place)
+    assert "no router expects transfer" in await refused(source, place)
     claim = target.Generate(asked(transfer="gone"))
     await read(claim, "heartbeat")
     claim.cancel()
