@@ -58,13 +58,8 @@ class EventWriter(AbstractAsyncContextManager["EventWriter"]):
             if self._owner.uncancel() == 0:  # else somebody else has cancelled the request as well
                 raise self._error from None
 
-    @property
-    def behind(self) -> bool:
-        """Whether the client has not read what has been sent so far."""
-        return self._task is not None
-
     def send(self, event: bytes) -> None:
-        """Send one event, complete with its empty line; nothing any more once the context is left."""
+        """Send one event, complete with its empty line; once the context is left, nothing."""
         if self._direct and not self._protocol.writing_paused:
             self._write(event)
             return

@@ -40,15 +40,16 @@ class StreamedReply:
         self._templates = [self._template(choice.index) for choice in choices]
         self._characters = [0] * len(choices)
         self._texts = [""] * len(choices)  # that wait for more
+        self._begun = [False] * len(choices)  # their first tokens, which do not wait, have been sent
         self._waiting = self._opened = False
 
     def answer(self, index: int, _: str, frame: TokenFrame) -> None:
         """The next part of a choice's answer, from whichever tier."""
-        first = not self._opened
-        if first:
+        if not self._opened:
             self._open()
         if not self._logprobs:
-            if first:
+            if not self._begun[index]:
+                self._begun[index] = True
                 self._send_text(index, frame.text)
             elif self._waiting:
                 self._texts[index] += frame.text

@@ -80,6 +80,8 @@ def test_parts_that_may_wait_are_joined_the_first_never_waits_and_the_end_waits_
 
     reply.answer(0, "t", TokenFrame(0, (0,), "a"))
     assert texts() == [(0, ""), (1, ""), (0, "a")]
+    reply.answer(1, "t", TokenFrame(0, (0,), "w"))
+    assert texts() == [(1, "w")], "nor does that of another choice"
     for at, (index, text) in enumerate(((0, "b"), (1, "x"), (0, "c"), (1, "y"))):
         reply.answer(index, "t", TokenFrame(at, (at,), text))
     assert not sent
