@@ -244,6 +244,13 @@ class MeshRouter(BaseModel):
     max_refusals: int = Field(default=50, ge=1)
     """Times that workers of one tier may refuse one request, for want of room or because they drain, before it is given up;
     where they are full its client is told when to come again. A worker that refused is left alone for up to a second."""
+    trace_share: float = Field(default=0.01, ge=0, le=1)
+    """Share of the requests that are traced; 1 traces all."""
+    trace_per_s: float = Field(default=1.0, ge=0, le=1000)
+    """Traces per second beside the share, ten seconds' worth at once: so many of requests as they come, as many of requests
+    whose clients ask for a trace, and as many of untraced requests that failed or were slow."""
+    trace_slow_s: float = Field(default=30.0, gt=0)
+    """An untraced request that took longer is slow."""
 
 
 class MeshReplan(BaseModel):

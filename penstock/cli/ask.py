@@ -31,7 +31,7 @@ def ask(
     The shipped models know only small tasks with numbers, letters and words (models/family/README.md lists them).
     """
     where = targets.resolve(target)
-    wanted = Options(model=model, temperature=temperature, max_tokens=max_tokens, seed=seed)
+    wanted = Options(model=model, temperature=temperature, max_tokens=max_tokens, seed=seed, trace=True)
     with cli_error_handling(where), Client(where, retry=targets.INTERACTIVE) as client:
         if json:
             print_json(client.generate(prompt, wanted))
@@ -48,7 +48,7 @@ def chat(
 ) -> None:
     """Chat, turn after turn; an empty line or Ctrl-D ends it."""
     where = targets.resolve(target)
-    wanted = Options(model=model, temperature=temperature, max_tokens=max_tokens)
+    wanted = Options(model=model, temperature=temperature, max_tokens=max_tokens, trace=True)
     messages = [{"role": "system", "content": system}] if system else []
     with cli_error_handling(where), Client(where, retry=targets.INTERACTIVE) as client:
         while True:
@@ -101,5 +101,5 @@ def _line(event: object) -> str:
 def _summary(done: Finished) -> str:
     return (
         f"  {done.tier}, {done.usage.output_tokens} tokens, first after {seconds(done.ttft_s)}, "
-        f"all in {seconds(done.total_s)}, trace {done.trace_id}"
+        f"all in {seconds(done.total_s)}" + (f", trace {done.trace_id}" if done.trace_id else "")
     )

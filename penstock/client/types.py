@@ -47,6 +47,7 @@ class Options:
     top_logprobs: None reports no logprobs; 0 to 20 also that many likelier tokens.
     raw: the prompt text is continued as it stands, without a chat template.
     priority: -100 to 100; higher goes first among waiting requests.
+    trace: ask for a trace of the request; `trace_id` names it. A router that is asked for more than it makes leaves some out.
     """
 
     model: str = "cascade"
@@ -60,6 +61,7 @@ class Options:
     priority: int = 0
     raw: bool = False
     request_id: str | None = None
+    trace: bool = False
 
 
 @dataclass(frozen=True, slots=True)

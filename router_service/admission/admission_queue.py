@@ -42,6 +42,15 @@ class AdmissionQueue:
         """Places that are waited for."""
         return self._admission.waiting
 
+    def refusal(self) -> Overloaded | None:
+        """The error that a request is refused with which comes now, whatever it is; None where it may get in.
+
+        Costs next to nothing, so it can be asked before the request is read. A refusal is counted as of one place.
+        """
+        if not self._admission.is_full:
+            return None
+        return self._refused(1, asyncio.get_running_loop().time())
+
     @asynccontextmanager
     async def entered(self, priority: int, deadline_s: float, places: int = 1) -> AsyncIterator[Places]:
         """Hold `places` places, all or none, as long as the context lasts.
@@ -72,9 +81,12 @@ class AdmissionQueue:
         ticket, admitted = self._admission.enter(priority, places, now_s)
         self._admitted(admitted)
         if ticket.state is TicketState.GONE:
-            self.rejected += places
-            raise Overloaded(f"{self.waiting} requests are waiting already", self.retry_after_s(now_s))
+            raise self._refused(places, now_s)
         return ticket
+
+    def _refused(self, places: int, now_s: float) -> Overloaded:
+        self.rejected += places
+        return Overloaded(f"{self.waiting} requests are waiting already", self.retry_after_s(now_s))
 
     async def _turn(self, ticket: Ticket, deadline_s: float) -> None:
         turn = self._turns[id(ticket)] = asyncio.get_running_loop().create_future()

@@ -2,13 +2,12 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 from opentelemetry import context as otel_context
-from opentelemetry import trace
-from opentelemetry.trace import Span, StatusCode, Tracer, format_trace_id
+from opentelemetry.trace import INVALID_SPAN, Span, StatusCode, Tracer, format_trace_id
 
 from router_service.admission.admission_queue import AdmissionQueue, Places
 from router_service.clients.judge_client import JudgeClient, Verdict
@@ -31,8 +30,10 @@ from router_service.generation import cascade
 from router_service.generation.cascade import Escalate
 from router_service.generation.live_requests import LiveRequests
 from router_service.generation.tier_generation import TierDone, TierGeneration
+from router_service.telemetry.late_traces import LateTraces, PastRequest, PastSpan
 from router_service.telemetry.sampling import WindowSampler
 from router_service.telemetry.stats import RouterStats
+from services import telemetry
 from services.domain.errors import (
     AlreadyRunning,
     DeadlineExceeded,
@@ -61,11 +62,26 @@ class _Reply:
     done: TierDone | None = None
     score: float | None = None
     accepted: bool = False
+    has_begun: bool = False
+    failure: str = ""
     ended_at: float = 0.0
 
     @property
     def text(self) -> str:
         return "".join(frame.text for frame in self.frames)
+
+    def attributes(self) -> dict[str, str | float]:
+        """Of its span."""
+        optional = {"penstock.score": self.score, "penstock.threshold": self.tier.threshold}
+        return {
+            "penstock.tier": self.tier.name,
+            "penstock.instance_id": self.instance_id,
+            "penstock.accepted": self.accepted,
+            **{name: value for name, value in optional.items() if value is not None},
+        }
+
+    def past(self) -> PastSpan:
+        return PastSpan(_span_name(self.tier), self.started_at, self.ended_at, self.attributes(), self.failure)
 
     def usage(self) -> TokenUsage:
         told = self.done.usage if self.done is not None else TokenUsage()
@@ -83,11 +99,19 @@ class RequestDriver:
         judge: JudgeClient,
         stats: RouterStats,
         tracer: Tracer,
+        late_traces: LateTraces,
         sampler: WindowSampler | None = None,
     ) -> None:
         self._view, self._queue, self._tiers, self._judge = view, queue, tiers, judge
-        self._stats, self._tracer, self._sampler = stats, tracer, sampler
+        self._stats, self._tracer, self._late_traces, self._sampler = stats, tracer, late_traces, sampler
         self._live = LiveRequests()
+
+    def refusal(self) -> Overloaded | None:
+        """The error that a request is refused with which comes now, before anything of it is known; it is counted."""
+        error = self._queue.refusal()
+        if error is not None:
+            self._stats.rejection()
+        return error
 
     async def drive(self, request: RouterRequest) -> AsyncGenerator[RouterEvent, None]:
         """Admit one request and run it, as `admitted` and `run` do."""
@@ -131,9 +155,14 @@ class RequestDriver:
         """
         loop = asyncio.get_running_loop()
         arrival_s = self._sampler.arrived(request) if self._sampler is not None else 0.0
-        finished = False
+        finished, replies, began, traced = False, list[_Reply](), loop.time(), telemetry.is_traced()
+
+        def past() -> PastRequest:
+            tiers = [reply.past() for reply in replies]
+            return PastRequest(request.request_id, request.model, began, loop.time(), tiers)
+
         try:
-            async with aclosing(self._run_tiers(request)) as events:
+            async with aclosing(self._run_tiers(request, replies, past)) as events:
                 async for event in events:
                     if loop.time() >= request.deadline_s and not isinstance(event, Finished):
                         raise DeadlineExceeded("the deadline passed while the client was reading")
@@ -142,24 +171,34 @@ class RequestDriver:
                     if self._sampler is not None and isinstance(event, Finished):
                         self._sampler.finished(arrival_s, request, event)
                     yield event
-        except PenstockError as error:
-            self._count(request, error)
-            raise
         except (asyncio.CancelledError, GeneratorExit):  # its client left, or its deadline passed on the way to it
             if not finished:
                 self._stats.cancellation(request.model)
+                if not traced:
+                    self._late_traces.ended(loop.time() - began, past)
+            raise
+        except Exception as error:
+            if isinstance(error, PenstockError):
+                self._count(request, error)
+            if not traced:
+                self._late_traces.failed(past, error)
             raise
         finally:
             places.leave_one()
 
     def _count(self, request: RouterRequest, error: PenstockError) -> None:
         if isinstance(error, Overloaded):
-            self._stats.rejection(request.model)
+            self._stats.rejection()
         else:
             self._stats.failure(request.model, error.reason.lower())
 
-    async def _run_tiers(self, request: RouterRequest) -> AsyncGenerator[RouterEvent, None]:
-        """Tier after tier, until an answer stands. The plan is the one that holds now, to the end of the request."""
+    async def _run_tiers(
+        self, request: RouterRequest, replies: list[_Reply], past: Callable[[], PastRequest]
+    ) -> AsyncGenerator[RouterEvent, None]:
+        """Tier after tier, until an answer stands. The plan is the one that holds now, to the end of the request.
+
+        replies: to be filled. past: the request as it is by now.
+        """
         loop = asyncio.get_running_loop()
         began = loop.time()
         plan = self._view.plan
@@ -168,7 +207,7 @@ class RequestDriver:
         route = cascade.route(plan, request.model)
         sampling = request.sampling.with_seed(secrets.randbits(63))
         assert sampling.seed is not None
-        at, replies, first_token_at = self._entry(plan, route, request), list[_Reply](), None
+        at, first_token_at = self._entry(plan, route, request), None
         yield Accepted(request.request_id, plan.revision, sampling.seed)
         history = FailureHistory()
         while True:
@@ -214,7 +253,7 @@ class RequestDriver:
                     if frame.token_ids and first_token_at is None:
                         first_token_at = loop.time()
                     yield Answer(reply.tier.name, _told(frame, request.sampling))
-            yield self._finished(reply, replies, began, first_token_at)
+            yield self._finished(reply, replies, began, first_token_at, past)
             return
 
     def _entry(self, plan: Plan, route: tuple[TierPlan, ...], request: RouterRequest) -> int:
@@ -252,7 +291,7 @@ class RequestDriver:
             slo=request.slo,
             priority=request.priority,
         )
-        parent = trace.set_span_in_context(reply.span)
+        parent = telemetry.context_of(reply.span)
         events = self._tiers.generate(
             reply.tier.name, asked, request.deadline_s, parent, may_give_up=held, history=history
         )
@@ -260,7 +299,8 @@ class RequestDriver:
             async for event in events:
                 match event:
                     case TokenFrame():
-                        if not reply.frames:
+                        if not reply.has_begun:
+                            reply.has_begun = True
                             reply.span.add_event("first token")
                         if held:
                             reply.frames.append(event)
@@ -283,7 +323,7 @@ class RequestDriver:
 
     async def _judged(self, request: RouterRequest, plan: Plan, reply: _Reply) -> Verdict | None:
         assert reply.done is not None
-        token = otel_context.attach(trace.set_span_in_context(reply.span))
+        token = otel_context.attach(telemetry.context_of(reply.span))
         try:
             return await self._judge.score(
                 plan.scorer,
@@ -298,25 +338,32 @@ class RequestDriver:
             otel_context.detach(token)
 
     def _begin(self, tier: TierPlan) -> _Reply:
-        span = self._tracer.start_span(f"tier {tier.name}", attributes={"penstock.tier": tier.name})
+        span = self._tracer.start_span(_span_name(tier)) if telemetry.is_traced() else INVALID_SPAN
         return _Reply(tier, asyncio.get_running_loop().time(), span)
 
     def _end(self, reply: _Reply, error: BaseException | None = None) -> None:
         reply.ended_at = asyncio.get_running_loop().time()
-        if isinstance(error, PenstockError):
-            reply.span.set_status(StatusCode.ERROR, str(error))
-        elif error is not None:
-            reply.span.set_status(StatusCode.ERROR, "cancelled")
-        reply.span.set_attribute("penstock.instance_id", reply.instance_id)
-        reply.span.set_attribute("penstock.accepted", reply.accepted)
-        if reply.score is not None:
-            reply.span.set_attribute("penstock.score", reply.score)
-        if reply.tier.threshold is not None:
-            reply.span.set_attribute("penstock.threshold", reply.tier.threshold)
+        if error is not None:
+            reply.failure = str(error) if isinstance(error, PenstockError) else "cancelled"
+        if not reply.span.is_recording():
+            return
+        if reply.failure:
+            reply.span.set_status(StatusCode.ERROR, reply.failure)
+        reply.span.set_attributes(reply.attributes())
         reply.span.end()
 
-    def _finished(self, reply: _Reply, replies: list[_Reply], began: float, first_token_at: float | None) -> Finished:
+    def _finished(
+        self,
+        reply: _Reply,
+        replies: list[_Reply],
+        began: float,
+        first_token_at: float | None,
+        past: Callable[[], PastRequest],
+    ) -> Finished:
         assert reply.done is not None
+        total_s, span = asyncio.get_running_loop().time() - began, reply.span.get_span_context()
+        traced = span.trace_flags.sampled
+        trace_id = format_trace_id(span.trace_id) if traced else self._late_traces.ended(total_s, past)
         summaries = tuple(
             TierSummary(
                 tier=r.tier.name,
@@ -336,10 +383,14 @@ class RequestDriver:
             usage=reply.usage(),
             tiers=summaries,
             ttft_s=first_token_at - began if first_token_at is not None else None,
-            total_s=asyncio.get_running_loop().time() - began,
-            trace_id=format_trace_id(reply.span.get_span_context().trace_id),
+            total_s=total_s,
+            trace_id=trace_id,
             stop=reply.done.stop,
         )
+
+
+def _span_name(tier: TierPlan) -> str:
+    return f"tier {tier.name}"
 
 
 def worker_request_id(request_id: str, tier: str) -> str:

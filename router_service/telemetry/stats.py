@@ -70,10 +70,10 @@ class RouterStats:
         """A request ended because its client left, which may be by its own deadline."""
         self._requests.add(1, {"gen_ai.request.model": self._label(model), "penstock.outcome": "cancelled"})
 
-    def rejection(self, model: str) -> None:
-        """A request was turned away for want of room; it may be tried again."""
+    def rejection(self) -> None:
+        """A request was turned away for want of room, as a rule before its model was known; it may be tried again."""
         self.rejected += 1
-        self._rejections.add(1, {"gen_ai.request.model": self._label(model)})
+        self._rejections.add(1)
 
     def failover(self, tier: str) -> None:
         self.failovers += 1
