@@ -257,7 +257,7 @@ class TierGeneration:
         patient: bool,
     ) -> InstanceRecord:
         """An instance, as soon as there is one. Unavailable (none within the patience), DeadlineExceeded."""
-        loop = asyncio.get_running_loop()
+        loop, number = asyncio.get_running_loop(), self._pool.number()
         give_up_at = loop.time() + (self._policy.tier_wait_s if patient else 0.0)
         while True:
             found = self._pool.place(tier, request_id, tokens, avoid=avoid, prefix_holder=prefix_holder)
@@ -268,7 +268,8 @@ class TierGeneration:
                 raise DeadlineExceeded(f"the deadline passed while tier {tier} had no place")
             if not found.full and now >= give_up_at:
                 raise Unavailable(f"tier {tier} has no instance to try")
-            await self._pool.change(min(self._pool.wait_s(), deadline_s - now))
+            until_s = deadline_s if now >= give_up_at else min(deadline_s, give_up_at)
+            await self._pool.wait_for_place(tier, number, until_s)
 
     async def _attempt(
         self,
