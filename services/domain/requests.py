@@ -242,7 +242,10 @@ class TokenFrame:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One reply asked of one engine. `resume_token_ids` were generated elsewhere: generation goes on behind them."""
+    """One reply asked of one engine. `resume_token_ids` were generated elsewhere: generation goes on behind them.
+
+    output_interval_s: how long output tokens behind the first may wait to be sent together; None: the worker's own interval.
+    """
 
     request_id: str
     prompt: Prompt
@@ -250,6 +253,7 @@ class GenerationRequest:
     resume_token_ids: tuple[int, ...] = ()
     slo: Slo | None = None
     priority: int = 0
+    output_interval_s: float | None = None
 
     def validate(self) -> None:
         """Raise InvalidRequest naming every unsound field."""
@@ -259,6 +263,8 @@ class GenerationRequest:
         if self.slo is not None:
             problems += self.slo.problems("slo")
         problems += token_id_problems(self.resume_token_ids, "resume_token_ids")
+        if self.output_interval_s is not None and not 0 <= self.output_interval_s < math.inf:
+            problems.append(FieldProblem("output_interval", "must not be negative"))
         if problems:
             raise InvalidRequest(*problems)
 
