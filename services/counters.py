@@ -1,4 +1,4 @@
-"""Counters for what is counted often: adding costs what a dictionary does, and the sums are read when metrics are collected."""
+"""Counters for what is counted often: adding is cheap, and the sums are read when metrics are collected."""
 
 from collections import Counter
 from collections.abc import Iterable

@@ -225,7 +225,8 @@ def child_span(
 
 def is_traced(context: Context | None = None) -> bool:
     """Whether what happens in a context, or the current one, is traced."""
-    return trace.get_current_span(context).get_span_context().trace_flags.sampled
+    span = trace.get_current_span(context)
+    return span is not INVALID_SPAN and span.get_span_context().trace_flags.sampled
 
 
 def context_of(span: Span, context: Context | None = None) -> Context:

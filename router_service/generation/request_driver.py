@@ -2,9 +2,10 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass, field, replace
+from types import TracebackType
 
 from opentelemetry import context as otel_context
 from opentelemetry.trace import INVALID_SPAN, Span, StatusCode, Tracer, format_trace_id
@@ -119,6 +120,46 @@ class _Reply:
         return told if told.prompt_tokens else replace(told, prompt_tokens=self.prompt_tokens)
 
 
+class AdmittedRequests(AbstractAsyncContextManager[Places]):
+    """Requests whose ids are live and that hold places of the queue, as long as the context lasts."""
+
+    __slots__ = ("_live", "_live_ids", "_on_refused", "_places", "_queue", "_requests")
+
+    def __init__(
+        self,
+        queue: AdmissionQueue,
+        live: LiveRequests,
+        requests: Sequence[RouterRequest],
+        on_refused: Callable[[RouterRequest, PenstockError], None],
+    ) -> None:
+        self._queue, self._live, self._requests, self._on_refused = queue, live, requests, on_refused
+        self._live_ids: list[str] = []
+        self._places = queue.entered(requests[0].priority, requests[0].deadline_s, len(requests))
+
+    async def __aenter__(self) -> Places:
+        try:
+            for request in self._requests:
+                self._live.enter(request.request_id, resumes=request.resume is not None)
+                self._live_ids.append(request.request_id)
+            return await self._places.__aenter__()
+        except BaseException as error:
+            self._leave()
+            if isinstance(error, (AlreadyRunning, Overloaded, DeadlineExceeded)):
+                for request in self._requests:
+                    self._on_refused(request, error)
+            raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._places.__aexit__(kind, error, trace)
+        self._leave()
+
+    def _leave(self) -> None:
+        for request_id in self._live_ids:
+            self._live.leave(request_id)
+
+
 class RequestDriver:
     """Drives requests; one for the whole router, holding nothing of any request but its id while it is live."""
 
@@ -150,28 +191,16 @@ class RequestDriver:
             async for event in events:
                 yield event
 
-    @asynccontextmanager
-    async def admitted(self, requests: Sequence[RouterRequest]) -> AsyncIterator[Places]:
+    def admitted(self, requests: Sequence[RouterRequest]) -> "AdmittedRequests":
         """Wait until requests that belong together, of one priority and deadline, may run: all of them or none.
 
-        Raises:
+        Entering it raises:
             AlreadyRunning: a request of one of these ids is live here, and this one does not resume it.
             InvalidRequest: they are more than can ever run at once; names `n`.
             Overloaded: the queue is full.
             DeadlineExceeded: while waiting.
         """
-        async with AsyncExitStack() as stack:
-            try:
-                for request in requests:
-                    stack.enter_context(self._live.entered(request.request_id, resumes=request.resume is not None))
-                places = await stack.enter_async_context(
-                    self._queue.entered(requests[0].priority, requests[0].deadline_s, len(requests))
-                )
-            except (AlreadyRunning, Overloaded, DeadlineExceeded) as error:
-                for request in requests:
-                    self._count(request, error)
-                raise
-            yield places
+        return AdmittedRequests(self._queue, self._live, requests, self._count)
 
     async def run(
         self, request: RouterRequest, places: Places, on_answer: OnAnswer

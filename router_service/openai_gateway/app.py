@@ -40,6 +40,7 @@ MAX_TRACED_PATH_CHARS = 256
 MAX_WHOLE_LOGPROBS = 128
 """Logprobs per output position, of all choices together, that a reply may hold in memory until it is sent: 128 x 2,000
 positions are some 100 MB."""
+_JSON = {"Content-Type": "application/json; charset=utf-8"}
 _NO_SPAN = nullcontext(INVALID_SPAN)
 UNTRACED = "/v1/models"  # polled by clients: traces of it would push those of requests out
 LINGERING_S = 1.0  # for the rest of a body that nobody wants: time for the client to read why
@@ -160,13 +161,13 @@ class OpenAiGateway:
         self._check_room()
         asked = await self._bodies.parsed(request, schema.parse_chat)
         with_logprobs = bool(asked.logprobs)
-        return await self._answer(request, asked, ChatFormat(), [asked.prompt()], asked.params(), with_logprobs)
+        return await self._answer(request, asked, ChatFormat(), [asked.prompt], asked.params, with_logprobs)
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         self._check_room()
         asked = await self._bodies.parsed(request, schema.parse_completion)
         with_logprobs = asked.logprobs is not None
-        return await self._answer(request, asked, CompletionFormat(), asked.prompts(), asked.params(), with_logprobs)
+        return await self._answer(request, asked, CompletionFormat(), asked.prompts(), asked.params, with_logprobs)
 
     def _check_room(self) -> None:
         """Refuse a request at once, before its body is read, where it could not even wait. Overloaded."""
@@ -220,7 +221,7 @@ class OpenAiGateway:
         head = replies.envelope(shape, request_id, asked.model, chunk=False)
         head |= {"usage": replies.usage(choices), "penstock": _extension(request_id, choices)}
         body = await whole_replies.encoded(shape, head, choices, logprobs=with_logprobs)
-        return web.Response(text=body, content_type="application/json")
+        return web.Response(body=body.encode(), headers=_JSON)
 
     async def _stream(
         self,

@@ -3,9 +3,9 @@
 import asyncio
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
+from types import TracebackType
 
 from router_service.domain.failures import FAILURES_TO_EJECT, Ejection
 from router_service.routing.place_queue import PlaceQueue
@@ -16,6 +16,27 @@ from services.domain.mesh_view import MeshView
 
 MIN_FULL_S, MAX_FULL_S = 0.05, 1.0
 """How long an instance that refused for want of room is left alone: its own hint, within these bounds."""
+
+
+class SentRequest(AbstractContextManager[None]):
+    """A request that is at an instance; known by when it was sent there."""
+
+    __slots__ = ("_at_s", "_instance_id", "_sent")
+
+    def __init__(self, sent: dict[str, list[float]], instance_id: str) -> None:
+        self._sent, self._instance_id = sent, instance_id
+
+    def __enter__(self) -> None:
+        self._at_s = asyncio.get_running_loop().time()
+        self._sent.setdefault(self._instance_id, []).append(self._at_s)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        times = self._sent[self._instance_id]
+        times.remove(self._at_s)
+        if not times:
+            del self._sent[self._instance_id]
 
 
 _NOBODY: frozenset[str] = frozenset()
@@ -128,18 +149,9 @@ class InstancePool:
         sent = {i: len(times) - bisect_right(times, self.view.heard_at_s(i)) for i, times in self._sent.items()}
         return {i: count for i, count in sent.items() if count}
 
-    @contextmanager
-    def sending(self, instance_id: str) -> Iterator[None]:
+    def sending(self, instance_id: str) -> "SentRequest":
         """A request is at an instance as long as the context lasts."""
-        at = asyncio.get_running_loop().time()
-        times = self._sent.setdefault(instance_id, [])
-        times.append(at)
-        try:
-            yield
-        finally:
-            times.remove(at)
-            if not times:
-                del self._sent[instance_id]
+        return SentRequest(self._sent, instance_id)
 
     def eject(self, instance_id: str) -> None:
         """It failed: others are tried first for a while."""
