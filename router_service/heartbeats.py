@@ -16,18 +16,25 @@ Start = Callable[[Callable[[str, TokenFrame], None]], AsyncGenerator[RouterEvent
 """Begins the events; the parts of the answer are handed to the callable, with their tier."""
 
 
-async def with_heartbeats(start: Start, interval_s: float) -> AsyncGenerator[RouterEvent | Heartbeat, None]:
+def _at_once(wake: Callable[[], None]) -> None:
+    wake()
+
+
+async def with_heartbeats(
+    start: Start, interval_s: float, batch: Callable[[Callable[[], None]], None] = _at_once
+) -> AsyncGenerator[RouterEvent | Heartbeat, None]:
     """Pass events and the answer on as they come, in order, and a Heartbeat after each `interval_s` without one.
 
-    Parts of the answer that have come since the reader took the last event are joined: the slower the reader, or the busier
-    this process, the fewer its events. The events are read in a task of their own: that they are waited for must not end
-    when a heartbeat is sent. An event costs no timer: each stream has one, which is set again when it goes off. Leaving the
-    iteration closes the events before it returns.
+    Parts of the answer that have come since the reader took the last event are joined: the slower the reader, the fewer its
+    events. The events are read in a task of their own: that they are waited for must not end when a heartbeat is sent. An
+    event costs no timer: each stream has one, which is set again when it goes off. Leaving the iteration closes the events
+    before it returns.
+    batch: calls its argument now or soon, for parts behind the first, which may wait for each other.
 
     Raises:
         Exception: What the events raise, behind the events that came before it.
     """
-    loop, relay = asyncio.get_running_loop(), _Relay()
+    loop, relay = asyncio.get_running_loop(), _Relay(batch)
     task = asyncio.create_task(relay.read(start(relay.answer)), name="events of a stream")
     task.add_done_callback(lambda _: relay.news.set())
     last_s = loop.time()
@@ -59,7 +66,9 @@ async def with_heartbeats(start: Start, interval_s: float) -> AsyncGenerator[Rou
 class _Relay:
     """Reads events ahead, up to a bound; what of the answer comes meanwhile is at most one reply."""
 
-    def __init__(self) -> None:
+    def __init__(self, batch: Callable[[Callable[[], None]], None]) -> None:
+        self._batch = batch
+        self._answered = self._waiting = False
         self.events: deque[RouterEvent] = deque()
         self.news, self.room = asyncio.Event(), asyncio.Event()
         self.timer_is_off = False
@@ -70,6 +79,15 @@ class _Relay:
 
     def answer(self, tier: str, frame: TokenFrame) -> None:
         self.events.append(Answer(tier, frame))
+        if not self._answered:
+            self._answered = True
+            self.news.set()
+        elif not self._waiting:
+            self._waiting = True
+            self._batch(self._wake)
+
+    def _wake(self) -> None:
+        self._waiting = False
         self.news.set()
 
     def take(self) -> RouterEvent:

@@ -10,6 +10,7 @@ from opentelemetry import trace
 from penstock.proto.router.v1 import router_pb2 as pb
 from penstock.proto.router.v1 import router_pb2_grpc
 from router_service import proto_codec as codec
+from router_service.answer_batching import AnswerBatching
 from router_service.domain.events import Finished
 from router_service.domain.models import models_of
 from router_service.generation.in_flight_requests import InFlightRequests, new_request_id
@@ -39,10 +40,11 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         driver: RequestDriver,
         view: MeshView,
         draining: InFlightRequests,
+        batching: AnswerBatching,
         default_deadline_s: float,
         heartbeat_s: float,
     ) -> None:
-        self._driver, self._view, self._draining = driver, view, draining
+        self._driver, self._view, self._draining, self._batching = driver, view, draining, batching
         self._default_deadline_s, self._heartbeat_s = default_deadline_s, heartbeat_s
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
@@ -54,7 +56,9 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
             {"gen_ai.request.model": asked.model, "penstock.request_id": asked.request_id}
         )
         with self._draining:
-            async with aclosing(with_heartbeats(partial(self._driver.drive, asked), self._heartbeat_s)) as events:
+            async with aclosing(
+                with_heartbeats(partial(self._driver.drive, asked), self._heartbeat_s, self._batching.add)
+            ) as events:
                 try:
                     async for event in events:
                         if loop.time() >= deadline_s and not isinstance(event, Finished):

@@ -1,7 +1,8 @@
 """Traces, metrics and logs with OpenTelemetry.
 
-Spans and metrics go to any OTLP collector (where OTEL_EXPORTER_OTLP_ENDPOINT is set), metrics also to Prometheus, spans
-also into Redis, where `penstock trace` finds the last ones. Names follow OpenTelemetry's GenAI and RPC conventions.
+Spans and metrics are exported to an OTLP collector if OTEL_EXPORTER_OTLP_ENDPOINT is set. Metrics are also served for
+Prometheus, and spans are also stored in Redis, where `penstock trace` reads them. Names follow OpenTelemetry's GenAI and RPC
+conventions.
 """
 
 import json
@@ -40,7 +41,7 @@ from services.trace_sampling import EVERYTHING, NOTHING, Caller, SamplingLimits,
 
 _log = logging.getLogger(__name__)
 
-# Bucket borders from OpenTelemetry's GenAI conventions: seconds.
+# Bucket boundaries from OpenTelemetry's GenAI conventions: seconds.
 _TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 _TPOT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 _TIME_BUCKETS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
@@ -48,7 +49,7 @@ _TIME_BUCKETS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.
 
 @dataclass(frozen=True, slots=True)
 class Telemetry:
-    """What a service measures with."""
+    """Tracer, meter and exporters of a service."""
 
     tracer: Tracer
     meter: Meter
@@ -71,7 +72,7 @@ class Telemetry:
         return self.sampler is not None and self.sampler.keeps(time.monotonic())
 
     def close(self) -> None:
-        """Send what is left, within a few seconds, and stop listening."""
+        """Flush the exporters, within a few seconds, and stop the Prometheus endpoint."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()
@@ -90,9 +91,9 @@ def set_up(
     host: str,
     sampling: SamplingLimits | None = None,
 ) -> Telemetry:
-    """Telemetry for this process; the Prometheus endpoint listens from now on.
+    """Set up the telemetry of this process and start the Prometheus endpoint.
 
-    sampling: of a service where requests enter the mesh.
+    sampling: for a service that clients call.
     """
     resource = Resource.create(
         {"service.name": f"penstock-{service}", "service.instance.id": instance_id, "service.namespace": keys.mesh}
@@ -135,14 +136,14 @@ def set_up(
 
 
 def disabled() -> Telemetry:
-    """Telemetry that goes nowhere: for tests of parts."""
+    """Telemetry without exporters, for tests."""
     tracers, meters = TracerProvider(), MeterProvider()
     sampler = TraceSampler(EVERYTHING, time.monotonic())
     return Telemetry(tracers.get_tracer("penstock"), meters.get_meter("penstock"), "", sampler, tracers, meters)
 
 
 class _RedisSpanExporter(SpanExporter):
-    """Keeps the last traces in Redis; what cannot be written is dropped, never waited for."""
+    """Stores recent traces in Redis. Spans that cannot be written are dropped."""
 
     def __init__(self, client: redis.Redis, keys: Keys, service: str, keep: int) -> None:
         self._client, self._keys, self._service, self._keep = client, keys, service, keep
@@ -187,16 +188,16 @@ def _record(span: ReadableSpan, service: str) -> SpanRecord:
 
 
 def observe_state_link(meter: Meter, connected: Callable[[], bool]) -> None:
-    """Export whether this process reaches Redis: 1 or 0."""
+    """Export a gauge that is 1 if this process can reach Redis, else 0."""
     meter.create_observable_gauge(
         "penstock.state.connected",
         callbacks=[lambda _: [Observation(int(connected()))]],
-        description="Whether this process reaches Redis: 1, or 0 while it serves on its last picture of the mesh.",
+        description="1 if this process can reach Redis; 0 while it serves with the last known state of the mesh.",
     )
 
 
 def extract(metadata: Mapping[str, str]) -> Context:
-    """The caller's trace context from headers or gRPC metadata."""
+    """The trace context of the caller, from headers or gRPC metadata."""
     return propagate.extract(metadata)
 
 
@@ -239,7 +240,7 @@ _UNTRACED = Context()
 
 @contextmanager
 def client_span(tracer: Tracer, method: str, **attributes: str | int | float) -> Iterator[Span]:
-    """A CLIENT span around one RPC, named and described after the RPC conventions. `method` is `package.Service/Method`."""
+    """A CLIENT span around one RPC, with name and attributes by the RPC conventions. `method` is `package.Service/Method`."""
     described = {"rpc.system": "grpc", "rpc.method": method, **attributes}
     with trace.use_span(child_span(tracer, method, described, kind=SpanKind.CLIENT), end_on_exit=True) as span:
         yield span
@@ -293,5 +294,5 @@ def set_up_logging(service: str, settings: ServiceSettings) -> None:
 
 
 def make_instance_id(service: str, tier: str) -> str:
-    """A name for this process that no other has: role, tier, host and process."""
+    """A unique name for this process: role, tier, host and process id."""
     return "-".join(part for part in (service, tier, socket.gethostname(), str(os.getpid())) if part)

@@ -7,15 +7,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
 
-from services.domain.requests import TokenFrame
+from services.domain.requests import PROGRESS_TOKENS, TokenFrame
 
 MAX_INTERVAL_S = 1.0
 """The longest that tokens wait, whatever the caller allows: they are lost if the worker dies meanwhile."""
-PROGRESS_TOKENS = 16
-"""Where tokens may wait longer than usual, the second frame has this many: the router takes them as a sign that the request
-runs well here (`router_service` has the same number)."""
 MAX_FRAME_TOKENS = 512
-"""Of a reply whose tokens may wait longer than usual."""
+"""Of a reply whose tokens may wait longer than usual; its second frame has PROGRESS_TOKENS at most."""
 SLACK = 0.25
 """Share of the interval by which tokens may leave early, together with others: fewer messages for the same delay at most."""
 HEARTBEAT_SWEEPS = 4  # in one `heartbeat_s`: a heartbeat is late by at most a quarter

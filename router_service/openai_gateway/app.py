@@ -12,6 +12,7 @@ from aiohttp import web
 from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, StatusCode
 
 from router_service.admission.admission_queue import Places
+from router_service.answer_batching import AnswerBatching
 from router_service.domain.events import RouterEvent, RouterRequest
 from router_service.domain.models import ServedModel, models_of
 from router_service.generation.in_flight_requests import InFlightRequests, new_request_id
@@ -61,9 +62,15 @@ class OpenAiGateway:
     """/v1/chat/completions, /v1/completions, /v1/models, and health, over the router's own driver: no hop between."""
 
     def __init__(
-        self, driver: RequestDriver, view: MeshView, draining: InFlightRequests, measured: Telemetry, limits: HttpLimits
+        self,
+        driver: RequestDriver,
+        view: MeshView,
+        draining: InFlightRequests,
+        batching: AnswerBatching,
+        measured: Telemetry,
+        limits: HttpLimits,
     ) -> None:
-        self._driver, self._view, self._draining = driver, view, draining
+        self._driver, self._view, self._draining, self._batching = driver, view, draining, batching
         self._measured, self._limits = measured, limits
         given_up = measured.meter.create_counter("penstock.http.server.write_timeouts", unit="{request}")
         self._bodies = RequestBodies(limits.body_timeout_s)
@@ -241,6 +248,7 @@ class OpenAiGateway:
                 replies.envelope(shape, request_id, asked.model, chunk=True),
                 choices,
                 writer.send,
+                self._batching.add,
                 lambda: _extension(request_id, choices),
                 logprobs=requests[0].sampling.top_logprobs is not None,
                 usage=asked.stream_options is not None and asked.stream_options.include_usage,

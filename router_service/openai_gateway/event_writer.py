@@ -37,6 +37,7 @@ class EventWriter(AbstractAsyncContextManager["EventWriter"]):
         self._held: list[bytes] = []
         self._task: asyncio.Task[None] | None = None
         self._error: BaseException | None = None
+        self._closed = False
         self._context = contextvars.copy_context()  # the deadline of the request's writes is in it
         self.begun = False
         """Whether anything has been sent: the status of the response stands."""
@@ -48,6 +49,7 @@ class EventWriter(AbstractAsyncContextManager["EventWriter"]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._closed = True
         if self._task is not None:
             await end(self._task)
         if self._error is not None and isinstance(error, asyncio.CancelledError):
@@ -61,7 +63,9 @@ class EventWriter(AbstractAsyncContextManager["EventWriter"]):
         return self._task is not None
 
     def send(self, event: bytes) -> None:
-        """Send one event, complete with its empty line."""
+        """Send one event, complete with its empty line; nothing any more once the context is left."""
+        if self._closed:
+            return
         if self._task is None and self.begun and not self._protocol.writing_paused:
             self._write(event)
             return

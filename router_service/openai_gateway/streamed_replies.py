@@ -17,7 +17,8 @@ _PLACE = json.dumps("\0")
 class StreamedReply:
     """Turns the events of all choices into those of the stream.
 
-    send: takes each event of the stream, complete. extension: what the cascade did, for the last chunk.
+    send: takes each event of the stream, complete. batch: calls its argument now or soon, for parts of an answer that may
+    wait for each other. extension: what the cascade did, for the last chunk.
     """
 
     def __init__(
@@ -26,27 +27,34 @@ class StreamedReply:
         base: Json,
         choices: Seq[Choice],
         send: Callable[[bytes], None],
+        batch: Callable[[Callable[[], None]], None],
         extension: Callable[[], Any],
         *,
         logprobs: bool,
         usage: bool,
     ) -> None:
         self._shape, self._choices, self._send, self._extension = shape, choices, send, extension
+        self._batch = batch
         self._base = base | {"usage": None} if usage else base
         self._logprobs, self._usage = logprobs, usage
         self._templates = [self._template(choice.index) for choice in choices]
         self._characters = [0] * len(choices)
-        self._opened = False
+        self._texts = [""] * len(choices)  # that wait for more
+        self._waiting = self._opened = False
 
     def answer(self, index: int, _: str, frame: TokenFrame) -> None:
         """The next part of a choice's answer, from whichever tier."""
+        if not self._logprobs:
+            self._texts[index] += frame.text
+            if not self._opened:
+                self._open()
+                self._send_texts()
+            elif not self._waiting:
+                self._waiting = True
+                self._batch(self._send_texts)
+            return
         if not self._opened:
             self._open()
-        if not self._logprobs:
-            if frame.text:
-                before, after = self._templates[index]
-                self._send(f"{before}{encode_basestring_ascii(frame.text)}{after}".encode())
-            return
         delta = self._shape.delta(index, frame, self._characters[index], logprobs=True)
         self._characters[index] += len(frame.text)
         self._json(self._base | {"choices": [delta]})
@@ -57,6 +65,7 @@ class StreamedReply:
             return
         if not self._opened:
             self._open()
+        self._send_texts()
         choice = self._choices[index]
         choice.saw(event)
         last = all(c.finished is not None for c in self._choices)
@@ -72,7 +81,16 @@ class StreamedReply:
 
     def error(self, body: Json) -> None:
         """The reply ends with an error."""
+        self._send_texts()
         self._json(body)
+
+    def _send_texts(self) -> None:
+        self._waiting = False
+        for index, text in enumerate(self._texts):
+            if text:
+                self._texts[index] = ""
+                before, after = self._templates[index]
+                self._send(f"{before}{encode_basestring_ascii(text)}{after}".encode())
 
     def _open(self) -> None:
         self._opened = True

@@ -4,9 +4,9 @@ import asyncio
 from dataclasses import dataclass, field
 
 from services.domain import TokenFrame
+from services.domain.requests import PROGRESS_TOKENS
 from worker_service.output_coalescing import (
     MAX_INTERVAL_S,
-    PROGRESS_TOKENS,
     CoalescedOutput,
     CoalescingLimits,
     OutputCoalescer,
