@@ -65,16 +65,13 @@ def build_scorer(wanted: MeshScorer, mesh: MeshFile, settings: ServiceSettings) 
                 chat = OpenAiChat(wanted.endpoint, wanted.model, api_key=key, timeout_s=wanted.timeout_s)
             return LlmScorer(chat, concurrency=wanted.concurrency)
         case "judge-model":
-            from judge_service.scorers.judge_model import (
-                BatchOptions,
-                JudgeModelScorer,
-            )  # torch takes seconds to import
-
             if not wanted.model:
                 raise SettingsError(f"judge.scorers: {wanted.name}: a judge-model scorer needs a model")
+            folder = model_folder(settings, wanted.model)  # checked before torch, which takes seconds to import
+            from judge_service.scorers.judge_model import BatchOptions, JudgeModelScorer
+
             judge = mesh.judge
             options = BatchOptions(judge.max_batch, judge.max_batch_tokens)
-            folder = model_folder(settings, wanted.model)
             return JudgeModelScorer(folder, options, threads=judge.threads, device=judge.device)
 
 

@@ -22,10 +22,15 @@ def is_hub_id(settings: ServiceSettings, model: str) -> bool:
 def model_folder(settings: ServiceSettings, model: str) -> Path:
     """The folder that a mesh file's `model` names; a hub id is fetched, unless it is there.
 
-    The hub's own variables hold: HF_HOME (where to), HF_TOKEN, HF_HUB_OFFLINE. SettingsError where it cannot be had.
+    The hub's own variables hold: HF_HOME (where to), HF_TOKEN, HF_HUB_OFFLINE.
+
+    Raises:
+        SettingsError: There is no such folder, or the hub does not have the model.
     """
     folder = settings.resolve(model)
     if not is_hub_id(settings, model):
+        if not folder.is_dir():
+            raise SettingsError(f"model {model}: no folder {folder}")
         return folder
     from huggingface_hub import snapshot_download  # with the engines that read models, not with the routers
 
