@@ -164,8 +164,8 @@ async def measure(rounds: int, sizes: tuple[int, ...], kinds: tuple[str, ...]) -
 
 def table(rows: list[dict[str, Any]]) -> str:
     """The rows as the Markdown table of docs/faults.md."""
-    columns = ["process", "what", "clients", "streams", "lost", "doubled", "wrong", "asked again"]
-    columns += ["longest wait p50, p99", "whole again after"]
+    columns = ["process", "fault", "clients", "streams", "lost", "doubled", "wrong", "asked again"]
+    columns += ["longest wait p50, p99", "recovered after"]
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     for r in rows:
         waits = f"{(r['stall_p50_ms'] or 0) / 1000:.1f}, {(r['stall_p99_ms'] or 0) / 1000:.1f} s"

@@ -472,7 +472,7 @@ async def test_kv_that_does_not_fit_is_refused(make: Make) -> None:
             await other.reserve("t", engine.kv_layout, tokens)
         with pytest.raises(InvalidRequest, match="layout"):
             await engine.reserve("t", replace(engine.kv_layout, model_digest="another"), tokens)
-        with pytest.raises(InvalidRequest, match="whole"):
+        with pytest.raises(InvalidRequest, match="full ones"):
             await engine.read_kv("a", 0, 1000)
         with pytest.raises(InvalidRequest, match="first_block"):
             await engine.pause("a", 1000)

@@ -237,7 +237,7 @@ class MovingRequests:
         """
         async for piece in self._client.generate(f"{transfer_id}#ahead", tokens, _READ_ONLY):
             if piece.finish is not None:
-                _record("prefix prefetched", transfer_id, len(tokens), piece)
+                _record("prefix read ahead", transfer_id, len(tokens), piece)
 
 
 def _record(action: str, request_id: str, tokens: int, piece: Piece) -> None:
