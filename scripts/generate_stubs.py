@@ -1,6 +1,6 @@
 """Write the gRPC stubs from protos/ into penstock/proto/: `python scripts/generate_stubs.py [--check]`.
 
-With --check nothing is written: the exit status tells whether the stubs in the tree are the ones protos/ gives.
+With --check, nothing is written; the exit status tells whether the stubs are up to date.
 """
 
 import argparse
@@ -38,15 +38,15 @@ def generate(into: Path) -> None:
 
 
 def moved(stub: str) -> str:
-    """Return the stub with its modules named as they are under `STUBS`: protoc names Python modules after the proto files.
+    """Replace the module names of protoc by those under `STUBS`.
 
-    Names of services and messages, and paths of proto files, are left as they are: they go over the wire.
+    Names of services and messages, and paths of proto files, do not change, because they are part of the protocol.
     """
     return _PYTHON_MODULE.sub(r"penstock.proto.\1.v1", stub)
 
 
 def run_protoc(into: Path) -> None:
-    """Write what protoc makes of protos/ to `into`."""
+    """Run protoc on protos/ and write its output to `into`."""
     protos = sorted((ROOT / "protos").rglob("*.proto"))
     arguments = [
         "protoc",
