@@ -1,16 +1,15 @@
-"""What a worker adds to SGLang: the same streams from a server asked directly and through a worker.
+"""The overhead of a worker on SGLang: the same streams directly from a server and through a worker.
 
-The shipped large model on a CPU. Three ways are taken in turns in one run, with fresh prompts each time, so that the prefix
-cache helps none of them:
+The shipped large model on a CPU. Three ways are taken in turns in one run, with new prompts each time, so that the prefix
+cache has no effect:
 
-- `server`: an SGLang server that answers with text, as whoever asks it directly needs;
-- `worker`: a worker, which makes the text itself, over a server of its own that knows tokens only;
-- `worker's server`: that server asked directly, whose client gets no text.
+- `server`: an SGLang server that returns text, as direct clients need;
+- `worker`: a worker, which decodes the text itself, with its own server that only handles tokens;
+- `worker's server`: that server called directly, without text.
 
 Throughput is measured twice: with everything on the same cores, where the worker and the client take time from the model,
-and with a core for the model's process alone, as a GPU would give it. The time to the first token is measured in those
-runs, where it is mostly waiting, and for one stream alone; beside that stands the time of an empty RPC to the same worker:
-what gRPC takes for itself.
+and with a separate core for the model's process, similar to a GPU. The time to the first token is measured in those
+runs, where it is mostly waiting, and for a single stream, compared with the time of an empty RPC to the same worker.
 """
 
 import asyncio
@@ -52,7 +51,7 @@ Way = Callable[[list[int], str, int], Awaitable[tuple[float, int]]]  # (seconds 
 
 
 def directly(session: aiohttp.ClientSession, url: str) -> Way:
-    """As a client of SGLang's own would: server-sent events, every token as it comes."""
+    """Like a client of SGLang: server-sent events with every token."""
 
     async def one(prompt: list[int], name: str, tokens: int) -> tuple[float, int]:
         sampling = {"temperature": 0.0, "max_new_tokens": tokens, "ignore_eos": True}
@@ -70,7 +69,7 @@ def directly(session: aiohttp.ClientSession, url: str) -> Way:
 
 
 def through_worker(workers: WorkerClient, address: str) -> Way:
-    """As a router does."""
+    """Like a router."""
 
     async def one(prompt: list[int], name: str, tokens: int) -> tuple[float, int]:
         sampling = SamplingParams(temperature=0.0, max_output_tokens=tokens, ignore_eos=True)
@@ -102,7 +101,7 @@ async def throughput(way: Way, rng: random.Random) -> tuple[float, float]:
 
 
 def prompt_of(rng: random.Random) -> list[int]:
-    """One that nothing has asked before."""
+    """A new prompt."""
     return [rng.randrange(VOCAB) for _ in range(PROMPT_TOKENS)]
 
 

@@ -11,7 +11,11 @@ import numpy as np
 
 SEED = 2026
 REQUESTS, PROMPTS = 3000, 600
-TIERS = {"small": (88.0, 30.0), "medium": (92.0, 17.0), "large": (96.0, 9.0)}  # score at no difficulty, loss at high difficulty
+TIERS = {
+    "small": (88.0, 30.0),
+    "medium": (92.0, 17.0),
+    "large": (96.0, 9.0),
+}  # score at no difficulty, loss at high difficulty
 FOLDER = Path(__file__).resolve().parent.parent / "examples"
 
 

@@ -68,17 +68,21 @@ def main() -> None:
     check = parser.parse_args().check
     with tempfile.TemporaryDirectory() as folder:
         generate(Path(folder))
-        made = {p.relative_to(folder) for p in Path(folder).rglob("*") if p.is_file()}
-        standing = {
+        generated = {p.relative_to(folder) for p in Path(folder).rglob("*") if p.is_file()}
+        existing = {
             p.relative_to(ROOT) for p in (ROOT / STUBS).rglob("*") if p.is_file() and "__pycache__" not in p.parts
         }
-        stale = [p for p in made if p not in standing or not filecmp.cmp(Path(folder) / p, ROOT / p, shallow=False)]
-        left = sorted(standing - made)
+        stale = [
+            p for p in generated if p not in existing or not filecmp.cmp(Path(folder) / p, ROOT / p, shallow=False)
+        ]
+        obsolete = sorted(existing - generated)
         if check:
-            if stale or left:
-                sys.exit(f"stubs differ from protos/: run `make stubs` ({', '.join(map(str, sorted(stale) + left))})")
+            if stale or obsolete:
+                sys.exit(
+                    f"stubs differ from protos/: run `make stubs` ({', '.join(map(str, sorted(stale) + obsolete))})"
+                )
             return
-        for path in left:
+        for path in obsolete:
             (ROOT / path).unlink()
         for path in stale:
             (ROOT / path).parent.mkdir(parents=True, exist_ok=True)

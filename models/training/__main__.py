@@ -24,11 +24,11 @@ def main() -> None:
             print(json.dumps(figures["cascade"], indent=1))
             continue
         if step == "judge":
-            made = judge.train(args.out, args.work / "judge", args.threads)
+            figures = judge.train(args.out, args.work / "judge", args.threads)
         else:
-            made = train.train(step, args.out / step, args.work, threads=args.threads)
-        (args.work / f"{step}.figures.json").write_text(json.dumps(made, indent=1) + "\n")
-        print(json.dumps(made, indent=1), flush=True)
+            figures = train.train(step, args.out / step, args.work, threads=args.threads)
+        (args.work / f"{step}.figures.json").write_text(json.dumps(figures, indent=1) + "\n")
+        print(json.dumps(figures, indent=1), flush=True)
 
 
 if __name__ == "__main__":

@@ -63,8 +63,8 @@ def answer_all(
 
 
 def accuracy(answers: Iterable[Answered]) -> float:
-    known = [answer.correct for answer in answers]
-    return sum(known) / len(known)
+    correct = [answer.correct for answer in answers]
+    return sum(correct) / len(correct)
 
 
 def write(path: Path, answers: Iterable[Answered]) -> int:
@@ -99,5 +99,5 @@ def read(path: Path) -> Iterator[Answered]:
 def timed(folder: Path, tier: str, problems: list[tasks.Problem], threads: int) -> tuple[list[Answered], float]:
     """(greedy answers, output tokens per second)."""
     began = time.monotonic()
-    found = list(answer_all(folder, tier, problems, threads=threads))
-    return found, sum(a.tokens for a in found) / (time.monotonic() - began)
+    answered = list(answer_all(folder, tier, problems, threads=threads))
+    return answered, sum(a.tokens for a in answered) / (time.monotonic() - began)

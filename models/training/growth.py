@@ -47,16 +47,16 @@ def grow(seed: LlamaForCausalLM, config: LlamaConfig) -> LlamaForCausalLM:
                 ffn.down_proj.weight.zero_()
                 continue
             from_layer = seed.model.layers[places[index]]
-            was, was_ffn = from_layer.self_attn, from_layer.mlp
+            old_attention, old_ffn = from_layer.self_attn, from_layer.mlp
             _norm(layer.input_layernorm.weight, from_layer.input_layernorm.weight, norm)
             _norm(layer.post_attention_layernorm.weight, from_layer.post_attention_layernorm.weight, norm)
-            _pad(attention.q_proj.weight, was.q_proj.weight, heads, width, NOISE)
-            _pad(attention.k_proj.weight, was.k_proj.weight, None, width, NOISE)
-            _pad(attention.v_proj.weight, was.v_proj.weight, None, width, NOISE)
-            _write(attention.o_proj.weight, was.o_proj.weight, width, heads)
-            _pad(ffn.gate_proj.weight, was_ffn.gate_proj.weight, mlp, width, NOISE)
-            _pad(ffn.up_proj.weight, was_ffn.up_proj.weight, mlp, width, NOISE)
-            _write(ffn.down_proj.weight, was_ffn.down_proj.weight, width, mlp)
+            _pad(attention.q_proj.weight, old_attention.q_proj.weight, heads, width, NOISE)
+            _pad(attention.k_proj.weight, old_attention.k_proj.weight, None, width, NOISE)
+            _pad(attention.v_proj.weight, old_attention.v_proj.weight, None, width, NOISE)
+            _write(attention.o_proj.weight, old_attention.o_proj.weight, width, heads)
+            _pad(ffn.gate_proj.weight, old_ffn.gate_proj.weight, mlp, width, NOISE)
+            _pad(ffn.up_proj.weight, old_ffn.up_proj.weight, mlp, width, NOISE)
+            _write(ffn.down_proj.weight, old_ffn.down_proj.weight, width, mlp)
     return model
 
 

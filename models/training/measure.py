@@ -29,8 +29,8 @@ def test_problems() -> list[tasks.Problem]:
 
 def fit_problems() -> list[tasks.Problem]:
     """Held-out prompts to fit on; none of the test's."""
-    kept = {p.key for p in test_problems()}
-    return [p for p in tasks.held_out(FIT_COUNT + TEST_COUNT, FIT_SEED) if p.key not in kept][:FIT_COUNT]
+    test_keys = {p.key for p in test_problems()}
+    return [p for p in tasks.held_out(FIT_COUNT + TEST_COUNT, FIT_SEED) if p.key not in test_keys][:FIT_COUNT]
 
 
 def auc(scores: list[float], good: list[bool]) -> float:
@@ -54,26 +54,26 @@ class CascadeFigures:
 
 
 def cascade(
-    found: dict[str, list[Answered]], scores: dict[str, list[float]], thresholds: tuple[float, float]
+    answered: dict[str, list[Answered]], scores: dict[str, list[float]], thresholds: tuple[float, float]
 ) -> CascadeFigures:
     """What the cascade would have answered: every problem answered and scored by every tier, in the same order."""
-    count = len(found["large"])
-    taken = [
+    count = len(answered["large"])
+    tiers_taken = [
         0 if scores["small"][i] >= thresholds[0] else 1 if scores["medium"][i] >= thresholds[1] else 2
         for i in range(count)
     ]
-    right = sum(found[TIERS[tier]][i].correct for i, tier in enumerate(taken))
-    shares = tuple(taken.count(tier) / count for tier in range(3))
+    right = sum(answered[TIERS[tier]][i].correct for i, tier in enumerate(tiers_taken))
+    shares = tuple(tiers_taken.count(tier) / count for tier in range(3))
     return CascadeFigures(thresholds, right / count, (shares[0], shares[1], shares[2]))
 
 
 def choose_thresholds(
-    found: dict[str, list[Answered]], scores: dict[str, list[float]], slack: float = 0.01
+    answered: dict[str, list[Answered]], scores: dict[str, list[float]], slack: float = 0.01
 ) -> CascadeFigures:
     """The thresholds with the least use of the large tier whose accuracy is within `slack` of its own."""
-    wanted = answers.accuracy(found["large"]) - slack
+    target = answers.accuracy(answered["large"]) - slack
     grid = [float(t) for t in range(5, 100, 5)]
-    able = [f for a in grid for b in grid if (f := cascade(found, scores, (a, b))).accuracy >= wanted]
+    able = [f for a in grid for b in grid if (f := cascade(answered, scores, (a, b))).accuracy >= target]
     return min(able, key=lambda f: (f.shares[2], -f.accuracy, -f.shares[0]))
 
 
@@ -81,9 +81,9 @@ def sorted_answers(
     family: Path, tier: str, problems: list[tasks.Problem], threads: int
 ) -> tuple[list[Answered], float]:
     """Greedy answers in the problems' order, and tokens per second."""
-    found, rate = answers.timed(family / tier, tier, problems, threads)
+    answered, rate = answers.timed(family / tier, tier, problems, threads)
     place = {p.key: i for i, p in enumerate(problems)}
-    return sorted(found, key=lambda a: place[a.problem.key]), rate
+    return sorted(answered, key=lambda a: place[a.problem.key]), rate
 
 
 def measure(family: Path, work: Path, threads: int) -> dict[str, Any]:
@@ -139,14 +139,14 @@ def measure(family: Path, work: Path, threads: int) -> dict[str, Any]:
     return figures
 
 
-def calibrated(found: list[Answered], raw: list[float]) -> Calibration:
-    return fit(raw, [a.correct for a in found], [100 * float(np.exp(x)) for x in raw])
+def calibrated(answered: list[Answered], raw: list[float]) -> Calibration:
+    return fit(raw, [a.correct for a in answered], [100 * float(np.exp(x)) for x in raw])
 
 
-def by(found: list[Answered], what: str) -> dict[str, float]:
+def by(answered: list[Answered], what: str) -> dict[str, float]:
     """Accuracy by task or level."""
     groups: dict[str, list[bool]] = defaultdict(list)
-    for a in found:
+    for a in answered:
         groups[str(getattr(a.problem, what))].append(a.correct)
     return {name: round(sum(group) / len(group), 3) for name, group in sorted(groups.items())}
 

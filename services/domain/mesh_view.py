@@ -75,10 +75,10 @@ class MeshView:
 
         Forgets instances with an expired lease at the same address: another process listens there now.
         """
-        known = self._entries.get(record.instance_id)
-        if known is not None and known.record.version >= record.version:
-            if known.record.version == record.version:
-                known.heard_at, known.expired = now, False
+        entry = self._entries.get(record.instance_id)
+        if entry is not None and entry.record.version >= record.version:
+            if entry.record.version == record.version:
+                entry.heard_at, entry.expired = now, False
             return False
         for other in self.expired():
             if other.address == record.address:
@@ -96,11 +96,11 @@ class MeshView:
         A plan is newer by revision or by creation time, because revisions restart when planner and store have lost their
         data.
         """
-        known = self._plan
+        current = self._plan
         if (
-            known is not None
-            and plan.revision <= known.revision
-            and plan.provenance.created_at <= known.provenance.created_at
+            current is not None
+            and plan.revision <= current.revision
+            and plan.provenance.created_at <= current.provenance.created_at
         ):
             return False
         self._plan = plan

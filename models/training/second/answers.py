@@ -54,7 +54,7 @@ def answer_all(
     )
     core, _ = torch_core(options, SystemClock())
     source = iter(enumerate(problems))
-    asked: list[Problem] = []
+    batch_problems: list[Problem] = []
     pieces: dict[str, list[str]] = {}
     counts: dict[str, int] = {}
     under_way, exhausted = 0, False
@@ -68,7 +68,7 @@ def answer_all(
             prompt = [BOS, *turn_ids(problem)[0]]
             sampling = SamplingParams(temperature=temperature, seed=i, max_output_tokens=MAX_TOKENS)
             core.add(GenerationRequest(str(i), TokenPrompt(tuple(prompt)), sampling), prompt)
-            asked.append(problem)
+            batch_problems.append(problem)
             pieces[str(i)], counts[str(i)] = [], 0
             under_way += 1
         for name, event in core.step():
@@ -77,7 +77,9 @@ def answer_all(
                 counts[name] += len(event.token_ids)
             else:
                 under_way -= 1
-    return [Answered(problem, tier, "".join(pieces[str(i)]), counts[str(i)]) for i, problem in enumerate(asked)]
+    return [
+        Answered(problem, tier, "".join(pieces[str(i)]), counts[str(i)]) for i, problem in enumerate(batch_problems)
+    ]
 
 
 def accuracy(answered: Seq[Answered]) -> float:
@@ -129,17 +131,17 @@ def logprobs_all(folder: Path, answered: Seq[Answered], *, threads: int = 2) -> 
         prompt = [BOS, *turn_ids(a.problem)[0]]
         rows.append((prompt, [*prompt, *text_ids(a.reply), END]))
     order = sorted(range(len(rows)), key=lambda i: len(rows[i][1]))
-    found: list[list[float]] = [[] for _ in rows]
+    result: list[list[float]] = [[] for _ in rows]
     for at in range(0, len(order), SCORED_TOGETHER):
         chosen = order[at : at + SCORED_TOGETHER]
         width = max(len(rows[i][1]) for i in chosen)
         ids = torch.tensor([rows[i][1] + [PAD] * (width - len(rows[i][1])) for i in chosen])
         logprobs = torch.log_softmax(model(input_ids=ids, use_cache=False).logits[:, :-1], dim=-1)
-        said = logprobs.gather(2, ids[:, 1:, None])[:, :, 0].tolist()  # (B, T - 1)
+        chosen_logprobs = logprobs.gather(2, ids[:, 1:, None])[:, :, 0].tolist()  # (B, T - 1)
         for b, i in enumerate(chosen):
-            prompt, whole = rows[i]
-            found[i] = said[b][len(prompt) - 1 : len(whole) - 1]
-    return found
+            prompt, token_ids = rows[i]
+            result[i] = chosen_logprobs[b][len(prompt) - 1 : len(token_ids) - 1]
+    return result
 
 
 def step_cost_s(folder: Path, *, threads: int = 1) -> float:

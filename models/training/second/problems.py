@@ -59,9 +59,9 @@ def final_answer(reply: str) -> str:
 
 def is_correct(answer: str, reply: str) -> bool:
     """Whether `reply` gives `answer`: JSON objects and tool calls are compared by value, everything else by text."""
-    wanted = _json_value(answer)
-    if wanted is not None:
-        return _json_value(reply.strip()) == wanted
+    expected = _json_value(answer)
+    if expected is not None:
+        return _json_value(reply.strip()) == expected
     return final_answer(reply) == answer
 
 

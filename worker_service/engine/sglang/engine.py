@@ -171,9 +171,9 @@ class SglangEngine(MovingRequests):
     async def availability(self) -> AsyncIterator[bool]:
         """As in `Interruptible`: False while the server restarts."""
         while True:
-            yield (said := self._up)
+            yield (available := self._up)
             async with self._turned:
-                while self._up is said:
+                while self._up is available:
                     await self._turned.wait()
 
     async def abort(self, request_id: str) -> bool:
@@ -226,10 +226,10 @@ class SglangEngine(MovingRequests):
                                 break
                             cached = max(cached, min(piece.cached_tokens, len(prompt)))
                             preemptions = max(preemptions, piece.retractions)
-                            first, ids, said = len(output), list[int](), ""
+                            first, ids, text_out = len(output), list[int](), ""
                             for token in piece.token_ids:
                                 ids.append(token)
-                                said += text.push(token)
+                                text_out += text.push(token)
                                 reason = reply_rules.end_reason(
                                     text, token, first + len(ids), most, request.sampling, self._tokenizer
                                 )
@@ -238,13 +238,13 @@ class SglangEngine(MovingRequests):
                             if reason is None and piece.finish is not None:
                                 reason = FinishReason.ABORTED if piece.finish == "abort" else FinishReason(piece.finish)
                             if reason is not None:
-                                said += text.finish()
+                                text_out += text.finish()
                             output += ids
                             running.tokens += ids
                             running.computing = True
                             self._throughput.add(len(ids), time.monotonic())
-                            if ids or said:
-                                yield TokenFrame(first, tuple(ids), said, self._logprobs(ids, piece))
+                            if ids or text_out:
+                                yield TokenFrame(first, tuple(ids), text_out, self._logprobs(ids, piece))
                             if reason is not None:
                                 break
                 except (Unavailable, Overloaded):
@@ -331,7 +331,7 @@ class SglangEngine(MovingRequests):
             del self._requests[request_id]
 
     def _sampling(self, sampling: SamplingParams, most: int) -> dict[str, Any]:
-        made: dict[str, Any] = {
+        parameters: dict[str, Any] = {
             "temperature": 0.0 if sampling.greedy else sampling.temperature,
             "top_p": sampling.top_p,
             "max_new_tokens": most,
@@ -339,8 +339,8 @@ class SglangEngine(MovingRequests):
             "stream_interval": self._tokens_per_event(),
         }
         if sampling.seed is not None and not sampling.greedy:
-            made["sampling_seed"] = sampling.seed & 0x7FFFFFFF
-        return made
+            parameters["sampling_seed"] = sampling.seed & 0x7FFFFFFF
+        return parameters
 
     def _tokens_per_event(self) -> int:
         """Tokens per event after the first: as many as one stream generates in the time that they may be held."""
