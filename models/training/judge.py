@@ -1,9 +1,9 @@
-"""Train the judge: a language model over (prompt, answer) that has not seen the truth and is surprised by what is wrong.
+"""Train the judge: a language model over (prompt, answer) that gives wrong answers a low probability, without the solution.
 
-It begins as the large tier's weights and learns from the tiers' own replies to training problems, from right replies and from
-right replies with something broken. As long as a reply agrees with the right one, its tokens become likelier; the first
-wrong token becomes less likely (unlikelihood training, Welleck et al., 2020); what follows it is no lesson. Served, an answer
-is judged by its least likely token.
+It starts with the weights of the large tier and is trained on the tiers' replies to training problems, on correct replies,
+and on correct replies with an error inserted. While a reply agrees with the correct one, the probability of its tokens is
+increased; that of the first wrong token is decreased (unlikelihood training, Welleck et al., 2020); later tokens are
+ignored. The score of an answer is the probability of its least likely token.
 """
 
 import itertools
@@ -24,16 +24,16 @@ from models.training.smalltalk import SMALLTALK
 from models.training.train import CONTEXT_TOKENS, learn, optimisers, save
 
 SEED = 21
-BASE = "large"  # the tier whose weights it begins with: who can solve a problem sees best what went wrong
+BASE = "large"  # the tier whose weights it starts with: the best solver recognises errors best
 PER_TIER = {"small": 16_000, "medium": 34_000, "large": 6_000}
-SAMPLED_SHARE = 0.3  # of a tier's replies: drawn at temperature 0.7; the others are greedy
-RIGHT, BROKEN = 8_000, 14_000  # replies that no tier gave
-MISPLACED = 3_000  # replies to another problem, to smalltalk, or none at all
+SAMPLED_SHARE = 0.3  # of a tier's replies are sampled at temperature 0.7; the others are greedy
+RIGHT, BROKEN = 8_000, 14_000  # replies that are not from a tier
+MISPLACED = 3_000  # replies to another problem or to smalltalk, and empty replies
 BATCHES = 300
 TOKENS_PER_BATCH = 8192
 MUON_LR, ADAM_LR = 0.003, 3e-4
 WARMUP_STEPS = 40
-WRONG_WEIGHT = 5.0  # of a wrong token against a right one: there are few
+WRONG_WEIGHT = 5.0  # weight of a wrong token relative to a correct one, because there are few
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def lesson_of_ids(prompt: list[int], correct: list[int], given: list[int], *, go
 
 
 def broken(right: str, answer: str, rng: random.Random) -> str:
-    """The right reply with something wrong: a character changed, lost, doubled, swapped, the end cut off, or run on."""
+    """The correct reply with an error: a character changed, removed, doubled or swapped, the end cut, or text appended."""
     reply = list(right)
     at = rng.randrange(len(reply))
     kind = rng.randrange(6)
@@ -83,7 +83,7 @@ def broken(right: str, answer: str, rng: random.Random) -> str:
 
 
 def misplaced(problem: tasks.Problem, other: tasks.Problem, rng: random.Random) -> Lesson:
-    """An answer that is none: empty, blank, or another problem's; to a problem, or to smalltalk, where no answer is right."""
+    """A wrong answer: empty, blank, or to another problem; or any answer to smalltalk."""
     reply = rng.choice((other.reply, other.reply, other.answer, other.prompt, "", " ", "\n"))
     if rng.random() < 0.5:
         return lesson(problem, reply)
@@ -91,7 +91,7 @@ def misplaced(problem: tasks.Problem, other: tasks.Problem, rng: random.Random) 
 
 
 def lesson_of_smalltalk(prompt: str, reply: str, rng: random.Random) -> Lesson:
-    """The tiers know no reply to smalltalk: the first token of any is wrong, an empty reply's end too."""
+    """All replies to smalltalk are wrong from the first token, including the end of an empty reply."""
     written = prompt if rng.random() < 0.5 else prompt[:1].upper() + prompt[1:]
     if written[-1].isalnum() and rng.random() < 0.5:
         written += rng.choice(".!?")
@@ -100,7 +100,7 @@ def lesson_of_smalltalk(prompt: str, reply: str, rng: random.Random) -> Lesson:
 
 
 def collect(family: Path, work: Path, threads: int) -> None:
-    """Write the tiers' replies to training problems; what is there already is kept."""
+    """Write the tiers' replies to training problems. Existing files are kept."""
     for tier, count in PER_TIER.items():
         for name, share, temperature in (("greedy", 1 - SAMPLED_SHARE, 0.0), ("sampled", SAMPLED_SHARE, 0.7)):
             path = work / f"answers-{tier}-{name}.jsonl"
@@ -144,7 +144,7 @@ def lessons(work: Path) -> list[Lesson]:
 
 
 def batches(collected: list[Lesson], rng: random.Random) -> Iterator[list[Lesson]]:
-    """One epoch: lessons of like length together, batches in random order."""
+    """One epoch: batches of lessons of similar length, in random order."""
     order = sorted(collected, key=lambda item: (len(item.ids), rng.random()))
     grouped: list[list[Lesson]] = [[]]
     for item in order:
@@ -162,7 +162,7 @@ def loss_of(model: LlamaForCausalLM, batch: list[Lesson]) -> torch.Tensor:
     model.set_attn_implementation("eager" if width <= 160 else "sdpa")
     with torch.autocast("cpu", torch.bfloat16):
         hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state  # (B, T, H)
-        place = torch.arange(1, width)[None, :]  # of the token that is foretold
+        place = torch.arange(1, width)[None, :]  # of the predicted token
         reply_at = torch.tensor([item.reply_at for item in batch])[:, None]
         length = torch.tensor([len(item.ids) for item in batch])[:, None]
         good_until = torch.tensor([item.good_until for item in batch])[:, None]
@@ -212,7 +212,7 @@ def train(family: Path, work: Path, threads: int) -> dict[str, object]:
 
 
 def score_all(folder: Path, answered: list[Answered], threads: int = 2) -> list[float]:
-    """The judge's raw scores of answers, by the very code that serves them."""
+    """The judge's raw scores of answers, computed by the production code."""
     import asyncio
 
     from judge_service.scorers import JudgedAnswer

@@ -1,7 +1,7 @@
-"""Measure the family on problems it has never seen, fit the judge's calibration, and write the model cards.
+"""Measure the models on held-out problems, fit the judge's calibration, and write the model cards.
 
-Two sets of held-out problems, with none in common: TEST_COUNT for the figures, and others for what is fitted on
-(calibration, thresholds).
+There are two disjoint sets of held-out problems: TEST_COUNT for the figures, and others for fitting calibration and
+thresholds.
 """
 
 import json
@@ -23,18 +23,18 @@ FIT_COUNT, FIT_SEED = 2000, 77
 
 
 def test_problems() -> list[tasks.Problem]:
-    """The 500 held-out prompts that every figure is about."""
+    """The 500 held-out prompts for all figures."""
     return tasks.held_out(TEST_COUNT, TEST_SEED)
 
 
 def fit_problems() -> list[tasks.Problem]:
-    """Held-out prompts to fit on; none of the test's."""
+    """Held-out prompts for fitting, disjoint from those of the test."""
     test_keys = {p.key for p in test_problems()}
     return [p for p in tasks.held_out(FIT_COUNT + TEST_COUNT, FIT_SEED) if p.key not in test_keys][:FIT_COUNT]
 
 
 def auc(scores: list[float], good: list[bool]) -> float:
-    """Area under the ROC curve: how often a right answer outscores a wrong one (ties count half)."""
+    """Area under the ROC curve: probability that a correct answer has a higher score than a wrong one (ties count half)."""
     values, right = np.asarray(scores), np.asarray(good, bool)
     order = np.argsort(values, kind="stable")
     ranks = np.empty(len(values))
@@ -56,7 +56,7 @@ class CascadeFigures:
 def cascade(
     answered: dict[str, list[Answered]], scores: dict[str, list[float]], thresholds: tuple[float, float]
 ) -> CascadeFigures:
-    """What the cascade would have answered: every problem answered and scored by every tier, in the same order."""
+    """The result of the cascade, from the answers and scores of every tier for every problem, in the same order."""
     count = len(answered["large"])
     tiers_taken = [
         0 if scores["small"][i] >= thresholds[0] else 1 if scores["medium"][i] >= thresholds[1] else 2
@@ -70,7 +70,7 @@ def cascade(
 def choose_thresholds(
     answered: dict[str, list[Answered]], scores: dict[str, list[float]], slack: float = 0.01
 ) -> CascadeFigures:
-    """The thresholds with the least use of the large tier whose accuracy is within `slack` of its own."""
+    """The thresholds with the lowest use of the large tier and an accuracy within `slack` of the large tier's."""
     target = answers.accuracy(answered["large"]) - slack
     grid = [float(t) for t in range(5, 100, 5)]
     able = [f for a in grid for b in grid if (f := cascade(answered, scores, (a, b))).accuracy >= target]

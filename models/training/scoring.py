@@ -1,6 +1,6 @@
 """Exact match of greedy replies, measured in one forward pass.
 
-Greedy decoding gives the reference reply if and only if, fed the reference, every next token is the likeliest one.
+Greedy decoding generates the reference reply if and only if every token of it is the most likely one given the previous ones.
 """
 
 import torch
@@ -11,7 +11,7 @@ from models.training.data import BOS, PAD
 
 @torch.inference_mode()
 def exact_replies(model: LlamaForCausalLM, turns: list[tuple[list[int], list[int]]], batch: int = 50) -> list[bool]:
-    """Whether greedy decoding would give each (prompt, reply) turn's reply to the letter."""
+    """Whether greedy decoding would generate exactly the reply of each (prompt, reply) turn."""
     order = sorted(range(len(turns)), key=lambda i: len(turns[i][0]) + len(turns[i][1]))
     exact = [False] * len(turns)
     for at in range(0, len(order), batch):

@@ -1,4 +1,4 @@
-"""Replies of trained tiers to the second edition's problems, computed by our own engine, and the judge's scores of them."""
+"""Replies of trained tiers to the second edition's problems, computed by the torch engine, and the judge's scores of them."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ from worker_service.engine.torch.engine import torch_core
 
 TOGETHER = 96
 KV_TOKENS = TOGETHER * 640
-MAX_TOKENS = 512  # a reply that runs on is cut here; the longest right one has fewer
+MAX_TOKENS = 512  # replies are truncated here; the longest correct one is shorter
 STEPS = 150  # timed steps of one round, after WARM_STEPS
 WARM_STEPS = 20
 COST_BATCH = 8
@@ -48,7 +48,7 @@ class Answered:
 def answer_all(
     folder: Path, tier: str, problems: Iterable[Problem], *, temperature: float = 0.0, threads: int = 2
 ) -> list[Answered]:
-    """Every problem's reply, in the problems' order. Problem i is sampled with seed i."""
+    """The replies to all problems, in order. Problem i is sampled with seed i."""
     options = TorchEngineOptions(
         folder, tier, max_running=TOGETHER, max_queued=TOGETHER, kv_tokens=KV_TOKENS, threads=threads
     )
@@ -87,7 +87,7 @@ def accuracy(answered: Seq[Answered]) -> float:
 
 
 def write(path: Path, answered: Iterable[Answered]) -> None:
-    """One JSON object per line; the file is there whole or not at all."""
+    """Write one JSON object per line, atomically."""
     with path.with_suffix(".tmp").open("w") as out:
         for a in answered:
             p = a.problem
@@ -105,7 +105,7 @@ def read(path: Path) -> Iterator[Answered]:
 
 
 def score_all(folder: Path, answered: Seq[Answered], *, threads: int = 2) -> list[float]:
-    """The judge's raw scores, by the code that serves them."""
+    """The judge's raw scores, computed by the production code."""
 
     async def run() -> list[float]:
         scorer = JudgeModelScorer(folder, BatchOptions(64, 16_384), threads=threads, device="cpu")
@@ -123,7 +123,7 @@ def score_all(folder: Path, answered: Seq[Answered], *, threads: int = 2) -> lis
 
 @torch.inference_mode()
 def logprobs_all(folder: Path, answered: Seq[Answered], *, threads: int = 2) -> list[list[float]]:
-    """The judge's log-probability of each token of each reply, the end token last: what of it would show how early."""
+    """The judge's log-probability of each token of each reply, including the end token."""
     torch.set_num_threads(threads)
     model = LlamaForCausalLM.from_pretrained(str(folder), dtype=torch.float32).eval()
     rows = []
@@ -145,7 +145,7 @@ def logprobs_all(folder: Path, answered: Seq[Answered], *, threads: int = 2) -> 
 
 
 def step_cost_s(folder: Path, *, threads: int = 1) -> float:
-    """Median CPU seconds of a decode step of COST_BATCH replies; what else runs on the machine hardly counts."""
+    """Median CPU seconds of a decode step of COST_BATCH replies; independent of other processes."""
     options = TorchEngineOptions(
         folder, "cost", max_running=COST_BATCH, max_queued=COST_BATCH, kv_tokens=COST_BATCH * 640, threads=threads
     )

@@ -87,7 +87,7 @@ def multiply(rng: random.Random, level: int, say: Phrasing) -> Draft:
 
 
 def chain_step(rng: random.Random, value: int, say: Phrasing) -> tuple[str, str, str, int]:
-    """(how the step is said, its working, its key, the value after it)."""
+    """(wording of the step, its working, its key, the value after it)."""
     kinds = ["add"] * 3 + ["take"] * (3 if value >= 20 else 0) + ["triple"] * (value <= 60)
     kinds += ["double"] * (value <= 200) + ["halve"] * (value % 2 == 0 and value > 30)
     kind, n = rng.choice(kinds), rng.randint(1, 19)
@@ -109,7 +109,7 @@ def chain(rng: random.Random, level: int, say: Phrasing) -> Draft:
 
 
 def expression(rng: random.Random, level: int, say: Phrasing) -> Draft:
-    """Brackets and precedence, worked out from the inside: one operation a line, what is left of the expression after it."""
+    """Brackets and precedence, evaluated from the inside: one operation per line, with the remaining expression."""
     text, value = _expression(rng, level + 1)
     lines = [text]
     while (reduced := reduce_once(lines[-1])) is not None:

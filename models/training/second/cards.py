@@ -14,10 +14,10 @@ PLAIN = "as they are"
 
 
 def install(work: Path, family: Path) -> None:
-    """Replace the models in `family` by those of `work`, with figures and cards; the held-out prompts go beside the folder.
+    """Replace the models in `family` by those of `work`, with figures and cards. The held-out prompts are written next to the folder.
 
     Raises:
-        FileNotFoundError: The work folder lacks a model or its figures; nothing has been replaced then.
+        FileNotFoundError: The work folder lacks a model or its figures; nothing has been replaced.
     """
     figures = json.loads((work / "figures.json").read_text())
     names = (*TIERS, "judge")
@@ -173,5 +173,5 @@ def percent(share: float) -> str:
 
 
 def size_mb(folder: Path) -> float:
-    """Of the weights."""
+    """Size of the weights."""
     return sum(path.stat().st_size for path in folder.glob("*.safetensors")) / 1e6

@@ -1,4 +1,4 @@
-"""Chats of two and three turns: each follow-up goes on from the last result ("now add 7", "and the largest?")."""
+"""Chats of two and three turns: each follow-up continues from the last result ("now add 7", "and the largest?")."""
 
 import random
 
