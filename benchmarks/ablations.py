@@ -1,6 +1,6 @@
 """The effect of each part of the optimiser: plans without one part, at the same quality (CASCADIA, figure 9).
 
-- `uniform parallelism`: tensor parallelism within a server and data parallelism across servers, whatever the tier; GPUs and
+- `uniform parallelism`: tensor parallelism within a server and data parallelism across servers, for every tier; GPUs and
   thresholds are still optimised (figure 9, i).
 - `uniform allocation`: every tier that has requests gets the same number of GPUs, thresholds and parallelism are still
   optimised (figure 9, ii).

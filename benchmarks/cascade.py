@@ -38,7 +38,7 @@ TIERS = ("small", "medium", "large")
 SHARES = (0.5, 0.75, 0.95)  # of the way from the smallest model's quality to the largest's
 SCALE, ATTAINED = 5.0, 0.95
 LOADS = (1.0, 4.0)  # of what the largest model alone can serve: what plans are made for
-DEPLOYED_AT = 3.0  # likewise, what their replicas are chosen for anew
+DEPLOYED_AT = 3.0  # the same, for which their replicas are chosen again
 PLANNED, DEPLOYED, DURATION, SEED = 400, 1500, 8.0, 5
 STEPS = 9  # of a bisection over a factor of 128: to 1 %
 JUDGE_S = 0.1
@@ -213,7 +213,7 @@ def gains(rows: Sequence[dict[str, Any]], over: str) -> dict[str, list[float]]:
     return {"slo_scale": slo, "throughput": rate}
 
 
-def told(rows: Sequence[dict[str, Any]], loads: Sequence[float], planned: int) -> None:
+def publish(rows: Sequence[dict[str, Any]], loads: Sequence[float], planned: int) -> None:
     """JSON, plots, and the means."""
     over = {name: gains(rows, name) for name in ("largest", "single", "load_based")}
     summary = {
@@ -249,9 +249,9 @@ def told(rows: Sequence[dict[str, Any]], loads: Sequence[float], planned: int) -
 
 def run(_: int) -> None:
     """Nothing here is timed: one round is all."""
-    told([row for family in FAMILIES for row in measure(family, SHARES, LOADS, PLANNED)], LOADS, PLANNED)
+    publish([row for family in FAMILIES for row in measure(family, SHARES, LOADS, PLANNED)], LOADS, PLANNED)
 
 
 def run_quick(_: int) -> None:
     """One target."""
-    told([row for family in FAMILIES for row in measure(family, SHARES[1:2], LOADS, PLANNED)], LOADS, PLANNED)
+    publish([row for family in FAMILIES for row in measure(family, SHARES[1:2], LOADS, PLANNED)], LOADS, PLANNED)

@@ -1,6 +1,6 @@
 """The baselines of the cascade benchmark, tuned with the same search: one model alone, and a load-based cascade.
 
-The load-based cascade stands for CascadeServe as CASCADIA describes and tunes it (section 4.1): replicas by load, parallelism
+The load-based cascade represents CascadeServe as CASCADIA describes and tunes it (section 4.1): replicas by load, parallelism
 and routing tuned to the rate, without regard to lengths or to which requests escalate. It uses mean lengths, the shares that
 escalate at given thresholds, and the required mean quality:
 

@@ -6,7 +6,7 @@ other half is the traffic: what re-planning knows of that is what routers would 
 scores of the tiers they visited only. The drift rule, the borrowing of scores and the planner are the planner service's.
 
 Moving over, as `penstock up` does it: the old replicas serve until the new ones have loaded (LOAD_S), which needs room for
-both. Requests under way at that moment begin anew, so no GPU is counted twice. `known` plans each phase beforehand, from its
+both. Running requests start again, so no GPU is counted twice. `known` plans each phase beforehand, from its
 own traffic, and moves over as it begins. Each round draws other traffic, with the next seed.
 """
 
@@ -108,7 +108,7 @@ def traffic(judged: JudgedSample, seed: int) -> Demand:
 
 
 def serve(site: Site, demand: Demand, moves: Sequence[Move]) -> Served:
-    """A run under the first plan, then each next one from its time on; what is under way then begins anew."""
+    """A run under the first plan, then under each next one from its time on; running requests start again."""
     total_s, score = np.full(len(demand.arrival_s), np.nan), np.zeros(len(demand.arrival_s))
     waiting = np.zeros(0, np.int64)  # begun before the plan at hand, not finished
     for move, following in zip(moves, [*moves[1:], None], strict=True):
@@ -188,7 +188,7 @@ def _about(plan: CascadePlan) -> dict[str, Any]:
 
 
 def _figures(served: Served, demand: Demand, slo_s: float) -> dict[str, dict[str, float]]:
-    """Of each phase, of its second half (when whoever plans again should have), and of the whole."""
+    """Of each phase, of its second half (after a new plan should be in use), and of the whole."""
     figures, begins, at = dict[str, dict[str, float]](), 0.0, demand.arrival_s
     for number, phase in enumerate(PHASES, 1):
         ends = begins + 60.0 * phase.minutes

@@ -146,7 +146,7 @@ def run(rounds: int) -> None:
         {
             "seed": SEED,
             "passes_fitted": rounds,
-            "clock": "CPU time of the engine's thread, at the pace of a reply computed again and again beside it",
+            "clock": "CPU time of the engine's thread, in units of the time of a reply that is computed repeatedly",
             "mean_error": overall,
             "constant_mean_error": constant,
             "published": {"mean_error": 0.089, "constant_mean_error": 0.64},

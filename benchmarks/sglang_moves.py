@@ -48,7 +48,7 @@ class _Told(logging.Handler):
 
 
 def conversation(tokens: int, rng: random.Random) -> ChatPrompt:
-    """Held-out questions and answers in random order, about so many tokens (bytes) of them, then one more question."""
+    """Held-out questions and answers in random order, with about this number of tokens (bytes), then one more question."""
     rows = [json.loads(line) for line in (ROOT / "models" / "heldout.jsonl").read_text().splitlines()]
     rng.shuffle(rows)
     messages, length = list[ChatMessage](), 0
@@ -61,7 +61,7 @@ def conversation(tokens: int, rng: random.Random) -> ChatPrompt:
 
 
 class _Reader:
-    """Reads a stream on a task, at most so many tokens of it; the tokens with the times at which they came."""
+    """Reads a stream on a task, up to `most` tokens; records the tokens with their arrival times."""
 
     def __init__(self, events: AsyncGenerator[EngineEvent, None], most: int = 400) -> None:
         self.tokens, self.times = list[int](), list[float]()

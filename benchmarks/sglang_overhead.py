@@ -93,11 +93,11 @@ async def throughput(way: Way, rng: random.Random) -> tuple[float, float]:
             return await way(prompt_of(rng), f"r{number}-{rng.random()}", TOKENS)
 
     began = time.perf_counter()
-    found = await asyncio.gather(*(one(i) for i in range(STREAMS)))
+    results = await asyncio.gather(*(one(i) for i in range(STREAMS)))
     took = time.perf_counter() - began
-    tokens = sum(count for _, count in found)
+    tokens = sum(count for _, count in results)
     assert tokens == STREAMS * TOKENS
-    return tokens / took, 1000 * statistics.median(first for first, _ in found)
+    return tokens / took, 1000 * statistics.median(first for first, _ in results)
 
 
 def prompt_of(rng: random.Random) -> list[int]:
@@ -106,8 +106,8 @@ def prompt_of(rng: random.Random) -> list[int]:
 
 
 @contextmanager
-def core_of_their_own(models: Collection[int], processes: Collection[int]) -> Iterator[None]:
-    """Keep the models' processes, of which one computes at a time, on the first core, and all others off it."""
+def separate_core(models: Collection[int], processes: Collection[int]) -> Iterator[None]:
+    """Bind the models' processes, of which one computes at a time, to the first core, and all others to the rest."""
     cores = sorted(os.sched_getaffinity(0))
     try:
         for pid in processes:
@@ -125,16 +125,16 @@ def _bind(pid: int, cores: list[int]) -> None:
 
 
 def _family(root: int) -> dict[int, int]:
-    """A process and all that descend from it, with the clock ticks each has computed."""
+    """A process and its descendants, with the CPU clock ticks of each."""
     parents, ticks = {}, {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(FileNotFoundError, ProcessLookupError):
             fields, pid = stat.read_text().rpartition(")")[2].split(), int(stat.parent.name)
             parents[pid], ticks[pid] = int(fields[1]), int(fields[11]) + int(fields[12])
-    found = {root}
-    while more := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= more
-    return {pid: ticks[pid] for pid in found}
+    family = {root}
+    while more := {pid for pid, parent in parents.items() if parent in family} - family:
+        family |= more
+    return {pid: ticks[pid] for pid in family}
 
 
 @contextmanager
@@ -193,7 +193,7 @@ async def measure(rounds: int) -> dict[str, Any]:
             in_turn = orders[number % len(orders)]
             for name, way in in_turn:
                 await at_once("shared", name, way)
-            with core_of_their_own(models, processes):
+            with separate_core(models, processes):
                 for name, way in in_turn:
                     await at_once("own core", name, way)
             for i in range(FIRSTS):
@@ -203,10 +203,10 @@ async def measure(rounds: int) -> dict[str, Any]:
                 began = time.perf_counter()
                 await stub.GetInfo(pb.GetInfoRequest())
                 firsts.setdefault("empty RPC", []).append(1000 * (time.perf_counter() - began))
-            said = {how: "/".join(f"{by[name][-1]:.0f}" for name in ways) for how, by in rates.items()}
+            line = {how: "/".join(f"{by[name][-1]:.0f}" for name in ways) for how, by in rates.items()}
             waits = {how: "/".join(f"{by[name][-1]:.0f}" for name in ways) for how, by in crowded.items()}
             names = "/".join(ways)
-            print(f"round {number + 1}  {names}: tokens/s {said}  first token, ms {waits}", flush=True)
+            print(f"round {number + 1}  {names}: tokens/s {line}  first token, ms {waits}", flush=True)
             print(f"    one stream alone: {added(firsts)}", flush=True)
     return {
         "model": "large",
@@ -236,8 +236,8 @@ def ratio(by_way: dict[str, list[float]], base: str) -> dict[str, float]:
 
 def difference(by_way: dict[str, list[float]], base: str) -> dict[str, float]:
     """Of the worker's milliseconds to a server's, over rounds."""
-    found = spread_of_differences(by_way["worker"], by_way[base])
-    return {"server_median": statistics.median(by_way[base])} | found
+    spread = spread_of_differences(by_way["worker"], by_way[base])
+    return {"server_median": statistics.median(by_way[base])} | spread
 
 
 def spread_of_ratios(ours: list[float], theirs: list[float]) -> dict[str, float]:

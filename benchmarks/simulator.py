@@ -12,7 +12,7 @@ chunk size; how fast the machine is in one run is a factor on it, the seconds th
 those that the shape says. The simulator foretells every run, and the medians of what it foretells are compared with the
 medians of what was measured. Nothing that is compared is used to make the forecast.
 
-Where an error comes from is told by two more replays. The worker's scheduler under the step times as they were measured, one
+Two more replays show the causes of errors. The worker's scheduler under the step times as they were measured, one
 by one, must end every request when the engine did: the schedule has no part in the error. And the simulator with the latency
 model fitted to the run's own steps, which is no forecast (`form`): what is left is what such a model cannot say, steps that
 take longer by chance included. `spread_of_rounds` is how far the engine is from itself.

@@ -1,8 +1,8 @@
-"""How old a router's picture of the mesh is while many instances publish their load into one Redis.
+"""The age of a router's state of the mesh while many instances publish their load into one Redis.
 
 Three processes: Redis, one that publishes for all instances (every 200 ms each, spread evenly, every record changed), and
 one router's MeshFeed that follows. The publisher sends what each instance's Registrar would, for many instances in one
-round trip: it stands for a thousand machines, so its own CPU share is not a cost of the mesh. The age of a snapshot is the
+round trip: it represents a thousand machines, so its own CPU share is not a cost of the mesh. The age of a snapshot is the
 time since the record that the view holds was published: on average half the interval at best.
 """
 

@@ -1,4 +1,5 @@
-"""CASCADIA's table 2: our allocation beside the paper's, for the same shares of requests that reach each tier.
+"""CASCADIA's table 2: the allocation of this planner compared with the paper's, for the same shares of requests that reach
+each tier.
 
 The paper gives shares, GPUs and (table 3) replicas, but neither its models' lengths nor its rates. Lengths are those of
 judged MT-Bench answers (the paper's traces are drawn from MT-Bench); who escalates is drawn by seed, so that tiers differ in

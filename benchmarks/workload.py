@@ -16,7 +16,7 @@ HELDOUT = Path("models/heldout.jsonl")
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """`prompts`, each answered with exactly `output_tokens` greedy tokens, `concurrency` of them under way at once."""
+    """`prompts`, each answered with exactly `output_tokens` greedy tokens, `concurrency` of them concurrently."""
 
     concurrency: int
     prompts: tuple[tuple[int, ...], ...]

@@ -65,7 +65,7 @@ def _tier_problems(mesh: MeshFile) -> Iterator[FieldProblem]:
 
 
 def _port_problems(mesh: MeshFile) -> Iterator[FieldProblem]:
-    """Port 0 stands for any free port, so it is in nobody's way."""
+    """Problems of fixed ports. Port 0 means any free port, so it cannot conflict."""
     routers = mesh.router.replicas
     ranges = [
         _Ports("router.grpc_port", mesh.router.grpc_port, routers, "routers"),

@@ -3,7 +3,7 @@
 A task turns (random numbers, level) into a problem: prompt, full reply (with its working where the task shows any) and
 final answer. The reply ends in the answer; where there is working, the last line is `Answer: ...`.
 
-Held out: a problem belongs to the held-out split by a checksum of its *content* (task and operands), whatever its
+Held out: a problem belongs to the held-out split by a checksum of its *content* (task and operands), independent of its
 wording, so no phrasing of a held-out problem is ever trained on.
 """
 
@@ -21,7 +21,7 @@ HELD_OUT_SHARE = 16  # one problem in sixteen
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One problem; `key` names its content whatever its wording."""
+    """One problem. `key`: identifies its content, independent of its wording."""
 
     task: str
     level: int
@@ -36,7 +36,7 @@ class Problem:
 
 
 def final_answer(reply: str) -> str:
-    """The final answer of a reply: what follows the last `Answer:`, else the whole reply, stripped."""
+    """The final answer of a reply: the text after the last `Answer:`, or the whole reply without one; stripped."""
     return reply.rsplit("Answer:", 1)[-1].strip()
 
 

@@ -184,7 +184,7 @@ async def test_other_layouts_and_models_are_refused(redis: RedisProcess, mesh_fi
             await read(claim, "heartbeat")
         with pytest.raises(aio.AioRpcError) as caught:
             await read(target.Generate(asked("w2", transfer="w2")))
-        assert "2 transfers are under way" in str(from_rpc(caught.value))
+        assert "2 transfers are already active" in str(from_rpc(caught.value))
         for claim in claims:
             claim.cancel()
         call.cancel()

@@ -122,7 +122,7 @@ Apache-2.0.
 
 
 def reliability_plot(rows: list[dict[str, float]]) -> str:
-    """One line for each tenth that holds answers: a bar of the share that is right, `|` where the mean score stands."""
+    """One line for each tenth that holds answers: a bar of the share that is right, `|` at the mean score."""
     lines = []
     for row in rows:
         bar = list("#" * round(row["right"] / 2.5) + " " * (40 - round(row["right"] / 2.5)))

@@ -57,7 +57,7 @@ SHARES = {
 
 
 def make(task: str, level: int, seed: str, *, held_out_wording: bool = False, noise: Noise = surface) -> Problem:
-    """The problem of `task` at `level` that `seed` stands for; wording and noise are drawn apart from its content."""
+    """The problem of `task` at `level` for `seed`; wording and noise are drawn independently of its content."""
     say = Phrasing(random.Random(f"{seed} wording"), held_out=held_out_wording, noise=noise)
     draft = TASKS[task](random.Random(f"{task} {level} {seed}"), level, say)
     return draft.named(task, level, say.used)

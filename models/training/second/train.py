@@ -146,7 +146,7 @@ class Run:
         return self.cpu_s + time.process_time() - self._cpu_from
 
     def source(self) -> Iterator[Batch]:
-        """Batches from here on: easy at first, and what is failed oftener where the recipe says so."""
+        """Batches from here on: easy at first, with more of the failed tasks if the recipe has it."""
         by_level = EASY if self.seen < self.recipe.easy_tokens else self.recipe.by_level
         seed = self.recipe.seed * 100_000 + self.step
         drawn = tasks.stream(seed, by_level=by_level, by_task=weights(self.exact) if self.recipe.focus else {})

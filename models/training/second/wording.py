@@ -28,12 +28,12 @@ Noise = Callable[[str, random.Random], str]
 
 
 def expand(pattern: str, rng: random.Random) -> str:
-    """One wording that a pattern stands for."""
+    """One wording of a pattern."""
     return _CHOICE.sub(lambda match: rng.choice(match[1].split("|")), pattern)
 
 
 def expansions(pattern: str) -> list[str]:
-    """All wordings that a pattern stands for."""
+    """All wordings of a pattern."""
     match = _CHOICE.search(pattern)
     if match is None:
         return [pattern]

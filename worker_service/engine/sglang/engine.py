@@ -293,7 +293,7 @@ class SglangEngine(MovingRequests):
         vocab_size = self._tokenizer.vocab_size
         with self._place(request_id, [*prefix, *draft], len(prefix) - offset):
             top = 1 if sampling.greedy else min(VERIFY_TOP, vocab_size)
-            rows = await self._client.likeliest(request_id, prefix, draft, top, self._priority(0))
+            rows = await self._client.top_tokens(request_id, prefix, draft, top, self._priority(0))
         if not distributions:
             return Verification(*acceptance.matching(draft, [row[0][0] for row in rows]))
         target = target_distribution(rows, vocab_size, sampling)
