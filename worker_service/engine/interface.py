@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from services.domain.instances import Load
 from services.domain.requests import FinishReason, GenerationRequest, SamplingParams, TokenFrame, TokenUsage
+from services.event_streams import OnTokens
 from worker_service.scheduling import BatchScheduler
 from worker_service.text import Tokenizer
 
@@ -115,10 +116,13 @@ class Engine(Protocol):
         """End all requests with ABORTED and release all resources."""
         ...
 
-    def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineEvent, None]:
-        """Yield Admitted, then frames without gaps or overlaps, then Finished. Leaving the iteration aborts the request.
+    def generate(
+        self, request: GenerationRequest, on_tokens: OnTokens | None = None
+    ) -> AsyncGenerator[EngineEvent, None]:
+        """Admitted, then frames without gap or overlap, then Finished. Leaving the iteration aborts the request.
 
-        A request that is aborted while its prompt is tokenized is Finished without Admitted.
+        on_tokens: takes the frames, once the iteration goes on behind Admitted; only the other events are iterated then.
+        One that is aborted while its prompt is tokenized is Finished without having been Admitted.
 
         Raises:
             InvalidRequest: The model cannot process the request; PromptTooLong is a subclass.
@@ -282,7 +286,12 @@ class KvTransferring(Protocol):
         ...
 
     def enter(
-        self, transfer_id: str, request: GenerationRequest, tokens: Seq[int], last: LastBlocks | None = None
+        self,
+        transfer_id: str,
+        request: GenerationRequest,
+        tokens: Seq[int],
+        last: LastBlocks | None = None,
+        on_tokens: OnTokens | None = None,
     ) -> AsyncGenerator[EngineEvent, None]:
         """Like `generate`, but with the KV of the reservation: the reply continues behind `tokens`, which include the prompt.
 

@@ -9,6 +9,7 @@ from contextlib import aclosing, asynccontextmanager, suppress
 from services.background import end
 from services.domain.errors import AlreadyRunning, Overloaded, PenstockError, Unavailable
 from services.domain.requests import GenerationRequest
+from services.event_streams import OnTokens
 from worker_service.engine.interface import EngineEvent, KvTransferring, LastBlocks
 from worker_service.migration import source, target
 from worker_service.migration.messages import Chunk, Closing, Opening, ToSource, ToTarget
@@ -24,8 +25,11 @@ _Entered = tuple[EngineEvent, AsyncGenerator[EngineEvent, None]]
 class IncomingReply:
     """A reply that a router expects here: its stream waits for the request to arrive, then carries it."""
 
-    def __init__(self, engine: KvTransferring, transfer_id: str, request: GenerationRequest) -> None:
+    def __init__(
+        self, engine: KvTransferring, transfer_id: str, request: GenerationRequest, on_tokens: OnTokens | None
+    ) -> None:
         self._engine, self.transfer_id, self._request = engine, transfer_id, request
+        self._on_tokens = on_tokens
         self._phase = target.TargetPhase.AWAITING
         self._inbox: asyncio.Queue[target.TargetEvent | ToTarget] = asyncio.Queue()
         self._opened = asyncio.Event()
@@ -135,7 +139,7 @@ class IncomingReply:
                 if message.last is not None:
                     data = opening.layout.blocks_from(message.last.data, message.last.blocks)
                     last = LastBlocks(message.last.first_block, data)
-                self._events = engine.enter(name, self._request, message.tokens, last)
+                self._events = engine.enter(name, self._request, message.tokens, last, self._on_tokens)
                 self._admitted = await anext(self._events)
                 return target.Entered()
             case target.TellCommitted():
@@ -166,8 +170,10 @@ class KvReceiver:
         self._drivers: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
-    async def expect(self, transfer_id: str, request: GenerationRequest) -> AsyncGenerator[IncomingReply, None]:
-        """Wait for a request as long as the context lasts.
+    async def expect(
+        self, transfer_id: str, request: GenerationRequest, on_tokens: OnTokens | None = None
+    ) -> AsyncGenerator[IncomingReply, None]:
+        """Wait for a request as long as the context lasts. on_tokens: takes its frames, as in `Engine.generate`.
 
         Raises:
             AlreadyRunning: A transfer with this id is expected already.
@@ -177,7 +183,7 @@ class KvReceiver:
             raise AlreadyRunning(transfer_id)
         if sum(1 for incoming in self._incoming.values() if incoming.waiting) >= self._max_transfers:
             raise Overloaded(f"{self._max_transfers} transfers are already active here", 0.5)
-        incoming = self._incoming[transfer_id] = IncomingReply(self._engine, transfer_id, request)
+        incoming = self._incoming[transfer_id] = IncomingReply(self._engine, transfer_id, request, on_tokens)
         try:
             yield incoming
         finally:
