@@ -77,8 +77,6 @@ EXEMPT: tuple[str, ...] = (
     "penstock/proto",  # generated
     "router_service",  # not yet rewritten
     "planner_service",  # not yet rewritten
-    "worker_service/servicer.py",  # not yet rewritten
-    "worker_service/reply_demultiplexer.py",  # not yet rewritten
     "benchmarks/overhead.py",  # not yet rewritten
     "benchmarks/router_cost.py",  # not yet rewritten
 )

@@ -104,7 +104,7 @@ async def test_messages_out_of_order_end_the_call(worker: tuple[Any, str]) -> No
     await turn(call)
     await call.write(STARTED)
     await call.write(STARTED)
-    with pytest.raises(aio.AioRpcError, match="nothing comes after"):
+    with pytest.raises(aio.AioRpcError, match="must be the last message"):
         await call.read()
 
 

@@ -146,8 +146,8 @@ class GenerateRequest(_message.Message):
     def slo(self) -> _common_pb2.Slo: ...
     @_builtins.property
     def output_interval(self) -> _duration_pb2.Duration:
-        """How long output tokens may wait to be sent together: for a reply that nobody reads before its end. The first token is
-        sent at once all the same. Not negative; at least the worker's own interval and at most 1 s hold. [the worker's own]
+        """How long output tokens may be held to be sent together, for a reply that is not read before its end. The first token is
+        sent at once. Not negative; limited to the range from the worker's own interval to 1 s. [the worker's own]
         """
 
     def __init__(
