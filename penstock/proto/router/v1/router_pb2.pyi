@@ -473,6 +473,7 @@ class Finished(_message.Message):
     tier: _builtins.str
     """The tier that answered."""
     trace_id: _builtins.str
+    """Empty where the request is not traced."""
     @_builtins.property
     def usage(self) -> _common_pb2.TokenUsage:
         """Of the accepted answer."""
