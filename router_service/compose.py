@@ -1,6 +1,7 @@
 """Puts the router together: feed, pool, driver, gRPC and HTTP faces."""
 
 import asyncio
+import functools
 import logging
 import random
 from typing import NoReturn
@@ -18,7 +19,16 @@ from router_service.readiness import readiness
 from router_service.reply_multiplexer import MultiplexerPool
 from router_service.request_driver import RequestDriver
 from router_service.sampling import WindowSampler, WorkloadReporter
-from router_service.servicer import MESH_SERVICE, ROUTER_SERVICE, InFlightRequests, MeshServicer, RouterServicer
+from router_service.servicer import (
+    MESH_SERVICE,
+    ROUTER_SERVICE,
+    InFlightRequests,
+    MeshServicer,
+    RouterServicer,
+    move_reply,
+)
+from router_service.siblings.client import Siblings
+from router_service.siblings.servicer import RouterProcessServicer, start_server
 from router_service.stats import RouterStats
 from router_service.status import MeshStatus
 from router_service.worker_client import WorkerClient
@@ -70,9 +80,16 @@ async def compose(chassis: Chassis) -> None:
     router_pb2_grpc.add_RouterServiceServicer_to_server(
         RouterServicer(driver, view, draining, options.default_deadline_s, options.heartbeat_s), chassis.server
     )
-    status = MeshStatus(chassis.instance_id, pool, queue, stats, agent)
+    siblings = None
+    if chassis.slot is not None:
+        siblings = Siblings(chassis.slot, await stack.enter_async_context(ChannelPool()))
+    status = MeshStatus(chassis.instance_id, pool, queue, stats, agent, siblings)
+    move = functools.partial(move_reply, tiers, view)
+    if chassis.slot is not None:
+        server = await start_server(chassis.slot, RouterProcessServicer(status.counters, move))
+        stack.push_async_callback(server.stop, 0)
     router_pb2_grpc.add_MeshServiceServicer_to_server(
-        MeshServicer(status, TraceStore(chassis.redis, chassis.keys), tiers, view), chassis.server
+        MeshServicer(status, TraceStore(chassis.redis, chassis.keys), move, siblings), chassis.server
     )
     chassis.health.offer(ROUTER_SERVICE, MESH_SERVICE)
     limits = HttpLimits(
@@ -83,18 +100,32 @@ async def compose(chassis: Chassis) -> None:
         max_connections=open_files.connections(options.max_connections),
     )
     gateway = OpenAiGateway(driver, view, draining, chassis.telemetry, limits)
+    if chassis.slot is not None:
+        await _plan_known(pool)
     try:
-        port = await gateway.start(chassis.settings.bind_host, chassis.settings.http_port)
+        port = await gateway.start(
+            chassis.settings.bind_host, chassis.settings.http_port, shared_port=chassis.slot is not None
+        )
     except OSError as error:
         raise SettingsError(f"http_port: cannot listen on {chassis.settings.http_port}: {error.strerror}") from error
     stack.push_async_callback(gateway.close)
     chassis.http_address = f"{chassis.host}:{port}"
     _log.info("OpenAI-compatible API at http://%s/v1", chassis.http_address)
+    if chassis.slot is not None:
+        chassis.on_drain.append(gateway.stop_listening)
     chassis.on_drain.append(draining.drained)
     await chassis.health.set_ready(ROUTER_SERVICE, False)  # until there is a plan
     chassis.supervise("readiness", lambda: _tell_readiness(chassis.health, pool, draining))
     chassis.supervise("channel-sweep", lambda: _sweep(channels, view, sessions))
     chassis.supervise("lease-probe", LeaseProbe(pool, channels).run)
+
+
+async def _plan_known(pool: InstancePool) -> None:
+    """Return once there is a plan: until then the router's other processes, if any, serve new connections."""
+    if pool.view.plan is None:
+        _log.info("waiting for the plan before listening")
+    while pool.view.plan is None:
+        await pool.change(READINESS_S)
 
 
 async def _tell_readiness(health: Health, pool: InstancePool, draining: InFlightRequests) -> NoReturn:

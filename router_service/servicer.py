@@ -12,9 +12,11 @@ from penstock.router.v1 import router_pb2_grpc
 from router_service import proto_codec as codec
 from router_service.generation import TierGeneration
 from router_service.heartbeats import with_heartbeats
-from router_service.migration import NotMoved
+from router_service.migration import Moved, NotMoved
 from router_service.models import models_of
 from router_service.request_driver import RequestDriver, worker_request_id
+from router_service.siblings.client import Siblings
+from router_service.siblings.servicer import Move, moved_to_proto
 from router_service.status import MeshStatus
 from services import proto_codec as common
 from services.domain.errors import InvalidRequest, NotFound, Unavailable, invalid
@@ -104,11 +106,11 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
 
 
 class MeshServicer(router_pb2_grpc.MeshServiceServicer):
-    def __init__(self, status: MeshStatus, traces: TraceStore, tiers: TierGeneration, view: MeshView) -> None:
-        self._status, self._traces, self._tiers, self._view = status, traces, tiers, view
+    def __init__(self, status: MeshStatus, traces: TraceStore, move: Move, siblings: Siblings | None = None) -> None:
+        self._status, self._traces, self._move, self._siblings = status, traces, move, siblings
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
-        return pb.GetStatusResponse(status=self._status.read())
+        return pb.GetStatusResponse(status=await self._status.read())
 
     async def WatchStatus(
         self, request: pb.WatchStatusRequest, context: Context
@@ -117,7 +119,7 @@ class MeshServicer(router_pb2_grpc.MeshServiceServicer):
         if interval_s < MIN_INTERVAL_S:
             raise invalid("interval", f"must be at least {MIN_INTERVAL_S:g} s")
         while True:
-            yield pb.WatchStatusResponse(status=self._status.read())
+            yield pb.WatchStatusResponse(status=await self._status.read())
             await asyncio.sleep(interval_s)
 
     async def ListTraces(self, request: pb.ListTracesRequest, context: Context) -> pb.ListTracesResponse:
@@ -130,14 +132,27 @@ class MeshServicer(router_pb2_grpc.MeshServiceServicer):
         return pb.ListTracesResponse(traces=[codec.trace_to_proto(spans) for spans in found])
 
     async def MoveReply(self, request: pb.MoveReplyRequest, context: Context) -> pb.MoveReplyResponse:
-        target = next((r for r in self._view.instances(Role.WORKER) if r.instance_id == request.instance_id), None)
-        if target is None or target.model is None:
-            raise NotFound("worker", request.instance_id)
-        name = worker_request_id(request.request_id, target.model.tier)
-        outcome = await self._tiers.move(name, target, "asked for")
+        try:
+            outcome = await self._move(request.request_id, request.instance_id)
+        except NotFound:
+            if self._siblings is None:
+                raise
+            elsewhere = await self._siblings.move(request.request_id, request.instance_id)
+            if elsewhere is None:
+                raise
+            outcome = elsewhere
         if isinstance(outcome, NotMoved):
             return pb.MoveReplyResponse(refusal=outcome.reason)
-        moved = pb.ReplyMoved(
-            offset=outcome.offset, stall=common.duration(outcome.stall_s), sent_bytes=outcome.sent_bytes
-        )
-        return pb.MoveReplyResponse(moved=moved)
+        return pb.MoveReplyResponse(moved=moved_to_proto(outcome))
+
+
+async def move_reply(tiers: TierGeneration, view: MeshView, request_id: str, instance_id: str) -> Moved | NotMoved:
+    """Have a reply that this process streams go on at an instance of its tier.
+
+    Raises:
+        NotFound: no such worker, or no such reply in this process.
+    """
+    target = next((r for r in view.instances(Role.WORKER) if r.instance_id == instance_id), None)
+    if target is None or target.model is None:
+        raise NotFound("worker", instance_id)
+    return await tiers.move(worker_request_id(request_id, target.model.tier), target, "asked for")

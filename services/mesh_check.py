@@ -47,7 +47,9 @@ def mesh_file_problems(path: Path) -> list[FieldProblem]:
             known = [problem.field for problem in found]
             rest = [*mesh.disagreements()]
             try:
-                rest += _outside(mesh, ServiceSettings.load(mesh_file=path))
+                settings = ServiceSettings.load(mesh_file=path)
+                rest += _outside(mesh, settings)
+                settings.processes_of_router(mesh)
             except SettingsError as error:  # of the environment, which every service reads
                 rest += error.problems
             return found + [p for p in rest if not _follows_from(p.field, known)]

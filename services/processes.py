@@ -11,17 +11,19 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from services.background import end, supervise
+from services.settings import SettingsError
 
 _log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
 STEADY_S = 60.0  # a process that ran for so long starts with short pauses again
-UNUSABLE_SETTINGS = 2  # the exit status of services whose settings cannot be used: a restart would not help
+UNUSABLE_SETTINGS = 2
+"""The exit status of a service whose settings cannot be used: a restart would not help."""
 LOG_TAIL_LINES = 20
 _PORTS = range(20_000, 30_000)
 
@@ -31,6 +33,16 @@ _WITH_PARENT_DEATH_SIGNAL = (
     "-S",
     str(Path(__file__).with_name("parent_death_signal.py")),
 )  # ends with the watcher
+
+
+@contextlib.contextmanager
+def exits_on_unusable_settings(service: str) -> Iterator[None]:
+    """End the process with status UNUSABLE_SETTINGS, and the reason on stderr, at a SettingsError."""
+    try:
+        yield
+    except SettingsError as error:
+        print(f"penstock {service}: {error}", file=sys.stderr)
+        sys.exit(UNUSABLE_SETTINGS)
 
 
 def free_port() -> int:
@@ -126,7 +138,9 @@ def _end_group(pid: int) -> None:
 class Watcher:
     """Keeps processes running until told to stop them."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_end: Callable[[Watched], None] = lambda _: None) -> None:
+        """on_end: called with a process that has ended by itself, before it is started again."""
+        self._on_end = on_end
         self.watched: dict[str, Watched] = {}
 
     async def start(self, spec: ProcessSpec) -> Watched:
@@ -198,9 +212,11 @@ class Watcher:
             entry.died.set()
             if status == UNUSABLE_SETTINGS:
                 entry.fatal.set()
+                self._on_end(entry)
                 return
             steady = time.monotonic() - entry.started_at >= STEADY_S
             entry.crashes = 1 if steady else entry.crashes + 1
+            self._on_end(entry)
             pause_s = restart_pause_s(entry.crashes)
             _log.warning("%s ended with status %d: again in %g s", entry.spec.name, status, pause_s)
             await asyncio.sleep(pause_s)

@@ -6,6 +6,7 @@ A value that does not fit ends the process at boot with the name of the field.
 import difflib
 import hashlib
 import os
+import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
@@ -194,13 +195,19 @@ class MeshJudge(BaseModel):
     """Where torch runs the judge model."""
 
 
+MAX_ROUTER_PROCESSES = 64  # cores of a large machine: each process keeps at most one busy
+
+
 class MeshRouter(BaseModel):
     """The routers."""
 
     model_config = _FROZEN
 
     replicas: int = Field(default=1, ge=1)
-    """Router processes."""
+    """Routers, each with ports of its own."""
+    processes: int = Field(default=1, ge=1, le=MAX_ROUTER_PROCESSES)
+    """Processes of each router, which share its ports: one for each core that it may use. The limits of a router
+    (max_active, max_waiting, max_connections, judge_concurrency) are divided among them; each gets at least one place."""
     grpc_port: int = Field(default=50051, ge=0, le=65535)
     """The first router's gRPC port, the others count on from it; 0 takes any free port."""
     http_port: int = Field(default=8000, ge=0, le=65535)
@@ -244,6 +251,24 @@ class MeshRouter(BaseModel):
     max_refusals: int = Field(default=50, ge=1)
     """Times that workers of one tier may refuse one request, for want of room or because they drain, before it is given up;
     where they are full its client is told when to come again. A worker that refused is left alone for up to a second."""
+
+    def share(self, index: int, count: int) -> "MeshRouter":
+        """The limits of one of `count` processes of a router; they add up to the router's. index: from 0."""
+        shares = {name: share_of(getattr(self, name), index, count) for name in _DIVIDED}
+        return self.model_copy(update={name: max(_DIVIDED[name], share) for name, share in shares.items()})
+
+
+_DIVIDED = {
+    "max_active": 1,
+    "max_waiting": 0,
+    "max_connections": 1,
+    "judge_concurrency": 1,
+}  # and the least of a process
+
+
+def share_of(total: int, index: int, count: int) -> int:
+    """The share of the process `index`, from 0, of `count` in a total: shares differ by one at most and add up to it."""
+    return total // count + (index < total % count)
 
 
 class MeshReplan(BaseModel):
@@ -345,6 +370,12 @@ def redis_url_problem(url: str) -> str:
     return "names no host" if parts.scheme != "unix" and not parts.hostname and port is None else ""
 
 
+def processes_problem(processes: int, router: MeshRouter) -> str:
+    """Why a router cannot have so many processes; empty where it can."""
+    most = router.max_active
+    return f"{processes}, but router.max_active is {most}: each process needs a place" if processes > most else ""
+
+
 class MeshFile(BaseModel):
     """A mesh file: what runs, and how. Drives `penstock up` and compose alike."""
 
@@ -397,6 +428,8 @@ class MeshFile(BaseModel):
                 yield FieldProblem(
                     f"router.{field}", f"{port} leaves no ports for {self.router.replicas} routers below {MAX_PORT + 1}"
                 )
+        if problem := processes_problem(self.router.processes, self.router):
+            yield FieldProblem("router.processes", problem)
         if problem := redis_url_problem(self.redis_url):
             yield FieldProblem("redis_url", problem)
         if grpc and http and abs(grpc - http) < self.router.replicas:
@@ -423,6 +456,13 @@ class MeshFile(BaseModel):
             yield FieldProblem("judge.scorers", "names must differ")
         if self.judge.default_scorer and self.judge.default_scorer not in names:
             yield FieldProblem("judge.default_scorer", f"no scorer '{self.judge.default_scorer}' among {names}")
+
+    def router_share(self, index: int, count: int) -> "MeshFile":
+        """This file as one of `count` processes of a router follows it. index: from 0."""
+        replan = self.planner.replan
+        sampled = replan.model_copy(update={"sample": max(1, share_of(replan.sample, index, count))})
+        planner = self.planner.model_copy(update={"replan": sampled})
+        return self.model_copy(update={"router": self.router.share(index, count), "planner": planner})
 
     def plan(self, input_digest: str) -> Plan:
         """The plan that this file asks for."""
@@ -523,6 +563,8 @@ class ServiceSettings(BaseSettings):
     """The router's OpenAI-compatible API; 0 takes any free port."""
     metrics_port: int = Field(default=0, ge=0, le=65535)
     """Prometheus metrics; 0 takes any free port."""
+    router_processes: int | None = Field(default=None, ge=1, le=MAX_ROUTER_PROCESSES)
+    """Processes of a router. Empty: the mesh file's router.processes."""
     redis_url: str = ""
     """The state store. Empty: REDIS_URL, then the mesh file's."""
     lease_s: float = Field(default=3.0, gt=0)
@@ -569,6 +611,24 @@ class ServiceSettings(BaseSettings):
         if not url:
             raise SettingsError("redis_url: neither PENSTOCK_REDIS_URL, REDIS_URL nor the mesh file names a Redis")
         return url
+
+    @property
+    def reachable_host(self) -> str:
+        """The host in the addresses that this process tells others."""
+        return self.advertise_host or (socket.gethostname() if self.bind_host == "0.0.0.0" else self.bind_host)
+
+    def processes_of_router(self, mesh: MeshFile) -> int:
+        """How many processes each router has.
+
+        Raises:
+            SettingsError: more than it has places for requests; names PENSTOCK_ROUTER_PROCESSES.
+        """
+        if self.router_processes is None:
+            return mesh.router.processes
+        if problem := processes_problem(self.router_processes, mesh.router):
+            fault = FieldProblem("PENSTOCK_ROUTER_PROCESSES", problem)
+            raise SettingsError(joined([fault]), [fault])
+        return self.router_processes
 
     def resolve(self, path: str) -> Path:
         """A path of the mesh file: relative ones count from its folder."""

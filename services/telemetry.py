@@ -67,9 +67,16 @@ class Telemetry:
 
 
 def set_up(
-    service: str, instance_id: str, settings: ServiceSettings, *, state_url: str, keys: Keys, host: str
+    service: str,
+    instance_id: str,
+    settings: ServiceSettings,
+    *,
+    state_url: str,
+    keys: Keys,
+    host: str,
+    metrics_host: str = "",
 ) -> Telemetry:
-    """Telemetry for this process; the Prometheus endpoint listens from now on."""
+    """Telemetry for this process; the Prometheus endpoint listens from now on. metrics_host: where, if not at bind_host."""
     resource = Resource.create(
         {"service.name": f"penstock-{service}", "service.instance.id": instance_id, "service.namespace": keys.mesh}
     )
@@ -97,7 +104,7 @@ def set_up(
         unit="{failure}",
         description="Failures of background tasks of this process, by task.",
     )
-    server, _ = start_http_server(settings.metrics_port, addr=settings.bind_host, registry=registry)
+    server, _ = start_http_server(settings.metrics_port, addr=metrics_host or settings.bind_host, registry=registry)
     return Telemetry(
         tracers.get_tracer("penstock"),
         meters.get_meter("penstock"),

@@ -11,6 +11,7 @@ from typing import Any
 import redis
 
 from services.domain.instances import Role
+from services.process_slot import ProcessSlot
 from services.runtime import Chassis, Compose, serve
 from services.settings import MeshFile, ServiceSettings, load_mesh_file
 
@@ -65,16 +66,22 @@ class RedisProcess:
 
 @asynccontextmanager
 async def serving(
-    role: Role, compose: Compose, mesh_file: Path, redis_url: str, **settings: Any
+    role: Role,
+    compose: Compose,
+    mesh_file: Path,
+    redis_url: str,
+    *,
+    slot: ProcessSlot | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Chassis]:
-    """A service in this event loop, seen by the mesh; it drains when the context is left."""
+    """A service in this event loop, seen by the mesh; it drains when the context is left. slot: as one of several."""
     chosen = ServiceSettings.load(
         mesh_file=mesh_file, redis_url=redis_url, **{"publish_interval_s": 0.05, "drain_s": 5.0, **settings}
     )
     mesh: MeshFile = load_mesh_file(mesh_file)
     started: asyncio.Future[Chassis] = asyncio.get_running_loop().create_future()
     stop = asyncio.Event()
-    task = asyncio.create_task(serve(role, chosen, mesh, compose, ready=started.set_result, stop=stop))
+    task = asyncio.create_task(serve(role, chosen, mesh, compose, ready=started.set_result, stop=stop, slot=slot))
     try:
         waiting: set[asyncio.Future[Any]] = {task, started}
         await asyncio.wait(waiting, timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)

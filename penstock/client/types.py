@@ -249,7 +249,10 @@ class StagePlace:
 
 @dataclass(frozen=True, slots=True)
 class InstanceStatus:
-    """One process of the mesh. state: ready, draining or ejected. place: the length stage that a worker serves."""
+    """One service of the mesh. state: ready, draining or ejected. place: the length stage that a worker serves.
+
+    processes: that serve under this id and address; 1 but for routers of several processes.
+    """
 
     instance_id: str
     role: str
@@ -264,14 +267,27 @@ class InstanceStatus:
     output_tokens_per_s: float
     age_s: float
     place: StagePlace | None = None
+    processes: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RouterProcessStatus:
+    """One of a router's processes. answering: False while it starts or is stuck; no sum has what it counts then."""
+
+    index: int
+    instance_id: str
+    answering: bool
+    active: int
+    waiting: int
+    finished: int
 
 
 @dataclass(frozen=True, slots=True)
 class MeshStatus:
     """The mesh as one router sees it. connected: whether Redis is in reach; state_age_s: since when it is not.
 
-    migrations: replies that went on at another instance with their KV. advice_unmet: times that a worker advised a move and
-    the reply stayed.
+    processes: of this router, where it has several; what it counts is the sum over those that answer. migrations: replies
+    that went on at another instance with their KV. advice_unmet: times that a worker advised a move and the reply stayed.
     """
 
     router_id: str
@@ -291,6 +307,7 @@ class MeshStatus:
     ttft_p95_s: float
     migrations: int = 0
     advice_unmet: int = 0
+    processes: tuple[RouterProcessStatus, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from services.background import end, supervise
 from services.domain.instances import InstanceRecord, Role
 from services.domain.mesh_view import MeshView
 from services.processes import ProcessSpec, Watched, Watcher, free_port
-from services.settings import MeshFile, SettingsError, load_mesh_file, redis_url_problem
+from services.settings import MeshFile, ServiceSettings, SettingsError, load_mesh_file, redis_url_problem
 from services.state import MeshFeed, connect
 from services.state.keys import Keys
 
@@ -91,6 +91,7 @@ class LocalMesh(AbstractAsyncContextManager["LocalMesh"]):
         self._options, self._on_progress = options, on_progress
         self.mesh: MeshFile = load_mesh_file(options.mesh_file)
         self._check_counts()
+        self._router_processes = ServiceSettings.load().processes_of_router(self.mesh)
         self.watcher = Watcher()
         self.view = MeshView()
         self._stack = AsyncExitStack()
@@ -135,13 +136,13 @@ class LocalMesh(AbstractAsyncContextManager["LocalMesh"]):
 
     @property
     def grpc_addresses(self) -> tuple[str, ...]:
-        """The routers' gRPC addresses."""
-        return tuple(record.address for record in self._routers())
+        """The routers' gRPC addresses. The processes of one router have the same."""
+        return tuple(dict.fromkeys(record.address for record in self._routers()))
 
     @property
     def http_addresses(self) -> tuple[str, ...]:
         """The routers' OpenAI-compatible APIs."""
-        return tuple(record.http_address for record in self._routers())
+        return tuple(dict.fromkeys(record.http_address for record in self._routers()))
 
     async def failed(self) -> str:
         """Return, with the reason, once a process will not run any more."""
@@ -224,7 +225,8 @@ class LocalMesh(AbstractAsyncContextManager["LocalMesh"]):
 
     def progress(self) -> Progress:
         mesh = self.mesh
-        wanted = {"router": mesh.router.replicas, "planner": mesh.planner.replicas, "judge": mesh.judge.replicas}
+        routers = mesh.router.replicas * self._router_processes
+        wanted = {"router": routers, "planner": mesh.planner.replicas, "judge": mesh.judge.replicas}
         wanted |= {f"worker {t.name}": self._worker_count(t.name, t.workers) for t in mesh.tiers}
         ready: Counter[str] = Counter()
         records = self.view.instances()
@@ -322,7 +324,7 @@ class LocalMesh(AbstractAsyncContextManager["LocalMesh"]):
 
     def _absent(self) -> list[Watched]:
         """Processes of services that the mesh does not see."""
-        present = {record.instance_id.rpartition("-")[2] for record in self.view.instances()}
+        present = {(record.group_id or record.instance_id).rpartition("-")[2] for record in self.view.instances()}
         return [w for name, w in self.watcher.watched.items() if name != "redis" and str(w.pid) not in present]
 
     def _write_run_file(self) -> None:

@@ -70,6 +70,7 @@ class InstanceRecord:
         changes with every start of the process.
     lease_s: without a later record the instance's lease ends after so many seconds (`MeshView` says what that means).
     place: the length stage that a worker serves; None where its tier has none.
+    group_id: of the service that this process is one of several processes of, at one address; empty where it is the only one.
     """
 
     instance_id: str
@@ -84,6 +85,7 @@ class InstanceRecord:
     model: ModelCard | None = None
     load: Load | None = None
     place: StagePlace | None = None
+    group_id: str = ""
 
     @property
     def version(self) -> tuple[float, int]:

@@ -1,0 +1,1 @@
+"""What the processes of one router know of each other."""

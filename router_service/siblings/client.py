@@ -1,0 +1,88 @@
+"""Asks the other processes of this router."""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+from grpc import aio
+
+from penstock.router.v1 import router_pb2 as pb
+from penstock.router.v1 import router_pb2_grpc
+from router_service.migration import MOVE_TIMEOUT_S, Moved, NotMoved
+from router_service.siblings.counters import ProcessCounters
+from services import proto_codec as common
+from services.channels import ChannelPool
+from services.process_slot import ProcessSlot
+
+_log = logging.getLogger(__name__)
+
+COUNTERS_TIMEOUT_S = 0.5  # beyond it a process counts as stuck; it needs a millisecond
+
+
+class Siblings:
+    """The other processes of the router that has the slot `slot`."""
+
+    def __init__(self, slot: ProcessSlot, channels: ChannelPool) -> None:
+        self.slot, self._channels = slot, channels
+
+    async def counters(self) -> Mapping[int, ProcessCounters | None]:
+        """What each of them counts, by index; None of one that does not answer in time."""
+        others = self.slot.others()
+        return dict(zip(others, await asyncio.gather(*map(self._counters, others)), strict=True))
+
+    async def move(self, request_id: str, instance_id: str) -> Moved | NotMoved | None:
+        """Have a reply that one of them streams move to an instance; None where none of them streams it."""
+        moves = [asyncio.create_task(self._move(index, request_id, instance_id)) for index in self.slot.others()]
+        try:
+            for move in asyncio.as_completed(moves):
+                if (outcome := await move) is not None:
+                    return outcome
+            return None
+        finally:
+            for task in moves:
+                task.cancel()
+
+    async def _counters(self, index: int) -> ProcessCounters | None:
+        try:
+            response = await self._stub(index).GetCounters(pb.GetCountersRequest(), timeout=COUNTERS_TIMEOUT_S)
+        except aio.AioRpcError as error:
+            _log.debug("process %d does not answer: %s", index, error.details())
+            return None
+        return counters_from_proto(response)
+
+    async def _move(self, index: int, request_id: str, instance_id: str) -> Moved | NotMoved | None:
+        request = pb.MoveOwnReplyRequest(request_id=request_id, instance_id=instance_id)
+        try:
+            response = await self._stub(index).MoveOwnReply(request, timeout=MOVE_TIMEOUT_S)
+        except aio.AioRpcError as error:
+            _log.info("process %d does not answer: %s", index, error.details())
+            return None
+        match response.WhichOneof("outcome"):
+            case "moved":
+                moved = response.moved
+                return Moved(moved.offset, common.seconds(moved.stall), moved.sent_bytes)
+            case "refusal":
+                return NotMoved(response.refusal)
+            case _:
+                return None
+
+    def _stub(self, index: int) -> "router_pb2_grpc.RouterProcessServiceAsyncStub":
+        return router_pb2_grpc.RouterProcessServiceStub(self._channels.get(self.slot.socket(index)))
+
+
+def counters_from_proto(response: pb.GetCountersResponse) -> ProcessCounters:
+    """What a process says that it counts."""
+    return ProcessCounters(
+        active=response.active_count,
+        waiting=response.waiting_count,
+        finished=response.finished_count,
+        failed=response.failed_count,
+        rejected=response.rejected_count,
+        failovers=response.failover_count,
+        migrations=response.migration_count,
+        advice_unmet=response.advice_unmet_count,
+        requests_per_s=response.requests_per_second,
+        ttft_s=tuple(response.recent_time_to_first_token_seconds),
+        answered={tier.tier: tier.answered_count for tier in response.tiers},
+        escalated={tier.tier: tier.escalated_count for tier in response.tiers},
+    )

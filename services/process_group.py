@@ -1,0 +1,129 @@
+"""Several processes of one service that serve as one: at the same ports, started, restarted and drained together.
+
+The parent loads no gRPC, serves no request and holds what the processes share: the ports, the folder of their sockets, the
+page of their metrics. The processes are started by exec, never by fork alone. When the parent ends, however it ends, each of
+them gets SIGTERM and drains.
+"""
+
+import asyncio
+import logging
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from prometheus_client import CollectorRegistry, start_http_server
+
+from services import telemetry
+from services.domain.instances import Role
+from services.group_metrics import GroupMetrics
+from services.process_slot import ProcessSlot
+from services.processes import UNUSABLE_SETTINGS, ProcessSpec, Watched, Watcher, free_port
+from services.settings import ServiceSettings, SettingsError
+from services.shared_port import SharedPort
+
+_log = logging.getLogger(__name__)
+
+MAX_CRASHES = 3
+"""A group each of whose processes has crashed so often in a row ends: whatever keeps all of them from running stays."""
+STOP_MARGIN_S = 4.0  # beyond drain_s: for closing connections and sending the last spans
+MAX_SOCKET_PATH_BYTES = 107  # of a Unix socket (sun_path)
+
+
+def is_lost(crashes: Sequence[int]) -> bool:
+    """Whether the group should end because none of its processes stays up. crashes: of each process, in a row."""
+    return min(crashes) >= MAX_CRASHES
+
+
+def run_group(role: Role, module: str, settings: ServiceSettings, count: int) -> int:
+    """Run `count` processes of a service, each as `python -m module --slot SLOT`, until SIGTERM or SIGINT.
+
+    Returns:
+        The exit status: 0 after a drain, 2 where the settings cannot be used, 1 where no process stays up.
+
+    Raises:
+        SettingsError: a port is taken, or the path of the folder for temporary files is too long.
+    """
+    with ExitStack() as stack:
+        host, group_id = settings.reachable_host, settings.instance_id or telemetry.make_instance_id(role.value, "")
+        ports = {name: _shared_port(settings, name, stack) for name in ("grpc_port", "http_port")}
+        metrics_ports = [free_port() for _ in range(count)]
+        metrics = GroupMetrics(role.value, metrics_ports)
+        metrics_address = f"{host}:{_serve_metrics(metrics, settings, stack)}"
+        folder = _socket_folder(role, stack)
+        specs = []
+        for index in range(count):
+            slot = ProcessSlot(group_id, index, count, folder, metrics_address)
+            own = {name: str(port) for name, port in ports.items()}
+            own |= {"metrics_port": str(metrics_ports[index]), "instance_id": slot.name_of(index)}
+            env = {f"PENSTOCK_{name.upper()}": value for name, value in own.items()}
+            argv = [sys.executable, "-m", module, "--slot", slot.to_json()]
+            stop_s = settings.drain_s + STOP_MARGIN_S
+            specs.append(ProcessSpec(slot.name_of(index), argv, env, log=None, stop_order=0, stop_s=stop_s))
+        _log.info("%s: %d processes share port %d and port %d", group_id, count, *ports.values())
+        return asyncio.run(_keep(specs, metrics))
+
+
+async def _keep(specs: Sequence[ProcessSpec], metrics: GroupMetrics) -> int:
+    """Keep the processes running until a signal comes or the group is lost; return the exit status."""
+    over, loop, status = asyncio.Event(), asyncio.get_running_loop(), 0
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, over.set)
+
+    def ended(process: Watched) -> None:
+        nonlocal status
+        if process.fatal.is_set():
+            status = UNUSABLE_SETTINGS
+            over.set()
+        elif is_lost([entry.crashes for entry in metrics.processes]):
+            _log.critical("each process has ended %d times in a row: giving up", MAX_CRASHES)
+            status = status or 1
+            over.set()
+
+    watcher = Watcher(ended)
+    try:
+        for spec in specs:
+            metrics.processes.append(await watcher.start(spec))
+            if over.is_set():
+                break
+        await over.wait()
+    finally:
+        await watcher.stop_all()
+    return status
+
+
+def _shared_port(settings: ServiceSettings, name: str, stack: ExitStack) -> int:
+    """The port of a setting, held until the stack is left."""
+    try:
+        shared = SharedPort(settings.bind_host, getattr(settings, name))
+    except OSError as error:
+        where = f"{settings.bind_host}:{getattr(settings, name)}"
+        raise SettingsError(f"{name}: cannot listen on {where}: {error.strerror}") from None
+    stack.callback(shared.close)
+    return shared.port
+
+
+def _serve_metrics(metrics: GroupMetrics, settings: ServiceSettings, stack: ExitStack) -> int:
+    """Serve one page for all processes; return its port."""
+    registry = CollectorRegistry()
+    registry.register(metrics)
+    try:
+        server, _ = start_http_server(settings.metrics_port, addr=settings.bind_host, registry=registry)
+    except OSError as error:
+        where = f"{settings.bind_host}:{settings.metrics_port}"
+        raise SettingsError(f"metrics_port: cannot listen on {where}: {error.strerror}") from None
+    stack.callback(server.server_close)
+    stack.callback(server.shutdown)
+    port: int = server.server_port
+    return port
+
+
+def _socket_folder(role: Role, stack: ExitStack) -> str:
+    """A folder that only this user may enter, removed when the stack is left."""
+    folder = tempfile.mkdtemp(prefix=f"penstock-{role.value}-")
+    stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    if len(f"{folder}/00.sock".encode()) > MAX_SOCKET_PATH_BYTES:
+        raise SettingsError(f"TMPDIR: {tempfile.gettempdir()}: too long a path for Unix sockets")
+    return folder
