@@ -4,13 +4,13 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from penstock.router.v1 import router_pb2 as pb
-from router_service.admission_queue import AdmissionQueue
-from router_service.bidding import MoveAgent
-from router_service.instance_pool import InstancePool
+from penstock.proto.router.v1 import router_pb2 as pb
+from router_service.admission.admission_queue import AdmissionQueue
+from router_service.migration.bidding import MoveAgent
+from router_service.routing.instance_pool import InstancePool
 from router_service.siblings.client import Siblings
 from router_service.siblings.counters import ProcessCounters, total
-from router_service.stats import RouterStats
+from router_service.telemetry.stats import RouterStats
 from services import proto_codec as common
 from services.domain.instances import InstanceRecord
 from services.domain.plans import TierPlan

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from grpc import aio
 
-from penstock.router.v1 import router_pb2 as pb
-from penstock.router.v1 import router_pb2_grpc
-from router_service.migration import MOVE_TIMEOUT_S, Moved, NotMoved
+from penstock.proto.router.v1 import router_pb2 as pb
+from penstock.proto.router.v1 import router_pb2_grpc
+from router_service.migration.movable_reply import MOVE_TIMEOUT_S, Moved, NotMoved
 from router_service.siblings.counters import ProcessCounters
 from services import proto_codec as common
 from services.channels import ChannelPool

@@ -4,9 +4,9 @@ from collections.abc import Awaitable, Callable
 
 from grpc import aio
 
-from penstock.router.v1 import router_pb2 as pb
-from penstock.router.v1 import router_pb2_grpc
-from router_service.migration import Moved, NotMoved
+from penstock.proto.router.v1 import router_pb2 as pb
+from penstock.proto.router.v1 import router_pb2_grpc
+from router_service.migration.movable_reply import Moved, NotMoved
 from router_service.siblings.counters import ProcessCounters
 from services import grpc_server
 from services import proto_codec as common
