@@ -59,6 +59,12 @@ def test_every_shipped_mesh_file_is_sound(path: Path) -> None:
             {"tiers": [SMALL, LARGE], "router": {"grpc_port": 65535, "replicas": 2}},
             {"router.grpc_port": "leaves no ports for 2 routers"},
         ),
+        ({"tiers": [SMALL, LARGE], "router": {"processes": 0}}, {"router.processes": "greater than or equal to 1"}),
+        ({"tiers": [SMALL, LARGE], "router": {"processes": 1000}}, {"router.processes": "less than or equal to 64"}),
+        (
+            {"tiers": [SMALL, LARGE], "router": {"processes": 4, "max_active": 3}},
+            {"router.processes": "each process needs a place"},
+        ),
         ({"tiers": [SMALL, LARGE], "name": "n" * 5000}, {"name": "at most 128 characters"}),
         (
             {"tiers": [SMALL, LARGE], "judge": {"scorers": [{"name": "x", "kind": "judge-model", "model": "nowhere"}]}},
