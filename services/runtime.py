@@ -33,6 +33,8 @@ from services.telemetry import Telemetry
 _log = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
+UNDO_S = 15.0
+"""For a composition that is cancelled to undo what it began, as to stop a server that it started. Then it is cancelled again."""
 
 
 @dataclass(slots=True)
@@ -252,6 +254,8 @@ async def _completed(work: Coroutine[None, None, None], stop: asyncio.Event) -> 
         await task
         return True
     finally:
+        task.cancel()
+        await asyncio.wait({task}, timeout=UNDO_S)
         await end(task, stopped)
 
 
