@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
 UNDO_S = 15.0
-"""For a composition that is cancelled to undo what it began, as to stop a server that it started. Then it is cancelled again."""
+"""For a cancelled composition to undo what it began, as to stop a server that it started. Then it is cancelled again."""
 
 
 @dataclass(slots=True)
