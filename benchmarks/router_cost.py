@@ -24,7 +24,7 @@ BEFORE = "9c4042d"  # the last commit before the data path was rebuilt
 WHOLE = {"replies": 1500, "connections": 32, "tokens": 32}
 STREAMED = {"replies": 600, "connections": 200, "tokens": 200}
 STEP_MS = 10.0
-ROUTERS = "router_service"
+ROUTERS, SLOT = "router_service", "--slot"  # in the command lines of a router's processes; of those of several
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,29 +55,40 @@ def checked_out(commit: str) -> Iterator[Path]:
 
 @dataclass(frozen=True, slots=True)
 class RunningVersion:
-    """A mesh of one version. url: of its OpenAI API. pid: of the process that keeps the mesh's processes."""
+    """A mesh of one version. url: of its OpenAI API. grpc: its router's address. pid: of what keeps all others."""
 
     url: str
     pid: int
+    grpc: str
 
     def router_cpu_s(self) -> float:
         """User and system time of the router's processes so far."""
-        return sum(cpu_s(pid) for pid in _descendants(self.pid) if ROUTERS in _command(pid))
+        return sum(cpu_s(pid) for pid in self._router_pids())
+
+    def serving_pids(self) -> list[int]:
+        """The router's processes that serve requests: without the parent of several."""
+        pids = self._router_pids()
+        return [pid for pid in pids if SLOT in _command(pid)] or pids
+
+    def _router_pids(self) -> list[int]:
+        return sorted(pid for pid in _descendants(self.pid) if ROUTERS in _command(pid))
 
 
 @contextmanager
-def running(version: Version) -> Iterator[RunningVersion]:
-    """The version's own mesh, by its own command line, on free ports."""
+def running(version: Version, processes: int = 1) -> Iterator[RunningVersion]:
+    """The version's own mesh, by its own command line, on free ports. processes: of its router."""
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
         folder = Path(name)
         pace = {"overhead_ms": STEP_MS, "token_us": 1.0, "context_token_ns": 0.0, "reply_tokens": 1_000_000}
         tier = {"name": "only", "model": "sim", "engine": "simulated", "simulated": pace}
-        content = {
+        content: dict[str, Any] = {
             "name": f"cost-{free_port()}",
             "tiers": [{**tier, "max_running": 256, "max_queued": 512, "kv_tokens": 131_072}],
             "judge": {"scorers": [{"name": "confidence", "kind": "confidence"}], "default_scorer": "confidence"},
             "router": {"grpc_port": free_port(), "http_port": free_port()},
         }
+        if processes > 1:  # former versions know no such field
+            content["router"] |= {"processes": processes}
         file = folder / "mesh.yaml"
         file.write_text(yaml.safe_dump(content))
         env = {**os.environ, "PYTHONPATH": str(version.tree), "PENSTOCK_LOG_LEVEL": "warning"}
@@ -86,7 +97,7 @@ def running(version: Version) -> Iterator[RunningVersion]:
         subprocess.run([*command, "up", "--detach", "--mesh", file, "--folder", folder / "run"], **more)  # type: ignore[call-overload]
         try:
             run_file = json.loads((folder / "run" / "run.json").read_text())
-            yield RunningVersion(f"http://{run_file['http'][0]}/v1", run_file["pid"])
+            yield RunningVersion(f"http://{run_file['http'][0]}/v1", run_file["pid"], run_file["grpc"][0])
         finally:
             subprocess.run([*command, "down", "--folder", folder / "run"], **more)  # type: ignore[call-overload]
 

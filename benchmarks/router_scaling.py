@@ -1,0 +1,136 @@
+"""What a router of several processes carries, beside one process, with each process held to a share of a core.
+
+Two saturated router processes, their clients and their worker do not fit on a machine of few cores. So each router process
+may use SHARE of a core and no more (CPU bandwidth control of its cgroup), the others have the rest, and what the router
+carries at that limit is measured, with one process and with several, in turns. The share of a core that each process has used
+tells whether it was saturated. Needs a cgroup hierarchy that may be written (root); elsewhere the CPU alone is compared.
+"""
+
+import os
+import statistics
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.router_cost import RunningVersion, Version, cpu_s, load, running
+from penstock import Client
+
+COUNTS = (1, 2)
+SHARE = 0.15  # of a core, for each router process
+PERIOD_US = 20_000  # short, so that a process at its limit pauses for milliseconds
+SHARES, WEIGHT = 16_384, 5_000  # (cgroup v1, v2) within its limit a process goes before other work of the machine
+SATURATED = 0.9  # of its share: a process that used less had time to spare
+WHOLE = {"replies": 600, "connections": 64, "tokens": 32}
+STREAMED = {"replies": 128, "connections": 64, "tokens": 200}
+CGROUP_V1, CGROUP_V2 = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")
+
+
+def cgroup_root() -> Path | None:
+    """Where groups with a CPU limit can be made; None where they cannot."""
+    control = CGROUP_V2 / "cgroup.subtree_control"
+    v2 = control.exists() and "cpu" in control.read_text().split()
+    root = CGROUP_V2 if v2 else CGROUP_V1
+    return root if os.access(root / "cgroup.procs", os.W_OK) else None
+
+
+@contextmanager
+def held_to(share: float, pid: int, root: Path) -> Iterator[None]:
+    """A process and its threads may use so much of a core, as long as the context lasts.
+
+    Raises:
+        OSError: the group cannot be made.
+    """
+    group = root / f"penstock-bench-{pid}"
+    group.mkdir()
+    quota_us = round(share * PERIOD_US)
+    try:
+        if root == CGROUP_V1:
+            (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+            (group / "cpu.cfs_quota_us").write_text(str(quota_us))
+            (group / "cpu.shares").write_text(str(SHARES))
+        else:
+            (group / "cpu.weight").write_text(str(WEIGHT))
+            (group / "cpu.max").write_text(f"{quota_us} {PERIOD_US}")
+        (group / "cgroup.procs").write_text(str(pid))
+        try:
+            yield
+        finally:
+            (root / "cgroup.procs").write_text(str(pid))
+    finally:
+        group.rmdir()
+
+
+@contextmanager
+def all_held(mesh: RunningVersion, root: Path | None) -> Iterator[None]:
+    """Each of the router's serving processes is held to SHARE; none where no group can be made."""
+    with ExitStack() as stack:
+        for pid in mesh.serving_pids() if root is not None else ():
+            stack.enter_context(held_to(SHARE, pid, root))  # type: ignore[arg-type]
+        yield
+
+
+def finished(mesh: RunningVersion) -> list[int]:
+    """Requests that each process has finished so far."""
+    with Client(mesh.grpc) as client:
+        status = client.status()
+    return [process.finished for process in status.processes] or [status.finished]
+
+
+def measured(mesh: RunningVersion, shape: dict[str, int], *, stream: bool) -> dict[str, Any]:
+    """One load: what was carried per second, and what each router process used for it."""
+    pids, before = mesh.serving_pids(), finished(mesh)
+    used = [cpu_s(pid) for pid in pids]
+    result = load(mesh.url, **shape, stream=stream)
+    used, wall_s = [cpu_s(pid) - then for pid, then in zip(pids, used, strict=True)], result["seconds"]
+    units = shape["replies"] * (shape["tokens"] if stream else 1)
+    return {
+        "per_s": units / result["seconds"],
+        "cpu_us": 1e6 * sum(used) / units,
+        "cores_used": [cpu / wall_s for cpu in used],
+        "saturated": all(cpu / wall_s >= SATURATED * SHARE for cpu in used),
+        "replies_by_process": [now - then for now, then in zip(finished(mesh), before, strict=True)],
+    }
+
+
+def measure(rounds: int) -> dict[str, Any]:
+    """One and several processes in turns. ratios: several over one, round by round, of what is carried per second, and of
+    capacity as it follows from the CPU per unit: count * CPU at one / CPU at several."""
+    root = cgroup_root()
+    if root is None:
+        print(
+            "no cgroup can be made here (needs root): throughput at a limit is not measured, only the CPU", flush=True
+        )
+    rows: dict[str, list[dict[str, Any]]] = {str(count): [] for count in COUNTS}
+    for number in range(rounds):
+        for count in COUNTS:
+            with running(Version("now", Path.cwd()), count) as mesh:
+                load(mesh.url, replies=64, connections=32, tokens=8, stream=True)  # warm
+                with all_held(mesh, root):
+                    row = {
+                        "whole": measured(mesh, WHOLE, stream=False),
+                        "streamed": measured(mesh, STREAMED, stream=True),
+                    }
+            rows[str(count)].append(row)
+            for name, taken in row.items():
+                cores = ", ".join(f"{value:.3f}" for value in taken["cores_used"])
+                print(
+                    f"round {number + 1}  {count} processes  {name:<9}{taken['per_s']:8.0f}/s  {taken['cpu_us']:7.1f} us each"
+                    f"  cores {cores}  replies {taken['replies_by_process']}",
+                    flush=True,
+                )
+    one, several = COUNTS[0], COUNTS[-1]
+    pairs = list(zip(rows[str(several)], rows[str(one)], strict=True))
+    ratios = {
+        name: {
+            "measured": [a[name]["per_s"] / b[name]["per_s"] for a, b in pairs] if root is not None else [],
+            "derived": [several * b[name]["cpu_us"] / a[name]["cpu_us"] for a, b in pairs],
+        }
+        for name in ("whole", "streamed")
+    }
+    for name, kinds in ratios.items():
+        for kind, values in kinds.items():
+            if values:
+                spread = f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+                print(f"{name}: {several} processes carry {spread} times what one does, {kind}", flush=True)
+    return {"share": SHARE, "whole": WHOLE, "streamed": STREAMED, "processes": rows, "ratios": ratios}
