@@ -9,6 +9,7 @@ from benchmarks.public_data import DataMissing
 BENCHMARKS = (
     "engine",
     "overhead",
+    "router_scaling",
     "simulator",
     "kernel",
     "planner",

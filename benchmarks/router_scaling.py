@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmarks import report
 from benchmarks.router_cost import RunningVersion, Version, cpu_s, load, running
 from penstock import Client
 
@@ -22,7 +23,7 @@ PERIOD_US = 20_000  # short, so that a process at its limit pauses for milliseco
 SHARES, WEIGHT = 16_384, 5_000  # (cgroup v1, v2) within its limit a process goes before other work of the machine
 SATURATED = 0.9  # of its share: a process that used less had time to spare
 WHOLE = {"replies": 600, "connections": 64, "tokens": 32}
-STREAMED = {"replies": 128, "connections": 64, "tokens": 200}
+STREAMED = {"replies": 320, "connections": 64, "tokens": 80}
 CGROUP_V1, CGROUP_V2 = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")
 
 
@@ -134,3 +135,7 @@ def measure(rounds: int) -> dict[str, Any]:
                 spread = f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
                 print(f"{name}: {several} processes carry {spread} times what one does, {kind}", flush=True)
     return {"share": SHARE, "whole": WHOLE, "streamed": STREAMED, "processes": rows, "ratios": ratios}
+
+
+def run(rounds: int) -> None:
+    print(report.write("router_scaling", measure(rounds)))

@@ -76,7 +76,7 @@ async def compose(chassis: Chassis) -> None:
     )
     siblings = None
     if chassis.slot is not None:
-        siblings = Siblings(chassis.slot, await stack.enter_async_context(ChannelPool()))
+        siblings = await stack.enter_async_context(Siblings(chassis.slot))
     status = MeshStatus(chassis.instance_id, pool, queue, stats, agent, siblings)
     move = functools.partial(move_reply, tiers, view)
     if chassis.slot is not None:

@@ -3,6 +3,8 @@
 import asyncio
 import logging
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
 
 from grpc import aio
 
@@ -11,24 +13,39 @@ from penstock.proto.router.v1 import router_pb2_grpc
 from router_service.migration.movable_reply import MOVE_TIMEOUT_S, Moved, NotMoved
 from router_service.siblings.counters import ProcessCounters
 from services import proto_codec as common
+from services.background import end
 from services.channels import ChannelPool
 from services.process_slot import ProcessSlot
 
 _log = logging.getLogger(__name__)
 
 COUNTERS_TIMEOUT_S = 0.5  # beyond it a process counts as stuck; it needs a millisecond
+COUNTERS_AGE_S = (
+    0.1  # however many clients watch the status of one process, it asks the others ten times a second at most
+)
 
 
-class Siblings:
-    """The other processes of the router that has the slot `slot`."""
+class Siblings(AbstractAsyncContextManager["Siblings"]):
+    """The other processes of the router that has the slot `slot`, to be asked as long as the context lasts."""
 
-    def __init__(self, slot: ProcessSlot, channels: ChannelPool) -> None:
-        self.slot, self._channels = slot, channels
+    def __init__(self, slot: ProcessSlot) -> None:
+        self.slot, self._channels = slot, ChannelPool()
+        self._reading: asyncio.Task[dict[int, ProcessCounters | None]] | None = None
+        self._read_at_s = float("-inf")
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._reading is not None:
+            await end(self._reading)
+        await self._channels.keep(set())
 
     async def counters(self) -> Mapping[int, ProcessCounters | None]:
-        """What each of them counts, by index; None of one that does not answer in time."""
-        others = self.slot.others()
-        return dict(zip(others, await asyncio.gather(*map(self._counters, others)), strict=True))
+        """What each of them counts, by index; None of one that does not answer in time. At most COUNTERS_AGE_S old."""
+        now = asyncio.get_running_loop().time()
+        if self._reading is None or now - self._read_at_s >= COUNTERS_AGE_S:
+            self._reading, self._read_at_s = asyncio.create_task(self._read_counters()), now
+        return await asyncio.shield(self._reading)
 
     async def move(self, request_id: str, instance_id: str) -> Moved | NotMoved | None:
         """Have a reply that one of them streams move to an instance; None where none of them streams it."""
@@ -41,6 +58,10 @@ class Siblings:
         finally:
             for task in moves:
                 task.cancel()
+
+    async def _read_counters(self) -> dict[int, ProcessCounters | None]:
+        others = self.slot.others()
+        return dict(zip(others, await asyncio.gather(*map(self._counters, others)), strict=True))
 
     async def _counters(self, index: int) -> ProcessCounters | None:
         try:

@@ -14,9 +14,11 @@ import pytest
 import yaml
 from grpc import aio
 
+from penstock import AsyncPlannerClient
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.router.v1 import router_pb2 as pb
 from penstock.proto.router.v1 import router_pb2_grpc
+from router_service.siblings.client import COUNTERS_AGE_S, Siblings
 from router_service.siblings.counters import ProcessCounters, total
 from services.domain import Role
 from services.health import is_serving
@@ -153,6 +155,28 @@ async def test_what_the_processes_count_adds_up_and_the_mesh_has_one_router(grou
         routers = [instance for instance in status.instances if instance.role == "router"]
         assert [(r.instance_id, r.process_count, r.state) for r in routers] == [("router", 2, pb.INSTANCE_STATE_READY)]
         assert {i.process_count for i in status.instances if i.role != "router"} == {1}
+
+
+async def test_a_new_plan_reaches_all_processes(group: Group) -> None:
+    async with AsyncPlannerClient(group.mesh.parts["planner-0"].address) as planner:
+        revision = (await planner.set_plan(await planner.get_plan())).revision
+    async with asyncio.timeout(30):
+        while [(await group.status_of(index)).plan_revision for index in range(COUNT)] != [revision] * COUNT:
+            await asyncio.sleep(0.02)
+
+
+async def test_however_many_ask_for_the_status_the_processes_ask_each_other_ten_times_a_second(group: Group) -> None:
+    siblings = Siblings(group.slots[0])
+    async with siblings:
+        first, *others = await asyncio.gather(*(siblings.counters() for _ in range(100)))
+        assert first[1] is not None
+        assert all(other is first for other in others)
+        await asyncio.sleep(COUNTERS_AGE_S)
+        leaving, staying = asyncio.create_task(siblings.counters()), asyncio.create_task(siblings.counters())
+        await asyncio.sleep(0)
+        leaving.cancel()  # its client has left: the others get their answer all the same
+        assert (await staying)[1] is not None
+        assert await staying is not first
 
 
 async def test_the_limits_of_the_processes_add_up_to_the_routers(group: Group) -> None:
