@@ -13,22 +13,28 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
+from typing import NoReturn
 
 from prometheus_client import CollectorRegistry, start_http_server
 
 from services import telemetry
+from services.background import end, supervise
 from services.domain.instances import Role
 from services.group_metrics import GroupMetrics
 from services.process_slot import ProcessSlot
 from services.processes import UNUSABLE_SETTINGS, ProcessSpec, Watched, Watcher, free_port
 from services.settings import ServiceSettings, SettingsError
 from services.shared_port import SharedPort
+from services.signs_of_life import SIGN_S, SignMonitor
 
 _log = logging.getLogger(__name__)
 
 MAX_CRASHES = 3
 """A group each of whose processes has crashed so often in a row ends: whatever keeps all of them from running stays."""
 STOP_MARGIN_S = 4.0  # beyond drain_s: for closing connections and sending the last spans
+STUCK_S = 20.0
+"""A process that shows no sign of life for so long is killed: the kernel would go on giving it connections, and SDK clients
+have given up its streams by then (`silence_s`, 15 s)."""
 MAX_SOCKET_PATH_BYTES = 107  # of a Unix socket (sun_path)
 
 
@@ -53,45 +59,61 @@ def run_group(role: Role, module: str, settings: ServiceSettings, count: int) ->
         metrics = GroupMetrics(role.value, metrics_ports)
         metrics_address = f"{host}:{_serve_metrics(metrics, settings, stack)}"
         folder = _socket_folder(role, stack)
+        slots = [ProcessSlot(group_id, index, count, folder, metrics_address) for index in range(count)]
         specs = []
-        for index in range(count):
-            slot = ProcessSlot(group_id, index, count, folder, metrics_address)
+        for index, slot in enumerate(slots):
             own = {name: str(port) for name, port in ports.items()}
-            own |= {"metrics_port": str(metrics_ports[index]), "instance_id": slot.name_of(index)}
+            own |= {"metrics_port": str(metrics_ports[index]), "instance_id": slot.instance_id}
             env = {f"PENSTOCK_{name.upper()}": value for name, value in own.items()}
             argv = [sys.executable, "-m", module, "--slot", slot.to_json()]
             stop_s = settings.drain_s + STOP_MARGIN_S
-            specs.append(ProcessSpec(slot.name_of(index), argv, env, log=None, stop_order=0, stop_s=stop_s))
+            specs.append(ProcessSpec(slot.instance_id, argv, env, log=None, stop_order=0, stop_s=stop_s))
         _log.info("%s: %d processes share port %d and port %d", group_id, count, *ports.values())
-        return asyncio.run(_keep(specs, metrics))
+        return asyncio.run(_keep(slots, specs, metrics))
 
 
-async def _keep(specs: Sequence[ProcessSpec], metrics: GroupMetrics) -> int:
+async def _keep(slots: Sequence[ProcessSlot], specs: Sequence[ProcessSpec], metrics: GroupMetrics) -> int:
     """Keep the processes running until a signal comes or the group is lost; return the exit status."""
     over, loop, status = asyncio.Event(), asyncio.get_running_loop(), 0
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, over.set)
 
-    def ended(process: Watched) -> None:
+    def ended(_: Watched) -> None:
         nonlocal status
-        if process.fatal.is_set():
-            status = UNUSABLE_SETTINGS
-            over.set()
-        elif is_lost([entry.crashes for entry in metrics.processes]):
+        processes = metrics.processes
+        if len(processes) == len(specs) and is_lost([process.crashes for process in processes]) and not over.is_set():
             _log.critical("each process has ended %d times in a row: giving up", MAX_CRASHES)
-            status = status or 1
+            unusable = all(process.status == UNUSABLE_SETTINGS for process in processes)
+            status = UNUSABLE_SETTINGS if unusable else 1
             over.set()
 
-    watcher = Watcher(ended)
+    # Settings that one process cannot use are tried again: an edited mesh file must not end those that run.
+    watcher = Watcher(ended, final=())
     try:
         for spec in specs:
             metrics.processes.append(await watcher.start(spec))
-            if over.is_set():
-                break
+        watching = supervise("stuck-processes", lambda: _kill_stuck(slots, metrics.processes))
         await over.wait()
+        await end(watching)
     finally:
         await watcher.stop_all()
     return status
+
+
+async def _kill_stuck(slots: Sequence[ProcessSlot], processes: Sequence[Watched]) -> NoReturn:
+    """Kill a process whose signs of life stop; the watcher starts it again."""
+    monitors = [SignMonitor(round(STUCK_S / SIGN_S)) for _ in slots]
+    while True:
+        await asyncio.sleep(SIGN_S)
+        for slot, process, monitor in zip(slots, processes, monitors, strict=True):
+            try:
+                sign = slot.sign_of_life.stat().st_mtime_ns
+            except OSError:
+                sign = None
+            if monitor.is_stuck(process.pid, sign):
+                _log.error("%s has shown no sign of life for %g s: killed", slot.instance_id, STUCK_S)
+                assert process.process is not None
+                process.process.kill()
 
 
 def _shared_port(settings: ServiceSettings, name: str, stack: ExitStack) -> int:

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,16 @@ class ProcessSlot:
     def socket(self, index: int) -> str:
         """The address, for gRPC, at which the process with this index answers the others."""
         return f"unix:{self.folder}/{index}.sock"
+
+    @property
+    def instance_id(self) -> str:
+        """This process's own."""
+        return self.name_of(self.index)
+
+    @property
+    def sign_of_life(self) -> Path:
+        """The file that this process touches while its event loop runs."""
+        return Path(self.folder) / f"{self.index}.alive"
 
     def others(self) -> list[int]:
         """The other processes' indices."""

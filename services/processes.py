@@ -11,7 +11,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -138,9 +138,14 @@ def _end_group(pid: int) -> None:
 class Watcher:
     """Keeps processes running until told to stop them."""
 
-    def __init__(self, on_end: Callable[[Watched], None] = lambda _: None) -> None:
-        """on_end: called with a process that has ended by itself, before it is started again."""
-        self._on_end = on_end
+    def __init__(
+        self, on_end: Callable[[Watched], None] = lambda _: None, *, final: Collection[int] = (UNUSABLE_SETTINGS,)
+    ) -> None:
+        """on_end: called with a process that has ended by itself, before it is started again.
+
+        final: statuses after which it is not.
+        """
+        self._on_end, self._final = on_end, final
         self.watched: dict[str, Watched] = {}
 
     async def start(self, spec: ProcessSpec) -> Watched:
@@ -210,7 +215,7 @@ class Watcher:
                 return
             entry.status = status
             entry.died.set()
-            if status == UNUSABLE_SETTINGS:
+            if status in self._final:
                 entry.fatal.set()
                 self._on_end(entry)
                 return

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import gc
 import logging
 import os
@@ -26,6 +27,7 @@ from services.interceptors import ChassisInterceptor
 from services.process_slot import ProcessSlot
 from services.processes import exits_on_unusable_settings
 from services.settings import MeshFile, ServiceSettings, SettingsError, load_mesh_file
+from services.signs_of_life import give_signs
 from services.state import Registrar, connect
 from services.state.keys import Keys
 from services.telemetry import Telemetry
@@ -149,6 +151,8 @@ async def serve(
     host = settings.reachable_host
     stop = stop or _stop_on_signals()
     async with AsyncExitStack() as stack:
+        if slot is not None:
+            stack.push_async_callback(end, supervise("signs-of-life", functools.partial(give_signs, slot)))
         measured = telemetry.set_up(
             role.value,
             instance_id,

@@ -18,15 +18,19 @@ from services.process_group import MAX_CRASHES, is_lost
 from services.process_slot import ProcessSlot
 from services.processes import free_port
 from services.shared_port import SharedPort
+from services.signs_of_life import SIGN_S, SignMonitor
 from tests.conftest import ROOT
 
 TIMEOUT_S = 30.0
 PARENT = """
-import sys
+import os, sys
 from services.domain.instances import Role
+from services import process_group, processes
 from services.process_group import run_group
 from services.processes import exits_on_unusable_settings
 from services.settings import ServiceSettings
+process_group.STUCK_S = float(os.environ.get("STUCK_S", process_group.STUCK_S))
+processes.FIRST_PAUSE_S = 0.05
 with exits_on_unusable_settings("router"):
     sys.exit(run_group(Role.ROUTER, "tests.support.slot_process", ServiceSettings.load(), 2))
 """
@@ -153,9 +157,37 @@ def test_a_group_none_of_whose_processes_stays_up_ends_with_status_1(tmp_path: P
         assert min(crashes.count("0"), crashes.count("1")) >= MAX_CRASHES
 
 
-def test_unusable_settings_of_one_end_the_group_with_status_2(tmp_path: Path) -> None:
-    with group(tmp_path, UNUSABLE="1") as parent:
+def test_unusable_settings_end_a_group_with_status_2_where_no_process_can_use_them(tmp_path: Path) -> None:
+    """One alone may have read a file that was edited meanwhile: it is tried again, and the other serves on."""
+    with group(tmp_path, UNUSABLE="01") as parent:
         assert parent.end()[0] == 2
+    with group(tmp_path, UNUSABLE="1") as parent:
+        pid = parent.pids(parent.grpc_port, 1)[0]
+        until(lambda: samples(metrics(parent.metrics_port), "penstock_router_process_restarts_total")["1"] >= 2.0)
+        assert parent.pids(parent.grpc_port, 1) == {0: pid}
+
+
+def test_a_process_that_is_stuck_is_killed_and_started_again(tmp_path: Path) -> None:
+    with group(tmp_path, STUCK_S="2") as parent:
+        before = parent.pids(parent.grpc_port)
+        until(lambda: samples(metrics(parent.metrics_port), "penstock_router_process_up") == {"0": 1.0, "1": 1.0})
+        time.sleep(2 * SIGN_S)  # it has given signs of life before
+        os.kill(before[1], signal.SIGSTOP)
+        until(lambda: not runs(before[1]))
+        until(lambda: parent.pids(parent.grpc_port)[1] != before[1])
+        assert parent.pids(parent.grpc_port)[0] == before[0]
+
+
+def test_stuck_is_who_gave_signs_and_gives_none_any_more() -> None:
+    monitor = SignMonitor(2)
+    starting = [monitor.is_stuck(1, sign) for sign in (None, None, None, None)]
+    alive = [monitor.is_stuck(1, sign) for sign in (10, 11, 11, 12)]
+    stuck = [monitor.is_stuck(1, 12) for _ in range(3)]
+    assert (starting, alive, stuck) == ([False] * 4, [False] * 4, [False, True, True])
+    ended = [monitor.is_stuck(None, 12) for _ in range(4)]
+    again = [monitor.is_stuck(2, sign) for sign in (12, 12, 12, 12, 13, 13)]
+    assert (ended, again) == ([False] * 4, [False] * 6)
+    assert monitor.is_stuck(2, 13)
 
 
 def test_is_lost_only_when_each_process_has_crashed_so_often() -> None:
@@ -207,22 +239,26 @@ def test_one_page_has_the_metrics_of_all_labelled_by_process(tmp_path: Path) -> 
     """Sums over the label are the group's; a process that is stopped costs its own samples only."""
     with group(tmp_path) as parent:
         pids = parent.pids(parent.grpc_port)
-        assert samples(parent.metrics_port, "served_total") == {"0": 1.0, "1": 2.0}
-        assert samples(parent.metrics_port, "penstock_router_process_up") == {"0": 1.0, "1": 1.0}
+        page = metrics(parent.metrics_port)
+        assert samples(page, "served_total") == {"0": 1.0, "1": 2.0}
+        assert samples(page, "penstock_router_process_up") == {"0": 1.0, "1": 1.0}
         os.kill(pids[1], signal.SIGSTOP)
-        try:
-            assert samples(parent.metrics_port, "served_total") == {"0": 1.0}
-            assert samples(parent.metrics_port, "penstock_router_process_up") == {"0": 1.0, "1": 0.0}
-        finally:
-            os.kill(pids[1], signal.SIGCONT)
+        page = metrics(parent.metrics_port)
+        assert samples(page, "served_total") == {"0": 1.0}
+        assert samples(page, "penstock_router_process_up") == {"0": 1.0, "1": 0.0}
         os.kill(pids[1], signal.SIGKILL)
-        until(lambda: samples(parent.metrics_port, "penstock_router_process_restarts_total")["1"] == 1.0)
+        name = "penstock_router_process_restarts_total"
+        until(lambda: samples(metrics(parent.metrics_port), name) == {"0": 0.0, "1": 1.0})
 
 
-def samples(port: int, name: str) -> dict[str, float]:
-    """Values of one metric by process."""
+def metrics(port: int) -> str:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=TIMEOUT_S) as response:
-        page = response.read().decode()
+        page: bytes = response.read()
+    return page.decode()
+
+
+def samples(page: str, name: str) -> dict[str, float]:
+    """Values of one metric by process."""
     found = [s for family in text_string_to_metric_families(page) for s in family.samples if s.name == name]
     return {sample.labels["penstock_process"]: sample.value for sample in found}
 

@@ -37,7 +37,8 @@ def main() -> None:
         ended.set()
 
     signal.signal(signal.SIGTERM, end)
-    ended.wait()
+    while not ended.wait(0.1):
+        slot.sign_of_life.touch()
 
 
 def serve(listener: socket.socket, slot: ProcessSlot) -> None:
