@@ -48,7 +48,7 @@ async def compose(chassis: Chassis) -> None:
     view = MeshView(keep_expired={Role.WORKER, Role.JUDGE})
     pool = InstancePool(view, options.ejection_s)
     channels = await stack.enter_async_context(ChannelPool())
-    await stack.enter_async_context(MeshFeed(chassis.redis, chassis.keys, view, on_change=pool.view_changed))
+    feed = await stack.enter_async_context(MeshFeed(chassis.redis, chassis.keys, view, on_change=pool.view_changed))
     queue = AdmissionQueue(options.max_active, options.max_waiting)
     stats = RouterStats(chassis.telemetry.meter, view)
     judging = JudgeLimits(options.judge_timeout_s, options.judge_concurrency, options.judge_open_s)
@@ -95,6 +95,7 @@ async def compose(chassis: Chassis) -> None:
     )
     gateway = OpenAiGateway(driver, view, draining, chassis.telemetry, limits)
     if chassis.slot is not None:
+        await feed.synced.wait()
         await _plan_known(pool)
     try:
         port = await gateway.start(
@@ -117,7 +118,7 @@ async def compose(chassis: Chassis) -> None:
 async def _plan_known(pool: InstancePool) -> None:
     """Return once there is a plan: until then the router's other processes, if any, serve new connections."""
     if pool.view.plan is None:
-        _log.info("waiting for the plan before listening")
+        _log.info("there is no plan yet: listening once there is")
     while pool.view.plan is None:
         await pool.change(READINESS_S)
 

@@ -129,6 +129,18 @@ async def raw(channel: aio.Channel, begun: asyncio.Event) -> bool:
     return finished
 
 
+async def sse(mesh: LocalMesh, session: aiohttp.ClientSession, begun: asyncio.Event) -> bool:
+    """Whether an HTTP stream comes to its end."""
+    body = {"model": "only", "stream": True, "max_tokens": TOKENS, "messages": [{"role": "user", "content": "hello"}]}
+    url = f"http://127.0.0.1:{mesh.mesh.router.http_port}/v1/chat/completions"
+    lines = list[bytes]()
+    async with session.post(url, json=body) as response:
+        async for line in response.content:
+            begun.set()
+            lines.append(line.strip())
+    return lines[-2:] == [b"data: [DONE]", b""]
+
+
 async def test_the_mesh_has_one_router_at_one_address_with_two_processes(mesh: LocalMesh) -> None:
     assert mesh.grpc_addresses == (address(mesh),)
     assert len(mesh.http_addresses) == 1
@@ -217,7 +229,10 @@ async def test_a_stopped_router_drains_all_its_processes(mesh: LocalMesh) -> Non
         channels = [await channel_at(mesh, index, stack) for index in range(2)]
         begun = [asyncio.Event() for _ in channels]
         streams = [asyncio.create_task(raw(c, b)) for c, b in zip(channels, begun, strict=True)]
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+        begun += [asyncio.Event() for _ in range(CLIENTS)]
+        streams += [asyncio.create_task(sse(mesh, session, b)) for b in begun[len(channels) :]]
         await asyncio.gather(*(event.wait() for event in begun))
         await mesh.watcher.stop("router-0")
-        assert await asyncio.gather(*streams) == [True, True]
+        assert await asyncio.gather(*streams) == [True] * len(streams)
     assert not any(runs(pid) for pid in pids)
