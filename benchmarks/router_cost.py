@@ -70,6 +70,10 @@ class RunningVersion:
         pids = self._router_pids()
         return [pid for pid in pids if SLOT in _command(pid)] or pids
 
+    def pids(self) -> list[int]:
+        """All processes of the mesh but the one that keeps the others."""
+        return _descendants(self.pid)
+
     def _router_pids(self) -> list[int]:
         return sorted(pid for pid in _descendants(self.pid) if ROUTERS in _command(pid))
 

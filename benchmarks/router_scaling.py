@@ -8,7 +8,7 @@ tells whether it was saturated. Needs a cgroup hierarchy that may be written (ro
 
 import os
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,10 @@ from penstock import Client
 COUNTS = (1, 2)
 SHARE = 0.15  # of a core, for each router process
 PERIOD_US = 20_000  # short, so that a process at its limit pauses for milliseconds
-SHARES, WEIGHT = 16_384, 5_000  # (cgroup v1, v2) within its limit a process goes before other work of the machine
+SHARES, WEIGHT = 16_384, 5_000  # (cgroup v1, v2) what is measured goes before other work of the machine
 SATURATED = 0.9  # of its share: a process that used less had time to spare
-WHOLE = {"replies": 600, "connections": 64, "tokens": 32}
-STREAMED = {"replies": 320, "connections": 64, "tokens": 80}
+WHOLE = {"replies": 800, "connections": 128, "tokens": 32}
+STREAMED = {"replies": 384, "connections": 128, "tokens": 80}
 CGROUP_V1, CGROUP_V2 = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")
 
 
@@ -36,38 +36,41 @@ def cgroup_root() -> Path | None:
 
 
 @contextmanager
-def held_to(share: float, pid: int, root: Path) -> Iterator[None]:
-    """A process and its threads may use so much of a core, as long as the context lasts.
+def grouped(root: Path, pids: Sequence[int], share: float | None = None) -> Iterator[None]:
+    """Processes go before other work of the machine, and use at most `share` of a core together, as long as this lasts.
 
     Raises:
         OSError: the group cannot be made.
     """
-    group = root / f"penstock-bench-{pid}"
+    group = root / f"penstock-bench-{pids[0]}"
     group.mkdir()
-    quota_us = round(share * PERIOD_US)
+    quota_us = round(share * PERIOD_US) if share is not None else None
+    limits = (
+        {"cpu.cfs_period_us": f"{PERIOD_US}", "cpu.cfs_quota_us": f"{quota_us or -1}", "cpu.shares": f"{SHARES}"}
+        if root == CGROUP_V1
+        else {"cpu.max": f"{quota_us or 'max'} {PERIOD_US}", "cpu.weight": f"{WEIGHT}"}
+    )
     try:
-        if root == CGROUP_V1:
-            (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
-            (group / "cpu.cfs_quota_us").write_text(str(quota_us))
-            (group / "cpu.shares").write_text(str(SHARES))
-        else:
-            (group / "cpu.weight").write_text(str(WEIGHT))
-            (group / "cpu.max").write_text(f"{quota_us} {PERIOD_US}")
-        (group / "cgroup.procs").write_text(str(pid))
-        try:
-            yield
-        finally:
-            (root / "cgroup.procs").write_text(str(pid))
+        for name, value in limits.items():
+            (group / name).write_text(value)
+        for pid in pids:
+            (group / "cgroup.procs").write_text(str(pid))
+        yield
     finally:
+        for pid in (group / "cgroup.procs").read_text().split():
+            (root / "cgroup.procs").write_text(pid)
         group.rmdir()
 
 
 @contextmanager
-def all_held(mesh: RunningVersion, root: Path | None) -> Iterator[None]:
-    """Each of the router's serving processes is held to SHARE; none where no group can be made."""
+def limited(mesh: RunningVersion, root: Path | None) -> Iterator[None]:
+    """Each of the router's serving processes is held to SHARE; its workers and clients are not. Nothing without `root`."""
     with ExitStack() as stack:
-        for pid in mesh.serving_pids() if root is not None else ():
-            stack.enter_context(held_to(SHARE, pid, root))  # type: ignore[arg-type]
+        if root is not None:
+            routers = mesh.serving_pids()
+            for pid in routers:
+                stack.enter_context(grouped(root, [pid], SHARE))
+            stack.enter_context(grouped(root, [os.getpid(), *(p for p in mesh.pids() if p not in routers)]))
         yield
 
 
@@ -95,31 +98,33 @@ def measured(mesh: RunningVersion, shape: dict[str, int], *, stream: bool) -> di
 
 
 def measure(rounds: int) -> dict[str, Any]:
-    """One and several processes in turns. ratios: several over one, round by round, of what is carried per second, and of
-    capacity as it follows from the CPU per unit: count * CPU at one / CPU at several."""
+    """A mesh of each kind, loaded in turns. ratios: several processes over one, round by round: of what is carried per second,
+    and of the capacity that follows from the CPU alone (count times CPU per unit with one over CPU per unit with several)."""
     root = cgroup_root()
     if root is None:
         print(
-            "no cgroup can be made here (needs root): throughput at a limit is not measured, only the CPU", flush=True
+            "no cgroup can be made here (needs root): the CPU is compared, not what is carried at a limit", flush=True
         )
     rows: dict[str, list[dict[str, Any]]] = {str(count): [] for count in COUNTS}
-    for number in range(rounds):
-        for count in COUNTS:
-            with running(Version("now", Path.cwd()), count) as mesh:
-                load(mesh.url, replies=64, connections=32, tokens=8, stream=True)  # warm
-                with all_held(mesh, root):
+    with ExitStack() as stack:
+        meshes = {count: stack.enter_context(running(Version("now", Path.cwd()), count)) for count in COUNTS}
+        for mesh in meshes.values():
+            load(mesh.url, replies=64, connections=32, tokens=8, stream=True)  # warm
+        for number in range(rounds):
+            for count, mesh in meshes.items():
+                with limited(mesh, root):
                     row = {
                         "whole": measured(mesh, WHOLE, stream=False),
                         "streamed": measured(mesh, STREAMED, stream=True),
                     }
-            rows[str(count)].append(row)
-            for name, taken in row.items():
-                cores = ", ".join(f"{value:.3f}" for value in taken["cores_used"])
-                print(
-                    f"round {number + 1}  {count} processes  {name:<9}{taken['per_s']:8.0f}/s  {taken['cpu_us']:7.1f} us each"
-                    f"  cores {cores}  replies {taken['replies_by_process']}",
-                    flush=True,
-                )
+                rows[str(count)].append(row)
+                for name, taken in row.items():
+                    cores = ", ".join(f"{value:.3f}" for value in taken["cores_used"])
+                    print(
+                        f"round {number + 1}  {count} processes  {name:<9}{taken['per_s']:8.0f}/s  "
+                        f"{taken['cpu_us']:7.1f} us each  cores {cores}  replies {taken['replies_by_process']}",
+                        flush=True,
+                    )
     one, several = COUNTS[0], COUNTS[-1]
     pairs = list(zip(rows[str(several)], rows[str(one)], strict=True))
     ratios = {
@@ -134,7 +139,7 @@ def measure(rounds: int) -> dict[str, Any]:
             if values:
                 spread = f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
                 print(f"{name}: {several} processes carry {spread} times what one does, {kind}", flush=True)
-    return {"share": SHARE, "whole": WHOLE, "streamed": STREAMED, "processes": rows, "ratios": ratios}
+    return {"share_of_a_core": SHARE, "whole": WHOLE, "streamed": STREAMED, "processes": rows, "ratios": ratios}
 
 
 def run(rounds: int) -> None:

@@ -21,11 +21,11 @@ from services import telemetry
 from services.background import end, supervise
 from services.domain.instances import Role
 from services.group_metrics import GroupMetrics
+from services.process_heartbeat import HEARTBEAT_S, HeartbeatMonitor
 from services.process_slot import ProcessSlot
 from services.processes import UNUSABLE_SETTINGS, ProcessSpec, Watched, Watcher, free_port
 from services.settings import ServiceSettings, SettingsError
 from services.shared_port import SharedPort
-from services.signs_of_life import SIGN_S, SignMonitor
 
 _log = logging.getLogger(__name__)
 
@@ -33,12 +33,12 @@ MAX_CRASHES = 3
 """A group each of whose processes has crashed so often in a row ends: whatever keeps all of them from running stays."""
 STOP_MARGIN_S = 4.0  # beyond drain_s: for closing connections and sending the last spans
 STUCK_S = 20.0
-"""A process that shows no sign of life for so long is killed: the kernel would go on giving it connections, and SDK clients
+"""A process that sends no heartbeat for so long is killed: the kernel would go on giving it connections, and SDK clients
 have given up its streams by then (`silence_s`, 15 s)."""
 MAX_SOCKET_PATH_BYTES = 107  # of a Unix socket (sun_path)
 
 
-def is_lost(crashes: Sequence[int]) -> bool:
+def none_stays_up(crashes: Sequence[int]) -> bool:
     """Whether the group should end because none of its processes stays up. crashes: of each process, in a row."""
     return min(crashes) >= MAX_CRASHES
 
@@ -73,7 +73,7 @@ def run_group(role: Role, module: str, settings: ServiceSettings, count: int) ->
 
 
 async def _keep(slots: Sequence[ProcessSlot], specs: Sequence[ProcessSpec], metrics: GroupMetrics) -> int:
-    """Keep the processes running until a signal comes or the group is lost; return the exit status."""
+    """Keep the processes running until a signal comes or none stays up; return the exit status."""
     over, loop, status = asyncio.Event(), asyncio.get_running_loop(), 0
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, over.set)
@@ -81,7 +81,11 @@ async def _keep(slots: Sequence[ProcessSlot], specs: Sequence[ProcessSpec], metr
     def ended(_: Watched) -> None:
         nonlocal status
         processes = metrics.processes
-        if len(processes) == len(specs) and is_lost([process.crashes for process in processes]) and not over.is_set():
+        if (
+            len(processes) == len(specs)
+            and none_stays_up([process.crashes for process in processes])
+            and not over.is_set()
+        ):
             _log.critical("each process has ended %d times in a row: giving up", MAX_CRASHES)
             unusable = all(process.status == UNUSABLE_SETTINGS for process in processes)
             status = UNUSABLE_SETTINGS if unusable else 1
@@ -101,17 +105,17 @@ async def _keep(slots: Sequence[ProcessSlot], specs: Sequence[ProcessSpec], metr
 
 
 async def _kill_stuck(slots: Sequence[ProcessSlot], processes: Sequence[Watched]) -> NoReturn:
-    """Kill a process whose signs of life stop; the watcher starts it again."""
-    monitors = [SignMonitor(round(STUCK_S / SIGN_S)) for _ in slots]
+    """Kill a process whose heartbeats stop; the watcher starts it again."""
+    monitors = [HeartbeatMonitor(round(STUCK_S / HEARTBEAT_S)) for _ in slots]
     while True:
-        await asyncio.sleep(SIGN_S)
+        await asyncio.sleep(HEARTBEAT_S)
         for slot, process, monitor in zip(slots, processes, monitors, strict=True):
             try:
-                sign = slot.sign_of_life.stat().st_mtime_ns
+                heartbeat = slot.heartbeat_file.stat().st_mtime_ns
             except OSError:
-                sign = None
-            if monitor.is_stuck(process.pid, sign):
-                _log.error("%s has shown no sign of life for %g s: killed", slot.instance_id, STUCK_S)
+                heartbeat = None
+            if monitor.is_stuck(process.pid, heartbeat):
+                _log.error("%s has sent no heartbeat for %g s: killed", slot.instance_id, STUCK_S)
                 assert process.process is not None
                 process.process.kill()
 

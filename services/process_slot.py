@@ -33,7 +33,7 @@ class ProcessSlot:
         return self.name_of(self.index)
 
     @property
-    def sign_of_life(self) -> Path:
+    def heartbeat_file(self) -> Path:
         """The file that this process touches while its event loop runs."""
         return Path(self.folder) / f"{self.index}.alive"
 

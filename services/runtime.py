@@ -24,10 +24,10 @@ from services.domain.instances import InstanceRecord, Load, ModelCard, Role
 from services.domain.stages.places import StagePlace
 from services.health import Health
 from services.interceptors import ChassisInterceptor
+from services.process_heartbeat import send_heartbeats
 from services.process_slot import ProcessSlot
 from services.processes import exits_on_unusable_settings
 from services.settings import MeshFile, ServiceSettings, SettingsError, load_mesh_file
-from services.signs_of_life import give_signs
 from services.state import Registrar, connect
 from services.state.keys import Keys
 from services.telemetry import Telemetry
@@ -152,7 +152,7 @@ async def serve(
     stop = stop or _stop_on_signals()
     async with AsyncExitStack() as stack:
         if slot is not None:
-            stack.push_async_callback(end, supervise("signs-of-life", functools.partial(give_signs, slot)))
+            stack.push_async_callback(end, supervise("process-heartbeat", functools.partial(send_heartbeats, slot)))
         measured = telemetry.set_up(
             role.value,
             instance_id,

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from services.process_group import MAX_CRASHES, is_lost
+from services.process_group import MAX_CRASHES, none_stays_up
+from services.process_heartbeat import HEARTBEAT_S, HeartbeatMonitor
 from services.process_slot import ProcessSlot
 from services.processes import free_port
 from services.shared_port import SharedPort
-from services.signs_of_life import SIGN_S, SignMonitor
 from tests.conftest import ROOT
 
 TIMEOUT_S = 30.0
@@ -171,15 +171,15 @@ def test_a_process_that_is_stuck_is_killed_and_started_again(tmp_path: Path) -> 
     with group(tmp_path, STUCK_S="2") as parent:
         before = parent.pids(parent.grpc_port)
         until(lambda: samples(metrics(parent.metrics_port), "penstock_router_process_up") == {"0": 1.0, "1": 1.0})
-        time.sleep(2 * SIGN_S)  # it has given signs of life before
+        time.sleep(2 * HEARTBEAT_S)  # it has sent heartbeats before
         os.kill(before[1], signal.SIGSTOP)
         until(lambda: not runs(before[1]))
         until(lambda: parent.pids(parent.grpc_port)[1] != before[1])
         assert parent.pids(parent.grpc_port)[0] == before[0]
 
 
-def test_stuck_is_who_gave_signs_and_gives_none_any_more() -> None:
-    monitor = SignMonitor(2)
+def test_a_process_is_stuck_whose_heartbeats_have_begun_and_stopped() -> None:
+    monitor = HeartbeatMonitor(2)
     starting = [monitor.is_stuck(1, sign) for sign in (None, None, None, None)]
     alive = [monitor.is_stuck(1, sign) for sign in (10, 11, 11, 12)]
     stuck = [monitor.is_stuck(1, 12) for _ in range(3)]
@@ -190,10 +190,10 @@ def test_stuck_is_who_gave_signs_and_gives_none_any_more() -> None:
     assert monitor.is_stuck(2, 13)
 
 
-def test_is_lost_only_when_each_process_has_crashed_so_often() -> None:
-    assert not is_lost([MAX_CRASHES, MAX_CRASHES - 1])
-    assert not is_lost([0, 1000])
-    assert is_lost([MAX_CRASHES, MAX_CRASHES + 2])
+def test_none_stays_up_only_when_each_process_has_crashed_so_often() -> None:
+    assert not none_stays_up([MAX_CRASHES, MAX_CRASHES - 1])
+    assert not none_stays_up([0, 1000])
+    assert none_stays_up([MAX_CRASHES, MAX_CRASHES + 2])
 
 
 def test_a_port_that_somebody_has_is_refused_by_name(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def main() -> None:
 
     signal.signal(signal.SIGTERM, end)
     while not ended.wait(0.1):
-        slot.sign_of_life.touch()
+        slot.heartbeat_file.touch()
 
 
 def serve(listener: socket.socket, slot: ProcessSlot) -> None:
