@@ -57,8 +57,8 @@ def grouped(root: Path, pids: Sequence[int], share: float | None = None) -> Iter
             (group / "cgroup.procs").write_text(str(pid))
         yield
     finally:
-        for pid in (group / "cgroup.procs").read_text().split():
-            (root / "cgroup.procs").write_text(pid)
+        for member in (group / "cgroup.procs").read_text().split():
+            (root / "cgroup.procs").write_text(member)
         group.rmdir()
 
 
@@ -98,8 +98,11 @@ def measured(mesh: RunningVersion, shape: dict[str, int], *, stream: bool) -> di
 
 
 def measure(rounds: int) -> dict[str, Any]:
-    """A mesh of each kind, loaded in turns. ratios: several processes over one, round by round: of what is carried per second,
-    and of the capacity that follows from the CPU alone (count times CPU per unit with one over CPU per unit with several)."""
+    """A mesh of each kind, loaded in turns.
+
+    ratios: several processes over one, round by round, of what is carried per second, and of the capacity that follows from
+    the CPU alone (count times CPU per unit with one over CPU per unit with several).
+    """
     root = cgroup_root()
     if root is None:
         print(
