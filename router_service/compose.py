@@ -8,6 +8,7 @@ from typing import NoReturn
 
 from penstock.proto.router.v1 import router_pb2_grpc
 from router_service.admission.admission_queue import AdmissionQueue
+from router_service.answer_batching import AnswerBatching
 from router_service.clients.bid_client import BidClient
 from router_service.clients.judge_client import JudgeClient, JudgeLimits
 from router_service.clients.reply_multiplexer import MultiplexerPool
@@ -70,9 +71,10 @@ async def compose(chassis: Chassis) -> None:
         sampler = WindowSampler(replan.sample, replan.window_s, SystemClock(), random.Random())
         await stack.enter_async_context(WorkloadReporter(sampler, WorkloadStore(chassis.redis, chassis.keys)))
     driver = RequestDriver(view, queue, tiers, judge, stats, tracer, sampler)
-    draining = InFlightRequests()
+    draining, batching = InFlightRequests(), AnswerBatching()
     router_pb2_grpc.add_RouterServiceServicer_to_server(
-        RouterServicer(driver, view, draining, options.default_deadline_s, options.heartbeat_s), chassis.server
+        RouterServicer(driver, view, draining, batching, options.default_deadline_s, options.heartbeat_s),
+        chassis.server,
     )
     siblings = None
     if chassis.slot is not None:
@@ -93,7 +95,7 @@ async def compose(chassis: Chassis) -> None:
         keepalive_timeout_s=options.keepalive_timeout_s,
         max_connections=open_files.connections(options.max_connections),
     )
-    gateway = OpenAiGateway(driver, view, draining, chassis.telemetry, limits)
+    gateway = OpenAiGateway(driver, view, draining, batching, chassis.telemetry, limits)
     if chassis.slot is not None:
         await feed.synced.wait()
         await _plan_known(pool)
