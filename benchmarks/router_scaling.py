@@ -114,7 +114,8 @@ def measure(rounds: int) -> dict[str, Any]:
         for mesh in meshes.values():
             load(mesh.url, replies=64, connections=32, tokens=8, stream=True)  # warm
         for number in range(rounds):
-            for count, mesh in meshes.items():
+            for count in COUNTS if number % 2 == 0 else reversed(COUNTS):
+                mesh = meshes[count]
                 with limited(mesh, root):
                     row = {
                         "whole": measured(mesh, WHOLE, stream=False),
