@@ -49,7 +49,7 @@ async def compose(chassis: Chassis) -> None:
     view = MeshView(keep_expired={Role.WORKER, Role.JUDGE})
     pool = InstancePool(view, options.ejection_s)
     channels = await stack.enter_async_context(ChannelPool())
-    feed = await stack.enter_async_context(MeshFeed(chassis.redis, chassis.keys, view, on_change=pool.view_changed))
+    await stack.enter_async_context(MeshFeed(chassis.redis, chassis.keys, view, on_change=pool.view_changed))
     queue = AdmissionQueue(options.max_active, options.max_waiting)
     stats = RouterStats(chassis.telemetry.meter, view)
     judging = JudgeLimits(options.judge_timeout_s, options.judge_concurrency, options.judge_open_s)
@@ -96,9 +96,10 @@ async def compose(chassis: Chassis) -> None:
         max_connections=open_files.connections(options.max_connections),
     )
     gateway = OpenAiGateway(driver, view, draining, batching, chassis.telemetry, limits)
-    if chassis.slot is not None:
-        await feed.synced.wait()
-        await _plan_known(pool)
+    if siblings is not None:
+        await _wait_for_plan(pool, siblings)
+        siblings.listening = True
+        chassis.on_drain.append(functools.partial(_stop_listening, gateway, siblings))
     try:
         port = await gateway.start(
             chassis.settings.bind_host, chassis.settings.http_port, shared_port=chassis.slot is not None
@@ -108,8 +109,6 @@ async def compose(chassis: Chassis) -> None:
     stack.push_async_callback(gateway.close)
     chassis.http_address = f"{chassis.host}:{port}"
     _log.info("OpenAI-compatible API at http://%s/v1", chassis.http_address)
-    if chassis.slot is not None:
-        chassis.on_drain.append(gateway.stop_listening)
     chassis.on_drain.append(draining.drained)
     await chassis.health.set_ready(ROUTER_SERVICE, False)  # until there is a plan
     chassis.supervise("readiness", lambda: _tell_readiness(chassis.health, pool, draining))
@@ -117,12 +116,19 @@ async def compose(chassis: Chassis) -> None:
     chassis.supervise("lease-probe", LeaseProbe(pool, channels).run)
 
 
-async def _plan_known(pool: InstancePool) -> None:
-    """Return once there is a plan: until then the router's other processes, if any, serve new connections."""
-    if pool.view.plan is None:
-        _log.info("there is no plan yet: listening once there is")
-    while pool.view.plan is None:
+async def _wait_for_plan(pool: InstancePool, siblings: Siblings) -> None:
+    """Return once there is a plan, or none of the router's other processes serves.
+
+    One that has just started, while Redis is away, must not get connections that the others can serve. With no other, it
+    says itself what is missing, on all faces.
+    """
+    while pool.view.plan is None and await siblings.any_listens():
         await pool.change(READINESS_S)
+
+
+async def _stop_listening(gateway: OpenAiGateway, siblings: Siblings) -> None:
+    siblings.listening = False
+    await gateway.stop_listening()
 
 
 async def _tell_readiness(health: Health, pool: InstancePool, draining: InFlightRequests) -> NoReturn:

@@ -49,6 +49,7 @@ class MeshStatus:
             ttft_s=stats.recent_ttft_s(),
             answered=stats.answered,
             escalated=stats.escalated,
+            listening=self._siblings is None or self._siblings.listening,
         )
 
     async def read(self) -> pb.MeshStatus:

@@ -188,7 +188,7 @@ async def serve(
         if not await _completed(compose(chassis), stop):
             _log.info("stopped before it served")
             return False
-        if slot is not None:  # not before: the kernel gives connections to whoever listens, ready or not
+        if slot is not None:  # not before: the kernel gives connections to whoever listens
             _listen(server, settings)
         await server.start()
         stack.push_async_callback(server.stop, 0)

@@ -30,6 +30,8 @@ class Siblings(AbstractAsyncContextManager["Siblings"]):
 
     def __init__(self, slot: ProcessSlot) -> None:
         self.slot, self._channels = slot, ChannelPool()
+        self.listening = False
+        """Whether this process itself takes new connections; told to the others."""
         self._reading: asyncio.Task[dict[int, ProcessCounters | None]] | None = None
         self._read_at_s = float("-inf")
 
@@ -46,6 +48,10 @@ class Siblings(AbstractAsyncContextManager["Siblings"]):
         if self._reading is None or now - self._read_at_s >= COUNTERS_AGE_S:
             self._reading, self._read_at_s = asyncio.create_task(self._read_counters()), now
         return await asyncio.shield(self._reading)
+
+    async def any_listens(self) -> bool:
+        """Whether one of them takes new connections."""
+        return any(part is not None and part.listening for part in (await self.counters()).values())
 
     async def move(self, request_id: str, instance_id: str) -> Moved | NotMoved | None:
         """Have a reply that one of them streams move to an instance; None where none of them streams it."""
@@ -106,4 +112,5 @@ def counters_from_proto(response: pb.GetCountersResponse) -> ProcessCounters:
         ttft_s=tuple(response.recent_time_to_first_token_seconds),
         answered={tier.tier: tier.answered_count for tier in response.tiers},
         escalated={tier.tier: tier.escalated_count for tier in response.tiers},
+        listening=response.listening,
     )

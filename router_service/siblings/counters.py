@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 class ProcessCounters:
     """Counts since the process started. ttft_s: times to first token of its last requests, in no order.
 
-    answered, escalated: requests by tier: whose answer stood, and which went on to the next one.
+    answered, escalated: requests by tier: whose answer stood, and which went on to the next one. listening: the process takes
+        new connections.
     """
 
     active: int = 0
@@ -24,6 +25,7 @@ class ProcessCounters:
     ttft_s: tuple[float, ...] = ()
     answered: Mapping[str, int] = field(default_factory=dict)
     escalated: Mapping[str, int] = field(default_factory=dict)
+    listening: bool = False
 
     def ttft_percentile(self, share: float) -> float:
         """Time to first token that this share of the last requests did not exceed, in seconds; 0 without any."""
@@ -35,6 +37,7 @@ def total(parts: Iterable[ProcessCounters]) -> ProcessCounters:
     """What several processes count together. Percentiles are those of all their last requests."""
     counted = [*parts]
     return ProcessCounters(
+        listening=any(part.listening for part in counted),
         active=sum(part.active for part in counted),
         waiting=sum(part.waiting for part in counted),
         finished=sum(part.finished for part in counted),

@@ -74,6 +74,7 @@ def counters_to_proto(counters: ProcessCounters) -> pb.GetCountersResponse:
         advice_unmet_count=counters.advice_unmet,
         requests_per_second=counters.requests_per_s,
         recent_time_to_first_token_seconds=counters.ttft_s,
+        listening=counters.listening,
         tiers=[
             pb.TierCounters(
                 tier=tier,

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -107,30 +108,37 @@ async def ask(http: str, session: aiohttp.ClientSession) -> dict[str, Any]:
     return answer
 
 
-@pytest.fixture(scope="module")
-async def group(redis: RedisProcess, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Group]:
+@asynccontextmanager
+async def empty_group(redis: RedisProcess, folder: Path) -> AsyncIterator[Group]:
+    """A mesh whose parts are to be started."""
     tier = {"name": "only", "model": "sim", "engine": "simulated", "workers": 2, "simulated": SLOW}
     router = {"grpc_port": 0, "http_port": 0, "max_active": 31}
-    file = tmp_path_factory.mktemp("processes") / "mesh.yaml"
+    file = folder / "mesh.yaml"
     file.write_text(yaml.safe_dump({"name": f"test-{uuid.uuid4().hex[:8]}", "tiers": [tier], "router": router}))
     ports = SharedPort("127.0.0.1", 0), SharedPort("127.0.0.1", 0)
-    with tempfile.TemporaryDirectory() as folder:
-        slots = [ProcessSlot("router", index, COUNT, folder, "127.0.0.1:9") for index in range(COUNT)]
+    with tempfile.TemporaryDirectory() as sockets:
+        slots = [ProcessSlot("router", index, COUNT, sockets, "127.0.0.1:9") for index in range(COUNT)]
         running = Group(TestMesh(file, redis.url), slots, ports)
         try:
-            await running.mesh.start(Role.PLANNER, "planner-0")
-            for index in range(COUNT):
-                await running.start(index)
-            for index in range(2):
-                await running.mesh.start(Role.WORKER, f"worker-only-{index}", tier="only")
-            async with asyncio.timeout(30):
-                while [len((await running.status_of(i)).instances) for i in range(COUNT)] != [4, 4]:
-                    await asyncio.sleep(0.05)
             yield running
         finally:
             await running.mesh.stop_all()
             for port in ports:
                 port.close()
+
+
+@pytest.fixture(scope="module")
+async def group(redis: RedisProcess, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Group]:
+    async with empty_group(redis, tmp_path_factory.mktemp("processes")) as running:
+        await running.mesh.start(Role.PLANNER, "planner-0")
+        for index in range(COUNT):
+            await running.start(index)
+        for index in range(2):
+            await running.mesh.start(Role.WORKER, f"worker-only-{index}", tier="only")
+        async with asyncio.timeout(30):
+            while [len((await running.status_of(i)).instances) for i in range(COUNT)] != [4, 4]:
+                await asyncio.sleep(0.05)
+        yield running
 
 
 async def test_what_the_processes_count_adds_up_and_the_mesh_has_one_router(group: Group) -> None:
@@ -249,6 +257,27 @@ async def test_while_one_process_drains_the_others_get_all_new_connections(group
     assert status.router.finished_count == status.processes[1].finished_count == before + 16
     await group.start(0)
     assert [process.answering for process in (await group.status_of(0)).processes] == [True, True]
+
+
+async def test_without_a_plan_one_process_listens_and_says_so_and_the_others_wait(
+    redis: RedisProcess, tmp_path: Path
+) -> None:
+    async with empty_group(redis, tmp_path) as group, aiohttp.ClientSession() as session:
+        await group.start(0)
+        waiting = asyncio.create_task(group.start(1))
+        async with Siblings(group.slots[0]) as siblings, asyncio.timeout(30):
+            while (await siblings.counters())[1] is None:  # it is there, and does not listen
+                await asyncio.sleep(0.05)
+            assert not await siblings.any_listens()
+        async with session.get(f"{group.http}/livez") as alive, session.get(f"{group.http}/readyz") as ready:
+            assert (alive.status, ready.status) == (200, 503)
+            assert (await ready.json())["status"] == "no plan yet"
+        assert not waiting.done()
+        await group.mesh.start(Role.PLANNER, "planner-0")
+        async with asyncio.timeout(30):
+            await waiting
+        async with Siblings(group.slots[0]) as siblings:
+            assert await siblings.any_listens()
 
 
 def test_a_total_is_of_all_parts_and_its_percentiles_of_all_their_requests() -> None:

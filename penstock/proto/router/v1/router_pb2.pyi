@@ -1262,6 +1262,7 @@ class GetCountersResponse(_message.Message):
     REQUESTS_PER_SECOND_FIELD_NUMBER: _builtins.int
     RECENT_TIME_TO_FIRST_TOKEN_SECONDS_FIELD_NUMBER: _builtins.int
     TIERS_FIELD_NUMBER: _builtins.int
+    LISTENING_FIELD_NUMBER: _builtins.int
     active_count: _builtins.int
     waiting_count: _builtins.int
     finished_count: _builtins.int
@@ -1271,6 +1272,8 @@ class GetCountersResponse(_message.Message):
     migration_count: _builtins.int
     advice_unmet_count: _builtins.int
     requests_per_second: _builtins.float
+    listening: _builtins.bool
+    """It takes new connections."""
     @_builtins.property
     def recent_time_to_first_token_seconds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """Of the last requests, at most 1,000, in no order."""
@@ -1291,10 +1294,11 @@ class GetCountersResponse(_message.Message):
         requests_per_second: _builtins.float = ...,
         recent_time_to_first_token_seconds: _abc.Iterable[_builtins.float] | None = ...,
         tiers: _abc.Iterable[Global___TierCounters] | None = ...,
+        listening: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_count", b"active_count", "advice_unmet_count", b"advice_unmet_count", "failed_count", b"failed_count", "failover_count", b"failover_count", "finished_count", b"finished_count", "migration_count", b"migration_count", "recent_time_to_first_token_seconds", b"recent_time_to_first_token_seconds", "rejected_count", b"rejected_count", "requests_per_second", b"requests_per_second", "tiers", b"tiers", "waiting_count", b"waiting_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_count", b"active_count", "advice_unmet_count", b"advice_unmet_count", "failed_count", b"failed_count", "failover_count", b"failover_count", "finished_count", b"finished_count", "listening", b"listening", "migration_count", b"migration_count", "recent_time_to_first_token_seconds", b"recent_time_to_first_token_seconds", "rejected_count", b"rejected_count", "requests_per_second", b"requests_per_second", "tiers", b"tiers", "waiting_count", b"waiting_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
