@@ -5,9 +5,10 @@ import sys
 
 from services import telemetry
 from services.domain.instances import Role
+from services.mesh_file import load_mesh_file
 from services.process_slot import ProcessSlot
 from services.processes import exits_on_unusable_settings
-from services.settings import ServiceSettings, load_mesh_file
+from services.settings import ServiceSettings
 
 
 def main() -> None:

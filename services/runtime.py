@@ -1,4 +1,4 @@
-"""run_service(): settings -> telemetry -> server -> drain. Every service runs through here."""
+"""run_service(): the main function of every service: settings, telemetry, server, drain."""
 
 import asyncio
 import contextlib
@@ -24,10 +24,11 @@ from services.domain.instances import InstanceRecord, Load, ModelCard, Role
 from services.domain.stages.places import StagePlace
 from services.health import Health
 from services.interceptors import ChassisInterceptor
+from services.mesh_file import load_mesh_file
 from services.process_heartbeat import send_heartbeats
 from services.process_slot import ProcessSlot
 from services.processes import exits_on_unusable_settings
-from services.settings import MeshFile, ServiceSettings, SettingsError, load_mesh_file
+from services.settings import MeshFile, ServiceSettings, SettingsError
 from services.state import Registrar, connect
 from services.state.keys import Keys
 from services.telemetry import Telemetry
@@ -41,11 +42,11 @@ UNDO_S = 15.0
 
 @dataclass(slots=True)
 class Chassis:
-    """What a service's `compose` builds on.
+    """The environment of a service, which its `compose` extends.
 
-    stack: what is entered here is left, in reverse, after the server has stopped.
-    load, place: asked for with every publication.
-    on_drain: awaited, in order, once no new requests come; each should return when running work has ended.
+    stack: contexts that are exited, in reverse order, after the server has stopped.
+    load, place: called for every publication of the instance's record.
+    on_drain: awaited in order after new requests have stopped; each should return when running work has finished.
     """
 
     role: Role
@@ -68,7 +69,7 @@ class Chassis:
     place: Callable[[], StagePlace | None] = lambda: None
     on_drain: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
     announce_drain: Callable[[bool], None] = lambda _: None
-    """Tells the mesh whether this instance is draining: it takes no new requests then."""
+    """Announces to the mesh whether this instance is draining, that is, accepts no new requests."""
     fatal: "asyncio.Future[BaseException]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     def fail(self, error: BaseException) -> None:
@@ -77,7 +78,7 @@ class Chassis:
             self.fatal.set_result(error)
 
     def watch(self, failure: Awaitable[BaseException]) -> None:
-        """End the process, with exit status 1, once `failure` comes true."""
+        """End the process with exit status 1 when `failure` returns an error."""
 
         async def wait() -> None:
             self.fail(await failure)
@@ -85,21 +86,21 @@ class Chassis:
         self.stack.push_async_callback(end, supervise("failure-watch", wait, EndProcess(self.fail), endless=False))
 
     def supervise(self, name: str, factory: Callable[[], Coroutine[Any, Any, object]], *, endless: bool = True) -> None:
-        """Run `factory()` in the background until the service stops; restarted when it fails, see `background.supervise`."""
+        """Run `factory()` in the background until the service stops; see `background.supervise`."""
         self.stack.push_async_callback(end, supervise(name, factory, endless=endless))
 
 
 class ServiceFailed(Exception):
-    """Something the service cannot live without is broken for good."""
+    """A part that the service needs has failed for good."""
 
 
 Compose = Callable[[Chassis], Coroutine[None, None, None]]
 
 
 def run_service(role: Role, compose: Compose, slot: ProcessSlot | None = None) -> None:
-    """Run a service until SIGTERM or SIGINT; exit status 2 for settings that cannot be used.
+    """Run a service until SIGTERM or SIGINT. The exit status is 2 for bad settings.
 
-    slot: where this is one of several processes of a router.
+    slot: runs it as one of several processes of a router.
     """
     with exits_on_unusable_settings(role.value):
         settings = ServiceSettings.load()
@@ -116,14 +117,14 @@ def run_service(role: Role, compose: Compose, slot: ProcessSlot | None = None) -
 async def _serve_process(
     role: Role, settings: ServiceSettings, mesh: MeshFile, compose: Compose, slot: ProcessSlot | None
 ) -> None:
-    if not await serve(role, settings, mesh, compose, ready=_spare_the_loaded, slot=slot):
-        # A thread that loads a model cannot be interrupted, and Python would wait for it: minutes, for a large one.
+    if not await serve(role, settings, mesh, compose, ready=_freeze_loaded_objects, slot=slot):
+        # A thread that loads a model cannot be interrupted, and Python would wait for it: minutes, for a large model.
         logging.shutdown()
         os._exit(0)
 
 
-def _spare_the_loaded(_: Chassis) -> None:
-    """What is loaded by now stays: to search it for garbage, now and then, would hold everything up for 0.05 to 0.2 s."""
+def _freeze_loaded_objects(_: Chassis) -> None:
+    """Exclude the objects loaded so far from garbage collection, whose full passes would take 0.05 to 0.2 s each."""
     gc.collect()
     gc.freeze()
 
@@ -138,10 +139,13 @@ async def serve(
     stop: asyncio.Event | None = None,
     slot: ProcessSlot | None = None,
 ) -> bool:
-    """Serve until `stop` is set (or, without one, until a signal); `ready` is called once the mesh can see the instance.
+    """Serve until `stop` is set or, without it, until a signal. `ready` is called once the instance is registered.
 
-    slot: where this is one of several processes that share their ports. A process that drains stops listening at once then,
-    so that new connections go to the others. Returns whether it has served: False where it was stopped while it started.
+    slot: set for one of several processes that share their ports. When it drains it stops listening at once, so that new
+        connections go to the others.
+
+    Returns:
+        Whether it has served: False if it was stopped while it started.
     """
     if slot is not None:
         mesh = mesh.router_share(slot.index, slot.count)
@@ -264,7 +268,7 @@ async def _completed(work: Coroutine[None, None, None], stop: asyncio.Event) -> 
 
 
 async def _first(fatal: "asyncio.Future[BaseException]", *waits: Coroutine[None, None, object]) -> None:
-    """Return when the first of these is done."""
+    """Wait until the first of these has finished."""
     tasks = [asyncio.create_task(wait) for wait in waits]
     either: list[asyncio.Future[Any]] = [fatal, *tasks]
     await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)

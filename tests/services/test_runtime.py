@@ -11,8 +11,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from services.domain import MeshView, Role
+from services.mesh_file import load_mesh_file
 from services.runtime import Chassis, serve
-from services.settings import ServiceSettings, load_mesh_file
+from services.settings import ServiceSettings
 from services.state import MeshFeed, connect
 from services.state.keys import Keys
 from services.testing import RedisProcess
