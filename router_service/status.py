@@ -29,12 +29,12 @@ class MeshStatus:
         agent: MoveAgent,
         siblings: Siblings | None = None,
     ) -> None:
-        """siblings: where this process is one of several of a router."""
+        """siblings: set if this process is one of several of a router."""
         self._instance_id, self._pool, self._queue, self._stats, self._agent = instance_id, pool, queue, stats, agent
         self._siblings = siblings
 
     def counters(self) -> ProcessCounters:
-        """What this process counts."""
+        """The counters of this process."""
         stats = self._stats
         return ProcessCounters(
             active=self._queue.active,
@@ -53,7 +53,7 @@ class MeshStatus:
         )
 
     async def read(self) -> pb.MeshStatus:
-        """The mesh, and what all processes of this router count together."""
+        """The state of the mesh, and the sum of the counters of all processes of this router."""
         counted, processes, router_id = self.counters(), list[pb.RouterProcessStatus](), self._instance_id
         if self._siblings is not None:
             slot = self._siblings.slot
@@ -88,7 +88,7 @@ class MeshStatus:
         )
 
     def _services(self) -> list[list[InstanceRecord]]:
-        """All instances, the processes of one service together."""
+        """All instances, grouped by service."""
         services: dict[str, list[InstanceRecord]] = {}
         for record in (*self._pool.view.instances(), *self._pool.view.expired()):
             services.setdefault(record.group_id or record.instance_id, []).append(record)
@@ -111,7 +111,7 @@ class MeshStatus:
         )
 
     def _instance(self, processes: Sequence[InstanceRecord], now: float) -> pb.InstanceStatus:
-        """One service; one of several processes is as old as the one not heard of for longest, and drains when all do."""
+        """The status of a service. Of several processes, the age is the greatest; it drains if all do."""
         record = min(processes, key=lambda process: process.draining)
         age_s = max(self._pool.view.heard_ago_s(process.instance_id, now) for process in processes)
         made = pb.InstanceStatus(
@@ -145,7 +145,7 @@ class MeshStatus:
 
 
 def _process(slot: ProcessSlot, index: int, counters: ProcessCounters | None) -> pb.RouterProcessStatus:
-    """One of the router's processes; without counters, one that does not answer."""
+    """The status of one process of the router. counters: None if it does not respond."""
     status = pb.RouterProcessStatus(index=index, instance_id=slot.name_of(index), answering=counters is not None)
     if counters is not None:
         status.active_count, status.waiting_count = counters.active, counters.waiting

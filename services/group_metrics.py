@@ -1,4 +1,4 @@
-"""One page of metrics for several processes of a service: the samples of each, labelled with its number."""
+"""One metrics page for the processes of a service: the samples of each process, labelled with its index."""
 
 import logging
 import urllib.request
@@ -15,14 +15,14 @@ from services.processes import Watched
 _log = logging.getLogger(__name__)
 
 LABEL = "penstock_process"
-READ_TIMEOUT_S = 2.0  # for a process's page: a process that is stuck must not cost the others' samples
+READ_TIMEOUT_S = 2.0  # for the page of one process: a stuck process must not delay the scrape past its own timeout
 MAX_PAGE_BYTES = 16 << 20  # a page has some 100 KiB
 
 
 class GroupMetrics(Collector):
-    """Reads the page of each process whenever it is read itself.
+    """Reads the metrics page of each process at every scrape.
 
-    ports: of the pages, on loopback, in order of the processes' numbers. processes: to be filled in that order.
+    ports: the loopback ports of the pages, by the processes' indices. processes: filled by the caller, in that order.
     """
 
     def __init__(self, service: str, ports: Sequence[int]) -> None:
@@ -47,10 +47,10 @@ class GroupMetrics(Collector):
 
 
 def _read(port: int) -> str | None:
-    """The page of a process; None if there is none."""
+    """Read the page of a process; None if it does not respond."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=READ_TIMEOUT_S) as response:
             return str(response.read(MAX_PAGE_BYTES).decode())
-    except (OSError, ValueError) as error:  # it is starting, or has ended
+    except (OSError, ValueError) as error:  # the process is starting, or has ended
         _log.debug("no metrics from the process at port %d: %s", port, error)
         return None

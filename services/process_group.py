@@ -1,8 +1,8 @@
 """Several processes of one service that serve as one: at the same ports, started, restarted and drained together.
 
-The parent loads no gRPC, serves no request and holds what the processes share: the ports, the folder of their sockets, the
-page of their metrics. The processes are started by exec, never by fork alone. When the parent ends, however it ends, each of
-them gets SIGTERM and drains.
+The parent loads no gRPC and serves no requests. It holds what the processes share: the ports, the folder of their sockets and
+the page of their metrics. It starts the processes by exec, never by fork alone. When the parent ends, for whatever reason,
+each process gets SIGTERM and drains.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from typing import NoReturn
 
 from prometheus_client import CollectorRegistry, start_http_server
@@ -30,11 +30,11 @@ from services.shared_port import SharedPort
 _log = logging.getLogger(__name__)
 
 MAX_CRASHES = 3
-"""A group each of whose processes has crashed so often in a row ends: whatever keeps all of them from running stays."""
+"""A group ends when each of its processes has crashed this often in a row: another restart would not help."""
 STOP_MARGIN_S = 4.0  # beyond drain_s: for closing connections and sending the last spans
 STUCK_S = 20.0
-"""A process that sends no heartbeat for so long is killed: the kernel would go on giving it connections, and SDK clients
-have given up its streams by then (`silence_s`, 15 s)."""
+"""A process without a heartbeat for this long is killed: the kernel would keep giving it connections. SDK clients have left
+its streams by then (`silence_s`, 15 s)."""
 MAX_SOCKET_PATH_BYTES = 107  # of a Unix socket (sun_path)
 
 
@@ -47,10 +47,10 @@ def run_group(role: Role, module: str, settings: ServiceSettings, count: int) ->
     """Run `count` processes of a service, each as `python -m module --slot SLOT`, until SIGTERM or SIGINT.
 
     Returns:
-        The exit status: 0 after a drain, 2 where the settings cannot be used, 1 where no process stays up.
+        The exit status: 0 after a drain, 2 if no process can use the settings, 1 if no process stays up.
 
     Raises:
-        SettingsError: a port is taken, or the path of the folder for temporary files is too long.
+        SettingsError: A port is in use, or the path of the folder for temporary files is too long.
     """
     with ExitStack() as stack:
         host, group_id = settings.reachable_host, settings.instance_id or telemetry.make_instance_id(role.value, "")
@@ -74,33 +74,27 @@ def run_group(role: Role, module: str, settings: ServiceSettings, count: int) ->
 
 async def _keep(slots: Sequence[ProcessSlot], specs: Sequence[ProcessSpec], metrics: GroupMetrics) -> int:
     """Keep the processes running until a signal comes or none stays up; return the exit status."""
-    over, loop, status = asyncio.Event(), asyncio.get_running_loop(), 0
+    over, loop, processes, status = asyncio.Event(), asyncio.get_running_loop(), metrics.processes, 0
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, over.set)
 
     def ended(_: Watched) -> None:
         nonlocal status
-        processes = metrics.processes
-        if (
-            len(processes) == len(specs)
-            and none_stays_up([process.crashes for process in processes])
-            and not over.is_set()
-        ):
+        started = len(processes) == len(specs)
+        if started and not over.is_set() and none_stays_up([process.crashes for process in processes]):
             _log.critical("each process has ended %d times in a row: giving up", MAX_CRASHES)
             unusable = all(process.status == UNUSABLE_SETTINGS for process in processes)
             status = UNUSABLE_SETTINGS if unusable else 1
             over.set()
 
-    # Settings that one process cannot use are tried again: an edited mesh file must not end those that run.
+    # A process that cannot use its settings is restarted too: an edited mesh file must not end the processes that run.
     watcher = Watcher(ended, final=())
-    try:
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(watcher.stop_all)
         for spec in specs:
-            metrics.processes.append(await watcher.start(spec))
-        watching = supervise("stuck-processes", lambda: _kill_stuck(slots, metrics.processes))
+            processes.append(await watcher.start(spec))
+        stack.push_async_callback(end, supervise("stuck-processes", lambda: _kill_stuck(slots, processes)))
         await over.wait()
-        await end(watching)
-    finally:
-        await watcher.stop_all()
     return status
 
 
@@ -121,7 +115,7 @@ async def _kill_stuck(slots: Sequence[ProcessSlot], processes: Sequence[Watched]
 
 
 def _shared_port(settings: ServiceSettings, name: str, stack: ExitStack) -> int:
-    """The port of a setting, held until the stack is left."""
+    """Reserve the port of a setting until the stack is left; return it."""
     try:
         shared = SharedPort(settings.bind_host, getattr(settings, name))
     except OSError as error:
@@ -132,7 +126,7 @@ def _shared_port(settings: ServiceSettings, name: str, stack: ExitStack) -> int:
 
 
 def _serve_metrics(metrics: GroupMetrics, settings: ServiceSettings, stack: ExitStack) -> int:
-    """Serve one page for all processes; return its port."""
+    """Start the server of the metrics page; return its port."""
     registry = CollectorRegistry()
     registry.register(metrics)
     try:
@@ -147,7 +141,7 @@ def _serve_metrics(metrics: GroupMetrics, settings: ServiceSettings, stack: Exit
 
 
 def _socket_folder(role: Role, stack: ExitStack) -> str:
-    """A folder that only this user may enter, removed when the stack is left."""
+    """Create a folder that only this user may access; it is removed when the stack is left."""
     folder = tempfile.mkdtemp(prefix=f"penstock-{role.value}-")
     stack.callback(shutil.rmtree, folder, ignore_errors=True)
     if len(f"{folder}/00.sock".encode()) > MAX_SOCKET_PATH_BYTES:

@@ -1,4 +1,4 @@
-"""How a parent tells a process of its group that is stuck: each touches a file, as a heartbeat, while its event loop runs."""
+"""Detects stuck processes of a group: each process touches a file, as its heartbeat, while its event loop runs."""
 
 import asyncio
 from typing import NoReturn
@@ -16,21 +16,21 @@ async def send_heartbeats(slot: ProcessSlot) -> NoReturn:
 
 
 class HeartbeatMonitor:
-    """Tells whether a process is stuck, from one look each HEARTBEAT_S. No I/O.
+    """Detects whether a process is stuck, with one check every HEARTBEAT_S. No I/O.
 
-    Time is counted in looks, so that what the watching process itself stood still for is not held against the other.
+    Time is counted in checks, so that time for which the checking process was stopped itself does not count.
     """
 
-    def __init__(self, looks: int) -> None:
-        """looks: without a new heartbeat, after which a process counts as stuck."""
-        self._looks, self._unchanged, self._started = looks, 0, False
+    def __init__(self, checks: int) -> None:
+        """checks: a process is stuck after this many checks without a new heartbeat."""
+        self._checks, self._unchanged, self._started = checks, 0, False
         self._pid: int | None = None
         self._heartbeat: int | None = None
 
     def is_stuck(self, pid: int | None, heartbeat: int | None) -> bool:
-        """Take in a look. heartbeat: the time of the process's last one, in any unit; None before the first.
+        """Check the process. heartbeat: the time of its last heartbeat, in any unit; None before the first.
 
-        A process that has sent no heartbeat yet is not stuck: it starts.
+        A process that has sent no heartbeat yet is starting, and not stuck.
         """
         if pid != self._pid:
             self._unchanged, self._started = 0, False
@@ -39,4 +39,4 @@ class HeartbeatMonitor:
         else:
             self._unchanged += 1
         self._pid, self._heartbeat = pid, heartbeat
-        return pid is not None and self._started and self._unchanged >= self._looks
+        return pid is not None and self._started and self._unchanged >= self._checks

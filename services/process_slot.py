@@ -1,4 +1,4 @@
-"""Which of the processes of one service this process is. No I/O."""
+"""The place of one process among the processes of its service. No I/O."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -9,8 +9,8 @@ from pathlib import Path
 class ProcessSlot:
     """One of `count` processes that serve as one, at the same ports.
 
-    group_id: the service's name in the mesh. index: from 0. folder: where the processes have their Unix sockets; nobody else
-        may enter it. metrics_address: where the metrics of all of them are.
+    group_id: the service's name in the mesh. index: from 0. folder: for the processes' Unix sockets and heartbeat files; no
+        other user may access it. metrics_address: address of the page with the metrics of all processes.
     """
 
     group_id: str
@@ -20,16 +20,16 @@ class ProcessSlot:
     metrics_address: str
 
     def name_of(self, index: int) -> str:
-        """The instance id of the process with this index: the same after a restart."""
+        """The instance id of the process with this index; it stays the same after a restart."""
         return f"{self.group_id}.{index}"
 
     def socket(self, index: int) -> str:
-        """The address, for gRPC, at which the process with this index answers the others."""
+        """The gRPC address at which the process with this index responds to the others."""
         return f"unix:{self.folder}/{index}.sock"
 
     @property
     def instance_id(self) -> str:
-        """This process's own."""
+        """The instance id of this process."""
         return self.name_of(self.index)
 
     @property
@@ -42,15 +42,15 @@ class ProcessSlot:
         return [index for index in range(self.count) if index != self.index]
 
     def to_json(self) -> str:
-        """One line, for a command line."""
+        """One line of JSON, for a command line."""
         return json.dumps(asdict(self), separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> "ProcessSlot":
-        """The slot that `to_json` wrote.
+        """Parse what `to_json` returned.
 
         Raises:
-            ValueError: `text` is none.
+            ValueError: `text` is not a slot.
         """
         try:
             return cls(**json.loads(text))

@@ -140,9 +140,9 @@ class Watcher:
     def __init__(
         self, on_end: Callable[[Watched], None] = lambda _: None, *, final: Collection[int] = (UNUSABLE_SETTINGS,)
     ) -> None:
-        """on_end: called with a process that has ended by itself, before it is started again.
+        """on_end: called with a process that ended by itself, before it is restarted.
 
-        final: statuses after which it is not.
+        final: exit statuses after which a process is not restarted.
         """
         self._on_end, self._final = on_end, final
         self.watched: dict[str, Watched] = {}

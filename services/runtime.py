@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
 UNDO_S = 15.0
-"""For a cancelled composition to undo what it began, as to stop a server that it started. Then it is cancelled again."""
+"""Time for a cancelled `compose` to clean up, such as to stop a server that it started. Then it is cancelled again."""
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class Chassis:
     health: Health
     stack: AsyncExitStack
     slot: ProcessSlot | None = None
-    """Set where this is one of several processes of one service."""
+    """Set if this is one of several processes of one service."""
     http_address: str = ""
     model: ModelCard | None = None
     load: Callable[[], Load] | None = None
@@ -253,7 +253,7 @@ def _listen(server: aio.Server, settings: ServiceSettings) -> int:
 
 
 async def _completed(work: Coroutine[None, None, None], stop: asyncio.Event) -> bool:
-    """Whether `work` came to its end before `stop` was set; it is cancelled then. Raises what it raises."""
+    """Run `work` until `stop` is set, and cancel it then; return whether it completed. Raises what `work` raises."""
     task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
     try:
         await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,28 +1,28 @@
-"""A TCP port that several processes of one service listen on (SO_REUSEPORT), and that nobody else can take.
+"""A TCP port that several processes of one service listen on (SO_REUSEPORT), and that no other service can take.
 
-SO_REUSEPORT alone would let two services of the same user listen on one port unnoticed, each with a part of the connections.
-So one process binds the port first, as if for itself alone, which fails while anybody listens there, and only then lets
-others in. It never listens: the kernel gives new connections to those that do.
+With SO_REUSEPORT alone, two services of the same user could listen on one port without noticing, and each would get a part of
+the connections. Therefore one process binds the port exclusively first, which fails if the port is in use, and allows sharing
+only afterwards. It never listens: the kernel gives new connections to the processes that do.
 """
 
 import socket
 
 
 class SharedPort:
-    """Holds a port until it is closed. host: where; port: 0 takes any free one.
+    """Reserves a port until it is closed. port: 0 takes any free port.
 
     Raises:
-        OSError: the host is not one of this machine, or somebody has the port.
+        OSError: The host is not an address of this machine, or the port is in use.
     """
 
     def __init__(self, host: str, port: int) -> None:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         self._socket = socket.socket(family, kind, protocol)
         try:
-            # Connections of an earlier process may still be closing (TIME_WAIT): they are nobody who has the port.
+            # Without it, closed connections of an earlier process (TIME_WAIT) would count as a use of the port.
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._socket.bind(address)
-            # From now on: a second holder finds the port taken, and who shares it with SO_REUSEPORT (same user) may bind.
+            # From here on another reservation fails, and processes of this user may bind the port with SO_REUSEPORT.
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         except OSError:
@@ -35,5 +35,5 @@ class SharedPort:
         return number
 
     def close(self) -> None:
-        """Let the port go; who listens there goes on."""
+        """Release the port; processes that listen on it are not affected."""
         self._socket.close()

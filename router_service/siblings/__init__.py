@@ -1,1 +1,1 @@
-"""What the processes of one router know of each other."""
+"""How the processes of one router read each other's counters and pass on moves."""

@@ -1,4 +1,4 @@
-"""Asks the other processes of this router."""
+"""Calls the other processes of this router."""
 
 import asyncio
 import logging
@@ -19,19 +19,19 @@ from services.process_slot import ProcessSlot
 
 _log = logging.getLogger(__name__)
 
-COUNTERS_TIMEOUT_S = 0.5  # beyond it a process counts as stuck; it needs a millisecond
+COUNTERS_TIMEOUT_S = 0.5  # a process needs about a millisecond
 COUNTERS_AGE_S = (
     0.1  # however many clients watch the status of one process, it asks the others ten times a second at most
 )
 
 
 class Siblings(AbstractAsyncContextManager["Siblings"]):
-    """The other processes of the router that has the slot `slot`, to be asked as long as the context lasts."""
+    """The other processes of the router in which this process has the slot `slot`; connected as long as the context lasts."""
 
     def __init__(self, slot: ProcessSlot) -> None:
         self.slot, self._channels = slot, ChannelPool()
         self.listening = False
-        """Whether this process itself takes new connections; told to the others."""
+        """Whether this process accepts new connections; reported to the others."""
         self._reading: asyncio.Task[dict[int, ProcessCounters | None]] | None = None
         self._read_at_s = float("-inf")
 
@@ -43,18 +43,18 @@ class Siblings(AbstractAsyncContextManager["Siblings"]):
         await self._channels.keep(set())
 
     async def counters(self) -> Mapping[int, ProcessCounters | None]:
-        """What each of them counts, by index; None of one that does not answer in time. At most COUNTERS_AGE_S old."""
+        """The counters of each by index, at most COUNTERS_AGE_S old; None for a process that does not respond in time."""
         now = asyncio.get_running_loop().time()
         if self._reading is None or now - self._read_at_s >= COUNTERS_AGE_S:
             self._reading, self._read_at_s = asyncio.create_task(self._read_counters()), now
         return await asyncio.shield(self._reading)
 
     async def any_listens(self) -> bool:
-        """Whether one of them takes new connections."""
+        """Whether any of them accepts new connections."""
         return any(part is not None and part.listening for part in (await self.counters()).values())
 
     async def move(self, request_id: str, instance_id: str) -> Moved | NotMoved | None:
-        """Have a reply that one of them streams move to an instance; None where none of them streams it."""
+        """Move a reply that one of them streams to an instance; None if none of them streams it."""
         moves = [asyncio.create_task(self._move(index, request_id, instance_id)) for index in self.slot.others()]
         try:
             for move in asyncio.as_completed(moves):
@@ -73,7 +73,7 @@ class Siblings(AbstractAsyncContextManager["Siblings"]):
         try:
             response = await self._stub(index).GetCounters(pb.GetCountersRequest(), timeout=COUNTERS_TIMEOUT_S)
         except aio.AioRpcError as error:
-            _log.debug("process %d does not answer: %s", index, error.details())
+            _log.debug("process %d does not respond: %s", index, error.details())
             return None
         return counters_from_proto(response)
 
@@ -82,7 +82,7 @@ class Siblings(AbstractAsyncContextManager["Siblings"]):
         try:
             response = await self._stub(index).MoveOwnReply(request, timeout=MOVE_TIMEOUT_S)
         except aio.AioRpcError as error:
-            _log.info("process %d does not answer: %s", index, error.details())
+            _log.info("process %d does not respond: %s", index, error.details())
             return None
         match response.WhichOneof("outcome"):
             case "moved":
@@ -98,7 +98,7 @@ class Siblings(AbstractAsyncContextManager["Siblings"]):
 
 
 def counters_from_proto(response: pb.GetCountersResponse) -> ProcessCounters:
-    """What a process says that it counts."""
+    """Convert the counters of another process."""
     return ProcessCounters(
         active=response.active_count,
         waiting=response.waiting_count,

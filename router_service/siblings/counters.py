@@ -1,4 +1,4 @@
-"""What one process of a router counts, and the sum over several. No I/O."""
+"""The counters of one process of a router, and their sum over several processes. No I/O."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class ProcessCounters:
-    """Counts since the process started. ttft_s: times to first token of its last requests, in no order.
+    """Counters since the process started. ttft_s: times to first token of its last requests, in no particular order.
 
-    answered, escalated: requests by tier: whose answer stood, and which went on to the next one. listening: the process takes
-        new connections.
+    answered, escalated: requests by tier whose answer was accepted, and that were escalated. listening: whether the process
+        accepts new connections.
     """
 
     active: int = 0
@@ -28,13 +28,13 @@ class ProcessCounters:
     listening: bool = False
 
     def ttft_percentile(self, share: float) -> float:
-        """Time to first token that this share of the last requests did not exceed, in seconds; 0 without any."""
+        """Percentile of the times to first token, in seconds; 0 without requests. share: from 0 to 1."""
         ordered = sorted(self.ttft_s)
         return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
 
 def total(parts: Iterable[ProcessCounters]) -> ProcessCounters:
-    """What several processes count together. Percentiles are those of all their last requests."""
+    """The sum over several processes. Percentiles are those of all their last requests."""
     counted = [*parts]
     return ProcessCounters(
         listening=any(part.listening for part in counted),

@@ -1,4 +1,4 @@
-"""RouterProcessService: answers the other processes of this router."""
+"""RouterProcessService: serves the other processes of this router."""
 
 from collections.abc import Awaitable, Callable
 
@@ -18,7 +18,7 @@ from services.process_slot import ProcessSlot
 from services.settings import SettingsError
 
 Move = Callable[[str, str], Awaitable[Moved | NotMoved]]
-"""Has a reply (request id) go on at an instance (its id); NotFound where this process does not stream it."""
+"""Moves a reply, given by its request id, to an instance, given by its id. NotFound if this process does not stream it."""
 
 
 class RouterProcessServicer(router_pb2_grpc.RouterProcessServiceServicer):
@@ -41,10 +41,10 @@ class RouterProcessServicer(router_pb2_grpc.RouterProcessServiceServicer):
 
 
 async def start_server(slot: ProcessSlot, servicer: RouterProcessServicer) -> aio.Server:
-    """Answer at this process's socket, and nowhere else.
+    """Start a server on this process's Unix socket only.
 
     Raises:
-        SettingsError: it cannot listen there.
+        SettingsError: It cannot listen on the socket.
     """
     server = grpc_server.server((), server_options(Role.ROUTER))
     router_pb2_grpc.add_RouterProcessServiceServicer_to_server(servicer, server)
