@@ -28,10 +28,11 @@ from services.mesh_file import load_mesh_file
 from services.process_heartbeat import send_heartbeats
 from services.process_slot import ProcessSlot
 from services.processes import exits_on_unusable_settings
-from services.settings import MeshFile, ServiceSettings, SettingsError
+from services.settings import MeshFile, MeshRouter, ServiceSettings, SettingsError
 from services.state import Registrar, connect
 from services.state.keys import Keys
 from services.telemetry import Telemetry
+from services.trace_sampling import SamplingLimits
 
 _log = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ class Chassis:
     keys: Keys
     telemetry: Telemetry
     server: aio.Server
+    interceptor: ChassisInterceptor
     health: Health
     stack: AsyncExitStack
     slot: ProcessSlot | None = None
@@ -88,6 +90,14 @@ class Chassis:
     def supervise(self, name: str, factory: Callable[[], Coroutine[Any, Any, object]], *, endless: bool = True) -> None:
         """Run `factory()` in the background until the service stops; see `background.supervise`."""
         self.stack.push_async_callback(end, supervise(name, factory, endless=endless))
+
+
+ENTRIES = (Role.ROUTER, Role.PLANNER)
+"""Services that clients call. The others trace what their callers do."""
+
+
+def _sampling(options: MeshRouter) -> SamplingLimits:
+    return SamplingLimits(options.trace_share, options.trace_per_s)
 
 
 class ServiceFailed(Exception):
@@ -165,6 +175,7 @@ async def serve(
             keys=keys,
             host=host,
             metrics_host=LOOPBACK if slot is not None else "",
+            sampling=_sampling(mesh.router) if role in ENTRIES else None,
         )
         stack.callback(measured.close)
         interceptor = ChassisInterceptor(measured, mesh.router.write_timeout_s)
@@ -185,6 +196,7 @@ async def serve(
             keys=keys,
             telemetry=measured,
             server=server,
+            interceptor=interceptor,
             health=Health(server, instance_id),
             stack=stack,
             slot=slot,

@@ -211,7 +211,7 @@ class MeshRouter(BaseModel):
     """Routers, each with ports of its own."""
     processes: int = Field(default=1, ge=1, le=MAX_ROUTER_PROCESSES)
     """Processes of each router, which share its ports: one for each core that the router may use. They share the router's
-    limits evenly (max_active, max_waiting, max_connections, judge_concurrency); each gets at least one place."""
+    limits evenly (max_active, max_waiting, max_connections, judge_concurrency, trace_per_s); each gets at least one place."""
     grpc_port: int = Field(default=50051, ge=0, le=MAX_PORT)
     """gRPC port of the first router; the next routers use the next ports. 0: any free port."""
     http_port: int = Field(default=8000, ge=0, le=MAX_PORT)
@@ -256,11 +256,19 @@ class MeshRouter(BaseModel):
     max_refusals: int = Field(default=50, ge=1)
     """How often workers of one tier may refuse a request, because they are full or draining, before it is given up. If they
     are full, the error carries a retry delay. A worker that refused gets no requests for up to a second."""
+    trace_share: float = Field(default=0.01, ge=0, le=1)
+    """Share of requests that are traced. 1: all."""
+    trace_per_s: float = Field(default=1.0, ge=0, le=1000)
+    """Traces per second in addition to trace_share, with bursts of ten seconds' worth. It applies separately to requests
+    in general, to requests whose clients ask for a trace, and to untraced requests that failed or were slow."""
+    trace_slow_s: float = Field(default=30.0, gt=0)
+    """An untraced request that took longer than this is slow."""
 
     def share(self, index: int, count: int) -> "MeshRouter":
         """The limits of one of `count` processes of a router; they add up to the router's. index: from 0."""
         shares = {name: share_of(getattr(self, name), index, count) for name in _DIVIDED}
-        return self.model_copy(update={name: max(_DIVIDED[name], share) for name, share in shares.items()})
+        divided = {name: max(_DIVIDED[name], share) for name, share in shares.items()}
+        return self.model_copy(update={**divided, "trace_per_s": self.trace_per_s / count})
 
 
 _DIVIDED = {

@@ -226,6 +226,7 @@ def test_the_limits_of_a_routers_processes_add_up_to_the_routers(count: int) -> 
         values = [getattr(share, name) for share in shares]
         assert sum(values) == getattr(file.router, name)
         assert max(values) - min(values) <= 1
+    assert sum(share.trace_per_s for share in shares) == pytest.approx(file.router.trace_per_s)
     few = MeshFile.model_validate({"tiers": TIERS, "router": {"judge_concurrency": 1, "max_waiting": 0}})
     assert {few.router_share(index, count).router.judge_concurrency for index in range(count)} == {1}
     assert {few.router_share(index, count).router.max_waiting for index in range(count)} == {0}
