@@ -1,6 +1,9 @@
 """Detects stuck processes of a group: each process touches a file, as its heartbeat, while its event loop runs."""
 
 import asyncio
+import os
+from contextlib import suppress
+from pathlib import Path
 from typing import NoReturn
 
 from services.process_slot import ProcessSlot
@@ -9,10 +12,22 @@ HEARTBEAT_S = 1.0
 
 
 async def send_heartbeats(slot: ProcessSlot) -> NoReturn:
-    """Touch this process's file every HEARTBEAT_S."""
-    while True:
-        slot.heartbeat_file.touch()
-        await asyncio.sleep(HEARTBEAT_S)
+    """Touch this process's file every HEARTBEAT_S; clean up at the end."""
+    parent = os.getppid()
+    try:
+        while True:
+            slot.heartbeat_file.touch()
+            await asyncio.sleep(HEARTBEAT_S)
+    finally:
+        clean_up(slot, parent)
+
+
+def clean_up(slot: ProcessSlot, parent: int) -> None:
+    """Remove this process's file, and the group's folder if the parent, by its process id, has ended and cannot do it."""
+    slot.heartbeat_file.unlink(missing_ok=True)
+    if os.getppid() != parent:
+        with suppress(OSError):  # another process still has its files there, and removes the folder
+            Path(slot.folder).rmdir()
 
 
 class HeartbeatMonitor:

@@ -64,6 +64,20 @@ def children(parent_pid: int) -> dict[int, int]:
     return found
 
 
+def folder_of(child: int) -> Path:
+    """The folder of a process's group."""
+    command = Path(f"/proc/{child}/cmdline").read_text()
+    return Path(command.partition('"folder":"')[2].partition('"')[0])
+
+
+def exists(folder: Path) -> bool:
+    return folder.exists()
+
+
+def files(folder: Path) -> set[str]:
+    return {file.name for file in folder.iterdir()}
+
+
 def runs(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
@@ -208,6 +222,8 @@ async def test_processes_restarted_one_after_the_other_refuse_nobody(mesh: Local
 async def test_a_killed_parents_processes_end_their_streams_and_a_new_one_takes_the_ports(mesh: LocalMesh) -> None:
     await all_answer(mesh)
     before, pid = children(parent(mesh)), parent(mesh)
+    folder = folder_of(before[0])
+    assert files(folder) >= {"0.sock", "1.sock"}
     async with client(mesh, 0) as source:
         begun = asyncio.Event()
         reading = asyncio.create_task(read(source, "hello", begun))
@@ -216,6 +232,7 @@ async def test_a_killed_parents_processes_end_their_streams_and_a_new_one_takes_
         await reading
     for child in before.values():
         await until_gone(child)
+    assert not exists(folder)
     await all_answer(mesh)
     assert parent(mesh) != pid
     assert not set(children(parent(mesh)).values()) & set(before.values())

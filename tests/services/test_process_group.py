@@ -105,7 +105,7 @@ def group(folder: Path, **environment: str) -> Iterator[Parent]:
     try:
         yield parent
     finally:
-        parent.process.kill()
+        parent.process.terminate()
         parent.process.communicate()
 
 

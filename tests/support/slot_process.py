@@ -14,6 +14,7 @@ from types import FrameType
 
 from prometheus_client import CollectorRegistry, Counter, start_http_server
 
+from services.process_heartbeat import clean_up
 from services.process_slot import ProcessSlot
 
 
@@ -37,8 +38,10 @@ def main() -> None:
         ended.set()
 
     signal.signal(signal.SIGTERM, end)
+    parent = os.getppid()
     while not ended.wait(0.1):
         slot.heartbeat_file.touch()
+    clean_up(slot, parent)
 
 
 def serve(listener: socket.socket, slot: ProcessSlot) -> None:
