@@ -6,7 +6,6 @@ it has read what arrived meanwhile.
 
 import asyncio
 import math
-from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import NoReturn
@@ -76,25 +75,25 @@ class StallMonitor(AbstractAsyncContextManager["StallMonitor"]):
 
 
 class Listener:
-    """Somebody who is listened to.
+    """Somebody who is listened to, by a SilenceWatch.
 
-    heard_s, stalled_s: when they were last heard, and all stalls before; whoever hears them sets both, from
-    `SilenceWatch.now`.
+    deadline_s: on the event loop's clock; stalls do not extend it. heard_s, stalled_s: when they were last heard, and all
+    stalls before; whoever hears them sets both, from `SilenceWatch.now`.
     """
 
-    __slots__ = ("deadline_s", "heard_s", "on_deadline", "on_silence", "silence_s", "stalled_s")
+    __slots__ = ("deadline_s", "heard_s", "silence_s", "stalled_s")
 
-    def __init__(
-        self,
-        now: tuple[float, float],
-        silence_s: float,
-        deadline_s: float,
-        on_silence: Callable[[], None],
-        on_deadline: Callable[[], None],
-    ) -> None:
-        self.heard_s, self.stalled_s = now
+    def __init__(self, silence_s: float, deadline_s: float) -> None:
         self.silence_s, self.deadline_s = silence_s, deadline_s
-        self.on_silence, self.on_deadline = on_silence, on_deadline
+        self.heard_s = self.stalled_s = 0.0
+
+    def on_silence(self) -> None:
+        """They have been silent for `silence_s`."""
+        raise NotImplementedError
+
+    def on_deadline(self) -> None:
+        """Their deadline has passed."""
+        raise NotImplementedError
 
 
 class SilenceWatch:
@@ -112,17 +111,11 @@ class SilenceWatch:
         """The time and all stalls so far, for whoever is heard now."""
         return self._loop.time(), self._stalls.total_s()
 
-    def begin(
-        self, silence_s: float, deadline_s: float, on_silence: Callable[[], None], on_deadline: Callable[[], None]
-    ) -> Listener:
-        """Watch somebody until `end`. deadline_s: on the event loop's clock; stalls do not extend it.
-
-        on_silence, on_deadline: called at most once, and only one of them.
-        """
-        listener = Listener(self.now(), silence_s, deadline_s, on_silence, on_deadline)
+    def begin(self, listener: Listener) -> None:
+        """Watch somebody, who counts as heard now, until `end`; of their two methods at most one is called, once."""
+        listener.heard_s, listener.stalled_s = self.now()
         self._listeners.add(listener)
-        self._look_at(min(listener.heard_s + silence_s, deadline_s))
-        return listener
+        self._look_at(min(listener.heard_s + listener.silence_s, listener.deadline_s))
 
     def end(self, listener: Listener) -> None:
         self._listeners.discard(listener)
