@@ -12,6 +12,7 @@ from benchmarks.public_data import DataMissing
 BENCHMARKS = (
     "engine",
     "overhead",
+    "router_scaling",
     "simulator",
     "kernel",
     "planner",
