@@ -6,7 +6,6 @@ it has read what arrived meanwhile.
 
 import asyncio
 import math
-from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import NoReturn
@@ -76,24 +75,25 @@ class StallMonitor(AbstractAsyncContextManager["StallMonitor"]):
 
 
 class Listener:
-    """A peer that is watched for silence.
+    """A peer that is watched for silence by a SilenceWatch.
 
-    heard_s, stalled_s: when it was last heard, and the total of stalls then; the reader sets both from `SilenceWatch.now`.
+    deadline_s: on the event loop's clock; stalls do not extend it. heard_s, stalled_s: when it was last heard, and the
+    total of stalls then; the reader sets both from `SilenceWatch.now`.
     """
 
-    __slots__ = ("deadline_s", "heard_s", "on_deadline", "on_silence", "silence_s", "stalled_s")
+    __slots__ = ("deadline_s", "heard_s", "silence_s", "stalled_s")
 
-    def __init__(
-        self,
-        now: tuple[float, float],
-        silence_s: float,
-        deadline_s: float,
-        on_silence: Callable[[], None],
-        on_deadline: Callable[[], None],
-    ) -> None:
-        self.heard_s, self.stalled_s = now
+    def __init__(self, silence_s: float, deadline_s: float) -> None:
         self.silence_s, self.deadline_s = silence_s, deadline_s
-        self.on_silence, self.on_deadline = on_silence, on_deadline
+        self.heard_s = self.stalled_s = 0.0
+
+    def on_silence(self) -> None:
+        """The peer has been silent for `silence_s`."""
+        raise NotImplementedError
+
+    def on_deadline(self) -> None:
+        """The deadline has passed."""
+        raise NotImplementedError
 
 
 class SilenceWatch:
@@ -111,17 +111,11 @@ class SilenceWatch:
         """The time and the total of stalls, for a peer that is heard now."""
         return self._loop.time(), self._stalls.total_s()
 
-    def begin(
-        self, silence_s: float, deadline_s: float, on_silence: Callable[[], None], on_deadline: Callable[[], None]
-    ) -> Listener:
-        """Watch a peer until `end`. deadline_s: on the event loop's clock; stalls do not extend it.
-
-        on_silence, on_deadline: called at most once, and only one of them.
-        """
-        listener = Listener(self.now(), silence_s, deadline_s, on_silence, on_deadline)
+    def begin(self, listener: Listener) -> None:
+        """Watch a peer, which counts as heard now, until `end`; at most one of its two methods is called, once."""
+        listener.heard_s, listener.stalled_s = self.now()
         self._listeners.add(listener)
-        self._look_at(min(listener.heard_s + silence_s, deadline_s))
-        return listener
+        self._look_at(min(listener.heard_s + listener.silence_s, listener.deadline_s))
 
     def end(self, listener: Listener) -> None:
         self._listeners.discard(listener)
