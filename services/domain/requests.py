@@ -14,6 +14,7 @@ MAX_PROMPT_TOKENS = 1_000_000
 MAX_MESSAGES = 4_096
 MAX_MODEL_CHARS = 256
 MAX_SLO_PHASES = 64
+MAX_SLO_MARKER_CHARS = 64
 MIN_TEMPERATURE = 1e-4
 """Below it a temperature means greedy decoding. At it a token whose logit is 0.002 under the best one's is drawn once in
 10^8 times; far below it the quotients leave the range of float32."""
@@ -155,10 +156,14 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class SloPhase:
-    """From output token `from_output_token` on, a token at least every `time_per_output_token_s` on average."""
+    """From output token `from_output_token` on, a token at least every `time_per_output_token_s` on average.
+
+    after_marker: the phase begins behind the first occurrence of this text instead, such as `</think>`.
+    """
 
     from_output_token: int
     time_per_output_token_s: float
+    after_marker: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,11 +182,15 @@ class Slo:
             return
         last = -1
         for i, phase in enumerate(self.phases):
-            if phase.from_output_token <= last:
+            if len(phase.after_marker) > MAX_SLO_MARKER_CHARS:
+                yield FieldProblem(f"{path}.phases[{i}].after_marker", f"longer than {MAX_SLO_MARKER_CHARS} characters")
+            elif phase.after_marker and phase.from_output_token:
+                yield FieldProblem(f"{path}.phases[{i}].after_marker", "not together with from_output_token_count")
+            if not phase.after_marker and phase.from_output_token <= last:
                 yield FieldProblem(f"{path}.phases[{i}].from_output_token_count", "must be over the phase before")
             if not (0 < phase.time_per_output_token_s < math.inf):
                 yield FieldProblem(f"{path}.phases[{i}].time_per_output_token", "must be over 0")
-            last = phase.from_output_token
+            last = last if phase.after_marker else phase.from_output_token
 
 
 class FinishReason(enum.Enum):
