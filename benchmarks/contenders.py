@@ -16,10 +16,10 @@ import yaml
 from grpc import aio
 
 from benchmarks.workload import Workload, drive
-from penstock.common.v1 import common_pb2
 from penstock.local import LocalMesh, MeshOptions
-from penstock.worker.v1 import worker_pb2 as pb
-from penstock.worker.v1 import worker_pb2_grpc
+from penstock.proto.common.v1 import common_pb2
+from penstock.proto.worker.v1 import worker_pb2 as pb
+from penstock.proto.worker.v1 import worker_pb2_grpc
 from services.domain.instances import Role
 from services.processes import free_port
 from tests.support import sglang

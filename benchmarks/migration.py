@@ -24,8 +24,8 @@ from benchmarks import report
 from models.training import tasks
 from penstock import AsyncClient, InstanceChanged, Move, RetryPolicy, TierStarted, Tokens
 from penstock.local import LocalMesh, MeshOptions
-from penstock.worker.v1 import worker_pb2 as pb
-from penstock.worker.v1 import worker_pb2_grpc
+from penstock.proto.worker.v1 import worker_pb2 as pb
+from penstock.proto.worker.v1 import worker_pb2_grpc
 from services.domain.instances import Role
 
 FAMILY = Path("models/family").resolve()

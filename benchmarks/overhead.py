@@ -19,10 +19,10 @@ from benchmarks import report, router_cost
 from benchmarks.contenders import one_tier_mesh, worker_address
 from benchmarks.router_cost import cpu_s
 from penstock import AsyncClient, Tokens
-from penstock.common.v1 import common_pb2
 from penstock.local import LocalMesh
-from penstock.worker.v1 import worker_pb2 as pb
-from penstock.worker.v1 import worker_pb2_grpc
+from penstock.proto.common.v1 import common_pb2
+from penstock.proto.worker.v1 import worker_pb2 as pb
+from penstock.proto.worker.v1 import worker_pb2_grpc
 
 TOKENS = 64
 STREAMS = 400

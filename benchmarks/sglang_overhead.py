@@ -30,10 +30,10 @@ import aiohttp
 
 from benchmarks import report
 from benchmarks.contenders import KV_TOKENS, one_tier_mesh, worker_address
-from penstock.worker.v1 import worker_pb2 as pb
-from penstock.worker.v1 import worker_pb2_grpc
-from router_service.reply_multiplexer import MultiplexerPool
-from router_service.worker_client import WorkerClient
+from penstock.proto.worker.v1 import worker_pb2 as pb
+from penstock.proto.worker.v1 import worker_pb2_grpc
+from router_service.clients.reply_multiplexer import MultiplexerPool
+from router_service.clients.worker_client import WorkerClient
 from services.channels import ChannelPool
 from services.domain.requests import GenerationRequest, SamplingParams, TokenFrame, TokenPrompt
 from services.processes import free_port

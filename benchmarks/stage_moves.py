@@ -24,10 +24,10 @@ from grpc import aio
 
 from benchmarks import report, workload
 from penstock import AsyncClient, AsyncPlannerClient, Stage
-from penstock.common.v1 import common_pb2
 from penstock.local import LocalMesh, MeshOptions
-from penstock.router.v1 import router_pb2 as pb
-from penstock.router.v1 import router_pb2_grpc
+from penstock.proto.common.v1 import common_pb2
+from penstock.proto.router.v1 import router_pb2 as pb
+from penstock.proto.router.v1 import router_pb2_grpc
 from services.domain.instances import Role
 
 MODEL = Path("models/family/small").resolve()

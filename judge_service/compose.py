@@ -7,7 +7,7 @@ from judge_service.scorers import Scorer
 from judge_service.scorers.confidence import ConfidenceScorer
 from judge_service.scorers.exact import ExactScorer
 from judge_service.servicer import SERVICE, JudgeServicer
-from penstock.judge.v1 import judge_pb2_grpc
+from penstock.proto.judge.v1 import judge_pb2_grpc
 from services.model_folder import model_folder
 from services.runtime import Chassis
 from services.settings import MeshFile, MeshJudge, MeshScorer, ServiceSettings, SettingsError, environment_value

@@ -2,7 +2,7 @@
 
 from judge_service.scorer_registry import RegisteredScorer, Verdict
 from judge_service.scorers import JudgedAnswer, LogprobSummary, ScorerKind
-from penstock.judge.v1 import judge_pb2 as pb
+from penstock.proto.judge.v1 import judge_pb2 as pb
 from services import proto_codec as common
 from services.domain.errors import InvalidRequest, invalid
 from services.domain.requests import prompt_problems

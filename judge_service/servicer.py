@@ -7,8 +7,8 @@ from opentelemetry import trace
 
 from judge_service import proto_codec as codec
 from judge_service.scorer_registry import ScorerRegistry
-from penstock.judge.v1 import judge_pb2 as pb
-from penstock.judge.v1 import judge_pb2_grpc
+from penstock.proto.judge.v1 import judge_pb2 as pb
+from penstock.proto.judge.v1 import judge_pb2_grpc
 from services.domain.errors import DeadlineExceeded, Overloaded
 from services.grpc_types import Context
 from services.telemetry import Telemetry

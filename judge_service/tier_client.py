@@ -12,8 +12,8 @@ from typing import Any
 from grpc import aio
 
 from judge_service.scorers.llm import MAX_TOKENS, TOP_LOGPROBS, Messages
-from penstock.worker.v1 import worker_pb2 as pb
-from penstock.worker.v1 import worker_pb2_grpc
+from penstock.proto.worker.v1 import worker_pb2 as pb
+from penstock.proto.worker.v1 import worker_pb2_grpc
 from services import errors, telemetry
 from services import proto_codec as common
 from services.channels import ChannelPool

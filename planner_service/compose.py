@@ -1,6 +1,6 @@
 """Puts the planner together: plan store, publisher, servicer."""
 
-from penstock.planner.v1 import planner_pb2_grpc
+from penstock.proto.planner.v1 import planner_pb2_grpc
 from planner_service.plan_publisher import PlanPublisher
 from planner_service.replanner import Replanner, job_maker
 from planner_service.rescheduling import DriftRule

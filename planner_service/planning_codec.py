@@ -8,7 +8,7 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 from pydantic import BaseModel, ValidationError
 
-from penstock.planner.v1 import planner_pb2 as pb
+from penstock.proto.planner.v1 import planner_pb2 as pb
 from planner_service.demand import demand_of, workload_digest
 from planner_service.files import CascadeFile, ClusterFile, EngineEntry, GpuEntry, ModelEntry, TierEntry
 from planner_service.plan_cascade import Budget, CascadePlan, Demand, Objective, Site

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-from penstock.planner.v1 import planner_pb2 as pb
+from penstock.proto.planner.v1 import planner_pb2 as pb
 from services.domain.errors import invalid
 from services.domain.instances import InstanceRecord
 from services.domain.plans import JudgeUnavailable, Plan, Prediction, Provenance, TierPlan

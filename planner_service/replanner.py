@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import NoReturn
 
-from penstock.planner.v1 import planner_pb2 as pb
+from penstock.proto.planner.v1 import planner_pb2 as pb
 from planner_service.plan_publisher import PlanPublisher
 from planner_service.replan_job import ReplanJob
 from planner_service.rescheduling import Drift, DriftRule, DriftState, observe, rate_per_s

@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
-from penstock.planner.v1 import planner_pb2 as pb
-from penstock.planner.v1 import planner_pb2_grpc
+from penstock.proto.planner.v1 import planner_pb2 as pb
+from penstock.proto.planner.v1 import planner_pb2_grpc
 from planner_service import proto_codec as codec
 from planner_service.plan_publisher import PlanPublisher
 from planner_service.solver_pool import SolverPool

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from penstock.planner.v1 import planner_pb2 as pb
+from penstock.proto.planner.v1 import planner_pb2 as pb
 from planner_service import planning_codec as codec
 from planner_service.demand import demand_of
 from planner_service.files import FileError, read_quality, read_site, read_trace

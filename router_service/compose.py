@@ -5,23 +5,24 @@ import logging
 import random
 from typing import NoReturn
 
-from penstock.router.v1 import router_pb2_grpc
-from router_service.admission_queue import AdmissionQueue
-from router_service.bid_client import BidClient
-from router_service.bidding import BidLimits, MoveAgent
-from router_service.generation import RetryPolicy, TierGeneration
-from router_service.instance_pool import InstancePool
-from router_service.judge_client import JudgeClient, JudgeLimits
-from router_service.lease_probe import LeaseProbe
+from penstock.proto.router.v1 import router_pb2_grpc
+from router_service.admission.admission_queue import AdmissionQueue
+from router_service.clients.bid_client import BidClient
+from router_service.clients.judge_client import JudgeClient, JudgeLimits
+from router_service.clients.reply_multiplexer import MultiplexerPool
+from router_service.clients.worker_client import WorkerClient
+from router_service.generation.in_flight_requests import InFlightRequests
+from router_service.generation.request_driver import RequestDriver
+from router_service.generation.tier_generation import RetryPolicy, TierGeneration
+from router_service.migration.bidding import BidLimits, MoveAgent
 from router_service.openai_gateway import HttpLimits, OpenAiGateway
-from router_service.readiness import readiness
-from router_service.reply_multiplexer import MultiplexerPool
-from router_service.request_driver import RequestDriver
-from router_service.sampling import WindowSampler, WorkloadReporter
-from router_service.servicer import MESH_SERVICE, ROUTER_SERVICE, InFlightRequests, MeshServicer, RouterServicer
-from router_service.stats import RouterStats
+from router_service.routing.instance_pool import InstancePool
+from router_service.routing.lease_probe import LeaseProbe
+from router_service.routing.readiness import readiness
+from router_service.servicer import MESH_SERVICE, ROUTER_SERVICE, MeshServicer, RouterServicer
 from router_service.status import MeshStatus
-from router_service.worker_client import WorkerClient
+from router_service.telemetry.sampling import WindowSampler, WorkloadReporter
+from router_service.telemetry.stats import RouterStats
 from services import open_files
 from services.channels import ChannelPool
 from services.clock import SystemClock

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from router_service.events import Heartbeat, RouterEvent
+from router_service.domain.events import Heartbeat, RouterEvent
 from services.background import end
 
 _EVENTS_AHEAD = 8  # events that are made while the reader has not yet taken the ones before

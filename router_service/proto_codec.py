@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from penstock.router.v1 import router_pb2 as pb
-from router_service.events import (
+from penstock.proto.router.v1 import router_pb2 as pb
+from router_service.domain.events import (
     Accepted,
     Answer,
     Escalated,

@@ -1,23 +1,23 @@
 """RouterService and MeshService."""
 
 import asyncio
-import secrets
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 from opentelemetry import trace
 
-from penstock.router.v1 import router_pb2 as pb
-from penstock.router.v1 import router_pb2_grpc
+from penstock.proto.router.v1 import router_pb2 as pb
+from penstock.proto.router.v1 import router_pb2_grpc
 from router_service import proto_codec as codec
-from router_service.generation import TierGeneration
+from router_service.domain.models import models_of
+from router_service.generation.in_flight_requests import InFlightRequests, new_request_id
+from router_service.generation.request_driver import RequestDriver, worker_request_id
+from router_service.generation.tier_generation import TierGeneration
 from router_service.heartbeats import with_heartbeats
-from router_service.migration import NotMoved
-from router_service.models import models_of
-from router_service.request_driver import RequestDriver, worker_request_id
+from router_service.migration.movable_reply import NotMoved
 from router_service.status import MeshStatus
 from services import proto_codec as common
-from services.domain.errors import InvalidRequest, NotFound, Unavailable, invalid
+from services.domain.errors import InvalidRequest, NotFound, invalid
 from services.domain.instances import Role
 from services.domain.mesh_view import MeshView
 from services.grpc_types import Context
@@ -29,42 +29,6 @@ MESH_SERVICE = pb.DESCRIPTOR.services_by_name["MeshService"].full_name
 
 MIN_INTERVAL_S = 0.1
 MAX_TRACES, USUAL_TRACES = 100, 10
-
-
-def new_request_id() -> str:
-    """An id that no other request has."""
-    return f"req-{secrets.token_hex(12)}"
-
-
-class InFlightRequests:
-    """Counts requests under way; refuses new ones once the router drains."""
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._none = asyncio.Event()
-        self._none.set()
-        self._closed = False
-
-    def __enter__(self) -> None:
-        if self._closed:
-            raise Unavailable("this router is draining")
-        self._count += 1
-        self._none.clear()
-
-    def __exit__(self, *_: object) -> None:
-        self._count -= 1
-        if self._count == 0:
-            self._none.set()
-
-    @property
-    def closed(self) -> bool:
-        """Whether new requests are refused."""
-        return self._closed
-
-    async def drained(self) -> None:
-        """Take nothing new; return once nothing is under way."""
-        self._closed = True
-        await self._none.wait()
 
 
 class RouterServicer(router_pb2_grpc.RouterServiceServicer):

@@ -3,11 +3,11 @@
 import asyncio
 import time
 
-from penstock.router.v1 import router_pb2 as pb
-from router_service.admission_queue import AdmissionQueue
-from router_service.bidding import MoveAgent
-from router_service.instance_pool import InstancePool
-from router_service.stats import RouterStats
+from penstock.proto.router.v1 import router_pb2 as pb
+from router_service.admission.admission_queue import AdmissionQueue
+from router_service.migration.bidding import MoveAgent
+from router_service.routing.instance_pool import InstancePool
+from router_service.telemetry.stats import RouterStats
 from services import proto_codec as common
 from services.domain.instances import InstanceRecord
 

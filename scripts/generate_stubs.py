@@ -1,10 +1,11 @@
-"""Write the gRPC stubs from protos/ into penstock/: `python scripts/generate_stubs.py [--check]`.
+"""Write the gRPC stubs from protos/ into penstock/proto/: `python scripts/generate_stubs.py [--check]`.
 
 With --check nothing is written: the exit status tells whether the stubs in the tree are the ones protos/ gives.
 """
 
 import argparse
 import filecmp
+import re
 import shutil
 import sys
 import tempfile
@@ -15,9 +16,37 @@ from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("common", "router", "worker", "planner", "judge")
+STUBS = Path("penstock/proto")  # one Python package for all of them; the protobuf packages stay penstock.<name>.v1
+_PYTHON_MODULE = re.compile(r"\bpenstock\.(\w+)\.v1(?=\.\w+_pb2| import \w+_pb2)")
 
 
 def generate(into: Path) -> None:
+    """Write the stubs to `into`, laid out as in the repository."""
+    with tempfile.TemporaryDirectory() as folder:
+        run_protoc(Path(folder))
+        for path in Path(folder).rglob("*.py*"):
+            stub = into / STUBS / path.relative_to(Path(folder) / "penstock")
+            stub.parent.mkdir(parents=True, exist_ok=True)
+            stub.write_text(moved(path.read_text()))
+    packages = {STUBS: "protos/penstock"}
+    for name in PACKAGES:
+        packages |= {STUBS / name: f"protos/penstock/{name}", STUBS / name / "v1": f"protos/penstock/{name}/v1"}
+    for package, source in packages.items():
+        (into / package / "__init__.py").write_text(f'"""Stubs generated from {source}."""\n')
+    for unused in (into / STUBS / "common/v1").glob("*_grpc.py*"):
+        unused.unlink()  # common has no service
+
+
+def moved(stub: str) -> str:
+    """Return the stub with its modules named as they are under `STUBS`: protoc names Python modules after the proto files.
+
+    Names of services and messages, and paths of proto files, are left as they are: they go over the wire.
+    """
+    return _PYTHON_MODULE.sub(r"penstock.proto.\1.v1", stub)
+
+
+def run_protoc(into: Path) -> None:
+    """Write what protoc makes of protos/ to `into`."""
     protos = sorted((ROOT / "protos").rglob("*.proto"))
     arguments = [
         "protoc",
@@ -31,14 +60,6 @@ def generate(into: Path) -> None:
     ]
     if protoc.main(arguments) != 0:
         sys.exit("protoc failed: see above")
-    for package in PACKAGES:
-        for folder, text in (
-            (into / "penstock" / package, f'"""Stubs generated from protos/penstock/{package}."""\n'),
-            (into / "penstock" / package / "v1", f'"""Stubs generated from protos/penstock/{package}/v1."""\n'),
-        ):
-            (folder / "__init__.py").write_text(text)
-    for unused in (into / "penstock/common/v1").glob("*_grpc.py*"):
-        unused.unlink()  # common has no service
 
 
 def main() -> None:
@@ -49,10 +70,7 @@ def main() -> None:
         generate(Path(folder))
         made = {p.relative_to(folder) for p in Path(folder).rglob("*") if p.is_file()}
         standing = {
-            p.relative_to(ROOT)
-            for package in PACKAGES
-            for p in (ROOT / "penstock" / package).rglob("*")
-            if p.is_file() and "__pycache__" not in p.parts
+            p.relative_to(ROOT) for p in (ROOT / STUBS).rglob("*") if p.is_file() and "__pycache__" not in p.parts
         }
         stale = [p for p in made if p not in standing or not filecmp.cmp(Path(folder) / p, ROOT / p, shallow=False)]
         left = sorted(standing - made)

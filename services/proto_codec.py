@@ -5,7 +5,7 @@ from collections.abc import Sequence, Sized
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from penstock.common.v1 import common_pb2 as pb
+from penstock.proto.common.v1 import common_pb2 as pb
 from services.domain.errors import InvalidRequest, invalid
 from services.domain.requests import (
     MAX_PROMPT_TOKENS,

@@ -4,7 +4,7 @@ import asyncio
 import sys
 from typing import TYPE_CHECKING
 
-from penstock.worker.v1 import worker_pb2_grpc
+from penstock.proto.worker.v1 import worker_pb2_grpc
 from services.channels import ChannelPool
 from services.domain.instances import ModelCard
 from services.domain.latency import StepLatencyModel

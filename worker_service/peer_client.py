@@ -8,8 +8,8 @@ from typing import Any
 from grpc import aio
 from opentelemetry import propagate
 
-from penstock.worker.v1 import worker_pb2 as pb
-from penstock.worker.v1 import worker_pb2_grpc
+from penstock.proto.worker.v1 import worker_pb2 as pb
+from penstock.proto.worker.v1 import worker_pb2_grpc
 from services import errors
 from services.channels import ChannelPool
 from services.domain.errors import Unavailable

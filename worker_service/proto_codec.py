@@ -1,6 +1,6 @@
 """The worker's contract: domain to proto and back."""
 
-from penstock.worker.v1 import worker_pb2 as pb
+from penstock.proto.worker.v1 import worker_pb2 as pb
 from services import proto_codec as common
 from services.domain.errors import invalid
 from services.domain.instances import Load

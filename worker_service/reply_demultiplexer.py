@@ -1,4 +1,7 @@
-"""Many replies over one call: what several have to say at the same time leaves in one message."""
+"""Many replies over one call: what several have to say at the same time leaves in one message.
+
+The router's end of the call is `router_service/clients/reply_multiplexer.py`.
+"""
 
 import asyncio
 from collections import deque
@@ -6,7 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from functools import partial
 
-from penstock.worker.v1 import worker_pb2 as pb
+from penstock.proto.worker.v1 import worker_pb2 as pb
 from services import proto_codec as common
 from services.background import end
 from services.channels import MAX_MESSAGE_BYTES

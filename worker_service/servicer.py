@@ -8,8 +8,8 @@ from contextlib import AsyncExitStack, aclosing, contextmanager
 from opentelemetry import trace
 from opentelemetry.metrics import Observation
 
-from penstock.worker.v1 import worker_pb2 as pb
-from penstock.worker.v1 import worker_pb2_grpc
+from penstock.proto.worker.v1 import worker_pb2 as pb
+from penstock.proto.worker.v1 import worker_pb2_grpc
 from services import proto_codec as common
 from services.domain.errors import InstanceDraining, NotServed, RequestFailed, invalid
 from services.domain.requests import FinishReason, TokenFrame

@@ -28,6 +28,7 @@ from services.domain.errors import (
     invalid,
 )
 from services.domain.requests import ChatPrompt, TextPrompt, TokenPrompt
+from services.heap import HeapRelease, use_one_arena
 from services.prompt_bounds import characters_per_token
 from services.text_threads import INLINE_CHARACTERS, TextThread
 
@@ -62,6 +63,7 @@ class JudgeModelScorer:
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._thread = TextThread("tokenize")
+        self._heap = HeapRelease()
 
     async def start(self) -> None:
         await asyncio.to_thread(self._load)
@@ -88,6 +90,7 @@ class JudgeModelScorer:
         return [RawScore(raw, 100.0 * (_exp(raw) if self._likelihood else 1.0 / (1.0 + _exp(-raw)))) for raw in raws]
 
     def _load(self) -> None:
+        use_one_arena()
         torch.set_num_threads(self._threads)
         folder = str(self._folder)
         self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -184,6 +187,7 @@ class JudgeModelScorer:
 
     def _scored(self, batch: list[tuple[list[int], int]]) -> list[float | PenstockError]:
         """The raw scores of a batch. Where it fails, its halves, down to the answers that fail alone: those have errors."""
+        self._heap.release_if_due()
         try:
             return [*self._forward(batch)]
         except Exception as error:

@@ -10,9 +10,9 @@ from grpc import aio
 
 from penstock.client import connection, errors
 from penstock.client.types import Reply
-from penstock.common.v1 import common_pb2
-from penstock.judge.v1 import judge_pb2 as pb
-from penstock.judge.v1 import judge_pb2_grpc
+from penstock.proto.common.v1 import common_pb2
+from penstock.proto.judge.v1 import judge_pb2 as pb
+from penstock.proto.judge.v1 import judge_pb2_grpc
 
 
 @dataclass(frozen=True, slots=True)

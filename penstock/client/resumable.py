@@ -14,7 +14,7 @@ import grpc
 
 from penstock.client import errors, transport, types
 from penstock.client.retries import RetryBudget, RetryPolicy, is_charged, is_retryable
-from penstock.router.v1 import router_pb2 as pb
+from penstock.proto.router.v1 import router_pb2 as pb
 
 MISSED_HEARTBEATS = 3  # a router is not silent before it has left out this many
 _ID_CHARACTERS = 120  # of a request id that is kept when a number is put behind it; 128 are allowed

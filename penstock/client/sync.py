@@ -13,9 +13,9 @@ from penstock.client import connection, errors, transport, types
 from penstock.client.resumable import MISSED_HEARTBEATS, ResumableRequest, Routers
 from penstock.client.retries import RetryBudget, RetryPolicy
 from penstock.client.silence import SilenceWatch, ThreadWatcher
-from penstock.planner.v1 import planner_pb2, planner_pb2_grpc
-from penstock.router.v1 import router_pb2 as pb
-from penstock.router.v1 import router_pb2_grpc
+from penstock.proto.planner.v1 import planner_pb2, planner_pb2_grpc
+from penstock.proto.router.v1 import router_pb2 as pb
+from penstock.proto.router.v1 import router_pb2_grpc
 
 _Response = TypeVar("_Response")
 

@@ -8,9 +8,9 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.json_format import ParseDict, ParseError
 
 from penstock.client import types
-from penstock.common.v1 import common_pb2
-from penstock.planner.v1 import planner_pb2
-from penstock.router.v1 import router_pb2 as pb
+from penstock.proto.common.v1 import common_pb2
+from penstock.proto.planner.v1 import planner_pb2
+from penstock.proto.router.v1 import router_pb2 as pb
 
 _REASONS = {
     common_pb2.FINISH_REASON_STOP: types.FinishReason.STOP,

@@ -11,17 +11,17 @@ from typing import Any
 from aiohttp import web
 from opentelemetry.trace import NoOpTracer, Span, SpanKind, StatusCode
 
-from router_service.events import Answer, Finished, RouterEvent, RouterRequest
-from router_service.models import ServedModel, models_of
+from router_service.domain.events import Answer, Finished, RouterEvent, RouterRequest
+from router_service.domain.models import ServedModel, models_of
+from router_service.generation.in_flight_requests import InFlightRequests, new_request_id
+from router_service.generation.request_driver import RequestDriver
 from router_service.openai_gateway import health, replies, schema, whole_replies
 from router_service.openai_gateway.bodies import RequestBodies
 from router_service.openai_gateway.connections import GatewayRunner
 from router_service.openai_gateway.errors import error_body, error_headers, plain_error, refusal
 from router_service.openai_gateway.health import HealthRoutes
 from router_service.openai_gateway.replies import ChatFormat, Choice, CompletionFormat, Format
-from router_service.readiness import readiness
-from router_service.request_driver import RequestDriver
-from router_service.servicer import InFlightRequests, new_request_id
+from router_service.routing.readiness import readiness
 from services import telemetry
 from services.domain.errors import NotFound, PeerNotReading, PenstockError, invalid, shortened
 from services.domain.mesh_view import MeshView

@@ -8,7 +8,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any
 
-from router_service.events import Answer, Finished, RouterEvent
+from router_service.domain.events import Answer, Finished, RouterEvent
 from services.domain.requests import FinishReason, PositionLogprobs, TokenLogprob
 
 Json = dict[str, Any]

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from penstock import AsyncClient, AsyncPlannerClient, InstanceChanged, Tokens, UnavailableError
-from penstock.worker.v1 import worker_pb2, worker_pb2_grpc
+from penstock.proto.worker.v1 import worker_pb2, worker_pb2_grpc
 from services.domain import Role
 from services.state import PlanStore, connect
 from services.testing import RedisProcess

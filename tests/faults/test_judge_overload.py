@@ -9,7 +9,7 @@ import pytest
 from judge_service.scorers import JudgedAnswer, RawScore
 from judge_service.scorers.confidence import ConfidenceScorer
 from penstock import Escalated
-from router_service.judge_client import TIMEOUTS_TO_OPEN
+from router_service.clients.judge_client import TIMEOUTS_TO_OPEN
 from services.testing import RedisProcess
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import running_mesh

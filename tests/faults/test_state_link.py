@@ -162,7 +162,7 @@ async def test_an_instance_that_is_gone_is_forgotten_soon_after_its_lease(
     mesh: TestMesh, proxy: TcpProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is listed as ejected while it may come back, and its id is not kept for ever."""
-    monkeypatch.setattr("router_service.lease_probe.FORGET_AFTER_S", 0.2)
+    monkeypatch.setattr("router_service.routing.lease_probe.FORGET_AFTER_S", 0.2)
     proxy.cut()
     await mesh.until(lambda s: instance_state(s, WORKERS[0]) == "ejected")
     await mesh.stop(WORKERS[0])  # its goodbye does not reach Redis

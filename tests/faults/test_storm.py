@@ -12,10 +12,10 @@ from grpc import aio
 from grpc_status import rpc_status
 
 from penstock import AsyncClient, MeshStatus
-from penstock.common.v1 import common_pb2
 from penstock.local import LocalMesh, MeshOptions
-from penstock.router.v1 import router_pb2 as pb
-from penstock.router.v1 import router_pb2_grpc
+from penstock.proto.common.v1 import common_pb2
+from penstock.proto.router.v1 import router_pb2 as pb
+from penstock.proto.router.v1 import router_pb2_grpc
 
 STREAMS, MAX_ACTIVE, MAX_WAITING, TOKENS = 1000, 128, 128, 400
 

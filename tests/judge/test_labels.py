@@ -6,9 +6,9 @@ import urllib.request
 
 from grpc import aio
 
-from penstock.common.v1 import common_pb2
-from penstock.judge.v1 import judge_pb2 as pb
-from penstock.judge.v1 import judge_pb2_grpc
+from penstock.proto.common.v1 import common_pb2
+from penstock.proto.judge.v1 import judge_pb2 as pb
+from penstock.proto.judge.v1 import judge_pb2_grpc
 from services.domain import Role
 from services.testing import RedisProcess, serving
 from tests.conftest import MeshFileMaker

@@ -22,9 +22,9 @@ from models.training import measure
 from models.training.smalltalk import SMALLTALK
 from models.training.tokenizer import VOCAB_SIZE
 from models.training.tokenizer import save as save_tokenizer
-from penstock.common.v1 import common_pb2
-from penstock.judge.v1 import judge_pb2 as pb
-from penstock.judge.v1 import judge_pb2_grpc
+from penstock.proto.common.v1 import common_pb2
+from penstock.proto.judge.v1 import judge_pb2 as pb
+from penstock.proto.judge.v1 import judge_pb2_grpc
 from services.domain import ChatMessage, ChatPrompt, Overloaded, PromptTooLong, RequestFailed, Role, Unavailable
 from services.errors import from_rpc
 from services.testing import RedisProcess, serving

@@ -15,7 +15,7 @@ from judge_service.compose import build_scorer
 from judge_service.scorers import JudgedAnswer
 from judge_service.scorers.llm import MAX_TOKENS, TOP_LOGPROBS, LlmScorer, Messages, expected_grade, grade_question
 from judge_service.tier_client import TierChat
-from penstock.worker.v1 import worker_pb2 as pb
+from penstock.proto.worker.v1 import worker_pb2 as pb
 from services.domain import DeadlineExceeded, InstanceRecord, Overloaded, TextPrompt, Unavailable
 from services.settings import ServiceSettings, SettingsError, load_mesh_file
 from services.state.keys import Keys

@@ -17,8 +17,8 @@ from grpc import aio
 from penstock import AsyncPlannerClient, CascadePlan, JudgedPrompt, PlanningInputs, PlanProgress
 from penstock.client import errors
 from penstock.client.transport import plan_request
-from penstock.planner.v1 import planner_pb2 as pb
-from penstock.planner.v1 import planner_pb2_grpc
+from penstock.proto.planner.v1 import planner_pb2 as pb
+from penstock.proto.planner.v1 import planner_pb2_grpc
 from planner_service.plan_cascade import plan_cascade
 from planner_service.planning_codec import inputs_from_proto
 from services.domain import Role

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from router_service.admission import GUESSED_HOLD_S, Admission, Ticket, TicketState
+from router_service.admission.rules import GUESSED_HOLD_S, Admission, Ticket, TicketState
 
 
 @dataclass

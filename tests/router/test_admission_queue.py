@@ -7,10 +7,10 @@ from typing import Any, cast
 
 import pytest
 
-from router_service.admission_queue import MAX_RETRY_S, RETRY_JITTER, AdmissionQueue
-from router_service.events import RouterRequest
-from router_service.request_driver import RequestDriver
-from router_service.stats import RouterStats
+from router_service.admission.admission_queue import MAX_RETRY_S, RETRY_JITTER, AdmissionQueue
+from router_service.domain.events import RouterRequest
+from router_service.generation.request_driver import RequestDriver
+from router_service.telemetry.stats import RouterStats
 from services import telemetry
 from services.domain import DeadlineExceeded, Overloaded
 from services.domain.errors import InvalidRequest, Unavailable

@@ -2,8 +2,8 @@
 
 import pytest
 
-from router_service.bidding import candidates
-from router_service.worker_client import MoveAdvice, MoveReason
+from router_service.clients.worker_client import MoveAdvice, MoveReason
+from router_service.migration.bidding import candidates
 from services.domain import InstanceRecord, ModelCard, Role
 from services.domain.stages.places import StagePlace
 

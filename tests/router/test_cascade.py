@@ -2,9 +2,9 @@
 
 import pytest
 
-from router_service import cascade
-from router_service.cascade import Accept, Escalate
-from router_service.events import EscalationReason
+from router_service.domain.events import EscalationReason
+from router_service.generation import cascade
+from router_service.generation.cascade import Accept, Escalate
 from services.domain import JudgeUnavailable, NotFound, Plan, TierPlan
 
 PLAN = Plan(1, (TierPlan("small", "a", 60.0, 1), TierPlan("medium", "b", 70.0, 1), TierPlan("large", "c", None, 1)))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from router_service.failures import (
+from router_service.domain.failures import (
     MAX_EJECTIONS,
     PROGRESS_TOKENS,
     RULES,

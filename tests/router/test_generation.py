@@ -14,15 +14,15 @@ from opentelemetry.context import Context
 from opentelemetry.metrics import NoOpMeter
 from opentelemetry.trace import NoOpTracer
 
-from router_service.bid_client import BidClient
-from router_service.bidding import BidLimits, MoveAgent
-from router_service.events import InstanceChanged, TierStarted
-from router_service.failures import FAILURES_TO_EJECT, PROGRESS_TOKENS, FailureHistory
-from router_service.generation import RetryPolicy, TierDone, TierGeneration
-from router_service.instance_pool import InstancePool
-from router_service.migration import Moved, NotMoved
-from router_service.reply_multiplexer import MultiplexerPool
-from router_service.worker_client import WorkerClient
+from router_service.clients.bid_client import BidClient
+from router_service.clients.reply_multiplexer import MultiplexerPool
+from router_service.clients.worker_client import WorkerClient
+from router_service.domain.events import InstanceChanged, TierStarted
+from router_service.domain.failures import FAILURES_TO_EJECT, PROGRESS_TOKENS, FailureHistory
+from router_service.generation.tier_generation import RetryPolicy, TierDone, TierGeneration
+from router_service.migration.bidding import BidLimits, MoveAgent
+from router_service.migration.movable_reply import Moved, NotMoved
+from router_service.routing.instance_pool import InstancePool
 from services import errors
 from services.background import end
 from services.channels import ChannelPool

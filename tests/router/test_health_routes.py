@@ -13,7 +13,7 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from penstock import Tokens
-from router_service.readiness import TierState, readiness
+from router_service.routing.readiness import TierState, readiness
 from router_service.servicer import ROUTER_SERVICE
 from services.domain import InstanceRecord, MeshView, ModelCard, Plan, Role, TierPlan
 from services.runtime import Chassis

@@ -11,9 +11,9 @@ from grpc import aio
 
 from penstock import Options
 from penstock.client import transport
-from penstock.router.v1 import router_pb2 as pb
-from penstock.router.v1 import router_pb2_grpc
-from router_service.events import Heartbeat, RouterEvent, TierStarted
+from penstock.proto.router.v1 import router_pb2 as pb
+from penstock.proto.router.v1 import router_pb2_grpc
+from router_service.domain.events import Heartbeat, RouterEvent, TierStarted
 from router_service.heartbeats import with_heartbeats
 from services.testing import RedisProcess
 from tests.conftest import MeshFileMaker

@@ -11,10 +11,10 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.trace import NoOpTracer
 
-from penstock.judge.v1 import judge_pb2 as pb
-from penstock.judge.v1 import judge_pb2_grpc
-from router_service.instance_pool import InstancePool
-from router_service.judge_client import ROUNDS, TIMEOUTS_TO_OPEN, JudgeClient, JudgeLimits, Verdict
+from penstock.proto.judge.v1 import judge_pb2 as pb
+from penstock.proto.judge.v1 import judge_pb2_grpc
+from router_service.clients.judge_client import ROUNDS, TIMEOUTS_TO_OPEN, JudgeClient, JudgeLimits, Verdict
+from router_service.routing.instance_pool import InstancePool
 from services.channels import ChannelPool
 from services.domain import FinishReason, Overloaded, Role, TextPrompt, Unavailable, invalid
 from services.domain.instances import InstanceRecord

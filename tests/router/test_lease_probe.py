@@ -8,12 +8,13 @@ from contextlib import asynccontextmanager
 import pytest
 from grpc import aio
 
-from router_service import compose, lease_probe
-from router_service.instance_pool import InstancePool
-from router_service.lease_probe import LeaseProbe
-from router_service.placement import NotPlaced, Placed
-from router_service.reply_multiplexer import MultiplexerPool
-from router_service.worker_client import WorkerClient
+from router_service import compose
+from router_service.clients.reply_multiplexer import MultiplexerPool
+from router_service.clients.worker_client import WorkerClient
+from router_service.routing import lease_probe
+from router_service.routing.instance_pool import InstancePool
+from router_service.routing.lease_probe import LeaseProbe
+from router_service.routing.placement import NotPlaced, Placed
 from services.background import end
 from services.channels import ChannelPool
 from services.domain import InstanceRecord, Load, MeshView, ModelCard, Role

@@ -7,8 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from router_service.migration import MovableReply, NotMoved, WorkerChanged
-from router_service.worker_client import (
+from router_service.clients.worker_client import (
     MoveReport,
     RoundCopied,
     WorkerAdmitted,
@@ -18,6 +17,7 @@ from router_service.worker_client import (
     WorkerFinished,
     WorkerHandedOver,
 )
+from router_service.migration.movable_reply import MovableReply, NotMoved, WorkerChanged
 from services.background import end
 from services.domain import (
     FinishReason,

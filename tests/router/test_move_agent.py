@@ -11,11 +11,11 @@ from opentelemetry.context import Context
 from opentelemetry.metrics import NoOpMeter
 from opentelemetry.trace import NoOpTracer
 
-from router_service.bid_client import BidClient
-from router_service.bidding import BidLimits, MoveAgent
-from router_service.migration import MovableReply, NotMoved
-from router_service.reply_multiplexer import MultiplexerPool
-from router_service.worker_client import MoveAdvice, MoveReason, WorkerClient
+from router_service.clients.bid_client import BidClient
+from router_service.clients.reply_multiplexer import MultiplexerPool
+from router_service.clients.worker_client import MoveAdvice, MoveReason, WorkerClient
+from router_service.migration.bidding import BidLimits, MoveAgent
+from router_service.migration.movable_reply import MovableReply, NotMoved
 from services.channels import ChannelPool
 from services.domain import GenerationRequest, InstanceRecord, MeshView, Role, SamplingParams, TextPrompt
 from services.domain.stages.bidding import Ask

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from router_service.placement import NotPlaced, Placed, place
-from router_service.prefix_affinity import MAX_CHARACTERS, MAX_PARTS, PrefixAffinity, _parts
+from router_service.routing.placement import NotPlaced, Placed, place
+from router_service.routing.prefix_affinity import MAX_CHARACTERS, MAX_PARTS, PrefixAffinity, _parts
 from services.domain import (
     ChatMessage,
     ChatPrompt,

@@ -1,6 +1,6 @@
 """A prompt's length is guessed from what workers have counted."""
 
-from router_service.prompt_length import PromptLengths
+from router_service.routing.prompt_length import PromptLengths
 from services.domain.requests import ChatMessage, ChatPrompt, TextPrompt, TokenPrompt
 
 

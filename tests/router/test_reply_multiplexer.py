@@ -11,11 +11,11 @@ import grpc
 import pytest
 from grpc import aio
 
-from penstock.common.v1 import common_pb2
-from penstock.worker.v1 import worker_pb2 as pb
-from penstock.worker.v1 import worker_pb2_grpc
-from router_service.reply_multiplexer import MAX_STEP_BYTES, MOST_BYTES, MultiplexerPool, ReplyMultiplexer
-from router_service.worker_client import WorkerClient, WorkerFinished
+from penstock.proto.common.v1 import common_pb2
+from penstock.proto.worker.v1 import worker_pb2 as pb
+from penstock.proto.worker.v1 import worker_pb2_grpc
+from router_service.clients.reply_multiplexer import MAX_STEP_BYTES, MOST_BYTES, MultiplexerPool, ReplyMultiplexer
+from router_service.clients.worker_client import WorkerClient, WorkerFinished
 from services.channels import ChannelPool, server_options
 from services.domain import Role
 from services.domain.errors import AlreadyRunning, DeadlineExceeded, InvalidRequest, MessageTooLarge, Unavailable

@@ -6,8 +6,8 @@ from collections import Counter
 
 import yaml
 
-from router_service.events import Finished, RouterRequest, TierSummary
-from router_service.sampling import WindowSampler
+from router_service.domain.events import Finished, RouterRequest, TierSummary
+from router_service.telemetry.sampling import WindowSampler
 from services.clock import VirtualClock
 from services.domain.requests import FinishReason, TextPrompt, TokenUsage
 from services.domain.workload import TierVisit

@@ -11,10 +11,10 @@ import grpc
 import pytest
 from grpc import aio
 
-from penstock.common.v1 import common_pb2
-from penstock.router.v1 import router_pb2 as pb
-from penstock.router.v1 import router_pb2_grpc
-from penstock.worker.v1 import worker_pb2, worker_pb2_grpc
+from penstock.proto.common.v1 import common_pb2
+from penstock.proto.router.v1 import router_pb2 as pb
+from penstock.proto.router.v1 import router_pb2_grpc
+from penstock.proto.worker.v1 import worker_pb2, worker_pb2_grpc
 from services.testing import RedisProcess
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import TestMesh, running_mesh

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from router_service.events import Answer, Finished
+from router_service.domain.events import Answer, Finished
 from router_service.openai_gateway import replies, whole_replies
 from router_service.openai_gateway.replies import ChatFormat, Choice, CompletionFormat, Format
 from services.domain.requests import FinishReason, PositionLogprobs, TokenFrame, TokenLogprob, TokenUsage

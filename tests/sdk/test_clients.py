@@ -20,8 +20,8 @@ from penstock import (
     SloPhase,
     Tokens,
 )
-from penstock.planner.v1 import planner_pb2
-from penstock.router.v1 import router_pb2
+from penstock.proto.planner.v1 import planner_pb2
+from penstock.proto.router.v1 import router_pb2
 from services.testing import RedisProcess
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import TestMesh, running_mesh
@@ -137,8 +137,8 @@ async def test_a_client_goes_on_at_the_other_router(mesh: TestMesh) -> None:
 async def test_a_resumed_request_delivers_the_rest_and_is_not_judged_again(mesh: TestMesh) -> None:
     """What a client sends after its router died in the middle of an answer that stood."""
     from penstock.client import transport
-    from penstock.router.v1 import router_pb2 as pb
-    from penstock.router.v1 import router_pb2_grpc
+    from penstock.proto.router.v1 import router_pb2 as pb
+    from penstock.proto.router.v1 import router_pb2_grpc
 
     async with mesh.client() as client:
         whole = await client.generate("hello", temperature=0)

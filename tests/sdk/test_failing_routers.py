@@ -26,8 +26,8 @@ from penstock import (
 from penstock.client import connection
 from penstock.client import errors as errors_of_the_sdk
 from penstock.client.retries import is_retryable
-from penstock.router.v1 import router_pb2 as pb
-from penstock.router.v1 import router_pb2_grpc
+from penstock.proto.router.v1 import router_pb2 as pb
+from penstock.proto.router.v1 import router_pb2_grpc
 from services.domain.errors import AlreadyRunning, DeadlineExceeded, NotFound, Overloaded, Unavailable, invalid
 from services.domain.errors import PenstockError as DomainError
 from services.grpc_types import Context

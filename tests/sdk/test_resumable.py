@@ -11,8 +11,8 @@ from penstock.client import errors, transport
 from penstock.client.resumable import ResumableRequest, Routers
 from penstock.client.retries import RetryBudget
 from penstock.client.silence import SilenceWatch
-from penstock.common.v1 import common_pb2
-from penstock.router.v1 import router_pb2 as pb
+from penstock.proto.common.v1 import common_pb2
+from penstock.proto.router.v1 import router_pb2 as pb
 from services.domain import Overloaded, Unavailable, invalid
 from services.errors import to_status
 

@@ -11,8 +11,8 @@ from penstock import Options, OverloadedError, PenstockError, RetryPolicy, Unava
 from penstock.client import errors
 from penstock.client.resumable import ResumableRequest, Routers
 from penstock.client.retries import RETRY_RULES, RetryBudget, is_retryable
-from penstock.common.v1 import common_pb2
-from penstock.router.v1 import router_pb2 as pb
+from penstock.proto.common.v1 import common_pb2
+from penstock.proto.router.v1 import router_pb2 as pb
 
 BROKEN = "Received RST_STREAM with error code 2"
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from router_service.sampling import WindowSampler, WorkloadReporter
+from router_service.telemetry.sampling import WindowSampler, WorkloadReporter
 from services import background, processes, telemetry
 from services.background import EndProcess, Restart, UnexpectedEnd, end, supervise
 from services.channels import ChannelPool
@@ -295,11 +295,11 @@ OWNED = {
     "services/testing.py": "awaited by the context that creates it",
     "penstock/cli/local.py": "waits of one function",
     "penstock/local/mesh.py": "waits of one function",
-    "router_service/generation.py": "a move: ended with its reply",
+    "router_service/generation/tier_generation.py": "a move: ended with its reply",
     "router_service/heartbeats.py": "the reader of one stream: ended with it",
     "judge_service/scorers/llm.py": "the questions of one call: awaited by it",
-    "router_service/migration.py": "a claim: ended with its reply",
-    "router_service/reply_multiplexer.py": "the reader of one call: its failure goes to every reply; closed by the pool",
+    "router_service/migration/movable_reply.py": "a claim: ended with its reply",
+    "router_service/clients/reply_multiplexer.py": "the reader of one call: its failure ends its replies; closed by the pool",
     "router_service/openai_gateway/app.py": "one request's choices: ended with the response",
     "worker_service/engine/sglang/engine.py": "aborts: kept, logged, and awaited when the engine closes",
     "worker_service/engine/sglang/moves.py": "reads ahead for one move: awaited by it, ended with the engine",

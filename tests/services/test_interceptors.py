@@ -10,9 +10,9 @@ from google.rpc import error_details_pb2
 from grpc import aio
 from grpc_status import rpc_status
 
-from penstock.common.v1 import common_pb2
-from penstock.router.v1 import router_pb2 as pb
-from penstock.router.v1 import router_pb2_grpc
+from penstock.proto.common.v1 import common_pb2
+from penstock.proto.router.v1 import router_pb2 as pb
+from penstock.proto.router.v1 import router_pb2_grpc
 from router_service import proto_codec
 from services import errors, telemetry
 from services.domain.errors import FieldProblem, InvalidRequest, NotFound, PenstockError

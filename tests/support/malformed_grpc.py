@@ -9,11 +9,11 @@ from typing import Any
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from penstock.common.v1 import common_pb2
-from penstock.judge.v1 import judge_pb2
-from penstock.planner.v1 import planner_pb2
-from penstock.router.v1 import router_pb2
-from penstock.worker.v1 import worker_pb2
+from penstock.proto.common.v1 import common_pb2
+from penstock.proto.judge.v1 import judge_pb2
+from penstock.proto.planner.v1 import planner_pb2
+from penstock.proto.router.v1 import router_pb2
+from penstock.proto.worker.v1 import worker_pb2
 from tests.support.malformed_http import changed_bytes
 
 ROUTER, MESH = "/penstock.router.v1.RouterService/", "/penstock.router.v1.MeshService/"

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from router_service import worker_client
+from router_service.clients import worker_client
 from router_service.compose import compose as router
 from services.domain import Role
 from services.runtime import run_service

@@ -9,9 +9,9 @@ import grpc
 from google.protobuf.duration_pb2 import Duration
 from grpc import aio
 
-from penstock.common.v1 import common_pb2
-from penstock.router.v1 import router_pb2 as pb
-from penstock.router.v1 import router_pb2_grpc
+from penstock.proto.common.v1 import common_pb2
+from penstock.proto.router.v1 import router_pb2 as pb
+from penstock.proto.router.v1 import router_pb2_grpc
 from services import errors
 from services.domain.errors import PenstockError
 from services.grpc_types import Context

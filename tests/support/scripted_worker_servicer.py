@@ -10,9 +10,9 @@ from enum import Enum
 import grpc
 from grpc import aio
 
-from penstock.common.v1 import common_pb2
-from penstock.worker.v1 import worker_pb2 as pb
-from penstock.worker.v1 import worker_pb2_grpc
+from penstock.proto.common.v1 import common_pb2
+from penstock.proto.worker.v1 import worker_pb2 as pb
+from penstock.proto.worker.v1 import worker_pb2_grpc
 from services import errors
 from services.channels import server_options
 from services.domain import InstanceRecord, Load, ModelCard, Role

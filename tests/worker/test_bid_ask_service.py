@@ -8,8 +8,8 @@ import grpc
 import pytest
 from grpc import aio
 
-from penstock.worker.v1 import worker_pb2 as pb
-from penstock.worker.v1 import worker_pb2_grpc
+from penstock.proto.worker.v1 import worker_pb2 as pb
+from penstock.proto.worker.v1 import worker_pb2_grpc
 from services.domain import Role
 from services.domain.stages.bidding import MAX_TRANSFERS, STARVED_AFTER
 from services.testing import RedisProcess, serving

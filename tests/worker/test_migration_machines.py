@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from router_service import moves
-from router_service.moves import MoveEffect, MoveEvent, Reading
+from router_service.migration import moves
+from router_service.migration.moves import MoveEffect, MoveEvent, Reading
 from worker_service.migration import source as outgoing
 from worker_service.migration import target as incoming
 from worker_service.migration.source import SourcePhase, SourceState

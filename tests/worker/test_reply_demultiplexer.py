@@ -9,8 +9,8 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc import status_pb2
 from grpc import aio
 
-from penstock.common.v1 import common_pb2
-from penstock.worker.v1 import worker_pb2 as pb
+from penstock.proto.common.v1 import common_pb2
+from penstock.proto.worker.v1 import worker_pb2 as pb
 from services import errors, telemetry
 from services.domain.errors import AlreadyRunning, DeadlineExceeded, InvalidRequest, MessageTooLarge, Overloaded
 from services.interceptors import CallRecorder

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from grpc import aio
 
-from penstock.common.v1 import common_pb2
-from penstock.worker.v1 import worker_pb2 as pb
-from penstock.worker.v1 import worker_pb2_grpc
+from penstock.proto.common.v1 import common_pb2
+from penstock.proto.worker.v1 import worker_pb2 as pb
+from penstock.proto.worker.v1 import worker_pb2_grpc
 from services.domain import Role
 from services.testing import RedisProcess, serving
 from tests.conftest import FAMILY, ROOT, MeshFileMaker

@@ -1,0 +1,1 @@
+"""Which request is served now, which waits, which is refused."""

@@ -1,0 +1,100 @@
+"""The bounded queue that every request enters by: so many at once, so many waiting, the rest are told when to try again."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from router_service.admission.rules import Admission, Ticket, TicketState
+from services.domain.errors import DeadlineExceeded, Overloaded, invalid
+
+MIN_RETRY_S, MAX_RETRY_S = 0.1, 60.0
+RETRY_JITTER = 0.5  # retries come spread over the hint and half as much again, not all at once
+
+
+class Places:
+    """The places that one caller holds."""
+
+    def __init__(self, leave: Callable[[], None]) -> None:
+        self._leave = leave
+
+    def leave_one(self) -> None:
+        """Give one back before the others."""
+        self._leave()
+
+
+class AdmissionQueue:
+    """Admits requests for `max_active` places; `max_waiting` wait, by priority, then in order of arrival."""
+
+    def __init__(self, max_active: int, max_waiting: int, jitter: random.Random | None = None) -> None:
+        self._admission = Admission(max_active, max_waiting)
+        self._turns: dict[int, asyncio.Future[None]] = {}  # by ticket
+        self._jitter = jitter or random.Random()
+        self.rejected = 0
+
+    @property
+    def active(self) -> int:
+        """Places that are held."""
+        return self._admission.active
+
+    @property
+    def waiting(self) -> int:
+        """Places that are waited for."""
+        return self._admission.waiting
+
+    @asynccontextmanager
+    async def entered(self, priority: int, deadline_s: float, places: int = 1) -> AsyncIterator[Places]:
+        """Hold `places` places, all or none, as long as the context lasts.
+
+        Raises:
+            InvalidRequest: more places than there are; names `n`.
+            Overloaded: the queue is full.
+            DeadlineExceeded: while waiting.
+        """
+        if places > self._admission.max_active:
+            limit = self._admission.max_active
+            raise invalid("n", f"{places} choices in all (n times prompts), of which at most {limit} can run at once")
+        loop = asyncio.get_running_loop()
+        ticket = self._enter(priority, places, loop.time())
+        try:
+            if ticket.state is TicketState.WAITING:
+                await self._turn(ticket, deadline_s)
+            yield Places(lambda: self._admitted(self._admission.leave(ticket, 1, loop.time())))
+        finally:
+            self._admitted(self._admission.cancel(ticket, loop.time()))
+
+    def retry_after_s(self, now_s: float) -> float:
+        """When to try again: as long as the queue takes to be worked off, with jitter."""
+        spread = 1 + RETRY_JITTER * self._jitter.random()
+        return min(MAX_RETRY_S, max(MIN_RETRY_S, self._admission.retry_after_s(now_s))) * spread
+
+    def _enter(self, priority: int, places: int, now_s: float) -> Ticket:
+        ticket, admitted = self._admission.enter(priority, places, now_s)
+        self._admitted(admitted)
+        if ticket.state is TicketState.GONE:
+            self.rejected += places
+            raise Overloaded(f"{self.waiting} requests are waiting already", self.retry_after_s(now_s))
+        return ticket
+
+    async def _turn(self, ticket: Ticket, deadline_s: float) -> None:
+        turn = self._turns[id(ticket)] = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout_at(deadline_s):
+                await turn
+        except TimeoutError:
+            raise DeadlineExceeded("the deadline passed while the request was waiting for its turn") from None
+        finally:
+            self._turns.pop(id(ticket), None)
+
+    def _admitted(self, tickets: list[Ticket]) -> None:
+        """Wake those whose turn it is. A place goes on at once where the task has yet to see that it is cancelled."""
+        tickets = [*tickets]
+        while tickets:
+            ticket = tickets.pop(0)
+            turn = self._turns.pop(id(ticket), None)
+            if turn is None:
+                continue
+            if turn.cancelled():
+                tickets += self._admission.cancel(ticket, asyncio.get_running_loop().time())
+            else:
+                turn.set_result(None)

@@ -1,0 +1,1 @@
+"""Calls to workers and judges, and what guards them."""

@@ -1,0 +1,250 @@
+"""Speaks JudgeService to whichever judge answers, and does not feed an overload.
+
+What cannot be judged is answered by the largest tier, which may be what judges. So no judgement is tried again at a judge
+that is full, a judge that does not answer in time is left alone for a while, and what is asked for at once is limited.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from collections.abc import Sequence as Seq
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from grpc import aio
+from opentelemetry.metrics import Meter
+from opentelemetry.trace import Tracer
+
+from penstock.proto.judge.v1 import judge_pb2 as pb
+from penstock.proto.judge.v1 import judge_pb2_grpc
+from router_service.clients.circuit_breaker import BreakerLimits, CircuitBreaker
+from router_service.domain.failures import RULES, Ejection, classify
+from router_service.routing.instance_pool import InstancePool
+from services import errors, telemetry
+from services import proto_codec as common
+from services.channels import ChannelPool
+from services.domain.errors import DeadlineExceeded, Overloaded, PenstockError, Unavailable
+from services.domain.requests import FinishReason, PositionLogprobs, Prompt
+
+_log = logging.getLogger(__name__)
+
+ROUNDS = 3  # over all judges, where they cannot be reached: one that is started anew is there within a second
+PAUSE_S = 0.2  # between two rounds
+TIMEOUTS_TO_OPEN = 3  # in a row
+MAX_OPEN_S = 10.0
+ENOUGH_SHARE = 0.4  # of the time that a judgement may take: who waited half of it for a place has had as much
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """score: 0 to 100."""
+
+    score: float
+    scorer: str
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeLimits:
+    """timeout_s: of one judgement, waiting and tries included. concurrency: judgements asked for at once.
+
+    open_s: how long a judge that does not answer in time is not asked, the first time.
+    """
+
+    timeout_s: float
+    concurrency: int
+    open_s: float
+
+
+class JudgeClient:
+    """Asks one judge after the other until one answers, all refuse, or the time is up."""
+
+    def __init__(
+        self, channels: ChannelPool, pool: InstancePool, tracer: Tracer, meter: Meter, limits: JudgeLimits
+    ) -> None:
+        self._channels, self._pool, self._tracer, self._limits = channels, pool, tracer, limits
+        self._needs: dict[tuple[str, str], bool] = {}  # (judge, scorer) -> wants logprobs
+        self._places = asyncio.Semaphore(limits.concurrency)
+        self._breaker_limits = BreakerLimits(TIMEOUTS_TO_OPEN, limits.open_s, MAX_OPEN_S)
+        self._breakers: dict[str, CircuitBreaker] = {}  # by judge
+        self._failures = meter.create_counter(
+            "penstock.router.judge_failures",
+            unit="{judgement}",
+            description="Answers without a score, by reason: timeout, refused, unavailable, open (no judge is asked for "
+            "a while), invalid (this answer cannot be judged).",
+        )
+
+    async def needs_logprobs(self, scorer: str) -> bool:
+        """Whether a scorer wants the answer's token logprobs; False while no judge can be asked."""
+        for judge in self._pool.judges():
+            key = (judge.instance_id, scorer)
+            if key not in self._needs:
+                stub = judge_pb2_grpc.JudgeServiceStub(self._channels.get(judge.address))
+                try:
+                    listed = await stub.ListScorers(pb.ListScorersRequest(), timeout=1.0)
+                except aio.AioRpcError:
+                    self._pool.eject(judge.instance_id)
+                    continue
+                wanted = scorer or listed.default_scorer
+                self._needs[key] = any(s.needs_logprobs for s in listed.scorers if s.name == wanted)
+            return self._needs[key]
+        return False
+
+    async def score(
+        self,
+        scorer: str,
+        prompt: Prompt,
+        answer: str,
+        tier: str,
+        finish_reason: FinishReason,
+        logprobs: Seq[PositionLogprobs],
+        deadline_s: float,
+    ) -> Verdict | None:
+        """The verdict, or None if no judge gives one in time or this answer cannot be judged."""
+        until = min(deadline_s, asyncio.get_running_loop().time() + self._limits.timeout_s)
+        request = _request(scorer, prompt, answer, tier, finish_reason, logprobs)
+        try:
+            async with asyncio.timeout_at(until), self._place(until):
+                return await self._ask_in_turn(request, tier, until)
+        except (TimeoutError, PenstockError) as error:
+            reason = _reason(error)
+            level = logging.DEBUG if isinstance(error, NoJudgeAsked) else logging.WARNING
+            _log.log(level, "an answer of %s has no score (%s): %s", tier, reason, error)
+            self._failures.add(1, {"penstock.tier": tier, "penstock.reason": reason})
+            return None
+
+    @asynccontextmanager
+    async def _place(self, until: float) -> AsyncIterator[None]:
+        """One of the judgements asked for at once. Half the time may pass until there is one: what is asked for later could
+        hardly be answered in time, and would tell nothing about the judge."""
+        now = asyncio.get_running_loop().time()
+        async with asyncio.timeout_at(now + (until - now) / 2):
+            await self._places.acquire()
+        try:
+            yield
+        finally:
+            self._places.release()
+
+    async def _ask_in_turn(self, request: pb.ScoreRequest, tier: str, until: float) -> Verdict:
+        """The first judge's verdict that there is.
+
+        Raises:
+            NoJudgeAsked: none may be asked now.
+            PenstockError: what the last one said.
+        """
+        last: PenstockError
+        for turn in range(ROUNDS):
+            if turn:
+                await self._pool.change(PAUSE_S)
+            last = Unavailable("no judge is there")
+            for judge in self._pool.judges():
+                breaker = self._breaker(judge.instance_id)
+                if not breaker.allows(asyncio.get_running_loop().time()):
+                    last = (
+                        last if isinstance(last, Overloaded) else NoJudgeAsked("every judge is left alone for a while")
+                    )
+                    continue
+                try:
+                    with self._pool.sending(judge.instance_id):
+                        return await self._ask_watched(judge.address, request, tier, until, breaker)
+                except Overloaded as error:
+                    last = error
+                except Unavailable as error:
+                    if RULES[classify(error)].ejection is not Ejection.NEVER:
+                        self._pool.eject(judge.instance_id)
+                    last = error
+            if isinstance(last, Overloaded | NoJudgeAsked):
+                break  # to ask a full judge again would only make it fuller
+        raise last
+
+    async def _ask_watched(
+        self, address: str, request: pb.ScoreRequest, tier: str, until: float, breaker: CircuitBreaker
+    ) -> Verdict:
+        """Ask one judge and tell its breaker how that went.
+
+        A judge is not blamed for a caller in a hurry: only what had most of half the time of a judgement counts.
+        """
+        loop = asyncio.get_running_loop()
+        asked_at = loop.time()
+        enough_s = self._limits.timeout_s * ENOUGH_SHARE
+        breaker.passed()
+        try:
+            verdict = await self._ask(address, request, until - asked_at, tier)
+        except Overloaded as error:
+            if until - asked_at >= enough_s:
+                breaker.refused(loop.time(), error.retry_after_s)
+            else:
+                breaker.left()
+            raise
+        except (DeadlineExceeded, asyncio.CancelledError):
+            if loop.time() - asked_at >= enough_s:
+                breaker.failed(loop.time())
+            else:
+                breaker.left()
+            raise
+        except Unavailable:
+            breaker.left()  # it cannot be reached, and others are tried first: that is not overload
+            raise
+        except PenstockError:
+            breaker.succeeded()
+            raise
+        breaker.succeeded()
+        return verdict
+
+    def _breaker(self, instance_id: str) -> CircuitBreaker:
+        """A judge's; those of judges that are gone are forgotten."""
+        if instance_id not in self._breakers:
+            here = {judge.instance_id for judge in self._pool.judges()}
+            self._breakers = {name: breaker for name, breaker in self._breakers.items() if name in here}
+            self._breakers[instance_id] = CircuitBreaker(self._breaker_limits)
+        return self._breakers[instance_id]
+
+    async def _ask(self, address: str, request: pb.ScoreRequest, timeout_s: float, tier: str) -> Verdict:
+        stub = judge_pb2_grpc.JudgeServiceStub(self._channels.get(address))
+        name = "penstock.judge.v1.JudgeService/Score"
+        with telemetry.client_span(self._tracer, name, **{"penstock.tier": tier}) as span:
+            try:
+                answer = await stub.Score(request, timeout=timeout_s, metadata=telemetry.inject())
+            except aio.AioRpcError as error:
+                raise errors.from_rpc(error) from error
+            span.set_attribute("penstock.score", answer.results[0].score)
+            return Verdict(answer.results[0].score, answer.scorer)
+
+
+class NoJudgeAsked(Unavailable):
+    """Every judge is left alone for a while, or there is none."""
+
+
+def _reason(error: Exception) -> str:
+    """Why an answer has no score, as the metric says it."""
+    match error:
+        case TimeoutError() | DeadlineExceeded():
+            return "timeout"
+        case Overloaded():
+            return "refused"
+        case NoJudgeAsked():
+            return "open"
+        case Unavailable():
+            return "unavailable"
+    return "invalid"
+
+
+def _request(
+    scorer: str,
+    prompt: Prompt,
+    answer: str,
+    tier: str,
+    finish_reason: FinishReason,
+    logprobs: Seq[PositionLogprobs],
+) -> pb.ScoreRequest:
+    item = pb.ScoreItem(
+        prompt=common.prompt_to_proto(prompt),
+        answer=answer,
+        tier=tier,
+        finish_reason=common.finish_reason_to_proto(finish_reason),
+    )
+    if logprobs:
+        values = [position.chosen.logprob for position in logprobs]
+        item.logprobs.CopyFrom(
+            pb.LogprobSummary(token_count=len(values), mean_logprob=sum(values) / len(values), min_logprob=min(values))
+        )
+    return pb.ScoreRequest(scorer=scorer, items=[item])

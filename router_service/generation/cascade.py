@@ -1,0 +1,59 @@
+"""Which tiers a request may visit, and whether an answer stands. No I/O."""
+
+from dataclasses import dataclass
+
+from router_service.domain.events import EscalationReason
+from services.domain.errors import NotFound
+from services.domain.plans import CASCADE_MODEL, JudgeUnavailable, Plan, TierPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Accept:
+    """The answer stands. `reason` is for logs and spans."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Escalate:
+    """The tier at index `to` of the route tries next."""
+
+    to: int
+    reason: EscalationReason
+
+
+def route(plan: Plan, model: str) -> tuple[TierPlan, ...]:
+    """The tiers that may answer, from the first to try. NotFound if the plan knows no such model."""
+    if model == CASCADE_MODEL:
+        return plan.tiers
+    tier = plan.tier(model)
+    if tier is None:
+        raise NotFound("model", model)
+    return (tier,)
+
+
+def judged_at(tiers: tuple[TierPlan, ...], at: int) -> bool:
+    """Whether the answer of tier `at` needs a judgement: on every tier of a route but its last."""
+    return at < len(tiers) - 1
+
+
+def decide(plan: Plan, tiers: tuple[TierPlan, ...], at: int, score: float | None) -> Accept | Escalate:
+    """Whether the answer of tier `at` stands; `score` None: it could not be judged.
+
+    An answer stands where its score is at least the threshold (CASCADIA section 3.1).
+    """
+    threshold = tiers[at].threshold
+    if not judged_at(tiers, at) or threshold is None:
+        return Accept("last_tier")
+    if score is None:
+        if plan.judge_unavailable is JudgeUnavailable.ACCEPT:
+            return Accept("judge_unavailable")
+        return Escalate(len(tiers) - 1, EscalationReason.JUDGE_UNAVAILABLE)
+    if score >= threshold:
+        return Accept("score_at_least_threshold")
+    return Escalate(at + 1, EscalationReason.SCORE_BELOW_THRESHOLD)
+
+
+def unable(tiers: tuple[TierPlan, ...], at: int, reason: EscalationReason) -> Escalate | None:
+    """Tier `at` cannot answer at all: the next one tries, if there is one."""
+    return Escalate(at + 1, reason) if at < len(tiers) - 1 else None

@@ -1,0 +1,352 @@
+"""One request from start to end: up the cascade until an answer stands."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass, field, replace
+
+from opentelemetry import context as otel_context
+from opentelemetry import trace
+from opentelemetry.trace import Span, StatusCode, Tracer, format_trace_id
+
+from router_service.admission.admission_queue import AdmissionQueue, Places
+from router_service.clients.judge_client import JudgeClient, Verdict
+from router_service.domain.events import (
+    Accepted,
+    Answer,
+    Escalated,
+    EscalationReason,
+    Finished,
+    InstanceChanged,
+    Judged,
+    RouterEvent,
+    RouterRequest,
+    TierAdmitted,
+    TierStarted,
+    TierSummary,
+)
+from router_service.domain.failures import FailureHistory
+from router_service.generation import cascade
+from router_service.generation.cascade import Escalate
+from router_service.generation.live_requests import LiveRequests
+from router_service.generation.tier_generation import TierDone, TierGeneration
+from router_service.telemetry.sampling import WindowSampler
+from router_service.telemetry.stats import RouterStats
+from services.domain.errors import (
+    AlreadyRunning,
+    DeadlineExceeded,
+    NotFound,
+    Overloaded,
+    PenstockError,
+    PromptTooLong,
+    Unavailable,
+    invalid,
+)
+from services.domain.mesh_view import MeshView
+from services.domain.plans import Plan, TierPlan
+from services.domain.requests import GenerationRequest, SamplingParams, TokenFrame, TokenUsage
+
+
+@dataclass(slots=True)
+class _Reply:
+    """What a tier has said so far."""
+
+    tier: TierPlan
+    started_at: float
+    span: Span
+    instance_id: str = ""
+    frames: list[TokenFrame] = field(default_factory=list)
+    prompt_tokens: int = 0
+    done: TierDone | None = None
+    score: float | None = None
+    accepted: bool = False
+    ended_at: float = 0.0
+
+    @property
+    def text(self) -> str:
+        return "".join(frame.text for frame in self.frames)
+
+    def usage(self) -> TokenUsage:
+        told = self.done.usage if self.done is not None else TokenUsage()
+        return told if told.prompt_tokens else replace(told, prompt_tokens=self.prompt_tokens)
+
+
+class RequestDriver:
+    """Drives requests; one for the whole router, holding nothing of any request but its id while it is live."""
+
+    def __init__(
+        self,
+        view: MeshView,
+        queue: AdmissionQueue,
+        tiers: TierGeneration,
+        judge: JudgeClient,
+        stats: RouterStats,
+        tracer: Tracer,
+        sampler: WindowSampler | None = None,
+    ) -> None:
+        self._view, self._queue, self._tiers, self._judge = view, queue, tiers, judge
+        self._stats, self._tracer, self._sampler = stats, tracer, sampler
+        self._live = LiveRequests()
+
+    async def drive(self, request: RouterRequest) -> AsyncGenerator[RouterEvent, None]:
+        """Admit one request and run it, as `admitted` and `run` do."""
+        async with self.admitted([request]) as places, aclosing(self.run(request, places)) as events:
+            async for event in events:
+                yield event
+
+    @asynccontextmanager
+    async def admitted(self, requests: Sequence[RouterRequest]) -> AsyncIterator[Places]:
+        """Wait until requests that belong together, of one priority and deadline, may run: all of them or none.
+
+        Raises:
+            AlreadyRunning: a request of one of these ids is live here, and this one does not resume it.
+            InvalidRequest: they are more than can ever run at once; names `n`.
+            Overloaded: the queue is full.
+            DeadlineExceeded: while waiting.
+        """
+        async with AsyncExitStack() as stack:
+            try:
+                for request in requests:
+                    stack.enter_context(self._live.entered(request.request_id, resumes=request.resume is not None))
+                places = await stack.enter_async_context(
+                    self._queue.entered(requests[0].priority, requests[0].deadline_s, len(requests))
+                )
+            except (AlreadyRunning, Overloaded, DeadlineExceeded) as error:
+                for request in requests:
+                    self._count(request, error)
+                raise
+            yield places
+
+    async def run(self, request: RouterRequest, places: Places) -> AsyncGenerator[RouterEvent, None]:
+        """An admitted request's events; Finished is the last. Leaving the iteration cancels everything within a step.
+
+        One of `places` is given back at the end.
+
+        Raises:
+            NotFound: no such model.
+            InvalidRequest, RequestFailed: a tier cannot serve the request.
+            PoisonRequest: instances died while they worked on it.
+            Overloaded, Unavailable, DeadlineExceeded: on the way.
+        """
+        loop = asyncio.get_running_loop()
+        arrival_s = self._sampler.arrived(request) if self._sampler is not None else 0.0
+        finished = False
+        try:
+            async with aclosing(self._run_tiers(request)) as events:
+                async for event in events:
+                    if loop.time() >= request.deadline_s and not isinstance(event, Finished):
+                        raise DeadlineExceeded("the deadline passed while the client was reading")
+                    self._stats.saw(event, request.model)
+                    finished = isinstance(event, Finished)
+                    if self._sampler is not None and isinstance(event, Finished):
+                        self._sampler.finished(arrival_s, request, event)
+                    yield event
+        except PenstockError as error:
+            self._count(request, error)
+            raise
+        except (asyncio.CancelledError, GeneratorExit):  # its client left, or its deadline passed on the way to it
+            if not finished:
+                self._stats.cancellation(request.model)
+            raise
+        finally:
+            places.leave_one()
+
+    def _count(self, request: RouterRequest, error: PenstockError) -> None:
+        if isinstance(error, Overloaded):
+            self._stats.rejection(request.model)
+        else:
+            self._stats.failure(request.model, error.reason.lower())
+
+    async def _run_tiers(self, request: RouterRequest) -> AsyncGenerator[RouterEvent, None]:
+        """Tier after tier, until an answer stands. The plan is the one that holds now, to the end of the request."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        plan = self._view.plan
+        if plan is None:
+            raise Unavailable("no plan has been published yet")
+        route = cascade.route(plan, request.model)
+        sampling = request.sampling.with_seed(secrets.randbits(63))
+        assert sampling.seed is not None
+        at, replies, first_token_at = self._entry(plan, route, request), list[_Reply](), None
+        yield Accepted(request.request_id, plan.revision, sampling.seed)
+        history = FailureHistory()
+        while True:
+            reply = self._begin(route[at])
+            replies.append(reply)
+            resumed = request.resume is not None and request.resume.tier == reply.tier.name
+            held = cascade.judged_at(route, at) and not resumed  # what is resumed stood already
+            try:
+                async with aclosing(self._reply(request, plan, sampling, reply, history, held=held)) as events:
+                    async for event in events:
+                        if isinstance(event, Answer) and event.frame.token_ids and first_token_at is None:
+                            first_token_at = loop.time()
+                        yield event
+            except (Unavailable, PromptTooLong) as error:
+                self._end(reply, error)
+                too_long = isinstance(error, PromptTooLong)
+                reason = EscalationReason.PROMPT_TOO_LONG if too_long else EscalationReason.TIER_UNAVAILABLE
+                escalation = cascade.unable(route, at, reason) if held else None
+                if escalation is None:
+                    raise
+            except BaseException as error:
+                self._end(reply, error)
+                raise
+            else:
+                escalation = None
+                if held:
+                    verdict = await self._judged(request, plan, reply)
+                    score = verdict.score if verdict is not None else None
+                    decided = cascade.decide(plan, route, at, score)
+                    escalation = decided if isinstance(decided, Escalate) else None
+                    reply.score, reply.accepted = score, escalation is None
+                    scorer = verdict.scorer if verdict is not None else plan.scorer
+                    yield Judged(reply.tier.name, score, reply.tier.threshold or 0.0, escalation is None, scorer)
+                else:
+                    reply.accepted = True
+                self._end(reply)
+            if escalation is not None:
+                yield Escalated(route[at].name, route[escalation.to].name, escalation.reason)
+                at = escalation.to
+                continue
+            if held:
+                for frame in reply.frames:
+                    if frame.token_ids and first_token_at is None:
+                        first_token_at = loop.time()
+                    yield Answer(reply.tier.name, _told(frame, request.sampling))
+            yield self._finished(reply, replies, began, first_token_at)
+            return
+
+    def _entry(self, plan: Plan, route: tuple[TierPlan, ...], request: RouterRequest) -> int:
+        """Where the route begins: at its first tier, or at the one whose reply is resumed."""
+        if request.resume is None:
+            return 0
+        for i, tier in enumerate(route):
+            if tier.name == request.resume.tier:
+                return i
+        if plan.tier(request.resume.tier) is None:
+            raise NotFound("tier", request.resume.tier)
+        raise invalid("resume.tier", f"'{request.resume.tier}' is not on the way of model '{request.model[:80]}'")
+
+    async def _reply(
+        self,
+        request: RouterRequest,
+        plan: Plan,
+        sampling: SamplingParams,
+        reply: _Reply,
+        history: FailureHistory,
+        *,
+        held: bool,
+    ) -> AsyncGenerator[RouterEvent, None]:
+        """One tier's reply: gathered in `reply` where it is held for the judge, else passed on as it comes."""
+        resumed: tuple[int, ...] = ()
+        if request.resume is not None and request.resume.tier == reply.tier.name:
+            resumed = request.resume.token_ids
+        if held and sampling.top_logprobs is None and await self._judge.needs_logprobs(plan.scorer):
+            sampling = replace(sampling, top_logprobs=0)
+        asked = GenerationRequest(
+            request_id=worker_request_id(request.request_id, reply.tier.name),
+            prompt=request.prompt,
+            sampling=sampling,
+            resume_token_ids=resumed,
+            slo=request.slo,
+            priority=request.priority,
+        )
+        parent = trace.set_span_in_context(reply.span)
+        events = self._tiers.generate(
+            reply.tier.name, asked, request.deadline_s, parent, may_give_up=held, history=history
+        )
+        async with aclosing(events):
+            async for event in events:
+                match event:
+                    case TokenFrame():
+                        if not reply.frames:
+                            reply.span.add_event("first token")
+                        if held:
+                            reply.frames.append(event)
+                        else:
+                            yield Answer(reply.tier.name, _told(event, request.sampling))
+                    case TierDone():
+                        reply.done = event
+                    case _:
+                        if isinstance(event, TierStarted):
+                            reply.instance_id = event.instance_id
+                        elif isinstance(event, InstanceChanged):
+                            reply.instance_id = event.to_instance_id
+                            count = self._stats.migration if event.moved else self._stats.failover
+                            count(reply.tier.name)
+                            name = "migration" if event.moved else "failover"
+                            reply.span.add_event(name, {"penstock.offset": event.offset})
+                        elif isinstance(event, TierAdmitted):
+                            reply.prompt_tokens = event.prompt_tokens
+                        yield event
+
+    async def _judged(self, request: RouterRequest, plan: Plan, reply: _Reply) -> Verdict | None:
+        assert reply.done is not None
+        token = otel_context.attach(trace.set_span_in_context(reply.span))
+        try:
+            return await self._judge.score(
+                plan.scorer,
+                request.prompt,
+                reply.text,
+                reply.tier.name,
+                reply.done.reason,
+                [position for frame in reply.frames for position in frame.logprobs],
+                request.deadline_s,
+            )
+        finally:
+            otel_context.detach(token)
+
+    def _begin(self, tier: TierPlan) -> _Reply:
+        span = self._tracer.start_span(f"tier {tier.name}", attributes={"penstock.tier": tier.name})
+        return _Reply(tier, asyncio.get_running_loop().time(), span)
+
+    def _end(self, reply: _Reply, error: BaseException | None = None) -> None:
+        reply.ended_at = asyncio.get_running_loop().time()
+        if isinstance(error, PenstockError):
+            reply.span.set_status(StatusCode.ERROR, str(error))
+        elif error is not None:
+            reply.span.set_status(StatusCode.ERROR, "cancelled")
+        reply.span.set_attribute("penstock.instance_id", reply.instance_id)
+        reply.span.set_attribute("penstock.accepted", reply.accepted)
+        if reply.score is not None:
+            reply.span.set_attribute("penstock.score", reply.score)
+        if reply.tier.threshold is not None:
+            reply.span.set_attribute("penstock.threshold", reply.tier.threshold)
+        reply.span.end()
+
+    def _finished(self, reply: _Reply, replies: list[_Reply], began: float, first_token_at: float | None) -> Finished:
+        assert reply.done is not None
+        summaries = tuple(
+            TierSummary(
+                tier=r.tier.name,
+                model=r.tier.model,
+                instance_id=r.instance_id,
+                score=r.score,
+                threshold=r.tier.threshold,
+                accepted=r.accepted,
+                usage=r.usage(),
+                time_s=r.ended_at - r.started_at,
+            )
+            for r in replies
+        )
+        return Finished(
+            reason=reply.done.reason,
+            tier=reply.tier.name,
+            usage=reply.usage(),
+            tiers=summaries,
+            ttft_s=first_token_at - began if first_token_at is not None else None,
+            total_s=asyncio.get_running_loop().time() - began,
+            trace_id=format_trace_id(reply.span.get_span_context().trace_id),
+            stop=reply.done.stop,
+        )
+
+
+def worker_request_id(request_id: str, tier: str) -> str:
+    """The name of a request's reply by one tier; each attempt at a worker has a name of its own that begins with it."""
+    return f"{request_id}:{tier}"
+
+
+def _told(frame: TokenFrame, sampling: SamplingParams) -> TokenFrame:
+    """The frame as the client asked for it: logprobs that only the judge wanted are left out."""
+    return frame if sampling.top_logprobs is not None or not frame.logprobs else replace(frame, logprobs=())

@@ -1,0 +1,184 @@
+"""The sender's agent: the router that owns a stream finds where its request goes when the worker advises a move.
+
+Asks all candidates, chooses by the rules of `services.domain.stages.bidding`, confirms, waits for the receiver's turn and has
+the reply move. Whatever fails, the reply goes on where it is.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from collections.abc import Sequence as Seq
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from opentelemetry import propagate, trace
+from opentelemetry.context import Context
+from opentelemetry.metrics import Meter
+from opentelemetry.trace import Span, SpanKind, Tracer
+
+from router_service.clients.bid_client import BidClient, Confirmation, Metadata
+from router_service.clients.worker_client import MoveAdvice, MoveReason
+from router_service.migration.movable_reply import MovableReply, Moved, NotMoved
+from services.domain.errors import PenstockError
+from services.domain.instances import InstanceRecord
+from services.domain.mesh_view import MeshView
+from services.domain.stages.bidding import Ask, Bid, choose
+from services.domain.stages.places import by_preference, outgrown_to, peers
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A receiver that has won the request."""
+
+    target: InstanceRecord
+    confirmation: Confirmation
+
+
+@dataclass(frozen=True, slots=True)
+class BidLimits:
+    """bid_s: for bids to come in. turn_s: from the confirmation to the end of the transfer."""
+
+    bid_s: float
+    turn_s: float
+
+
+def candidates(workers: Seq[InstanceRecord], sender: InstanceRecord, advice: MoveAdvice) -> list[InstanceRecord]:
+    """Whom to ask, in order of id: for a request that has outgrown its stage the next one that covers it, for an overloaded
+    sender its own stage, for a draining one whoever suits the length best."""
+    others = {r.instance_id: r for r in workers if r.instance_id != sender.instance_id}
+    places = {i: record.place for i, record in others.items()}
+    stage = sender.place.stage if sender.place is not None else None
+    match advice.reason:
+        case MoveReason.DRAINING:
+            found = next(iter(by_preference(places, advice.tokens)), [])
+        case MoveReason.RANGE_CROSSED:
+            found = outgrown_to(places, stage, advice.tokens) if stage is not None else []
+        case MoveReason.OVERLOADED:
+            found = peers(places, stage) if stage is not None else []
+    return [others[i] for i in found]
+
+
+class MoveAgent:
+    """Follows workers' advice for any number of replies; keeps nothing between them but counts."""
+
+    def __init__(self, view: MeshView, client: BidClient, tracer: Tracer, meter: Meter, limits: BidLimits) -> None:
+        self._view, self._client, self._tracer, self._limits = view, client, tracer, limits
+        self._followed = meter.create_counter(
+            "penstock.router.move_advice", unit="{advice}", description="Advice followed, by reason and outcome."
+        )
+        self.moved = self.stayed = 0
+        """Advice that ended in a move, and advice that did not."""
+
+    async def follow(
+        self, tier: str, reply: MovableReply, request_id: str, advice: MoveAdvice, parent: Context
+    ) -> Moved | NotMoved:
+        """Have a reply move as its worker advised, if anybody takes it. request_id: the worker's."""
+        sender_id = reply.record.instance_id
+        attributes = {"penstock.tier": tier, "penstock.reason": advice.reason.value}
+        span = self._tracer.start_span(
+            "migration",
+            context=parent,
+            attributes={**attributes, "penstock.from": sender_id, "penstock.sequence_tokens": advice.tokens},
+        )
+        outcome: Moved | NotMoved = NotMoved("cut off")
+        try:
+            outcome = await self._follow(tier, reply, request_id, advice, span, parent)
+        except PenstockError as error:
+            outcome = NotMoved(str(error))
+        finally:
+            if isinstance(outcome, Moved):
+                self.moved += 1
+                span.set_attributes(
+                    {
+                        "penstock.offset": outcome.offset,
+                        "penstock.stall_s": outcome.stall_s,
+                        "penstock.sent_bytes": outcome.sent_bytes,
+                    }
+                )
+            else:
+                self.stayed += 1
+                span.set_attribute("penstock.not_moved", outcome.reason)
+            said = "moved" if isinstance(outcome, Moved) else "stayed"
+            self._followed.add(1, attributes | {"penstock.outcome": said})
+            span.end()
+        return outcome
+
+    async def _follow(
+        self, tier: str, reply: MovableReply, request_id: str, advice: MoveAdvice, span: Span, parent: Context
+    ) -> Moved | NotMoved:
+        context = trace.set_span_in_context(span, parent)
+        async with self._arranged(tier, reply.record.instance_id, request_id, advice, context) as grant:
+            if grant is None:
+                return NotMoved("nobody takes it")
+            span.set_attribute("penstock.to", grant.target.instance_id)
+            while True:
+                starving = await grant.confirmation.turn()
+                outcome = await reply.move(
+                    grant.target, advice.reason.value, starving=starving, on_started=grant.confirmation.started
+                )
+                if isinstance(outcome, Moved) or not outcome.busy:
+                    return outcome
+                await grant.confirmation.sender_busy()
+
+    @asynccontextmanager
+    async def _arranged(
+        self, tier: str, sender_id: str, request_id: str, advice: MoveAdvice, parent: Context
+    ) -> AsyncIterator[Grant | None]:
+        """A receiver whose queue holds the request as long as the context lasts; None if nobody takes it."""
+        sender = self._view.find(sender_id)
+        if sender is None or sender.model is None:
+            yield None
+            return
+        ask = Ask(request_id, sender_id, advice.tokens, advice.sender_tokens)
+        asked = {r.instance_id: r for r in candidates(self._view.workers(tier), sender, advice)}
+        with self._tracer.start_as_current_span(
+            "bid-ask",
+            context=parent,
+            kind=SpanKind.INTERNAL,
+            attributes={
+                "penstock.request_id": request_id,
+                "penstock.reason": advice.reason.value,
+                "penstock.sequence_tokens": advice.tokens,
+                "penstock.candidates": len(asked),
+            },
+        ) as span:
+            carrier: dict[str, str] = {}
+            propagate.inject(carrier, trace.set_span_in_context(span, parent))
+            metadata = tuple(carrier.items())
+            bids = await self._bids(asked, ask, sender.model.digest, metadata)
+            best = choose(bids)
+            span.set_attribute("penstock.bids", len(bids))
+            span.set_attribute("penstock.target", best.receiver_id if best is not None else "")
+        if best is None:
+            yield None
+            return
+        target = asked[best.receiver_id]
+        async with self._client.confirmed(
+            target.address, ask, sender.model.digest, timeout_s=self._limits.turn_s, metadata=metadata
+        ) as confirmation:
+            yield Grant(target, confirmation)
+
+    async def _bids(self, asked: dict[str, InstanceRecord], ask: Ask, digest: str, metadata: Metadata) -> list[Bid]:
+        """The bids, in the order in which they came; who refuses, fails or is late makes none."""
+        bids: list[Bid] = []
+
+        async def one(receiver: InstanceRecord) -> None:
+            try:
+                answer = await self._client.ask(
+                    receiver.address,
+                    receiver.instance_id,
+                    ask,
+                    digest,
+                    timeout_s=self._limits.bid_s,
+                    metadata=metadata,
+                )
+            except PenstockError as error:
+                _log.info("%s: no bid from %s: %s", ask.request_id, receiver.instance_id, error)
+                return
+            if isinstance(answer, Bid):
+                bids.append(answer)
+
+        await asyncio.gather(*(one(receiver) for receiver in asked.values()))
+        return bids

@@ -1,0 +1,1 @@
+"""Which instance serves: placement, ejection, prefix affinity, active health checks."""

@@ -1,0 +1,95 @@
+"""What this router counts: for status and metrics alike."""
+
+import asyncio
+from collections import Counter, deque
+
+from opentelemetry.metrics import Meter
+
+from router_service.domain.events import Escalated, Finished, Judged, RouterEvent
+from services.domain.mesh_view import MeshView
+from services.domain.plans import CASCADE_MODEL
+
+RECENT = 1000  # requests that percentiles look back on
+RATE_WINDOW_S = 10.0
+UNKNOWN_MODEL = "unknown"
+"""Labels models that are not in the plan: their names are whatever clients send, and each label is kept for good."""
+
+
+class RouterStats:
+    """Counters since the start, and recent times to first token."""
+
+    def __init__(self, meter: Meter, view: MeshView) -> None:
+        self._view = view
+        self.finished = self.failed = self.rejected = self.failovers = self.migrations = 0
+        self.answered: Counter[str] = Counter()  # by tier
+        self.escalated: Counter[str] = Counter()  # by tier that was left
+        self._ttft: deque[float] = deque(maxlen=RECENT)
+        self._ends: deque[float] = deque(maxlen=RECENT)
+        self._requests = meter.create_counter("penstock.router.requests", unit="{request}")
+        self._rejections = meter.create_counter("penstock.router.rejections", unit="{request}")
+        self._failovers = meter.create_counter("penstock.router.failovers", unit="{failover}")
+        self._migrations = meter.create_counter("penstock.router.migrations", unit="{migration}")
+        self._escalations = meter.create_counter("penstock.router.escalations", unit="{escalation}")
+        self._judged = meter.create_histogram("penstock.router.score", unit="1")
+        self._ttft_metric = meter.create_histogram("gen_ai.server.time_to_first_token", unit="s")
+        self._duration = meter.create_histogram("gen_ai.server.request.duration", unit="s")
+        self._tokens = meter.create_counter("penstock.router.answer_tokens", unit="{token}")
+
+    def saw(self, event: RouterEvent, model: str) -> None:
+        """Count an event of a request to `model`."""
+        match event:
+            case Judged(tier=tier, score=score) if score is not None:
+                self._judged.record(score, {"penstock.tier": tier})
+            case Escalated(from_tier=tier, reason=reason):
+                self.escalated[tier] += 1
+                self._escalations.add(1, {"penstock.tier": tier, "penstock.reason": reason.value})
+            case Finished():
+                self.finished += 1
+                self.answered[event.tier] += 1
+                labels = {"gen_ai.request.model": self._label(model), "penstock.tier": event.tier}
+                self._requests.add(1, labels | {"penstock.outcome": event.reason.value})
+                self._duration.record(event.total_s, labels)
+                self._tokens.add(event.usage.output_tokens, labels)
+                self._ends.append(asyncio.get_running_loop().time())
+                if event.ttft_s is not None:
+                    self._ttft.append(event.ttft_s)
+                    self._ttft_metric.record(event.ttft_s, labels)
+
+    def failure(self, model: str, reason: str) -> None:
+        """A request ended with an error: not for want of room, nor because its client left."""
+        self.failed += 1
+        self._requests.add(1, {"gen_ai.request.model": self._label(model), "penstock.outcome": reason})
+
+    def _label(self, model: str) -> str:
+        """The model's name if the current plan has it, else UNKNOWN_MODEL."""
+        plan = self._view.plan
+        known = plan is not None and (model == CASCADE_MODEL or plan.tier(model) is not None)
+        return model if known else UNKNOWN_MODEL
+
+    def cancellation(self, model: str) -> None:
+        """A request ended because its client left, which may be by its own deadline."""
+        self._requests.add(1, {"gen_ai.request.model": self._label(model), "penstock.outcome": "cancelled"})
+
+    def rejection(self, model: str) -> None:
+        """A request was turned away for want of room; it may be tried again."""
+        self.rejected += 1
+        self._rejections.add(1, {"gen_ai.request.model": self._label(model)})
+
+    def failover(self, tier: str) -> None:
+        self.failovers += 1
+        self._failovers.add(1, {"penstock.tier": tier})
+
+    def migration(self, tier: str) -> None:
+        """A reply goes on at another instance, with its KV."""
+        self.migrations += 1
+        self._migrations.add(1, {"penstock.tier": tier})
+
+    def ttft_percentile(self, share: float) -> float:
+        """Of recent requests, in seconds; 0 without any."""
+        ordered = sorted(self._ttft)
+        return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+
+    def requests_per_s(self) -> float:
+        """Finished requests, over the last seconds."""
+        now = asyncio.get_running_loop().time()
+        return sum(1 for at in self._ends if now - at <= RATE_WINDOW_S) / RATE_WINDOW_S
