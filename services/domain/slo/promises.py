@@ -102,3 +102,4 @@ class PhaseTracker:
             if following.after_marker or following.from_output_token > self._tokens:
                 return
             self._current += 1
+            self._tail = ""  # a marker counts only behind the beginning of the phase before it

@@ -20,7 +20,7 @@ from services.domain.slo.compiled.layout import (
     StepModel,
     step_s,
 )
-from services.domain.slo.compiled.step import form_batch, prompts_by_deadline
+from services.domain.slo.compiled.step import ASSUMED, NONE, form_batch, prompts_by_deadline
 
 MAX_STEPS = 20_000
 """A replay gives up, and the admission is refused, after so many steps: at 20 steps a second a quarter of an hour."""
@@ -49,12 +49,11 @@ def keeps_promises(
             if _decodes_fit(now_s, counts, times, requests, model):
                 return True
             changed = False
-        took_s, cap_s = form_batch(
-            now_s, counts, times, requests, order, prompts, model, best_effort and prompts > 0, hold, grants
-        )
+        shared = ASSUMED if best_effort and prompts > 0 else NONE
+        took_s, cap_s = form_batch(now_s, counts, times, requests, order, prompts, model, shared, hold, grants)
         if took_s == 0.0:
             return True
-        if best_effort and prompts > 0 and cap_s < np.inf:
+        if shared == ASSUMED and cap_s < np.inf:
             took_s = max(took_s, cap_s)  # what is left over will be used
         end_s = now_s + took_s
         begun = 0

@@ -8,7 +8,8 @@ A step may take as long as the earliest token of a decode allows, and takes as m
 2. Prompts of standard requests, by deadline. The last token of a prompt waits for its release time, which the certificate
    of its admission set: a prompt that completes early decodes early, which may break what others were promised.
 3. The other decodes, where there is time left.
-4. Best effort: its decodes, then its prompts, in order of arrival. `reserve` of the step's time is kept for it.
+4. Best effort: its decodes, then its prompts, in order of arrival. `reserve` of the step's time is kept for it, but for
+   prompts that cannot wait: these may borrow it. Certificates assume that best effort always has work and lends nothing.
 
 A pace is kept per gap: a token is due one tpot behind the one before. That is stricter than it is judged (over ten gaps).
 """
@@ -36,6 +37,9 @@ from services.domain.slo.compiled.layout import (
     tokens_within,
 )
 
+# Whether best effort has work in a step.
+NONE, PRESENT, ASSUMED = range(3)
+
 
 @numba.njit(cache=True, nogil=True)
 def prompts_by_deadline(counts: N, times: F, requests: int, order: N) -> int:
@@ -61,7 +65,7 @@ def form_batch(
     order: N,  # of prompts_by_deadline
     prompts: int,  # how many
     model: StepModel,
-    best_effort: bool,  # it has work, now or by assumption
+    best_effort: int,  # NONE, PRESENT, or ASSUMED by a certificate
     hold: bool,  # prompts complete as late as they can, whatever their release times
     grants: N,  # (>= requests) out: tokens of each
 ) -> tuple[float, float]:
@@ -129,7 +133,8 @@ def form_batch(
         allowed = counts[PENDING, i] - (0 if free_to_end else 1)
         if allowed <= 0:
             continue
-        within_s = cap_s * (1.0 - model.reserve) if best_effort and cap_s < np.inf else cap_s
+        kept = best_effort == ASSUMED or (best_effort == PRESENT and slack_s >= cannot_wait_s)
+        within_s = cap_s * (1.0 - model.reserve) if kept and cap_s < np.inf else cap_s
         start = counts[CONTEXT, i]
         c = tokens_within(within_s, min(allowed, room - tokens), start, tokens, context, pairs, gap, model)
         if c <= 0:
@@ -150,8 +155,15 @@ def form_batch(
         tokens, context, pairs = c, float(start + c), c * (start + 0.5 * (c + 1))
         cap_s = max(times[DUE_S, i] - now_s, step_s(tokens, context, pairs, gap, model))
 
+    for p in range(prompts):
+        if (
+            grants[order[p]] < counts[PENDING, order[p]]
+        ):  # a prompt that goes on must not be held up by what fills the step
+            cap_s = min(cap_s, max(longest_step_s, step_s(tokens, context, pairs, gap, model)))
+            break
+
     # 3. and 4. what else fits
-    if taken < decodes or best_effort:
+    if taken < decodes or best_effort == PRESENT:
         for kind in range(STANDARD, BEST_EFFORT + 1):
             for i in range(requests):
                 if tokens >= room:
@@ -168,7 +180,7 @@ def form_batch(
                 context += ends
                 decode_context += ends
                 longest, gap = max(longest, ends), wider
-    if best_effort:
+    if best_effort == PRESENT:
         for i in range(requests):
             if tokens >= room:
                 break
