@@ -1,8 +1,8 @@
 """One engine instance under SLOs in virtual time, compiled: arrivals, admission, steps, best effort. No I/O.
 
-Admission, certificate and steps are those that workers run (`services.domain.slo.compiled`). Requests that arrive during a step
-are decided on together, and take part from the next one on. KV is counted in tokens. Lengths are known here: admission reserves
-the whole reply (an experiment's licence; a worker reserves a predicted quantile).
+Admission, certificate and steps are those of `services.domain.slo.compiled`. Requests that arrive during a step
+are decided on together and take part from the next one on. KV is counted in tokens. Lengths are known: admission reserves
+the whole reply, which only an experiment can (a worker reserves a predicted quantile).
 """
 
 import numba
@@ -27,7 +27,7 @@ from services.domain.slo.compiled.layout import (
     N,
     StepModel,
 )
-from services.domain.slo.compiled.step import commit, form_batch, prompts_by_deadline
+from services.domain.slo.compiled.step import NONE, PRESENT, commit, form_batch, prompts_by_deadline
 
 ADMITTED, SERVED_BEST_EFFORT, DECLINED = 1, 0, -1
 
@@ -166,11 +166,13 @@ def serve_with_slos(
                 n = _remove(counts, times, who, n, i)
             i -= 1
         prompts = prompts_by_deadline(counts, times, n, order)
-        left_over = False
+        left_over = NONE
         for i in range(n):
-            left_over = left_over or counts[KIND, i] == BEST_EFFORT
+            left_over = PRESENT if counts[KIND, i] == BEST_EFFORT else left_over
         took_s, _ = form_batch(now_s, counts, times, n, order, prompts, model, left_over, False, grants)
         if took_s == 0.0:
+            if n == 0 and queued == 0:  # all that came were declined
+                continue
             if arrived == total:
                 return -1  # cannot be: somebody waits, nobody runs
             now_s = max(now_s, arrival_s[arrived])
