@@ -38,6 +38,7 @@ from worker_service.engine.throughput import Throughput
 from worker_service.request_failures import request_failed
 from worker_service.scheduling import (
     BatchLimits,
+    BatchPolicy,
     BatchScheduler,
     BlockPool,
     Chunk,
@@ -79,10 +80,16 @@ class EngineCore:
     """Requests in, events out, one step at a time."""
 
     def __init__(
-        self, runner: ModelRunner, tokenizer: Tokenizer, pool: BlockPool, limits: CoreLimits, clock: Clock
+        self,
+        runner: ModelRunner,
+        tokenizer: Tokenizer,
+        pool: BlockPool,
+        limits: CoreLimits,
+        clock: Clock,
+        policy: BatchPolicy | None = None,
     ) -> None:
         self.runner, self.tokenizer, self.limits = runner, tokenizer, limits
-        self.scheduler = BatchScheduler(limits.batch, pool)
+        self.scheduler = BatchScheduler(limits.batch, pool, policy)
         self.transfers = KvTransfers(self.scheduler, runner)
         self._clock = clock
         self._requests: dict[str, _Request] = {}
@@ -216,7 +223,7 @@ class EngineCore:
         Raises:
             Exception: the runner cannot compute anything any more.
         """
-        plan = self.scheduler.plan_step(allocation)
+        plan = self.scheduler.plan_step(allocation, self._clock.now())
         if not plan.chunks:
             return []
         outputs: list[tuple[str, StepOutput]] = []
@@ -236,7 +243,7 @@ class EngineCore:
             for chunk, result in computed
             if chunk.logits and not chunk.sequence.draft
         }
-        self.scheduler.commit(StepPlan(tuple(chunk for chunk, _ in computed)), sampled)
+        self.scheduler.commit(StepPlan(tuple(chunk for chunk, _ in computed)), sampled, self._clock.now())
         self.steps += 1
         produced = 0
         for chunk, result in computed:
