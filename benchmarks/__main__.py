@@ -10,6 +10,7 @@ BENCHMARKS = (
     "engine",
     "overhead",
     "simulator",
+    "slo_admission",
     "kernel",
     "planner",
     "brute_force",
