@@ -21,8 +21,9 @@ from worker_service.engine.simulated import SimulatedEngineOptions, simulated_en
 from worker_service.load_tracker import LoadTracker
 from worker_service.migration.receiver import Receiver
 from worker_service.migration.sender import Sender
-from worker_service.output_coalescing import CoalescingLimits
+from worker_service.output_coalescing import CoalescingLimits, OutputCoalescer
 from worker_service.peer_client import PeerClient
+from worker_service.replies import Replies
 from worker_service.servicer import SERVICE, WorkerServicer
 from worker_service.stage_tracker import StageTracker
 from worker_service.transfer_queue import TransferQueue
@@ -48,7 +49,7 @@ async def compose(chassis: Chassis) -> None:
     chassis.watch(engine.failed())
     info = engine.info
     tracker = LoadTracker(engine, chassis.telemetry.meter, tier.name)
-    frames = CoalescingLimits(settings.frame_interval_ms / 1000, settings.frame_tokens, HEARTBEAT_S)
+    limits = CoalescingLimits(settings.frame_interval_ms / 1000, settings.frame_tokens, HEARTBEAT_S)
     options, view, slots = chassis.mesh.stages, MeshView(), bidding.TransferSlots(chassis.mesh.stages.max_transfers)
     feed = await chassis.stack.enter_async_context(
         MeshFeed(chassis.redis, chassis.keys, view, group=tier_group(tier.name))
@@ -74,12 +75,20 @@ async def compose(chassis: Chassis) -> None:
         sender, receiver = Sender(engine, PeerClient(channels).dial, chassis.telemetry.meter), Receiver(engine)
         chassis.stack.push_async_callback(sender.close)
         chassis.stack.push_async_callback(receiver.close)
+    replies = Replies(
+        engine,
+        stages,
+        OutputCoalescer(limits),
+        chassis.telemetry.meter,
+        instance_id=chassis.instance_id,
+        tier=tier.name,
+        receiver=receiver,
+    )
     servicer = WorkerServicer(
         engine,
         tracker,
-        stages,
+        replies,
         transfers,
-        frames,
         chassis.telemetry,
         instance_id=chassis.instance_id,
         tier=tier.name,

@@ -59,6 +59,9 @@ def request_from_proto(request: pb.GenerateRequest) -> GenerationRequest:
         resume_token_ids=common.token_ids_from_proto(request.resume_token_ids, "resume_token_ids"),
         slo=common.slo_from_proto(request.slo) if request.HasField("slo") else None,
         priority=request.priority,
+        output_interval_s=(
+            common.seconds(request.output_interval, "output_interval") if request.HasField("output_interval") else None
+        ),
     )
     made.validate()
     return made

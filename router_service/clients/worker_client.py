@@ -14,6 +14,7 @@ from services import errors
 from services import proto_codec as common
 from services.channels import ChannelPool
 from services.domain.requests import FinishReason, GenerationRequest, TokenFrame, TokenUsage
+from services.event_streams import OnTokens
 
 
 class MoveReason(enum.Enum):
@@ -108,16 +109,21 @@ class WorkerClient:
         timeout_s: float,
         metadata: tuple[tuple[str, str], ...],
         transfer_id: str = "",
+        on_tokens: OnTokens | None = None,
     ) -> AsyncGenerator[WorkerEvent, None]:
-        """The worker's events. Leaving the iteration cancels the reply. transfer_id: the request comes there by a move.
+        """The worker's events. Leaving the iteration cancels the reply.
 
-        Raises what the worker said, as one of our errors; Unavailable for a worker that broke off or went silent.
+        transfer_id: the request comes there by a move. on_tokens: takes the frames of tokens, each behind all events before
+        it; without it they are iterated.
+
+        Raises:
+            PenstockError: The worker's error; Unavailable for a worker that broke off or went silent.
         """
-        asked = _request_to_proto(request, transfer_id)
-        said = self._sessions.get(address).reply(asked, timeout_s, dict(metadata), self._silence_s)
-        async with aclosing(said) as responses:
+        message = _request_to_proto(request, transfer_id)
+        reply = self._sessions.get(address).reply(message, timeout_s, dict(metadata), self._silence_s, on_tokens)
+        async with aclosing(reply) as responses:
             async for response in responses:
-                event = _event(response)
+                event = response if isinstance(response, TokenFrame) else _event(response)
                 yield event
                 if isinstance(event, (WorkerFinished, WorkerHandedOver)):
                     return
@@ -170,6 +176,8 @@ def _request_to_proto(request: GenerationRequest, transfer_id: str) -> pb.Genera
         priority=request.priority,
         transfer_id=transfer_id or None,
     )
+    if request.output_interval_s is not None:
+        made.output_interval.CopyFrom(common.duration(request.output_interval_s))
     if request.slo is not None:
         made.slo.CopyFrom(common.slo_to_proto(request.slo))
     return made
@@ -177,8 +185,6 @@ def _request_to_proto(request: GenerationRequest, transfer_id: str) -> pb.Genera
 
 def _event(response: pb.GenerateResponse) -> WorkerEvent:
     match response.WhichOneof("event"):
-        case "tokens":
-            return common.frame_from_proto(response.tokens)
         case "admitted":
             told = response.admitted
             return WorkerAdmitted(

@@ -24,6 +24,10 @@ MAX_TOP_LOGPROBS = 20
 MAX_REQUEST_ID_CHARS = 128
 MAX_SEED = 2**63 - 1
 MAX_TOKEN_ID = 2**31 - 1
+PROGRESS_TOKENS = 16
+"""A reply that got so many tokens from an instance ran well there: the instance's death is not charged to its request.
+What kills an engine does so at the prompt, at the first step, or where the reply is resumed: before that many. A worker that
+may hold tokens back sends as many before it does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +255,10 @@ class TokenFrame:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One reply asked of one engine. `resume_token_ids` were generated elsewhere: generation goes on behind them."""
+    """One reply asked of one engine. `resume_token_ids` were generated elsewhere: generation goes on behind them.
+
+    output_interval_s: how long output tokens behind the first may wait to be sent together; None: the worker's own interval.
+    """
 
     request_id: str
     prompt: Prompt
@@ -259,6 +266,7 @@ class GenerationRequest:
     resume_token_ids: tuple[int, ...] = ()
     slo: Slo | None = None
     priority: int = 0
+    output_interval_s: float | None = None
 
     def validate(self) -> None:
         """Raise InvalidRequest naming every unsound field."""
@@ -268,6 +276,8 @@ class GenerationRequest:
         if self.slo is not None:
             problems += self.slo.problems("slo")
         problems += token_id_problems(self.resume_token_ids, "resume_token_ids")
+        if self.output_interval_s is not None and not 0 <= self.output_interval_s < math.inf:
+            problems.append(FieldProblem("output_interval", "must not be negative"))
         if problems:
             raise InvalidRequest(*problems)
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from services.domain.instances import Load
 from services.domain.requests import FinishReason, GenerationRequest, SamplingParams, TokenFrame, TokenUsage
+from services.event_streams import OnTokens
 from worker_service.scheduling import BatchScheduler
 from worker_service.text import Tokenizer
 
@@ -111,9 +112,12 @@ class Engine(Protocol):
         """End all requests with ABORTED and free everything."""
         ...
 
-    def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineEvent, None]:
+    def generate(
+        self, request: GenerationRequest, on_tokens: OnTokens | None = None
+    ) -> AsyncGenerator[EngineEvent, None]:
         """Admitted, then frames without gap or overlap, then Finished. Leaving the iteration aborts the request.
 
+        on_tokens: takes the frames, once the iteration goes on behind Admitted; only the other events are iterated then.
         One that is aborted while its prompt is tokenized is Finished without having been Admitted.
 
         Raises:
@@ -243,7 +247,12 @@ class KvTransferring(Protocol):
         ...
 
     def enter(
-        self, transfer_id: str, request: GenerationRequest, tokens: Seq[int], last: LastBlocks | None = None
+        self,
+        transfer_id: str,
+        request: GenerationRequest,
+        tokens: Seq[int],
+        last: LastBlocks | None = None,
+        on_tokens: OnTokens | None = None,
     ) -> AsyncGenerator[EngineEvent, None]:
         """Like generate, but what was written is taken over and the reply goes on behind `tokens`, prompt included.
 

@@ -7,18 +7,27 @@ abort or a cancelled stream reaches the engine within one step.
 import asyncio
 import contextlib
 import logging
+import math
 import queue
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from services.domain.errors import NotFound, PenstockError, RequestFailed, Unavailable
 from services.domain.instances import Load
-from services.domain.requests import FinishReason, GenerationRequest, SamplingParams, TokenFrame, TokenUsage
+from services.domain.requests import (
+    PROGRESS_TOKENS,
+    FinishReason,
+    GenerationRequest,
+    SamplingParams,
+    TokenFrame,
+    TokenUsage,
+)
+from services.event_streams import EventStream, OnTokens
 from worker_service.engine.core import EngineCore, StepOutput
 from worker_service.engine.interface import (
     Admitted,
@@ -45,7 +54,9 @@ _T = TypeVar("_T")
 IDLE_WAIT_S = 0.5  # without requests the measured throughput is still kept up to date
 HELD_WAIT_S = 0.001  # requests are there, but the allocator gave none of them a token
 
-_Stream = asyncio.Queue[StepOutput | BaseException]
+PATIENT_TOKENS = (
+    16  # as many of a reply whose tokens may wait longer come together: `output_coalescing` joins them further
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +69,15 @@ class OutputCoalescing:
 
 @dataclass(slots=True)
 class _Held:
-    """Tokens of one request that wait on the engine's thread; when the last ones were handed out."""
+    """Tokens of one request that wait on the engine's thread: until when, and when the last ones were handed out."""
 
-    frames: list[TokenFrame]
-    sent_at: float
+    seconds: float
+    tokens: int
+    frames: list[TokenFrame] = field(default_factory=list)
+    sent_at: float = -math.inf
+
+
+_Stream = EventStream[StepOutput]
 
 
 class LoopEngine:
@@ -136,7 +152,9 @@ class LoopEngine:
             request_id, lambda core: self._abort(core, request_id)
         )
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineEvent, None]:
+    async def generate(
+        self, request: GenerationRequest, on_tokens: OnTokens | None = None
+    ) -> AsyncGenerator[EngineEvent, None]:
         resumed = request.resume_token_ids
         try:
             prompt = await self._encoder.encode(request.request_id, request.prompt, continued=bool(resumed))
@@ -144,13 +162,18 @@ class LoopEngine:
             yield Finished(FinishReason.ABORTED, TokenUsage(output_tokens=len(resumed)))
             return
         async with contextlib.aclosing(
-            self._stream(request.request_id, lambda core: core.add(request, prompt))
+            self._stream(request, lambda core: core.add(request, prompt), on_tokens)
         ) as events:
             async for event in events:  # left at once, not when collected
                 yield event
 
     async def enter(
-        self, transfer_id: str, request: GenerationRequest, tokens: Seq[int], last: LastBlocks | None = None
+        self,
+        transfer_id: str,
+        request: GenerationRequest,
+        tokens: Seq[int],
+        last: LastBlocks | None = None,
+        on_tokens: OnTokens | None = None,
     ) -> AsyncGenerator[EngineEvent, None]:
         try:
             prompt = await self._encoder.encode(request.request_id, request.prompt, continued=True)
@@ -161,7 +184,7 @@ class LoopEngine:
                 raise NotFound("request", request.request_id) from None
             raise
         async with contextlib.aclosing(
-            self._stream(request.request_id, lambda core: core.enter(request, prompt, transfer_id, tokens, last))
+            self._stream(request, lambda core: core.enter(request, prompt, transfer_id, tokens, last), on_tokens)
         ) as events:
             async for event in events:
                 yield event
@@ -254,7 +277,7 @@ class LoopEngine:
         offset: int = 0,
         distributions: Seq[DraftDistribution] = (),
     ) -> Verification:
-        stream: _Stream = asyncio.Queue()
+        stream = _Stream()
         await self._call(
             request_id,
             lambda core: core.add_verification(request_id, prefix, draft, sampling, offset, distributions),
@@ -264,26 +287,38 @@ class LoopEngine:
             event = await stream.get()
         finally:
             await self._leave(request_id, stream)
-        if isinstance(event, BaseException):
+        if isinstance(event, RequestFailed):
             raise event
         if not isinstance(event, Verification):
             raise Unavailable("the verification was aborted")
         return event
 
     async def _stream(
-        self, request_id: str, ask: Callable[[EngineCore], tuple[Admitted, Finished | None]]
+        self,
+        request: GenerationRequest,
+        ask: Callable[[EngineCore], tuple[Admitted, Finished | None]],
+        on_tokens: OnTokens | None,
     ) -> AsyncGenerator[EngineEvent, None]:
         """The events of a request that `ask` brings into the core. Leaving the iteration aborts it."""
-        stream: _Stream = asyncio.Queue()
-        admitted, finished = await self._call(request_id, ask, stream)
+        request_id, stream = request.request_id, _Stream()
+
+        def begin(core: EngineCore) -> tuple[Admitted, Finished | None]:
+            admitted, finished = ask(core)
+            if finished is None:
+                self._hold_tokens(request)
+            return admitted, finished
+
+        admitted, finished = await self._call(request_id, begin, stream)
         try:
             yield admitted
             if finished is not None:
                 yield finished
                 return
+            if on_tokens is not None:
+                stream.pass_tokens(on_tokens)
             while True:
                 event = await stream.get()
-                if isinstance(event, BaseException):
+                if isinstance(event, RequestFailed):
                     raise event
                 assert not isinstance(event, Verification)
                 yield event
@@ -348,6 +383,16 @@ class LoopEngine:
             self._loop.call_soon_threadsafe(self._deliver, self._gathered([(request_id, finished)]))
         return finished is not None
 
+    def _hold_tokens(self, request: GenerationRequest) -> None:
+        """A request has begun whose tokens may wait; `output_coalescing` joins them further. The thread's."""
+        usual, interval_s = self._hold, request.output_interval_s or 0.0
+        if usual is None:
+            return
+        if interval_s > usual.seconds:
+            self._held[request.request_id] = _Held(interval_s, min(usual.tokens, PROGRESS_TOKENS))
+        else:
+            self._held[request.request_id] = _Held(usual.seconds, usual.tokens)
+
     def _gathered(self, outputs: list[tuple[str, StepOutput]]) -> list[tuple[str, StepOutput]]:
         """What is to be handed over now; the rest is held. The thread's."""
         if self._hold is None:
@@ -355,19 +400,14 @@ class LoopEngine:
         now, ready = time.monotonic(), list[tuple[str, StepOutput]]()
         for request_id, event in outputs:
             if isinstance(event, TokenFrame):
-                held = self._held.get(request_id)
-                if held is None:
-                    self._held[request_id] = _Held([], now)
-                    ready.append((request_id, event))
-                else:
-                    held.frames.append(event)
+                self._held[request_id].frames.append(event)
                 continue
             last = self._held.pop(request_id, None)
             if last is not None and last.frames:
                 ready.append((request_id, TokenFrame.joined(last.frames)))
             ready.append((request_id, event))
         for request_id, held in self._held.items():
-            if held.frames and (now - held.sent_at >= self._hold.seconds or len(held.frames) >= self._hold.tokens):
+            if held.frames and (now - held.sent_at >= held.seconds or len(held.frames) >= held.tokens):
                 ready.append((request_id, TokenFrame.joined(held.frames)))
                 held.frames, held.sent_at = [], now
         return ready
@@ -376,7 +416,7 @@ class LoopEngine:
         for request_id, event in outputs:
             stream = self._streams.get(request_id)
             if stream is not None:
-                stream.put_nowait(event)
+                stream.put(event)
                 if isinstance(event, (Finished, HandedOver, Verification, RequestFailed)):
                     del self._streams[request_id]
 
@@ -431,7 +471,7 @@ class LoopEngine:
     def _fail(self, error: BaseException) -> None:
         self._failure.set_result(error)
         for stream in self._streams.values():
-            stream.put_nowait(Unavailable("the engine failed"))
+            stream.fail(Unavailable("the engine failed"))
         self._streams.clear()
 
     def _end_all(self) -> None:

@@ -9,6 +9,7 @@ from contextlib import aclosing, asynccontextmanager, suppress
 from services.background import end
 from services.domain.errors import AlreadyRunning, Overloaded, PenstockError, Unavailable
 from services.domain.requests import GenerationRequest
+from services.event_streams import OnTokens
 from worker_service.engine.interface import EngineEvent, KvTransferring, LastBlocks
 from worker_service.migration import source, target
 from worker_service.migration.messages import Chunk, Closing, Opening, ToSource, ToTarget
@@ -24,8 +25,11 @@ _Entered = tuple[EngineEvent, AsyncGenerator[EngineEvent, None]]
 class Claim:
     """A router's stream that waits for a request, then carries it."""
 
-    def __init__(self, engine: KvTransferring, transfer_id: str, request: GenerationRequest) -> None:
+    def __init__(
+        self, engine: KvTransferring, transfer_id: str, request: GenerationRequest, on_tokens: OnTokens | None
+    ) -> None:
         self._engine, self.transfer_id, self._request = engine, transfer_id, request
+        self._on_tokens = on_tokens
         self._phase = target.TargetPhase.AWAITING
         self._inbox: asyncio.Queue[target.TargetEvent | ToTarget] = asyncio.Queue()
         self._opened = asyncio.Event()
@@ -129,7 +133,7 @@ class Claim:
                 if said.last is not None:
                     data = opening.layout.blocks_from(said.last.data, said.last.blocks)
                     last = LastBlocks(said.last.first_block, data)
-                self._events = engine.enter(name, self._request, said.tokens, last)
+                self._events = engine.enter(name, self._request, said.tokens, last, self._on_tokens)
                 self._admitted = await anext(self._events)
                 return target.Entered()
             case target.TellCommitted():
@@ -160,13 +164,20 @@ class Receiver:
         self._drivers: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
-    async def claim(self, transfer_id: str, request: GenerationRequest) -> AsyncGenerator[Claim, None]:
-        """Wait for a request as long as the context lasts. AlreadyRunning, Overloaded (MAX_TRANSFERS wait already)."""
+    async def claim(
+        self, transfer_id: str, request: GenerationRequest, on_tokens: OnTokens | None = None
+    ) -> AsyncGenerator[Claim, None]:
+        """Wait for a request as long as the context lasts. on_tokens: takes its frames, as in `Engine.generate`.
+
+        Raises:
+            AlreadyRunning: The transfer is waited for already.
+            Overloaded: MAX_TRANSFERS wait already.
+        """
         if transfer_id in self._claims:
             raise AlreadyRunning(transfer_id)
         if sum(1 for claim in self._claims.values() if claim.waiting) >= MAX_TRANSFERS:
             raise Overloaded(f"{MAX_TRANSFERS} transfers are under way here", 0.5)
-        claim = self._claims[transfer_id] = Claim(self._engine, transfer_id, request)
+        claim = self._claims[transfer_id] = Claim(self._engine, transfer_id, request, on_tokens)
         try:
             yield claim
         finally:

@@ -28,6 +28,7 @@ from services.domain.requests import (
     TokenLogprob,
     TokenUsage,
 )
+from services.event_streams import OnTokens
 from services.processes import free_port
 from worker_service.engine import reply_rules
 from worker_service.engine.digest import model_digest
@@ -197,7 +198,9 @@ class SglangEngine(MovingRequests):
             cached_tokens=self._cached_tokens,
         )
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineEvent, None]:
+    async def generate(
+        self, request: GenerationRequest, on_tokens: OnTokens | None = None
+    ) -> AsyncGenerator[EngineEvent, None]:
         resumed = request.resume_token_ids
         try:
             prompt = await self._encoder.encode(request.request_id, request.prompt, continued=bool(resumed))
@@ -242,7 +245,11 @@ class SglangEngine(MovingRequests):
                             running.computing = True
                             self._throughput.add(len(ids), time.monotonic())
                             if ids or said:
-                                yield TokenFrame(first, tuple(ids), said, self._logprobs(ids, piece))
+                                frame = TokenFrame(first, tuple(ids), said, self._logprobs(ids, piece))
+                                if on_tokens is None:
+                                    yield frame
+                                else:
+                                    on_tokens(frame)
                             if reason is not None:
                                 break
                 except (Unavailable, Overloaded):
@@ -319,24 +326,26 @@ class SglangEngine(MovingRequests):
         finally:
             del self._requests[request_id]
 
-    def _sampling(self, sampling: SamplingParams, most: int) -> dict[str, Any]:
+    def _sampling(self, sampling: SamplingParams, most: int, interval_s: float | None) -> dict[str, Any]:
+        """interval_s: how long tokens may wait to come together, if longer than usual."""
         made: dict[str, Any] = {
             "temperature": 0.0 if sampling.greedy else sampling.temperature,
             "top_p": sampling.top_p,
             "max_new_tokens": most,
             "ignore_eos": sampling.ignore_eos,
-            "stream_interval": self._tokens_an_event(),
+            "stream_interval": self._tokens_an_event(interval_s),
         }
         if sampling.seed is not None and not sampling.greedy:
             made["sampling_seed"] = sampling.seed & 0x7FFFFFFF
         return made
 
-    def _tokens_an_event(self) -> int:
+    def _tokens_an_event(self, interval_s: float | None) -> int:
         """How many tokens behind the first are to come together: as many as one stream makes in the time they may wait."""
         hold, running = self.options.hold, sum(request.computing for request in self._requests.values())
         if hold is None or not running:
             return 1
-        return max(1, min(hold.tokens, int(hold.seconds * self._throughput.per_second(time.monotonic()) / running)))
+        wait_s = max(hold.seconds, interval_s or 0.0)
+        return max(1, min(hold.tokens, int(wait_s * self._throughput.per_second(time.monotonic()) / running)))
 
     def _priority(self, priority: int) -> int | None:
         return priority if self._server.priorities else None

@@ -26,7 +26,16 @@ from opentelemetry import trace
 from services.background import end
 from services.domain.errors import AlreadyRunning, NotFound, Overloaded, invalid
 from services.domain.requests import GenerationRequest, SamplingParams
-from worker_service.engine.interface import Blocks, EngineEvent, EngineInfo, HandedOver, KvLayout, LastBlocks, Stopped
+from services.event_streams import OnTokens
+from worker_service.engine.interface import (
+    Blocks,
+    EngineEvent,
+    EngineInfo,
+    HandedOver,
+    KvLayout,
+    LastBlocks,
+    Stopped,
+)
 from worker_service.engine.sglang.client import Piece, SglangClient
 from worker_service.text.encoder import EncodingAborted, PromptEncoder
 
@@ -77,10 +86,12 @@ class MovingRequests:
     _requests: dict[str, Running]
     _arriving: dict[str, "asyncio.Task[None]"]
 
-    def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineEvent, None]:
+    def generate(
+        self, request: GenerationRequest, on_tokens: OnTokens | None = None
+    ) -> AsyncGenerator[EngineEvent, None]:
         raise NotImplementedError
 
-    def _sampling(self, sampling: SamplingParams, most: int) -> dict[str, Any]:
+    def _sampling(self, sampling: SamplingParams, most: int, interval_s: float | None) -> dict[str, Any]:
         raise NotImplementedError
 
     def _priority(self, priority: int) -> int | None:
@@ -153,7 +164,12 @@ class MovingRequests:
             raise NotFound("transfer", transfer_id)
 
     async def enter(
-        self, transfer_id: str, request: GenerationRequest, tokens: Seq[int], last: LastBlocks | None = None
+        self,
+        transfer_id: str,
+        request: GenerationRequest,
+        tokens: Seq[int],
+        last: LastBlocks | None = None,
+        on_tokens: OnTokens | None = None,
     ) -> AsyncGenerator[EngineEvent, None]:
         """As `KvTransferring`; the last blocks are computed, so `last` is not read."""
         if self._arriving.pop(transfer_id, None) is None:
@@ -165,7 +181,7 @@ class MovingRequests:
         if list(tokens[: len(prompt)]) != prompt:
             raise invalid("token_ids", "do not begin with the request's prompt")
         resumed = replace(request, resume_token_ids=tuple(tokens[len(prompt) :]))
-        async with aclosing(self.generate(resumed)) as events:
+        async with aclosing(self.generate(resumed, on_tokens)) as events:
             async for event in events:
                 yield event
 
@@ -184,7 +200,7 @@ class MovingRequests:
                 pieces = self._client.generate(
                     running.server_id,
                     running.tokens,
-                    self._sampling(request.sampling, most - running.output_tokens),
+                    self._sampling(request.sampling, most - running.output_tokens, request.output_interval_s),
                     top_logprobs=request.sampling.top_logprobs,
                     priority=self._priority(request.priority),
                 )
