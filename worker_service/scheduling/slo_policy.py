@@ -29,6 +29,8 @@ CORRECTION_STEP = 0.01
 class SloPolicy(BatchPolicy):
     """SLOs-Serve (sections 3.2.2 and 4.1). Without a sequence under a promise, steps are exactly those of `DecodeFirst`."""
 
+    keeps_slos = True
+
     def __init__(self, latency: StepLatencyModel, reserve: float, correction: LatencyCorrection | None = None) -> None:
         """`latency` is of a step, `reserve` the share of its time that best effort has while it has work (0 to under 1)."""
         self._latency, self._reserve = latency, reserve
@@ -45,6 +47,18 @@ class SloPolicy(BatchPolicy):
         self._planned: list[str] | None = None  # ids that the table gave tokens to, in the step under way
         self._planned_s = self._begun_s = 0.0
         self.replays = 0
+
+    def warm(self) -> None:
+        """Have every compiled function compiled, for the types that it is called with."""
+        model = step_model(self._latency, 64, self._reserve, self._corrected)
+        table = RequestTable()
+        table.append(TableRequest("decode", 1, 8, due_s=1.0, tpot_s=1.0, decoding=True), SloClass.STANDARD)
+        table.append(TableRequest("prompt", 4, 8, due_s=1e6, tpot_s=1.0), SloClass.STANDARD)
+        table.append(TableRequest("best effort", 4, 8), SloClass.BEST_EFFORT)
+        new = [TableRequest("new", 4, 8, due_s=1e6, tpot_s=2.0, memory_tokens=12)]
+        table.apply(decide(0.0, table.snapshot(), new, model, free_memory_tokens=64, free_places=4))
+        _, took_s = table.plan(0.0, model)
+        table.commit(took_s)
 
     def added(self, sequence: Sequence) -> None:
         if sequence.slo is not None and sequence.slo.granted is None:

@@ -62,7 +62,12 @@ class StepInProgress:
 
 
 class BatchPolicy:
-    """Decides the tokens of each step. The other methods keep it informed; they do nothing unless a policy wants to know."""
+    """Decides the tokens of each step. The other methods keep it informed; they do nothing unless a policy wants to know.
+
+    keeps_slos: sequences may ask for an SLO; `decide` answers them. Otherwise none is told that its SLO is kept.
+    """
+
+    keeps_slos = False
 
     def plan(self, step: StepInProgress, now_s: float) -> None:
         """Give tokens in the step that begins now."""

@@ -15,6 +15,7 @@ from services.domain.slo.admission import (
 from services.domain.slo.attainment import PACE_WINDOW_TOKENS, Attainment, AttainmentTracker
 from services.domain.slo.correction import LatencyCorrection
 from services.domain.slo.promises import PhaseTracker, Promise, SloClass
+from services.domain.slo.reply_length import ReplyLengths
 from services.domain.slo.speculation import SpeculationTier, expected_tokens, speculation_lengths, tightened_tpot_s
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "LatencyCorrection",
     "PhaseTracker",
     "Promise",
+    "ReplyLengths",
     "SloClass",
     "SpeculationTier",
     "Tier",
