@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.clock import VirtualClock
+from services.clock import SystemClock, VirtualClock
 from services.domain import FinishReason, GenerationRequest, SamplingParams, Slo, SloPhase, TokenFrame, TokenPrompt
 from services.domain.latency import StepLatencyModel, StepLoad
 from services.domain.slo import AttainmentTracker, ReplyLengths
@@ -20,6 +20,8 @@ from worker_service.engine.interface import Admitted, Finished
 from worker_service.engine.latency_fit import fitted, measured_latency
 from worker_service.engine.simulated import SimulatedEngineOptions
 from worker_service.engine.simulated.engine import simulated_core
+from worker_service.engine.torch import TorchEngineOptions
+from worker_service.engine.torch.engine import torch_core
 from worker_service.scheduling import PolicyName
 
 LATENCY = StepLatencyModel.linear(0.01, 1e-4, 1e-7)
@@ -184,3 +186,27 @@ def test_the_reply_is_reserved_by_a_quantile_of_the_latest() -> None:
     assert lengths.predict(0, 40) == 40
     assert lengths.predict(50, 500) == 96  # of those that are longer than it is already
     assert lengths.predict(100 - MIN_REPLIES + 1, 500) == 500
+
+
+def test_the_policy_changes_when_tokens_come_and_never_which(tiny_models: dict[str, Path]) -> None:
+    """Real logits under all three policies, a burst with and without SLOs: the same replies to the last token."""
+    replies = []
+    for policy in PolicyName:
+        core, _ = torch_core(
+            TorchEngineOptions(tiny_models["llama"], "tiny", batch_policy=policy, max_step_tokens=24, max_running=4),
+            SystemClock(),
+        )
+        for i in range(6):
+            core.add(*request(f"r{i}", 12 + i, 8, pace(30.0, 5.0) if i % 2 else None))
+        found: dict[str, list[int]] = {}
+        classes = set()
+        while not core.idle:
+            for name, event in core.step():
+                if isinstance(event, TokenFrame):
+                    found.setdefault(name, []).extend(event.token_ids)
+                elif isinstance(event, Admitted):
+                    classes.add(event.best_effort)
+        assert classes == ({False} if policy is PolicyName.SLO else set())
+        replies.append(found)
+    assert replies[0] == replies[1] == replies[2]
+    assert all(len(tokens) == 8 for tokens in replies[0].values())

@@ -224,22 +224,25 @@ class BatchScheduler:
         """Give `sequence` up to `most` tokens, preempting others for the room; return how many it got."""
         if sequence.phase is not Phase.RUNNING or sequence.paused:
             return 0
-        count = min(most, sequence.pending)
+        there, computed = len(sequence.tokens), sequence.computed
+        count = there - computed
+        if most < count:
+            count = most
         if count < 1:
             return 0
-        end = sequence.computed + count
+        end = computed + count
         needed = -(-end // self.pool.block_tokens) - len(sequence.blocks)
-        while needed > self.pool.free:
-            victim = self._victim(keep, chunks)
-            if victim is None or victim is sequence:
-                if victim is sequence:
-                    self.preempt(sequence, preempted)
-                return 0
-            self.preempt(victim, preempted)
         if needed > 0:
+            while needed > self.pool.free:
+                victim = self._victim(keep, chunks)
+                if victim is None or victim is sequence:
+                    if victim is sequence:
+                        self.preempt(sequence, preempted)
+                    return 0
+                self.preempt(victim, preempted)
             sequence.blocks += self.pool.take(needed)
-        wanted = max(0, end - (len(sequence.tokens) - 1 - sequence.draft))
-        chunks.append(Chunk(sequence, sequence.computed, count, min(wanted, count)))
+        wanted = end - (there - 1 - sequence.draft)
+        chunks.append(Chunk(sequence, computed, count, min(max(0, wanted), count)))
         return count
 
     def _victim(self, keep: frozenset[str], chunks: list[Chunk]) -> Sequence | None:

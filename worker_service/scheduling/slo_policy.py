@@ -124,13 +124,13 @@ class SloPolicy(BatchPolicy):
         self._enter_columns(step.scheduler)
         counts, self._planned_s = self._table.plan(now_s, self._step_model(step.scheduler))
         self._begun_s = now_s
-        given = [(self._table.ids[at], count) for at, count in enumerate(counts) if count]
-        self._planned = [request_id for request_id, _ in given]
+        given = [(name, count) for name, count in zip(self._table.ids, counts, strict=True) if count]
+        self._planned = [name for name, _ in given]
         named = frozenset(self._planned)
-        for request_id, count in given:
-            sequence_given = step.scheduler.get(request_id)
-            if sequence_given is not None:
-                step.give(sequence_given, count, keep=named)
+        for name, count in given:
+            sequence = step.scheduler.get(name)
+            if sequence is not None:
+                step.give(sequence, count, keep=named)
 
     def committed(self, chunks: Seq[Chunk], end_s: float) -> None:
         if self._planned is None:
