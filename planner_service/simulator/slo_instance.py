@@ -188,9 +188,9 @@ def serve_with_slos(
                 g = generated[r]
                 if g == 0:
                     first_s[r] = now_s
-                else:
+                elif tpot_s[r] < np.inf and (g >= PACE_WINDOW_TOKENS or g + 1 == output[r]):  # or all of a short reply
                     since = lead[r, max(0, g - PACE_WINDOW_TOKENS) % PACE_WINDOW_TOKENS]
-                    late_windows[r] += now_s - g * tpot_s[r] - since > TOLERANCE_S if tpot_s[r] < np.inf else 0
+                    late_windows[r] += now_s - g * tpot_s[r] - since > TOLERANCE_S
                 lead[r, g % PACE_WINDOW_TOKENS] = now_s - g * tpot_s[r] if tpot_s[r] < np.inf else 0.0
                 generated[r] = g + 1
                 if outcome[r] != ADMITTED:

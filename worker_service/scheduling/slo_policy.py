@@ -126,11 +126,10 @@ class SloPolicy(BatchPolicy):
         self._begun_s = now_s
         given = [(name, count) for name, count in zip(self._table.ids, counts, strict=True) if count]
         self._planned = [name for name, _ in given]
-        named = frozenset(self._planned)
         for name, count in given:
             sequence = step.scheduler.get(name)
             if sequence is not None:
-                step.give(sequence, count, keep=named)
+                step.give(sequence, count)
 
     def committed(self, chunks: Seq[Chunk], end_s: float) -> None:
         if self._planned is None:

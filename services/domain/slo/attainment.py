@@ -1,9 +1,8 @@
 """Whether a promise was kept. No I/O.
 
-The pace is judged over every window of ten gaps between tokens, and over the gaps since the first token while there are
-fewer: token k attains it if
+The pace is judged over every window of ten gaps between tokens, and over the whole of a shorter reply: token k attains it if
 
-    t[k] - t[k - w] <= sum of the paces promised for these w gaps,  w = min(k, 10).
+    t[k] - t[k - 10] <= sum of the paces promised for these ten gaps.
 
 So one late token is forgiven where its neighbours were early, a stall is not, and a reply of speculative decoding, whose
 tokens come several at a time, is judged as any other (the paper measures "every 10 tokens", section 6).
@@ -64,12 +63,15 @@ class AttainmentTracker:
             self._count, self._allowed_s = 0, 0.0
         elif self._count:
             self._allowed_s += tpot_s
-            since = self._lead[max(0, self._count - PACE_WINDOW_TOKENS) % PACE_WINDOW_TOKENS]
-            self._windows += 1
-            self._late += at_s - self._allowed_s - since > TOLERANCE_S
+            if self._count >= PACE_WINDOW_TOKENS:
+                self._windows += 1
+                self._late += at_s - self._allowed_s - self._lead[self._count % PACE_WINDOW_TOKENS] > TOLERANCE_S
         self._lead[self._count % PACE_WINDOW_TOKENS] = at_s - self._allowed_s
         self._count += 1
 
     def result(self) -> Attainment:
         """The judgement of all tokens so far."""
+        if self._windows == 0 and self._count > 1:  # shorter than a window: all of it is one
+            late = self._lead[self._count - 1] - self._lead[0] > TOLERANCE_S
+            return Attainment(self._first_late_s, 1, int(late))
         return Attainment(self._first_late_s, self._windows, self._late)

@@ -88,7 +88,8 @@ def test_the_pace_is_judged_over_every_window_of_ten_gaps() -> None:
     assert judged([*early[:20], early[20] + 0.05, *early[21:]]) == (True, True)
     stalled = [*(0.5 + 0.01 * k for k in range(30)), *(2.0 + 0.01 * k for k in range(30))]
     assert judged(stalled)[1] is False  # far ahead of the pace on average, and still a stall of 1.2 s
-    assert judged([1.0, 1.15]) == (True, False)  # fewer than ten gaps: all there are
+    assert judged([1.0, 1.15]) == (True, False)  # fewer than ten gaps: the whole reply
+    assert judged([1.0, 1.15, 1.19]) == (True, True)
 
 
 def test_a_first_token_that_is_late_or_never_comes_misses() -> None:
