@@ -1,6 +1,6 @@
-"""Tells how long this process itself stood still, so that it does not take its own absence for the silence of others.
+"""Measures suspensions of this process, so that it does not mistake them for silence of its peers.
 
-A process that was stopped (SIGSTOP, a suspended machine, heavy swapping) finds all its timers expired when it goes on, before
+When a process that was suspended (SIGSTOP, a suspended machine, heavy swapping) continues, all its timers have expired before
 it has read what arrived meanwhile.
 """
 
@@ -14,19 +14,19 @@ from typing import NoReturn
 from services.background import end, supervise
 
 TICK_S = 0.25
-STALL_S = 1.0  # a gap that is longer than a tick by more than this is a stall; a busy loop's delays are shorter
-MIN_LOOK_S = 0.01  # between two looks at all who are watched
-GRACE_S = 1.0  # for reading what arrived during a stall: nobody counts as silent before
+STALL_S = 1.0  # a gap that exceeds a tick by more than this is a stall; delays of a busy loop are shorter
+MIN_LOOK_S = 0.01  # between two scans of all that is watched
+GRACE_S = 1.0  # for reading what arrived during a stall, before any peer counts as silent
 
 
 class StallMeter:
-    """Adds up stalls from the times at which the process is seen to run. No I/O; one monotonic clock's times, in seconds."""
+    """Adds up stalls from the times at which the process runs. No I/O; times are of a monotonic clock, in seconds."""
 
     def __init__(self, now: float) -> None:
         self._seen_s, self._total_s, self._woke_at_s = now, 0.0, float("-inf")
 
     def observe(self, now: float) -> float:
-        """The process runs now; return the seconds of all stalls so far. To be called at least every `TICK_S`."""
+        """Record that the process is running; return the total of all stalls in seconds. Call at least every `TICK_S`."""
         gap_s, self._seen_s = now - self._seen_s, now
         if gap_s > TICK_S + STALL_S:
             self._total_s += gap_s
@@ -34,9 +34,9 @@ class StallMeter:
         return self._total_s
 
     def silent_at(self, since_s: float, silence_s: float, stalled_before_s: float, now: float) -> float:
-        """When somebody who was last heard at `since_s` has been silent for `silence_s`, stalls of this process left out.
+        """When a peer last heard at `since_s` will have been silent for `silence_s`, not counting stalls of this process.
 
-        stalled_before_s: All stalls up to `since_s`.
+        stalled_before_s: Total of the stalls up to `since_s`.
         """
         stalled_s = self.observe(now) - stalled_before_s
         return max(since_s + silence_s + stalled_s, self._woke_at_s + GRACE_S if stalled_s else since_s)
@@ -62,7 +62,7 @@ class StallMonitor(AbstractAsyncContextManager["StallMonitor"]):
             await end(self._task)
 
     def total_s(self) -> float:
-        """Seconds of all stalls so far, one that has just ended included."""
+        """Total of all stalls in seconds, including one that has just ended."""
         return self._meter.observe(self._loop.time())
 
     def silent_at_s(self, heard_s: float, silence_s: float, stalled_s: float) -> float:

@@ -14,7 +14,7 @@ from services.domain.errors import InstanceDraining, InternalError, NotServed, R
 from services.domain.requests import FinishReason, GenerationRequest, TokenFrame
 from worker_service import proto_codec as codec
 from worker_service.engine.interface import Admitted, Engine, Finished, HandedOver
-from worker_service.migration.receiver import Receiver
+from worker_service.migration.receiver import KvReceiver
 from worker_service.output_coalescing import OutputCoalescer
 from worker_service.stage_tracker import StageTracker
 
@@ -45,7 +45,7 @@ class Replies:
         *,
         instance_id: str,
         tier: str,
-        receiver: Receiver | None,
+        receiver: KvReceiver | None,
     ) -> None:
         """receiver: of an engine whose KV can move."""
         self._engine, self._stages, self._coalescer, self._receiver = engine, stages, coalescer, receiver
@@ -104,11 +104,11 @@ class Replies:
                 if request.transfer_id:
                     if self._receiver is None:
                         raise NotServed("this engine cannot take over running requests")
-                    claim = await stack.enter_async_context(
-                        self._receiver.claim(request.transfer_id, wanted, output.add)
+                    incoming = await stack.enter_async_context(
+                        self._receiver.expect(request.transfer_id, wanted, output.add)
                     )
                     writer.event(codec.HEARTBEAT)  # it is waited for: the source may call
-                    events = claim.events()
+                    events = incoming.events()
                 else:
                     events = self._engine.generate(wanted, output.add)
                 async for event in await stack.enter_async_context(aclosing(events)):

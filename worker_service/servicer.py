@@ -16,8 +16,8 @@ from worker_service import proto_codec as codec
 from worker_service.engine.interface import Engine, Verifying
 from worker_service.load_tracker import LoadTracker
 from worker_service.migration.messages import NotMoved
-from worker_service.migration.receiver import Receiver
-from worker_service.migration.sender import Sender
+from worker_service.migration.receiver import KvReceiver
+from worker_service.migration.sender import KvSender
 from worker_service.replies import Replies
 from worker_service.reply_demultiplexer import ReplyDemultiplexer, SingleReply
 from worker_service.transfer_queue import TransferQueue
@@ -39,8 +39,8 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         *,
         instance_id: str,
         tier: str,
-        sender: Sender | None = None,
-        receiver: Receiver | None = None,
+        sender: KvSender | None = None,
+        receiver: KvReceiver | None = None,
     ) -> None:
         """sender, receiver: of an engine whose KV can move."""
         self._engine, self._tracker, self._replies, self._transfers = engine, tracker, replies, transfers

@@ -1,6 +1,5 @@
 """Speaks WorkerService to one instance at a time."""
 
-import enum
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -14,29 +13,8 @@ from services import errors
 from services import proto_codec as common
 from services.channels import ChannelPool
 from services.domain.requests import FinishReason, GenerationRequest, TokenFrame, TokenUsage
+from services.domain.stages.advice import MoveAdvice
 from services.event_streams import OnTokens
-
-
-class MoveReason(enum.Enum):
-    RANGE_CROSSED = "range_crossed"
-    OVERLOADED = "overloaded"
-    DRAINING = "draining"
-
-
-@dataclass(frozen=True, slots=True)
-class MoveAdvice:
-    """A worker's word that a request should leave it."""
-
-    reason: MoveReason
-    tokens: int
-    sender_tokens: int
-
-
-_MOVE_REASONS = {
-    pb.MOVE_REASON_RANGE_CROSSED: MoveReason.RANGE_CROSSED,
-    pb.MOVE_REASON_OVERLOADED: MoveReason.OVERLOADED,
-    pb.MOVE_REASON_DRAINING: MoveReason.DRAINING,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,9 +170,8 @@ def _event(response: pb.GenerateResponse) -> WorkerEvent:
             )
         case "declined":
             return WorkerDeclined(response.declined.reason)
-        case "move_advice" if response.move_advice.reason in _MOVE_REASONS:
-            advice = response.move_advice
-            return MoveAdvice(_MOVE_REASONS[advice.reason], advice.sequence_tokens, advice.sender_buffered_tokens)
+        case "move_advice" if (advice := common.move_advice_from_proto(response.move_advice)) is not None:
+            return advice
         case "finished":
             done = response.finished
             return WorkerFinished(

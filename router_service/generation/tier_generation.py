@@ -18,7 +18,6 @@ from opentelemetry.metrics import Meter
 from opentelemetry.trace import SpanKind, StatusCode, Tracer
 
 from router_service.clients.worker_client import (
-    MoveAdvice,
     WorkerAdmitted,
     WorkerClient,
     WorkerDeclined,
@@ -58,6 +57,7 @@ from services.domain.requests import (
     TokenFrame,
     TokenUsage,
 )
+from services.domain.stages.advice import MoveAdvice
 from services.event_streams import OnTokens
 
 _log = logging.getLogger(__name__)

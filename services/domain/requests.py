@@ -1,4 +1,4 @@
-"""What is asked and what is answered: prompts, sampling, promises, tokens, usage. No I/O."""
+"""Requests and replies: prompts, sampling, latency objectives, tokens, usage. No I/O."""
 
 import enum
 import math
@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from services.domain.errors import FieldProblem, InvalidRequest, shortened
 
-# Limits on what one request may hold. They are well over what any context served today can take (a token is about four
-# characters), and low enough that a request is checked in milliseconds and fits a message to a worker.
+# Limits of one request. They exceed every context served today (a token is about four characters), and are low enough that a
+# request is checked in milliseconds and fits into a message to a worker.
 MAX_PROMPT_CHARS = 2_000_000
 MAX_PROMPT_TOKENS = 1_000_000
 MAX_MESSAGES = 4_096
@@ -16,8 +16,8 @@ MAX_MODEL_CHARS = 256
 MAX_SLO_PHASES = 64
 MAX_SLO_MARKER_CHARS = 64
 MIN_TEMPERATURE = 1e-4
-"""Below it a temperature means greedy decoding. At it a token whose logit is 0.002 under the best one's is drawn once in
-10^8 times; far below it the quotients leave the range of float32."""
+"""Lower temperatures mean greedy decoding. At this one, a token whose logit is 0.002 below the best is drawn once in 10^8
+times; far lower ones would exceed the range of float32."""
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
 MAX_TOP_LOGPROBS = 20
@@ -38,7 +38,7 @@ class ChatMessage:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """Rendered by the chat template of the model that answers."""
+    """A chat, rendered by the chat template of the model."""
 
     messages: tuple[ChatMessage, ...]
 
@@ -61,7 +61,7 @@ Prompt = ChatPrompt | TextPrompt | TokenPrompt
 
 
 def prompt_problems(prompt: Prompt, path: str) -> Iterator[FieldProblem]:
-    """What is wrong with a prompt; nothing if it is sound. Counts come first: what is too many is not walked."""
+    """The problems of a prompt. Counts are checked first, so that oversized lists are not iterated."""
     match prompt:
         case ChatPrompt(messages):
             if (problem := message_count_problem(len(messages), f"{path}.chat.messages")) is not None:
@@ -94,15 +94,15 @@ def message_count_problem(count: int, path: str) -> FieldProblem | None:
 
 
 def token_id_problems(token_ids: Sequence[int], path: str) -> Iterator[FieldProblem]:
-    """What is wrong with token ids, of which there may be none."""
+    """The problems of a list of token ids, which may be empty."""
     if len(token_ids) > MAX_PROMPT_TOKENS:
         yield FieldProblem(path, f"at most {MAX_PROMPT_TOKENS} tokens, not {len(token_ids)}")
     elif token_ids and max(token_ids) > MAX_TOKEN_ID:
-        yield FieldProblem(path, f"a token id is at most {MAX_TOKEN_ID}")
+        yield FieldProblem(path, f"a token id must be at most {MAX_TOKEN_ID}")
 
 
 def model_problems(model: str, path: str) -> Iterator[FieldProblem]:
-    """What is wrong with a model's name, before it is looked up."""
+    """The problems of a model name, before it is looked up."""
     if not model:
         yield FieldProblem(path, "must name a model: `cascade` or a tier")
     elif len(model) > MAX_MODEL_CHARS:
@@ -111,14 +111,14 @@ def model_problems(model: str, path: str) -> Iterator[FieldProblem]:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are chosen.
+    """Sampling parameters.
 
-    temperature: from 0 to 2. 0 is greedy; so is everything under MIN_TEMPERATURE, which becomes 0 here, for all engines.
-    top_p: the smallest set of likeliest tokens with at least this probability is drawn from.
-    seed: with the output position it decides every random number, so that a reply does not depend on where or with
-        what it runs; None until somebody draws one.
-    max_output_tokens: None is what the context leaves.
-    top_logprobs: None reports no logprobs; 0 those of the chosen tokens; more, also that many likelier ones.
+    temperature: from 0 (greedy) to 2. Values below MIN_TEMPERATURE are replaced by 0, for all engines.
+    top_p: tokens are drawn from the smallest set of most likely tokens with at least this probability.
+    seed: determines, with the output position, every random number, so that a reply does not depend on the instance or the
+        batch; None until the router draws one.
+    max_output_tokens: None: as many as the context allows.
+    top_logprobs: None: no logprobs; 0: of the chosen tokens; n: also of the n most likely tokens.
     """
 
     temperature: float = 1.0
@@ -130,7 +130,7 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        if 0 <= self.temperature < MIN_TEMPERATURE:  # also -0.0
+        if 0 <= self.temperature < MIN_TEMPERATURE:  # includes -0.0
             object.__setattr__(self, "temperature", 0.0)
 
     @property
@@ -141,10 +141,10 @@ class SamplingParams:
         return self if self.seed is not None else replace(self, seed=seed)
 
     def problems(self, path: str) -> Iterator[FieldProblem]:
-        if not 0 <= self.temperature <= 2:  # also refuses NaN
+        if not 0 <= self.temperature <= 2:  # refuses NaN, too
             yield FieldProblem(f"{path}.temperature", f"must be from 0 to 2, not {self.temperature}")
         if not 0 < self.top_p <= 1:
-            yield FieldProblem(f"{path}.top_p", f"must be over 0 and at most 1, not {self.top_p}")
+            yield FieldProblem(f"{path}.top_p", f"must be greater than 0 and at most 1, not {self.top_p}")
         if self.seed is not None and not 0 <= self.seed <= MAX_SEED:
             yield FieldProblem(f"{path}.seed", f"must be from 0 to {MAX_SEED}, not {self.seed}")
         if self.max_output_tokens is not None and self.max_output_tokens < 1:
@@ -160,9 +160,9 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class SloPhase:
-    """From output token `from_output_token` on, a token at least every `time_per_output_token_s` on average.
+    """From output token `from_output_token` on, the average time per token is at most `time_per_output_token_s`.
 
-    after_marker: the phase begins behind the first occurrence of this text instead, such as `</think>`.
+    after_marker: the phase begins after the first occurrence of this text instead, such as `</think>`.
     """
 
     from_output_token: int
@@ -172,7 +172,7 @@ class SloPhase:
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """A promise about latency, asked for by a client."""
+    """Latency objectives of a request."""
 
     time_to_first_token_s: float | None = None
     phases: tuple[SloPhase, ...] = ()
@@ -189,9 +189,11 @@ class Slo:
             if len(phase.after_marker) > MAX_SLO_MARKER_CHARS:
                 yield FieldProblem(f"{path}.phases[{i}].after_marker", f"longer than {MAX_SLO_MARKER_CHARS} characters")
             elif phase.after_marker and phase.from_output_token:
-                yield FieldProblem(f"{path}.phases[{i}].after_marker", "not together with from_output_token_count")
+                yield FieldProblem(f"{path}.phases[{i}].after_marker", "must not be set with from_output_token_count")
             if not phase.after_marker and phase.from_output_token <= last:
-                yield FieldProblem(f"{path}.phases[{i}].from_output_token_count", "must be over the phase before")
+                yield FieldProblem(
+                    f"{path}.phases[{i}].from_output_token_count", "must be greater than in the previous phase"
+                )
             if not (0 < phase.time_per_output_token_s < math.inf):
                 yield FieldProblem(f"{path}.phases[{i}].time_per_output_token", "must be over 0")
             last = last if phase.after_marker else phase.from_output_token
@@ -221,7 +223,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class PositionLogprobs:
-    """The logprobs at one output position; `top` has the likeliest first."""
+    """The logprobs at one output position. top: the most likely tokens first."""
 
     chosen: TokenLogprob
     top: tuple[TokenLogprob, ...] = ()
@@ -242,7 +244,7 @@ class TokenFrame:
 
     @classmethod
     def joined(cls, frames: "Sequence[TokenFrame]") -> "TokenFrame":
-        """One frame of consecutive ones, of which there is at least one."""
+        """Join consecutive frames, at least one."""
         if len(frames) == 1:
             return frames[0]
         return cls(
@@ -269,7 +271,11 @@ class GenerationRequest:
     output_interval_s: float | None = None
 
     def validate(self) -> None:
-        """Raise InvalidRequest naming every unsound field."""
+        """Check all fields.
+
+        Raises:
+            InvalidRequest: A field is invalid; the error names every one.
+        """
         problems = [*request_id_problems(self.request_id, "request_id")]
         problems += prompt_problems(self.prompt, "prompt")
         problems += self.sampling.problems("sampling")

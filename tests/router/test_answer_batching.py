@@ -29,6 +29,10 @@ def test_the_wait_grows_with_the_load_up_to_a_bound() -> None:
     assert wait_s(BUSY_SHARE) == waits[-1] == MAX_WAIT_S
 
 
+def _fail() -> None:
+    raise ValueError("a fault, of this answer alone")
+
+
 async def test_nothing_waits_in_a_router_that_has_time() -> None:
     batching, sent = AnswerBatching(Cpu(IDLE_SHARE / 2)), list[int]()
     loop = asyncio.get_running_loop()
@@ -51,7 +55,7 @@ async def test_in_a_busy_router_all_parts_leave_together_in_order_and_no_longer_
             await asyncio.sleep(0)
         for number in range(10):
             batching.add(partial(sent.append, number))
-            batching.add(partial(int, "a fault, of this answer alone"))
+            batching.add(_fail)
         assert not sent
         await left.wait()
         assert sent == list(range(10)), "with the one that came before them"

@@ -18,7 +18,7 @@ from router_service.clients.bid_client import BidClient
 from router_service.clients.reply_multiplexer import MultiplexerPool
 from router_service.clients.worker_client import WorkerClient
 from router_service.domain.events import InstanceChanged, TierStarted
-from router_service.domain.failures import FAILURES_TO_EJECT, PROGRESS_TOKENS, FailureHistory
+from router_service.domain.failures import FAILURES_TO_EJECT, FailureHistory
 from router_service.generation.tier_generation import GenerationEvent, RetryPolicy, TierDone, TierGeneration
 from router_service.migration.bidding import BidLimits, MoveAgent
 from router_service.migration.movable_reply import Moved, NotMoved
@@ -43,7 +43,7 @@ from services.domain.errors import (
     Unavailable,
     invalid,
 )
-from services.domain.requests import FinishReason
+from services.domain.requests import PROGRESS_TOKENS, FinishReason
 from services.event_streams import OnTokens
 from tests.support.scripted_worker_servicer import PLACES, Act, Script, ScriptedWorker
 from tests.support.token_events import iterated

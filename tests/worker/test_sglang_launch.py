@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from services.domain import SamplingParams
-from services.settings import ServiceSettings, load_mesh_file
+from services.mesh_file import load_mesh_file
+from services.settings import ServiceSettings
 from tests.conftest import FAMILY, MeshFileMaker
 from worker_service.compose import build_engine
 from worker_service.engine.interface import EngineUnusable

@@ -1,7 +1,7 @@
-"""The heart of our engines: plan a step, run it, read it.
+"""The core of the built-in engines: plan a step, run it, read the results.
 
-Scheduling, stop rules, text, verification and KV transfer are here, once; what a step computes is a ModelRunner's
-business: the torch runner computes logits, the simulated one only time. Not thread-safe: one thread owns a core.
+Scheduling, stop rules, text, verification and KV transfer are implemented here; a ModelRunner computes the steps: the torch
+runner computes logits, the simulated one only takes time. Not thread-safe: one thread owns a core.
 """
 
 import math
@@ -56,7 +56,7 @@ from worker_service.text import ReplyText, Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class CoreLimits:
-    """max_queued: requests waiting; one more is Overloaded. The rest as in BatchLimits."""
+    """max_queued: limit on waiting requests; further ones are refused. The other fields are as in BatchLimits."""
 
     batch: BatchLimits
     max_queued: int
@@ -65,7 +65,7 @@ class CoreLimits:
 
 @dataclass(slots=True)
 class _Request:
-    """What the core keeps beside a sequence."""
+    """The state of a request in addition to its sequence."""
 
     sequence: Sequence
     text: ReplyText | None
@@ -80,7 +80,7 @@ PROBE = SamplingParams(temperature=0.0, max_output_tokens=1)
 
 
 class EngineCore:
-    """Requests in, events out, one step at a time."""
+    """Processes requests into events, step by step."""
 
     def __init__(
         self,
@@ -105,13 +105,16 @@ class EngineCore:
         return self.scheduler.idle
 
     def add(self, request: GenerationRequest, prompt: list[int]) -> tuple[Admitted | None, Finished | None]:
-        """Queue a request whose prompt is `prompt`.
+        """Queue a request with the tokenized prompt `prompt`. A resumed reply that is already complete is Finished at once.
 
-        Where it asks for an SLO there is no Admitted yet: it is decided on, with the others, before the next step, whose
-        outputs have it.
+        A request that asks for an SLO has no Admitted yet: the policy decides before the next step, and the outputs of that
+        step contain it.
 
-        A resumed reply that was complete already is Finished at once and never queued.
-        PromptTooLong, AlreadyRunning, Overloaded, InvalidRequest (resumed tokens that do not fit).
+        Raises:
+            PromptTooLong: The prompt leaves no room for a reply.
+            AlreadyRunning: A request with this id is in the engine.
+            Overloaded: The queue is full.
+            InvalidRequest: The resumed tokens are invalid.
         """
         return self._add(request, prompt, None)
 
@@ -123,11 +126,16 @@ class EngineCore:
         tokens: Seq[int],
         last: LastBlocks | None = None,
     ) -> tuple[Admitted | None, Finished | None]:
-        """Start at once a request that has come with its KV: `tokens` are all its tokens, the last one without KV.
+        """Start a request that arrived with its KV. `tokens`: all its tokens; the last one has no KV.
 
-        last: blocks that are still to be written. NotFound (no such transfer), PromptTooLong, AlreadyRunning, Overloaded (no
-        room for them), InvalidRequest (tokens that are not this request's, or not as many as there are blocks). The
-        reservation is gone in any case.
+        last: blocks that must still be written. The reservation is removed in any case.
+
+        Raises:
+            NotFound: There is no such transfer.
+            PromptTooLong: The prompt leaves no room for a reply.
+            AlreadyRunning: A request with this id is in the engine.
+            Overloaded: There is no room for the last blocks.
+            InvalidRequest: The tokens do not match the request or the number of blocks.
         """
         if last is not None:
             try:
@@ -145,7 +153,7 @@ class EngineCore:
         reservation = self.transfers.take(transfer_id)
         try:
             if list(tokens[: len(prompt)]) != prompt:
-                raise invalid("token_ids", "do not begin with the request's prompt")
+                raise invalid("token_ids", "must begin with the prompt of the request")
             resumed = replace(request, resume_token_ids=tuple(tokens[len(prompt) :]))
             admitted, finished = self._add(resumed, prompt, reservation)
         except BaseException:
@@ -156,7 +164,7 @@ class EngineCore:
         return admitted, finished
 
     def leave(self, request_id: str) -> None:
-        """A request has moved on: forget it; no error where it has ended."""
+        """Remove a request that has moved to another engine; no error if it has ended."""
         if self._requests.pop(request_id, None) is not None:
             self.scheduler.finish(request_id, None)
 
@@ -221,9 +229,13 @@ class EngineCore:
         offset: int,
         distributions: Seq[DraftDistribution],
     ) -> None:
-        """Queue a draft for verification; its Verification comes out of a later step.
+        """Queue a draft for verification; its Verification is the output of a later step.
 
-        PromptTooLong, AlreadyRunning, Overloaded, InvalidRequest.
+        Raises:
+            PromptTooLong: Prefix and draft exceed the context.
+            AlreadyRunning: A request with this id is in the engine.
+            Overloaded: The queue is full.
+            InvalidRequest: The draft is invalid.
         """
         if request_id in self._requests:
             raise AlreadyRunning(request_id)
@@ -239,18 +251,18 @@ class EngineCore:
         self._requests[request_id] = _Request(sequence, None, tuple(draft), tuple(distributions))
 
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORTED) -> Finished | None:
-        """End a request now; None if it is not here."""
+        """End a request; None if it is unknown."""
         request = self._requests.get(request_id)
         return self._ended(request, reason) if request is not None else None
 
     def step(self, allocation: Mapping[str, int] | None = None) -> list[tuple[str, StepOutput]]:
-        """Compute one step and return what came of it, in order; nothing where nothing could be computed.
+        """Compute one step and return its outputs in order; none if nothing could be computed.
 
-        An error that one request causes ends that request: its last output is RequestFailed, everything it held is free
-        again, and the others go on in the same step.
+        An error caused by one request ends only that request: its last output is RequestFailed, and its resources are
+        released. The other requests are computed in the same step.
 
         Raises:
-            Exception: the runner cannot compute anything any more.
+            Exception: The runner cannot compute anything any more.
         """
         outputs = self._decided()
         plan = self.scheduler.plan_step(allocation, self._clock.now())
@@ -291,7 +303,7 @@ class EngineCore:
         return outputs
 
     def load(self) -> Load:
-        """The load right now."""
+        """The current load."""
         return Load(
             running_tokens=tuple(len(s.tokens) for s in self.scheduler.running),
             queued_tokens=tuple(len(s.tokens) for s in self.scheduler.waiting),
@@ -301,7 +313,7 @@ class EngineCore:
         )
 
     def restart_throughput(self) -> None:
-        """Count output tokens and replies from now on: those before were no request's."""
+        """Restart the measurement of throughput and reply lengths, after tokens that belonged to no request."""
         self._reply_lengths = ReplyLengths()
         self._throughput.restart(self._clock.now())
 
@@ -312,10 +324,10 @@ class EngineCore:
             rate = max(self.load().output_tokens_per_s, 1.0)
             left = min((s.max_output_tokens - s.output_tokens for s in self.scheduler.running), default=1)
             retry_s = min(10.0, max(0.1, left * max(1, len(self.scheduler.running)) / rate))
-            raise Overloaded(f"{len(self.scheduler.waiting)} requests are waiting here already", retry_s)
+            raise Overloaded(f"{len(self.scheduler.waiting)} requests are already waiting here", retry_s)
 
     def _compute(self, chunks: Seq[Chunk]) -> Seq[RowResult | BaseException]:
-        """Run a step; where that raises, run its halves, down to the rows that raise alone."""
+        """Run a step. A step that fails is split, down to the single rows that fail."""
         try:
             return self.runner.run([self._row(chunk) for chunk in chunks])
         except BaseException as error:
@@ -325,15 +337,15 @@ class EngineCore:
         return [*self._compute(chunks[:half]), *self._compute(chunks[half:])]
 
     def _failed(self, request_id: str, error: BaseException) -> tuple[str, RequestFailed]:
-        """End a request that cannot be computed, and free what it holds."""
+        """End a request that cannot be computed and release its resources."""
         self._requests.pop(request_id, None)
         self.scheduler.finish(request_id, FinishReason.ABORTED)
         return request_id, request_failed(request_id, error)
 
     def _check_runner(self, error: BaseException) -> None:
-        """Every row of a step has failed with errors such as `error`: raise it unless the runner still computes a token.
+        """Check the runner after every row of a step has failed: raise `error` unless it can still compute a token.
 
-        The token goes into a block that nobody holds; where there is none, the next step tells.
+        The token is written to a free block; without one, the next step decides.
         """
         try:
             blocks = self.scheduler.pool.take(1)
@@ -363,7 +375,7 @@ class EngineCore:
         )
 
     def _continued(self, request: _Request, text: ReplyText, result: RowResult) -> list[tuple[str, StepOutput]]:
-        """Read the new token of an ordinary request."""
+        """Process the new token of a request."""
         sequence, (token,) = request.sequence, result.tokens
         output = sequence.output_tokens
         said = text.push(token)
@@ -383,7 +395,7 @@ class EngineCore:
         return reply_rules.end_reason(text, token, output, most, sampling, self.tokenizer)
 
     def _verified(self, request: _Request, result: RowResult) -> list[tuple[str, StepOutput]]:
-        """Gather the results of a draft; decide once they are complete."""
+        """Collect the results of a draft; decide when they are complete."""
         request.results.append(result)
         sequence = request.sequence
         if sequence.pending:

@@ -1,7 +1,7 @@
-"""Runs an EngineCore on a thread of its own and speaks asyncio to the rest.
+"""Runs an EngineCore on its own thread behind an asyncio interface.
 
-The thread's loop is: take commands, step, hand out. Commands (add, abort, export, ...) are taken between steps, so an
-abort or a cancelled stream reaches the engine within one step.
+The loop of the thread: run commands, compute a step, deliver outputs. Commands (add, abort, export, ...) run between steps,
+so an abort or a cancelled stream takes effect within one step.
 """
 
 import asyncio
@@ -51,8 +51,8 @@ from worker_service.text.encoder import EncodingAborted, PromptEncoder
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
-IDLE_WAIT_S = 0.5  # without requests the measured throughput is still kept up to date
-HELD_WAIT_S = 0.001  # requests are there, but the allocator gave none of them a token
+IDLE_WAIT_S = 0.5  # without requests, the measured throughput is still updated
+HELD_WAIT_S = 0.001  # there are requests, but the allocator gave them no tokens
 
 PATIENT_TOKENS = (
     16  # as many of a reply whose tokens may wait longer come together: `output_coalescing` joins them further
@@ -61,7 +61,7 @@ PATIENT_TOKENS = (
 
 @dataclass(frozen=True, slots=True)
 class OutputCoalescing:
-    """Tokens of a reply are held until so many are there, or for so long (and a step)."""
+    """Tokens of a reply are held until this many are there, or this much time (plus a step) has passed."""
 
     seconds: float
     tokens: int
@@ -81,20 +81,20 @@ _Stream = EventStream[StepOutput]
 
 
 class LoopEngine:
-    """An Engine, with every capability, around an EngineCore that `build` makes on the engine's own thread.
+    """An Engine with every capability, around an EngineCore that `build` creates on the engine's thread.
 
-    hold: how long tokens behind a reply's first are held to be handed over together. Each hand-over wakes the event loop, and
-    while that runs, the engine's thread waits for the interpreter.
+    hold: limits of coalescing for the tokens behind the first. Each delivery wakes the event loop, and while that runs, the
+    engine's thread waits for the interpreter lock.
     """
 
     def __init__(
         self, build: Callable[[], tuple[EngineCore, EngineInfo]], hold: OutputCoalescing | None = None
     ) -> None:
         self._build, self._hold = build, hold
-        self._held: dict[str, _Held] = {}  # the thread's
+        self._held: dict[str, _Held] = {}  # used by the thread only
         self._commands: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        self._streams: dict[str, _Stream] = {}  # the event loop's
-        self._stopped: dict[str, HandedOver] = {}  # the event loop's: how a request would leave
+        self._streams: dict[str, _Stream] = {}  # used by the event loop only
+        self._stopped: dict[str, HandedOver] = {}  # used by the event loop only: the HandedOver of paused requests
         self._load = Load()
         self._allocator: Allocator | None = None
         self._copier = ThreadPoolExecutor(1, "kv-copies")
@@ -164,7 +164,7 @@ class LoopEngine:
         async with contextlib.aclosing(
             self._stream(request, lambda core: core.add(request, prompt), on_tokens)
         ) as events:
-            async for event in events:  # left at once, not when collected
+            async for event in events:  # closed at once, not by the garbage collector
                 yield event
 
     async def enter(
@@ -193,7 +193,7 @@ class LoopEngine:
         return await self._call(request_id, lambda core: core.transfers.computed_tokens(request_id))
 
     async def read_kv(self, request_id: str, first_block: int, blocks: int) -> Blocks:
-        return await self._beside(
+        return await self._on_copy_thread(
             request_id,
             lambda core: core.transfers.hold(request_id, first_block, blocks),
             lambda runner, held: runner.read_blocks(held),
@@ -218,7 +218,7 @@ class LoopEngine:
         await self._call(request_id, lambda core: core.transfers.resume(request_id))
 
     async def leave(self, request_id: str) -> HandedOver:
-        """Not after the step under way: its reader waits for this word to go on elsewhere."""
+        """Does not wait for the current step, because the reader needs this event to continue elsewhere."""
         left = self._stopped.pop(request_id, None)
         if left is None or request_id not in self._streams:
             raise NotFound("stopped request", request_id)
@@ -235,7 +235,7 @@ class LoopEngine:
         return await self._call(transfer_id, lambda core: core.transfers.reserve(transfer_id, layout, tokens))
 
     async def write_kv(self, transfer_id: str, first_block: int, data: Blocks) -> None:
-        await self._beside(
+        await self._on_copy_thread(
             transfer_id,
             lambda core: core.transfers.hold_reserved(transfer_id, first_block, len(data)),
             lambda runner, held: runner.write_blocks(held, data),
@@ -244,10 +244,10 @@ class LoopEngine:
     async def release(self, transfer_id: str) -> None:
         await self._call(transfer_id, lambda core: core.transfers.release(transfer_id))
 
-    async def _beside(
+    async def _on_copy_thread(
         self, owner: str, hold: Callable[[EngineCore], Seq[int]], copy: Callable[[ModelRunner, Seq[int]], _T]
     ) -> _T:
-        """Copy blocks beside the engine's thread; they are held until that is over, also where the caller leaves."""
+        """Copy blocks on another thread; they are held until it has finished, even if the caller is cancelled."""
 
         def begin(core: EngineCore) -> Future[_T]:
             held = hold(core)
@@ -329,40 +329,40 @@ class LoopEngine:
             await self._leave(request_id, stream)
 
     async def _leave(self, request_id: str, stream: _Stream) -> None:
-        """Forget a stream; what still runs for it is aborted."""
+        """Remove a stream; abort its request if it is still running."""
         if self._streams.get(request_id) is stream:
             del self._streams[request_id]
             with contextlib.suppress(Unavailable):
                 self._post(lambda: self._abort(self._core, request_id))
 
-    async def _call(self, request_id: str, ask: Callable[[EngineCore], _T], stream: _Stream | None = None) -> _T:
-        """Run `ask` on the engine's thread between two steps. On success `stream` is open before any event comes.
+    async def _call(self, request_id: str, action: Callable[[EngineCore], _T], stream: _Stream | None = None) -> _T:
+        """Run `action` on the engine's thread between two steps. On success, `stream` is registered before any event.
 
-        request_id: of the request, or the transfer, that asks.
+        request_id: of the request or the transfer.
 
         Raises:
-            PenstockError: what `ask` raises; RequestFailed where it raises anything else.
+            PenstockError: Raised by `action`; any other exception becomes RequestFailed.
         """
-        answer: asyncio.Future[_T] = self._loop.create_future()
+        future: asyncio.Future[_T] = self._loop.create_future()
 
         def resolve(value: _T) -> None:
             if stream is not None:
                 self._streams[request_id] = stream
-            if answer.cancelled():  # the caller has gone: nobody will read
+            if future.cancelled():  # the caller was cancelled
                 if stream is not None:
                     self._streams.pop(request_id, None)
                     with contextlib.suppress(Unavailable):
                         self._post(lambda: self._abort(self._core, request_id))
                 return
-            answer.set_result(value)
+            future.set_result(value)
 
         def reject(error: BaseException) -> None:
-            if not answer.done():
-                answer.set_exception(error)
+            if not future.done():
+                future.set_exception(error)
 
         def run() -> None:
             try:
-                value = ask(self._core)
+                value = action(self._core)
             except PenstockError as error:
                 self._loop.call_soon_threadsafe(reject, error)
             except BaseException as error:
@@ -371,7 +371,7 @@ class LoopEngine:
                 self._loop.call_soon_threadsafe(resolve, value)
 
         self._post(run)
-        return await answer
+        return await future
 
     def _post(self, command: Callable[[], object]) -> None:
         if self._stopping or self._failure.done():
@@ -395,7 +395,7 @@ class LoopEngine:
             self._held[request.request_id] = _Held(usual.seconds, usual.tokens)
 
     def _gathered(self, outputs: list[tuple[str, StepOutput]]) -> list[tuple[str, StepOutput]]:
-        """What is to be handed over now; the rest is held. The thread's."""
+        """The outputs to deliver now; the others are held. Runs on the thread."""
         if self._hold is None:
             return outputs
         now, ready = time.monotonic(), list[tuple[str, StepOutput]]()
@@ -425,7 +425,7 @@ class LoopEngine:
                     del self._streams[request_id]
 
     def _run(self, built: asyncio.Future[None]) -> None:
-        """The thread."""
+        """The main function of the thread."""
         try:
             self._core, self._info = self._build()
             self._load = self._core.load()
@@ -451,7 +451,7 @@ class LoopEngine:
             self._loop.call_soon_threadsafe(self._end_all)
 
     def _take_commands(self, wait_s: float) -> bool:
-        """Run the commands that are there, waiting so long for the first; False once it is time to stop."""
+        """Run the queued commands, waiting up to `wait_s` for the first; False when it is time to stop."""
         try:
             command = self._commands.get(timeout=wait_s) if wait_s else self._commands.get_nowait()
             while True:
@@ -466,7 +466,7 @@ class LoopEngine:
 
     @staticmethod
     def _run_command(command: Callable[[], object]) -> None:
-        """Run a command; an error of one that nobody awaits (an abort, released blocks) must not end the engine."""
+        """Run a command. An error of one without a caller (an abort, a release of blocks) must not end the engine."""
         try:
             command()
         except BaseException:

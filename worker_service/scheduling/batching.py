@@ -1,7 +1,7 @@
-"""The sequences that run and wait, their KV blocks, and the steps they are computed in. No I/O.
+"""The batch scheduler: running and waiting sequences, their KV blocks, and the steps that compute them. No I/O.
 
-Continuous batching with chunked prefill. Which requests get how many tokens in a step is decided by a policy (`policies`), or
-by a caller that hands in its own allocation.
+Continuous batching with chunked prefill. A policy (`policies`) decides the tokens per request in each step. A caller may pass
+its own allocation instead.
 """
 
 import bisect
@@ -18,7 +18,7 @@ from worker_service.scheduling.steps import BatchPolicy, Chunk, StepInProgress, 
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """max_running: requests that hold KV at once. max_step_tokens: tokens computed in a step."""
+    """max_running: limit on requests that hold KV. max_step_tokens: limit on tokens computed in a step."""
 
     max_running: int
     max_step_tokens: int
@@ -26,7 +26,7 @@ class BatchLimits:
 
 @dataclass(slots=True)
 class Reservation:
-    """Room for a sequence on its way here. The first `present` blocks hold its prefix; `node` is the tree's behind them."""
+    """Reserved blocks for an incoming sequence. The first `present` hold its prefix; `node`: the tree node behind them."""
 
     blocks: list[int]
     present: int
@@ -34,9 +34,9 @@ class Reservation:
 
 
 class BatchScheduler:
-    """Sequences waiting and running over one pool of blocks.
+    """The waiting and running sequences of one pool of blocks.
 
-    The loop is: `plan_step`, compute, `commit`. Between the two nothing else may be called but `add`.
+    The loop is `plan_step`, compute, `commit`. Between these calls, only `add` may be called.
     """
 
     def __init__(self, limits: BatchLimits, pool: BlockPool, policy: BatchPolicy | None = None) -> None:
@@ -45,7 +45,7 @@ class BatchScheduler:
         self._running: list[Sequence] = []  # in order of admission
         self._by_id: dict[str, Sequence] = {}
         self._orders = 0
-        self._reserved = 0  # reservations: each keeps a place among the running
+        self._reserved = 0  # number of reservations; each counts as running
         self.preemptions = 0
 
     @property
@@ -69,13 +69,17 @@ class BatchScheduler:
         return self._by_id.get(request_id)
 
     def can_ever_run(self, tokens: int) -> bool:
-        """Whether a sequence of so many tokens fits the pool when it is alone."""
+        """Whether a sequence of this length fits into an empty pool."""
         return -(-tokens // self.pool.block_tokens) <= self.pool.count
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence. ValueError if its id is taken."""
+        """Queue a sequence.
+
+        Raises:
+            ValueError: Its id is in use.
+        """
         if sequence.request_id in self._by_id:
-            raise ValueError(f"{sequence.request_id} is here already")
+            raise ValueError(f"{sequence.request_id} is already in the engine")
         sequence.order = self._orders
         self._orders += 1
         self._by_id[sequence.request_id] = sequence
@@ -83,12 +87,13 @@ class BatchScheduler:
         self.policy.added(sequence)
 
     def reserve(self, tokens: Seq[int]) -> Reservation:
-        """Set a place and blocks aside for a sequence that brings the KV of `tokens` along.
+        """Reserve blocks for an incoming sequence with the KV of `tokens`. No request is preempted.
 
-        Only what is free is taken: nobody is preempted. OutOfBlocks, and nothing changed, if there is no room.
+        Raises:
+            OutOfBlocks: There is no room; nothing has changed.
         """
         if self.free_places < 1:
-            raise OutOfBlocks("as many requests run here as may")
+            raise OutOfBlocks("the limit on running requests is reached")
         match = self.pool.match(tokens)
         needed = -(-len(tokens) // self.pool.block_tokens) - len(match.blocks)
         if not self.pool.can_take(match, needed):
@@ -98,22 +103,27 @@ class BatchScheduler:
         return Reservation([*match.blocks, *self.pool.take(needed)], len(match.blocks), match.node)
 
     def extend(self, reservation: Reservation, blocks: int) -> None:
-        """Have at least so many blocks in a reservation. OutOfBlocks, and nothing changed, if they are not free."""
+        """Extend a reservation to at least this many blocks.
+
+        Raises:
+            OutOfBlocks: They are not free; nothing has changed.
+        """
         if blocks > len(reservation.blocks):
             reservation.blocks += self.pool.take(blocks - len(reservation.blocks))
 
     def release(self, reservation: Reservation) -> None:
-        """The sequence does not come."""
+        """Release a reservation."""
         self.pool.release(reservation.blocks)
         self._reserved -= 1
 
     def adopt(self, sequence: Sequence, reservation: Reservation, computed: int) -> None:
-        """Start a sequence whose first `computed` tokens have their KV in the reservation's blocks.
+        """Start a sequence whose first `computed` tokens have their KV in the blocks of the reservation.
 
-        ValueError if its id is taken, or the blocks do not fit; nothing is changed then.
+        Raises:
+            ValueError: Its id is in use, or the blocks do not match; nothing has changed.
         """
         if sequence.request_id in self._by_id:
-            raise ValueError(f"{sequence.request_id} is here already")
+            raise ValueError(f"{sequence.request_id} is already in the engine")
         if not 0 < computed < len(sequence.tokens):
             raise ValueError(f"KV of 1 to {len(sequence.tokens) - 1} tokens can be adopted, not {computed}")
         if len(reservation.blocks) != -(-computed // self.pool.block_tokens):
@@ -129,7 +139,7 @@ class BatchScheduler:
         self.seal(sequence)
 
     def seal(self, sequence: Sequence) -> None:
-        """Make the full blocks of a sequence findable; their KV must be there."""
+        """Add the full blocks of a sequence to the prefix tree. Their KV must be computed."""
         size = self.pool.block_tokens
         while (sequence.sealed + 1) * size <= sequence.computed:
             at = sequence.sealed
@@ -138,13 +148,13 @@ class BatchScheduler:
             sequence.sealed += 1
 
     def finish(self, request_id: str, reason: FinishReason | None) -> Sequence | None:
-        """Take a sequence out, wherever it is; None if there is no such one. Without a `reason` it goes on elsewhere."""
+        """Remove a sequence; None if it is unknown. Without a `reason`, it continues in another engine."""
         sequence = self._by_id.pop(request_id, None)
         if sequence is None:
             return None
         if sequence.phase is Phase.RUNNING:
             self._running.remove(sequence)
-            self._give_up_blocks(sequence)
+            self._release_blocks(sequence)
         else:
             self._waiting.remove(sequence)
         self.policy.finished(sequence)
@@ -153,15 +163,17 @@ class BatchScheduler:
         return sequence
 
     def decide(self, now_s: float) -> list[Sequence]:
-        """Have the policy decide on sequences that ask for an SLO; those decided on."""
+        """Let the policy decide on sequences that ask for an SLO; return those decided on."""
         return self.policy.decide(self, now_s)
 
     def plan_step(self, allocation: Mapping[str, int] | None = None, now_s: float = 0.0) -> StepPlan:
-        """Decide the step that begins now: by the policy, or as `allocation` says (tokens by request id).
+        """Plan the step that begins now, by the policy or by `allocation` (tokens by request id).
 
-        An allocation may name running and waiting requests; a waiting one is started. A request gets at most what it has
-        pending, and nothing where no room can be made for it. ValueError for an unknown request, a count under 1, or
-        more than the step's budget in all.
+        An allocation may contain running and waiting requests; waiting ones are started. A request gets at most its pending
+        tokens, and none if there is no room for it.
+
+        Raises:
+            ValueError: A request is unknown, a count is less than 1, or the total exceeds the step's budget.
         """
         step = StepInProgress(self, self.limits.max_step_tokens)
         if allocation is None:
@@ -183,10 +195,7 @@ class BatchScheduler:
         return step.plan()
 
     def commit(self, plan: StepPlan, sampled: Mapping[str, Seq[int]], end_s: float = 0.0) -> None:
-        """The step was computed by `end_s`.
-
-        `sampled` has the new tokens of each request that wanted logits (verified ones: none).
-        """
+        """Apply a step that ended at `end_s`. `sampled`: new tokens of each request with logits (none for verifications)."""
         for chunk in plan.chunks:
             sequence = chunk.sequence
             sequence.computed = chunk.start + chunk.count
@@ -195,7 +204,7 @@ class BatchScheduler:
         self.policy.committed(plan.chunks, end_s)
 
     def start(self, sequence: Sequence) -> bool:
-        """Admit a waiting sequence, reusing what is known of its prefix; False if there is no room for all its tokens."""
+        """Admit a waiting sequence and reuse its cached prefix; False if there is no room for all its tokens."""
         if self.free_places < 1:
             return False
         pool, last = self.pool, len(sequence.tokens) - 1 - sequence.draft
@@ -216,18 +225,18 @@ class BatchScheduler:
     def add_chunk(
         self,
         sequence: Sequence,
-        most: int,
+        limit: int,
         chunks: list[Chunk],
         preempted: list[str],
         keep: frozenset[str] = frozenset(),
     ) -> int:
-        """Give `sequence` up to `most` tokens, preempting others for the room; return how many it got."""
+        """Give `sequence` up to `most` tokens, preempting others if necessary; return the number."""
         if sequence.phase is not Phase.RUNNING or sequence.paused:
             return 0
         there, computed = len(sequence.tokens), sequence.computed
         count = there - computed
-        if most < count:
-            count = most
+        if limit < count:
+            count = limit
         if count < 1:
             return 0
         end = computed + count
@@ -246,7 +255,7 @@ class BatchScheduler:
         return count
 
     def _victim(self, keep: frozenset[str], chunks: list[Chunk]) -> Sequence | None:
-        """Who gives up its blocks: of the lowest priority, the one admitted last, never one at work now or leaving."""
+        """The request to preempt: of the lowest priority, the last one admitted; not in this step and not migrating."""
         busy = {id(chunk.sequence) for chunk in chunks}
         able = [s for s in self._running if id(s) not in busy and s.request_id not in keep and not s.paused]
         if not able:
@@ -256,7 +265,7 @@ class BatchScheduler:
     def preempt(self, sequence: Sequence, preempted: list[str]) -> None:
         """Have a running sequence give up its blocks and wait again; its tokens stay."""
         self._running.remove(sequence)
-        self._give_up_blocks(sequence)
+        self._release_blocks(sequence)
         self.policy.preempted(sequence)
         sequence.move(Phase.WAITING)
         sequence.preemptions += 1
@@ -264,7 +273,7 @@ class BatchScheduler:
         preempted.append(sequence.request_id)
         self._queue(sequence)
 
-    def _give_up_blocks(self, sequence: Sequence) -> None:
+    def _release_blocks(self, sequence: Sequence) -> None:
         self.pool.release(sequence.blocks)
         sequence.blocks = []
         sequence.computed = sequence.sealed = 0

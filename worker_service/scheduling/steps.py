@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Compute `count` tokens of `sequence` from position `start` on; `logits`: the last so many want logits."""
+    """Compute `count` tokens of `sequence` from position `start` on; `logits`: number of last tokens that need logits."""
 
     sequence: Sequence
     start: int
@@ -22,7 +22,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step's work. `preempted` gave up their blocks to make room and wait again."""
+    """The plan of one step. `preempted`: requests that released their blocks and wait again."""
 
     chunks: tuple[Chunk, ...]
     preempted: tuple[str, ...] = ()
