@@ -32,7 +32,7 @@ def ask(
     The shipped models can only solve small tasks with numbers, letters and words (see models/family/README.md).
     """
     routers = targets.resolve(target)
-    generation = Options(model=model, temperature=temperature, max_tokens=max_tokens, seed=seed)
+    generation = Options(model=model, temperature=temperature, max_tokens=max_tokens, seed=seed, trace=True)
     with cli_error_handling(routers), Client(routers, retry=targets.INTERACTIVE) as client:
         if json:
             print_json(client.generate(prompt, generation))
@@ -49,7 +49,7 @@ def chat(
 ) -> None:
     """Chat with the mesh. An empty line or Ctrl-D ends the chat."""
     routers = targets.resolve(target)
-    generation = Options(model=model, temperature=temperature, max_tokens=max_tokens)
+    generation = Options(model=model, temperature=temperature, max_tokens=max_tokens, trace=True)
     messages = [{"role": "system", "content": system}] if system else []
     with cli_error_handling(routers), Client(routers, retry=targets.INTERACTIVE) as client:
         while True:
@@ -110,5 +110,5 @@ def _line(event: object) -> str:
 def _summary(finished: Finished) -> str:
     return (
         f"  {finished.tier}, {finished.usage.output_tokens} tokens, first token {seconds(finished.ttft_s)}, "
-        f"total {seconds(finished.total_s)}, trace {finished.trace_id}"
+        f"total {seconds(finished.total_s)}" + (f", trace {finished.trace_id}" if finished.trace_id else "")
     )

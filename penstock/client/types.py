@@ -47,6 +47,7 @@ class Options:
     top_logprobs: None: no logprobs. 0 to 20: logprobs of the chosen tokens and of this many of the most likely ones.
     raw: continue the prompt text without a chat template.
     priority: from -100 to 100; waiting requests with a higher priority go first.
+    trace: request a trace; `trace_id` then names it. A router limits the number of traces, so it may be empty.
     """
 
     model: str = "cascade"
@@ -60,6 +61,7 @@ class Options:
     priority: int = 0
     raw: bool = False
     request_id: str | None = None
+    trace: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ labels a request (user, metadata, ...) is accepted.
 """
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -120,9 +121,11 @@ class ChatRequest(_Common):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
 
+    @cached_property
     def prompt(self) -> Prompt:
         return ChatPrompt(tuple(message.plain() for message in self.messages))
 
+    @cached_property
     def params(self) -> SamplingParams:
         wanted = (self.top_logprobs or 0) if self.logprobs else None
         return self.sampling(self.max_completion_tokens or self.max_tokens, wanted)
@@ -130,8 +133,8 @@ class ChatRequest(_Common):
     def problems(self) -> Iterator[FieldProblem]:
         if self.top_logprobs is not None and not self.logprobs:
             yield FieldProblem("top_logprobs", "needs logprobs to be true")
-        yield from _renamed(self.params().problems("sampling"))
-        yield from _renamed(prompt_problems(self.prompt(), "prompt"))
+        yield from _renamed(self.params.problems("sampling"))
+        yield from _renamed(prompt_problems(self.prompt, "prompt"))
 
 
 _TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
@@ -161,13 +164,14 @@ class CompletionRequest(_Common):
             return [TokenPrompt(tuple(given))]
         return [TextPrompt(p) if isinstance(p, str) else TokenPrompt(tuple(p)) for p in given]
 
+    @cached_property
     def params(self) -> SamplingParams:
         return self.sampling(self.max_tokens or COMPLETION_TOKENS, self.logprobs)
 
     def problems(self) -> Iterator[FieldProblem]:
         for prompt in self.prompts():
             yield from _renamed(prompt_problems(prompt, "prompt"))
-        yield from _renamed(self.params().problems("sampling"))
+        yield from _renamed(self.params.problems("sampling"))
 
 
 _T = TypeVar("_T", ChatRequest, CompletionRequest)
