@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from services.clock import SystemClock, VirtualClock
 from services.domain import FinishReason, GenerationRequest, SamplingParams, Slo, SloPhase, TokenFrame, TokenPrompt
@@ -22,6 +24,7 @@ from worker_service.engine.simulated import SimulatedEngineOptions
 from worker_service.engine.simulated.engine import simulated_core
 from worker_service.engine.torch import TorchEngineOptions
 from worker_service.engine.torch.engine import torch_core
+from worker_service.load_tracker import LoadTracker
 from worker_service.scheduling import PolicyName
 
 LATENCY = StepLatencyModel.linear(0.01, 1e-4, 1e-7)
@@ -210,3 +213,26 @@ def test_the_policy_changes_when_tokens_come_and_never_which(tiny_models: dict[s
         replies.append(found)
     assert replies[0] == replies[1] == replies[2]
     assert all(len(tokens) == 8 for tokens in replies[0].values())
+
+
+async def test_the_correction_is_published_where_steps_are_predicted() -> None:
+    """A gauge per tier that keeps SLOs; none where nothing is predicted."""
+    for policy, expected in (("slo", 1.0), ("decode_first", None)):
+        engine = build_engine(
+            MeshTier.model_validate({"name": "t", "engine": "simulated", "batch_policy": policy}), ServiceSettings()
+        )
+        await engine.start()
+        try:
+            reader = InMemoryMetricReader()
+            LoadTracker(engine, MeterProvider([reader]).get_meter("test"), "t")
+            data = reader.get_metrics_data()
+            assert data is not None
+            gauges = {
+                metric.name: [point.value for point in metric.data.data_points]  # type: ignore[union-attr]
+                for resource in data.resource_metrics
+                for scope in resource.scope_metrics
+                for metric in scope.metrics
+            }
+            assert gauges.get("penstock.worker.step_correction") == (None if expected is None else [expected])
+        finally:
+            await engine.close()

@@ -120,6 +120,10 @@ class LoopEngine:
     def preemptions(self) -> int:
         return self._core.scheduler.preemptions
 
+    @property
+    def latency_correction(self) -> float | None:
+        return self._core.scheduler.policy.latency_correction
+
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._failure: asyncio.Future[BaseException] = self._loop.create_future()

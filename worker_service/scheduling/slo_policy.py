@@ -48,6 +48,10 @@ class SloPolicy(BatchPolicy):
         self._planned_s = self._begun_s = 0.0
         self.replays = 0
 
+    @property
+    def latency_correction(self) -> float:
+        return self._corrected
+
     def warm(self) -> None:
         """Have every compiled function compiled, for the types that it is called with."""
         model = step_model(self._latency, 64, self._reserve, self._corrected)

@@ -69,6 +69,11 @@ class BatchPolicy:
 
     keeps_slos = False
 
+    @property
+    def latency_correction(self) -> float | None:
+        """What predicted step times are multiplied by; None where nothing is predicted."""
+        return None
+
     def plan(self, step: StepInProgress, now_s: float) -> None:
         """Give tokens in the step that begins now."""
         raise NotImplementedError
