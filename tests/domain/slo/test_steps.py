@@ -1,6 +1,9 @@
 """The steps that are taken under SLOs, and the certificate that repeats them."""
 
+import itertools
 import math
+import random
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -194,3 +197,52 @@ def test_the_certificate_sees_contexts_grow() -> None:
 def test_nobody_is_admitted_beside_requests_that_are_late_already() -> None:
     running, new = columns(prompt(100, 1.0)), columns(prompt(1, 50.0))
     assert decided(running, new)[0] == [0]
+
+
+def certified(requests: Sequence[tuple[int | float, ...]], model: StepModel) -> bool:
+    counts, times = columns(*requests)
+    return any(
+        replay.keeps_promises(
+            0.0, counts.copy(), times.copy(), len(requests), model, False, hold, np.zeros(len(requests))
+        )
+        for hold in (False, True)
+    )
+
+
+def test_as_many_are_admitted_as_in_any_certified_set() -> None:
+    """Over seeded loads up to and beyond what can be kept, no certified set is larger than the one admitted."""
+    declined = judged = 0
+    for seed in range(600):
+        rng = random.Random(seed)
+        latency = rng.choice(
+            [
+                StepLatencyModel.linear(0.005, 1e-4, 1e-7),
+                StepLatencyModel.linear(0.0, 1e-3, 0.0),
+                StepLatencyModel((1.0, 64.0, 256.0, 1024.0), (0.02, 0.021, 0.05, 0.3), 3e-7, 2e-8, 1e-7),
+            ]
+        )
+        model, paces = (
+            step_model(latency, rng.choice([64, 512])),
+            rng.sample([0.03, 0.05, 0.07, 0.1], rng.randint(1, 3)),
+        )
+        running = []
+        for _ in range(rng.randint(1, 60)):
+            pace = rng.choice(paces)
+            running.append(decode(pace, pace, rng.randint(5, 100), rng.randint(0, 500)))
+        if not certified(running, model):
+            continue
+        longest = rng.choice([100, 400, 1500])
+        new = [
+            prompt(
+                rng.randint(5, longest), rng.choice([0.1, 0.2, 0.5, 1.0, 2.0]), rng.choice(paces), rng.randint(1, 60)
+            )
+            for _ in range(rng.randint(1, 6))
+        ]
+        accepted, _ = decided(columns(*running), columns(*new), model)
+        assert certified([*running, *itertools.compress(new, accepted)], model), seed
+        larger = itertools.combinations(new, sum(accepted) + 1)
+        assert not any(certified([*running, *some], model) for some in larger), seed
+        judged += 1
+        declined += sum(accepted) < len(new)
+    assert judged > 400
+    assert declined > 100

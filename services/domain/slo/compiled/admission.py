@@ -175,7 +175,8 @@ def decide(
 
     The best set of each count is tried, the one of most value first, until one passes its certificate: first with prompts
     that complete as early as they can, then, should that break a promise, with prompts that complete as late as they may.
-    Then each candidate left out is tried once beside those accepted: the budget is a bound on steps, not the steps.
+    Then each candidate left out is tried once beside those accepted, that of most value per prompt token first: the program
+    takes every decode to last for ever, the replay knows when it will end.
     """
     candidates = new_counts.shape[1]
     accepted[:] = 0
@@ -208,7 +209,7 @@ def decide(
         needs[at], worth[at] = (0, 0.0) if c < 0 else (memory[c], value[c])
         entries += 1
     found_value, found_set = np.full(candidates + 1, -np.inf), np.zeros(candidates + 1, np.int64)
-    sound = best_sets(
+    best_sets(
         due[:entries],
         tokens[:entries],
         tier[:entries],
@@ -224,8 +225,6 @@ def decide(
         found_value,
         found_set,
     )
-    if not sound:
-        return 0
     tries = 0
     chosen = np.int64(0)
     while tries < MAX_CERTIFICATES:
@@ -246,7 +245,15 @@ def decide(
     used = np.int64(0)
     for c in range(candidates):
         used += memory[c] if chosen >> c & 1 else 0
-    for c in range(candidates):
+    if chosen == 0:  # nobody fits beside running requests that are late already
+        passed, took = _certified(
+            now_s, counts, times, running, new_counts, new_times, chosen, model, best_effort, release_s
+        )
+        tries += took
+        if not passed:
+            return tries
+    by_worth = np.argsort(-value / np.maximum(1, new_counts[PENDING]), kind="mergesort")
+    for c in by_worth:
         if chosen >> c & 1 or tries >= MAX_CERTIFICATES:
             continue
         if used + memory[c] > free_memory or _count(chosen) >= free_places:
