@@ -3,6 +3,7 @@
 import functools
 import itertools
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,11 +32,11 @@ def figure_3(requests: int = 4) -> Case:
     return Case([Candidate(6.0, 6, 0)] * requests, [], budget, 0, requests)
 
 
-def feasible(case: Case, chosen: tuple[int, ...]) -> bool:
+def feasible(case: Case, chosen: tuple[int, ...], rate: Callable[[tuple[int, ...]], float] | None = None) -> bool:
     """The constraints, written out for one subset: budget at every deadline, decodes, memory, places."""
+    rate = rate or case.budget.tokens_per_s
     if sum(case.candidates[i].memory for i in chosen) > case.free_memory or len(chosen) > case.free_places:
         return False
-    rate = functools.cache(case.budget.tokens_per_s)
     entries = [(c.due_s, 0, i, c.tokens, c.tier) for i, c in enumerate(case.committed)]
     entries += [(case.candidates[i].due_s, 1, i, case.candidates[i].tokens, case.candidates[i].tier) for i in chosen]
     counts = [tier.decoding for tier in case.budget.tiers]
@@ -53,8 +54,8 @@ def feasible(case: Case, chosen: tuple[int, ...]) -> bool:
 
 def by_trying(case: Case) -> tuple[float, int] | None:
     """Value and count of the best subset."""
-    every = range(len(case.candidates))
-    sets = [s for k in range(len(case.candidates) + 1) for s in itertools.combinations(every, k) if feasible(case, s)]
+    every, rate = range(len(case.candidates)), functools.cache(case.budget.tokens_per_s)
+    sets = [s for k in range(len(every) + 1) for s in itertools.combinations(every, k) if feasible(case, s, rate)]
     return max(((sum(case.candidates[i].value for i in s), len(s)) for s in sets), default=None)
 
 
