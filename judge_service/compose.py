@@ -76,7 +76,9 @@ def build_scorer(scorer: MeshScorer, mesh: MeshFile, settings: ServiceSettings) 
         case "judge-model":
             if not scorer.model:
                 raise SettingsError(f"judge.scorers: {scorer.name}: a judge-model scorer needs a model")
-            folder = model_folder(settings, scorer.model)  # checked before torch, which takes seconds to import
+            folder = model_folder(settings, scorer.model)
+            if not folder.is_dir():  # checked before torch, which takes seconds to import
+                raise SettingsError(f"judge.scorers: {scorer.name}: no folder {folder}")
             from judge_service.scorers.judge_model import BatchOptions, JudgeModelScorer
 
             judge = mesh.judge

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 import pytest
 import yaml
 
+from benchmarks.fault_streams import until_whole
 from penstock import AsyncClient, Client, InstanceChanged, RetryPolicy, Tokens
 from penstock.local import LocalMesh, MeshOptions
 
@@ -45,6 +46,7 @@ async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalM
     file = folder / "mesh.yaml"
     file.write_text(yaml.safe_dump(content))
     async with LocalMesh(MeshOptions(file, folder)) as running:
+        await until_whole(running)
         yield running
 
 

@@ -462,7 +462,7 @@ async def test_a_redis_that_is_named_and_does_not_answer_ends_the_start(
     monkeypatch.setattr("penstock.local.mesh.REDIS_TIMEOUT_S", 0.3)
     port = free_port()
     file = simulated_mesh(tmp_path, redis_url=f"redis://:secret@127.0.0.1:{port}/0")
-    with pytest.raises(MeshFailed, match=f"no Redis answers at 127.0.0.1:{port}") as caught:
+    with pytest.raises(MeshFailed, match=f"no response from a Redis at 127.0.0.1:{port}") as caught:
         await LocalMesh(MeshOptions(file, tmp_path)).__aenter__()
     assert "secret" not in str(caught.value)
     assert not (tmp_path / "logs").exists()

@@ -147,7 +147,7 @@ def test_of_two_up_at_once_one_runs_and_replaces_a_stale_run_file(tmp_path: Path
         assert "starting or running from" in refused or "a mesh is running from" in refused
         assert "Traceback" not in refused
         assert "run.json is stale" in served
-        assert "it is replaced" in served
+        assert "replacing it" in served
         assert "waiting for " in served
         assert "worker-small-" in served
         found = read_run_file(folder)
@@ -216,7 +216,7 @@ async def test_a_start_that_takes_too_long_says_what_did_not_come_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(start, "START_TIMEOUT_S", 0.05)
-    with pytest.raises(MeshFailed, match=r"not ready after 0.05 s: 1 of router, .*1 of worker large.* did not come up"):
+    with pytest.raises(MeshFailed, match=r"not ready after 0.05 s: 1 of router, .*1 of worker large.* missing"):
         async with LocalMesh(MeshOptions(simulated_mesh(tmp_path), tmp_path)):
             pass
 
@@ -277,7 +277,7 @@ def test_progress_names_what_came_up_and_what_is_waited_for() -> None:
     assert lines.next(none, REPEAT_S) == f"{REPEAT_S:4.0f} s  waiting for router, worker large (0 of 3)"
     assert lines.next(one, 31.0) == "  31 s  worker-large-host-7 up; waiting for router, worker large (1 of 3)"
     whole = Progress({"worker large": 3, "router": 1}, wanted, ("r", "worker-large-host-7"))
-    assert lines.next(whole, 32.0) == "  32 s  r up; all there"
+    assert lines.next(whole, 32.0) == "  32 s  r up; all ready"
 
 
 async def test_a_mesh_in_the_same_folder_is_refused_before_anything_is_started(tmp_path: Path) -> None:
