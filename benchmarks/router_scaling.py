@@ -85,7 +85,7 @@ def measured(mesh: RunningVersion, shape: dict[str, Any], *, stream: bool) -> di
     """One load: what was carried per second, and what each router process used for it."""
     pids, before = mesh.serving_pids(), finished(mesh)
     used = [cpu_s(pid) for pid in pids]
-    result = load(mesh.url, **shape, stream=stream)
+    result = load(mesh.url, "only", **shape, stream=stream)
     used, wall_s = [cpu_s(pid) - then for pid, then in zip(pids, used, strict=True)], result["seconds"]
     units = shape["replies"] * (shape["tokens"] if stream else 1)
     return {

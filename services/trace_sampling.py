@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 BURST_S = 10.0
-"""A bucket holds what comes in within so long: somebody who tries out a quiet mesh sees each of some quick requests."""
+"""A bucket holds what comes in within so long: so the first requests to an idle mesh are all traced."""
 
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
 

@@ -491,7 +491,7 @@ async def test_kv_that_does_not_fit_is_refused(make: Make) -> None:
             await other.reserve("t", engine.kv_layout, tokens)
         with pytest.raises(InvalidRequest, match="layout"):
             await engine.reserve("t", replace(engine.kv_layout, model_digest="another"), tokens)
-        with pytest.raises(InvalidRequest, match="whole"):
+        with pytest.raises(InvalidRequest, match="full ones"):
             await engine.read_kv("a", 0, 1000)
         with pytest.raises(InvalidRequest, match="first_block"):
             await engine.pause("a", 1000)
@@ -503,7 +503,7 @@ async def test_kv_that_does_not_fit_is_refused(make: Make) -> None:
         with pytest.raises(AlreadyRunning):
             await engine.reserve("t", engine.kv_layout, tokens)
         data = await engine.read_kv("a", 0, 1)
-        with pytest.raises(InvalidRequest, match="here already"):
+        with pytest.raises(InvalidRequest, match="present already"):
             await engine.write_kv("t", 0, data)
         with pytest.raises(Overloaded, match="blocks"):
             await engine.write_kv("t", engine.info.kv_blocks, data)
