@@ -1,4 +1,4 @@
-"""What a router of several processes carries, beside one process, with each process held to a share of a core.
+"""What a router of several processes carries, compared with one process, with each process held to a share of a core.
 
 Two saturated router processes, their clients and their worker do not fit on a machine of few cores. So each router process
 may use SHARE of a core and no more (CPU bandwidth control of its cgroup), the others have the rest, and what the router
@@ -22,8 +22,8 @@ SHARE = 0.07  # of a core, for each router process: little enough that worker an
 PERIOD_US = 20_000  # short, so that a process at its limit pauses for milliseconds
 SHARES, WEIGHT = 16_384, 5_000  # (cgroup v1, v2) what is measured goes before other work of the machine
 SATURATED = (0.9, 1.1)  # times its share: a process that used less had time to spare, one that used more was not held
-WHOLE = {"replies": 800, "connections": 128, "tokens": 32}
-STREAMED = {"replies": 384, "connections": 128, "tokens": 80}
+WHOLE: dict[str, Any] = {"replies": 800, "connections": 128, "tokens": 32}
+STREAMED: dict[str, Any] = {"replies": 384, "connections": 128, "tokens": 80}
 CGROUP_V1, CGROUP_V2 = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")
 
 
@@ -81,7 +81,7 @@ def finished(mesh: RunningVersion) -> list[int]:
     return [process.finished for process in status.processes] or [status.finished]
 
 
-def measured(mesh: RunningVersion, shape: dict[str, int], *, stream: bool) -> dict[str, Any]:
+def measured(mesh: RunningVersion, shape: dict[str, Any], *, stream: bool) -> dict[str, Any]:
     """One load: what was carried per second, and what each router process used for it."""
     pids, before = mesh.serving_pids(), finished(mesh)
     used = [cpu_s(pid) for pid in pids]
