@@ -204,7 +204,7 @@ async def serve(
         if not await _completed(compose(chassis), stop):
             _log.info("stopped before it served")
             return False
-        if slot is not None:  # not before: the kernel gives connections to whoever listens
+        if slot is not None:  # not before: the kernel gives connections to every process that listens
             _listen(server, settings)
         await server.start()
         stack.push_async_callback(server.stop, 0)
