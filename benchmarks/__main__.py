@@ -14,6 +14,7 @@ BENCHMARKS = (
     "overhead",
     "router_scaling",
     "simulator",
+    "slo_admission",
     "kernel",
     "planner",
     "brute_force",

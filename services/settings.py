@@ -133,6 +133,12 @@ class MeshTier(BaseModel):
     """Largest total length of a prompt and its reply. None: the model's context length, limited by the KV cache."""
     threads: int = Field(default=1, ge=1)
     """CPU threads of each worker."""
+    batch_policy: Literal["decode_first", "prefill_first", "slo"] = "decode_first"
+    """Who gets how many tokens of a step. decode_first: every decode its own, prompts what is left. prefill_first: prompts
+    alone while there are any. slo: SLOs are kept, by deadlines; a torch worker then measures its steps for three seconds at
+    its start. For engines whose steps are ours: torch and simulated."""
+    best_effort_reserve: float = Field(default=0.05, ge=0, lt=1)
+    """With batch_policy slo: the share of each step's time that requests without a kept SLO have while there are any."""
     simulated: SimulatedMeshEngine = SimulatedMeshEngine()
     """The latency model of the simulated engine."""
     sglang: SglangMeshEngine = SglangMeshEngine()
