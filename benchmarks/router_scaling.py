@@ -1,4 +1,4 @@
-"""What a router of several processes carries, compared with one process, with each process held to a share of a core.
+"""The capacity of a router of several processes, compared with one process, with each process held to a share of a core.
 
 Two saturated router processes, their clients and their worker do not fit on a machine of few cores. So each router process
 may use SHARE of a core and no more (CPU bandwidth control of its cgroup), the others have the rest, and what the router
