@@ -23,13 +23,17 @@ import numpy as np
 
 from benchmarks import report
 from benchmarks.public_data import public
+from planner_service.cascade_simulation import simulate_cascade
 from planner_service.demand import demand_of
 from planner_service.deployment.search import LatencyTable, Parts
 from planner_service.files import TierEntry, read_quality, read_site, read_trace
-from planner_service.plan_cascade import Demand, Site, deployer_for, replica_kinds, simulate_cascade
-from planner_service.routing.bilevel import Deployer, Deployment, Solution, Unreachable, least_latency
+from planner_service.plan_cascade import deployer_for
+from planner_service.routing.deployer import Deployer
+from planner_service.routing.goals import least_latency
 from planner_service.routing.quality import SKIPPED, route
+from planner_service.routing.solution import Deployment, Solution, Unreachable
 from planner_service.simulator import Dispatch
+from planner_service.site import Demand, Site, replica_kinds
 
 EXAMPLES = Path("examples")
 TIERS = ("small", "medium", "large")
@@ -65,11 +69,12 @@ WHOLE = "whole optimiser"
 class UniformParallelism(LatencyTable):
     """Tensor parallelism over as much of a server as the tier has, data parallelism across servers."""
 
-    def _candidates(self, gpus: int) -> Iterator[Parts]:
+    def _candidates(self, gpus: int) -> list[Parts]:
         flat = [k for k, kind in enumerate(self._kinds) if kind.shape.pp == 1 and kind.shape.gpus <= gpus]
-        if flat:
-            widest = max(flat, key=lambda k: self._kinds[k].shape.tp)
-            yield ((widest, min(len(self._work), gpus // self._kinds[widest].shape.gpus)),)
+        if not flat:
+            return []
+        widest = max(flat, key=lambda k: self._kinds[k].shape.tp)
+        return [((widest, min(len(self._work), gpus // self._kinds[widest].shape.gpus)),)]
 
 
 class UniformlyParallel(Deployer):

@@ -13,8 +13,10 @@ import numpy as np
 from benchmarks import report
 from benchmarks.spread import median_and_range
 from planner_service.deployment.search import Strategy, exhaustive_latency
-from planner_service.routing.bilevel import Deployer, Unreachable, least_latency
+from planner_service.routing.deployer import Deployer
+from planner_service.routing.goals import least_latency
 from planner_service.routing.quality import JudgedSample, route
+from planner_service.routing.solution import Unreachable
 from planner_service.simulator import Dispatch, EngineLimits, Replica
 from services.domain import StepLatencyModel
 from services.domain.hardware import ReplicaShape

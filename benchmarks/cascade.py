@@ -26,12 +26,13 @@ import numpy as np
 from benchmarks import cascade_systems, report
 from benchmarks.cascade_systems import System
 from benchmarks.public_data import public
+from planner_service.cascade_simulation import simulate_cascade
 from planner_service.demand import demand_of
 from planner_service.files import ModelEntry, gpu_of_catalogue, model_of_catalogue, read_quality, read_trace
-from planner_service.plan_cascade import Demand, Site, simulate_cascade
 from planner_service.routing.quality import JudgedSample, route
 from planner_service.simulator import Dispatch, Workload, serve
 from planner_service.simulator.tier import alone_latency
+from planner_service.site import Demand, Site
 from services.domain.hardware import ClusterSpec, ModelSpec
 
 TIERS = ("small", "medium", "large")

@@ -17,10 +17,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner_service.deployment.search import NOTHING, Strategy
-from planner_service.plan_cascade import Demand, Objective, Site, deployer_for, plan_cascade, replica_kinds
+from planner_service.plan_cascade import deployer_for, plan_cascade
+from planner_service.planning_options import Objective
 from planner_service.routing.quality import SKIPPED, JudgedSample, all_qualities, route
 from planner_service.simulator import Dispatch, Replica, Workload, serve
 from planner_service.simulator.workload import Floats
+from planner_service.site import Demand, Site, replica_kinds
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,16 +22,20 @@ import numpy as np
 
 from benchmarks import report
 from benchmarks.public_data import public
+from planner_service.cascade_plan import CascadePlan
+from planner_service.cascade_simulation import simulate_cascade
 from planner_service.demand import demand_of
 from planner_service.deployment.search import Strategy
 from planner_service.files import read_quality, read_site, read_trace
 from planner_service.imputation import imputed
-from planner_service.plan_cascade import CascadePlan, Demand, Site, mesh_tiers, plan_cascade, simulate_cascade
+from planner_service.mesh_tiers import mesh_tiers
+from planner_service.plan_cascade import plan_cascade
 from planner_service.rescheduling import Drift, DriftRule, DriftState, observe, rate_per_s
-from planner_service.routing.bilevel import Unreachable
 from planner_service.routing.quality import SKIPPED, JudgedSample, route
+from planner_service.routing.solution import Unreachable
 from planner_service.simulator import Dispatch, Workload
 from planner_service.simulator.workload import Bools, Floats, Ints
+from planner_service.site import Demand, Site
 from services.domain.workload import PARTS, RequestRecord, TierVisit, Window
 
 TIERS = ("small", "medium", "large")

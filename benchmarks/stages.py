@@ -21,17 +21,8 @@ from benchmarks.public_data import public
 from planner_service.files import read_replica, read_trace
 from planner_service.profiles import qoe_errors
 from planner_service.simulator import Workload
-from planner_service.simulator.cluster import (
-    Cluster,
-    ClusterServed,
-    MemoryAware,
-    Moves,
-    Policy,
-    Refinement,
-    RoundRobin,
-    Staged,
-    serve_cluster,
-)
+from planner_service.simulator.cluster import Cluster, ClusterServed, Moves, Policy, serve_cluster
+from planner_service.simulator.policies import MemoryAware, Refinement, RoundRobin, Staged
 from planner_service.stages import (
     LengthSample,
     Method,

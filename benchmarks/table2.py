@@ -24,11 +24,12 @@ from benchmarks import report
 from benchmarks.public_data import public
 from planner_service.deployment.search import Strategy
 from planner_service.files import read_quality, read_site, read_trace
-from planner_service.plan_cascade import Demand, Site, deployer_for
-from planner_service.routing.bilevel import Deployer
+from planner_service.plan_cascade import deployer_for
+from planner_service.routing.deployer import Deployer
 from planner_service.routing.quality import JudgedSample
 from planner_service.simulator import Dispatch, serve
 from planner_service.simulator.workload import Floats
+from planner_service.site import Demand, Site
 from services.domain.hardware import ReplicaShape
 
 EXAMPLES = Path("examples")

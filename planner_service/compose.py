@@ -35,7 +35,7 @@ async def compose(chassis: Chassis) -> None:
 def _replanner(chassis: Chassis, replan: MeshReplan, publisher: PlanPublisher, solvers: SolverPool) -> Replanner:
     """SettingsError for a file that cannot be used, or whose tiers are not the mesh's."""
     from planner_service.files import FileError, read_quality, read_site, read_trace  # brings numpy and numba
-    from planner_service.plan_cascade import LEAST_REQUESTS
+    from planner_service.planning_options import LEAST_REQUESTS
 
     paths = {
         name: chassis.settings.resolve(getattr(replan, name)) for name in ("cluster", "models", "trace", "quality")

@@ -4,9 +4,10 @@ import hashlib
 
 import numpy as np
 
-from planner_service.plan_cascade import Demand, draw_demand
 from planner_service.routing.quality import JudgedSample
 from planner_service.simulator import Workload
+from planner_service.simulator.workload import Floats
+from planner_service.site import Demand
 from services.domain.errors import invalid
 
 
@@ -51,3 +52,11 @@ def workload_digest(demand: Demand) -> str:
             found.update(np.ascontiguousarray(values).tobytes())
     found.update(np.ascontiguousarray(demand.arrival_s).tobytes())
     return found.hexdigest()[:16]
+
+
+def draw_demand(judged: JudgedSample, arrival_s: Floats, seed: int) -> Demand:
+    """Prompts for the arrivals, drawn from the judged sample: each once before any comes again."""
+    rng = np.random.default_rng(seed)
+    rounds = -(-len(arrival_s) // len(judged))
+    rows = np.concatenate([rng.permutation(len(judged)) for _ in range(rounds)])[: len(arrival_s)]
+    return Demand(judged, judged.subset(rows), arrival_s)

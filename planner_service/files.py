@@ -12,10 +12,10 @@ import numpy as np
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from planner_service.plan_cascade import Site
 from planner_service.profiles import ProfileError, fit_qoe, read_profile
 from planner_service.routing.quality import JudgedSample
 from planner_service.simulator import EngineLimits, Replica, Workload
+from planner_service.site import Site
 from planner_service.stages import batches_of
 from services.domain.hardware import ClusterSpec, GpuSpec, ModelSpec, ReplicaShape, Runtime, fit, roofline
 from services.domain.stages import QoeModel
@@ -60,10 +60,12 @@ class ClusterFile(_Part):
     nodes: Count
     gpus_per_node: Count
     node_link_gb_per_s: Positive = 25.0
+    dollars_per_gpu_hour: Annotated[float, Field(ge=0)] | None = None
 
     def spec(self) -> ClusterSpec:
         gpu = gpu_of_catalogue(self.gpu) if isinstance(self.gpu, str) else self.gpu.spec(self.gpu.name or "gpu")
-        return ClusterSpec(gpu, self.nodes, self.gpus_per_node, self.node_link_gb_per_s * 1e9)
+        link_bytes_per_s = self.node_link_gb_per_s * 1e9
+        return ClusterSpec(gpu, self.nodes, self.gpus_per_node, link_bytes_per_s, self.dollars_per_gpu_hour)
 
 
 class ModelEntry(_Part):

@@ -1,215 +1,238 @@
 """A cascade plan from a cluster, models, arrivals and judged prompts: what `penstock plan` computes. No I/O."""
 
 import dataclasses
-import enum
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
+from planner_service.cascade_plan import CascadePlan, outcome, with_runs
+from planner_service.cascade_simulation import simulate_cascade
 from planner_service.deployment.search import Strategy
-from planner_service.routing.bilevel import Deployer, Solution, Unreachable, least_latency, most_quality
+from planner_service.planning_options import LEAST_REQUESTS, Budget, Goal, Objective, Options
 from planner_service.routing.confidence import Promise, promised
-from planner_service.routing.end_to_end import least_end_to_end
-from planner_service.routing.quality import JudgedSample, route
-from planner_service.simulator import Dispatch, EngineLimits, Replica, Report, Workload, report, serve
-from planner_service.simulator.workload import Floats
-from planner_service.sustained_load import SustainedLoad, sustained_load
+from planner_service.routing.deployer import Deployer
+from planner_service.routing.end_to_end import EndToEnd
+from planner_service.routing.goals import any_within, cheapest, least_latency, most_quality, rounded_down, rounded_up
+from planner_service.routing.solution import Solution, Unreachable
+from planner_service.simulator import Dispatch
+from planner_service.site import Demand, Site, replica_kinds
 from services.domain.errors import invalid
-from services.domain.hardware import ClusterSpec, ModelSpec, ReplicaShape, Runtime, fit, roofline
 
-PIPELINES = (1, 2, 3, 4, 6, 8)
-LEAST_REQUESTS = 20  # to plan on: with fewer, the 95th percentile is the slowest request
-
-
-class Objective(enum.Enum):
-    """Which latency a plan makes small: p95 of the slowest tier (the paper's L), or what a user feels."""
-
-    LARGEST_TIER = "largest-tier"
-    END_TO_END = "end-to-end"
-
-
-class Budget(enum.Enum):
-    """Whether all GPUs are given to tiers (the paper's section 3.2), or only as many as help the slowest (appendix D)."""
-
-    AT_MOST = "at-most"
-    EXACT = "exact"
-
-
-@dataclass(frozen=True, slots=True)
-class Site:
-    """Where a cascade is to run. models: by tier, in the cascade's order. judge_s: to judge one answer.
-
-    measured: by tier, replicas whose step times were measured; a tier that has some uses only those, else a roofline.
-    """
-
-    cluster: ClusterSpec
-    tiers: tuple[str, ...]
-    models: tuple[ModelSpec, ...]
-    runtime: Runtime = field(default_factory=Runtime)
-    limits: EngineLimits = field(default_factory=EngineLimits)
-    judge_s: float = 0.0
-    measured: tuple[tuple[Replica, ...], ...] = ()
-
-    def replica(self, tier: int, shape: ReplicaShape, longest_tokens: int) -> tuple[Replica | None, str]:
-        """(a replica of tier `tier` with room for such a request in each lane, or None; why not)."""
-        if self.measured and self.measured[tier]:
-            found = next((r for r in self.measured[tier] if r.shape == shape), None)
-            if found is None:
-                return None, f"{self.tiers[tier]} has no profile for {shape}"
-            room = found.lane_tokens
-            if room < longest_tokens:
-                return (
-                    None,
-                    f"{self.tiers[tier]} was measured with KV for {room} tokens, a request has {longest_tokens}",
-                )
-            return found, ""
-        model = self.models[tier]
-        fits = fit(model, shape, self.cluster, self.runtime, longest_tokens * shape.pp)
-        if not fits.ok:
-            return None, fits.reason
-        return Replica(shape, roofline(model, shape, self.cluster, self.runtime), fits.kv_tokens, self.limits), ""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Demand:
-    """What the cascade is to serve.
-
-    judged: the whole judged sample, which decides about quality. requests: those that arrive, drawn from it, in order of
-    arrival; arrival_s (N).
-    """
-
-    judged: JudgedSample
-    requests: JudgedSample
-    arrival_s: Floats
-
-
-@dataclass(frozen=True, slots=True)
-class TierOutcome:
-    """One tier of a plan. gpus: given to it. strategy: with the latency it was chosen for.
-
-    report: its requests as the cascade runs.
-    """
-
-    name: str
-    model: str
-    gpus: int
-    strategy: Strategy
-    share_processed: float
-    share_answered: float
-    report: Report
-
-
-@dataclass(frozen=True, slots=True)
-class CascadePlan:
-    """latency_p95_s: the largest tier's (the paper's L). end_to_end_p95_s: what a user feels, over the tiers visited and
-    judging, each tier's requests arriving when the tier below has given them up. load: None where arrivals have no rate."""
-
-    tiers: tuple[TierOutcome, ...]
-    thresholds: tuple[float, ...]
-    quality: float
-    latency_p95_s: float
-    end_to_end_p95_s: float
-    solution: Solution
-    dispatch: Dispatch
-    binds: str
-    simulations: int
-    gpu_step: int
-    infeasible: dict[str, str] = field(default_factory=dict)
-    promise: Promise | None = None
-    objective: Objective = Objective.LARGEST_TIER
-    budget: Budget = Budget.AT_MOST
-    load: SustainedLoad | None = None
-
-
-def replica_kinds(site: Site, tier: int, gpus: int, longest_tokens: int) -> tuple[list[Replica], str]:
-    """(the replicas that a tier can have on so many GPUs, why the last shape that failed did not fit)."""
-    found, reason = [], ""
-    tp = 1
-    while tp <= site.cluster.gpus_per_node:
-        for pp in PIPELINES:
-            shape = ReplicaShape(tp, pp)
-            if shape.gpus > gpus:
-                continue
-            replica, why = site.replica(tier, shape, longest_tokens)
-            if replica is not None:
-                found.append(replica)
-            reason = why or reason
-        tp *= 2
-    return found, reason
+TIGHTENED = 8  # times that a limit is lowered because a plan missed it on the other stretches
+MARGIN = 0.98  # by which it is lowered beyond what was missed
+STARTED_FROM = 50  # routings that are tried for the slowest tier, where a search for what users feel begins
+RATE_STEPS = 6  # plans that are made on the way up, and as many on the way down
+RATE_PRECISION = 0.02  # where a higher rate is no longer looked for
 
 
 def plan_cascade(
     site: Site,
     demand: Demand,
+    options: Options | None = None,
     *,
-    gpus: int | None = None,
-    min_quality: float | None = None,
-    max_latency_s: float | None = None,
-    objective: Objective = Objective.LARGEST_TIER,
-    confidence: float | None = None,
-    seed: int = 0,
-    dispatch: Dispatch = Dispatch.CAPACITY,
-    budget: Budget = Budget.AT_MOST,
+    runs: Sequence[Demand] = (),
     on_evaluation: Callable[[int], None] = lambda _: None,
+    **fields: object,
 ) -> CascadePlan:
-    """The plan with the least latency at a quality, or the most quality within a latency.
+    """The best plan for a goal within the targets.
 
-    gpus: at most so many of the cluster's; None for all.
-    objective: of which latency; END_TO_END goes with min_quality, without a confidence, for up to three tiers.
-    confidence: min_quality holds for new requests with this probability, see routing.confidence; None for the sample's mean.
-    seed: of the split that a confidence needs.
-    budget: EXACT gives every GPU to a tier, which the MILP decides; it goes with LARGEST_TIER.
+    options: see Options; `fields` are its fields by name. runs: other stretches of the same workload, on which the plan
+    is run when it is found; a latency target has to hold for their mean.
 
     Raises:
-        InvalidRequest: not just one target, one that is no score or no time, more GPUs than there are, or fewer than
+        InvalidRequest: options that do not go together, one out of bounds, more GPUs than there are, or fewer than
             LEAST_REQUESTS requests.
-        Unreachable: no plan meets the target, or no tier that is needed fits.
+        Unreachable: no plan meets the targets, or no tier that is needed fits; it says which target binds.
     """
-    if (min_quality is None) == (max_latency_s is None):
-        raise invalid("target", "give either min_quality or max_latency_s")
-    if min_quality is not None and not 0 <= min_quality <= 100:
-        raise invalid("min_quality", f"must be from 0 to 100, not {min_quality:g}")
-    if max_latency_s is not None and not 0 < max_latency_s < np.inf:
-        raise invalid("max_latency_s", f"must be a number of seconds over 0, not {max_latency_s:g}")
+    options = dataclasses.replace(options or Options(), **fields)  # type: ignore[arg-type]
+    options.check(len(site.tiers))
     if len(demand.arrival_s) < LEAST_REQUESTS:
         raise invalid("requests", f"must be at least {LEAST_REQUESTS} to plan on, not {len(demand.arrival_s)}")
-    deployer, reasons = deployer_for(site, demand, gpus=gpus, dispatch=dispatch, on_evaluation=on_evaluation)
-    if objective is Objective.END_TO_END and (min_quality is None or confidence is not None or len(site.tiers) > 3):
-        raise invalid("objective", "end-to-end goes with min_quality, without a confidence, for up to three tiers")
-    if budget is Budget.EXACT and objective is Objective.END_TO_END:
-        raise invalid("budget", "exact goes with the largest tier's latency as objective")
+    planner = _Planner(site, options, on_evaluation)
+    if options.aim is Goal.RATE:
+        return _most_rate(planner, demand, runs)
     try:
-        promise = None
-        if confidence is not None:
-            if min_quality is None:
-                raise invalid("confidence", "is about min_quality, which is not given")
-            promise = promised(
-                demand.judged, min_quality, confidence, seed, lambda q, on: least_latency(deployer, q, on)
-            )
-            solution = promise.solution
-        elif min_quality is not None:
-            solution = least_latency(deployer, min_quality, demand.judged)
-            if objective is Objective.END_TO_END:
-                solution = least_end_to_end(
-                    deployer,
-                    demand.judged,
-                    min_quality,
-                    solution,
-                    lambda h, s: float(np.percentile(simulate_cascade(site, demand, h, s, dispatch)[1], 95)),
-                    site.judge_s,
-                )
-        else:
-            assert max_latency_s is not None
-            solution = most_quality(deployer, max_latency_s, demand.judged)
+        return planner.checked_plan(demand, runs)
     except Unreachable as error:
-        if reasons:
-            raise Unreachable(f"{error} ({'; '.join(reasons.values())})", error.best) from None
-        raise
-    if budget is Budget.EXACT and (whole := deployer.spread(solution.thresholds)) is not None:
-        solution = dataclasses.replace(solution, deployment=whole)
-    made = outcome(site, demand, solution, deployer, reasons, promise)
-    return dataclasses.replace(made, objective=objective, budget=budget)
+        raise _rate_binds(site, demand, options, runs) or error from None
+
+
+def _rate_binds(site: Site, demand: Demand, options: Options, runs: Sequence[Demand]) -> Unreachable | None:
+    """What to say where the targets can be met, but not by a plan that sustains the rate; None where that is not so."""
+    if options.max_utilisation is None or demand.rate_per_s is None:
+        return None
+    try:
+        unbounded = _Planner(site, dataclasses.replace(options, max_utilisation=None), lambda _: None)
+        plan = unbounded.checked_plan(demand, runs)
+    except Unreachable:
+        return None
+    if plan.load is None:
+        return None
+    rate = options.max_utilisation * plan.load.sustained_per_s
+    if rate >= demand.rate_per_s:
+        return None
+    return Unreachable(
+        f"the rate binds: {demand.rate_per_s:.3g} requests/s are more than any plan of these targets sustains on "
+        f"{options.gpus or site.cluster.gpus} GPUs at {options.max_utilisation:.0%}; the plan that lets them wait is "
+        f"good for {rate:.3g}/s, limited by {plan.load.tier}",
+        rate,
+    )
+
+
+class _Planner:
+    """One command: what the plans that it leads to have in common."""
+
+    def __init__(self, site: Site, options: Options, on_evaluation: Callable[[int], None]) -> None:
+        self.site, self.options, self._on_evaluation = site, options, on_evaluation
+        self._evaluations = 0
+        self.begin: list[tuple[float, ...]] = []  # thresholds of plans for lower rates
+
+    def checked_plan(self, demand: Demand, runs: Sequence[Demand]) -> CascadePlan:
+        """A plan whose latency target holds for the mean of `runs` too: the limit it is planned for is lowered until it
+        does."""
+        options = self.options
+        deployer, reasons = self.deployer(demand, options)
+        limit_s, least_s = options.max_latency_s, math.inf
+        for _ in range(TIGHTENED):
+            try:
+                plan = self._plan(demand, deployer, reasons, dataclasses.replace(options, max_latency_s=limit_s))
+            except Unreachable:
+                if limit_s == options.max_latency_s:
+                    raise
+                break  # what the other stretches need is out of reach
+            plan = with_runs(self.site, plan, runs)
+            interval = plan.felt_interval
+            if limit_s is None or options.max_latency_s is None or interval is None:
+                return plan
+            if interval.mean <= options.max_latency_s:
+                return plan
+            least_s = min(least_s, interval.mean)
+            limit_s *= MARGIN * options.max_latency_s / interval.mean
+        raise Unreachable(
+            f"max latency binds: no plan was found whose p95 is {options.max_latency_s:g} s on {len(runs)} other stretches "
+            f"of the trace: the least was {rounded_up(least_s)} s",
+            least_s,
+        )
+
+    def deployer(self, demand: Demand, options: Options) -> tuple[Deployer, dict[str, str]]:
+        before = self._evaluations
+
+        def progress(evaluations: int) -> None:
+            self._evaluations = before + evaluations
+            self._on_evaluation(self._evaluations)
+
+        return deployer_for(
+            self.site,
+            demand,
+            gpus=options.gpus,
+            dispatch=options.dispatch,
+            max_utilisation=options.max_utilisation,
+            on_evaluation=progress,
+        )
+
+    def _plan(self, demand: Demand, deployer: Deployer, reasons: dict[str, str], options: Options) -> CascadePlan:
+        try:
+            promise, solution = self._solve(demand, deployer, options)
+        except Unreachable as error:
+            if reasons:
+                raise Unreachable(f"{error} ({'; '.join(reasons.values())})", error.best) from None
+            raise
+        if options.budget is Budget.EXACT and (whole := deployer.spread(solution.thresholds)) is not None:
+            solution = dataclasses.replace(solution, deployment=whole)
+        plan = outcome(self.site, demand, solution, deployer, reasons, promise)
+        return dataclasses.replace(plan, objective=options.objective, budget=options.budget, goal=self.options.aim)
+
+    def _solve(self, demand: Demand, deployer: Deployer, options: Options) -> tuple[Promise | None, Solution]:
+        """The solution for the largest tier; from there, where that is meant, the one for what users feel."""
+        judged, limit_s, aim = demand.judged, options.max_latency_s, options.aim
+        min_quality = 0.0 if options.min_quality is None else options.min_quality
+        if options.confidence is not None:
+            promise = promised(
+                judged, min_quality, options.confidence, options.seed, lambda q, on: least_latency(deployer, q, on)
+            )
+            if limit_s is not None and promise.solution.deployment.latency_s > limit_s:
+                raise _latency_binds(promise.solution.deployment.latency_s, limit_s, min_quality, None)
+            return promise, promise.solution
+        if options.objective is Objective.END_TO_END:
+            return None, self._end_to_end(demand, deployer, options, min_quality)
+        if aim is Goal.COST:
+            assert limit_s is not None
+            return None, cheapest(deployer, min_quality, limit_s, judged)
+        if aim is Goal.RATE:
+            assert limit_s is not None
+            return None, any_within(deployer, min_quality, limit_s, judged, self.begin[::-1])
+        if aim is Goal.QUALITY:
+            assert limit_s is not None
+            solution = most_quality(deployer, limit_s, judged)
+            if solution.quality < min_quality:
+                least_s = least_latency(deployer, min_quality, judged).deployment.latency_s
+                raise _latency_binds(least_s, limit_s, min_quality, solution.quality)
+            return None, solution
+        solution = least_latency(deployer, min_quality, judged)
+        if limit_s is not None and solution.deployment.latency_s > limit_s:
+            raise _latency_binds(solution.deployment.latency_s, limit_s, min_quality, None)
+        return None, solution
+
+    def _end_to_end(self, demand: Demand, deployer: Deployer, options: Options, min_quality: float) -> Solution:
+        def total_s(thresholds: Sequence[float], strategies: Sequence[Strategy]) -> float:
+            seconds = simulate_cascade(self.site, demand, thresholds, strategies, options.dispatch)[1]
+            return float(np.percentile(seconds, deployer.percentile))
+
+        if options.aim is Goal.RATE and options.max_latency_s is not None:
+            # a tier may be slower than what most users feel: twice the limit leaves room for it
+            start = any_within(deployer, min_quality, 2 * options.max_latency_s, demand.judged, self.begin[::-1])
+        else:
+            start = least_latency(deployer, min_quality, demand.judged, STARTED_FROM)
+        felt = EndToEnd(deployer, demand.judged, self.site.judge_s, total_s)
+        limit_s = options.max_latency_s
+        if options.aim is Goal.COST:
+            assert limit_s is not None
+            return felt.cheapest(min_quality, limit_s, start)
+        if options.aim is Goal.QUALITY:
+            assert limit_s is not None
+            return felt.most_quality(limit_s, min_quality, start)
+        solution = felt.least_latency(min_quality, start)
+        if limit_s is not None:
+            seconds = total_s(solution.thresholds, solution.deployment.strategies)
+            if seconds > limit_s:
+                raise _latency_binds(seconds, limit_s, min_quality, None)
+        return solution
+
+
+def _latency_binds(least_s: float, limit_s: float, min_quality: float, quality: float | None) -> Unreachable:
+    within = "" if quality is None else f"; within {limit_s:g} s the most quality is {rounded_down(quality)}"
+    return Unreachable(
+        f"max latency binds: at quality {min_quality:g} the least latency is {rounded_up(least_s)} s, not {limit_s:g} s"
+        f"{within}",
+        least_s,
+    )
+
+
+def _most_rate(planner: _Planner, demand: Demand, runs: Sequence[Demand]) -> CascadePlan:
+    """The highest rate with a plan that meets both targets: from a rate that works, plans for more and more.
+
+    The rate grows by half as long as a plan meets the targets, then halves the way to the least rate at which none was found.
+    """
+    if demand.rate_per_s is None:
+        raise invalid("rate", "the arrivals come all at once: they have no rate that could be changed")
+    best: CascadePlan | None = None
+    works, fails, factor = 0.0, math.inf, 1.0
+    failure: Unreachable | None = None
+    for _ in range(2 * RATE_STEPS):
+        try:
+            best = planner.checked_plan(demand.scaled(factor), [run.scaled(factor) for run in runs])
+            planner.begin.append(best.thresholds)
+            works = factor
+        except Unreachable as error:
+            failure, fails = error, factor
+        if fails < math.inf and works > 0 and fails / works < 1 + RATE_PRECISION:
+            break
+        factor = works * 1.5 if fails == math.inf else fails / 2 if works == 0 else math.sqrt(works * fails)
+    if best is None:
+        assert failure is not None
+        raise failure
+    return best
 
 
 def deployer_for(
@@ -218,6 +241,7 @@ def deployer_for(
     *,
     gpus: int | None,
     dispatch: Dispatch,
+    max_utilisation: float | None = None,
     on_evaluation: Callable[[int], None] = lambda _: None,
 ) -> tuple[Deployer, dict[str, str]]:
     """(the deployment solver, tiers that fit nowhere with the reason)."""
@@ -234,114 +258,28 @@ def deployer_for(
         if not able:
             reasons[name] = reason
     return Deployer(
-        demand.requests, demand.arrival_s, kinds, gpus, dispatch=dispatch, on_evaluation=on_evaluation
+        demand.requests,
+        demand.arrival_s,
+        kinds,
+        gpus,
+        dispatch=dispatch,
+        max_utilisation=max_utilisation,
+        on_evaluation=on_evaluation,
     ), reasons
 
 
-def outcome(
-    site: Site,
-    demand: Demand,
-    solution: Solution,
-    deployer: Deployer,
-    reasons: dict[str, str],
-    promise: Promise | None = None,
-) -> CascadePlan:
-    """The plan that a solution amounts to, simulated from end to end."""
-    strategies = solution.deployment.strategies
-    reports, total_s = simulate_cascade(site, demand, solution.thresholds, strategies, deployer.dispatch)
-    processed = route(demand.judged, solution.thresholds)
-    tiers = tuple(
-        TierOutcome(name, model.name, given, strategy, reaching, answering, found)
-        for name, model, given, strategy, reaching, answering, found in zip(
-            site.tiers,
-            site.models,
-            solution.deployment.gpus,
-            strategies,
-            processed.share_processed(),
-            processed.share_answered(),
-            reports,
-            strict=True,
-        )
-    )
-    slowest = max(range(len(tiers)), key=lambda i: strategies[i].latency_s)
-    binds = (
-        f"{tiers[slowest].name} is the slowest tier; {sum(s.gpus for s in strategies)} of {deployer.gpus} GPUs are used"
-    )
-    load = sustained_load(demand.requests, demand.arrival_s, solution.thresholds, strategies)
-    return CascadePlan(
-        tiers,
-        solution.thresholds,
-        processed.quality,
-        solution.deployment.latency_s,
-        float(np.percentile(total_s, 95)),
-        solution,
-        deployer.dispatch,
-        f"{binds}; {load}" if load is not None and load.overloaded else binds,
-        deployer.simulations,
-        deployer.gpu_step,
-        reasons,
-        promise,
-        load=load,
-    )
-
-
-def simulate_cascade(
-    site: Site, demand: Demand, thresholds: Sequence[float], strategies: Sequence[Strategy], dispatch: Dispatch
-) -> tuple[list[Report], Floats]:
-    """(each tier's report, (N) seconds from a request's arrival to its final answer): tier by tier, in virtual time.
-
-    InvalidRequest where requests reach a tier that has no GPUs.
-    """
-    requests = demand.requests
-    processed = route(requests, thresholds).processed
-    at = demand.arrival_s.copy()  # when each request reaches the tier at hand
-    done = np.zeros(len(requests))
-    reports = []
-    for tier, strategy in enumerate(strategies):
-        chosen = np.flatnonzero(processed[tier])
-        order = chosen[np.argsort(at[chosen], kind="stable")]
-        work = Workload(at[order], requests.input_tokens[order], requests.output_tokens[order, tier])
-        replicas = [replica for replica, count in strategy.replicas for _ in range(count)]
-        if len(work) and not replicas:
-            raise invalid("thresholds", f"{len(work)} requests reach tier {site.tiers[tier]}, which has no GPUs")
-        served = serve(work, replicas, dispatch)
-        judged_s = site.judge_s if tier < len(strategies) - 1 else 0.0
-        at[order] = done[order] = served.finish_s + judged_s
-        reports.append(report(work, served))
-    return reports, done - demand.arrival_s
-
-
-def frontier(site: Site, demand: Demand, plan: CascadePlan, gpus: int | None, points: int) -> list[tuple[float, float]]:
+def frontier(
+    site: Site, demand: Demand, plan: CascadePlan, gpus: int | None, points: int, max_utilisation: float | None = None
+) -> list[tuple[float, float]]:
     """(quality, latency_p95_s) of the best plans for `points` targets between the first and the last tier's quality."""
     worst, best = demand.judged.worst, demand.judged.best
-    found = {(plan.quality, plan.latency_p95_s)}
-    deployer, _ = deployer_for(site, demand, gpus=gpus, dispatch=plan.dispatch)
+    plans = {(plan.quality, plan.latency_p95_s)}
+    deployer, _ = deployer_for(site, demand, gpus=gpus, dispatch=plan.dispatch, max_utilisation=max_utilisation)
     for target in np.linspace(worst, best, points):
         try:
             solution = least_latency(deployer, float(target), demand.judged)
         except Unreachable:
             continue
-        found.add((solution.quality, solution.deployment.latency_s))
+        plans.add((solution.quality, solution.deployment.latency_s))
     # what is beaten in both is no best plan
-    return sorted(p for p in found if not any(q[0] >= p[0] and q[1] <= p[1] and q != p for q in found))
-
-
-def mesh_tiers(thresholds: Sequence[float | None], instances: Sequence[int]) -> list[tuple[float | None, int]]:
-    """(threshold, instances) of each tier, as a plan of the mesh says them. thresholds: None or over 100 passes a tier over.
-
-    A tier without instances is skipped there; what still reaches one that is on its way out stands at a full score only. The
-    last tier with instances accepts everything: a request that no sampled one was like must not escalate to where nobody is.
-    """
-    said = [100.0 if h is None or h > 100 or not count else h for h, count in zip(thresholds, instances, strict=False)]
-    last = max((i for i, count in enumerate(instances) if count), default=len(said))
-    if last < len(said):
-        said[last] = 0.0
-    return list(zip([*said, None], instances, strict=True))
-
-
-def draw_demand(judged: JudgedSample, arrival_s: Floats, seed: int) -> Demand:
-    """Prompts for the arrivals, drawn from the judged sample: each once before any comes again."""
-    rng = np.random.default_rng(seed)
-    rounds = -(-len(arrival_s) // len(judged))
-    rows = np.concatenate([rng.permutation(len(judged)) for _ in range(rounds)])[: len(arrival_s)]
-    return Demand(judged, judged.subset(rows), arrival_s)
+    return sorted(p for p in plans if not any(q[0] >= p[0] and q[1] <= p[1] and q != p for q in plans))

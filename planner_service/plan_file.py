@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from planner_service.cascade_plan import CascadePlan
 from planner_service.deployment.search import Strategy
 from planner_service.files import FileError
-from planner_service.plan_cascade import CascadePlan, Site
+from planner_service.repeated_runs import Interval
 from planner_service.routing.quality import SKIPPED
 from planner_service.simulator import Dispatch, Percentiles, Report
+from planner_service.site import Site
 from services.domain.errors import invalid
 from services.domain.hardware import ReplicaShape
 
@@ -28,6 +30,8 @@ class PlanInputs:
     seed: int
     lengths: str
     rate: float | None
+    max_utilisation: float | None = None
+    runs: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,11 @@ class ReadPlan:
 
 
 def plan_json(plan: CascadePlan, inputs: PlanInputs, seconds: float, target: str, digest: str) -> dict[str, Any]:
-    """Times in seconds, quality on the scores' own scale. `gap`: see Solution. target, digest: see Prediction."""
+    """Times in seconds, rates per second, quality on the scores' own scale. target, digest: see Prediction.
+
+    `optimality`: what is proved, and over what; `gap`: see Solution, None where it is unknown. A tier's `utilisation`:
+    the rate offered to it over what it sustains; `busy`: the share of time in which its replicas are at work at all.
+    """
     solution = plan.solution
     return {
         "thresholds": [None if h > 100 else h for h in plan.thresholds],  # None: the tier is passed over
@@ -58,8 +66,10 @@ def plan_json(plan: CascadePlan, inputs: PlanInputs, seconds: float, target: str
                 "share_answered": tier.share_answered,
                 "p95_s": tier.strategy.latency_s,
                 **report_json(tier.report),
+                "busy": tier.report.utilisation,
+                "utilisation": utilisation,
             }
-            for tier in plan.tiers
+            for tier, utilisation in zip(plan.tiers, plan.utilisation, strict=True)
         ],
         "quality": plan.quality,
         "promise": None
@@ -71,13 +81,23 @@ def plan_json(plan: CascadePlan, inputs: PlanInputs, seconds: float, target: str
         },
         "latency_p95_s": plan.latency_p95_s,
         "end_to_end_p95_s": plan.end_to_end_p95_s,
+        "latency_p95_interval_s": _interval(plan.latency_interval),
+        "end_to_end_p95_interval_s": _interval(plan.end_to_end_interval),
+        "horizon": {
+            "requests": plan.requests,
+            "seconds": plan.seconds,
+            "latencies": plan.seconds / plan.felt_p95_s if plan.felt_p95_s > 0 else None,
+        },
+        "cost": {"gpus": plan.gpus, "dollars_per_hour": plan.dollars_per_hour},
+        "goal": plan.goal.value,
         "objective": plan.objective.value,
         "target": target,
         "workload_digest": digest,
         "budget": plan.budget.value,
         "feasible": True,
         "optimality": {
-            "proved": solution.proof.value != "searched" and plan.gpu_step == 1,
+            "proved": solution.proof.value != "searched",
+            "over": "routings at the judged scores, and the replica mixes that are searched",
             "proof": solution.proof.value,
             "gap": solution.gap,
             "gpu_step": plan.gpu_step,
@@ -91,11 +111,19 @@ def plan_json(plan: CascadePlan, inputs: PlanInputs, seconds: float, target: str
             "sustained_per_s": plan.load.sustained_per_s,
             "overloaded": plan.load.overloaded,
         },
+        "rate_per_s": plan.rate_per_s,
+        "breaks_at_rate": None if plan.load is None else plan.load.sustained_per_s,
         "evaluations": solution.evaluations,
         "simulations": plan.simulations,
         "seconds": seconds,
         "inputs": {name: getattr(inputs, name) for name in PlanInputs.__slots__},
     }
+
+
+def _interval(interval: Interval | None) -> dict[str, float] | None:
+    if interval is None:
+        return None
+    return {"mean": interval.mean, "low": interval.low, "high": interval.high, "runs": interval.runs}
 
 
 def report_json(report: Report) -> dict[str, Any]:

@@ -9,11 +9,13 @@ from google.protobuf.message import Message
 from pydantic import BaseModel, ValidationError
 
 from penstock.proto.planner.v1 import planner_pb2 as pb
+from planner_service.cascade_plan import CascadePlan
 from planner_service.demand import demand_of, workload_digest
 from planner_service.files import CascadeFile, ClusterFile, EngineEntry, GpuEntry, ModelEntry, TierEntry
-from planner_service.plan_cascade import Budget, CascadePlan, Demand, Objective, Site
+from planner_service.planning_options import Budget, Goal, Objective, Options
 from planner_service.routing.quality import SKIPPED, JudgedSample
 from planner_service.simulator import Dispatch, EngineLimits, Percentiles, Replica, Report, Workload
+from planner_service.site import Demand, Site
 from services.domain.errors import FieldProblem, InvalidRequest, invalid
 from services.domain.hardware import ReplicaShape
 from services.domain.latency import StepLatencyModel
@@ -28,6 +30,13 @@ _OBJECTIVES = {
     pb.OBJECTIVE_UNSPECIFIED: Objective.LARGEST_TIER,
     pb.OBJECTIVE_LARGEST_TIER: Objective.LARGEST_TIER,
     pb.OBJECTIVE_END_TO_END: Objective.END_TO_END,
+}
+_GOALS = {
+    pb.GOAL_UNSPECIFIED: None,
+    pb.GOAL_LATENCY: Goal.LATENCY,
+    pb.GOAL_QUALITY: Goal.QUALITY,
+    pb.GOAL_COST: Goal.COST,
+    pb.GOAL_RATE: Goal.RATE,
 }
 _BUDGETS = {
     pb.GPU_BUDGET_UNSPECIFIED: Budget.AT_MOST,
@@ -46,29 +55,27 @@ _LENGTHS = {
 }
 
 
-def options_from_proto(request: pb.PlanCascadeRequest) -> dict[str, Any]:
-    """The keyword arguments of plan_cascade. InvalidRequest naming every unsound field."""
+def options_from_proto(request: pb.PlanCascadeRequest) -> Options:
+    """InvalidRequest naming every unsound field; see Options.check for what does not go together."""
     problems = []
-    target = request.WhichOneof("target")
-    if target is None:
-        problems.append(FieldProblem("target", "give either min_quality or max_latency_s"))
-    confidence = request.confidence if request.HasField("confidence") else None
-    if confidence is not None and not 0 < confidence < 1:
-        problems.append(FieldProblem("confidence", f"must be over 0 and under 1, not {confidence:g}"))
+    if request.HasField("confidence") and not 0 < request.confidence < 1:
+        problems.append(FieldProblem("confidence", f"must be over 0 and under 1, not {request.confidence:g}"))
     if request.HasField("gpus") and request.gpus < 1:
         problems.append(FieldProblem("gpus", "must be at least 1"))
     if problems:
         raise InvalidRequest(*problems)
-    return {
-        "min_quality": request.min_quality if target == "min_quality" else None,
-        "max_latency_s": request.max_latency_s if target == "max_latency_s" else None,
-        "objective": _known(_OBJECTIVES, request.objective, "objective"),
-        "confidence": confidence,
-        "gpus": request.gpus if request.HasField("gpus") else None,
-        "dispatch": dispatch_from_proto(request.dispatch),
-        "budget": _known(_BUDGETS, request.budget, "budget"),
-        "seed": seed_of(request.inputs.workload),
-    }
+    return Options(
+        gpus=request.gpus if request.HasField("gpus") else None,
+        min_quality=request.min_quality if request.HasField("min_quality") else None,
+        max_latency_s=request.max_latency_s if request.HasField("max_latency_s") else None,
+        goal=_known(_GOALS, request.goal, "goal"),
+        objective=_known(_OBJECTIVES, request.objective, "objective"),
+        confidence=request.confidence if request.HasField("confidence") else None,
+        seed=seed_of(request.inputs.workload),
+        dispatch=dispatch_from_proto(request.dispatch),
+        budget=_known(_BUDGETS, request.budget, "budget"),
+        max_utilisation=request.max_utilisation if request.HasField("max_utilisation") else None,
+    )
 
 
 def dispatch_from_proto(dispatch: pb.Dispatch.ValueType) -> Dispatch:
@@ -152,8 +159,9 @@ def plan_to_proto(plan: CascadePlan, demand: Demand, took_s: float) -> pb.Cascad
                 share_answered=tier.share_answered,
                 latency_p95_s=tier.strategy.latency_s,
                 report=report_to_proto(tier.report),
+                utilisation=utilisation,
             )
-            for tier, threshold in zip(plan.tiers, (*plan.thresholds, None), strict=True)
+            for tier, threshold, utilisation in zip(plan.tiers, (*plan.thresholds, None), plan.utilisation, strict=True)
         ],
         quality=plan.quality,
         latency_p95_s=plan.latency_p95_s,
@@ -166,8 +174,13 @@ def plan_to_proto(plan: CascadePlan, demand: Demand, took_s: float) -> pb.Cascad
         took=duration(took_s),
         workload_digest=workload_digest(demand),
         gpu_step=plan.gpu_step,
+        rate_per_s=plan.rate_per_s,
+        dollars_per_hour=plan.dollars_per_hour,
         dispatch=pb.DISPATCH_CAPACITY if plan.dispatch is Dispatch.CAPACITY else pb.DISPATCH_ROUND_ROBIN,
     )
+    made.goal = next(value for value, goal in _GOALS.items() if goal is plan.goal)
+    if plan.load is not None:
+        made.breaks_at_rate_per_s = plan.load.sustained_per_s
     if plan.promise is not None:
         made.tested_quality = plan.promise.tested_quality
     return made

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from planner_service.plan_cascade import Site, mesh_tiers
+from planner_service.mesh_tiers import mesh_tiers
+from planner_service.site import Site
 from services.domain.errors import invalid
 from services.domain.hardware import ReplicaShape
 

@@ -151,7 +151,7 @@ def job_maker(
 
 def _follow_up(before: Plan, found: pb.CascadePlan, drift: Drift, job: ReplanJob) -> Plan:
     """The plan that held, with the thresholds and instance counts that were found."""
-    from planner_service.plan_cascade import mesh_tiers  # brings numpy and numba
+    from planner_service.mesh_tiers import mesh_tiers  # brings numpy and numba
 
     thresholds = [t.threshold if t.HasField("threshold") else None for t in found.tiers[:-1]]
     said = mesh_tiers(thresholds, [sum(group.count for group in t.replicas) for t in found.tiers])

@@ -18,15 +18,17 @@ import numpy as np
 
 from penstock.proto.planner.v1 import planner_pb2 as pb
 from planner_service import planning_codec as codec
+from planner_service.cascade_simulation import simulate_cascade
 from planner_service.demand import demand_of
 from planner_service.files import FileError, read_quality, read_site, read_trace
 from planner_service.imputation import imputed
-from planner_service.plan_cascade import plan_cascade, simulate_cascade
+from planner_service.plan_cascade import plan_cascade
 from planner_service.plan_file import strategies_of
+from planner_service.planning_options import MAX_UTILISATION, Options
 from planner_service.proto_codec import qoe_from_proto, stage_to_proto
 from planner_service.replan_job import ReplanJob
-from planner_service.routing.bilevel import Unreachable
 from planner_service.routing.quality import route
+from planner_service.routing.solution import Unreachable
 from planner_service.simulator import Percentiles
 from planner_service.stages import LengthSample, MoveCost, plan_stages
 from services.domain.errors import InvalidRequest, invalid
@@ -56,7 +58,7 @@ def plan(payload: bytes, emit: Emit) -> None:
     site, demand = codec.inputs_from_proto(request.inputs)
     progress(0)
     try:
-        found = plan_cascade(site, demand, on_evaluation=progress, **options)
+        found = plan_cascade(site, demand, options, on_evaluation=progress)
         finished = pb.PlanFinished(plan=codec.plan_to_proto(found, demand, time.monotonic() - began))
     except Unreachable as error:
         finished = pb.PlanFinished(unreachable=pb.Unreachable(reason=str(error), best=error.best))
@@ -91,11 +93,13 @@ def replan(payload: bytes, emit: Emit) -> None:
     requests = min(job.requests, len(trace))
     demand = demand_of(trace, judged, requests=requests, seed=job.seed, lengths="quality", rate=job.rate_per_s)
     began = time.monotonic()
+    options = Options(gpus=job.gpus, min_quality=job.min_quality, max_latency_s=job.max_latency_s, seed=job.seed)
     try:
-        found = plan_cascade(
-            site, demand, gpus=job.gpus, min_quality=job.min_quality, max_latency_s=job.max_latency_s, seed=job.seed
-        )
-        finished = pb.PlanFinished(plan=codec.plan_to_proto(found, demand, time.monotonic() - began))
+        try:
+            plan = plan_cascade(site, demand, options, max_utilisation=MAX_UTILISATION)
+        except Unreachable:  # an overloaded mesh is better off with the plan that is overloaded least
+            plan = plan_cascade(site, demand, options)
+        finished = pb.PlanFinished(plan=codec.plan_to_proto(plan, demand, time.monotonic() - began))
     except Unreachable as error:
         finished = pb.PlanFinished(unreachable=pb.Unreachable(reason=str(error), best=error.best))
     emit(pb.PlanCascadeResponse(finished=finished))

@@ -1,7 +1,7 @@
-"""Whether a deployment keeps up with the rate that it is planned for. No I/O.
+"""Whether a deployment keeps up with the rate that it is planned for, and at which rate it breaks. No I/O.
 
-A plan is made for some hundred requests. Where they come faster than they are served, their latency says how long that burst
-takes, and nothing about requests that keep coming: each waits longer than the one before.
+A plan is made for a stretch of requests. Where they come faster than they are served, their latency says how long that
+stretch is, and nothing about requests that keep coming: each waits longer than the one before.
 """
 
 from collections.abc import Sequence
@@ -9,18 +9,24 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner_service.deployment.saturation import saturated_per_s
 from planner_service.deployment.search import Strategy
 from planner_service.routing.quality import JudgedSample, route
+from planner_service.simulator import Dispatch, Workload
 from planner_service.simulator.workload import Floats
 
 
 @dataclass(frozen=True, slots=True)
 class SustainedLoad:
-    """offered_per_s: arrivals per second. sustained_per_s: those that the deployment keeps up with, which `tier` limits."""
+    """offered_per_s: arrivals per second. sustained_per_s: the rate at which it breaks, which `tier` limits.
+
+    utilisation: by tier, the share of what it sustains that is offered to it; 0 for a tier without requests.
+    """
 
     offered_per_s: float
     sustained_per_s: float
     tier: str
+    utilisation: tuple[float, ...] = ()
 
     @property
     def overloaded(self) -> bool:
@@ -28,7 +34,8 @@ class SustainedLoad:
 
     def __str__(self) -> str:
         if not self.overloaded:
-            return f"keeps up with {_rate(self.sustained_per_s)} requests/s"
+            share = self.sustained_per_s / self.offered_per_s
+            return f"{self.tier} breaks first, at {_rate(self.sustained_per_s)} requests/s, {share:.2f} times the rate"
         return (
             f"overloaded: {_rate(self.offered_per_s)} requests/s are offered, and {self.tier} keeps up with "
             f"{_rate(self.sustained_per_s)}: requests that go on coming wait longer and longer"
@@ -36,9 +43,13 @@ class SustainedLoad:
 
 
 def sustained_load(
-    requests: JudgedSample, arrival_s: Floats, thresholds: Sequence[float], strategies: Sequence[Strategy]
+    requests: JudgedSample,
+    arrival_s: Floats,
+    thresholds: Sequence[float],
+    strategies: Sequence[Strategy],
+    dispatch: Dispatch = Dispatch.CAPACITY,
 ) -> SustainedLoad | None:
-    """What each tier serves with all lanes full, over the share of requests that reaches it; the least of all tiers.
+    """What each tier sustains of the requests that reach it, by simulation; the deployment sustains the least of all tiers.
 
     requests: one per arrival of `arrival_s` (N, ascending). None where the arrivals have no rate: they come all at once.
     """
@@ -47,15 +58,29 @@ def sustained_load(
         return None
     offered_per_s = (len(arrival_s) - 1) / span_s
     limits: list[tuple[float, str]] = []
+    utilisation = []
     for tier, (chosen, strategy) in enumerate(zip(route(requests, thresholds).processed, strategies, strict=True)):
-        if not chosen.any():
+        if not chosen.any() or not strategy.replicas:
+            utilisation.append(0.0)
             continue
-        inputs = float(np.mean(requests.input_tokens[chosen]))
-        outputs = float(np.mean(requests.output_tokens[chosen, tier]))
-        capacity = sum(count * replica.capacity_per_s(inputs, outputs) for replica, count in strategy.replicas)
-        limits.append((capacity / float(chosen.mean()), requests.tiers[tier]))
+        work = Workload(arrival_s[chosen], requests.input_tokens[chosen], requests.output_tokens[chosen, tier])
+        breaks_per_s = tier_sustains_per_s(strategy, work, dispatch) / float(chosen.mean())
+        limits.append((breaks_per_s, requests.tiers[tier]))
+        utilisation.append(offered_per_s / breaks_per_s)
     sustained_per_s, name = min(limits)
-    return SustainedLoad(offered_per_s, sustained_per_s, name)
+    return SustainedLoad(offered_per_s, sustained_per_s, name, tuple(utilisation))
+
+
+def tier_sustains_per_s(strategy: Strategy, work: Workload, dispatch: Dispatch) -> float:
+    """Requests per second at which the first of a tier's replicas is given more than it serves."""
+    saturated = [saturated_per_s(replica, work) for replica, _ in strategy.replicas]
+    counts = [count for _, count in strategy.replicas]
+    if dispatch is Dispatch.ROUND_ROBIN:
+        return min(saturated) * sum(counts)
+    means = float(np.mean(work.input_tokens)), float(np.mean(work.output_tokens))
+    weights = [replica.capacity_per_s(*means) for replica, _ in strategy.replicas]  # the dispatch's
+    total = sum(weight * count for weight, count in zip(weights, counts, strict=True))
+    return total * min(per_s / weight for per_s, weight in zip(saturated, weights, strict=True))
 
 
 def _rate(per_s: float) -> str:

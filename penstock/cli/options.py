@@ -20,6 +20,7 @@ MAX_CONCURRENCY = 10_000
 MAX_INSTANCES = 100_000  # of a plan's tier; see services.domain.plans
 PICTURES = (".png", ".svg")  # written next to the file of --out
 SHORTEST_INTERVAL_S = 0.1  # the minimum of WatchStatus
+STDOUT = Path("-")
 
 _Number = TypeVar("_Number", int, float)
 
@@ -34,9 +35,14 @@ def new_file(*flags: str, help: str) -> Any:
     return typer.Option(*flags, help=help, callback=_writable)
 
 
+def new_file_or_stdout(*flags: str, help: str) -> Any:
+    """As new_file; STDOUT stands for standard output."""
+    return typer.Option(*flags, help=help, callback=lambda path: path if path == STDOUT else _writable(path))
+
+
 def require_out(flag: str, out: Path | None) -> None:
     """End the command if `flag` needs a file of --out and there is none, or if it would overwrite that file."""
-    if out is None:
+    if out is None or out == STDOUT:
         fail(f"{flag}: needs --out; the files are written next to it", 2)
     if out.suffix in PICTURES:
         fail(

@@ -52,25 +52,49 @@ def plan(
     ] = None,
     min_quality: Annotated[
         float | None,
-        options.number("--min-quality", help="Minimise the latency at this mean score.", least=0, most=100),
+        options.number("--min-quality", help="Mean judge score of the answers that stand.", least=0, most=100),
     ] = None,
     max_latency: Annotated[
         float | None,
         options.number(
             "--max-latency",
-            help="Maximise the quality at this p95 latency of the slowest tier, in seconds.",
+            help="p95 of the latency that --objective names, seconds.",
             least=0,
             most=MAX_LATENCY_S,
             above=True,
         ),
     ] = None,
+    goal: Annotated[
+        str | None,
+        typer.Option(
+            "--goal", help="latency, quality, cost or rate; else cost where both targets are given, or what has none."
+        ),
+    ] = None,
     objective: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--objective",
-            help="Latency to minimise. largest-tier: p95 of the slowest tier; end-to-end: p95 of whole requests.",
+            help="Which latency: end-to-end, what a user feels; largest-tier, p95 of the slowest tier. Else end-to-end, "
+            "with up to three tiers and without --confidence and --budget exact.",
         ),
-    ] = "largest-tier",
+    ] = None,
+    max_utilisation: Annotated[
+        float,
+        options.number(
+            "--max-utilisation",
+            help="Of what each tier sustains, the share that the rate may take.",
+            least=0,
+            most=1,
+            above=True,
+        ),
+    ] = 0.75,
+    allow_overload: Annotated[
+        bool, typer.Option("--allow-overload", help="Plan although no plan sustains the rate: for a burst.")
+    ] = False,
+    runs: Annotated[
+        int,
+        options.number("--runs", help="Other stretches of the trace that the plan is run on.", least=0, most=100),
+    ] = 5,
     confidence: Annotated[
         float | None,
         options.number(
@@ -96,7 +120,7 @@ def plan(
         int | None,
         options.number(
             "--requests",
-            help="Number of requests to plan for; default: 500, or all of a shorter trace.",
+            help="Requests to plan for; else as many as come in 20 latencies, from 500 to 6000, or all that the trace has.",
             least=1,
             most=options.MAX_COUNT,
         ),
@@ -118,7 +142,9 @@ def plan(
     dispatch: Annotated[
         str, typer.Option("--dispatch", help="How requests are distributed over replicas: capacity or round-robin.")
     ] = "capacity",
-    out: Annotated[Path | None, options.new_file("--out", help="Write the plan to this file.")] = None,
+    out: Annotated[
+        Path | None, options.new_file_or_stdout("--out", help="Write the plan to this file; - for standard output.")
+    ] = None,
     plot: Annotated[
         bool,
         typer.Option(
@@ -167,7 +193,10 @@ def plan(
         quality,
         min_quality=min_quality,
         max_latency=max_latency,
+        goal=goal,
         objective=objective,
+        max_utilisation=None if allow_overload else max_utilisation,
+        runs=runs,
         confidence=confidence,
         gpus=gpus,
         budget=budget,
@@ -355,7 +384,7 @@ def rollback(
 
 def _apply(figures: dict[str, Any], note: str, target: str | None, *, force: bool, json: bool, quiet: bool) -> None:
     """Publish the tiers of a plan file. The scorer and the policy of the current plan stay."""
-    from planner_service.plan_cascade import mesh_tiers
+    from planner_service.mesh_tiers import mesh_tiers
 
     routers = targets.resolve(target)
     with cli_error_handling(routers), PlannerClient(targets.planner(routers)) as planner:

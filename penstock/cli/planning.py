@@ -17,7 +17,8 @@ from penstock.cli.output import console, errors, fail, print_json, print_written
 from penstock.cli.plan_changes import PlannedTier
 
 if TYPE_CHECKING:
-    from planner_service.plan_cascade import CascadePlan, Demand, Site
+    from planner_service.cascade_plan import CascadePlan
+    from planner_service.site import Demand, Site
 
 FRONTIER_POINTS = 16
 DEFAULT_REQUESTS, DEFAULT_REPLAY = 500, 2000
@@ -31,7 +32,10 @@ def plan(
     *,
     min_quality: float | None,
     max_latency: float | None,
-    objective: str,
+    goal: str | None,
+    objective: str | None,
+    max_utilisation: float | None,
+    runs: int,
     confidence: float | None,
     gpus: int | None,
     budget: str,
@@ -46,48 +50,65 @@ def plan(
 ) -> dict[str, Any]:
     """Compute and show a plan, write the plan file and the plot if requested. Returns the content of the plan file."""
     from planner_service.demand import workload_digest
-    from planner_service.plan_cascade import Budget, Objective, frontier, plan_cascade
+    from planner_service.files import read_quality, read_site, read_trace
+    from planner_service.horizon import plan_over_horizon
+    from planner_service.plan_cascade import frontier, plan_cascade
     from planner_service.plan_file import PlanInputs, plan_json
+    from planner_service.planning_options import Budget, Goal, Objective, Options
+    from planner_service.routing.grid import MOST_TIERS
     from planner_service.simulator import Dispatch
 
-    if (min_quality is None) == (max_latency is None):
-        fail("give either --min-quality or --max-latency", 2)
-    names = [d.value for d in Dispatch]
-    if dispatch not in names:
-        fail(f"--dispatch must be {' or '.join(names)}, not {dispatch}", 2)
-    if objective not in (objectives := [o.value for o in Objective]):
-        fail(f"--objective must be {' or '.join(objectives)}, not {objective}", 2)
-    goal = f"quality >= {min_quality:g}" if min_quality is not None else f"latency <= {max_latency:g}"
-    if budget not in (budgets := [b.value for b in Budget]):
-        fail(f"--budget must be {' or '.join(budgets)}, not {budget}", 2)
+    if min_quality is None and max_latency is None:
+        fail("give --min-quality, --max-latency or both", 2)
+    kinds = (("--dispatch", dispatch, Dispatch), ("--objective", objective, Objective), ("--goal", goal, Goal))
+    for flag, value, kind in (*kinds, ("--budget", budget, Budget)):
+        if value is not None and value not in (names := [member.value for member in kind]):
+            fail(f"{flag} must be {' or '.join(names)}, not {value}", 2)
+    to_stdout = out == options.STDOUT
     with planner_error_handling():
-        site, demand = _read(
-            cluster, models, trace, quality, requests or DEFAULT_REQUESTS, seed, lengths, rate, requests is None
+        site = read_site(cluster, models)
+        judged, arrivals = read_quality(quality, site.tiers), read_trace(trace)
+        if objective is None:
+            simple = confidence is None and budget == Budget.AT_MOST.value and len(site.tiers) <= MOST_TIERS
+            objective = (Objective.END_TO_END if simple else Objective.LARGEST_TIER).value
+        asked = Options(
+            gpus=gpus,
+            min_quality=min_quality,
+            max_latency_s=max_latency,
+            goal=None if goal is None else Goal(goal),
+            objective=Objective(objective),
+            confidence=confidence,
+            seed=seed,
+            dispatch=Dispatch(dispatch),
+            budget=Budget(budget),
+            max_utilisation=max_utilisation,
         )
         began = time.monotonic()
         columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-        with Progress(*columns, console=errors, transient=True, disable=json) as progress:
+        with Progress(*columns, console=errors, transient=True, disable=json or to_stdout) as progress:
             bar = progress.add_task("planning", total=None)
-            planned = plan_cascade(
+            planned, demand = plan_over_horizon(
+                lambda demand, others: plan_cascade(
+                    site,
+                    demand,
+                    asked,
+                    runs=others,
+                    on_evaluation=lambda n: progress.update(bar, description=f"planning: {n} routings tried"),
+                ),
                 site,
-                demand,
-                gpus=gpus,
-                min_quality=min_quality,
-                max_latency_s=max_latency,
-                objective=Objective(objective),
-                confidence=confidence,
+                arrivals,
+                judged,
+                requests=requests,
                 seed=seed,
-                dispatch=Dispatch(dispatch),
-                budget=Budget(budget),
-                on_evaluation=lambda n: progress.update(bar, description=f"planning: {n} routings deployed"),
+                lengths=lengths,
+                rate=rate,
+                runs=runs,
             )
             took_s = time.monotonic() - began
             unguaranteed = planned
             if planned.promise is not None:
                 progress.update(bar, description="planning without the guarantee, for comparison")
-                unguaranteed = plan_cascade(
-                    site, demand, gpus=gpus, min_quality=min_quality, dispatch=Dispatch(dispatch)
-                )
+                unguaranteed = plan_cascade(site, demand, asked, confidence=None)
             inputs = PlanInputs(
                 cluster=str(cluster.resolve()),
                 models=str(models.resolve()),
@@ -98,20 +119,33 @@ def plan(
                 seed=seed,
                 lengths=lengths,
                 rate=rate,
+                max_utilisation=max_utilisation,
+                runs=runs,
             )
-            figures = plan_json(planned, inputs, took_s, goal, workload_digest(demand))
+            figures = plan_json(planned, inputs, took_s, _target(min_quality, max_latency), workload_digest(demand))
             written = []
-            if out is not None:
+            if out is not None and not to_stdout:
                 out.write_text(json_module.dumps(figures, indent=1) + "\n")
                 written.append(out)
             if plot and out is not None:
                 progress.update(bar, description="drawing the frontier")
-                written += _plot(frontier(site, demand, planned, gpus, FRONTIER_POINTS), planned, out)
-    if json:
+                points = frontier(site, demand, planned, gpus, FRONTIER_POINTS, max_utilisation)
+                written += _plot(points, planned, out)
+    if json or to_stdout:
         print_json(figures)
     else:
         _show(planned, unguaranteed, site, demand, took_s, written)
     return figures
+
+
+def _target(min_quality: float | None, max_latency: float | None) -> str:
+    """The targets in words, as `quality >= 85, latency <= 2`."""
+    targets = []
+    if min_quality is not None:
+        targets.append(f"quality >= {min_quality:g}")
+    if max_latency is not None:
+        targets.append(f"latency <= {max_latency:g}")
+    return ", ".join(targets)
 
 
 @needs_extra("simulate", "planner")
@@ -146,7 +180,7 @@ def simulate(
     json: targets.Json = False,
 ) -> None:
     """Replay a trace under a plan in virtual time, with the batch scheduler of the workers."""
-    from planner_service.plan_cascade import simulate_cascade
+    from planner_service.cascade_simulation import simulate_cascade
     from planner_service.plan_file import read_plan, report_json, strategies_of
     from planner_service.simulator import Percentiles
 
@@ -187,7 +221,7 @@ def simulate(
 def planner_error_handling() -> Iterator[None]:
     """End the command with one line on an error of the planner: status 2 for bad input, 3 if no plan meets the target."""
     from planner_service.files import FileError
-    from planner_service.routing.bilevel import Unreachable
+    from planner_service.routing.solution import Unreachable
     from services.domain.errors import InvalidRequest
 
     try:
@@ -237,9 +271,9 @@ def _show(
     plan: "CascadePlan", unguaranteed: "CascadePlan", site: "Site", demand: "Demand", took_s: float, written: list[Path]
 ) -> None:
     table = Table(title=f"Cascade on up to {site.cluster.gpus} x {site.cluster.gpu.name}")
-    for column in ("tier", "GPUs", "strategy", "processes", "answers", "p95", "busy", "threshold"):
+    for column in ("tier", "GPUs", "strategy", "processes", "answers", "p95", "load", "threshold"):
         table.add_column(column, justify="left" if column in ("tier", "strategy") else "right")
-    for i, tier in enumerate(plan.tiers):
+    for i, (tier, utilisation) in enumerate(zip(plan.tiers, plan.utilisation, strict=True)):
         threshold = "all" if i == len(plan.thresholds) else f"{plan.thresholds[i]:.4g}"
         if not tier.gpus:
             threshold = "not used"
@@ -250,29 +284,55 @@ def _show(
             f"{tier.share_processed:.0%}",
             f"{tier.share_answered:.0%}",
             seconds(tier.strategy.latency_s) if tier.gpus else "-",
-            f"{tier.report.utilisation:.0%}" if tier.gpus else "-",
+            f"{utilisation:.0%}" if tier.gpus and plan.load is not None else "-",
             threshold,
         )
     console.print(table)
-    proof = {
-        "enumerated": "optimal: every routing that meets the target was simulated",
-        "bounded": "optimal, provided that more requests are never served faster",
-        "searched": f"not proved optimal: at most {plan.solution.gap:.0%} above the optimum",
-    }[plan.solution.proof.value]
-    if plan.gpu_step > 1:
-        proof += f", but for {plan.gpu_step - 1} GPUs of a tier"
     lines = [
         ", ".join(f"{tier.name}: {tier.model}" for tier in plan.tiers),
         f"quality {plan.quality:.2f} (first tier alone {demand.judged.worst:.2f}, last alone {demand.judged.best:.2f})",
         f"p95 of the slowest tier {seconds(plan.latency_p95_s)}, end to end {seconds(plan.end_to_end_p95_s)}",
+        *_interval_lines(plan),
         f"{plan.binds}; dispatch by {plan.dispatch.value}",
-        f"{proof}; {plan.solution.evaluations} routings, {plan.simulations} simulations, {took_s:.1f} s",
+        _cost_line(plan),
+        f"{_proof(plan)}; {plan.solution.evaluations} routings, {plan.simulations} simulations, {took_s:.1f} s",
         *_promise_lines(plan, unguaranteed),
         *(f"tier {name} cannot be used: {reason}" for name, reason in plan.infeasible.items()),
     ]
     console.print("\n".join(lines), highlight=False)
     if written:
         print_written(*written)
+
+
+def _proof(plan: "CascadePlan") -> str:
+    """What is known of better plans: over routings at the judged scores, and the replica mixes that are searched."""
+    proof, gap = plan.solution.proof.value, plan.solution.gap
+    if proof == "enumerated":
+        text = "the best of what is searched: every routing that meets the targets was tried"
+    elif proof == "bounded":
+        text = "the best of what is searched: no other routing can be better, even with each request alone"
+    elif gap is None:
+        text = "not proved: how far the best plan may be is unknown"
+    elif plan.goal.value == "quality":
+        text = f"not proved: the best plan has at most {gap:.2f} points more"
+    else:
+        text = f"not proved: the best plan is at most {gap:.0%} faster"
+    return text if plan.gpu_step == 1 else f"{text}; counts of GPUs up to {plan.gpu_step} apart"
+
+
+def _interval_lines(plan: "CascadePlan") -> list[str]:
+    interval, latencies = plan.felt_interval, plan.seconds / plan.felt_p95_s if plan.felt_p95_s > 0 else 0.0
+    made_for = f"made for {plan.requests:,} requests in {plan.seconds:,.0f} s, {latencies:,.0f} latencies"
+    if interval is None:
+        return [made_for]
+    which = "end to end" if plan.objective.value == "end-to-end" else "of the slowest tier"
+    spread = f"p95 {which} {seconds(interval.mean)} ({seconds(interval.low)} to {seconds(interval.high)})"
+    return [f"{made_for}; on {interval.runs} other stretches of the trace {spread}"]
+
+
+def _cost_line(plan: "CascadePlan") -> str:
+    dollars = "" if plan.dollars_per_hour is None else f", {plan.dollars_per_hour:,.2f} dollars per hour"
+    return f"{plan.gpus} GPUs{dollars}"
 
 
 def _promise_lines(plan: "CascadePlan", unguaranteed: "CascadePlan") -> list[str]:

@@ -283,18 +283,23 @@ class AsyncPlannerClient:
         confidence: float | None = None,
         gpus: int | None = None,
         budget: str = "at-most",
+        goal: str | None = None,
+        max_utilisation: float | None = None,
     ) -> AsyncIterator[types.PlanProgress | types.CascadePlan | types.Unreachable]:
         """Compute a plan without publishing it. Yields progress, then a CascadePlan or Unreachable.
 
         Leaving the iteration stops the computation. objective: largest-tier or end-to-end. budget: whether `gpus` is a limit
-        (at-most) or the number to use (exact).
+        (at-most) or the number to use (exact). goal: latency, quality, cost or rate; default: cost if both targets are given,
+        else the one without a target. max_utilisation: largest allowed utilisation of each tier; None for no limit.
 
         Raises:
             InvalidRequestError: The inputs are invalid; `fields` names the problems.
             ValueError: The inputs cannot be sent.
         """
         call = self._stub.PlanCascade(
-            transport.plan_request(inputs, min_quality, max_latency_s, objective, confidence, gpus, budget)
+            transport.plan_request(
+                inputs, min_quality, max_latency_s, objective, confidence, gpus, budget, goal, max_utilisation
+            )
         )
         try:
             async for response in call:

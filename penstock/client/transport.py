@@ -314,6 +314,14 @@ def planning_inputs_to_proto(inputs: types.PlanningInputs) -> planner_pb2.Planni
         raise ValueError(str(error)) from None
 
 
+_GOALS = {
+    "latency": planner_pb2.GOAL_LATENCY,
+    "quality": planner_pb2.GOAL_QUALITY,
+    "cost": planner_pb2.GOAL_COST,
+    "rate": planner_pb2.GOAL_RATE,
+}
+
+
 def plan_request(
     inputs: types.PlanningInputs,
     min_quality: float | None,
@@ -322,9 +330,11 @@ def plan_request(
     confidence: float | None,
     gpus: int | None,
     budget: str,
+    goal: str | None = None,
+    max_utilisation: float | None = None,
 ) -> planner_pb2.PlanCascadeRequest:
     """Raises:
-    ValueError: There is not exactly one target, or the objective or the budget is unknown.
+    ValueError: There is no target, or the objective, the budget or the goal is unknown.
     """
     objectives = {
         "largest-tier": planner_pb2.OBJECTIVE_LARGEST_TIER,
@@ -335,20 +345,21 @@ def plan_request(
         raise ValueError(f"budget: must be {' or '.join(budgets)}, not '{budget}'")
     if objective not in objectives:
         raise ValueError(f"objective: must be {' or '.join(objectives)}, not '{objective}'")
-    if (min_quality is None) == (max_latency_s is None):
-        raise ValueError("give either min_quality or max_latency_s")
-    request = planner_pb2.PlanCascadeRequest(
+    if goal not in (None, *_GOALS):
+        raise ValueError(f"goal: must be {', '.join(_GOALS)}, not '{goal}'")
+    if min_quality is None and max_latency_s is None:
+        raise ValueError("give min_quality, max_latency_s or both")
+    return planner_pb2.PlanCascadeRequest(
         inputs=planning_inputs_to_proto(inputs),
+        min_quality=min_quality,
+        max_latency_s=max_latency_s,
         objective=objectives[objective],
         confidence=confidence,
         gpus=gpus,
         budget=budgets[budget],
+        goal=planner_pb2.GOAL_UNSPECIFIED if goal is None else _GOALS[goal],
+        max_utilisation=max_utilisation,
     )
-    if min_quality is not None:
-        request.min_quality = min_quality
-    elif max_latency_s is not None:
-        request.max_latency_s = max_latency_s
-    return request
 
 
 def plan_event_from_proto(
@@ -370,6 +381,7 @@ def plan_event_from_proto(
             t.share_processed,
             t.share_answered,
             t.latency_p95_s,
+            t.utilisation,
         )
         for t in plan.tiers
     )
@@ -379,13 +391,17 @@ def plan_event_from_proto(
         plan.latency_p95_s,
         plan.end_to_end_p95_s,
         plan.proof,
-        plan.gap,
+        plan.gap if plan.HasField("gap") else None,
         plan.binds,
         plan.evaluations,
         plan.simulations,
         seconds(plan.took),
         plan.workload_digest,
         plan.tested_quality if plan.HasField("tested_quality") else None,
+        next((name for name, value in _GOALS.items() if value == plan.goal), "latency"),
+        plan.breaks_at_rate_per_s if plan.HasField("breaks_at_rate_per_s") else None,
+        plan.rate_per_s if plan.HasField("rate_per_s") else None,
+        plan.dollars_per_hour if plan.HasField("dollars_per_hour") else None,
     )
 
 

@@ -451,7 +451,10 @@ class ReplicaGroup:
 
 @dataclass(frozen=True, slots=True)
 class PlannedTier:
-    """One tier of a computed plan. threshold: None for the last tier and for a tier that is not used."""
+    """One tier of a computed plan. threshold: None for the last tier and for a tier that is not used.
+
+    utilisation: the offered rate over the rate that the tier sustains.
+    """
 
     name: str
     model: str
@@ -462,29 +465,38 @@ class PlannedTier:
     share_processed: float
     share_answered: float
     latency_p95_s: float
+    utilisation: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class CascadePlan:
-    """A computed plan; docs/planner.md explains its figures."""
+    """A computed plan; docs/planner.md explains its figures.
+
+    gap: None if it is unknown. breaks_at_rate_per_s, rate_per_s: None if the arrivals have no rate.
+    dollars_per_hour: None if the cluster has no price.
+    """
 
     tiers: tuple[PlannedTier, ...]
     quality: float
     latency_p95_s: float
     end_to_end_p95_s: float
     proof: str
-    gap: float
+    gap: float | None
     binds: str
     evaluations: int
     simulations: int
     seconds: float
     workload_digest: str
     tested_quality: float | None
+    goal: str = "latency"
+    breaks_at_rate_per_s: float | None = None
+    rate_per_s: float | None = None
+    dollars_per_hour: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Unreachable:
-    """No plan meets the target. `best`: the closest value that a plan reaches, a quality or a latency in seconds."""
+    """No plan meets the targets. `best`: the closest value that a plan reaches, a quality, a latency in seconds or a rate."""
 
     reason: str
     best: float

@@ -12,7 +12,7 @@ faster until the GPUs are used up. That is exact: whatever beats the largest lat
 so many GPUs, and every tier has the fewest with which the bound so far could be met.
 """
 
-import itertools
+import bisect
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -21,26 +21,24 @@ from scipy.sparse import csr_array
 
 
 def allocate(
-    latency: Sequence[Callable[[int], float]], least: Sequence[int], gpus: int, step: int = 1
+    latency: Sequence[Callable[[int], float]], least: Sequence[int], gpus: int, steps: Sequence[int]
 ) -> tuple[tuple[int, ...], float] | None:
     """(GPUs of each tier, L); None where not all tiers fit. `least`: the fewest GPUs tier i can run on.
 
-    Among the optima, the one with the fewest GPUs. With a `step` above 1 counts grow by so many at once: fewer latencies are
-    asked for, and a tier may have up to step - 1 GPUs more than it needs.
+    steps: the counts at which latencies may change, ascending. Among the optima, the one with the fewest GPUs.
     """
     counts = list(least)
     if sum(counts) > gpus:
         return None
-    now = [seconds(f) for seconds, f in zip(latency, counts, strict=True)]
+    seconds = [tier(f) for tier, f in zip(latency, counts, strict=True)]
     while True:
-        slowest = max(range(len(now)), key=now.__getitem__)
-        spare = gpus - sum(counts)
-        most = counts[slowest] + spare
-        more = itertools.chain(range(counts[slowest] + step, most, step), (most,) if spare else ())
-        better = next((f for f in more if latency[slowest](f) < now[slowest]), None)
+        slowest = max(range(len(seconds)), key=seconds.__getitem__)
+        most = counts[slowest] + gpus - sum(counts)
+        more = steps[bisect.bisect_right(steps, counts[slowest]) : bisect.bisect_right(steps, most)]
+        better = next((f for f in more if latency[slowest](f) < seconds[slowest]), None)
         if better is None:
-            return tuple(counts), now[slowest]
-        counts[slowest], now[slowest] = better, latency[slowest](better)
+            return tuple(counts), seconds[slowest]
+        counts[slowest], seconds[slowest] = better, latency[slowest](better)
 
 
 def solve_milp(

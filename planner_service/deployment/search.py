@@ -1,25 +1,40 @@
 """Parallelism search: the replicas that serve a tier's workload with the least latency on f GPUs. No I/O.
 
-A tier on f GPUs runs a multiset of replicas whose GPUs sum to at most f (CASCADIA, section 3.2); its latency l(f) comes from
-the simulator. Searched are all multisets of one kind of replica, and those of two kinds that leave no room for one replica
-more of either (every row of the paper's Table 3 is of these), the most promising first: by latency alone, over what of the
-replicas' capacity is left. No multiset is simulated twice, and none further than until so many requests are late that its
-percentile cannot be under the best one known (kernel.percentile_within): nothing is lost by that. `exhaustive_latency` tries
-every multiset: tests hold one against the other.
+A tier on f GPUs runs a multiset of replicas whose GPUs sum to at most f (CASCADIA, section 3.2); its latency l(f) comes
+from the simulator. Searched are, for every count of GPUs up to f (`gpu_counts`), all multisets of one kind of replica,
+and the most promising of two and of three kinds that leave no room for one more. So l(f) is non-increasing, and does
+not depend on what was asked before. It is the best of what is searched, not of all multisets: `exhaustive_latency`
+tries those, and tests hold one against the other.
+
+Where a rate is given that the tier must sustain, strategies that do not are left out. No multiset is simulated twice,
+and none further than until so many requests are late that its percentile cannot be under the best one known
+(kernel.percentile_within): nothing is lost by that.
 """
 
-from collections.abc import Iterator, Sequence
+import bisect
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from planner_service.deployment import ranking
 from planner_service.simulator import kernel
-from planner_service.simulator.tier import Dispatch, KindTable, Replica, alone_latency, assign, serve
+from planner_service.simulator.tier import Dispatch, KindTable, Replica, alone_latency, assign, serve, serve_kinds
 from planner_service.simulator.workload import Floats, Workload
 
 Parts = tuple[tuple[int, int], ...]  # (kind, count) each
 INFEASIBLE = float("inf")
-MIXED_TRIED = 12  # multisets of two kinds that are simulated for one f
+PAIRS_TRIED, TRIPLES_TRIED = 12, 6  # multisets of two and of three kinds that are simulated for one f
+SINGLE_COUNTS = 128  # every count of GPUs up to here is tried, beyond it one in COUNT_STEPS of the count
+COUNT_STEPS = 64
+
+
+def gpu_counts(most: int) -> list[int]:
+    """The counts of GPUs a tier may have, from 1 to at most `most`: beyond SINGLE_COUNTS in steps of about 1.6 %."""
+    counts = list(range(1, min(most, SINGLE_COUNTS) + 1))
+    while counts and counts[-1] >= SINGLE_COUNTS and counts[-1] + counts[-1] // COUNT_STEPS <= most:
+        counts.append(counts[-1] + counts[-1] // COUNT_STEPS)
+    return counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +58,35 @@ class Strategy:
 NOTHING = Strategy((), 0.0)
 
 
+@dataclass(frozen=True, slots=True)
+class Sustain:
+    """What a tier must sustain: its own rate over max_utilisation. saturation: of each kind, what it sustains over its
+    arithmetic capacity; see deployment.saturation."""
+
+    max_utilisation: float
+    saturation: Mapping[Replica, float]
+
+
 class LatencyTable:
     """l(f) of one tier under one workload, computed where it is asked for, non-increasing in f."""
 
-    def __init__(self, work: Workload, kinds: Sequence[Replica], dispatch: Dispatch, percentile: float) -> None:
+    def __init__(
+        self,
+        work: Workload,
+        kinds: Sequence[Replica],
+        dispatch: Dispatch,
+        percentile: float,
+        sustain: Sustain | None = None,
+    ) -> None:
         """`kinds`: replicas that fit; those without room for the longest request are left out."""
         self._work, self._dispatch, self._percentile = work, dispatch, percentile
         self._kinds = [kind for kind in kinds if kind.lane_tokens >= work.longest_tokens]
-        self._found: dict[int, Strategy | None] = {}
+        self._best: list[tuple[int, Strategy | None]] = []  # l(f) of each count up to some, ascending
+        self._parts: dict[int, list[Parts]] = {}
         self._exact: dict[Parts, float] = {}  # latencies
         self._at_least: dict[Parts, float] = {}  # bounds of those that were given up
+        self._each: dict[Parts, Floats] = {}
+        self._missed: tuple[float, int] = (0.0, 0)  # a limit, and the GPUs below which nothing is within it
         self.simulations = 0
         means = (float(work.input_tokens.mean()), float(work.output_tokens.mean())) if len(work) else (1.0, 1.0)
         self._table = KindTable(self._kinds)
@@ -63,6 +97,10 @@ class LatencyTable:
         self._alone_percentiles = [float(np.percentile(each, percentile)) if len(work) else 0.0 for each in self._alone]
         self._sizes = np.array([kind.shape.gpus for kind in self._kinds], np.int64)
         self._capacity = np.array([kind.capacity_per_s(*means) for kind in self._kinds])
+        self._sustained, self._needed_per_s = self._capacity, 0.0
+        if sustain is not None and np.isfinite(work.rate_per_s):
+            self._sustained = self._capacity * np.array([sustain.saturation[kind] for kind in self._kinds])
+            self._needed_per_s = work.rate_per_s / sustain.max_utilisation
 
     @property
     def least_gpus(self) -> int:
@@ -78,38 +116,103 @@ class LatencyTable:
         return np.asarray(np.min(self._alone, axis=0))
 
     def best(self, gpus: int) -> Strategy | None:
-        """The best strategy on at most `gpus`; None where nothing fits."""
+        """The best strategy on at most `gpus`; None where nothing fits, or nothing sustains the rate."""
         if not len(self._work):
             return NOTHING
-        if gpus not in self._found:
-            known = [s for f, s in self._found.items() if f < gpus and s is not None]
-            self._found[gpus] = self._search(gpus, min(known, key=lambda s: s.latency_s, default=None))
-        return self._found[gpus]
+        if not self._best:
+            self._best.append((0, None))
+        for count in self._counts(self._best[-1][0] + 1, gpus):
+            best = self._best[-1][1]
+            for parts in self._candidates(count):
+                latency = self.simulate(parts, INFEASIBLE if best is None else best.latency_s)
+                if latency < (INFEASIBLE if best is None else best.latency_s):
+                    best = self._strategy(parts, latency)
+            self._best.append((count, best))
+        return self._best[bisect.bisect_right(self._best, gpus, key=lambda one: one[0]) - 1][1]
 
     def latency_s(self, gpus: int) -> float:
-        found = self.best(gpus)
-        return INFEASIBLE if found is None else found.latency_s
+        strategy = self.best(gpus)
+        return INFEASIBLE if strategy is None else strategy.latency_s
 
-    def _search(self, gpus: int, best: Strategy | None) -> Strategy | None:
-        """The best of the strategies on `gpus` if it is better than `best`."""
-        for parts in self._candidates(gpus):
-            latency = self.simulate(parts, INFEASIBLE if best is None else best.latency_s)
-            if best is None or latency < best.latency_s:
-                best = Strategy(tuple((self._kinds[k], count) for k, count in parts), latency)
-        return best
+    def least_gpus_within(self, limit_s: float, most: int) -> int | None:
+        """The fewest GPUs f <= most with l(f) <= limit_s; None where there are none. Cheaper than l(f) itself."""
+        if not len(self._work):
+            return 0
+        if not self._kinds or (min(self._alone_percentiles) > limit_s and len(self._kinds) == 1):
+            return None
+        begin = self._missed[1] if limit_s <= self._missed[0] else 0
+        under = float(np.nextafter(limit_s, INFEASIBLE))
+        known = self._best[-1][0] if self._best else 0
+        for count in self._counts(max(begin, self.least_gpus), most):
+            if count <= known:
+                if self.latency_s(count) <= limit_s:
+                    return count
+            elif any(self.simulate(parts, under) <= limit_s for parts in self._candidates(count)):
+                return count
+            self._missed = (limit_s, count + 1)
+        return None
 
-    def _candidates(self, gpus: int) -> Iterator[Parts]:
-        """One kind each, then the most promising of two kinds."""
-        most = len(self._work)  # more replicas than requests serve nobody
-        span_s = float(self._work.arrival_s[-1] - self._work.arrival_s[0])
-        traffic = (self._capacity, self._alone_means, self._work.rate_per_s, span_s)
-        cluster = (self._sizes, *traffic, gpus, most)
-        counts, guesses = kernel.single_estimates(*cluster)
-        for k in np.argsort(guesses, kind="stable").tolist():
-            if counts[k]:
-                yield ((k, int(counts[k])),)
-        for i, n, j, m in kernel.promising_pairs(*cluster, MIXED_TRIED).tolist():
-            yield ((i, n), (j, min(most, m)))
+    def next_better(self, gpus: int, most: int) -> int | None:
+        """The fewest GPUs over `gpus`, at most `most`, that make the tier faster than `gpus` do."""
+        seconds = self.latency_s(gpus)
+        return next((f for f in self._counts(gpus + 1, most) if self.latency_s(f) < seconds), None)
+
+    def next_fewer(self, gpus: int) -> int | None:
+        """The most GPUs under `gpus` that are still enough to serve, and with which the tier is slower."""
+        seconds = self.latency_s(gpus)
+        for count in reversed(self._counts(1, gpus - 1)):
+            latency = self.latency_s(count)
+            if latency == INFEASIBLE:
+                return None
+            if latency > seconds:
+                return count
+        return None
+
+    def latencies_s(self, strategy: Strategy) -> Floats:
+        """(N) each request's, under a strategy of this table."""
+        if not len(self._work):
+            return np.zeros(0)
+        parts = tuple((self._kinds.index(replica), count) for replica, count in strategy.replicas)
+        if parts not in self._each:
+            kind = np.repeat(np.array([k for k, _ in parts], np.int64), [count for _, count in parts])
+            served = serve_kinds(self._work, self._table, kind, self._capacity, self._dispatch)
+            self._each[parts] = served.finish_s - self._work.arrival_s
+        return self._each[parts]
+
+    def _counts(self, least: int, most: int) -> list[int]:
+        counts = gpu_counts(most)
+        return counts[bisect.bisect_left(counts, least) :]
+
+    def _strategy(self, parts: Parts, latency_s: float) -> Strategy:
+        return Strategy(tuple((self._kinds[k], count) for k, count in parts), latency_s)
+
+    def _candidates(self, gpus: int) -> list[Parts]:
+        """One kind each, then the most promising of two and of three; those that sustain the rate."""
+        if gpus not in self._parts:
+            most = len(self._work)  # more replicas than requests serve nobody
+            span_s = float(self._work.arrival_s[-1] - self._work.arrival_s[0])
+            traffic = (self._sustained, self._alone_means, self._work.rate_per_s, span_s)
+            cluster = (self._sizes, *traffic, gpus, most)
+            counts, guesses = ranking.single_estimates(*cluster)
+            every: list[Parts] = [
+                ((k, int(counts[k])),) for k in np.argsort(guesses, kind="stable").tolist() if counts[k]
+            ]
+            every += [
+                ((i, n), (j, min(most, m))) for i, n, j, m in ranking.promising_pairs(*cluster, PAIRS_TRIED).tolist()
+            ]
+            for i, n, j, m, k, p in ranking.promising_triples(*cluster, TRIPLES_TRIED).tolist():
+                every.append(tuple(sorted(((i, n), (j, m), (k, p)))))
+            self._parts[gpus] = [parts for parts in dict.fromkeys(every) if self._sustains(parts)]
+        return self._parts[gpus]
+
+    def _sustains(self, parts: Parts) -> bool:
+        """Whether no replica is given more than it sustains at the rate needed. Shares are the dispatch's."""
+        if self._needed_per_s == 0.0:
+            return True
+        if self._dispatch is Dispatch.ROUND_ROBIN:
+            return min(float(self._sustained[k]) for k, _ in parts) * sum(n for _, n in parts) >= self._needed_per_s
+        total = sum(float(self._capacity[k]) * n for k, n in parts)
+        return total * min(float(self._sustained[k] / self._capacity[k]) for k, _ in parts) >= self._needed_per_s
 
     def simulate(self, parts: Parts, limit_s: float = INFEASIBLE) -> float:
         """The latency of `parts` if it is under limit_s, else infinity."""
@@ -121,14 +224,14 @@ class LatencyTable:
         work, table = self._work, self._table
         kind = np.repeat(np.array([k for k, _ in parts], np.int64), [count for _, count in parts])
         owner = assign(len(work), kind, self._capacity, self._dispatch)
-        arrays = (work.arrival_s, work.input_tokens, work.output_tokens, owner, kind)
+        arrays = (work.arrival_s, work.input_tokens, work.output_tokens, work.priority, owner, kind)
         tables = (table.whole, table.rates, table.kx, table.ky, self._alone)
-        found: float = kernel.percentile_within(*arrays, *tables, self._percentile, limit_s)
-        if found < INFEASIBLE:
-            self._exact[parts] = found
+        latency: float = kernel.percentile_within(*arrays, *tables, self._percentile, limit_s)
+        if latency < INFEASIBLE:
+            self._exact[parts] = latency
         else:
             self._at_least[parts] = limit_s
-        return found if found < limit_s else INFEASIBLE
+        return latency if latency < limit_s else INFEASIBLE
 
     def _alone_percentile(self, parts: Parts) -> float:
         """Every request alone on the replica, where there is one kind: no simulation can be faster."""

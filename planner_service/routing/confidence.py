@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner_service.routing.bilevel import Solution, Unreachable
 from planner_service.routing.quality import JudgedSample, route
+from planner_service.routing.solution import Solution, Unreachable
 from planner_service.simulator.workload import Floats
 from services.domain.errors import invalid
 

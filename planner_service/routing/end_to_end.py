@@ -1,123 +1,235 @@
-"""The other objective: what a user feels, p95 over all tiers a request visits and judging. No I/O.
+"""The other latency: what a user feels, p95 over all tiers a request visits and judging. No I/O.
 
-The deployment of the largest-tier objective says nothing about tiers that are not the slowest, and every tier that a request
-passes adds to its time. From that optimum, and from each choice of tiers to pass over, a local search moves GPUs between
-tiers (and spare ones to a tier) and thresholds by a few levels, always simulating the whole cascade from end to end, until no
-move helps. Nothing is proved beyond that; the gap is to what no plan of that quality can beat: each request alone on the
+The slowest tier says nothing about the others, and every tier that a request passes adds to its time. So for each
+routing that is looked at, GPUs move between tiers (and spare ones to a tier) as long as that makes the sum of a
+request's times at its tiers smaller, each tier simulated by itself; and routings are looked at around the best of the
+slowest tier's and around each choice of tiers to pass over. The best few are then simulated whole, one tier after the
+other, and that decides.
+
+Nothing is proved. The gap of a least latency is to what no plan of that quality can beat: each request alone on the
 fastest replica of every tier it visits, and judged.
 """
 
-import dataclasses
-import itertools
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from planner_service.deployment.search import Strategy
-from planner_service.routing.bilevel import (
-    LOOK_AROUND,
-    Deployer,
-    Deployment,
-    Proof,
-    Solution,
-    lowest,
-    moves_of,
-    skipped,
-)
-from planner_service.routing.quality import JudgedSample, all_qualities, route
+from planner_service.routing.deployer import Deployer
+from planner_service.routing.grid import INFEASIBLE, Grid, Point, lowest
+from planner_service.routing.quality import JudgedSample, route
+from planner_service.routing.solution import Deployment, Proof, Solution, Unreachable
 from planner_service.simulator.workload import Floats
 
 TotalSeconds = Callable[[Sequence[float], Sequence[Strategy]], float]
-_Point = tuple[int, ...]
+Key = tuple[float, ...]
+
+MOST_ROUTINGS = 20  # that GPUs are shared out for
+STEPS = (1, 4, 16, 64)  # levels by which a threshold is moved
+SIMULATED_WHOLE = 5  # of the best, which are then simulated from end to end
+POLISHED = 2  # of those, for which GPUs are moved once more with the cascade simulated whole
+TIGHTENED = 3  # times that a limit is lowered because no plan met it when it was simulated whole
 
 
-def least_end_to_end(
-    deployer: Deployer, judged: JudgedSample, min_quality: float, start: Solution, total_s: TotalSeconds, judge_s: float
-) -> Solution:
-    """A routing and deployment of at least min_quality with a small end-to-end p95; latency_s stays the largest tier's.
+class EndToEnd:
+    """Deployments by what users feel. judge_s: seconds to judge an answer; total_s: simulates a cascade whole."""
 
-    total_s: (thresholds, strategies) to seconds from arrival to final answer at the percentile wanted. judge_s: part of it.
-    """
-    levels, qualities = all_qualities(judged)
-    able = qualities >= min_quality - 1e-9
-    known: dict[tuple[_Point, tuple[int, ...]], float] = {}
+    def __init__(self, deployer: Deployer, judged: JudgedSample, judge_s: float, total_s: TotalSeconds) -> None:
+        self._deployer, self._judge_s, self._total_s = deployer, judge_s, total_s
+        self._judged, self.grid = judged, Grid(judged)
+        self._fastest: dict[Point, tuple[float, Deployment] | None] = {}
 
-    def thresholds(point: _Point) -> tuple[float, ...]:
-        return tuple(float(levels[t][i]) for t, i in enumerate(point))
+    def least_latency(self, min_quality: float, start: Solution) -> Solution:
+        """The least latency of at least this quality; start: the slowest tier's least, where the search begins."""
+        able = set(self.grid.at_least(min_quality))
 
-    def seconds(point: _Point, counts: tuple[int, ...]) -> float:
-        key = (point, counts)
-        if key not in known:
-            strategies = deployer.strategies(thresholds(point), counts)
-            known[key] = float("inf") if strategies is None else total_s(thresholds(point), strategies)
-        return known[key]
+        def tried(point: Point) -> tuple[Key, Deployment] | None:
+            fastest = self._fastest_at(point)
+            return None if fastest is None else ((fastest[0],), fastest[1])
 
-    def descend(point: _Point, counts: tuple[int, ...]) -> tuple[float, _Point, tuple[int, ...]]:
-        now = seconds(point, counts)
+        plans = self._best(tried, able, start)
+        plans.append(self._whole(self.grid.nearest(start.thresholds), start.deployment))
+        plans.sort(key=lambda plan: plan[:2])
+        seconds, point, deployment = min(
+            (self._polished(*plan) for plan in plans[:POLISHED]), key=lambda plan: plan[:2]
+        )
+        bound = self._bound(able)
+        gap = max(0.0, 1 - bound / seconds) if seconds > 0 else 0.0
+        return self._solution(point, deployment, gap)
+
+    def cheapest(self, min_quality: float, max_latency_s: float, start: Solution) -> Solution:
+        """The fewest GPUs for both targets.
+
+        Raises:
+            Unreachable: no plan that was found is so fast.
+        """
+        able = set(self.grid.at_least(min_quality))
+
+        def at_limit(limit_s: float) -> Callable[[Point], tuple[Key, Deployment] | None]:
+            def tried(point: Point) -> tuple[Key, Deployment] | None:
+                fastest = self._fastest_at(point)
+                if fastest is None or fastest[0] > limit_s:
+                    return None if fastest is None else ((fastest[0] - limit_s, 0.0, 0.0), fastest[1])
+                seconds, lean = self._lean(point, fastest, limit_s)
+                return (0.0, float(sum(lean.gpus)), seconds), lean
+
+            return tried
+
+        return self._within(at_limit, able, start, max_latency_s)
+
+    def most_quality(self, max_latency_s: float, min_quality: float, start: Solution) -> Solution:
+        """The most quality within a latency, and of at least min_quality.
+
+        Raises:
+            Unreachable: no plan that was found is so fast.
+        """
+        able = set(self.grid.at_least(min_quality))
+
+        def at_limit(limit_s: float) -> Callable[[Point], tuple[Key, Deployment] | None]:
+            def tried(point: Point) -> tuple[Key, Deployment] | None:
+                fastest = self._fastest_at(point)
+                if fastest is None:
+                    return None
+                return (max(0.0, fastest[0] - limit_s), -float(self.grid.qualities[point]), fastest[0]), fastest[1]
+
+            return tried
+
+        return self._within(at_limit, able, start, max_latency_s)
+
+    def _within(
+        self,
+        at_limit: Callable[[float], Callable[[Point], tuple[Key, Deployment] | None]],
+        able: set[Point],
+        start: Solution,
+        max_latency_s: float,
+    ) -> Solution:
+        limit_s, least_s = max_latency_s, INFEASIBLE
+        for _ in range(TIGHTENED):
+            plans = self._best(at_limit(limit_s), able, start, by_key=True)
+            for seconds, point, deployment in plans:
+                if seconds <= max_latency_s:
+                    return self._solution(point, deployment, None)
+            least_s = min(least_s, *(seconds for seconds, _, _ in plans))
+            limit_s *= 0.98 * max_latency_s / plans[0][0]
+        raise Unreachable(
+            f"no plan was found whose end-to-end latency is at most {max_latency_s:g} s: the least is {least_s:.4g} s",
+            least_s,
+        )
+
+    def _best(
+        self,
+        tried: Callable[[Point], tuple[Key, Deployment] | None],
+        able: set[Point],
+        start: Solution,
+        *,
+        by_key: bool = False,
+    ) -> list[tuple[float, Point, Deployment]]:
+        """The best routings with their deployments, simulated whole: by that latency, or by the key."""
+        known: dict[Point, tuple[Key, Deployment] | None] = {}
+
+        def key(point: Point) -> Key:
+            if point not in known and len(known) < MOST_ROUTINGS:
+                known[point] = tried(point)
+            result = known.get(point)
+            return (INFEASIBLE,) if result is None else result[0]
+
+        begin = self.grid.nearest(start.thresholds)
+        starts = [begin] if begin in able else []
+        starts += [min(group, key=lambda p: (sum(p), p)) for group in self.grid.groups(able)]
+        best = min(dict.fromkeys(starts), key=key)
         while True:
-            nearby = itertools.chain(
-                ((point, c) for c in _shifts(counts, deployer.gpus)),
-                (
-                    (p, counts)
-                    for s in LOOK_AROUND
-                    for p in moves_of(point, [s] * len(levels), qualities.shape)
-                    if able[p]
-                ),
-            )
-            best, at = min((seconds(*move), move) for move in nearby)
-            if best >= now:
-                return now, point, counts
-            now, (point, counts) = best, at
+            better = min((p for p in self._moves(best) if p in able), key=key, default=best)
+            if key(better) >= key(best):
+                break
+            best = better
+        ranked = sorted((result[0], point, result[1]) for point, result in known.items() if result is not None)
+        if not ranked:
+            raise Unreachable(f"no routing fits {self._deployer.gpus} GPUs", INFEASIBLE)
+        whole = [self._whole(point, deployment) for _, point, deployment in ranked[:SIMULATED_WHOLE]]
+        return whole if by_key else sorted(whole, key=lambda one: one[:2])
 
-    starts = {tuple(int(np.searchsorted(level, h)) for level, h in zip(levels, start.thresholds, strict=True))}
-    groups = defaultdict(list)  # for each choice of tiers: the least that escalates
-    for point in map(tuple, np.argwhere(able).tolist()):
-        groups[skipped(point, qualities.shape)].append(point)
-    starts |= {min(group, key=sum) for group in groups.values()}
-    found = []
-    for point in sorted(starts):
-        deployment = deployer.deploy(thresholds(point))
-        if deployment is not None:
-            found.append(descend(point, deployment.gpus))
-    best_s, point, counts = min(found)
-    strategies = deployer.strategies(thresholds(point), counts)
-    assert strategies is not None
-    deployment = Deployment(
-        tuple(s.gpus for s in strategies), strategies, max(strategy.latency_s for strategy in strategies)
-    )
-    alone_s = deployer.alone_s()
-    bound = min(
-        _alone_percentile(deployer, alone_s, judge_s, thresholds(p)) for group in groups.values() for p in lowest(group)
-    )
-    return dataclasses.replace(
-        start,
-        thresholds=thresholds(point),
-        quality=float(qualities[point]),
-        deployment=deployment,
-        proof=Proof.SEARCHED,
-        gap=max(0.0, 1 - bound / best_s) if best_s > 0 else 0.0,
-        evaluations=deployer.evaluations,
-    )
+    def _whole(self, point: Point, deployment: Deployment) -> tuple[float, Point, Deployment]:
+        return self._total_s(self.grid.thresholds(point), deployment.strategies), point, deployment
 
+    def _polished(self, seconds: float, point: Point, deployment: Deployment) -> tuple[float, Point, Deployment]:
+        """GPUs moved as long as that helps the cascade simulated whole."""
+        thresholds, improved = self.grid.thresholds(point), True
+        while improved:
+            improved = False
+            for counts in self._deployer.shifts(thresholds, deployment.gpus):
+                moved = self._deployer.at(thresholds, counts)
+                if moved is not None and (moved_s := self._whole(point, moved)[0]) < seconds:
+                    seconds, deployment, improved = moved_s, moved, True
+                    break
+        return seconds, point, deployment
 
-def _alone_percentile(deployer: Deployer, alone_s: Floats, judge_s: float, thresholds: Sequence[float]) -> float:
-    """What no deployment under these thresholds can beat: every request alone on the fastest replica of each tier it visits.
+    def _moves(self, point: Point) -> list[Point]:
+        moves = set[Point]()
+        for t, size in enumerate(self.grid.shape):
+            for step in (*STEPS, *(-s for s in STEPS)):
+                moves.add((*point[:t], min(size - 1, max(0, point[t] + step)), *point[t + 1 :]))
+        return sorted(moves - {point})
 
-    Where no threshold is lower and the same tiers are asked, each request visits as many tiers or more: the least of this
-    over the lowest routings bounds them all.
-    """
-    processed = route(deployer.sample, thresholds).processed
-    each_s = alone_s + judge_s * (np.arange(len(alone_s)) < len(alone_s) - 1)[:, None]
-    return float(np.percentile(np.where(processed, each_s, 0.0).sum(axis=0), deployer.percentile))
+    def _fastest_at(self, point: Point) -> tuple[float, Deployment] | None:
+        """(seconds, deployment) of a routing: from the slowest tier's optimum, GPUs are moved where it helps."""
+        if point not in self._fastest:
+            thresholds = self.grid.thresholds(point)
+            deployment = self._deployer.deploy(thresholds)
+            if deployment is None:
+                self._fastest[point] = None
+            else:
+                best = (self._seconds(thresholds, deployment), deployment)
+                improved = True
+                while improved:
+                    improved = False
+                    for counts in self._deployer.shifts(thresholds, best[1].gpus):
+                        moved = self._deployer.at(thresholds, counts)
+                        if moved is not None and (seconds := self._seconds(thresholds, moved)) < best[0]:
+                            best, improved = (seconds, moved), True
+                            break
+                self._fastest[point] = best
+        return self._fastest[point]
 
+    def _lean(self, point: Point, fastest: tuple[float, Deployment], limit_s: float) -> tuple[float, Deployment]:
+        """(seconds, deployment) with GPUs taken away as long as the limit holds, the most that go at once first."""
+        thresholds, (seconds, deployment) = self.grid.thresholds(point), fastest
+        while True:
+            fewer = []
+            for counts in self._deployer.reductions(thresholds, deployment.gpus):
+                lean = self._deployer.at(thresholds, counts)
+                if lean is not None and sum(lean.gpus) < sum(deployment.gpus):
+                    lean_s = self._seconds(thresholds, lean)
+                    if lean_s <= limit_s:
+                        fewer.append((sum(lean.gpus), lean_s, lean))
+            if not fewer:
+                return seconds, deployment
+            _, seconds, deployment = min(fewer, key=lambda one: one[:2])
 
-def _shifts(counts: tuple[int, ...], gpus: int) -> Iterator[tuple[int, ...]]:
-    """Some GPUs from one tier, or from those that are spare, to another: a power of two, up to a quarter of all."""
-    amounts = [1 << i for i in range(max(1, (gpus // 4).bit_length()))]
-    for amount, to in itertools.product(amounts, range(len(counts))):
-        if sum(counts) + amount <= gpus:
-            yield tuple(c + amount if t == to else c for t, c in enumerate(counts))
-        for giver in range(len(counts)):
-            if giver != to and counts[giver] >= amount:
-                yield tuple(c + amount if t == to else c - amount if t == giver else c for t, c in enumerate(counts))
+    def _seconds(self, thresholds: Sequence[float], deployment: Deployment) -> float:
+        """The percentile of a request's times at its tiers and of judging, each tier by itself."""
+        times = self._deployer.latencies_s(thresholds, deployment.strategies)
+        judged = (times[:-1] > 0).sum(axis=0)
+        return float(np.percentile(times.sum(axis=0) + self._judge_s * judged, self._deployer.percentile))
+
+    def _solution(self, point: Point, deployment: Deployment, gap: float | None) -> Solution:
+        quality = float(self.grid.qualities[point])
+        thresholds = self.grid.thresholds(point)
+        return Solution(thresholds, quality, deployment, Proof.SEARCHED, gap, self._deployer.evaluations)
+
+    def _bound(self, able: set[Point]) -> float:
+        """What no plan of these routings can beat: every request alone on the fastest replica of each tier it visits.
+
+        Where no threshold is lower and the same tiers are asked, each request visits as many tiers or more: the least
+        of this over the lowest routings bounds them all.
+        """
+        alone_s = self._deployer.alone_s()
+        each_s = alone_s + self._judge_s * (np.arange(len(alone_s)) < len(alone_s) - 1)[:, None]
+        return min(
+            self._alone(each_s, self.grid.thresholds(point))
+            for group in self.grid.groups(able)
+            for point in lowest(group)
+        )
+
+    def _alone(self, each_s: Floats, thresholds: Sequence[float]) -> float:
+        processed = route(self._deployer.sample, thresholds).processed
+        return float(np.percentile(np.where(processed, each_s, 0.0).sum(axis=0), self._deployer.percentile))

@@ -1,10 +1,9 @@
-"""The worker's batch scheduler, compiled, on a latency model: one replica in virtual time. No I/O.
+"""A replica from its first request to its last in virtual time, compiled. No I/O.
 
-A twin of `worker_service.scheduling.BatchScheduler` without prefix reuse: it takes the same steps, to the last token; a
-property test drives both. Two things make it fast. It keeps counts where the original keeps blocks and tokens. And while
-nothing can change but contexts that grow (all decode, nobody ends, nobody can start), steps are *quiet*: step i of a run
-takes a + b i, so k of them take k a + b k (k - 1) / 2, and a whole run up to the next arrival is one jump (with several
-lanes, whose steps interleave, one addition per step).
+Its steps are those of `batch_step`. What makes it fast: while nothing can change but contexts that grow (all decode,
+nobody ends, nobody can start), steps are *quiet*: step i of a run takes a + b i, so k of them take k a + b k (k - 1) /
+2, and a whole run up to the next arrival is one jump (with several lanes, whose steps interleave, one addition per
+step).
 
 Pipeline stages: a replica of `stages` stages runs as many batches at once, its lanes. Requests go to the lanes in turn and
 each lane has its share of the KV. A step enters the first stage when that is free, takes step_s in all, and leaves no
@@ -15,6 +14,26 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
+from planner_service.simulator.batch_step import (
+    BATCH_COUNTS,
+    BLOCK_TOKENS,
+    CONTEXT_S,
+    FREE,
+    GAP_S,
+    PRIORITY_STEP,
+    RUNNING,
+    WAITING,
+    Engine,
+    Requests,
+    base_s,
+    blocks_for,
+    commit,
+    insert,
+    plan_step,
+    quiet_steps,
+    step_s,
+)
+
 F = npt.NDArray[np.float64]
 N = npt.NDArray[np.int64]
 
@@ -23,53 +42,41 @@ COUNTERS = 5
 
 
 @numba.njit(cache=True)
-def base_s(tokens: float, kx: F, ky: F) -> float:
-    """services.domain.latency.StepLatencyModel.base_s."""
-    at = 1
-    while at < len(kx) - 1 and kx[at] <= tokens:
-        at += 1
-    found: float = ky[at - 1] + (tokens - kx[at - 1]) * (ky[at] - ky[at - 1]) / (kx[at] - kx[at - 1])
-    return max(0.0, found)
-
-
-@numba.njit(cache=True)
 def simulate_replica(
     arrival_s: F,  # (N) ascending
     prompt: N,  # (N) tokens
     output: N,  # (N) tokens, at least 1
-    stages: int,
-    lane_blocks: int,
-    block_tokens: int,
-    max_running: int,
-    max_step_tokens: int,
+    priority: N,  # (N) the higher goes first
+    shape: N,  # (2): stages, blocks of a lane
+    limits: N,  # (3), see batch_step; of a lane
+    rates: F,  # (4), likewise
     kx: F,
     ky: F,
-    context_token_s: float,
-    pair_s: float,
-    gap_s: float,
-    quiet_steps: bool,
+    jump: bool,  # over quiet steps
     due_s: F,  # (N) a request that ends then or later is late
     late_allowed: int,
     first_s: F,  # (N) out: when the first token came
     finish_s: F,  # (N) out: when the last came
     counters: F,  # (COUNTERS) out
 ) -> int:
-    """Serve N requests; each must fit a lane's KV alone. max_running is a lane's. Returns how many were late.
+    """Serve N requests; each must fit a lane's KV alone. Returns how many were late.
 
     Gives up, with the rest of the outputs left as they were, once more are late than allowed.
     """
-    count = len(arrival_s)
-    length = prompt.copy()  # tokens that there are: prompt and output so far
-    computed = np.zeros(count, np.int64)
-    blocks = np.zeros(count, np.int64)
-    chunk = np.zeros(count, np.int64)  # tokens in the step being made
-    alive = np.zeros(count, np.bool_)  # runs
-    free = np.full(stages, lane_blocks, np.int64)
-    # per lane, rows of request numbers in order; a request's number is its place in the queue
-    running = np.zeros((stages, count), np.int64)
-    n_running = np.zeros(stages, np.int64)
-    waiting = np.zeros((stages, count), np.int64)
-    n_waiting = np.zeros(stages, np.int64)
+    count, stages = len(arrival_s), shape[0]
+    rank, in_order = np.arange(count), True
+    for r in range(count):
+        rank[r] -= priority[r] * PRIORITY_STEP
+        in_order = in_order and priority[r] == priority[0]
+    zeros = np.zeros((3, count), np.int64)
+    length, computed, blocks = prompt.copy(), zeros[0], zeros[1]
+    requests = Requests(prompt, output, rank, length, computed, blocks, zeros[2], first_s, finish_s)
+    engine = Engine(limits, rates, kx, ky)
+    # per lane: counts, rows of request numbers by rank
+    lanes = np.zeros((stages, BATCH_COUNTS), np.int64)
+    lanes[:, FREE] = shape[1]
+    running_rows, waiting_rows = np.zeros((stages, count), np.int64), np.zeros((stages, count), np.int64)
+    ended = np.zeros(count, np.int64)
     upcoming = np.arange(stages)  # the next request of each lane to arrive
     ready = np.zeros(stages)
     quiet = np.zeros(stages, np.int64)  # quiet steps that may still follow
@@ -84,7 +91,7 @@ def simulate_replica(
         # the lane that can go first
         lane, start = -1, np.inf
         for candidate in range(stages):
-            if n_running[candidate] + n_waiting[candidate] > 0:
+            if lanes[candidate, RUNNING] + lanes[candidate, WAITING] > 0:
                 at = ready[candidate]
             elif upcoming[candidate] < count:
                 at = max(ready[candidate], arrival_s[upcoming[candidate]])
@@ -95,170 +102,57 @@ def simulate_replica(
         if lane < 0 or late > late_allowed:
             return late
         start = max(start, entry_free)
-        row = running[lane]
-        line = waiting[lane]
         arrived = upcoming[lane] < count and arrival_s[upcoming[lane]] <= start
-        if quiet[lane] > 0 and not (arrived and n_waiting[lane] == 0):
-            n = n_running[lane]
+        # behind one that cannot start nobody can, unless it is of a higher priority
+        watch_arrivals = lanes[lane, WAITING] == 0 or not in_order
+        if quiet[lane] > 0 and not (arrived and watch_arrivals):
+            n = lanes[lane, RUNNING]
+            a = quiet_base[lane] + rates[CONTEXT_S] * quiet_context[lane] + rates[GAP_S] * quiet_gap[lane]
+            steps = 1
+            took = a
             if stages == 1:
-                a = quiet_base[lane] + context_token_s * quiet_context[lane] + gap_s * quiet_gap[lane]
-                b = context_token_s * n
-                k = quiet[lane]
-                if n_waiting[lane] == 0 and upcoming[lane] < count:
-                    k = min(k, _steps_until(arrival_s[upcoming[lane]] - start, a, b, k))
-                took = _run_s(k, a, b)
-                quiet_context[lane] += k * n
-                quiet[lane] -= k
-                quiet_done[lane] += k
-                entry_free = last_exit = ready[lane] = start + took
-                counters[BUSY_S] += took
-                counters[STEPS] += k
-                counters[TOKENS] += k * n
-                continue
-            took = quiet_base[lane] + context_token_s * quiet_context[lane] + gap_s * quiet_gap[lane]
-            quiet_context[lane] += n
-            quiet[lane] -= 1
-            quiet_done[lane] += 1
+                steps = quiet[lane]
+                b = rates[CONTEXT_S] * n
+                if watch_arrivals and upcoming[lane] < count:
+                    steps = _steps_until(arrival_s[upcoming[lane]] - start, a, b, steps)
+                took = _run_s(steps, a, b)
+            quiet_context[lane] += steps * n
+            quiet[lane] -= steps
+            quiet_done[lane] += steps
             end = max(start + took, last_exit + took / stages)
             entry_free, last_exit, ready[lane] = start + took / stages, end, end
             counters[BUSY_S] += took / stages
-            counters[STEPS] += 1
-            counters[TOKENS] += n
+            counters[STEPS] += steps
+            counters[TOKENS] += steps * n
             continue
+        counts, running, waiting = lanes[lane], running_rows[lane], waiting_rows[lane]
         if quiet_done[lane] > 0:
-            for i in range(n_running[lane]):
-                r = row[i]
+            for i in range(counts[RUNNING]):
+                r = running[i]
                 length[r] += quiet_done[lane]
                 computed[r] += quiet_done[lane]
-                needed = -(-computed[r] // block_tokens) - blocks[r]
+                needed = blocks_for(computed[r], limits[BLOCK_TOKENS]) - blocks[r]
                 blocks[r] += needed
-                free[lane] -= needed
+                counts[FREE] -= needed
             quiet_done[lane] = 0
         quiet[lane] = 0
         while upcoming[lane] < count and arrival_s[upcoming[lane]] <= start:
-            line[n_waiting[lane]] = upcoming[lane]  # arrives last: its number is the highest
-            n_waiting[lane] += 1
+            insert(waiting, counts, WAITING, upcoming[lane], rank)
             upcoming[lane] += stages
-
-        # plan the step: decodes, then prompts under way, then prompts that wait
-        budget = max_step_tokens
-        preempted = False
-        n_at_start = n_running[lane]
-        order = row[:n_at_start].copy()
-        decoding = np.empty(n_at_start, np.bool_)
-        for i in range(n_at_start):
-            decoding[i] = length[order[i]] - computed[order[i]] == 1
-        for phase in range(2):
-            for i in range(n_at_start):
-                r = order[i]
-                if budget <= 0 or not alive[r] or decoding[i] != (phase == 0):
-                    continue
-                want = min(1 if phase == 0 else budget, length[r] - computed[r])
-                needed = -(-(computed[r] + want) // block_tokens) - blocks[r]
-                given = True
-                while needed > free[lane]:
-                    victim = -1
-                    for j in range(n_running[lane] - 1, -1, -1):
-                        if chunk[row[j]] == 0:
-                            victim = row[j]
-                            break
-                    if victim >= 0:
-                        preempted = True
-                        counters[PREEMPTIONS] += 1
-                        _drop(row, n_running, lane, victim)
-                        alive[victim] = False
-                        free[lane] += blocks[victim]
-                        blocks[victim] = 0
-                        computed[victim] = 0
-                        _insert(line, n_waiting, lane, victim)
-                    if victim < 0 or victim == r:
-                        given = False
-                        break
-                if given:
-                    if needed > 0:
-                        blocks[r] += needed
-                        free[lane] -= needed
-                    chunk[r] = want
-                    budget -= want
-        while budget > 0 and n_waiting[lane] > 0 and not preempted:
-            r = line[0]
-            if n_running[lane] >= max_running or -(-length[r] // block_tokens) > free[lane]:
-                break
-            _drop(line, n_waiting, lane, r)
-            _insert(row, n_running, lane, r)
-            alive[r] = True
-            want = min(budget, length[r])
-            needed = -(-want // block_tokens)
-            blocks[r] = needed
-            free[lane] -= needed
-            chunk[r] = want
-            budget -= want
-
-        # time it
-        tokens, context, pairs, longest, decodes, decode_context = 0, 0, 0.0, 0, 0, 0
-        for i in range(n_running[lane]):
-            r = row[i]
-            c = chunk[r]
-            if c == 0:
-                continue
-            tokens += c
-            context += computed[r] + c
-            if length[r] - computed[r] == 1:
-                decodes += 1
-                decode_context += computed[r] + c
-                longest = max(longest, computed[r] + c)
-            else:
-                pairs += c * (computed[r] + 0.5 * (c + 1))
-        gap = longest * decodes - decode_context
-        took = (
-            base_s(tokens, kx, ky) + (context_token_s * context + pair_s * pairs) + gap_s * gap if tokens > 0 else 0.0
-        )
+        load, preemptions = plan_step(counts, running, waiting, requests, limits)
+        took = step_s(load, engine)
         end = max(start + took, last_exit + took / stages)
         entry_free, last_exit, ready[lane] = start + took / stages, end, end
         counters[BUSY_S] += took / stages
         counters[STEPS] += 1
-        counters[TOKENS] += tokens
-        counters[PEAK_RUNNING] = max(counters[PEAK_RUNNING], n_running[lane])
-
-        # commit: what reached its last token gets the next one; what has all its tokens leaves
-        kept = 0
-        n = n_running[lane]
-        shortest, all_decode, context, longest = np.int64(1 << 60), True, 0, 0
-        for i in range(n):
-            r = row[i]
-            computed[r] += chunk[r]
-            if chunk[r] > 0 and computed[r] == length[r]:
-                if length[r] == prompt[r]:
-                    first_s[r] = end
-                length[r] += 1
-            chunk[r] = 0
-            if length[r] - prompt[r] >= output[r]:
-                finish_s[r] = end
-                late += end >= due_s[r]
-                alive[r] = False
-                free[lane] += blocks[r]
-                blocks[r] = 0
-                continue
-            row[kept] = r
-            kept += 1
-            shortest = min(shortest, output[r] - (length[r] - prompt[r]))
-            context += computed[r] + 1
-            longest = max(longest, computed[r] + 1)
-            if length[r] - computed[r] != 1 or length[r] == prompt[r]:
-                all_decode = False
-        n_running[lane] = kept
-        if quiet_steps and kept > 0 and all_decode and kept <= max_step_tokens:
-            head_waits = n_waiting[lane] > 0
-            if head_waits:
-                r = line[0]
-                head_waits = kept < max_running and kept < max_step_tokens
-                head_waits = head_waits and -(-length[r] // block_tokens) <= free[lane]
-            if not head_waits:
-                by_blocks = (free[lane] - kept) * block_tokens // kept
-                quiet[lane] = max(0, min(shortest - 1, by_blocks))
-                quiet_context[lane] = context
-                quiet_gap[lane] = longest * kept - context
-                quiet_base[lane] = base_s(kept, kx, ky)
+        counters[TOKENS] += load.tokens
+        counters[PREEMPTIONS] += preemptions
+        counters[PEAK_RUNNING] = max(counters[PEAK_RUNNING], counts[RUNNING])
+        for i in range(commit(counts, running, requests, end, ended)):
+            late += end >= due_s[ended[i]]
+        if jump:
+            quiet[lane], quiet_context[lane], quiet_gap[lane] = quiet_steps(counts, running, waiting, requests, limits)
+            quiet_base[lane] = base_s(counts[RUNNING], kx, ky)
 
 
 @numba.njit(cache=True)
@@ -266,10 +160,11 @@ def simulate_tier(
     arrival_s: F,  # (N) ascending
     prompt: N,  # (N)
     output: N,  # (N)
+    priority: N,  # (N)
     owner: N,  # (N) the replica of each request
     kind: N,  # (R) the kind of each replica
     whole: N,  # (K, 5): stages, lane_blocks, block_tokens, max_running, max_step_tokens
-    rates: F,  # (K, 3): context_token_s, pair_s, gap_s
+    rates: F,  # (K, 4): see batch_step
     kx: F,  # (K, knots), rows padded with their last knot going on
     ky: F,
     due_s: F,  # (N), see simulate_replica
@@ -302,16 +197,12 @@ def simulate_tier(
             arrival_s[mine],
             prompt[mine],
             output[mine],
-            whole[k, 0],
-            whole[k, 1],
-            whole[k, 2],
-            whole[k, 3],
-            whole[k, 4],
+            priority[mine],
+            whole[k, :2],
+            whole[k, 2:],
+            rates[k],
             kx[k],
             ky[k],
-            rates[k, 0],
-            rates[k, 1],
-            rates[k, 2],
             True,
             due_s[mine],
             late_allowed,
@@ -331,6 +222,7 @@ def percentile_within(
     arrival_s: F,  # (N) ascending; what follows as in simulate_tier
     prompt: N,
     output: N,
+    priority: N,
     owner: N,
     kind: N,
     whole: N,
@@ -360,84 +252,27 @@ def percentile_within(
             return np.inf
     first, finish, counters = np.zeros(count), np.zeros(count), np.zeros(COUNTERS)
     if not simulate_tier(
-        arrival_s, prompt, output, owner, kind, whole, rates, kx, ky, due, late_allowed, first, finish, counters
+        arrival_s,
+        prompt,
+        output,
+        priority,
+        owner,
+        kind,
+        whole,
+        rates,
+        kx,
+        ky,
+        due,
+        late_allowed,
+        first,
+        finish,
+        counters,
     ):
         return np.inf
     latency = np.sort(finish - arrival_s)
     if below == count - 1:
         return float(latency[below])
     return float(latency[below] + (latency[below + 1] - latency[below]) * (place - below))
-
-
-@numba.njit(cache=True)
-def single_estimates(
-    sizes: N, capacity: F, alone_mean: F, rate_per_s: float, span_s: float, gpus: int, most: int
-) -> tuple[N, F]:
-    """((K) how many replicas of each kind go on `gpus`, at most `most`; (K) their estimates, infinite for none)."""
-    counts, guesses = np.zeros(len(sizes), np.int64), np.full(len(sizes), np.inf)
-    for k in range(len(sizes)):
-        counts[k] = min(most, gpus // sizes[k])
-        if counts[k] > 0:
-            guesses[k] = estimate_s(counts[k], 0, capacity[k], 0.0, alone_mean[k], 0.0, rate_per_s, span_s)
-    return counts, guesses
-
-
-@numba.njit(cache=True)
-def promising_pairs(
-    sizes: N,  # (K) GPUs of each kind
-    capacity: F,  # (K) requests per second
-    alone_mean: F,  # (K) seconds
-    rate_per_s: float,
-    span_s: float,  # from the first arrival to the last
-    gpus: int,
-    most: int,
-    keep: int,
-) -> N:
-    """The `keep` most promising multisets of two kinds that leave no room for one more replica: rows of (i, n, j, m).
-
-    n and m: counts, m before it is cut to `most`. Ordered by estimate, ties by (i, j, n).
-    """
-    found, estimates, n_found = np.zeros((keep, 4), np.int64), np.full(keep, np.inf), 0
-    for i in range(len(sizes)):
-        for j in range(i + 1, len(sizes)):
-            for n in range(1, min(most, (gpus - sizes[j]) // sizes[i]) + 1):
-                left = gpus - n * sizes[i]
-                if left % sizes[j] >= sizes[i]:
-                    continue
-                m = left // sizes[j]
-                guess = estimate_s(n, m, capacity[i], capacity[j], alone_mean[i], alone_mean[j], rate_per_s, span_s)
-                if n_found == keep and guess >= estimates[keep - 1]:
-                    continue
-                at = min(n_found, keep - 1)
-                n_found = min(n_found + 1, keep)
-                while at > 0 and estimates[at - 1] > guess:
-                    estimates[at], found[at] = estimates[at - 1], found[at - 1]
-                    at -= 1
-                estimates[at] = guess
-                found[at, 0], found[at, 1], found[at, 2], found[at, 3] = i, n, j, m
-    return found[:n_found]
-
-
-@numba.njit(cache=True)
-def estimate_s(
-    n: int,
-    m: int,
-    capacity_n: float,
-    capacity_m: float,
-    alone_n: float,
-    alone_m: float,
-    rate_per_s: float,
-    span_s: float,
-) -> float:
-    """A guess to sort by: mean latency alone of n and m replicas, over the share of capacity that is left (at least a
-    tenth), and the backlog that an overload has piled up by the end of the trace."""
-    one, two = capacity_n * n, capacity_m * m
-    total = one + two
-    alone = (one * alone_n + two * alone_m) / total
-    load = rate_per_s / total
-    backlog_s = span_s * (1 - 1 / load) if load > 1 else 0.0
-    guess: float = alone / max(1 - load, 0.1) + backlog_s
-    return guess
 
 
 @numba.njit(cache=True)
@@ -483,24 +318,3 @@ def alone_s(
             total += base_s(c, kx, ky) + context_token_s * done + pair_s * pairs
         k = output[r] - 1
         found[r] = total + _run_s(k, one + context_token_s * (prompt[r] + 1), context_token_s)
-
-
-@numba.njit(cache=True)
-def _drop(row: N, counts: N, lane: int, r: int) -> None:
-    n = counts[lane]
-    i = 0
-    while row[i] != r:
-        i += 1
-    for j in range(i, n - 1):
-        row[j] = row[j + 1]
-    counts[lane] = n - 1
-
-
-@numba.njit(cache=True)
-def _insert(row: N, counts: N, lane: int, r: int) -> None:
-    i = counts[lane]
-    while i > 0 and row[i - 1] > r:
-        row[i] = row[i - 1]
-        i -= 1
-    row[i] = r
-    counts[lane] += 1

@@ -113,7 +113,7 @@ def serve_kinds(work: Workload, table: "KindTable", kind: Ints, capacity: Floats
     owner = assign(len(work), kind, capacity, dispatch)
     _check_room(work, owner, kind, table)
     first, finish, counters = np.zeros(len(work)), np.zeros(len(work)), np.zeros(kernel.COUNTERS)
-    arrays = (work.arrival_s, work.input_tokens, work.output_tokens, owner, kind)
+    arrays = (work.arrival_s, work.input_tokens, work.output_tokens, work.priority, owner, kind)
     never_late = np.full(len(work), np.inf)
     kernel.simulate_tier(
         *arrays, table.whole, table.rates, table.kx, table.ky, never_late, len(work), first, finish, counters
@@ -133,8 +133,8 @@ class KindTable:
             [(k.shape.pp, k.lane_blocks, *limit) for k, limit in zip(kinds, limits, strict=True)], np.int64
         ).reshape(len(self.kinds), 5)
         self.room = self.whole[:, 1] * self.whole[:, 2]  # tokens of a lane
-        rates = [(k.latency.context_token_s, k.latency.pair_s, k.latency.gap_s) for k in kinds]
-        self.rates = np.array(rates, np.float64).reshape(len(self.kinds), 3)
+        rates = [(k.latency.context_token_s, k.latency.pair_s, k.latency.gap_s, 0.0) for k in kinds]
+        self.rates = np.array(rates, np.float64).reshape(len(self.kinds), 4)
         width = max((len(k.latency.knot_tokens) for k in kinds), default=2)
         self.kx, self.ky = np.empty((len(self.kinds), width)), np.empty((len(self.kinds), width))
         for row, k in enumerate(kinds):

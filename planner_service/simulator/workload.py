@@ -1,6 +1,6 @@
 """Requests to be served, as arrays. No I/O."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -12,19 +12,28 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 
+MAX_PRIORITY = 1_000_000  # either way: ranks stay within 64 bits
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Workload:
     """N requests in order of arrival.
 
     arrival_s (N), from any origin, ascending. input_tokens (N), at least 1. output_tokens (N), at least 1.
+    priority (N): the higher goes first; of one priority the earlier. All equal where it is not given.
     """
 
     arrival_s: Floats
     input_tokens: Ints
     output_tokens: Ints
+    priority: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def __post_init__(self) -> None:
         n = len(self.arrival_s)
+        if not len(self.priority):
+            object.__setattr__(self, "priority", np.zeros(n, np.int64))
+        if len(self.priority) != n or (n and np.abs(self.priority).max() > MAX_PRIORITY):
+            raise invalid("workload.priority", f"must be {n} numbers from -{MAX_PRIORITY} to {MAX_PRIORITY}")
         if len(self.input_tokens) != n or len(self.output_tokens) != n:
             raise invalid("workload", "arrival_s, input_tokens and output_tokens must have one length")
         if n and (np.diff(self.arrival_s) < 0).any():
@@ -49,4 +58,6 @@ class Workload:
         return (len(self) - 1) / span if span > 0 else float("inf")
 
     def subset(self, chosen: Bools | Ints) -> "Workload":
-        return Workload(self.arrival_s[chosen], self.input_tokens[chosen], self.output_tokens[chosen])
+        return Workload(
+            self.arrival_s[chosen], self.input_tokens[chosen], self.output_tokens[chosen], self.priority[chosen]
+        )

@@ -69,12 +69,16 @@ class ReplicaShape:
 
 @dataclass(frozen=True, slots=True)
 class ClusterSpec:
-    """`nodes` nodes with `gpus_per_node` GPUs each. node_link_bytes_per_s: bandwidth between nodes, one way, per GPU."""
+    """`nodes` nodes with `gpus_per_node` GPUs each. node_link_bytes_per_s: bandwidth between nodes, one way, per GPU.
+
+    dollars_per_gpu_hour: price of a GPU; None if it is unknown.
+    """
 
     gpu: GpuSpec
     nodes: int
     gpus_per_node: int
     node_link_bytes_per_s: float
+    dollars_per_gpu_hour: float | None = None
 
     @property
     def gpus(self) -> int:

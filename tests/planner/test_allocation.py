@@ -52,7 +52,7 @@ def test_all_three_find_the_optimum(found: list[list[float]]) -> None:
             least_sum = min(sum(row) for row in latencies if max(row) == best)
             assert sum(table[f] for table, f in zip(found, milp[0], strict=True)) == pytest.approx(least_sum)
     # latencies that do not rise make the two budgets alike, and the search meets both
-    lazy = allocate([table.__getitem__ for table in found], least, gpus)
+    lazy = allocate([table.__getitem__ for table in found], least, gpus, range(gpus + 1))
     best = brute_force(found, gpus, use_all=False)
     assert (lazy is None) == (best == INF)
     if lazy is not None:
@@ -72,7 +72,7 @@ def test_the_search_asks_for_few_latencies() -> None:
 
         return at
 
-    found = allocate([latency(t) for t in range(3)], [1, 1, 1], 64)  # type: ignore[misc]
+    found = allocate([latency(t) for t in range(3)], [1, 1, 1], 64, range(65))  # type: ignore[misc]
     assert found is not None
     assert sum(found[0]) <= 64
     assert len(asked) <= 64 + 3

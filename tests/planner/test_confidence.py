@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from planner_service.deployment.search import Strategy
-from planner_service.routing.bilevel import Deployment, Proof, Solution, Unreachable
 from planner_service.routing.confidence import Promise, answered_scores, p_value, promised
 from planner_service.routing.quality import JudgedSample, all_qualities
+from planner_service.routing.solution import Deployment, Proof, Solution, Unreachable
 from services.domain import InvalidRequest
 
 

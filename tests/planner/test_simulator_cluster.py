@@ -6,22 +6,14 @@ import numpy as np
 import pytest
 
 from planner_service.simulator import EngineLimits, Replica, Workload, serve
-from planner_service.simulator import instance_kernel as kernel
-from planner_service.simulator.cluster import (
-    Cluster,
-    ClusterServed,
-    MemoryAware,
-    Moves,
-    Policy,
-    Refinement,
-    RoundRobin,
-    Staged,
-    Transfer,
-    serve_cluster,
-)
-from services.domain import InvalidRequest, StepLatencyModel
+from planner_service.simulator.batch_step import FREE
+from planner_service.simulator.cluster import Cluster, ClusterServed, Moves, Policy, Transfer, serve_cluster
+from planner_service.simulator.policies import MemoryAware, Refinement, RoundRobin, Staged
+from services.domain import FinishReason, InvalidRequest, SamplingParams, StepLatencyModel, StepLoad
 from services.domain.hardware import ReplicaShape
 from services.domain.stages import QoeModel, Stage, StageLayout
+from worker_service.scheduling import BatchLimits, BatchScheduler, BlockPool
+from worker_service.scheduling import Sequence as WorkerSequence
 
 QOE = QoeModel(0.005, 1e-5, 1e-8, 0.0, 2e-7)
 LAYOUT = StageLayout((Stage(0, 300, 2), Stage(300, 700, 1), Stage(700, 2000, 1)))
@@ -50,6 +42,82 @@ def test_an_instance_takes_the_steps_of_the_replica_kernel(seed: int) -> None:
     np.testing.assert_allclose(here.finish_s, alone.finish_s, rtol=1e-12, atol=1e-12)
 
 
+def replayed_by_workers(
+    work: Workload, one: Replica, instances: int, moves: Moves, cancel_s: "np.ndarray[tuple[int], np.dtype[np.float64]]"
+) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
+    """(N) finish times by the worker's own scheduler, one per instance, in turn; 0 for what was cancelled."""
+    limits = BatchLimits(one.limits.max_running, one.limits.max_step_tokens)
+    workers = [
+        BatchScheduler(limits, BlockPool(one.lane_blocks, one.limits.block_tokens, reuse=False))
+        for _ in range(instances)
+    ]
+    upcoming = [list(range(i, len(work), instances)) for i in range(instances)]
+    ready, finish, left, tick = [0.0] * instances, np.zeros(len(work)), set(range(len(work))), 0
+    while left:
+        tick += 1
+        until = tick * moves.tick_s
+        for i, worker in enumerate(workers):
+            while True:
+                start = ready[i]
+                if worker.idle:
+                    if not upcoming[i]:
+                        break
+                    start = max(start, float(work.arrival_s[upcoming[i][0]]))
+                if start >= until:
+                    break
+                while upcoming[i] and work.arrival_s[upcoming[i][0]] <= start:
+                    r = upcoming[i].pop(0)
+                    prompt = [r] * int(work.input_tokens[r])
+                    priority = int(work.priority[r])
+                    worker.add(
+                        WorkerSequence(str(r), prompt, SamplingParams(), max_output_tokens=999, priority=priority)
+                    )
+                plan = worker.plan_step()
+                context = sum(c.start + c.count for c in plan.chunks)
+                pairs = sum(c.count * (c.start + 0.5 * (c.count + 1)) for c in plan.chunks if c.sequence.pending != 1)
+                ready[i] = start + one.latency.step_s(StepLoad(plan.tokens, context, pairs))
+                worker.commit(plan, {c.sequence.request_id: [0] for c in plan.chunks if c.logits})
+                for chunk in plan.chunks:
+                    r = int(chunk.sequence.request_id)
+                    if chunk.sequence.output_tokens == work.output_tokens[r]:
+                        worker.finish(str(r), FinishReason.STOP)
+                        finish[r] = ready[i]
+                        left.discard(r)
+        for r in [r for r in left if cancel_s[r] < until]:
+            workers[r % instances].finish(str(r), None)
+            left.discard(r)
+    return finish
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_several_instances_are_as_many_workers(seed: int) -> None:
+    """Three instances, priorities, requests that stop early and some that are cancelled, wherever they are by then."""
+    rng = np.random.default_rng(seed)
+    plain = workload(seed, 240, 34.0)
+    work = Workload(plain.arrival_s, plain.input_tokens, plain.output_tokens, rng.choice([0, 0, 2, -1], len(plain)))
+    cancel_s = np.where(rng.random(len(work)) < 0.25, work.arrival_s + rng.exponential(2.0, len(work)), np.inf)
+    still, one = Moves(1e5, 1e9, 0.0), replica(3000)
+    served = serve_cluster(work, one, 3, still, RoundRobin, cancel_s)
+    finish = replayed_by_workers(work, one, 3, still, cancel_s)
+    ended = finish > 0
+    assert served.cancelled == (~ended).sum() > 20
+    np.testing.assert_allclose(served.finish_s[ended], finish[ended], rtol=1e-12, atol=1e-12)
+    # what was cancelled had to leave its KV to the others: without cancels they are slower
+    uncancelled = serve_cluster(work, one, 3, still, RoundRobin)
+    assert uncancelled.finish_s[ended].mean() > served.finish_s[ended].mean()
+
+
+def test_a_request_may_be_cancelled_while_it_moves() -> None:
+    """Blocks set aside at the target are given back: `Watched` counts them at every tick."""
+    work = workload(3, 400, 25.0)
+    cancel_s = work.arrival_s + np.random.default_rng(1).exponential(3.0, len(work))
+    served = serve_cluster(work, replica(), 4, MOVES, lambda c: Watched(c, LAYOUT, QOE), cancel_s)
+    assert served.cancelled > 50
+    assert served.moved > 20
+    with pytest.raises(InvalidRequest, match="cancel_s"):
+        serve_cluster(work, replica(), 4, MOVES, RoundRobin, work.arrival_s - 1)
+
+
 class Watched(Staged):
     """Checks, at every tick, that each request is in one place, and KV is neither lost nor lent twice."""
 
@@ -61,9 +129,9 @@ class Watched(Staged):
             seen += there
             held = cluster.blocks[np.array(there, np.int64)].sum() if there else 0
             aside = sum(t.reserved for t in cluster.transfers if t.target == i)
-            assert held + aside + cluster.counts[i, kernel.FREE] == cluster.replica.lane_blocks
+            assert held + aside + cluster.counts[i, FREE] == cluster.replica.lane_blocks
         assert len(seen) == len(set(seen))
-        assert all(cluster.first_s[r] > 0 for r in ended)
+        assert all(cluster.finish_s[r] > 0 for r in ended)
 
 
 @pytest.mark.parametrize("refinement", Refinement)

@@ -1,6 +1,5 @@
 """The compiled scheduler takes the same steps as the one that serves, over random workloads, to the last token."""
 
-import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +14,7 @@ from services.domain import FinishReason, SamplingParams, StepLatencyModel, Step
 from services.domain.hardware import ReplicaShape
 from worker_service.scheduling import BatchLimits, BatchScheduler, BlockPool, Sequence
 
+EARLY = 37  # tokens that a request which stops by itself leaves of those it may make
 LATENCIES = [
     StepLatencyModel.linear(0.01, 1e-4, 1e-6),
     StepLatencyModel((1.0, 64.0, 256.0, 1024.0), (0.02, 0.021, 0.05, 0.3), 3e-7, 2e-8, 1e-7),
@@ -27,6 +27,7 @@ class Workload:
     arrivals: list[float]
     prompts: list[int]
     outputs: list[int]
+    priorities: list[int]
 
 
 @dataclass
@@ -36,6 +37,14 @@ class Replayed:
     steps: int
     preemptions: int
     tokens: int
+
+
+def sequence_of(work: Workload, r: int) -> Sequence:
+    """Request r as a worker has it: it may make more tokens than it will, for it stops early."""
+    most = work.outputs[r] + EARLY * (r % 2)
+    return Sequence(
+        str(r), [r] * work.prompts[r], SamplingParams(), max_output_tokens=most, priority=work.priorities[r]
+    )
 
 
 def replay(
@@ -62,7 +71,7 @@ def replay(
         start, scheduler = max(at, entry_free), lanes[i]
         while upcoming[i] and work.arrivals[upcoming[i][0]] <= start:
             r = upcoming[i].pop(0)
-            scheduler.add(Sequence(str(r), [r] * work.prompts[r], SamplingParams(), max_output_tokens=work.outputs[r]))
+            scheduler.add(sequence_of(work, r))
         plan = scheduler.plan_step()
         context, pairs, ends = 0, 0.0, []
         for chunk in plan.chunks:
@@ -103,16 +112,12 @@ def compiled(
         np.array(work.arrivals),
         np.array(work.prompts, np.int64),
         np.array(work.outputs, np.int64),
-        stages,
-        blocks,
-        block_tokens,
-        limits.max_running,
-        limits.max_step_tokens,
+        np.array(work.priorities, np.int64),
+        np.array([stages, blocks], np.int64),
+        np.array([block_tokens, limits.max_running, limits.max_step_tokens], np.int64),
+        np.array([latency.context_token_s, latency.pair_s, latency.gap_s, 0.0]),
         np.array(latency.knot_tokens),
         np.array(latency.knot_s),
-        latency.context_token_s,
-        latency.pair_s,
-        latency.gap_s,
         quiet,
         np.full(count, np.inf),
         count,
@@ -130,8 +135,9 @@ def workloads(draw: st.DrawFn) -> Workload:
     gaps = draw(st.lists(st.sampled_from([0.0, 0.003, 0.05, 0.4]), min_size=count, max_size=count))
     prompts = draw(st.lists(st.integers(1, 60), min_size=count, max_size=count))
     outputs = draw(st.lists(st.integers(1, 40), min_size=count, max_size=count))
+    priorities = draw(st.lists(st.sampled_from([0, 0, 0, 1, -2]), min_size=count, max_size=count))
     # by an irrational number: an arrival just when a step ends would make the last bit of a sum decide
-    return Workload((np.cumsum(gaps) * np.pi / 3).tolist(), prompts, outputs)
+    return Workload((np.cumsum(gaps) * np.pi / 3).tolist(), prompts, outputs, priorities)
 
 
 @settings(deadline=None, max_examples=400)
@@ -165,7 +171,7 @@ def test_the_twin_takes_the_same_steps(
 
 def test_the_cases_that_matter_are_reached() -> None:
     """Preemption, waiting for room, chunked prompts and quiet steps all happen in a workload that is small enough."""
-    work = Workload([0.0, 0.0, 0.0, 0.1, 0.2], [30, 40, 50, 20, 100], [60, 50, 40, 30, 5])
+    work = Workload([0.0, 0.0, 0.0, 0.1, 0.2], [30, 40, 50, 20, 100], [60, 50, 40, 30, 5], [0] * 5)
     setting = (1, 11, 16, BatchLimits(4, 32))
     found = compiled(work, LATENCIES[1], *setting)
     assert found.preemptions > 0
@@ -173,6 +179,22 @@ def test_the_cases_that_matter_are_reached() -> None:
     assert found.finish == pytest.approx(compiled(work, LATENCIES[1], *setting, quiet=False).finish, rel=1e-12)
     served = replay(work, LATENCIES[1], *setting)
     assert found.finish == pytest.approx(served.finish, rel=1e-12)
+
+
+def test_a_higher_priority_overtakes_in_the_queue_and_is_preempted_last() -> None:
+    """One place: the important request, last to come, is served second; and the order of the others stays."""
+    setting = (1, 20, 16, BatchLimits(1, 64))
+    work = Workload([0.0, 0.1, 0.2, 0.3], [20] * 4, [50] * 4, [0, 0, 0, 5])
+    finish = compiled(work, LATENCIES[0], *setting).finish
+    assert np.argsort(finish).tolist() == [0, 3, 1, 2]
+    assert finish == pytest.approx(replay(work, LATENCIES[0], *setting).finish, rel=1e-12)
+    # KV for one and a half of two: the one that is not important gives way, though it came first
+    setting = (1, 9, 16, BatchLimits(2, 64))
+    work = Workload([0.0, 0.0], [40, 40], [50, 50], [0, 1])
+    found = compiled(work, LATENCIES[0], *setting)
+    assert found.preemptions > 0
+    assert found.finish[1] < found.finish[0]
+    assert found.finish == pytest.approx(replay(work, LATENCIES[0], *setting).finish, rel=1e-12)
 
 
 @settings(deadline=None, max_examples=100)
@@ -187,32 +209,16 @@ def test_giving_up_early_loses_nothing(work: Workload, kind: list[int], percenti
     kinds = [
         Replica(ReplicaShape(1, pp), LATENCIES[k], 512 * pp, EngineLimits(3, 32)) for k, pp in enumerate((1, 2, 1))
     ]
-    whole = TierWorkload(np.array(work.arrivals), np.array(work.prompts), np.array(work.outputs))
+    whole = TierWorkload(
+        np.array(work.arrivals), np.array(work.prompts), np.array(work.outputs), np.array(work.priorities)
+    )
     table, owners = KindTable(kinds), np.arange(len(whole)) % len(kind)
     served = serve_kinds(whole, table, np.array(kind), np.ones(3), Dispatch.ROUND_ROBIN)
     exact = float(np.percentile(served.finish_s - whole.arrival_s, percentile))
     alone = np.array([alone_latency(whole, one) for one in kinds])
-    arrays = (whole.arrival_s, whole.input_tokens, whole.output_tokens, owners, np.array(kind))
+    arrays = (whole.arrival_s, whole.input_tokens, whole.output_tokens, whole.priority, owners, np.array(kind))
     tables = (table.whole, table.rates, table.kx, table.ky, alone)
     assert kernel.percentile_within(*arrays, *tables, percentile, np.inf) == pytest.approx(exact, rel=1e-12)
     limit = exact * share
     found = kernel.percentile_within(*arrays, *tables, percentile, limit)
     assert found == pytest.approx(exact, rel=1e-12) or (found == np.inf and share < 1 + 1e-9)
-
-
-def test_the_most_promising_pairs_are_those_of_a_full_enumeration() -> None:
-    rng = np.random.default_rng(5)
-    for _ in range(30):
-        sizes = np.sort(rng.choice([1, 2, 3, 4, 6, 8], 4, replace=False))
-        capacity, alone, rate = rng.uniform(0.5, 3, 4) * sizes, rng.uniform(1, 4, 4), float(rng.uniform(1, 30))
-        gpus, most, keep = int(rng.integers(2, 30)), int(rng.integers(1, 20)), int(rng.integers(1, 9))
-        every = [
-            (kernel.estimate_s(n, m, capacity[i], capacity[j], alone[i], alone[j], rate, 20.0), (i, n, j, m))
-            for i, j in itertools.combinations(range(4), 2)
-            for n in range(1, min(most, gpus // sizes[i]) + 1)
-            for m in [(gpus - n * sizes[i]) // sizes[j]]
-            if m > 0 and gpus - n * sizes[i] - m * sizes[j] < sizes[i]
-        ]
-        every.sort(key=lambda one: one[0])
-        found = kernel.promising_pairs(sizes, capacity, alone, rate, 20.0, gpus, most, keep)
-        assert [tuple(row) for row in found.tolist()] == [parts for _, parts in every[:keep]]

@@ -165,7 +165,9 @@ async def test_the_sdk_asks_with_what_the_files_say(redis: RedisProcess, mesh_fi
         plan_request(dataclasses.replace(asked, cluster={"gpus": 3}), 85, None, "largest-tier", None, None, "at-most")
     with pytest.raises(ValueError, match="budget"):
         plan_request(asked, 85, None, "largest-tier", None, None, "all")
-    with pytest.raises(ValueError, match="either"):
+    with pytest.raises(ValueError, match="goal"):
+        plan_request(asked, 85, None, "largest-tier", None, None, "at-most", "speed")
+    with pytest.raises(ValueError, match="or both"):
         plan_request(asked, None, None, "largest-tier", None, None, "at-most")
 
 

@@ -82,6 +82,38 @@ OBJECTIVE_END_TO_END: Objective.ValueType  # 2
 """p95 over all tiers that a request visits, judging included."""
 Global___Objective: _TypeAlias = Objective  # noqa: Y015
 
+class _Goal:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _GoalEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Goal.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    GOAL_UNSPECIFIED: _Goal.ValueType  # 0
+    """Cost where both targets are given, else what has none."""
+    GOAL_LATENCY: _Goal.ValueType  # 1
+    """The least latency; needs min_quality."""
+    GOAL_QUALITY: _Goal.ValueType  # 2
+    """The most quality; needs max_latency_s."""
+    GOAL_COST: _Goal.ValueType  # 3
+    """The fewest GPUs; needs both."""
+    GOAL_RATE: _Goal.ValueType  # 4
+    """The highest rate on these GPUs; needs max_latency_s."""
+
+class Goal(_Goal, metaclass=_GoalEnumTypeWrapper):
+    """What a plan makes best, within its targets."""
+
+GOAL_UNSPECIFIED: Goal.ValueType  # 0
+"""Cost where both targets are given, else what has none."""
+GOAL_LATENCY: Goal.ValueType  # 1
+"""The least latency; needs min_quality."""
+GOAL_QUALITY: Goal.ValueType  # 2
+"""The most quality; needs max_latency_s."""
+GOAL_COST: Goal.ValueType  # 3
+"""The fewest GPUs; needs both."""
+GOAL_RATE: Goal.ValueType  # 4
+"""The highest rate on these GPUs; needs max_latency_s."""
+Global___Goal: _TypeAlias = Goal  # noqa: Y015
+
 class _GpuBudget:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -95,7 +127,7 @@ class _GpuBudgetEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GpuBudget.V
     """All; only with OBJECTIVE_LARGEST_TIER."""
 
 class GpuBudget(_GpuBudget, metaclass=_GpuBudgetEnumTypeWrapper):
-    """Number of GPUs that a plan uses."""
+    """How many of the GPUs a plan uses."""
 
 GPU_BUDGET_UNSPECIFIED: GpuBudget.ValueType  # 0
 GPU_BUDGET_AT_MOST: GpuBudget.ValueType  # 1
@@ -570,12 +602,15 @@ class Cluster(_message.Message):
     NODES_FIELD_NUMBER: _builtins.int
     GPUS_PER_NODE_FIELD_NUMBER: _builtins.int
     NODE_LINK_GB_PER_S_FIELD_NUMBER: _builtins.int
+    DOLLARS_PER_GPU_HOUR_FIELD_NUMBER: _builtins.int
     gpu_name: _builtins.str
     """A name in the catalogue: h100, a100-80gb, ..."""
     nodes: _builtins.int
     gpus_per_node: _builtins.int
     node_link_gb_per_s: _builtins.float
     """Between nodes, one way and per GPU. [25]"""
+    dollars_per_gpu_hour: _builtins.float
+    """What a GPU costs, for CascadePlan.dollars_per_hour."""
     @_builtins.property
     def gpu_spec(self) -> Global___Gpu: ...
     def __init__(
@@ -586,15 +621,20 @@ class Cluster(_message.Message):
         nodes: _builtins.int = ...,
         gpus_per_node: _builtins.int = ...,
         node_link_gb_per_s: _builtins.float | None = ...,
+        dollars_per_gpu_hour: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_node_link_gb_per_s", b"_node_link_gb_per_s", "gpu", b"gpu", "gpu_name", b"gpu_name", "gpu_spec", b"gpu_spec", "node_link_gb_per_s", b"node_link_gb_per_s"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_dollars_per_gpu_hour", b"_dollars_per_gpu_hour", "_node_link_gb_per_s", b"_node_link_gb_per_s", "dollars_per_gpu_hour", b"dollars_per_gpu_hour", "gpu", b"gpu", "gpu_name", b"gpu_name", "gpu_spec", b"gpu_spec", "node_link_gb_per_s", b"node_link_gb_per_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_node_link_gb_per_s", b"_node_link_gb_per_s", "gpu", b"gpu", "gpu_name", b"gpu_name", "gpu_spec", b"gpu_spec", "gpus_per_node", b"gpus_per_node", "node_link_gb_per_s", b"node_link_gb_per_s", "nodes", b"nodes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dollars_per_gpu_hour", b"_dollars_per_gpu_hour", "_node_link_gb_per_s", b"_node_link_gb_per_s", "dollars_per_gpu_hour", b"dollars_per_gpu_hour", "gpu", b"gpu", "gpu_name", b"gpu_name", "gpu_spec", b"gpu_spec", "gpus_per_node", b"gpus_per_node", "node_link_gb_per_s", b"node_link_gb_per_s", "nodes", b"nodes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__dollars_per_gpu_hour: _TypeAlias = _typing.Literal["dollars_per_gpu_hour"]  # noqa: Y015
+    _WhichOneofArgType__dollars_per_gpu_hour: _TypeAlias = _typing.Literal["_dollars_per_gpu_hour", b"_dollars_per_gpu_hour"]  # noqa: Y015
     _WhichOneofReturnType__node_link_gb_per_s: _TypeAlias = _typing.Literal["node_link_gb_per_s"]  # noqa: Y015
     _WhichOneofArgType__node_link_gb_per_s: _TypeAlias = _typing.Literal["_node_link_gb_per_s", b"_node_link_gb_per_s"]  # noqa: Y015
     _WhichOneofReturnType_gpu: _TypeAlias = _typing.Literal["gpu_name", "gpu_spec"]  # noqa: Y015
     _WhichOneofArgType_gpu: _TypeAlias = _typing.Literal["gpu", b"gpu"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__dollars_per_gpu_hour) -> _WhichOneofReturnType__dollars_per_gpu_hour | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__node_link_gb_per_s) -> _WhichOneofReturnType__node_link_gb_per_s | None: ...
     @_typing.overload
@@ -1034,10 +1074,11 @@ class PlanCascadeRequest(_message.Message):
     GPUS_FIELD_NUMBER: _builtins.int
     DISPATCH_FIELD_NUMBER: _builtins.int
     BUDGET_FIELD_NUMBER: _builtins.int
+    GOAL_FIELD_NUMBER: _builtins.int
+    MAX_UTILISATION_FIELD_NUMBER: _builtins.int
     min_quality: _builtins.float
-    """Minimise the latency at this mean score."""
+    """Targets, one at least: the mean score of the answers that stand, and the p95 that `objective` means."""
     max_latency_s: _builtins.float
-    """Maximise the quality at this p95."""
     objective: Global___Objective.ValueType
     confidence: _builtins.float
     """Guarantee min_quality for new requests with this probability. [for the mean of the sample]"""
@@ -1045,36 +1086,49 @@ class PlanCascadeRequest(_message.Message):
     """Number of GPUs of the cluster. [all]"""
     dispatch: Global___Dispatch.ValueType
     budget: Global___GpuBudget.ValueType
+    goal: Global___Goal.ValueType
+    max_utilisation: _builtins.float
+    """Of what a tier sustains, the share that its requests may take. [no bound: a plan may be overloaded]"""
     @_builtins.property
     def inputs(self) -> Global___PlanningInputs: ...
     def __init__(
         self,
         *,
         inputs: Global___PlanningInputs | None = ...,
-        min_quality: _builtins.float = ...,
-        max_latency_s: _builtins.float = ...,
+        min_quality: _builtins.float | None = ...,
+        max_latency_s: _builtins.float | None = ...,
         objective: Global___Objective.ValueType = ...,
         confidence: _builtins.float | None = ...,
         gpus: _builtins.int | None = ...,
         dispatch: Global___Dispatch.ValueType = ...,
         budget: Global___GpuBudget.ValueType = ...,
+        goal: Global___Goal.ValueType = ...,
+        max_utilisation: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_confidence", b"_confidence", "_gpus", b"_gpus", "confidence", b"confidence", "gpus", b"gpus", "inputs", b"inputs", "max_latency_s", b"max_latency_s", "min_quality", b"min_quality", "target", b"target"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_confidence", b"_confidence", "_gpus", b"_gpus", "_max_latency_s", b"_max_latency_s", "_max_utilisation", b"_max_utilisation", "_min_quality", b"_min_quality", "confidence", b"confidence", "gpus", b"gpus", "inputs", b"inputs", "max_latency_s", b"max_latency_s", "max_utilisation", b"max_utilisation", "min_quality", b"min_quality"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_confidence", b"_confidence", "_gpus", b"_gpus", "budget", b"budget", "confidence", b"confidence", "dispatch", b"dispatch", "gpus", b"gpus", "inputs", b"inputs", "max_latency_s", b"max_latency_s", "min_quality", b"min_quality", "objective", b"objective", "target", b"target"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_confidence", b"_confidence", "_gpus", b"_gpus", "_max_latency_s", b"_max_latency_s", "_max_utilisation", b"_max_utilisation", "_min_quality", b"_min_quality", "budget", b"budget", "confidence", b"confidence", "dispatch", b"dispatch", "goal", b"goal", "gpus", b"gpus", "inputs", b"inputs", "max_latency_s", b"max_latency_s", "max_utilisation", b"max_utilisation", "min_quality", b"min_quality", "objective", b"objective"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__confidence: _TypeAlias = _typing.Literal["confidence"]  # noqa: Y015
     _WhichOneofArgType__confidence: _TypeAlias = _typing.Literal["_confidence", b"_confidence"]  # noqa: Y015
     _WhichOneofReturnType__gpus: _TypeAlias = _typing.Literal["gpus"]  # noqa: Y015
     _WhichOneofArgType__gpus: _TypeAlias = _typing.Literal["_gpus", b"_gpus"]  # noqa: Y015
-    _WhichOneofReturnType_target: _TypeAlias = _typing.Literal["min_quality", "max_latency_s"]  # noqa: Y015
-    _WhichOneofArgType_target: _TypeAlias = _typing.Literal["target", b"target"]  # noqa: Y015
+    _WhichOneofReturnType__max_latency_s: _TypeAlias = _typing.Literal["max_latency_s"]  # noqa: Y015
+    _WhichOneofArgType__max_latency_s: _TypeAlias = _typing.Literal["_max_latency_s", b"_max_latency_s"]  # noqa: Y015
+    _WhichOneofReturnType__max_utilisation: _TypeAlias = _typing.Literal["max_utilisation"]  # noqa: Y015
+    _WhichOneofArgType__max_utilisation: _TypeAlias = _typing.Literal["_max_utilisation", b"_max_utilisation"]  # noqa: Y015
+    _WhichOneofReturnType__min_quality: _TypeAlias = _typing.Literal["min_quality"]  # noqa: Y015
+    _WhichOneofArgType__min_quality: _TypeAlias = _typing.Literal["_min_quality", b"_min_quality"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__confidence) -> _WhichOneofReturnType__confidence | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__gpus) -> _WhichOneofReturnType__gpus | None: ...
     @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_target) -> _WhichOneofReturnType_target | None: ...
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_latency_s) -> _WhichOneofReturnType__max_latency_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_utilisation) -> _WhichOneofReturnType__max_utilisation | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_quality) -> _WhichOneofReturnType__min_quality | None: ...
 
 Global___PlanCascadeRequest: _TypeAlias = PlanCascadeRequest  # noqa: Y015
 
@@ -1166,7 +1220,7 @@ class Unreachable(_message.Message):
     BEST_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
     best: _builtins.float
-    """The closest value that a plan reaches: a quality, or a latency in seconds."""
+    """The nearest that can be had: a quality, a latency in seconds, or a rate; `reason` says which target binds."""
     def __init__(
         self,
         *,
@@ -1199,6 +1253,10 @@ class CascadePlan(_message.Message):
     GPU_STEP_FIELD_NUMBER: _builtins.int
     DISPATCH_FIELD_NUMBER: _builtins.int
     TESTED_QUALITY_FIELD_NUMBER: _builtins.int
+    GOAL_FIELD_NUMBER: _builtins.int
+    BREAKS_AT_RATE_PER_S_FIELD_NUMBER: _builtins.int
+    RATE_PER_S_FIELD_NUMBER: _builtins.int
+    DOLLARS_PER_HOUR_FIELD_NUMBER: _builtins.int
     quality: _builtins.float
     latency_p95_s: _builtins.float
     """Of the slowest tier."""
@@ -1206,7 +1264,9 @@ class CascadePlan(_message.Message):
     proof: _builtins.str
     """enumerated, bounded or searched; see docs/planner.md."""
     gap: _builtins.float
-    """Bound on the distance to the optimum: relative for latency, in points for quality."""
+    """How far the best plan may be at most, of what `proof` is about: the share of the latency that it may save, or the points of
+    quality that it may win. Unset where that is unknown.
+    """
     binds: _builtins.str
     evaluations: _builtins.int
     simulations: _builtins.int
@@ -1217,6 +1277,13 @@ class CascadePlan(_message.Message):
     dispatch: Global___Dispatch.ValueType
     tested_quality: _builtins.float
     """With a confidence: the quality of the plan on held-out prompts."""
+    goal: Global___Goal.ValueType
+    breaks_at_rate_per_s: _builtins.float
+    """Requests per second at which the first tier is given more than it serves; unset where arrivals have no rate."""
+    rate_per_s: _builtins.float
+    """That were planned for; for GOAL_RATE the rate that was found."""
+    dollars_per_hour: _builtins.float
+    """Of all GPUs given to tiers; unset where no price was given."""
     @_builtins.property
     def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlannedTier]: ...
     @_builtins.property
@@ -1229,7 +1296,7 @@ class CascadePlan(_message.Message):
         latency_p95_s: _builtins.float = ...,
         end_to_end_p95_s: _builtins.float = ...,
         proof: _builtins.str = ...,
-        gap: _builtins.float = ...,
+        gap: _builtins.float | None = ...,
         binds: _builtins.str = ...,
         evaluations: _builtins.int = ...,
         simulations: _builtins.int = ...,
@@ -1238,13 +1305,34 @@ class CascadePlan(_message.Message):
         gpu_step: _builtins.int = ...,
         dispatch: Global___Dispatch.ValueType = ...,
         tested_quality: _builtins.float | None = ...,
+        goal: Global___Goal.ValueType = ...,
+        breaks_at_rate_per_s: _builtins.float | None = ...,
+        rate_per_s: _builtins.float | None = ...,
+        dollars_per_hour: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_tested_quality", b"_tested_quality", "tested_quality", b"tested_quality", "took", b"took"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_breaks_at_rate_per_s", b"_breaks_at_rate_per_s", "_dollars_per_hour", b"_dollars_per_hour", "_gap", b"_gap", "_rate_per_s", b"_rate_per_s", "_tested_quality", b"_tested_quality", "breaks_at_rate_per_s", b"breaks_at_rate_per_s", "dollars_per_hour", b"dollars_per_hour", "gap", b"gap", "rate_per_s", b"rate_per_s", "tested_quality", b"tested_quality", "took", b"took"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tested_quality", b"_tested_quality", "binds", b"binds", "dispatch", b"dispatch", "end_to_end_p95_s", b"end_to_end_p95_s", "evaluations", b"evaluations", "gap", b"gap", "gpu_step", b"gpu_step", "latency_p95_s", b"latency_p95_s", "proof", b"proof", "quality", b"quality", "simulations", b"simulations", "tested_quality", b"tested_quality", "tiers", b"tiers", "took", b"took", "workload_digest", b"workload_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_breaks_at_rate_per_s", b"_breaks_at_rate_per_s", "_dollars_per_hour", b"_dollars_per_hour", "_gap", b"_gap", "_rate_per_s", b"_rate_per_s", "_tested_quality", b"_tested_quality", "binds", b"binds", "breaks_at_rate_per_s", b"breaks_at_rate_per_s", "dispatch", b"dispatch", "dollars_per_hour", b"dollars_per_hour", "end_to_end_p95_s", b"end_to_end_p95_s", "evaluations", b"evaluations", "gap", b"gap", "goal", b"goal", "gpu_step", b"gpu_step", "latency_p95_s", b"latency_p95_s", "proof", b"proof", "quality", b"quality", "rate_per_s", b"rate_per_s", "simulations", b"simulations", "tested_quality", b"tested_quality", "tiers", b"tiers", "took", b"took", "workload_digest", b"workload_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__breaks_at_rate_per_s: _TypeAlias = _typing.Literal["breaks_at_rate_per_s"]  # noqa: Y015
+    _WhichOneofArgType__breaks_at_rate_per_s: _TypeAlias = _typing.Literal["_breaks_at_rate_per_s", b"_breaks_at_rate_per_s"]  # noqa: Y015
+    _WhichOneofReturnType__dollars_per_hour: _TypeAlias = _typing.Literal["dollars_per_hour"]  # noqa: Y015
+    _WhichOneofArgType__dollars_per_hour: _TypeAlias = _typing.Literal["_dollars_per_hour", b"_dollars_per_hour"]  # noqa: Y015
+    _WhichOneofReturnType__gap: _TypeAlias = _typing.Literal["gap"]  # noqa: Y015
+    _WhichOneofArgType__gap: _TypeAlias = _typing.Literal["_gap", b"_gap"]  # noqa: Y015
+    _WhichOneofReturnType__rate_per_s: _TypeAlias = _typing.Literal["rate_per_s"]  # noqa: Y015
+    _WhichOneofArgType__rate_per_s: _TypeAlias = _typing.Literal["_rate_per_s", b"_rate_per_s"]  # noqa: Y015
     _WhichOneofReturnType__tested_quality: _TypeAlias = _typing.Literal["tested_quality"]  # noqa: Y015
     _WhichOneofArgType__tested_quality: _TypeAlias = _typing.Literal["_tested_quality", b"_tested_quality"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__breaks_at_rate_per_s) -> _WhichOneofReturnType__breaks_at_rate_per_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__dollars_per_hour) -> _WhichOneofReturnType__dollars_per_hour | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__gap) -> _WhichOneofReturnType__gap | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rate_per_s) -> _WhichOneofReturnType__rate_per_s | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__tested_quality) -> _WhichOneofReturnType__tested_quality | None: ...
 
 Global___CascadePlan: _TypeAlias = CascadePlan  # noqa: Y015
@@ -1263,6 +1351,7 @@ class PlannedTier(_message.Message):
     SHARE_ANSWERED_FIELD_NUMBER: _builtins.int
     LATENCY_P95_S_FIELD_NUMBER: _builtins.int
     REPORT_FIELD_NUMBER: _builtins.int
+    UTILISATION_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     model: _builtins.str
     gpus: _builtins.int
@@ -1273,6 +1362,8 @@ class PlannedTier(_message.Message):
     share_processed: _builtins.float
     share_answered: _builtins.float
     latency_p95_s: _builtins.float
+    utilisation: _builtins.float
+    """The rate offered to it, over what it sustains."""
     @_builtins.property
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaGroup]: ...
     @_builtins.property
@@ -1290,10 +1381,11 @@ class PlannedTier(_message.Message):
         share_answered: _builtins.float = ...,
         latency_p95_s: _builtins.float = ...,
         report: Global___TierReport | None = ...,
+        utilisation: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "report", b"report", "threshold", b"threshold"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "gpus", b"gpus", "latency_p95_s", b"latency_p95_s", "model", b"model", "name", b"name", "replicas", b"replicas", "report", b"report", "share_answered", b"share_answered", "share_processed", b"share_processed", "threshold", b"threshold", "used", b"used"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "gpus", b"gpus", "latency_p95_s", b"latency_p95_s", "model", b"model", "name", b"name", "replicas", b"replicas", "report", b"report", "share_answered", b"share_answered", "share_processed", b"share_processed", "threshold", b"threshold", "used", b"used", "utilisation", b"utilisation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__threshold: _TypeAlias = _typing.Literal["threshold"]  # noqa: Y015
     _WhichOneofArgType__threshold: _TypeAlias = _typing.Literal["_threshold", b"_threshold"]  # noqa: Y015

@@ -1,5 +1,6 @@
 """Thresholds and deployment together: worked examples, the optimum against brute force, what cannot be met."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -7,8 +8,10 @@ import pytest
 
 from benchmarks.brute_force import LIMITS, brute_force, instance, kinds, wanted_quality
 from planner_service.deployment.search import LatencyTable, exhaustive_latency
-from planner_service.routing import bilevel
-from planner_service.routing.bilevel import Deployer, Proof, Unreachable, least_latency, most_quality
+from planner_service.routing import grid
+from planner_service.routing.deployer import Deployer
+from planner_service.routing.goals import cheapest, least_latency, most_quality
+from planner_service.routing.pattern_search import chebyshev_search
 from planner_service.routing.quality import (
     SKIPPED,
     JudgedSample,
@@ -18,6 +21,7 @@ from planner_service.routing.quality import (
     proportional,
     route,
 )
+from planner_service.routing.solution import Proof, Unreachable
 from planner_service.simulator import Dispatch, Replica, Workload
 from services.domain import InvalidRequest, StepLatencyModel
 from services.domain.hardware import ReplicaShape
@@ -41,22 +45,105 @@ def test_the_optimum_is_brute_forces(part: int) -> None:
         assert sum(found.deployment.gpus) <= deployer.gpus
 
 
-def test_bounds_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Branch and bound lands where enumeration lands; with 24 requests, whose p95 is two of them, now and then beside it."""
-    same = 0
-    for seed in range(40):
+def test_a_search_of_large_grids_loses_little_and_its_gap_is_honest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With so few tries that not all are made: near the optimum, mostly on it, and never further than the gap says."""
+    same = proved = 0
+    monkeypatch.setattr(grid, "MOST_EVALUATIONS", 12)
+    for seed in range(24):
         deployer, sample = instance(seed, count=24)
         wanted = float(sample.worst + 0.5 * (sample.best - sample.worst))
-        monkeypatch.setattr(bilevel, "ENUMERATE_UP_TO", 10**6)
-        exact = least_latency(deployer, wanted)
-        monkeypatch.setattr(bilevel, "ENUMERATE_UP_TO", 0)
+        monkeypatch.setattr(grid, "ENUMERATE_UP_TO", 10**6)
+        exact = least_latency(deployer, wanted).deployment.latency_s
+        monkeypatch.setattr(grid, "ENUMERATE_UP_TO", 0)
         again, _ = instance(seed, count=24)
-        bounded = least_latency(again, wanted)
-        assert bounded.proof is Proof.BOUNDED
-        assert bounded.deployment.latency_s <= exact.deployment.latency_s * 1.1
-        assert again.evaluations < deployer.evaluations
-        same += bounded.deployment.latency_s == pytest.approx(exact.deployment.latency_s)
-    assert same >= 32
+        found = least_latency(again, wanted)
+        latency = found.deployment.latency_s
+        assert found.proof in (Proof.BOUNDED, Proof.SEARCHED)
+        assert found.gap is not None
+        assert latency * (1 - found.gap) - 1e-9 <= exact <= latency + 1e-9
+        assert latency <= exact * 1.05
+        same += latency == pytest.approx(exact)
+        proved += found.proof is Proof.BOUNDED
+    assert same >= 22
+    assert 0 < proved < 24
+
+
+def long_answers_of_few() -> tuple[JudgedSample, np.ndarray[tuple[int], np.dtype[np.float64]]]:
+    """1,500 prompts: 30 that score under 10 need 2,000 tokens of the larger tier, the others, at 20 to 90, 80 to 160."""
+    rng = np.random.default_rng(1)
+    count, hard = 1500, 30
+    scores = np.column_stack([rng.uniform(20, 90, count), np.full(count, 90.0)])
+    scores[:hard, 0] = rng.uniform(0, 10, hard)
+    outputs = rng.integers(80, 161, (count, 2))
+    outputs[:hard, 1] = 2000
+    order = rng.permutation(count)
+    sample = JudgedSample(("small", "large"), rng.integers(50, 400, count), outputs, np.round(scores, 3))
+    return sample.subset(order), np.cumsum(rng.exponential(1.0, count))
+
+
+@pytest.mark.parametrize(("rate", "gpus", "gain"), [(60.0, 12, 1.15), (80.0, 8, 1.9)])
+def test_more_short_requests_may_make_a_tier_faster(rate: float, gpus: int, gain: float) -> None:
+    """The larger tier is best asked by two in five: less than by all, and more than quality needs. Its p95 is over its
+    own requests, so with fewer the 30 long ones are five in a hundred of them. A bound that takes more traffic to be
+    slower misses that, and so do small steps from where it ends."""
+    sample, arrivals = long_answers_of_few()
+    slow = [
+        Replica(ReplicaShape(tp, 1), StepLatencyModel.linear(0.02 / k, 2e-4 / k, 1e-8), 200_000)
+        for tp, k in ((1, 1.0), (2, 1.8), (4, 3.2))
+    ]
+    fast = dataclasses.replace(slow[0], latency=StepLatencyModel.linear(0.003, 1e-5, 1e-9))
+    deployer = Deployer(sample, arrivals / rate, [[fast], slow], gpus)
+    plan = least_latency(deployer, 60.0)
+    assert route(sample, plan.thresholds).share_processed()[1] == pytest.approx(0.41, abs=0.02)
+    levels = sample.levels(0)
+    everywhere = [
+        deployer.latency_s([float(h)]) for h in levels[:: len(levels) // 40] if route(sample, [h]).quality >= 60
+    ]
+    assert plan.deployment.latency_s <= min(everywhere) * 1.001
+    assert plan.deployment.latency_s < deployer.latency_s([SKIPPED]) / gain
+    assert plan.proof is Proof.SEARCHED
+    assert plan.gap is not None
+    assert plan.gap > 0
+
+
+def test_latencies_do_not_depend_on_what_was_asked_before() -> None:
+    """l(f) asked upwards, downwards and alone: the same to the last digit, and least_gpus_within is its inverse."""
+    rng = np.random.default_rng(6)
+    for _ in range(10):
+        work = Workload(np.cumsum(rng.exponential(0.02, 50)), rng.integers(5, 90, 50), rng.integers(2, 60, 50))
+
+        def table(of: Workload = work) -> LatencyTable:
+            return LatencyTable(of, kinds(1.0), Dispatch.CAPACITY, 95.0)
+
+        up, down = table(), table()
+        rising = [up.latency_s(f) for f in range(9)]
+        assert [down.latency_s(f) for f in reversed(range(9))] == rising[::-1]
+        assert [table().latency_s(f) for f in range(9)] == rising
+        for limit in (*rising[1:], 0.9 * rising[3], 0.5 * rising[8]):
+            within = next((f for f, s in enumerate(rising) if s <= limit), None)
+            assert table().least_gpus_within(limit, 8) == within
+            assert up.least_gpus_within(limit, 8) == within
+
+
+def test_the_cheapest_cluster_is_brute_forces() -> None:
+    """200 seeded instances: the fewest GPUs of all thresholds, splits and multisets of replicas that meet both targets."""
+    for seed in range(200):
+        deployer, sample = instance(seed, tiers=2 + seed % 2, count=5 + seed % 4, gpus=4)
+        wanted, limit = wanted_quality(sample), float(np.random.default_rng(seed).uniform(0.3, 3.0))
+        exact = next((f for f in range(1, 5) if brute_force(gpus_of(deployer, f), sample, wanted) <= limit), None)
+        if exact is None:
+            with pytest.raises(Unreachable):
+                cheapest(deployer, wanted, limit)
+            continue
+        plan = cheapest(deployer, wanted, limit)
+        assert sum(plan.deployment.gpus) == exact, seed
+        assert plan.deployment.latency_s <= limit
+        assert plan.quality >= wanted - 1e-9
+        assert plan.proof is Proof.ENUMERATED
+
+
+def gpus_of(deployer: Deployer, gpus: int) -> Deployer:
+    return Deployer(deployer.sample, deployer._arrival_s, deployer.kinds, gpus)
 
 
 def test_the_papers_loop_lands_on_the_optimum() -> None:
@@ -65,7 +152,7 @@ def test_the_papers_loop_lands_on_the_optimum() -> None:
         deployer, sample = instance(seed, count=16)
         wanted = float(sample.worst + 0.5 * (sample.best - sample.worst))
         exact = least_latency(deployer, wanted).deployment.latency_s
-        _, j = bilevel.chebyshev_search(deployer, wanted, sample)
+        _, j = chebyshev_search(deployer, wanted, sample)
         assert j >= exact - 1e-9
         same += j == pytest.approx(exact, rel=0.01)
         assert j <= exact * 1.5
@@ -101,7 +188,7 @@ def test_the_least_latency_that_is_said_is_brute_forces(monkeypatch: pytest.Monk
         tiers = 2 + seed % 2
         small, sample = instance(seed, tiers=tiers, count=7, gpus=4)
         least = brute_force(small, sample, 0.0)
-        monkeypatch.setattr(bilevel, "ENUMERATE_UP_TO", 10**6 if seed % 3 == 0 else 0)
+        monkeypatch.setattr(grid, "ENUMERATE_UP_TO", 10**6 if seed % 3 == 0 else 0)
         deployer, _ = instance(seed, tiers=tiers, count=7, gpus=4)
         with pytest.raises(Unreachable) as caught:
             most_quality(deployer, least * 0.9)
@@ -132,6 +219,7 @@ def test_beyond_three_tiers_the_twin_searches() -> None:
         assert found.proof is Proof.SEARCHED
         assert found.deployment.latency_s <= budget
         assert found.quality >= 0.85 * best
+        assert found.gap is not None
         assert found.quality + found.gap >= best - 1e-9
         same += found.quality == pytest.approx(best)
     assert same >= 6
@@ -201,20 +289,19 @@ def test_more_gpus_are_never_slower() -> None:
     assert seconds[-1] >= np.percentile(table.alone_s(), 95.0)
 
 
-def test_the_search_loses_little_to_trying_everything() -> None:
-    """Against every multiset of three kinds of replica on up to eight GPUs."""
-    same = total = 0
-    for seed in range(12):
+def test_the_search_finds_the_best_of_all_mixes() -> None:
+    """Every multiset of three kinds of replica on up to eight GPUs: mixes of three kinds are among the best now and then."""
+    of_three = 0
+    for seed in range(20):
         rng = np.random.default_rng(seed)
         count = 40
         work = Workload(np.cumsum(rng.exponential(0.03, count)), rng.integers(5, 90, count), rng.integers(2, 60, count))
         three = [*kinds(1.0), Replica(ReplicaShape(4, 1), StepLatencyModel.linear(0.008, 4e-5, 1e-6), 8192, LIMITS)]
         table = LatencyTable(work, three, Dispatch.CAPACITY, 95.0)
-        for gpus in (3, 5, 6, 7, 8):
-            found, exact = table.best(gpus), exhaustive_latency(work, three, gpus, Dispatch.CAPACITY, 95.0)
-            assert found is not None
+        for gpus in (3, 7, 8):
+            best, exact = table.best(gpus), exhaustive_latency(work, three, gpus, Dispatch.CAPACITY, 95.0)
+            assert best is not None
             assert exact is not None
-            assert found.latency_s <= exact.latency_s * 1.10
-            same += found.latency_s == pytest.approx(exact.latency_s)
-            total += 1
-    assert same >= 0.8 * total
+            assert best.latency_s == pytest.approx(exact.latency_s)
+            of_three += len(best.replicas) == 3
+    assert of_three > 0

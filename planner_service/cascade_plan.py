@@ -1,0 +1,149 @@
+"""A plan as it is told: tiers, latencies, load and cost, simulated from end to end. No I/O."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from planner_service.cascade_simulation import simulate_cascade
+from planner_service.deployment.search import Strategy
+from planner_service.planning_options import Budget, Goal, Objective
+from planner_service.repeated_runs import Interval, repeated
+from planner_service.routing.confidence import Promise
+from planner_service.routing.deployer import Deployer
+from planner_service.routing.quality import route
+from planner_service.routing.solution import Solution
+from planner_service.simulator import Dispatch, Report
+from planner_service.site import Demand, Site
+from planner_service.sustained_load import SustainedLoad, sustained_load
+
+
+@dataclass(frozen=True, slots=True)
+class TierOutcome:
+    """One tier of a plan. gpus: given to it. strategy: with the latency it was chosen for.
+
+    report: its requests as the cascade runs.
+    """
+
+    name: str
+    model: str
+    gpus: int
+    strategy: Strategy
+    share_processed: float
+    share_answered: float
+    report: Report
+
+
+@dataclass(frozen=True, slots=True)
+class CascadePlan:
+    """latency_p95_s: the largest tier's (the paper's L). end_to_end_p95_s: what a user feels, over the tiers visited and
+    judging, each tier's requests arriving when the tier below has given them up. load: None where arrivals have no rate.
+
+    latency_interval, end_to_end_interval: both on other stretches of the trace with other prompts; None where none were
+    given. seconds: that the arrivals last. rate_per_s: at which they come, for the goal rate the one that was found.
+    """
+
+    tiers: tuple[TierOutcome, ...]
+    thresholds: tuple[float, ...]
+    quality: float
+    latency_p95_s: float
+    end_to_end_p95_s: float
+    solution: Solution
+    dispatch: Dispatch
+    binds: str
+    simulations: int
+    gpu_step: int
+    infeasible: dict[str, str] = field(default_factory=dict)
+    promise: Promise | None = None
+    objective: Objective = Objective.LARGEST_TIER
+    budget: Budget = Budget.AT_MOST
+    load: SustainedLoad | None = None
+    goal: Goal = Goal.LATENCY
+    latency_interval: Interval | None = None
+    end_to_end_interval: Interval | None = None
+    requests: int = 0
+    seconds: float = 0.0
+    rate_per_s: float | None = None
+    dollars_per_gpu_hour: float | None = None
+
+    @property
+    def gpus(self) -> int:
+        return sum(tier.gpus for tier in self.tiers)
+
+    @property
+    def utilisation(self) -> tuple[float, ...]:
+        """By tier, the rate offered to it over what it sustains; 0 where arrivals have no rate."""
+        return (0.0,) * len(self.tiers) if self.load is None else self.load.utilisation
+
+    @property
+    def dollars_per_hour(self) -> float | None:
+        return None if self.dollars_per_gpu_hour is None else self.gpus * self.dollars_per_gpu_hour
+
+    @property
+    def felt_p95_s(self) -> float:
+        """The latency that the objective means."""
+        return self.end_to_end_p95_s if self.objective is Objective.END_TO_END else self.latency_p95_s
+
+    @property
+    def felt_interval(self) -> Interval | None:
+        return self.end_to_end_interval if self.objective is Objective.END_TO_END else self.latency_interval
+
+
+def outcome(
+    site: Site,
+    demand: Demand,
+    solution: Solution,
+    deployer: Deployer,
+    reasons: dict[str, str],
+    promise: Promise | None = None,
+) -> CascadePlan:
+    """The plan that a solution amounts to, simulated from end to end."""
+    strategies = solution.deployment.strategies
+    reports, total_s = simulate_cascade(site, demand, solution.thresholds, strategies, deployer.dispatch)
+    processed = route(demand.judged, solution.thresholds)
+    tiers = tuple(
+        TierOutcome(name, model.name, gpus, strategy, reaching, answering, report)
+        for name, model, gpus, strategy, reaching, answering, report in zip(
+            site.tiers,
+            site.models,
+            solution.deployment.gpus,
+            strategies,
+            processed.share_processed(),
+            processed.share_answered(),
+            reports,
+            strict=True,
+        )
+    )
+    slowest = max(range(len(tiers)), key=lambda i: strategies[i].latency_s)
+    used = sum(s.gpus for s in strategies)
+    load = sustained_load(demand.requests, demand.arrival_s, solution.thresholds, strategies, deployer.dispatch)
+    binds = f"{tiers[slowest].name} is the slowest tier; {used} of {deployer.gpus} GPUs are used"
+    return CascadePlan(
+        tiers,
+        solution.thresholds,
+        processed.quality,
+        solution.deployment.latency_s,
+        float(np.percentile(total_s, 95)),
+        solution,
+        deployer.dispatch,
+        binds if load is None else f"{binds}; {load}",
+        deployer.simulations,
+        deployer.gpu_step,
+        reasons,
+        promise,
+        load=load,
+        requests=len(demand.arrival_s),
+        seconds=demand.seconds,
+        rate_per_s=demand.rate_per_s,
+        dollars_per_gpu_hour=site.cluster.dollars_per_gpu_hour,
+    )
+
+
+def with_runs(site: Site, plan: CascadePlan, runs: Sequence[Demand]) -> CascadePlan:
+    """The plan with what it reaches on other stretches of the workload."""
+    if not runs:
+        return plan
+    strategies = [tier.strategy for tier in plan.tiers]
+    largest, felt = repeated(site, runs, plan.thresholds, strategies, plan.dispatch)
+    return dataclasses.replace(plan, latency_interval=largest, end_to_end_interval=felt)

@@ -1,0 +1,29 @@
+"""What a replica serves at most, by simulation: the rate beyond which its queue grows without end. No I/O.
+
+`Replica.capacity_per_s` is arithmetic on mean lengths. It knows neither the bubbles of a pipeline whose steps take
+unlike times (two stages reach about three quarters of it, eight little over half) nor preemption. So a replica is given
+more requests at once than it can hold, and its ends are counted while its queue lasts.
+"""
+
+import numpy as np
+
+from planner_service.simulator import Replica, Workload, serve
+
+TURNS = 3  # times as many requests as the replica holds at once
+FILLED = 0.2  # of the requests have ended when the count begins: the batches are full and mixed by then
+MOST_REQUESTS = 12_000
+
+
+def saturated_per_s(replica: Replica, work: Workload) -> float:
+    """Requests per second that one replica sustains, for requests of the lengths of `work` (at least one), in their order."""
+    inputs, outputs = work.input_tokens, work.output_tokens
+    held = min(replica.limits.max_running, max(1.0, replica.lane_tokens / float((inputs + outputs).mean())))
+    count = int(min(MOST_REQUESTS, max(TURNS * held * replica.shape.pp, 20)))
+    rows = np.arange(count) % len(work)
+    served = serve(Workload(np.zeros(count), inputs[rows], outputs[rows]), [replica])
+    ends = np.sort(served.finish_s)
+    begin_s, end_s = float(ends[int(FILLED * count)]), float(served.first_s.max())  # the queue is empty then
+    counted = int(((ends > begin_s) & (ends <= end_s)).sum())
+    if end_s <= begin_s or not counted:  # fewer requests than fill it even so
+        return count / float(ends[-1])
+    return counted / (end_s - begin_s)

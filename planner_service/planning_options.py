@@ -1,0 +1,92 @@
+"""What a plan is to reach, and how it is looked for. No I/O."""
+
+import enum
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner_service.routing.grid import MOST_TIERS
+from planner_service.simulator import Dispatch
+from services.domain.errors import invalid
+
+LEAST_REQUESTS = 20  # to plan on: with fewer, the 95th percentile is the slowest request
+MAX_UTILISATION = 0.75  # the usual: leaves room for a third more than the trace's rate
+
+
+class Objective(enum.Enum):
+    """Which latency is meant: p95 of the slowest tier (the paper's L), or of what a user feels."""
+
+    LARGEST_TIER = "largest-tier"
+    END_TO_END = "end-to-end"
+
+
+class Goal(enum.Enum):
+    """What is made best: least latency, most quality, fewest GPUs, or the highest rate."""
+
+    LATENCY = "latency"
+    QUALITY = "quality"
+    COST = "cost"
+    RATE = "rate"
+
+
+class Budget(enum.Enum):
+    """Whether all GPUs are given to tiers (the paper's section 3.2), or only as many as help the slowest (appendix D)."""
+
+    AT_MOST = "at-most"
+    EXACT = "exact"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a plan is to reach, and how it is looked for.
+
+    gpus: at most so many of the cluster's; None for all. min_quality: mean judge score of the answers that stand.
+    max_latency_s: of the objective's latency. goal: None for cost where both targets are given, else for what has none.
+    confidence: min_quality holds for new requests with this probability, see routing.confidence; None for the sample's mean.
+    seed: of the split that a confidence needs. budget: EXACT gives every GPU to a tier, which the MILP decides.
+    max_utilisation: of what a tier sustains, the share that its requests may take; None lets a plan be overloaded.
+    """
+
+    gpus: int | None = None
+    min_quality: float | None = None
+    max_latency_s: float | None = None
+    goal: Goal | None = None
+    objective: Objective = Objective.LARGEST_TIER
+    confidence: float | None = None
+    seed: int = 0
+    dispatch: Dispatch = Dispatch.CAPACITY
+    budget: Budget = Budget.AT_MOST
+    max_utilisation: float | None = None
+
+    @property
+    def aim(self) -> Goal:
+        if self.goal is not None:
+            return self.goal
+        if self.min_quality is not None:
+            return Goal.LATENCY if self.max_latency_s is None else Goal.COST
+        return Goal.QUALITY
+
+    def check(self, tiers: int) -> None:
+        """InvalidRequest naming the option that does not go with the others, or that is out of bounds."""
+        if self.min_quality is None and self.max_latency_s is None:
+            raise invalid("target", "give min_quality, max_latency_s or both")
+        if self.min_quality is not None and not 0 <= self.min_quality <= 100:
+            raise invalid("min_quality", f"must be from 0 to 100, not {self.min_quality:g}")
+        if self.max_latency_s is not None and not 0 < self.max_latency_s < np.inf:
+            raise invalid("max_latency_s", f"must be a number of seconds over 0, not {self.max_latency_s:g}")
+        if self.max_utilisation is not None and not 0 < self.max_utilisation <= 1:
+            raise invalid("max_utilisation", f"must be over 0 and at most 1, not {self.max_utilisation:g}")
+        if self.aim in (Goal.LATENCY, Goal.COST) and self.min_quality is None:
+            raise invalid("min_quality", f"is needed where the goal is {self.aim.value}")
+        if self.aim is not Goal.LATENCY and self.max_latency_s is None:
+            raise invalid("max_latency_s", f"is needed where the goal is {self.aim.value}")
+        if self.confidence is not None and self.min_quality is None:
+            raise invalid("confidence", "is about min_quality, which is not given")
+        if self.confidence is not None and self.aim is not Goal.LATENCY:
+            raise invalid("confidence", "goes with the goal latency")
+        if self.objective is Objective.END_TO_END and (self.confidence is not None or tiers > MOST_TIERS):
+            raise invalid("objective", f"end-to-end goes without a confidence, and with up to {MOST_TIERS} tiers")
+        if self.budget is Budget.EXACT and (self.objective is Objective.END_TO_END or self.aim is Goal.COST):
+            raise invalid(
+                "budget", "exact goes with the largest tier's latency as objective, and not with the goal cost"
+            )

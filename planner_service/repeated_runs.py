@@ -1,0 +1,44 @@
+"""What a plan reaches on other stretches of the same workload: means with intervals. No I/O."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.stats import t
+
+from planner_service.cascade_simulation import simulate_cascade
+from planner_service.deployment.search import Strategy
+from planner_service.simulator import Dispatch
+from planner_service.site import Demand, Site
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Of a percentile over several runs: their mean, and between which it lies with CONFIDENCE (Student's t)."""
+
+    mean: float
+    low: float
+    high: float
+    runs: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Interval":
+        mean = float(np.mean(values))
+        if len(values) < 2:
+            return cls(mean, mean, mean, len(values))
+        half = float(t.ppf((1 + CONFIDENCE) / 2, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values)))
+        return cls(mean, max(0.0, mean - half), mean + half, len(values))
+
+
+def repeated(
+    site: Site, runs: Sequence[Demand], thresholds: Sequence[float], strategies: Sequence[Strategy], dispatch: Dispatch
+) -> tuple[Interval, Interval]:
+    """(p95 of the slowest tier, p95 end to end) of a plan on each of `runs`, at least one."""
+    largest, felt = [], []
+    for demand in runs:
+        reports, total_s = simulate_cascade(site, demand, thresholds, strategies, dispatch)
+        largest.append(max(report.latency.p95 for report in reports))
+        felt.append(float(np.percentile(total_s, 95)))
+    return Interval.of(largest), Interval.of(felt)

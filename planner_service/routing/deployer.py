@@ -1,0 +1,207 @@
+"""The deployment of a cascade under given thresholds: GPUs and replicas of every tier. No I/O."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from planner_service.deployment.allocation import allocate, solve_milp
+from planner_service.deployment.saturation import saturated_per_s
+from planner_service.deployment.search import (
+    INFEASIBLE,
+    LatencyTable,
+    Strategy,
+    Sustain,
+    gpu_counts,
+)
+from planner_service.routing.quality import JudgedSample, route
+from planner_service.routing.solution import Deployment
+from planner_service.simulator.tier import Dispatch, Replica
+from planner_service.simulator.workload import Bools, Floats, Workload
+
+
+class Deployer:
+    """The deployment solver under any routing, remembering what it has simulated.
+
+    sample: the requests as they arrive, one per row, at `arrival_s` (N, ascending). kinds: of replicas, by tier.
+    max_utilisation: of what a tier sustains, the share that its requests may take; None leaves that open.
+    """
+
+    table = LatencyTable  # how l(f) is found
+
+    def __init__(
+        self,
+        sample: JudgedSample,
+        arrival_s: Floats,
+        kinds: Sequence[Sequence[Replica]],
+        gpus: int,
+        *,
+        dispatch: Dispatch = Dispatch.CAPACITY,
+        percentile: float = 95.0,
+        max_utilisation: float | None = None,
+        on_evaluation: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self.sample, self.gpus, self.dispatch, self.percentile = sample, gpus, dispatch, percentile
+        self._arrival_s, self.kinds, self._on_evaluation = arrival_s, kinds, on_evaluation
+        self.max_utilisation = max_utilisation
+        self._sustain: dict[int, Sustain | None] = {}
+        self._tables: dict[tuple[int, bytes], LatencyTable] = {}
+        self._known: dict[tuple[bytes, ...], Deployment | None] = {}
+        self._tried: set[tuple[bytes, ...]] = set()
+
+    @property
+    def gpu_step(self) -> int:
+        """The largest step between counts of GPUs that a tier may have: 1 where every count is tried."""
+        counts = gpu_counts(self.gpus)
+        return counts[-1] - counts[-2] if len(counts) > 1 else 1
+
+    @property
+    def evaluations(self) -> int:
+        """Routings that were looked at."""
+        return len(self._tried)
+
+    @property
+    def simulations(self) -> int:
+        return sum(table.simulations for table in self._tables.values())
+
+    def deploy(self, thresholds: Sequence[float]) -> Deployment | None:
+        """The deployment with the least latency of the slowest tier; None where none fits the GPUs or sustains the rate."""
+        key, tables = self._routed(thresholds)
+        if key not in self._known:
+            self._known[key] = self._solve(tables)
+        return self._known[key]
+
+    def latency_s(self, thresholds: Sequence[float]) -> float:
+        deployment = self.deploy(thresholds)
+        return INFEASIBLE if deployment is None else deployment.latency_s
+
+    def counts_within(self, thresholds: Sequence[float], limit_s: float, gpus: int | None = None) -> list[int] | None:
+        """The fewest GPUs of each tier with which no tier's latency exceeds limit_s; None where more than `gpus` are needed.
+
+        A tier's latency depends on its own GPUs alone, so the fewest of each are the fewest of all.
+        """
+        _, tables = self._routed(thresholds)
+        if not all(table.feasible for table in tables):
+            return None
+        left = (self.gpus if gpus is None else gpus) - sum(table.least_gpus for table in tables)
+        counts = [0] * len(tables)
+        if left < 0:
+            return None
+        for tier in sorted(
+            range(len(tables)), key=lambda i: -tables[i].least_gpus
+        ):  # the dearest are the likeliest to fail
+            table = tables[tier]
+            count = table.least_gpus_within(limit_s, table.least_gpus + left)
+            if count is None:
+                return None
+            counts[tier] = count
+            left -= count - table.least_gpus
+        return counts
+
+    def at(self, thresholds: Sequence[float], counts: Sequence[int]) -> Deployment | None:
+        """The best strategy of each tier on at most so many GPUs; None where a tier that has requests cannot run on its."""
+        _, tables = self._routed(thresholds)
+        if not all(table.feasible for table in tables):
+            return None
+        strategies = [table.best(count) for table, count in zip(tables, counts, strict=True)]
+        return _deployment([s for s in strategies if s is not None], len(tables))
+
+    def shifts(self, thresholds: Sequence[float], counts: Sequence[int]) -> Iterator[list[int]]:
+        """Counts with one tier made faster: by spare GPUs, or by those of another tier, which gets slower."""
+        _, tables = self._routed(thresholds)
+        spare = self.gpus - sum(counts)
+        for tier, table in enumerate(tables):
+            if (more := table.next_better(counts[tier], counts[tier] + spare)) is not None:
+                yield [more if t == tier else count for t, count in enumerate(counts)]
+        for giver, fewer in enumerate(self._fewer(tables, counts)):
+            for tier, table in enumerate(tables):
+                if fewer is not None and tier != giver:
+                    most = counts[tier] + spare + counts[giver] - fewer
+                    if (more := table.next_better(counts[tier], most)) is not None:
+                        yield [more if t == tier else fewer if t == giver else c for t, c in enumerate(counts)]
+
+    def reductions(self, thresholds: Sequence[float], counts: Sequence[int]) -> Iterator[list[int]]:
+        """Counts with one tier made slower, by fewer GPUs."""
+        _, tables = self._routed(thresholds)
+        for tier, fewer in enumerate(self._fewer(tables, counts)):
+            if fewer is not None:
+                yield [fewer if t == tier else count for t, count in enumerate(counts)]
+
+    def _fewer(self, tables: Sequence[LatencyTable], counts: Sequence[int]) -> list[int | None]:
+        return [table.next_fewer(count) if count else None for table, count in zip(tables, counts, strict=True)]
+
+    def spread(self, thresholds: Sequence[float]) -> Deployment | None:
+        """As deploy, but by the MILP, and with all GPUs given to tiers that have requests (= N, not <= N)."""
+        _, tables = self._routed(thresholds)
+        counts = range(self.gpus + 1)
+        rows = [[t.latency_s(f) if t.least_gpus or not f else INFEASIBLE for f in counts] for t in tables]
+        solved = solve_milp(rows, self.gpus, use_all=True)
+        if solved is None:
+            return None
+        strategies = [table.best(f) for table, f in zip(tables, solved[0], strict=True)]
+        return Deployment(solved[0], tuple(s for s in strategies if s is not None), solved[1])
+
+    def latencies_s(self, thresholds: Sequence[float], strategies: Sequence[Strategy]) -> Floats:
+        """(C, N) each request's latency at each tier, as if it came there when it arrives; 0 where it does not come."""
+        routed = route(self.sample, thresholds)
+        _, tables = self._routed(thresholds)
+        latencies = np.zeros(routed.processed.shape)
+        for tier, (table, strategy) in enumerate(zip(tables, strategies, strict=True)):
+            latencies[tier, routed.processed[tier]] = table.latencies_s(strategy)
+        return latencies
+
+    def alone_s(self) -> Floats:
+        """(C, N) seconds of each request alone on the fastest replica of each tier; infinite where none fits."""
+        everyone = np.ones(len(self.sample), np.bool_)
+        tables = [self._table(tier, everyone) for tier in range(len(self.sample.tiers))]
+        return np.array([t.alone_s() if t.feasible else np.full(len(everyone), INFEASIBLE) for t in tables])
+
+    def workload(self, tier: int, chosen: Bools) -> Workload:
+        return Workload(
+            self._arrival_s[chosen], self.sample.input_tokens[chosen], self.sample.output_tokens[chosen, tier]
+        )
+
+    def _routed(self, thresholds: Sequence[float]) -> tuple[tuple[bytes, ...], list[LatencyTable]]:
+        """(what tells this routing from others, the table of each tier)."""
+        processed = route(self.sample, thresholds).processed
+        key = tuple(row.tobytes() for row in processed)
+        if key not in self._tried:
+            self._tried.add(key)
+            self._on_evaluation(len(self._tried))
+        return key, [self._table(tier, row) for tier, row in enumerate(processed)]
+
+    def _table(self, tier: int, chosen: Bools) -> LatencyTable:
+        key = (tier, chosen.tobytes())
+        if key not in self._tables:
+            work = self.workload(tier, chosen)
+            sustain = self._sustain_of(tier)
+            self._tables[key] = self.table(work, self.kinds[tier], self.dispatch, self.percentile, sustain)
+        return self._tables[key]
+
+    def _sustain_of(self, tier: int) -> Sustain | None:
+        """What simulation says of arithmetic capacities, over all requests: taken to hold for those that reach the tier."""
+        if self.max_utilisation is None:
+            return None
+        if tier not in self._sustain:
+            work = self.workload(tier, np.ones(len(self.sample), np.bool_))
+            means = float(work.input_tokens.mean()), float(work.output_tokens.mean())
+            saturation: Mapping[Replica, float] = {
+                kind: saturated_per_s(kind, work) / kind.capacity_per_s(*means) for kind in self.kinds[tier]
+            }
+            self._sustain[tier] = Sustain(self.max_utilisation, saturation)
+        return self._sustain[tier]
+
+    def _solve(self, tables: list[LatencyTable]) -> Deployment | None:
+        if not all(table.feasible for table in tables):
+            return None
+        least = [table.least_gpus for table in tables]
+        solved = allocate([table.latency_s for table in tables], least, self.gpus, gpu_counts(self.gpus))
+        if solved is None:
+            return None
+        strategies = [table.best(f) for table, f in zip(tables, solved[0], strict=True)]
+        return _deployment([s for s in strategies if s is not None], len(tables))
+
+
+def _deployment(strategies: Sequence[Strategy], tiers: int) -> Deployment | None:
+    if len(strategies) < tiers:
+        return None
+    return Deployment(tuple(s.gpus for s in strategies), tuple(strategies), max(s.latency_s for s in strategies))

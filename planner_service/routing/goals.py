@@ -1,0 +1,293 @@
+"""The bi-level search: thresholds outside, deployment inside (CASCADIA, algorithm 1 and appendix C). No I/O.
+
+Latency here is that of the slowest tier (the paper's L); `routing.end_to_end` has what a user feels. Up to three tiers
+the routings are a grid (`routing.grid`), beyond it is a pattern search.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+
+from planner_service.routing.deployer import Deployer
+from planner_service.routing.grid import (
+    EPSILON,
+    INFEASIBLE,
+    MOST_EVALUATIONS,
+    MOST_TIERS,
+    Grid,
+    Point,
+    Searched,
+    first_within,
+    search,
+)
+from planner_service.routing.pattern_search import EXCESS_PENALTY, PENALTY, chebyshev_search, pattern_search
+from planner_service.routing.quality import SKIPPED, JudgedSample, chebyshev_quality, route
+from planner_service.routing.solution import Proof, Solution, Unreachable
+from planner_service.simulator.workload import Floats
+
+MOST_TRIED = 100  # routings that a search for the highest rate tries at each
+
+
+def least_latency(
+    deployer: Deployer, min_quality: float, judged: JudgedSample | None = None, most: int | None = None
+) -> Solution:
+    """The routing with the least latency whose mean score over `judged` (else the deployer's sample) is at least min_quality.
+
+    most: routings that are tried of a large grid, see grid.search.
+
+    Raises:
+        Unreachable: no routing reaches the quality, or none that does fits the GPUs.
+    """
+    judged = judged or deployer.sample
+    if len(judged.tiers) > MOST_TIERS:
+        return _searched(deployer, min_quality, judged)
+    grid, points = _able(judged, min_quality)
+
+    def evaluate(point: Point, under: float) -> float:
+        thresholds = grid.thresholds(point)
+        if under < INFEASIBLE and deployer.counts_within(thresholds, math.nextafter(under, 0.0)) is None:
+            return INFEASIBLE
+        return deployer.latency_s(thresholds)
+
+    result = search(grid, points, latency_bounds(deployer, grid), evaluate, most)
+    if result is None:
+        raise _no_deployment(
+            deployer, f"no routing of quality {min_quality:g}", float(max(grid.qualities[p] for p in points))
+        )
+    return _solution(deployer, grid, result, gap=result.gap)
+
+
+def cheapest(
+    deployer: Deployer, min_quality: float, max_latency_s: float, judged: JudgedSample | None = None
+) -> Solution:
+    """The routing and deployment with the fewest GPUs that meet both targets, and sustain the rate.
+
+    Raises:
+        Unreachable: no routing reaches the quality, or none that does is so fast on the deployer's GPUs.
+    """
+    judged = judged or deployer.sample
+    if len(judged.tiers) > MOST_TIERS:
+        return _searched_cheapest(deployer, min_quality, max_latency_s, judged)
+    grid, points = _able(judged, min_quality)
+    bounds = np.where(latency_bounds(deployer, grid) > max_latency_s, INFEASIBLE, 1.0)  # GPUs
+
+    def evaluate(point: Point, under: float) -> float:
+        most = deployer.gpus if under == INFEASIBLE else int(under) - 1
+        counts = deployer.counts_within(grid.thresholds(point), max_latency_s, most)
+        return INFEASIBLE if counts is None else float(sum(counts))
+
+    points = [p for p in points if bounds[p] < INFEASIBLE]
+    result = search(grid, points, bounds, evaluate) if points else None
+    if result is None:
+        least = least_latency(deployer, min_quality, judged)
+        raise _too_slow(max_latency_s, least.deployment.latency_s, f"quality {min_quality:g}", deployer)
+    thresholds = grid.thresholds(result.point)
+    counts = deployer.counts_within(thresholds, max_latency_s, int(result.value))
+    deployment = None if counts is None else deployer.at(thresholds, counts)
+    assert deployment is not None
+    gap = 0.0 if result.proof is not Proof.SEARCHED else None
+    quality = float(grid.qualities[result.point])
+    return Solution(thresholds, quality, deployment, result.proof, gap, deployer.evaluations)
+
+
+def any_within(
+    deployer: Deployer,
+    min_quality: float,
+    max_latency_s: float,
+    judged: JudgedSample,
+    begin: Sequence[Sequence[float]] = (),
+) -> Solution:
+    """A plan that meets both targets, not the best of them: what a search for the highest rate asks at each.
+
+    begin: thresholds to try first, as of a plan for a lower rate.
+
+    Raises:
+        Unreachable: none of MOST_TRIED routings does.
+    """
+    if len(judged.tiers) > MOST_TIERS:
+        return _searched_cheapest(deployer, min_quality, max_latency_s, judged)
+    grid, points = _able(judged, min_quality)
+    bounds = latency_bounds(deployer, grid)
+    able = [p for p in points if bounds[p] <= max_latency_s]
+
+    def fits(point: Point) -> bool:
+        return deployer.counts_within(grid.thresholds(point), max_latency_s) is not None
+
+    point = first_within(grid, able, fits, [p for p in map(grid.nearest, begin) if p in able], MOST_TRIED)
+    if point is None:
+        raise Unreachable(
+            f"max latency binds: no routing of quality {min_quality:g} was found within {max_latency_s:g} s on "
+            f"{deployer.gpus} GPUs",
+            INFEASIBLE,
+        )
+    return _solution(deployer, grid, Searched(point, 0.0, Proof.SEARCHED, 1.0), gap=None)
+
+
+def most_quality(deployer: Deployer, max_latency_s: float, judged: JudgedSample | None = None) -> Solution:
+    """The routing of the highest quality whose latency is at most `max_latency_s` (appendix C).
+
+    Routings are tried from the highest quality down. After MOST_EVALUATIONS, those are passed over that send at least
+    the traffic of one that was too slow: likely no faster, which is no proof.
+
+    Raises:
+        Unreachable: no routing is so fast.
+    """
+    judged = judged or deployer.sample
+    if len(judged.tiers) > MOST_TIERS:
+        return _searched_quality(deployer, max_latency_s, judged)
+    grid = Grid(judged)
+    bounds = latency_bounds(deployer, grid)
+    points = [p for p in grid.at_least(-1.0) if bounds[p] <= max_latency_s]
+    points.sort(key=lambda p: (-grid.qualities[p], p))
+    too_slow: dict[tuple[bool, ...], list[Point]] = defaultdict(list)
+    tried, passed_over = 0, None
+    for point in points:
+        group = tuple(i == size - 1 for i, size in zip(point, grid.shape, strict=True))
+        assume = tried >= MOST_EVALUATIONS
+        if assume and any(all(a >= b for a, b in zip(point, slow, strict=True)) for slow in too_slow[group]):
+            passed_over = point if passed_over is None else passed_over
+            continue
+        tried += 1
+        if deployer.counts_within(grid.thresholds(point), max_latency_s) is not None:
+            deployment = deployer.deploy(grid.thresholds(point))
+            assert deployment is not None
+            proof = Proof.ENUMERATED if len(points) == grid.qualities.size else Proof.BOUNDED
+            quality, gap = float(grid.qualities[point]), 0.0
+            if passed_over is not None:
+                proof, gap = Proof.SEARCHED, float(grid.qualities[passed_over]) - quality
+            return Solution(grid.thresholds(point), quality, deployment, proof, gap, deployer.evaluations)
+        too_slow[group].append(_lowest_too_slow(point, group, grid, deployer, max_latency_s) if assume else point)
+    return _fastest_within(deployer, max_latency_s, judged)
+
+
+def latency_bounds(deployer: Deployer, grid: Grid) -> Floats:
+    return grid.latency_bounds(deployer.sample, deployer.alone_s(), deployer.percentile)
+
+
+def _able(judged: JudgedSample, min_quality: float) -> tuple[Grid, list[Point]]:
+    grid = Grid(judged)
+    points = grid.at_least(min_quality)
+    if not points:
+        best = float(grid.qualities.max())
+        reason = f"no thresholds reach quality {min_quality:g}: the best is {rounded_down(best)}"
+        raise Unreachable(f"min quality binds: {reason}", best)
+    return grid, points
+
+
+def _solution(deployer: Deployer, grid: Grid, result: Searched, *, gap: float | None) -> Solution:
+    thresholds = grid.thresholds(result.point)
+    deployment = deployer.deploy(thresholds)
+    assert deployment is not None
+    quality = float(grid.qualities[result.point])
+    return Solution(thresholds, quality, deployment, result.proof, gap, deployer.evaluations)
+
+
+def _no_deployment(deployer: Deployer, what: str, best: float) -> Unreachable:
+    sustains = " and sustains the rate" if deployer.max_utilisation is not None else ""
+    return Unreachable(f"{what} fits {deployer.gpus} GPUs{sustains}", best)
+
+
+def _too_slow(max_latency_s: float, least_s: float, of: str, deployer: Deployer) -> Unreachable:
+    return Unreachable(
+        f"max latency binds: no routing of {of} has a latency of {max_latency_s:g} s on {deployer.gpus} GPUs: the least is "
+        f"{rounded_up(least_s)} s",
+        least_s,
+    )
+
+
+def _fastest_within(deployer: Deployer, max_latency_s: float, judged: JudgedSample) -> Solution:
+    """The fastest routing of all, which a search for quality within a latency has not found or passed over.
+
+    Raises:
+        Unreachable: it is slower than max_latency_s, or no routing fits the GPUs; what is said to be the least can be had.
+    """
+    fastest = least_latency(deployer, 0.0, judged)
+    least_s = fastest.deployment.latency_s
+    if least_s <= max_latency_s:
+        return fastest
+    reason = f"no routing has a latency of {max_latency_s:g} s: the least is {rounded_up(least_s)} s"
+    raise Unreachable(f"max latency binds: {reason}", least_s)
+
+
+def rounded_up(value: float) -> str:
+    """A positive number with four significant digits, never less than it is: a target of that size can be met."""
+    scale = 10.0 ** (3 - math.floor(math.log10(value))) if value > 0 else 1.0
+    return f"{math.ceil(value * scale) / scale:g}"
+
+
+def rounded_down(value: float) -> str:
+    """A number with two decimals, never more than it is."""
+    return f"{math.floor(value * 100) / 100:g}"
+
+
+def _lowest_too_slow(
+    point: Point, passed_over: tuple[bool, ...], grid: Grid, deployer: Deployer, max_latency_s: float
+) -> Point:
+    """From a point that is too slow, lower each threshold in turn by bisection as far as it stays too slow."""
+    low = list(point)
+    for t in (t for t in range(len(low)) if not passed_over[t]):
+        at_least, known = 0, low[t]
+        while at_least < known:
+            middle = (at_least + known) // 2
+            tried = [*low[:t], middle, *low[t + 1 :]]
+            if deployer.counts_within(grid.thresholds(tried), max_latency_s) is None:
+                known = middle
+            else:
+                at_least = middle + 1
+        low[t] = known
+    return tuple(low)
+
+
+def _searched(deployer: Deployer, min_quality: float, judged: JudgedSample) -> Solution:
+    """The paper's loop, by J; see pattern_search."""
+    _check_alone(judged, min_quality)
+    thresholds, _ = chebyshev_search(deployer, min_quality, judged)
+    deployment, quality = deployer.deploy(thresholds), route(judged, thresholds).quality
+    if deployment is None or quality < min_quality - EPSILON:
+        raise _no_deployment(deployer, f"no routing of quality {min_quality:g} was found that", quality)
+    return Solution(thresholds, quality, deployment, Proof.SEARCHED, None, deployer.evaluations)
+
+
+def _searched_cheapest(deployer: Deployer, min_quality: float, max_latency_s: float, judged: JudgedSample) -> Solution:
+    """GPUs penalised by what is missing in quality; routings that are too slow on all GPUs are worse than any."""
+    _check_alone(judged, min_quality)
+    spread = max(judged.best - judged.worst, EPSILON)
+
+    def score(thresholds: Sequence[float]) -> float:
+        missing = max(0.0, min_quality - route(judged, thresholds).quality) / spread
+        counts = deployer.counts_within(thresholds, max_latency_s)
+        return (2.0 * deployer.gpus if counts is None else float(sum(counts))) + PENALTY * missing
+
+    thresholds, _ = pattern_search(judged, score)
+    counts, quality = deployer.counts_within(thresholds, max_latency_s), route(judged, thresholds).quality
+    deployment = None if counts is None else deployer.at(thresholds, counts)
+    if deployment is None or quality < min_quality - EPSILON:
+        least = _searched(deployer, min_quality, judged)
+        raise _too_slow(max_latency_s, least.deployment.latency_s, f"quality {min_quality:g}", deployer)
+    return Solution(thresholds, quality, deployment, Proof.SEARCHED, None, deployer.evaluations)
+
+
+def _searched_quality(deployer: Deployer, max_latency_s: float, judged: JudgedSample) -> Solution:
+    """The twin of _searched: latency is penalised, between that of the first tier alone and that of the last."""
+    ends = [deployer.latency_s([end] * (len(judged.tiers) - 1)) for end in (0.0, SKIPPED)]
+    least, most = min(ends), max((end for end in ends if end < INFEASIBLE), default=INFEASIBLE)
+
+    def score(thresholds: Sequence[float]) -> float:
+        latency = deployer.latency_s(thresholds)
+        return chebyshev_quality(route(judged, thresholds).quality, latency, max_latency_s, least, most, EXCESS_PENALTY)
+
+    thresholds, _ = pattern_search(judged, score)
+    deployment, quality = deployer.deploy(thresholds), route(judged, thresholds).quality
+    if deployment is None or deployment.latency_s > max_latency_s:
+        return _fastest_within(deployer, max_latency_s, judged)
+    gap = float(judged.scores.max(axis=1).mean()) - quality  # to the best answer to every prompt
+    return Solution(thresholds, quality, deployment, Proof.SEARCHED, gap, deployer.evaluations)
+
+
+def _check_alone(judged: JudgedSample, min_quality: float) -> None:
+    best = float(judged.scores.mean(axis=0).max())
+    if judged.best < min_quality and judged.worst < min_quality:
+        reason = f"no tier alone reaches quality {min_quality:g}: the best has {rounded_down(best)}"
+        raise Unreachable(f"min quality binds: {reason}", best)

@@ -1,0 +1,244 @@
+"""One step of the worker's batch scheduler, compiled: plan it, time it, commit it. No I/O.
+
+The twin of `worker_service.scheduling.BatchScheduler` without prefix reuse, which both kernels run: `kernel` a replica
+from its first request to its last, `instance_kernel` an instance that can be stopped and relieved of sequences.
+Property tests drive the original beside it. It keeps counts where the original keeps blocks and tokens.
+"""
+
+from typing import NamedTuple
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+F = npt.NDArray[np.float64]
+N = npt.NDArray[np.int64]
+
+# counts of a batch
+RUNNING, WAITING, FREE = range(3)  # requests, requests, KV blocks
+BATCH_COUNTS = 3
+# limits of an engine
+BLOCK_TOKENS, MAX_RUNNING, MAX_STEP_TOKENS = range(3)
+# rates of its step times, see StepLatencyModel; MIXED: see cluster.Moves
+CONTEXT_S, PAIR_S, GAP_S, MIXED = range(4)
+
+PRIORITY_STEP = 1 << 40  # ranks of one priority: more than requests ever come
+
+
+class Requests(NamedTuple):
+    """Requests of a simulation, by number: (R) each.
+
+    rank: the lower goes first; of one priority the order of arrival. length: tokens of prompt and output so far; computed:
+    those whose KV is there. chunk: tokens in the step under way.
+    """
+
+    prompt: N
+    output: N
+    rank: N
+    length: N
+    computed: N
+    blocks: N
+    chunk: N
+    first_s: F
+    finish_s: F
+
+
+class Load(NamedTuple):
+    """What one step computes, as StepLoad: tokens; context: that its requests attend to, new tokens included, summed;
+    pairs: of prompts; decodes, with their context and the longest of it."""
+
+    tokens: int
+    context: int
+    pairs: float
+    decodes: int
+    decode_context: int
+    longest: int
+
+
+class Engine(NamedTuple):
+    """What limits and times the steps of a replica. limits (3), rates (4); kx, ky: knots of the base step time."""
+
+    limits: N
+    rates: F
+    kx: F
+    ky: F
+
+
+@numba.njit(cache=True)
+def base_s(tokens: float, kx: F, ky: F) -> float:
+    """services.domain.latency.StepLatencyModel.base_s."""
+    at = 1
+    while at < len(kx) - 1 and kx[at] <= tokens:
+        at += 1
+    seconds: float = ky[at - 1] + (tokens - kx[at - 1]) * (ky[at] - ky[at - 1]) / (kx[at] - kx[at - 1])
+    return max(0.0, seconds)
+
+
+@numba.njit(cache=True)
+def blocks_for(tokens: int, block_tokens: int) -> int:
+    return (tokens + block_tokens - 1) // block_tokens
+
+
+@numba.njit(cache=True)
+def plan_step(counts: N, running: N, waiting: N, requests: Requests, limits: N) -> tuple[Load, int]:
+    """Set the chunk of each request of the next step: decodes, then prompts under way, then prompts that wait.
+
+    counts (BATCH_COUNTS and more); running, waiting: request numbers by rank. Returns what the step computes, and how many
+    were preempted for room.
+    """
+    length, computed, blocks, chunk = requests.length, requests.computed, requests.blocks, requests.chunk
+    block, budget, preemptions = limits[BLOCK_TOKENS], limits[MAX_STEP_TOKENS], 0
+    context, pairs, longest, decodes, decode_context = 0, 0.0, 0, 0, 0
+    for phase in range(2):  # decodes, prompts
+        if phase == 1 and decodes == counts[RUNNING]:
+            break
+        i = 0
+        while i < counts[RUNNING] and budget > 0:
+            r = running[i]
+            pending = length[r] - computed[r]
+            if (pending == 1) != (phase == 0):
+                i += 1
+                continue
+            want = min(pending, budget)
+            end = computed[r] + want
+            needed = blocks_for(end, block) - blocks[r]
+            victim = -1
+            while needed > counts[FREE] and victim != r:
+                last = counts[RUNNING] - 1  # the victim is no earlier than r, which has no chunk yet
+                while chunk[running[last]] > 0:
+                    last -= 1
+                victim = running[last]
+                preemptions += 1
+                drop(running, counts, RUNNING, victim)
+                counts[FREE] += blocks[victim]
+                blocks[victim] = computed[victim] = 0
+                insert(waiting, counts, WAITING, victim, requests.rank)
+            if victim == r:
+                continue  # it gave up its own place, which the next one has now
+            if needed > 0:
+                blocks[r] += needed
+                counts[FREE] -= needed
+            chunk[r] = want
+            budget -= want
+            context += end
+            if phase == 0:
+                decodes += 1
+                decode_context += end
+                longest = max(longest, end)
+            else:
+                pairs += want * (computed[r] + 0.5 * (want + 1))
+            i += 1
+    while budget > 0 and counts[WAITING] > 0 and preemptions == 0:
+        r = waiting[0]
+        if not _can_start(r, counts, requests, limits):
+            break
+        drop(waiting, counts, WAITING, r)
+        insert(running, counts, RUNNING, r, requests.rank)
+        want = min(budget, length[r])
+        blocks[r] = blocks_for(want, block)
+        counts[FREE] -= blocks[r]
+        chunk[r] = want
+        budget -= want
+        context += want
+        if length[r] == 1:
+            decodes += 1
+            decode_context += 1
+            longest = max(longest, 1)
+        else:
+            pairs += want * 0.5 * (want + 1)
+    return Load(limits[MAX_STEP_TOKENS] - budget, context, pairs, decodes, decode_context, longest), preemptions
+
+
+@numba.njit(cache=True)
+def _can_start(r: int, counts: N, requests: Requests, limits: N) -> bool:
+    fits: bool = blocks_for(requests.length[r], limits[BLOCK_TOKENS]) <= counts[FREE]
+    return fits and counts[RUNNING] < limits[MAX_RUNNING]
+
+
+@numba.njit(cache=True)
+def step_s(load: Load, engine: Engine) -> float:
+    """Seconds that a step takes; 0 for an empty one. See StepLatencyModel.step_s."""
+    if load.tokens == 0:
+        return 0.0
+    rates = engine.rates
+    gap = load.longest * load.decodes - load.decode_context
+    unlike = gap / (load.decodes * load.longest) if load.decodes > 0 else 0.0
+    attention = rates[CONTEXT_S] * (load.context + load.decode_context * rates[MIXED] * unlike)
+    return base_s(load.tokens, engine.kx, engine.ky) + attention + rates[PAIR_S] * load.pairs + rates[GAP_S] * gap
+
+
+@numba.njit(cache=True)
+def commit(counts: N, running: N, requests: Requests, end_s: float, ended: N) -> int:
+    """The step ended at end_s: what reached its last token gets the next one, what has all its tokens leaves.
+
+    ended: out, the requests that left; returns how many.
+    """
+    prompt, output, length, computed = requests.prompt, requests.output, requests.length, requests.computed
+    blocks, chunk = requests.blocks, requests.chunk
+    kept, n_ended = 0, 0
+    for i in range(counts[RUNNING]):
+        r = running[i]
+        computed[r] += chunk[r]
+        if chunk[r] > 0 and computed[r] == length[r]:
+            if length[r] == prompt[r]:
+                requests.first_s[r] = end_s
+            length[r] += 1
+        chunk[r] = 0
+        if length[r] - prompt[r] >= output[r]:
+            requests.finish_s[r] = end_s
+            counts[FREE] += blocks[r]
+            blocks[r] = 0
+            ended[n_ended] = r
+            n_ended += 1
+        else:
+            running[kept] = r
+            kept += 1
+    counts[RUNNING] = kept
+    return n_ended
+
+
+@numba.njit(cache=True)
+def quiet_steps(counts: N, running: N, waiting: N, requests: Requests, limits: N) -> tuple[int, int, int]:
+    """(steps that may follow in which only contexts grow, total context of their first, how much longer its longest is).
+
+    Quiet: all running requests decode, none ends, none waits that could start, and no block is missing.
+    """
+    n = counts[RUNNING]
+    if n == 0 or n > limits[MAX_STEP_TOKENS]:
+        return 0, 0, 0
+    if counts[WAITING] > 0 and n < limits[MAX_STEP_TOKENS] and _can_start(waiting[0], counts, requests, limits):
+        return 0, 0, 0
+    shortest, context, longest = np.int64(1 << 60), 0, 0
+    length, prompt, output, computed = requests.length, requests.prompt, requests.output, requests.computed
+    for i in range(n):
+        r = running[i]
+        made = length[r] - prompt[r]
+        if length[r] - computed[r] != 1 or made == 0:
+            return 0, 0, 0
+        shortest = min(shortest, output[r] - made)
+        context += computed[r] + 1
+        longest = max(longest, computed[r] + 1)
+    by_blocks = (counts[FREE] - n) * limits[BLOCK_TOKENS] // n
+    return max(0, min(shortest - 1, by_blocks)), context, longest * n - context
+
+
+@numba.njit(cache=True)
+def drop(row: N, counts: N, which: int, r: int) -> None:
+    """Take request r out of a row of counts[which] request numbers, in which it is."""
+    i = 0
+    while row[i] != r:
+        i += 1
+    for j in range(i, counts[which] - 1):
+        row[j] = row[j + 1]
+    counts[which] -= 1
+
+
+@numba.njit(cache=True)
+def insert(row: N, counts: N, which: int, r: int, rank: N) -> None:
+    """Put request r at its place by rank."""
+    i = counts[which]
+    while i > 0 and rank[row[i - 1]] > rank[r]:
+        row[i] = row[i - 1]
+        i -= 1
+    row[i] = r
+    counts[which] += 1

@@ -1,0 +1,144 @@
+"""What is asked of a plan beyond the slowest tier: cost, rate, end-to-end targets, stretches that last, other stretches."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from planner_service.demand import demand_of, draw_demand
+from planner_service.files import read_quality, read_site, read_trace
+from planner_service.horizon import ENOUGH_LATENCIES, plan_over_horizon
+from planner_service.plan_cascade import plan_cascade
+from planner_service.planning_options import Goal, Objective, Options
+from planner_service.repeated_runs import Interval
+from planner_service.routing.quality import JudgedSample
+from planner_service.routing.solution import Unreachable
+from planner_service.simulator import Workload
+from planner_service.site import Demand, Site
+from services.domain import InvalidRequest
+from tests.conftest import ROOT
+
+EXAMPLES = ROOT / "examples"
+GPUS, RATE, QUALITY = 16, 4.0, 75.0
+Inputs = tuple[Site, Workload, JudgedSample]
+
+
+@pytest.fixture(scope="module")
+def inputs() -> Inputs:
+    base = read_site(EXAMPLES / "cluster-4x8-h100.yaml", EXAMPLES / "deepseek-cascade.yaml")
+    site = dataclasses.replace(base, cluster=dataclasses.replace(base.cluster, nodes=GPUS // 8))
+    return site, read_trace(EXAMPLES / "trace.csv"), read_quality(EXAMPLES / "judged.csv", base.tiers)
+
+
+def drawn(inputs: Inputs, seed: int = 1, requests: int = 120) -> Demand:
+    return demand_of(inputs[1], inputs[2], requests=requests, seed=seed, lengths="quality", rate=RATE)
+
+
+@pytest.mark.parametrize("objective", Objective)
+def test_both_targets_mean_the_fewest_gpus(inputs: Inputs, objective: Objective) -> None:
+    """Fewer than the fastest plan takes, within both targets; for the slowest tier one GPU less is not enough."""
+    site, demand = inputs[0], drawn(inputs)
+    fastest = plan_cascade(site, demand, min_quality=QUALITY, objective=objective)
+    limit = 1.6 * fastest.felt_p95_s
+    lean = plan_cascade(site, demand, min_quality=QUALITY, max_latency_s=limit, objective=objective)
+    assert lean.goal is Goal.COST
+    assert lean.gpus < fastest.gpus
+    assert lean.felt_p95_s <= limit
+    assert lean.quality >= QUALITY
+    if objective is Objective.LARGEST_TIER:
+        with pytest.raises(Unreachable, match="max latency binds"):
+            plan_cascade(site, demand, gpus=lean.gpus - 1, min_quality=QUALITY, max_latency_s=limit)
+    best = plan_cascade(site, demand, max_latency_s=limit, min_quality=QUALITY, goal=Goal.QUALITY, objective=objective)
+    assert best.quality >= lean.quality - 1e-9
+    assert best.felt_p95_s <= limit
+
+
+@pytest.mark.parametrize("objective", Objective)
+def test_the_highest_rate_is_one_that_a_plan_carries(inputs: Inputs, objective: Objective) -> None:
+    """Above the rate that was given, where that leaves room; within both targets and the utilisation."""
+    site, demand = inputs[0], drawn(inputs, requests=60)
+    fastest = plan_cascade(site, demand, min_quality=QUALITY, objective=objective)
+    limit = 1.5 * fastest.felt_p95_s
+    targets = Options(
+        min_quality=QUALITY, max_latency_s=limit, goal=Goal.RATE, objective=objective, max_utilisation=0.75
+    )
+    plan = plan_cascade(site, demand, targets)
+    assert plan.rate_per_s is not None
+    assert plan.load is not None
+    assert plan.rate_per_s > RATE
+    assert plan.felt_p95_s <= limit
+    assert plan.quality >= QUALITY
+    assert not plan.load.overloaded
+
+
+def test_a_latency_target_holds_on_other_stretches(inputs: Inputs) -> None:
+    """Planned without them, the plan misses its target there; with them, the mean of their p95 is within it."""
+    site, demand = inputs[0], drawn(inputs, requests=60)
+    runs = [drawn(inputs, seed, 240) for seed in (2, 3, 4)]
+    targets = Options(min_quality=QUALITY, max_latency_s=14.0)
+    alone = plan_cascade(site, demand, targets)
+    plan = plan_cascade(site, demand, targets, runs=runs)
+    assert alone.latency_interval is None
+    assert plan.latency_interval is not None
+    assert plan.latency_interval.runs == 3
+    assert plan.latency_interval.low <= plan.latency_interval.mean <= 14.0
+    assert plan.gpus >= alone.gpus
+
+
+def test_a_stretch_lasts_several_latencies(inputs: Inputs) -> None:
+    """Requests are chosen by rate and latency: at twice the rate about twice as many; a number that is given is taken."""
+    site, trace, judged = inputs
+
+    def planned(rate: float, requests: int | None = None) -> int:
+        plan, demand = plan_over_horizon(
+            lambda demand, runs: plan_cascade(site, demand, min_quality=QUALITY, runs=runs),
+            site,
+            trace,
+            judged,
+            requests=requests,
+            seed=1,
+            lengths="quality",
+            rate=rate,
+            runs=1,
+        )
+        assert plan.requests == len(demand.arrival_s)
+        if requests is None:
+            assert plan.seconds >= ENOUGH_LATENCIES * plan.latency_p95_s
+        return plan.requests
+
+    assert planned(8.0) > 1.5 * planned(4.0)
+    assert planned(8.0, 50) == 50
+
+
+def test_an_interval_is_students() -> None:
+    interval = Interval.of([6.4, 7.0, 8.1, 9.0, 7.5])
+    assert interval.mean == pytest.approx(7.6)
+    assert interval.high - interval.mean == pytest.approx(
+        2.776 * np.std([6.4, 7.0, 8.1, 9.0, 7.5], ddof=1) / 5**0.5, rel=1e-3
+    )
+    assert Interval.of([3.0]) == Interval(3.0, 3.0, 3.0, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        (Options(min_quality=80, goal=Goal.COST), "max_latency_s"),
+        (Options(max_latency_s=2, goal=Goal.LATENCY), "min_quality"),
+        (Options(min_quality=80, goal=Goal.RATE), "max_latency_s"),
+        (Options(min_quality=80, max_utilisation=1.5), "max_utilisation"),
+        (Options(max_latency_s=2, confidence=0.9), "confidence"),
+        (Options(min_quality=80, confidence=0.9, objective=Objective.END_TO_END), "objective"),
+    ],
+)
+def test_options_that_do_not_go_together_are_named(inputs: Inputs, options: Options, field: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        plan_cascade(inputs[0], drawn(inputs), options)
+    assert [problem.field for problem in caught.value.problems] == [field]
+
+
+def test_arrivals_all_at_once_have_no_rate_to_raise(inputs: Inputs) -> None:
+    site, _, judged = inputs
+    burst = draw_demand(judged, np.zeros(40), seed=1)
+    with pytest.raises(InvalidRequest, match="rate"):
+        plan_cascade(site, burst, min_quality=QUALITY, max_latency_s=30.0, goal=Goal.RATE)
+    assert plan_cascade(site, burst, min_quality=QUALITY, max_utilisation=0.75).load is None
