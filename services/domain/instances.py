@@ -19,6 +19,7 @@ class ModelCard:
     """What a worker serves.
 
     max_requests: running and queued requests it takes at once; one more is refused.
+    tool_format: how the model writes tool calls (`services.tool_calls`); empty where it takes no tools.
     """
 
     tier: str
@@ -29,6 +30,7 @@ class ModelCard:
     kv_blocks: int
     kv_block_tokens: int
     max_requests: int
+    tool_format: str = ""
 
 
 @dataclass(frozen=True, slots=True)

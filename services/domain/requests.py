@@ -6,12 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from services.domain.errors import FieldProblem, InvalidRequest, shortened
+from services.domain.structured import StructuredOutput
+from services.domain.tools import MAX_CALL_ID_CHARS, ToolCall, ToolUse, call_problems
 
 # Limits on what one request may hold. They are well over what any context served today can take (a token is about four
 # characters), and low enough that a request is checked in milliseconds and fits a message to a worker.
 MAX_PROMPT_CHARS = 2_000_000
 MAX_PROMPT_TOKENS = 1_000_000
 MAX_MESSAGES = 4_096
+ROLES = ("system", "user", "assistant", "tool")
 MAX_MODEL_CHARS = 256
 MAX_SLO_PHASES = 64
 MIN_TEMPERATURE = 1e-4
@@ -27,8 +30,16 @@ MAX_TOKEN_ID = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
+    """One message. tool_calls: of the assistant. tool_call_id: the call that a message of role `tool` answers."""
+
     role: str
     content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+
+    @property
+    def characters(self) -> int:
+        return len(self.content) + sum(len(call.name) + len(call.arguments) for call in self.tool_calls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +47,12 @@ class ChatPrompt:
     """Rendered by the chat template of the model that answers."""
 
     messages: tuple[ChatMessage, ...]
+    tool_use: ToolUse = ToolUse()
+
+    @property
+    def characters(self) -> int:
+        """Of everything that is rendered."""
+        return sum(message.characters for message in self.messages) + self.tool_use.characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +75,15 @@ Prompt = ChatPrompt | TextPrompt | TokenPrompt
 def prompt_problems(prompt: Prompt, path: str) -> Iterator[FieldProblem]:
     """What is wrong with a prompt; nothing if it is sound. Counts come first: what is too many is not walked."""
     match prompt:
-        case ChatPrompt(messages):
+        case ChatPrompt(messages, tool_use):
             if (problem := message_count_problem(len(messages), f"{path}.chat.messages")) is not None:
                 yield problem
                 return
             for i, message in enumerate(messages):
-                if message.role not in ("system", "user", "assistant"):
-                    yield FieldProblem(
-                        f"{path}.chat.messages[{i}].role",
-                        f"must be system, user or assistant, not '{shortened(message.role)}'",
-                    )
-            if sum(len(m.content) for m in messages) > MAX_PROMPT_CHARS:
+                yield from _message_problems(message, f"{path}.chat.messages[{i}]")
+            if sum(m.characters for m in messages) > MAX_PROMPT_CHARS:
                 yield FieldProblem(f"{path}.chat.messages", f"longer than {MAX_PROMPT_CHARS} characters")
+            yield from tool_use.problems(f"{path}.chat")
         case TextPrompt(text):
             if not text:
                 yield FieldProblem(f"{path}.text", "must not be empty")
@@ -80,6 +94,19 @@ def prompt_problems(prompt: Prompt, path: str) -> Iterator[FieldProblem]:
                 yield FieldProblem(f"{path}.token_ids.ids", "must not be empty")
             else:
                 yield from token_id_problems(token_ids, f"{path}.token_ids.ids")
+
+
+def _message_problems(message: ChatMessage, path: str) -> Iterator[FieldProblem]:
+    if message.role not in ROLES:
+        yield FieldProblem(f"{path}.role", f"must be one of {', '.join(ROLES)}, not '{shortened(message.role)}'")
+    if message.tool_calls:
+        if message.role != "assistant":
+            yield FieldProblem(f"{path}.tool_calls", "only the assistant calls tools")
+        yield from call_problems(message.tool_calls, f"{path}.tool_calls")
+    if message.tool_call_id and message.role != "tool":
+        yield FieldProblem(f"{path}.tool_call_id", "only a message of role tool answers a call")
+    if len(message.tool_call_id) > MAX_CALL_ID_CHARS:
+        yield FieldProblem(f"{path}.tool_call_id", f"must have at most {MAX_CALL_ID_CHARS} characters")
 
 
 def message_count_problem(count: int, path: str) -> FieldProblem | None:
@@ -114,6 +141,7 @@ class SamplingParams:
         what it runs; None until somebody draws one.
     max_output_tokens: None is what the context leaves.
     top_logprobs: None reports no logprobs; 0 those of the chosen tokens; more, also that many likelier ones.
+    structured_output: the form that the reply has; None leaves it to the model.
     """
 
     temperature: float = 1.0
@@ -123,6 +151,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     top_logprobs: int | None = None
     ignore_eos: bool = False
+    structured_output: StructuredOutput | None = None
 
     def __post_init__(self) -> None:
         if 0 <= self.temperature < MIN_TEMPERATURE:  # also -0.0
@@ -151,6 +180,10 @@ class SamplingParams:
                 yield FieldProblem(f"{path}.stop[{i}]", f"must have 1 to {MAX_STOP_CHARS} characters")
         if self.top_logprobs is not None and not 0 <= self.top_logprobs <= MAX_TOP_LOGPROBS:
             yield FieldProblem(f"{path}.top_logprobs_count", f"must be from 0 to {MAX_TOP_LOGPROBS}")
+        if self.structured_output is not None:
+            yield from self.structured_output.problems(f"{path}.structured_output")
+            if self.ignore_eos:
+                yield FieldProblem(f"{path}.ignore_eos", "cannot be combined with structured_output, which says when to end")
 
 
 @dataclass(frozen=True, slots=True)

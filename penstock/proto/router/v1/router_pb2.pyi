@@ -35,6 +35,8 @@ class _EscalationReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Esca
     """No instance of the tier could take the request."""
     ESCALATION_REASON_PROMPT_TOO_LONG: _EscalationReason.ValueType  # 4
     """The prompt does not fit the tier's context."""
+    ESCALATION_REASON_UNSUPPORTED_BY_MODEL: _EscalationReason.ValueType  # 5
+    """The tier's model takes no tools, or its engine cannot enforce the form that was asked for."""
 
 class EscalationReason(_EscalationReason, metaclass=_EscalationReasonEnumTypeWrapper): ...
 
@@ -45,6 +47,8 @@ ESCALATION_REASON_TIER_UNAVAILABLE: EscalationReason.ValueType  # 3
 """No instance of the tier could take the request."""
 ESCALATION_REASON_PROMPT_TOO_LONG: EscalationReason.ValueType  # 4
 """The prompt does not fit the tier's context."""
+ESCALATION_REASON_UNSUPPORTED_BY_MODEL: EscalationReason.ValueType  # 5
+"""The tier's model takes no tools, or its engine cannot enforce the form that was asked for."""
 Global___EscalationReason: _TypeAlias = EscalationReason  # noqa: Y015
 
 class _InstanceState:
@@ -467,10 +471,13 @@ class Finished(_message.Message):
     TIME_TO_FIRST_TOKEN_FIELD_NUMBER: _builtins.int
     TOTAL_TIME_FIELD_NUMBER: _builtins.int
     TRACE_ID_FIELD_NUMBER: _builtins.int
+    TOOL_CALLS_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
     reason: _common_pb2.FinishReason.ValueType
     tier: _builtins.str
     """The tier whose answer this is."""
     trace_id: _builtins.str
+    content: _builtins.str
     @_builtins.property
     def usage(self) -> _common_pb2.TokenUsage:
         """Of the answer that stands."""
@@ -483,6 +490,10 @@ class Finished(_message.Message):
     def time_to_first_token(self) -> _duration_pb2.Duration: ...
     @_builtins.property
     def total_time(self) -> _duration_pb2.Duration: ...
+    @_builtins.property
+    def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.ToolCall]:
+        """Where the request offered tools: the calls in the answer, and the answer's text without them."""
+
     def __init__(
         self,
         *,
@@ -493,12 +504,16 @@ class Finished(_message.Message):
         time_to_first_token: _duration_pb2.Duration | None = ...,
         total_time: _duration_pb2.Duration | None = ...,
         trace_id: _builtins.str = ...,
+        tool_calls: _abc.Iterable[_common_pb2.ToolCall] | None = ...,
+        content: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["time_to_first_token", b"time_to_first_token", "total_time", b"total_time", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_content", b"_content", "content", b"content", "time_to_first_token", b"time_to_first_token", "total_time", b"total_time", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "tier", b"tier", "tiers", b"tiers", "time_to_first_token", b"time_to_first_token", "total_time", b"total_time", "trace_id", b"trace_id", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_content", b"_content", "content", b"content", "reason", b"reason", "tier", b"tier", "tiers", b"tiers", "time_to_first_token", b"time_to_first_token", "tool_calls", b"tool_calls", "total_time", b"total_time", "trace_id", b"trace_id", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__content: _TypeAlias = _typing.Literal["content"]  # noqa: Y015
+    _WhichOneofArgType__content: _TypeAlias = _typing.Literal["_content", b"_content"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__content) -> _WhichOneofReturnType__content | None: ...
 
 Global___Finished: _TypeAlias = Finished  # noqa: Y015
 
