@@ -128,6 +128,8 @@ class MeshTier(BaseModel):
     """Longest prompt and reply together. None: what the model was made for, as far as the KV cache allows."""
     threads: int = Field(default=1, ge=1)
     """CPU threads of each worker."""
+    tool_format: Literal["auto", "hermes", "llama3_json"] = "auto"
+    """How the model writes tool calls. auto: what its chat template says; a model whose template takes no tools has none."""
     simulated: SimulatedMeshEngine = SimulatedMeshEngine()
     """The latency model of the simulated engine."""
     sglang: SglangMeshEngine = SglangMeshEngine()

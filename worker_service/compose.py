@@ -98,6 +98,7 @@ async def compose(chassis: Chassis) -> None:
         kv_blocks=info.kv_blocks,
         kv_block_tokens=info.kv_block_tokens,
         max_requests=info.max_requests,
+        tool_format=form.name if (form := engine.tokenizer.tool_format) is not None else "",
     )
     chassis.on_drain.append(servicer.drained)
     chassis.supervise("announce-drain", lambda: _announce(servicer, chassis), endless=False)
@@ -174,6 +175,7 @@ def build_engine(tier: MeshTier, settings: ServiceSettings) -> Engine:
                 start_timeout_s=server.start_timeout_s,
                 gone_s=server.gone_s,
                 hold=hold,
+                tool_format=tier.tool_format,
             )
         )
     from worker_service.engine.torch import TorchEngineOptions, torch_engine  # torch takes seconds to import
@@ -191,6 +193,7 @@ def build_engine(tier: MeshTier, settings: ServiceSettings) -> Engine:
             max_step_tokens=tier.max_step_tokens,
             max_context_tokens=tier.max_context_tokens,
             threads=tier.threads,
+            tool_format=tier.tool_format,
         ),
         hold=hold,
     )

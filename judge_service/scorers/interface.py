@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from services.domain.requests import FinishReason, Prompt
+from services.domain.structured import StructuredOutput
 
 
 class ScorerKind(enum.Enum):
@@ -26,7 +27,12 @@ class LogprobSummary:
 
 @dataclass(frozen=True, slots=True)
 class JudgedAnswer:
-    """An answer to be judged. `reference` is the expected answer, where it is known."""
+    """An answer to be judged.
+
+    reference: the expected answer, where it is known.
+    tool_format: how the answering model writes tool calls; empty where it is not known.
+    structured_output: the form that was asked for.
+    """
 
     prompt: Prompt
     answer: str
@@ -34,6 +40,8 @@ class JudgedAnswer:
     finish_reason: FinishReason = FinishReason.STOP
     logprobs: LogprobSummary | None = None
     reference: str | None = None
+    tool_format: str = ""
+    structured_output: StructuredOutput | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -284,6 +284,12 @@ class GenerationRequest:
     slo: Slo | None = None
     priority: int = 0
 
+    @property
+    def has_form(self) -> bool:
+        """Whether the reply may have to be of some form: one is asked for, or tools are offered."""
+        offers_tools = isinstance(self.prompt, ChatPrompt) and bool(self.prompt.tool_use.offered)
+        return offers_tools or self.sampling.structured_output is not None
+
     def validate(self) -> None:
         """Raise InvalidRequest naming every unsound field."""
         problems = [*request_id_problems(self.request_id, "request_id")]

@@ -22,6 +22,7 @@ class Capability(enum.Enum):
     PRIORITIES: waiting requests go by priority.
     PREFIX_TRANSFER: running requests move by their tokens; the target loads or computes the prefix ahead.
     VERIFY_SAMPLED: a sampled draft token stands if it is the very token drawn.
+    STRUCTURED_OUTPUT: a reply's form is enforced, token by token.
     VERIFY_REJECTION: a draft with its distributions is verified by rejection sampling.
     """
 
@@ -35,6 +36,7 @@ class Capability(enum.Enum):
     SEEDED_SAMPLING = "seeded_sampling"
     PRIORITIES = "priorities"
     PREFIX_TRANSFER = "prefix_transfer"
+    STRUCTURED_OUTPUT = "structured_output"
 
 
 class EngineUnusable(Exception):

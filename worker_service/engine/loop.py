@@ -18,7 +18,14 @@ from typing import TypeVar
 
 from services.domain.errors import NotFound, PenstockError, RequestFailed, Unavailable
 from services.domain.instances import Load
-from services.domain.requests import FinishReason, GenerationRequest, SamplingParams, TokenFrame, TokenUsage
+from services.domain.requests import (
+    FinishReason,
+    GenerationRequest,
+    SamplingParams,
+    TokenFrame,
+    TokenPrompt,
+    TokenUsage,
+)
 from worker_service.engine.core import EngineCore, StepOutput
 from worker_service.engine.interface import (
     Admitted,
@@ -35,6 +42,7 @@ from worker_service.engine.interface import (
     Verification,
 )
 from worker_service.engine.runner import ModelRunner
+from worker_service.grammar import GrammarCompiler
 from worker_service.request_failures import request_failed
 from worker_service.text import Tokenizer
 from worker_service.text.encoder import EncodingAborted, PromptEncoder
@@ -112,12 +120,14 @@ class LoopEngine:
         self._thread.start()
         await built
         self._encoder = PromptEncoder(self._core.tokenizer, self._info.max_context_tokens)
+        self._grammars = GrammarCompiler(self._core.tokenizer, self._core.tokenizer.tool_format)
 
     async def close(self) -> None:
         if self._stopping:
             return
         self._stopping = True
         self._encoder.close()
+        self._grammars.close()
         self._commands.put(None)
         await asyncio.to_thread(self._thread.join)
         self._copier.shutdown()
@@ -143,8 +153,9 @@ class LoopEngine:
         except EncodingAborted:
             yield Finished(FinishReason.ABORTED, TokenUsage(output_tokens=len(resumed)))
             return
+        grammar = await self._grammars.compile(request, resumed)
         async with contextlib.aclosing(
-            self._stream(request.request_id, lambda core: core.add(request, prompt))
+            self._stream(request.request_id, lambda core: core.add(request, prompt, grammar))
         ) as events:
             async for event in events:  # left at once, not when collected
                 yield event
@@ -154,6 +165,7 @@ class LoopEngine:
     ) -> AsyncGenerator[EngineEvent, None]:
         try:
             prompt = await self._encoder.encode(request.request_id, request.prompt, continued=True)
+            grammar = await self._grammars.compile(request, tokens[len(prompt) :])
         except BaseException as error:
             with contextlib.suppress(Unavailable):
                 self._post(lambda: self._core.transfers.release(transfer_id))
@@ -161,7 +173,9 @@ class LoopEngine:
                 raise NotFound("request", request.request_id) from None
             raise
         async with contextlib.aclosing(
-            self._stream(request.request_id, lambda core: core.enter(request, prompt, transfer_id, tokens, last))
+            self._stream(
+                request.request_id, lambda core: core.enter(request, prompt, transfer_id, tokens, last, grammar)
+            )
         ) as events:
             async for event in events:
                 yield event
@@ -255,9 +269,11 @@ class LoopEngine:
         distributions: Seq[DraftDistribution] = (),
     ) -> Verification:
         stream: _Stream = asyncio.Queue()
+        asked = GenerationRequest(request_id, TokenPrompt(tuple(prefix[: len(prefix) - offset])), sampling)
+        grammar = await self._grammars.compile(asked, prefix[len(prefix) - offset :])
         await self._call(
             request_id,
-            lambda core: core.add_verification(request_id, prefix, draft, sampling, offset, distributions),
+            lambda core: core.add_verification(request_id, prefix, draft, sampling, offset, distributions, grammar),
             stream,
         )
         try:

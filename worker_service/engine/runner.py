@@ -17,6 +17,7 @@ class Row:
 
     logits: the last so many tokens want a next token each. offset: output position of the first of these.
     distributions: they also want the distribution they are drawn from.
+    allowed: which tokens they may be, (logits, ceil(V / 32)) bits (`worker_service.grammar.token_grammar.Mask`); None: any.
     """
 
     tokens: Seq[int]
@@ -26,6 +27,7 @@ class Row:
     sampling: SamplingParams
     offset: int
     distributions: bool = False
+    allowed: npt.NDArray[np.int32] | None = None
 
 
 @dataclass(frozen=True, slots=True)

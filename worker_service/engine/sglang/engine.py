@@ -80,6 +80,7 @@ class SglangEngineOptions:
     start_timeout_s: float = 600.0
     gone_s: float = 10.0
     hold: OutputCoalescing | None = None
+    tool_format: str = "auto"
 
 
 class SglangEngine(MovingRequests):
@@ -117,7 +118,7 @@ class SglangEngine(MovingRequests):
         if not (options.folder / "config.json").exists():
             raise EngineUnusable(f"{options.folder}: no config.json: the model's folder is needed for its tokenizer")
         vocab_size = await asyncio.to_thread(config_vocab, options.folder)
-        self._tokenizer = await asyncio.to_thread(HfTokenizer, options.folder, vocab_size)
+        self._tokenizer = await asyncio.to_thread(HfTokenizer, options.folder, vocab_size, options.tool_format)
         if options.launch is not None:
             self.process = ServerProcess(options.launch, options.port or free_port())
             await self.process.start()

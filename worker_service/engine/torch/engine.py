@@ -39,6 +39,7 @@ class TorchEngineOptions:
     max_context_tokens: int | None = None
     threads: int = 1
     kernel: bool | None = None
+    tool_format: str = "auto"
 
 
 def torch_engine(
@@ -62,7 +63,7 @@ def torch_core(options: TorchEngineOptions, clock: Clock) -> tuple[EngineCore, E
         model = model.eval().to(options.device)
     except (RuntimeError, AssertionError) as error:  # no such device, no CUDA here, or no room for the weights
         raise EngineUnusable(f"device {options.device}: {_first_line(error)}") from error
-    tokenizer = HfTokenizer(options.folder, vocab_size=config.vocab_size)
+    tokenizer = HfTokenizer(options.folder, config.vocab_size, options.tool_format)
     blocks = max(1, options.kv_tokens // options.kv_block_tokens)
     context = min(
         config.max_position_embeddings,

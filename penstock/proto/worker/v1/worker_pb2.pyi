@@ -97,6 +97,8 @@ class _CapabilityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Capability
     """Running requests move to engines of their kind by their tokens: the target loads the KV from a cache that both share,
     or computes it, ahead of the hand-over. The KvLayout has no layers, its blocks no bytes.
     """
+    CAPABILITY_STRUCTURED_OUTPUT: _Capability.ValueType  # 11
+    """A reply's form (SamplingParams.structured_output, calls of tools) is enforced, token by token."""
 
 class Capability(_Capability, metaclass=_CapabilityEnumTypeWrapper): ...
 
@@ -119,6 +121,8 @@ CAPABILITY_PREFIX_TRANSFER: Capability.ValueType  # 10
 """Running requests move to engines of their kind by their tokens: the target loads the KV from a cache that both share,
 or computes it, ahead of the hand-over. The KvLayout has no layers, its blocks no bytes.
 """
+CAPABILITY_STRUCTURED_OUTPUT: Capability.ValueType  # 11
+"""A reply's form (SamplingParams.structured_output, calls of tools) is enforced, token by token."""
 Global___Capability: _TypeAlias = Capability  # noqa: Y015
 
 @_typing.final
