@@ -32,6 +32,7 @@ _ESCALATIONS = {
     EscalationReason.JUDGE_UNAVAILABLE: pb.ESCALATION_REASON_JUDGE_UNAVAILABLE,
     EscalationReason.TIER_UNAVAILABLE: pb.ESCALATION_REASON_TIER_UNAVAILABLE,
     EscalationReason.PROMPT_TOO_LONG: pb.ESCALATION_REASON_PROMPT_TOO_LONG,
+    EscalationReason.UNSUPPORTED_BY_MODEL: pb.ESCALATION_REASON_UNSUPPORTED_BY_MODEL,
 }
 
 
@@ -139,6 +140,8 @@ def _finished_to_proto(event: Finished) -> pb.Finished:
         tiers=[_summary_to_proto(summary) for summary in event.tiers],
         total_time=common.duration(event.total_s),
         trace_id=event.trace_id,
+        tool_calls=[common.call_to_proto(call) for call in event.tool_calls],
+        content=event.content,
     )
     if event.ttft_s is not None:
         made.time_to_first_token.CopyFrom(common.duration(event.ttft_s))

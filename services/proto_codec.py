@@ -31,6 +31,7 @@ from services.domain.tools import (
     ANY_OBJECT,
     MAX_TOOL_CALLS,
     MAX_TOOLS,
+    NO_TOOLS,
     Tool,
     ToolCall,
     ToolChoice,
@@ -132,7 +133,7 @@ def tool_use_from_proto(chat: pb.ChatPrompt, path: str) -> ToolUse:
         InvalidRequest: there are too many tools, or the mode contradicts the named function.
     """
     if not chat.tools and not chat.HasField("tool_choice"):
-        return ToolUse()
+        return NO_TOOLS
     at_most(chat.tools, MAX_TOOLS, f"{path}.tools", "tools")
     tools = tuple(Tool(t.name, t.description, t.parameters_json or ANY_OBJECT, t.strict) for t in chat.tools)
     asked = chat.tool_choice

@@ -31,8 +31,8 @@ from services.domain.errors import (
 from services.domain.requests import ChatPrompt, TextPrompt, TokenPrompt
 from services.heap import HeapRelease, use_one_arena
 from services.prompt_bounds import characters_per_token
-from services.tool_calls import plain_chat, template_chat
 from services.text_threads import INLINE_CHARACTERS, TextThread
+from services.tool_calls import plain_chat, template_chat
 
 _log = logging.getLogger(__name__)
 

@@ -221,6 +221,8 @@ class ResumableRequest:
             total_s=done.total_s,
             request_id=self._accepted.request_id,
             trace_id=done.trace_id,
+            tool_calls=done.tool_calls,
+            content="".join(self._text) if done.content is None else done.content,
         )
 
     def _check_unavailable(self, failure: errors.PenstockError, now: float) -> None:

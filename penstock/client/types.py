@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-Message = Mapping[str, str]
-"""A chat message: {"role": "user", "content": "..."}."""
+Message = Mapping[str, Any]
+"""A chat message: {"role": "user", "content": "..."}. An assistant's may have `tool_calls`, each a ToolCall or a mapping as
+in OpenAI's API; one of role `tool` has the `tool_call_id` that it answers."""
 
 Prompt = str | Sequence[Message] | Sequence[int]
 """A question as text (sent as one user message), a whole chat, or token ids to continue."""
@@ -37,6 +38,40 @@ class Slo:
 
 
 @dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the model may call. parameters: JSON schema of its arguments. strict: calls must fit the schema."""
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object"})
+    strict: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that a model has made. arguments: a JSON object as text."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredOutput:
+    """The form that a reply must have; exactly one field is set.
+
+    json_object: any JSON object. json_schema: JSON that fits a schema, given as mapping or text.
+    regex: the whole reply matches. grammar: in Lark's notation, or GBNF. choice: one of these texts.
+    """
+
+    json_object: bool = False
+    json_schema: Mapping[str, Any] | str | None = None
+    regex: str | None = None
+    grammar: str | None = None
+    choice: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Options:
     """How to answer. What is None is left to the server.
 
@@ -47,6 +82,10 @@ class Options:
     top_logprobs: None reports no logprobs; 0 to 20 also that many likelier tokens.
     raw: the prompt text is continued as it stands, without a chat template.
     priority: -100 to 100; higher goes first among waiting requests.
+    tools: what the model may call.
+    tool_choice: auto (it decides), none, required, or the name of the tool to call; None: auto.
+    parallel_tool_calls: several calls in one reply are allowed.
+    structured_output: the form that the reply must have.
     """
 
     model: str = "cascade"
@@ -60,6 +99,10 @@ class Options:
     priority: int = 0
     raw: bool = False
     request_id: str | None = None
+    tools: Sequence[Tool] = ()
+    tool_choice: str | None = None
+    parallel_tool_calls: bool = True
+    structured_output: StructuredOutput | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +224,10 @@ class TierSummary:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last event."""
+    """The last event.
+
+    tool_calls, content: where tools were offered, the calls and the text without them; else content is None.
+    """
 
     reason: FinishReason
     tier: str
@@ -190,6 +236,8 @@ class Finished:
     ttft_s: float | None
     total_s: float
     trace_id: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    content: str | None = None
 
 
 Event = Accepted | TierStarted | TierAdmitted | TierDeclined | Tokens | Judged | Escalated | InstanceChanged | Finished
@@ -197,7 +245,10 @@ Event = Accepted | TierStarted | TierAdmitted | TierDeclined | Tokens | Judged |
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A whole answer. `tiers`: every tier that worked on it; `tier`: whose answer it is."""
+    """A whole answer. `tiers`: every tier that worked on it; `tier`: whose answer it is.
+
+    text: as the model wrote it, calls included. tool_calls: the calls in it. content: the text without them.
+    """
 
     text: str
     token_ids: tuple[int, ...]
@@ -210,6 +261,13 @@ class Reply:
     total_s: float
     request_id: str
     trace_id: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    content: str = ""
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The reply as a message of the chat that goes on."""
+        return {"role": "assistant", "content": self.content, "tool_calls": self.tool_calls}
 
 
 @dataclass(frozen=True, slots=True)

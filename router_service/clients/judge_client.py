@@ -25,6 +25,7 @@ from services import proto_codec as common
 from services.channels import ChannelPool
 from services.domain.errors import DeadlineExceeded, Overloaded, PenstockError, Unavailable
 from services.domain.requests import FinishReason, PositionLogprobs, Prompt
+from services.domain.structured import StructuredOutput
 
 _log = logging.getLogger(__name__)
 

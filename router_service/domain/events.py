@@ -4,6 +4,7 @@ import enum
 from dataclasses import dataclass
 
 from services.domain.requests import FinishReason, Prompt, SamplingParams, Slo, TokenFrame, TokenUsage
+from services.domain.tools import ToolCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class EscalationReason(enum.Enum):
     JUDGE_UNAVAILABLE = "judge_unavailable"
     TIER_UNAVAILABLE = "tier_unavailable"
     PROMPT_TOO_LONG = "prompt_too_long"
+    UNSUPPORTED_BY_MODEL = "unsupported_by_model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,10 @@ class TierSummary:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last event. `usage` is the answer's own; `ttft_s` None where no token came."""
+    """The last event. `usage` is the answer's own; `ttft_s` None where no token came.
+
+    tool_calls, content: where tools were offered, the answer's calls and its text without them; content is None otherwise.
+    """
 
     reason: FinishReason
     tier: str
@@ -128,6 +133,8 @@ class Finished:
     total_s: float
     trace_id: str
     stop: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    content: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,11 +41,14 @@ from services.domain.errors import (
     PenstockError,
     PromptTooLong,
     Unavailable,
+    UnsupportedByModel,
     invalid,
 )
 from services.domain.mesh_view import MeshView
 from services.domain.plans import Plan, TierPlan
-from services.domain.requests import GenerationRequest, SamplingParams, TokenFrame, TokenUsage
+from services.domain.requests import ChatPrompt, GenerationRequest, SamplingParams, TokenFrame, TokenUsage
+from services.domain.tools import NO_TOOLS, ToolUse
+from services.tool_calls import FORMATS, parse_reply
 
 
 @dataclass(slots=True)
@@ -58,6 +61,8 @@ class _Reply:
     instance_id: str = ""
     frames: list[TokenFrame] = field(default_factory=list)
     prompt_tokens: int = 0
+    tool_format: str = ""
+    streamed: list[str] = field(default_factory=list)  # the text of what was not held, where it may hold calls
     done: TierDone | None = None
     score: float | None = None
     accepted: bool = False
@@ -65,7 +70,7 @@ class _Reply:
 
     @property
     def text(self) -> str:
-        return "".join(frame.text for frame in self.frames)
+        return "".join(self.streamed) or "".join(frame.text for frame in self.frames)
 
     def usage(self) -> TokenUsage:
         told = self.done.usage if self.done is not None else TokenUsage()
@@ -182,11 +187,9 @@ class RequestDriver:
                         if isinstance(event, Answer) and event.frame.token_ids and first_token_at is None:
                             first_token_at = loop.time()
                         yield event
-            except (Unavailable, PromptTooLong) as error:
+            except (Unavailable, PromptTooLong, UnsupportedByModel) as error:
                 self._end(reply, error)
-                too_long = isinstance(error, PromptTooLong)
-                reason = EscalationReason.PROMPT_TOO_LONG if too_long else EscalationReason.TIER_UNAVAILABLE
-                escalation = cascade.unable(route, at, reason) if held else None
+                escalation = cascade.unable(route, at, _why_unable(error)) if held else None
                 if escalation is None:
                     raise
             except BaseException as error:
@@ -214,7 +217,7 @@ class RequestDriver:
                     if frame.token_ids and first_token_at is None:
                         first_token_at = loop.time()
                     yield Answer(reply.tier.name, _told(frame, request.sampling))
-            yield self._finished(reply, replies, began, first_token_at)
+            yield self._finished(request, reply, replies, began, first_token_at)
             return
 
     def _entry(self, plan: Plan, route: tuple[TierPlan, ...], request: RouterRequest) -> int:
@@ -244,6 +247,7 @@ class RequestDriver:
             resumed = request.resume.token_ids
         if held and sampling.top_logprobs is None and await self._judge.needs_logprobs(plan.scorer):
             sampling = replace(sampling, top_logprobs=0)
+        offers_tools = bool(_tool_use(request).offered)
         asked = GenerationRequest(
             request_id=worker_request_id(request.request_id, reply.tier.name),
             prompt=request.prompt,
@@ -265,12 +269,15 @@ class RequestDriver:
                         if held:
                             reply.frames.append(event)
                         else:
+                            if offers_tools:
+                                reply.streamed.append(event.text)
                             yield Answer(reply.tier.name, _told(event, request.sampling))
                     case TierDone():
                         reply.done = event
                     case _:
                         if isinstance(event, TierStarted):
                             reply.instance_id = event.instance_id
+                            reply.tool_format = self._tool_format(event.instance_id)
                         elif isinstance(event, InstanceChanged):
                             reply.instance_id = event.to_instance_id
                             count = self._stats.migration if event.moved else self._stats.failover
@@ -293,9 +300,16 @@ class RequestDriver:
                 reply.done.reason,
                 [position for frame in reply.frames for position in frame.logprobs],
                 request.deadline_s,
+                reply.tool_format,
+                request.sampling.structured_output,
             )
         finally:
             otel_context.detach(token)
+
+    def _tool_format(self, instance_id: str) -> str:
+        """How an instance's model writes tool calls; empty where it takes no tools, or is not known any more."""
+        record = self._view.find(instance_id)
+        return record.model.tool_format if record is not None and record.model is not None else ""
 
     def _begin(self, tier: TierPlan) -> _Reply:
         span = self._tracer.start_span(f"tier {tier.name}", attributes={"penstock.tier": tier.name})
@@ -315,8 +329,17 @@ class RequestDriver:
             reply.span.set_attribute("penstock.threshold", reply.tier.threshold)
         reply.span.end()
 
-    def _finished(self, reply: _Reply, replies: list[_Reply], began: float, first_token_at: float | None) -> Finished:
+    def _finished(
+        self,
+        request: RouterRequest,
+        reply: _Reply,
+        replies: list[_Reply],
+        began: float,
+        first_token_at: float | None,
+    ) -> Finished:
         assert reply.done is not None
+        form = FORMATS.get(reply.tool_format) if _tool_use(request).offered else None
+        parsed = parse_reply(reply.text, form, request.request_id) if form is not None else None
         summaries = tuple(
             TierSummary(
                 tier=r.tier.name,
@@ -339,7 +362,23 @@ class RequestDriver:
             total_s=asyncio.get_running_loop().time() - began,
             trace_id=format_trace_id(reply.span.get_span_context().trace_id),
             stop=reply.done.stop,
+            tool_calls=parsed.calls if parsed is not None else (),
+            content=parsed.content if parsed is not None else None,
         )
+
+
+def _tool_use(request: RouterRequest) -> ToolUse:
+    return request.prompt.tool_use if isinstance(request.prompt, ChatPrompt) else NO_TOOLS
+
+
+def _why_unable(error: PenstockError) -> EscalationReason:
+    """Why a tier could not answer, by the error of its last attempt."""
+    match error:
+        case PromptTooLong():
+            return EscalationReason.PROMPT_TOO_LONG
+        case UnsupportedByModel():
+            return EscalationReason.UNSUPPORTED_BY_MODEL
+    return EscalationReason.TIER_UNAVAILABLE
 
 
 def worker_request_id(request_id: str, tier: str) -> str:

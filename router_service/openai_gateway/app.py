@@ -11,7 +11,7 @@ from typing import Any
 from aiohttp import web
 from opentelemetry.trace import NoOpTracer, Span, SpanKind, StatusCode
 
-from router_service.domain.events import Answer, Finished, RouterEvent, RouterRequest
+from router_service.domain.events import Answer, Finished, RouterEvent, RouterRequest, TierStarted
 from router_service.domain.models import ServedModel, models_of
 from router_service.generation.in_flight_requests import InFlightRequests, new_request_id
 from router_service.generation.request_driver import RequestDriver
@@ -21,13 +21,15 @@ from router_service.openai_gateway.connections import GatewayRunner
 from router_service.openai_gateway.errors import error_body, error_headers, plain_error, refusal
 from router_service.openai_gateway.health import HealthRoutes
 from router_service.openai_gateway.replies import ChatFormat, Choice, CompletionFormat, Format
+from router_service.openai_gateway.tools import ToolDeltas
 from router_service.routing.readiness import readiness
 from services import telemetry
-from services.domain.errors import NotFound, PeerNotReading, PenstockError, invalid, shortened
+from services.domain.errors import InvalidRequest, NotFound, PeerNotReading, PenstockError, invalid, shortened
 from services.domain.mesh_view import MeshView
 from services.domain.requests import MAX_SEED, Prompt, SamplingParams
 from services.errors import http_status
 from services.telemetry import Telemetry
+from services.tool_calls import FORMATS, ToolFormat
 from services.write_timeouts import WriteTimeouts, write_deadline_s
 
 _log = logging.getLogger(__name__)
@@ -150,12 +152,20 @@ class OpenAiGateway:
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         asked = await self._bodies.parsed(request, schema.parse_chat)
         with_logprobs = bool(asked.logprobs)
-        return await self._answer(request, asked, ChatFormat(), [asked.prompt()], asked.params(), with_logprobs)
+        try:
+            return await self._answer(request, asked, ChatFormat(), [asked.prompt()], asked.params(), with_logprobs)
+        except InvalidRequest as error:
+            raise asked.in_own_fields(error) from error
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         asked = await self._bodies.parsed(request, schema.parse_completion)
         with_logprobs = asked.logprobs is not None
-        return await self._answer(request, asked, CompletionFormat(), asked.prompts(), asked.params(), with_logprobs)
+        try:
+            return await self._answer(
+                request, asked, CompletionFormat(), asked.prompts(), asked.params(), with_logprobs
+            )
+        except InvalidRequest as error:
+            raise asked.in_own_fields(error) from error
 
     async def _answer(
         self,
@@ -223,6 +233,8 @@ class OpenAiGateway:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
 
         write = self._writes.watched()
+        offers_tools = isinstance(asked, schema.ChatRequest) and bool(asked.tool_use().offered)
+        calling = dict[int, ToolDeltas]()  # by choice
 
         async def send(chunk: dict[str, Any] | str) -> None:
             data = chunk if isinstance(chunk, str) else json.dumps(chunk, separators=(",", ":"))
@@ -232,6 +244,10 @@ class OpenAiGateway:
         try:
             async for index, event in events:
                 choice = choices[index]
+                if isinstance(event, TierStarted) and offers_tools:
+                    own_id = request_id if len(choices) == 1 else f"{request_id}-{index}"
+                    if (form := self._tool_format(event.instance_id)) is not None:
+                        calling[index] = ToolDeltas(form, own_id)
                 if not isinstance(event, (Answer, Finished)):
                     continue
                 if not response.prepared:
@@ -239,7 +255,15 @@ class OpenAiGateway:
                     for opened in choices:
                         if (opening := shape.opening(opened.index)) is not None:
                             await send(base | {"choices": [opening]})
-                if isinstance(event, Answer):
+                if index in calling:
+                    pieces = (
+                        calling[index].push(event.frame.text) if isinstance(event, Answer) else calling[index].finish()
+                    )
+                    for delta in replies.tool_deltas(index, pieces, event, logprobs=with_logprobs):
+                        await send(base | {"choices": [delta]})
+                if isinstance(event, Answer) and index in calling:
+                    choice.saw(event)
+                elif isinstance(event, Answer):
                     delta = shape.delta(choice.index, event, len(choice.text), logprobs=with_logprobs)
                     choice.saw(event)
                     if event.frame.text or with_logprobs:
@@ -260,6 +284,11 @@ class OpenAiGateway:
                 raise
             await send(error_body(error))
         return response
+
+    def _tool_format(self, instance_id: str) -> ToolFormat | None:
+        """How an instance's model writes tool calls; None where it takes no tools."""
+        record = self._view.find(instance_id)
+        return FORMATS.get(record.model.tool_format) if record is not None and record.model is not None else None
 
 
 def _cut_off(request: web.Request, span: Span, error: PeerNotReading) -> asyncio.CancelledError:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from services.domain.errors import FieldProblem, InvalidRequest, shortened
 from services.domain.structured import StructuredOutput
-from services.domain.tools import MAX_CALL_ID_CHARS, ToolCall, ToolUse, call_problems
+from services.domain.tools import MAX_CALL_ID_CHARS, NO_TOOLS, ToolCall, ToolUse, call_problems
 
 # Limits on what one request may hold. They are well over what any context served today can take (a token is about four
 # characters), and low enough that a request is checked in milliseconds and fits a message to a worker.
@@ -47,7 +47,7 @@ class ChatPrompt:
     """Rendered by the chat template of the model that answers."""
 
     messages: tuple[ChatMessage, ...]
-    tool_use: ToolUse = ToolUse()
+    tool_use: ToolUse = NO_TOOLS
 
     @property
     def characters(self) -> int:
@@ -183,7 +183,9 @@ class SamplingParams:
         if self.structured_output is not None:
             yield from self.structured_output.problems(f"{path}.structured_output")
             if self.ignore_eos:
-                yield FieldProblem(f"{path}.ignore_eos", "cannot be combined with structured_output, which says when to end")
+                yield FieldProblem(
+                    f"{path}.ignore_eos", "cannot be combined with structured_output, which says when to end"
+                )
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,12 @@ from services.domain.errors import FieldProblem
 
 # Limits are checked before anything is compiled, by length and depth alone.
 MAX_SCHEMA_CHARS = 65_536
-"""Of a JSON schema as text. The greatest schemas of agents in use (a hundred properties with descriptions) have half of it."""
+"""Of a JSON schema as text: a hundred properties with long descriptions have half of it."""
 MAX_SCHEMA_DEPTH = 64
 """Nested objects and lists of a schema's text: twice the depth of a value, since each level of properties is two."""
 MAX_GRAMMAR_CHARS = 65_536
+MAX_GBNF_RULES = 256
+"""Of a grammar in GBNF, whose translation takes time by the square of them: 0.1 s for so many."""
 MAX_REGEX_CHARS = 8_192
 MAX_CHOICES = 1_024
 MAX_CHOICE_CHARS = 65_536
@@ -55,6 +57,8 @@ class StructuredOutput:
                 yield from _length_problems(self.text, MAX_REGEX_CHARS, name)
             case StructureKind.GRAMMAR:
                 yield from _length_problems(self.text, MAX_GRAMMAR_CHARS, name)
+                if self.text.count("::=") > MAX_GBNF_RULES:
+                    yield FieldProblem(name, f"must have at most {MAX_GBNF_RULES} rules")
             case StructureKind.CHOICE:
                 yield from _choice_problems(self.choices, name)
 

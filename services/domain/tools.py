@@ -111,6 +111,9 @@ class ToolUse:
             yield FieldProblem(f"{path}.tool_choice", "a call is required, but there are no tools")
 
 
+NO_TOOLS = ToolUse()
+
+
 def call_problems(calls: Sequence[ToolCall], path: str) -> Iterator[FieldProblem]:
     """What is wrong with the calls of an assistant's message."""
     if len(calls) > MAX_TOOL_CALLS:

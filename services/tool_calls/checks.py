@@ -74,7 +74,9 @@ def fits(value: Any, schema: Any) -> bool:
     if not isinstance(schema, Mapping):
         return schema is not False
     kinds = schema.get("type")
-    if isinstance(kinds, (str, list)) and not any(_is(value, k) for k in ([kinds] if isinstance(kinds, str) else kinds)):
+    if isinstance(kinds, (str, list)) and not any(
+        _is(value, k) for k in ([kinds] if isinstance(kinds, str) else kinds)
+    ):
         return False
     if isinstance(schema.get("enum"), list) and value not in schema["enum"]:
         return False

@@ -69,7 +69,7 @@ class ToolCallParser:
 
     def __init__(self, form: ToolFormat) -> None:
         self._form = form
-        self._state = _Text() if form.begin else _Start()
+        self._state: _State = _Text() if form.begin else _Start()
         self._rest = ""  # not yet certain
         self._space = ""  # content if more content follows
         self._raw = ""  # of the call that is being read, until its name is known
@@ -99,21 +99,22 @@ class ToolCallParser:
         self._state, self._rest, self._raw, self._space = _Plain(), "", "", ""
         return deltas
 
-    def _step(self) -> Iterator[Delta]:
+    def _step(self) -> list[Delta]:
         match self._state:
             case _Start():
-                yield from self._begin_bare()
+                self._begin_bare()
             case _Text():
-                yield from self._read_text()
-            case _Call():
-                yield from self._read_call(self._state)
+                return [*self._read_text()]
+            case _Call() as call:
+                return [*self._read_call(call)]
             case _End():
-                yield from self._read_end()
+                self._read_end()
             case _Plain():
                 rest, self._rest = self._rest, ""
-                yield from self._content(rest)
+                return [*self._content(rest)]
+        return []
 
-    def _begin_bare(self) -> Iterator[Delta]:
+    def _begin_bare(self) -> None:
         """Where an object is a call: does one begin here?"""
         text = self._rest.lstrip(_SPACE + (self._form.separator if self.calls else ""))
         if not text:
@@ -123,8 +124,6 @@ class ToolCallParser:
         else:
             self.malformed |= self.calls > 0
             self._state = _Plain()
-        return
-        yield
 
     def _read_text(self) -> Iterator[Delta]:
         begin = self._form.begin
@@ -162,7 +161,7 @@ class ToolCallParser:
             self.calls += 1
             self._raw, self._state = "", _End() if self._form.end else _Start()
 
-    def _read_end(self) -> Iterator[Delta]:
+    def _read_end(self) -> None:
         text, end = self._rest.lstrip(_SPACE), self._form.end
         if text.startswith(end):
             self._rest, self._state = text[len(end) :], _Text()
@@ -170,8 +169,6 @@ class ToolCallParser:
             self.malformed, self._state = True, _Plain()
         elif text == "":
             self._rest = ""
-        return
-        yield
 
     def _content(self, text: str) -> Iterator[Delta]:
         """Content, but for white space at its end, which waits for what follows."""
@@ -209,6 +206,9 @@ class _End:
 @dataclass(slots=True)
 class _Plain:
     """No call can come any more."""
+
+
+_State = _Start | _Text | _Call | _End | _Plain
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from services.domain.errors import PenstockError
 from services.domain.requests import GenerationRequest
 from services.text_threads import TextThread
 from services.tool_calls import ToolFormat
-from worker_service.grammar.source import GrammarSource, reply_grammar
+from worker_service.grammar.source import GrammarSource, grammar_characters, reply_grammar
 from worker_service.request_failures import request_failed
 from worker_service.text import Tokenizer
 
@@ -40,27 +40,28 @@ class GrammarCompiler:
             Overloaded: too much is waiting to be compiled.
             RequestFailed: the library fails.
         """
-        if not request.has_form:
+        characters = grammar_characters(request, self._form) if request.has_form else 0
+        if not characters:
             return None
-        source = reply_grammar(request, self._form)
-        if source is None:
-            return None
-        return await self._thread.submit(len(source.text), lambda: self._begun(request.request_id, source, output))
+        return await self._thread.submit(characters, lambda: self._begun(request, output))
 
     def close(self) -> None:
         self._thread.close()
 
-    def _begun(self, request_id: str, source: GrammarSource, output: Seq[int]) -> "TokenGrammar":
+    def _begun(self, request: GenerationRequest, output: Seq[int]) -> "TokenGrammar":
         try:
-            return self._get(source).begun(output)
+            return self._get(reply_grammar(request, self._form)).begun(output)
         except PenstockError:
             raise
         except BaseException as error:  # a panic in native code is no Exception
-            raise request_failed(request_id, error) from error
+            raise request_failed(request.request_id, error) from error
 
     def _get(self, source: GrammarSource) -> "TokenGrammar":
         """A compiled grammar; the thread's."""
-        from worker_service.grammar.token_grammar import Vocabulary, compiled  # only where it is needed: it loads a library
+        from worker_service.grammar.token_grammar import (
+            Vocabulary,
+            compiled,
+        )  # only where it is needed: it loads a library
 
         known = self._compiled.get(source.text)
         if known is not None:
