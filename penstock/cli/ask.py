@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import options, targets
+from penstock.cli import forms, options, targets
 from penstock.cli.output import cli_error_handling, console, print_json, seconds
 from penstock.client.sync import Client
 from penstock.client.types import Escalated, Finished, InstanceChanged, Judged, Options, TierStarted, Tokens
@@ -22,6 +22,13 @@ def ask(
     temperature: TemperatureOption = 0.0,
     max_tokens: MaxTokensOption = None,
     seed: Annotated[int | None, options.seed("--seed", help="Of a sampled reply; else the router draws one.")] = None,
+    tools: forms.ToolsOption = None,
+    tool_choice: forms.ToolChoiceOption = None,
+    json_object: forms.JsonObjectOption = False,
+    json_schema: forms.JsonSchemaOption = None,
+    regex: forms.RegexOption = None,
+    grammar: forms.GrammarOption = None,
+    choice: forms.ChoiceOption = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the answer alone.")] = False,
     target: targets.Target = None,
     json: targets.Json = False,
@@ -31,7 +38,15 @@ def ask(
     The shipped models know only small tasks with numbers, letters and words (models/family/README.md lists them).
     """
     where = targets.resolve(target)
-    wanted = Options(model=model, temperature=temperature, max_tokens=max_tokens, seed=seed)
+    wanted = Options(
+        model=model,
+        temperature=temperature,
+        max_tokens=max_tokens,
+        seed=seed,
+        tools=forms.tools(tools, tool_choice),
+        tool_choice=tool_choice,
+        structured_output=forms.structured_output(json_object, json_schema, regex, grammar, choice),
+    )
     with cli_error_handling(where), Client(where, retry=targets.INTERACTIVE) as client:
         if json:
             print_json(client.generate(prompt, wanted))
@@ -73,6 +88,8 @@ def _show(client: Client, messages: list[dict[str, str]], wanted: Options, *, qu
             case Finished():
                 console.out("")
                 if not quiet:
+                    for call in event.tool_calls:
+                        console.print(f"  calls {call.name}({call.arguments})", highlight=False, markup=False)
                     console.print(_summary(event), style="dim", highlight=False, markup=False)
             case _ if not quiet:
                 line = _line(event)

@@ -27,6 +27,7 @@ class ServerInfo:
 
     input_tokens: the longest prompt it takes. kv_tokens: room in its KV cache, all its replicas together.
     step_tokens: of prompts, in one step.
+    grammars: it can keep a reply's form.
     seeded: a sampled token depends on seed and position only. priorities: waiting requests go by priority.
     """
 
@@ -41,6 +42,7 @@ class ServerInfo:
     priorities: bool
     prefix_cache: bool
     metrics: bool
+    grammars: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,7 @@ class SglangClient:
                 and not data.get("schedule_low_priority_values_first"),
                 prefix_cache=not data.get("disable_radix_cache"),
                 metrics=bool(data.get("enable_metrics")),
+                grammars=data.get("grammar_backend") != "none",
             )
         except (KeyError, TypeError, ValueError) as error:
             raise Unavailable(f"{self._base}/server_info: unexpected answer: {error!r}") from error

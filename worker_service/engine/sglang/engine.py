@@ -17,7 +17,17 @@ from typing import Any
 import numpy as np
 
 from services.background import EndProcess, end, supervise
-from services.domain.errors import AlreadyRunning, NotServed, Overloaded, PenstockError, Unavailable
+from services.domain.errors import (
+    AlreadyRunning,
+    FieldProblem,
+    InvalidRequest,
+    NotServed,
+    Overloaded,
+    PenstockError,
+    Unavailable,
+    UnsupportedByModel,
+    invalid,
+)
 from services.domain.instances import Load
 from services.domain.requests import (
     FinishReason,
@@ -45,6 +55,7 @@ from worker_service.engine.interface import (
 from worker_service.engine.loop import OutputCoalescing
 from worker_service.engine.randomness import DRAW, uniform
 from worker_service.engine.sglang.client import Piece, ServerInfo, SglangClient
+from worker_service.engine.sglang.forms import FIELD, sampling_form
 from worker_service.engine.sglang.launch import ServerShape
 from worker_service.engine.sglang.moves import ABORTED, MOVED, MovingRequests, Running
 from worker_service.engine.sglang.server import ServerProcess
@@ -205,6 +216,7 @@ class SglangEngine(MovingRequests):
         except EncodingAborted:
             yield Finished(FinishReason.ABORTED, TokenUsage(output_tokens=len(resumed)))
             return
+        self._form(request)  # before the request is admitted
         most = reply_rules.reply_room(request, prompt, self._info.max_context_tokens, self._tokenizer)
         text = reply_rules.resumed_text(request, self._tokenizer)
         output = list(request.resume_token_ids)
@@ -251,6 +263,11 @@ class SglangEngine(MovingRequests):
                     if not running.aborted:
                         raise
                     reason = FinishReason.ABORTED
+                except InvalidRequest as error:
+                    at_work = False
+                    if request.has_form and error.problems[0].field == "request":
+                        raise invalid(FIELD, error.problems[0].problem) from error
+                    raise
                 except (PenstockError, asyncio.CancelledError, GeneratorExit):
                     raise
                 except BaseException as error:  # text or logprobs that cannot be made, an answer nobody foresaw
@@ -284,6 +301,8 @@ class SglangEngine(MovingRequests):
         """
         context = self._info.max_context_tokens
         reply_rules.check_draft(prefix, draft, offset, distributions, context, self._tokenizer.vocab_size)
+        if sampling.structured_output is not None:
+            raise NotServed("a draft of a reply with a form: SGLang tells its likeliest tokens without one")
         if not sampling.greedy and not distributions:
             raise NotServed("a sampled draft without its distributions: SGLang draws by random numbers of its own")
         vocab_size = self._tokenizer.vocab_size
@@ -331,6 +350,17 @@ class SglangEngine(MovingRequests):
         if sampling.seed is not None and not sampling.greedy:
             made["sampling_seed"] = sampling.seed & 0x7FFFFFFF
         return made
+
+    def _form(self, request: GenerationRequest) -> dict[str, Any]:
+        """The reply's form in the server's words; nothing where it has none.
+
+        Raises:
+            UnsupportedByModel: the model, or the server as it was started, cannot keep it.
+        """
+        form = sampling_form(request, self._tokenizer.tool_format)
+        if form and not self._server.grammars:
+            raise UnsupportedByModel(FieldProblem(FIELD, "this server was started without a grammar backend"))
+        return form
 
     def _tokens_an_event(self) -> int:
         """How many tokens behind the first are to come together: as many as one stream makes in the time they may wait."""
@@ -421,6 +451,8 @@ def _capabilities(server: ServerInfo) -> Iterator[Capability]:
     yield Capability.LOGPROBS
     yield Capability.VERIFY_GREEDY
     yield Capability.VERIFY_REJECTION
+    if server.grammars:
+        yield Capability.STRUCTURED_OUTPUT
     if server.prefix_cache:
         yield Capability.PREFIX_REUSE
         yield Capability.PREFIX_TRANSFER

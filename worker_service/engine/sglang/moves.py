@@ -24,7 +24,7 @@ import numpy as np
 from opentelemetry import trace
 
 from services.background import end
-from services.domain.errors import AlreadyRunning, NotFound, Overloaded, invalid
+from services.domain.errors import AlreadyRunning, NotFound, Overloaded, Unavailable, invalid
 from services.domain.requests import GenerationRequest, SamplingParams
 from worker_service.engine.interface import Blocks, EngineEvent, EngineInfo, HandedOver, KvLayout, LastBlocks, Stopped
 from worker_service.engine.sglang.client import Piece, SglangClient
@@ -178,18 +178,22 @@ class MovingRequests:
         """A reply's pieces from the server, over its pauses; `most` output tokens in all. Whoever reads them adds their
         tokens to `running`. The last one is MOVED where the request has left."""
         resumed = running.output_tokens > 0
+        form = self._form(request)
         try:
             while True:
                 stopped = False
+                # A grammar begins with a request: what there is of the reply already is written again, and left out.
+                again = running.tokens[running.prompt_tokens :] if form else []
                 pieces = self._client.generate(
                     running.server_id,
-                    running.tokens,
-                    self._sampling(request.sampling, most - running.output_tokens),
+                    running.tokens[: len(running.tokens) - len(again)],
+                    self._sampling(request.sampling, most - running.output_tokens + len(again)) | form,
                     top_logprobs=request.sampling.top_logprobs,
                     priority=self._priority(request.priority),
                 )
                 async with aclosing(pieces):
-                    async for piece in pieces:
+                    async for whole in pieces:
+                        piece = _without(whole, again)
                         if resumed:
                             _tell("kv taken over", request.request_id, len(running.tokens), piece)
                             resumed = False
@@ -254,3 +258,18 @@ def _tell(what: str, who: str, tokens: int, piece: Piece) -> None:
 def _empty(layout: KvLayout, blocks: int) -> Blocks:
     shape = (blocks, layout.layers, 2, layout.block_tokens, layout.kv_heads, layout.head_dim)
     return np.empty(shape, np.float32)
+
+
+def _without(piece: Piece, again: list[int]) -> Piece:
+    """A piece without the tokens that the reply has already: those of `again`, which are taken off it.
+
+    Raises:
+        Unavailable: the server writes something else this time.
+    """
+    count = min(len(again), len(piece.token_ids))
+    if not count:
+        return piece
+    if piece.token_ids[:count] != again[:count]:
+        raise Unavailable("the SGLang server does not write the same reply again: its form cannot be kept")
+    del again[:count]
+    return replace(piece, token_ids=piece.token_ids[count:], logprobs=piece.logprobs[count:])
