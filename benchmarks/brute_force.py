@@ -5,13 +5,13 @@ force tries every combination of thresholds that meets the quality, every split 
 """
 
 import itertools
-import statistics
 import time
 from typing import Any
 
 import numpy as np
 
 from benchmarks import report
+from benchmarks.spread import median_and_range
 from planner_service.deployment.search import Strategy, exhaustive_latency
 from planner_service.routing.bilevel import Deployer, Unreachable, least_latency
 from planner_service.routing.quality import JudgedSample, route
@@ -102,7 +102,7 @@ def run(rounds: int) -> None:  # noqa: ARG001 -- the instances are the rounds
     rows = [compare(1000 * gpus + i, gpus) for gpus in GPUS for i in range(INSTANCES)]
     equal, feasible = sum(row["equal"] for row in rows), sum(row["optimum_s"] is not None for row in rows)
     series = {
-        label: [_spread([row[of] for row in rows if row["gpus"] == gpus]) for gpus in GPUS]
+        label: [median_and_range([row[of] for row in rows if row["gpus"] == gpus]) for gpus in GPUS]
         for label, of in (("planner", "planner_seconds"), ("brute force", "brute_force_seconds"))
     }
     figures = {
@@ -118,7 +118,3 @@ def run(rounds: int) -> None:  # noqa: ARG001 -- the instances are the rounds
     title = f"Seconds to the optimum; the same one in {equal} of {len(rows)} instances"
     plot = report.bars("brute_force", title, [f"{gpus} GPUs" for gpus in GPUS], series, "seconds", log=True)
     print(f"{equal} of {len(rows)} equal, {feasible} of them feasible\n{path}\n{plot}")
-
-
-def _spread(values: list[float]) -> tuple[float, float, float]:
-    return statistics.median(values), min(values), max(values)

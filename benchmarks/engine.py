@@ -13,6 +13,7 @@ from typing import Any
 
 from benchmarks import contenders, report
 from benchmarks.contenders import Contender
+from benchmarks.spread import median_and_range
 from benchmarks.workload import workload
 from tests.support import sglang
 
@@ -70,8 +71,7 @@ def run(rounds: int) -> None:
     figures = asyncio.run(measure(rounds))
     path = report.write("engine", figures)
     series = {
-        name: [(statistics.median(rates[n]), min(rates[n]), max(rates[n])) for n in CONCURRENCY]
-        for name, rates in figures["tokens_per_s"].items()
+        name: [median_and_range(rates[n]) for n in CONCURRENCY] for name, rates in figures["tokens_per_s"].items()
     }
     groups = [f"{n} at once" for n in CONCURRENCY]
     title = "Output tokens per second, shipped large model, one CPU thread"

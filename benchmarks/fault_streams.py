@@ -13,6 +13,7 @@ from typing import Any
 
 import aiohttp
 
+from benchmarks.spread import percentile
 from penstock import AsyncClient, Escalated, Finished, InstanceChanged, MeshStatus, PenstockError, Tokens
 from penstock.local import LocalMesh
 
@@ -172,10 +173,10 @@ def rss_bytes(pid: int) -> int:
         return 0
 
 
-def percentile_ms(values: Sequence[float], share: float) -> float | None:
-    """In milliseconds, of values in seconds; None of none."""
-    ordered = sorted(values)
-    return round(1000 * ordered[min(len(ordered) - 1, int(share * len(ordered)))], 1) if ordered else None
+def percentile_ms(values: Sequence[float], percent: float) -> float | None:
+    """The percentile in milliseconds of values in seconds; None without values."""
+    value_s = percentile(values, percent)
+    return None if value_s is None else round(1000 * value_s, 1)
 
 
 def summary(
@@ -192,8 +193,8 @@ def summary(
         "asked_again": sum(result.asked_again > 0 for result in results),
         "failovers": sum(result.failovers for result in results),
         "under_way": len(gaps),
-        "stall_p50_ms": percentile_ms(gaps, 0.5),
-        "stall_p99_ms": percentile_ms(gaps, 0.99),
+        "stall_p50_ms": percentile_ms(gaps, 50),
+        "stall_p99_ms": percentile_ms(gaps, 99),
         "stall_mean_ms": round(1000 * statistics.fmean(gaps), 1) if gaps else None,
         "errors": sorted({result.error[:160] for result in results if result.error})[:5],
     }

@@ -93,7 +93,7 @@ class Row:
         more = {
             "recovery_s": round(recovery_s, 1),
             "took_s": round(took_s, 1),
-            "first_token_p99_ms": percentile_ms(times, 0.99),
+            "first_token_p99_ms": percentile_ms(times, 99),
         }
         return {"process": kind, "action": action, "face": face, "at_once": count, **figures, **more}
 

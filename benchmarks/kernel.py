@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import report
+from benchmarks.spread import median_and_range
 from benchmarks.stepwise import replay
 from planner_service.files import read_site, read_trace
 from planner_service.simulator import Dispatch, Replica, Workload, serve
@@ -70,14 +71,10 @@ def run(rounds: int) -> None:
     rows = [measure(load, rounds) for load in LOADS]
     path = report.write("kernel", {"replicas": REPLICAS, "shape": str(SHAPE), "rounds": rounds, "rows": rows})
     series = {
-        side: [_spread([row["requests"] / s for s in row[f"{side}_s"]]) for row in rows]
+        side: [median_and_range([row["requests"] / s for s in row[f"{side}_s"]]) for row in rows]
         for side in ("compiled", "stepwise")
     }
     plot = report.bars(
         "kernel", "Requests simulated per second", [f"load {load}" for load in LOADS], series, "requests/s", log=True
     )
     print(f"{path}\n{plot}")
-
-
-def _spread(values: list[float]) -> tuple[float, float, float]:
-    return statistics.median(values), min(values), max(values)

@@ -21,6 +21,7 @@ import yaml
 from grpc import aio
 
 from benchmarks import report
+from benchmarks.spread import median_and_range
 from models.training import tasks
 from penstock import AsyncClient, InstanceChanged, Move, RetryPolicy, TierStarted, Tokens
 from penstock.local import LocalMesh, MeshOptions
@@ -252,7 +253,7 @@ def run(rounds: int) -> None:
     series: dict[str, list[tuple[float, float, float]]] = {}
     for label, key in kinds.items():
         values = [[one[key][p] for one in figures["rounds"] if one["at_once"] == at_once] for at_once, p in places]
-        series[label] = [(statistics.median(v), min(v), max(v)) for v in values]
+        series[label] = [median_and_range(v) for v in values]
     groups = [f"{p}, {at_once} at once" for at_once, p in places]
     plot = report.bars("migration", "What a client waits for", groups, series, "ms")
     print(f"{path}\n{plot}")

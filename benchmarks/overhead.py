@@ -18,6 +18,7 @@ from grpc import aio
 from benchmarks import report, router_cost
 from benchmarks.contenders import one_tier_mesh, worker_address
 from benchmarks.router_cost import cpu_s
+from benchmarks.spread import median_and_range
 from penstock import AsyncClient, Tokens
 from penstock.local import LocalMesh
 from penstock.proto.common.v1 import common_pb2
@@ -133,6 +134,6 @@ def run(rounds: int) -> None:
     series = {}
     for name, by_concurrency in figures["ways"].items():
         values = [[one["first_token_p50_ms"] for one in by_concurrency[str(n)]] for n in CONCURRENCY]
-        series[name] = [(statistics.median(v), min(v), max(v)) for v in values]
+        series[name] = [median_and_range(v) for v in values]
     plot = report.bars("overhead", "Time to the first token by the way taken", groups, series, "ms, median")
     print(f"{path}\n{plot}")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import report
+from benchmarks.spread import median_and_range
 from planner_service.demand import demand_of
 from planner_service.files import read_quality, read_site, read_trace
 from planner_service.plan_cascade import plan_cascade
@@ -73,7 +74,7 @@ def run(rounds: int) -> None:
     rows = measure(rounds)
     path = report.write("planner", {"seed": SEED, "requests": REQUESTS, "rounds": rounds, "rows": rows})
     by_gpus = {gpus: [s for row in rows if row["gpus"] == gpus for s in row["seconds"]] for gpus in GPUS}
-    series = {"seconds": [(statistics.median(s), min(s), max(s)) for s in by_gpus.values()]}
+    series = {"seconds": [median_and_range(s) for s in by_gpus.values()]}
     groups = [f"{gpus} GPUs" for gpus in GPUS]
     plot = report.bars("planner", "Time to plan three tiers", groups, series, "seconds", log=True)
     print(f"{path}\n{plot}")

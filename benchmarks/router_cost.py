@@ -24,7 +24,8 @@ BEFORE = "9c4042d"  # the last commit before the data path was rebuilt
 WHOLE = {"replies": 1500, "connections": 32, "tokens": 32}
 STREAMED = {"replies": 600, "connections": 200, "tokens": 200}
 STEP_MS = 10.0
-ROUTERS = "router_service"
+RATIOS = ("cpu_ms_per_reply", "cpu_ms_per_1000_tokens", "worker_loop_cpu_ms_per_1000_tokens")
+ROUTERS, WORKER = "router_service", "worker_service"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,11 @@ class RunningVersion:
         """User and system time of the router's processes so far."""
         return sum(cpu_s(pid) for pid in _descendants(self.pid) if ROUTERS in _command(pid))
 
+    def worker_cpu_s(self) -> tuple[float, float]:
+        """User and system time of the worker's event loop so far, and of its other threads, the engine's among them."""
+        (pid,) = [pid for pid in _descendants(self.pid) if WORKER in _command(pid)]
+        return (loop := cpu_s(pid, pid)), cpu_s(pid) - loop
+
 
 @contextmanager
 def running(version: Version) -> Iterator[RunningVersion]:
@@ -91,10 +97,11 @@ def running(version: Version) -> Iterator[RunningVersion]:
             subprocess.run([*command, "down", "--folder", folder / "run"], **more)  # type: ignore[call-overload]
 
 
-def cpu_s(pid: int) -> float:
-    """User and system time of a process so far; 0 for one that has ended."""
+def cpu_s(pid: int, thread: int | None = None) -> float:
+    """User and system time of a process, or of one of its threads, so far; 0 for one that has ended."""
+    task = "" if thread is None else f"/task/{thread}"
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        fields = Path(f"/proc/{pid}{task}/stat").read_text().rsplit(")", 1)[1].split()
     except OSError:
         return 0.0
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -123,17 +130,22 @@ def load(url: str, *, replies: int, connections: int, tokens: int, stream: bool)
 
 
 def measured(mesh: RunningVersion) -> dict[str, float]:
-    """CPU of the router per whole reply and per 1,000 streamed tokens."""
+    """CPU of the router per whole reply and per 1,000 streamed tokens; of the worker's threads per 1,000 streamed tokens."""
     load(mesh.url, replies=64, connections=32, tokens=8, stream=True)  # warm
     before = mesh.router_cpu_s()
     whole = load(mesh.url, **WHOLE, stream=False)
-    between = mesh.router_cpu_s()
+    between, worker_before = mesh.router_cpu_s(), mesh.worker_cpu_s()
     streamed = load(mesh.url, **STREAMED, stream=True)
-    after = mesh.router_cpu_s()
+    after, worker_after = mesh.router_cpu_s(), mesh.worker_cpu_s()
+    worker_loop_s, worker_engine_s = (
+        later - earlier for later, earlier in zip(worker_after, worker_before, strict=True)
+    )
     tokens = STREAMED["replies"] * STREAMED["tokens"]
     return {
         "cpu_ms_per_reply": 1000 * (between - before) / WHOLE["replies"],
         "cpu_ms_per_1000_tokens": 1e6 * (after - between) / tokens,
+        "worker_loop_cpu_ms_per_1000_tokens": 1e6 * worker_loop_s / tokens,
+        "worker_engine_cpu_ms_per_1000_tokens": 1e6 * worker_engine_s / tokens,
         "replies_per_s": WHOLE["replies"] / whole["seconds"],
         "tokens_per_s": tokens / streamed["seconds"],
         "first_token_p50_ms": streamed["first_token_ms"]["p50"],
@@ -153,9 +165,7 @@ def measure(rounds: int, commit: str = BEFORE) -> dict[str, Any]:
                 told = "  ".join(f"{key} {value:.2f}" for key, value in one.items())
                 print(f"round {number + 1}  {name:<8}{told}", flush=True)
     pairs = list(zip(found["now"], found["before"], strict=True))
-    ratios = {
-        key: [now[key] / before[key] for now, before in pairs] for key in ("cpu_ms_per_reply", "cpu_ms_per_1000_tokens")
-    }
+    ratios = {key: [now[key] / before[key] for now, before in pairs] for key in RATIOS}
     for key, values in ratios.items():
         print(f"{key}: now over before {statistics.median(values):.2f}", flush=True)
     return {"before_commit": commit, "whole": WHOLE, "streamed": STREAMED, "versions": found, "ratios": ratios}

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import report
+from benchmarks.spread import median_and_range
 from services.domain.requests import ChatMessage, ChatPrompt, GenerationRequest, SamplingParams, TokenFrame
 from tests.support.sglang import sglang_pair
 from worker_service.engine.interface import EngineEvent
@@ -169,11 +170,7 @@ def run(rounds: int) -> None:
         {"seed": SEED, "rounds": rounds, "same_text": f"{same} of {len(runs)}", "medians": medians, "runs": runs},
     )
     series = {
-        way: [
-            (statistics.median(stalls), min(stalls), max(stalls))
-            for length in LENGTHS
-            if (stalls := [r["stall_ms"] for r in cells[way, length]])
-        ]
+        way: [median_and_range(stalls) for length in LENGTHS if (stalls := [r["stall_ms"] for r in cells[way, length]])]
         for way in WAYS
     }
     report.bars(

@@ -30,6 +30,7 @@ import aiohttp
 
 from benchmarks import report
 from benchmarks.contenders import KV_TOKENS, one_tier_mesh, worker_address
+from benchmarks.spread import median_and_quartiles, median_and_range
 from penstock.proto.worker.v1 import worker_pb2 as pb
 from penstock.proto.worker.v1 import worker_pb2_grpc
 from router_service.clients.reply_multiplexer import MultiplexerPool
@@ -241,17 +242,11 @@ def difference(by_way: dict[str, list[float]], base: str) -> dict[str, float]:
 
 
 def spread_of_ratios(ours: list[float], theirs: list[float]) -> dict[str, float]:
-    return _spread([one / other for one, other in zip(ours, theirs, strict=True)])
+    return median_and_quartiles([one / other for one, other in zip(ours, theirs, strict=True)])
 
 
 def spread_of_differences(ours: list[float], theirs: list[float]) -> dict[str, float]:
-    return _spread([one - other for one, other in zip(ours, theirs, strict=True)])
-
-
-def _spread(found: list[float]) -> dict[str, float]:
-    """The median, and the middle half."""
-    low, middle, high = statistics.quantiles(found, n=4, method="inclusive") if len(found) > 1 else found * 3
-    return {"median": middle, "lower_quartile": low, "upper_quartile": high}
+    return median_and_quartiles([one - other for one, other in zip(ours, theirs, strict=True)])
 
 
 def added(firsts: dict[str, list[float]]) -> dict[str, dict[str, float]]:
@@ -267,10 +262,7 @@ def run(rounds: int) -> None:
     path = report.write("sglang_overhead", figures)
     print(figures["worker_over"], figures["first_token_p50"], figures["first_token_p50_ms_added_at_32"])
     rates = figures["throughput"]["tokens_per_s"]
-    series = {
-        name: [(statistics.median(by[name]), min(by[name]), max(by[name])) for by in rates.values()]
-        for name in ("server", "worker")
-    }
+    series = {name: [median_and_range(by[name]) for by in rates.values()] for name in ("server", "worker")}
     title = "SGLang on a CPU, 32 streams: itself, and wrapped by a worker"
     groups = ["all on the same cores", "a core for the model"]
     plot = report.bars("sglang_overhead", title, groups, series, "tokens/s, median")

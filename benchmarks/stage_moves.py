@@ -9,7 +9,6 @@ import asyncio
 import dataclasses
 import json
 import random
-import statistics
 import tempfile
 import time
 from collections import Counter
@@ -23,6 +22,7 @@ import yaml
 from grpc import aio
 
 from benchmarks import report, workload
+from benchmarks.spread import percentile
 from penstock import AsyncClient, AsyncPlannerClient, Stage
 from penstock.local import LocalMesh, MeshOptions
 from penstock.proto.common.v1 import common_pb2
@@ -125,9 +125,8 @@ async def _boundaries(client: AsyncClient, found: list[tuple[float, dict[str, in
         found.append((round(time.perf_counter() - began, 2), ends))
 
 
-def _quantiles(values: list[float]) -> dict[str, float]:
-    cuts = statistics.quantiles(values, n=100) if len(values) > 1 else [0.0] * 99
-    return {"count": len(values), "p50_s": cuts[49], "p99_s": cuts[98]}
+def _percentiles(values: list[float]) -> dict[str, float]:
+    return {"count": len(values), "p50_s": percentile(values, 50) or 0.0, "p99_s": percentile(values, 99) or 0.0}
 
 
 def _summary(replies: list[Reply], seconds: float) -> dict[str, Any]:
@@ -135,8 +134,8 @@ def _summary(replies: list[Reply], seconds: float) -> dict[str, Any]:
         "seconds": seconds,
         "tokens_per_s": sum(r.tokens for r in replies) / seconds,
         "changes": dict(Counter(reason for r in replies for reason in r.changes)),
-        "gaps": _quantiles([gap for r in replies for gap in r.gaps]),
-        "gaps_at_moves": _quantiles([gap for r in replies for gap in r.moved_gaps]),
+        "gaps": _percentiles([gap for r in replies for gap in r.gaps]),
+        "gaps_at_moves": _percentiles([gap for r in replies for gap in r.moved_gaps]),
     }
 
 

@@ -11,7 +11,6 @@ import json
 import multiprocessing
 import os
 import random
-import statistics
 import tempfile
 import time
 from dataclasses import replace
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import report
+from benchmarks.spread import percentile
 from penstock.local import redis_server as local_redis
 from services.domain.instances import InstanceRecord, Load, ModelCard, Role
 from services.domain.mesh_view import MeshView
@@ -135,14 +135,13 @@ def measure(instances: int) -> dict[str, Any]:
             stop.set()
             follower.join()
             publisher.join()
-    cuts = statistics.quantiles(ages, n=100)
     return {
         "instances": instances,
         "records_per_s": instances / INTERVAL_S,
-        "age_p50_s": cuts[49],
-        "age_p99_s": cuts[98],
+        "age_p50_s": percentile(ages, 50),
+        "age_p99_s": percentile(ages, 99),
         "age_max_s": max(ages),
-        "router_loop_lag_p99_s": statistics.quantiles(lags, n=100)[98],
+        "router_loop_lag_p99_s": percentile(lags, 99),
         "cpu_shares": {name: round(share, 3) for name, share in shares.items()},
         "samples": len(ages),
     }

@@ -11,17 +11,22 @@ from judge_service.compose import build_scorer
 from judge_service.scorers import JudgedAnswer, LogprobSummary, RawScore
 from services.domain.errors import PenstockError
 from services.domain.requests import ChatMessage, ChatPrompt
-from services.settings import ServiceSettings, SettingsError, load_mesh_file
+from services.mesh_file import load_mesh_file
+from services.settings import ServiceSettings, SettingsError
 
 BATCH = 64
 
 
 class SampleError(Exception):
-    """A line of the samples cannot be used; the message names it."""
+    """A bad line in the samples file; the message names it."""
 
 
 def read_samples(path: Path) -> tuple[list[JudgedAnswer], list[bool]]:
-    """Answers and whether they are good. SampleError names the line and what is wrong with it."""
+    """Answers, and whether each is good.
+
+    Raises:
+        SampleError: A line is bad.
+    """
     answers, good = [], []
     for number, line in enumerate(path.read_text().splitlines(), start=1):
         try:
@@ -46,13 +51,19 @@ def read_samples(path: Path) -> tuple[list[JudgedAnswer], list[bool]]:
 
 
 async def calibrate(mesh_file: Path, name: str, samples: Path, out: Path) -> str:
-    """Score the samples, fit, write; return a line about it. SettingsError, SampleError, CalibrationError."""
+    """Score the samples, fit a calibration and write it; return a summary line.
+
+    Raises:
+        SettingsError: The mesh file is bad, or has no such scorer.
+        SampleError: A line of the samples is bad.
+        CalibrationError: The samples do not suffice.
+    """
     mesh, settings = load_mesh_file(mesh_file), ServiceSettings.load(mesh_file=mesh_file)
-    wanted = next((scorer for scorer in mesh.judge.scorers if scorer.name == name), None)
-    if wanted is None:
+    scorer_settings = next((scorer for scorer in mesh.judge.scorers if scorer.name == name), None)
+    if scorer_settings is None:
         raise SettingsError(f"judge.scorers: no scorer '{name}'")
     answers, good = read_samples(samples)
-    scorer = build_scorer(wanted, mesh, settings)
+    scorer = build_scorer(scorer_settings, mesh, settings)
     await scorer.start()
     try:
         scores: list[RawScore] = []
@@ -60,15 +71,16 @@ async def calibrate(mesh_file: Path, name: str, samples: Path, out: Path) -> str
             scores += await scorer.score(answers[at : at + BATCH])
     finally:
         await scorer.close()
-    made = fit([s.raw for s in scores], good, [s.score for s in scores])
-    made.write(out)
-    return f"{out}: {made.samples} samples, Brier score {made.brier:.3f} (without calibration {made.brier_before:.3f})"
+    calibration = fit([s.raw for s in scores], good, [s.score for s in scores])
+    calibration.write(out)
+    brier = f"Brier score {calibration.brier:.3f} (without calibration {calibration.brier_before:.3f})"
+    return f"{out}: {calibration.samples} samples, {brier}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mesh", type=Path, default=Path("mesh.yaml"))
-    parser.add_argument("--scorer", required=True, help="its name in the mesh file")
+    parser.add_argument("--scorer", required=True, help="name of the scorer in the mesh file")
     parser.add_argument("--samples", type=Path, required=True, help="JSONL: prompt, answer, good, ...")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()

@@ -1,7 +1,7 @@
-"""From raw scores to 0-100: the share of good answers among those that score so. No I/O but reading and writing the file.
+"""Maps raw scores to scores from 0 to 100: the share of good answers among those with that raw score.
 
-Isotonic regression of labels on raw scores (Zadrozny and Elkan 2002): the one monotone curve of least squared error.
-Between its steps the curve is linear, so that thresholds can fall anywhere.
+Isotonic regression of labels on raw scores (Zadrozny and Elkan 2002): the monotone curve with the smallest squared error,
+interpolated linearly between its steps. The only I/O is reading and writing the file.
 """
 
 import json
@@ -16,15 +16,15 @@ MIN_SAMPLES = 20
 
 
 class CalibrationError(Exception):
-    """The samples or the file cannot be used; the message says why."""
+    """The samples or the calibration file cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """A monotone curve through (raw[i], score[i]), level beyond its ends; both ascending.
+    """A monotone curve through (raw[i], score[i]), constant beyond its ends. Both are ascending.
 
-    samples, brier, brier_before: how many samples it was fitted on, and the mean squared error of score / 100 on them
-        with it and without.
+    samples: number of samples that it was fitted to. brier, brier_before: mean squared error of score / 100 on these samples,
+    with and without calibration.
     """
 
     raw: tuple[float, ...]
@@ -42,33 +42,43 @@ class Calibration:
 
     @classmethod
     def read(cls, path: Path) -> "Calibration":
-        """CalibrationError if it is not a calibration file."""
+        """Read a calibration file.
+
+        Raises:
+            CalibrationError: It is not a calibration file.
+        """
         try:
             data = json.loads(path.read_text())
-            made = cls(tuple(data["raw"]), tuple(data["score"]), data["samples"], data["brier"], data["brier_before"])
+            calibration = cls(
+                tuple(data["raw"]), tuple(data["score"]), data["samples"], data["brier"], data["brier_before"]
+            )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CalibrationError(f"{path}: {error!r}") from error
-        if not made.raw or len(made.raw) != len(made.score):
-            raise CalibrationError(f"{path}: raw and score must be equally many, at least one")
-        if list(made.raw) != sorted(made.raw) or list(made.score) != sorted(made.score):
+        if not calibration.raw or len(calibration.raw) != len(calibration.score):
+            raise CalibrationError(f"{path}: raw and score must have the same length, at least 1")
+        if list(calibration.raw) != sorted(calibration.raw) or list(calibration.score) != sorted(calibration.score):
             raise CalibrationError(f"{path}: raw and score must ascend")
-        return made
+        return calibration
 
 
 def fit(raw: Seq[float], good: Seq[bool], uncalibrated: Seq[float]) -> Calibration:
-    """Fit on labelled samples. CalibrationError for too few, or only one kind of label."""
+    """Fit a calibration to labelled samples.
+
+    Raises:
+        CalibrationError: There are too few samples, or all have the same label.
+    """
     if len(raw) < MIN_SAMPLES or all(good) or not any(good):
-        raise CalibrationError(f"at least {MIN_SAMPLES} samples, good and bad ones, are needed, not {len(raw)}")
+        raise CalibrationError(f"at least {MIN_SAMPLES} samples are needed, good and bad ones, not {len(raw)}")
     order = np.argsort(raw, kind="stable")
     x, y = np.asarray(raw, float)[order], np.asarray(good, float)[order]
     levels = isotonic_regression(y).x
     knots_x, knots_y = [], []
-    for start in np.flatnonzero(np.diff(levels, prepend=-1.0)):  # one knot amid each level
+    for start in np.flatnonzero(np.diff(levels, prepend=-1.0)):  # one knot in the middle of each step
         block = levels == levels[start]
         knots_x.append(float(x[block].mean()))
         knots_y.append(float(levels[start] * 100))
     if len(knots_x) == 1:
         knots_x, knots_y = [float(x[0]), float(x[-1])], [knots_y[0]] * 2
-    before = float(np.mean((np.asarray(uncalibrated, float)[order] / 100 - y) ** 2))
-    after = float(np.mean((np.interp(x, knots_x, knots_y) / 100 - y) ** 2))
-    return Calibration(tuple(knots_x), tuple(knots_y), len(x), after, before)
+    brier_before = float(np.mean((np.asarray(uncalibrated, float)[order] / 100 - y) ** 2))
+    brier = float(np.mean((np.interp(x, knots_x, knots_y) / 100 - y) ** 2))
+    return Calibration(tuple(knots_x), tuple(knots_y), len(x), brier, brier_before)

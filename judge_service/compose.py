@@ -1,4 +1,4 @@
-"""Puts the judge together: scorers, calibrations, servicer."""
+"""Composes the judge service: scorers, calibrations, servicer."""
 
 from judge_service.backlog import Backlog
 from judge_service.calibration import Calibration, CalibrationError
@@ -15,18 +15,27 @@ from services.state.keys import Keys
 
 
 async def compose(chassis: Chassis) -> None:
-    """Load the scorers and serve them. SettingsError for a scorer that cannot be made."""
+    """Load the scorers and add the judge service to the server.
+
+    Raises:
+        SettingsError: A scorer cannot be created.
+    """
     judge = chassis.mesh.judge
     scorers = []
-    for wanted in judge.scorers:
-        scorer = build_scorer(wanted, chassis.mesh, chassis.settings)
+    for scorer_settings in judge.scorers:
+        scorer = build_scorer(scorer_settings, chassis.mesh, chassis.settings)
         try:
             await scorer.start()
         except (OSError, ValueError) as error:
-            raise SettingsError(f"judge.scorers: {wanted.name}: {error}") from error
+            raise SettingsError(f"judge.scorers: {scorer_settings.name}: {error}") from error
         chassis.stack.push_async_callback(scorer.close)
         scorers.append(
-            RegisteredScorer(wanted.name, scorer, calibration_of(wanted, chassis.settings), backlog_of(wanted, judge))
+            RegisteredScorer(
+                scorer_settings.name,
+                scorer,
+                calibration_of(scorer_settings, chassis.settings),
+                backlog_of(scorer_settings, judge),
+            )
         )
     registry = ScorerRegistry(scorers, judge.default_scorer or judge.scorers[0].name)
     servicer = JudgeServicer(registry, chassis.telemetry, [tier.name for tier in chassis.mesh.tiers])
@@ -34,17 +43,17 @@ async def compose(chassis: Chassis) -> None:
     chassis.health.offer(SERVICE)
 
 
-def backlog_of(wanted: MeshScorer, judge: MeshJudge) -> Backlog | None:
-    """The bound on what waits for a scorer; None for those that only compare or compute."""
-    at_once = {"judge-model": judge.max_batch, "llm": wanted.concurrency}.get(wanted.kind)
+def backlog_of(scorer: MeshScorer, judge: MeshJudge) -> Backlog | None:
+    """The queue of a scorer; None for scorers that answer at once."""
+    at_once = {"judge-model": judge.max_batch, "llm": scorer.concurrency}.get(scorer.kind)
     return Backlog(judge.max_queued, at_once) if at_once is not None else None
 
 
-def build_scorer(wanted: MeshScorer, mesh: MeshFile, settings: ServiceSettings) -> Scorer:
-    """The scorer that the mesh file asks for, not started."""
-    match wanted.kind:
+def build_scorer(scorer: MeshScorer, mesh: MeshFile, settings: ServiceSettings) -> Scorer:
+    """Create the scorer that the mesh file describes, without starting it."""
+    match scorer.kind:
         case "exact":
-            return ExactScorer(wanted.compare)
+            return ExactScorer(scorer.compare)
         case "confidence":
             return ConfidenceScorer()
         case "llm":
@@ -52,41 +61,41 @@ def build_scorer(wanted: MeshScorer, mesh: MeshFile, settings: ServiceSettings) 
             from judge_service.tier_client import TierChat
 
             chat: Chat
-            if wanted.tier:
-                tier = mesh.tier(wanted.tier)
-                places = max(1, round(tier.max_running * wanted.tier_share / max(1, mesh.judge.replicas)))
+            if scorer.tier:
+                tier = mesh.tier(scorer.tier)
+                places = max(1, round(tier.max_running * scorer.tier_share / max(1, mesh.judge.replicas)))
                 chat = TierChat(
-                    wanted.tier, settings.state_url(mesh), Keys(mesh.name), wanted.timeout_s, places_per_worker=places
+                    scorer.tier, settings.state_url(mesh), Keys(mesh.name), scorer.timeout_s, places_per_worker=places
                 )
             else:
-                key = environment_value(wanted.api_key_env) if wanted.api_key_env else None
-                if wanted.api_key_env and key is None:
-                    raise SettingsError(f"judge.scorers: {wanted.name}: {wanted.api_key_env} is not set")
-                chat = OpenAiChat(wanted.endpoint, wanted.model, api_key=key, timeout_s=wanted.timeout_s)
-            return LlmScorer(chat, concurrency=wanted.concurrency)
+                key = environment_value(scorer.api_key_env) if scorer.api_key_env else None
+                if scorer.api_key_env and key is None:
+                    raise SettingsError(f"judge.scorers: {scorer.name}: {scorer.api_key_env} is not set")
+                chat = OpenAiChat(scorer.endpoint, scorer.model, api_key=key, timeout_s=scorer.timeout_s)
+            return LlmScorer(chat, concurrency=scorer.concurrency)
         case "judge-model":
             from judge_service.scorers.judge_model import (
                 BatchOptions,
                 JudgeModelScorer,
             )  # torch takes seconds to import
 
-            if not wanted.model:
-                raise SettingsError(f"judge.scorers: {wanted.name}: a judge-model scorer needs a model")
+            if not scorer.model:
+                raise SettingsError(f"judge.scorers: {scorer.name}: a judge-model scorer needs a model")
             judge = mesh.judge
             options = BatchOptions(judge.max_batch, judge.max_batch_tokens)
-            folder = model_folder(settings, wanted.model)
+            folder = model_folder(settings, scorer.model)
             return JudgeModelScorer(folder, options, threads=judge.threads, device=judge.device)
 
 
-def calibration_of(wanted: MeshScorer, settings: ServiceSettings) -> Calibration | None:
-    """The calibration that the mesh file names, or that lies beside the judge model."""
-    if wanted.calibration:
-        path = settings.resolve(wanted.calibration)
-    elif wanted.kind == "judge-model" and (settings.resolve(wanted.model) / "calibration.json").exists():
-        path = settings.resolve(wanted.model) / "calibration.json"
+def calibration_of(scorer: MeshScorer, settings: ServiceSettings) -> Calibration | None:
+    """The calibration named in the mesh file, or the one in the folder of the judge model."""
+    if scorer.calibration:
+        path = settings.resolve(scorer.calibration)
+    elif scorer.kind == "judge-model" and (settings.resolve(scorer.model) / "calibration.json").exists():
+        path = settings.resolve(scorer.model) / "calibration.json"
     else:
         return None
     try:
         return Calibration.read(path)
     except CalibrationError as error:
-        raise SettingsError(f"judge.scorers: {wanted.name}: {error}") from error
+        raise SettingsError(f"judge.scorers: {scorer.name}: {error}") from error

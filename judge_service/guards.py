@@ -1,4 +1,4 @@
-"""What makes an answer worthless whatever a scorer would say of it. No I/O."""
+"""Answers that score 0 without being passed to a scorer. No I/O."""
 
 from judge_service.scorers import JudgedAnswer
 from services.domain.requests import ChatPrompt
@@ -9,7 +9,7 @@ EMPTY = "empty_answer"
 
 
 def objection(item: JudgedAnswer) -> str | None:
-    """Why an answer scores 0 without being shown to a scorer; None where it has to be scored."""
+    """The reason why an answer scores 0 without a scorer; None if it must be scored."""
     if not item.answer.strip():
         return EMPTY
     tool_use = item.prompt.tool_use if isinstance(item.prompt, ChatPrompt) else NO_TOOLS

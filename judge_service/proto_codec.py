@@ -1,6 +1,6 @@
-"""The judge's contract: domain to proto and back."""
+"""Converts between the judge's domain types and protobuf messages."""
 
-from judge_service.scorer_registry import RegisteredScorer, Verdict
+from judge_service.scorer_registry import RegisteredScorer, ScoreResult
 from judge_service.scorers import JudgedAnswer, LogprobSummary, ScorerKind
 from penstock.proto.judge.v1 import judge_pb2 as pb
 from services import proto_codec as common
@@ -19,7 +19,11 @@ _KINDS = {
 
 
 def answers_from_proto(request: pb.ScoreRequest) -> list[JudgedAnswer]:
-    """InvalidRequest naming every unsound field."""
+    """The answers of a request.
+
+    Raises:
+        InvalidRequest: A field is invalid; the error names it.
+    """
     if not 1 <= len(request.items) <= MAX_ITEMS:
         raise invalid("items", f"1 to {MAX_ITEMS} items, not {len(request.items)}")
     answers = []
@@ -36,8 +40,8 @@ def answers_from_proto(request: pb.ScoreRequest) -> list[JudgedAnswer]:
             raise invalid(f"items[{i}].answer", f"longer than {MAX_ANSWER_CHARS} characters")
         summary = None
         if item.HasField("logprobs"):
-            told = item.logprobs
-            summary = LogprobSummary(told.token_count, told.mean_logprob, told.min_logprob)
+            logprobs = item.logprobs
+            summary = LogprobSummary(logprobs.token_count, logprobs.mean_logprob, logprobs.min_logprob)
         answers.append(
             JudgedAnswer(
                 prompt=prompt,
@@ -53,8 +57,8 @@ def answers_from_proto(request: pb.ScoreRequest) -> list[JudgedAnswer]:
     return answers
 
 
-def verdict_to_proto(verdict: Verdict) -> pb.ScoreResult:
-    return pb.ScoreResult(score=verdict.score, raw=verdict.raw, reason=verdict.reason)
+def score_result_to_proto(result: ScoreResult) -> pb.ScoreResult:
+    return pb.ScoreResult(score=result.score, raw=result.raw, reason=result.reason)
 
 
 def scorer_to_proto(registered: RegisteredScorer) -> pb.Scorer:

@@ -1,4 +1,4 @@
-"""All scorers of one judge, each with its calibration."""
+"""The scorers of a judge with their calibrations."""
 
 import asyncio
 import re
@@ -14,10 +14,10 @@ from services.domain.errors import DeadlineExceeded, FieldProblem, InvalidReques
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """score: 0 to 100, calibrated where the scorer is. raw: what the scorer said.
+class ScoreResult:
+    """score: from 0 to 100, calibrated if the scorer has a calibration. raw: the scorer's raw score.
 
-    reason: why the scorer was not asked (score and raw are 0); empty where it was.
+    reason: why the answer was not passed to the scorer (score and raw are 0); empty otherwise.
     """
 
     score: float
@@ -27,7 +27,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class RegisteredScorer:
-    """backlog: None for a scorer that answers at once."""
+    """A scorer with its calibration. backlog: None for a scorer that answers at once."""
 
     name: str
     scorer: Scorer
@@ -48,41 +48,41 @@ class ScorerRegistry:
 
     async def judge(
         self, name: str, answers: Seq[JudgedAnswer], left_s: float | None = None
-    ) -> tuple[str, list[Verdict]]:
-        """(scorer used, one verdict per answer). The scorer is asked about the answers that pass the guards.
+    ) -> tuple[str, list[ScoreResult]]:
+        """Score answers; return (name of the scorer, one result per answer). Only answers that pass the guards are scored.
 
-        left_s: how long the caller still waits; None: for ever.
+        left_s: time to the caller's deadline; None: no deadline.
 
         Raises:
-            NotFound: there is no such scorer.
-            Overloaded: too much is waiting for it, or more than can be judged in time.
-            DeadlineExceeded: the time is up; what had not begun never does.
-            PenstockError: what the scorer raises.
+            NotFound: There is no such scorer.
+            Overloaded: The scorer's queue is full, or too long for the deadline.
+            DeadlineExceeded: The deadline has passed; answers that were not started are dropped.
+            PenstockError: The scorer failed.
         """
         registered = self._scorers.get(name or self.default)
         if registered is None:
             raise NotFound("scorer", name)
         objections = [guards.objection(item) for item in answers]
         scored = [i for i, reason in enumerate(objections) if reason is None]
-        verdicts = [Verdict(0.0, 0.0, reason or "") for reason in objections]
+        results = [ScoreResult(0.0, 0.0, reason or "") for reason in objections]
         if not scored:
-            return registered.name, verdicts
+            return registered.name, results
         place = registered.backlog.place(len(scored), left_s) if registered.backlog is not None else nullcontext()
         with place:
             try:
                 async with asyncio.timeout(left_s):
                     raws = await registered.scorer.score([answers[i] for i in scored])
             except TimeoutError:
-                raise DeadlineExceeded(f"no score within the {left_s or 0:.1f} s that the caller waits") from None
+                raise DeadlineExceeded(f"no score within {left_s or 0:.1f} s, the deadline of the request") from None
             except InvalidRequest as error:
                 raise type(error)(*(_at_request_index(problem, scored) for problem in error.problems)) from error
         calibrate = registered.calibration.apply if registered.calibration is not None else None
         for i, r in zip(scored, raws, strict=True):
-            verdicts[i] = Verdict(calibrate(r.raw) if calibrate is not None else r.score, r.raw)
-        return registered.name, verdicts
+            results[i] = ScoreResult(calibrate(r.raw) if calibrate is not None else r.score, r.raw)
+        return registered.name, results
 
 
 def _at_request_index(problem: FieldProblem, scored: Seq[int]) -> FieldProblem:
-    """The problem with its `items[...]` counted among all items of the request, not among those that were scored."""
-    field = re.sub(r"^items\[(\d+)\]", lambda found: f"items[{scored[int(found[1])]}]", problem.field)
+    """The problem with the index in `items[...]` changed from that of the scored answers to that of the request."""
+    field = re.sub(r"^items\[(\d+)\]", lambda match: f"items[{scored[int(match[1])]}]", problem.field)
     return FieldProblem(field, problem.problem)

@@ -19,13 +19,13 @@ UNKNOWN_TIER = "unknown"
 
 class JudgeServicer(judge_pb2_grpc.JudgeServiceServicer):
     def __init__(self, registry: ScorerRegistry, measured: Telemetry, tiers: Collection[str]) -> None:
-        """tiers: the names that metrics may hold; any other is counted as UNKNOWN_TIER."""
+        """tiers: tier names allowed in metrics; others are counted as UNKNOWN_TIER."""
         self._registry, self._tiers = registry, frozenset(tiers)
         self._time = measured.meter.create_histogram("penstock.judge.duration", unit="s")
         self._unjudged = measured.meter.create_counter(
             "penstock.judge.unjudged",
             unit="{answer}",
-            description="Answers that were refused, or not judged in time, by reason.",
+            description="Answers that were refused or not scored in time, by reason.",
         )
         self._scores = measured.meter.create_histogram("penstock.judge.score", unit="1")
 
@@ -33,18 +33,20 @@ class JudgeServicer(judge_pb2_grpc.JudgeServiceServicer):
         answers = codec.answers_from_proto(request)
         began = time.monotonic()
         try:
-            scorer, verdicts = await self._registry.judge(request.scorer, answers, context.time_remaining())
+            scorer, results = await self._registry.judge(request.scorer, answers, context.time_remaining())
         except (Overloaded, DeadlineExceeded) as error:
             self._unjudged.add(len(answers), {"penstock.scorer": request.scorer, "error.type": error.reason})
             raise
         labels = {"penstock.scorer": scorer}
         self._time.record(time.monotonic() - began, labels)
-        for verdict, answer in zip(verdicts, answers, strict=True):
+        for result, answer in zip(results, answers, strict=True):
             tier = answer.tier if answer.tier in self._tiers else UNKNOWN_TIER
-            self._scores.record(verdict.score, labels | {"penstock.tier": tier})
+            self._scores.record(result.score, labels | {"penstock.tier": tier})
         span = trace.get_current_span()
-        span.set_attributes({"penstock.scorer": scorer, "penstock.scores": [round(v.score, 1) for v in verdicts]})
-        return pb.ScoreResponse(results=[codec.verdict_to_proto(v) for v in verdicts], scorer=scorer)
+        span.set_attributes(
+            {"penstock.scorer": scorer, "penstock.scores": [round(result.score, 1) for result in results]}
+        )
+        return pb.ScoreResponse(results=[codec.score_result_to_proto(result) for result in results], scorer=scorer)
 
     async def ListScorers(self, request: pb.ListScorersRequest, context: Context) -> pb.ListScorersResponse:
         scorers = [codec.scorer_to_proto(registered) for registered in self._registry.scorers]

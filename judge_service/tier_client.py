@@ -1,6 +1,6 @@
-"""Asks a tier of this mesh, as a router would: the model that serves it grades.
+"""Sends grading requests to a tier of this mesh.
 
-Not through the router's own API: there a grade would wait for a place behind the very requests that wait for grades.
+Not through a router: there, grading requests would queue behind the requests that wait for their grades.
 """
 
 import asyncio
@@ -24,21 +24,21 @@ from services.domain.requests import ChatMessage, ChatPrompt, SamplingParams, To
 from services.state import MeshFeed, connect
 from services.state.keys import Keys
 
-SYNC_S = 5.0  # the mesh is waited for so long at the start; without Redis grades are Unavailable
-GRADES_FIRST = 2**31 - 1  # priority: the shortest requests of all, and each lets another request go
+SYNC_S = 5.0  # limit on waiting for the state of the mesh at the start; without it grades fail as Unavailable
+GRADES_FIRST = 2**31 - 1  # highest priority: grading requests are short, and each releases another request
 
 
 class TierChat:
-    """Chats with the least loaded worker of a tier, and with the next one where that is full or gone."""
+    """Sends chats to the least loaded worker of a tier, or to the next one if that is full or unavailable."""
 
     def __init__(self, tier: str, state_url: str, keys: Keys, timeout_s: float, *, places_per_worker: int = 1) -> None:
-        """places_per_worker: grades that one worker is asked for at once. The tier may be slow because it also answers what
-        could not be judged: the grades it is asked for must not grow with that."""
+        """places_per_worker: concurrent grading requests per worker. They must stay bounded when the tier is slow, because it
+        also answers the requests that could not be scored."""
         self._tier, self._state_url, self._keys, self._timeout_s = tier, state_url, keys, timeout_s
-        self._places = places_per_worker
-        self._freed = asyncio.Event()  # a new one for each place that comes free
+        self._slots_per_worker = places_per_worker
+        self._slot_released = asyncio.Event()  # replaced whenever a slot is released
         self._view, self._stack = MeshView(), AsyncExitStack()
-        self._asked: dict[str, int] = {}
+        self._active: dict[str, int] = {}
 
     async def start(self) -> None:
         redis = connect(self._state_url)
@@ -68,21 +68,21 @@ class TierChat:
             raise DeadlineExceeded(f"tier {self._tier} gave no grade within {self._timeout_s:g} s") from None
 
     async def _ask_in_turn(self, request: pb.GenerateRequest) -> dict[str, Any]:
-        """Ask one worker after the other, each as soon as it has a place for a grade.
+        """Try the workers in turn, each as soon as it has a free slot.
 
         Raises:
-            Overloaded: all are full.
-            Unavailable: nobody is there, or answers.
+            Overloaded: All workers are full.
+            Unavailable: There is no worker, or none responds.
         """
         tried: set[str] = set()
         last: PenstockError | None = None
         while True:
-            left = [record for record in self._candidates() if record.instance_id not in tried]
-            if not left:
+            candidates = [record for record in self._candidates() if record.instance_id not in tried]
+            if not candidates:
                 break
-            record = next((r for r in left if self._asked.get(r.instance_id, 0) < self._places), None)
+            record = next((r for r in candidates if self._active.get(r.instance_id, 0) < self._slots_per_worker), None)
             if record is None:
-                await self._freed.wait()
+                await self._slot_released.wait()
                 continue
             tried.add(record.instance_id)
             try:
@@ -91,21 +91,21 @@ class TierChat:
                 last = error
         if isinstance(last, Overloaded):
             raise last
-        raise Unavailable(f"tier {self._tier} has nobody who grades" + (f": {last}" if last else ""))
+        raise Unavailable(f"tier {self._tier} has no worker for grading" + (f": {last}" if last else ""))
 
     def _candidates(self) -> list[InstanceRecord]:
-        """The tier's workers, the least loaded first."""
+        """The tier's workers, least loaded first."""
 
         def load(record: InstanceRecord) -> tuple[int, str]:
-            told = record.load.requests if record.load is not None else 0
-            return told + self._asked.get(record.instance_id, 0), record.instance_id
+            requests = record.load.requests if record.load is not None else 0
+            return requests + self._active.get(record.instance_id, 0), record.instance_id
 
         return sorted(self._view.workers(self._tier), key=load)
 
     async def _generate(self, record: InstanceRecord, request: pb.GenerateRequest) -> dict[str, Any]:
         stub = worker_pb2_grpc.WorkerServiceStub(self._channels.get(record.address))
         call = stub.Generate(request, timeout=self._timeout_s, metadata=telemetry.inject())
-        self._asked[record.instance_id] = self._asked.get(record.instance_id, 0) + 1
+        self._active[record.instance_id] = self._active.get(record.instance_id, 0) + 1
         frames = list[TokenFrame]()
         try:
             while isinstance(response := await call.read(), pb.GenerateResponse):
@@ -114,24 +114,24 @@ class TierChat:
                         frames.append(common.frame_from_proto(response.tokens))
                     case "finished":
                         return _choice(frames)
-            raise Unavailable("the worker ended the stream in the middle")
+            raise Unavailable("the worker ended the stream early")
         except aio.AioRpcError as error:
             raise errors.from_rpc(error) from error
         finally:
             call.cancel()
-            self._asked[record.instance_id] -= 1
-            if not self._asked[record.instance_id]:
-                del self._asked[record.instance_id]
-            self._freed_place()
+            self._active[record.instance_id] -= 1
+            if not self._active[record.instance_id]:
+                del self._active[record.instance_id]
+            self._release_slot()
 
-    def _freed_place(self) -> None:
-        """Wake who waits for a place."""
-        self._freed.set()
-        self._freed = asyncio.Event()
+    def _release_slot(self) -> None:
+        """Wake the requests that wait for a slot."""
+        self._slot_released.set()
+        self._slot_released = asyncio.Event()
 
 
 def _choice(frames: list[TokenFrame]) -> dict[str, Any]:
-    """The reply as a chat completion's choice."""
+    """The reply as a choice of a chat completion."""
 
     def entry(logprob: TokenLogprob) -> dict[str, Any]:
         return {"token": logprob.token_bytes.decode("utf-8", "replace"), "logprob": logprob.logprob}

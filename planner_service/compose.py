@@ -8,8 +8,9 @@ from planner_service.servicer import SERVICE, PlannerServicer
 from planner_service.solver_pool import SolverPool
 from services.clock import SystemClock
 from services.domain.mesh_view import MeshView
+from services.mesh_file import digest
 from services.runtime import Chassis
-from services.settings import MeshReplan, SettingsError, digest
+from services.settings import MeshReplan, SettingsError
 from services.state import MeshFeed, PlanStore, WorkloadStore
 
 

@@ -7,6 +7,7 @@ from typing import NoReturn
 
 from penstock.proto.router.v1 import router_pb2_grpc
 from router_service.admission.admission_queue import AdmissionQueue
+from router_service.answer_batching import AnswerBatching
 from router_service.clients.bid_client import BidClient
 from router_service.clients.judge_client import JudgeClient, JudgeLimits
 from router_service.clients.reply_multiplexer import MultiplexerPool
@@ -67,9 +68,10 @@ async def compose(chassis: Chassis) -> None:
         sampler = WindowSampler(replan.sample, replan.window_s, SystemClock(), random.Random())
         await stack.enter_async_context(WorkloadReporter(sampler, WorkloadStore(chassis.redis, chassis.keys)))
     driver = RequestDriver(view, queue, tiers, judge, stats, tracer, sampler)
-    draining = InFlightRequests()
+    draining, batching = InFlightRequests(), AnswerBatching()
     router_pb2_grpc.add_RouterServiceServicer_to_server(
-        RouterServicer(driver, view, draining, options.default_deadline_s, options.heartbeat_s), chassis.server
+        RouterServicer(driver, view, draining, batching, options.default_deadline_s, options.heartbeat_s),
+        chassis.server,
     )
     status = MeshStatus(chassis.instance_id, pool, queue, stats, agent)
     router_pb2_grpc.add_MeshServiceServicer_to_server(
@@ -83,7 +85,7 @@ async def compose(chassis: Chassis) -> None:
         keepalive_timeout_s=options.keepalive_timeout_s,
         max_connections=open_files.connections(options.max_connections),
     )
-    gateway = OpenAiGateway(driver, view, draining, chassis.telemetry, limits)
+    gateway = OpenAiGateway(driver, view, draining, batching, chassis.telemetry, limits)
     try:
         port = await gateway.start(chassis.settings.bind_host, chassis.settings.http_port)
     except OSError as error:

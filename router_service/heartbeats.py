@@ -2,35 +2,47 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
-from router_service.domain.events import Heartbeat, RouterEvent
+from router_service.domain.events import Answer, Heartbeat, RouterEvent
 from services.background import end
+from services.domain.requests import TokenFrame
 
 _EVENTS_AHEAD = 8  # events that are made while the reader has not yet taken the ones before
+MAX_JOINED_TOKENS = 512  # of an answer, in one event
+
+Start = Callable[[Callable[[str, TokenFrame], None]], AsyncGenerator[RouterEvent, None]]
+"""Begins the events; the parts of the answer are handed to the callable, with their tier."""
+
+
+def _at_once(wake: Callable[[], None]) -> None:
+    wake()
 
 
 async def with_heartbeats(
-    events: AsyncGenerator[RouterEvent, None], interval_s: float
+    start: Start, interval_s: float, batch: Callable[[Callable[[], None]], None] = _at_once
 ) -> AsyncGenerator[RouterEvent | Heartbeat, None]:
-    """Pass events on as they come, and a Heartbeat after each `interval_s` without one.
+    """Pass events and the answer on as they come, in order, and a Heartbeat after each `interval_s` without one.
 
-    The events are read in a task of their own: that they are waited for must not end when a heartbeat is sent. An event costs
-    no timer: each stream has one, which is set again when it goes off. Leaving the iteration closes `events` before it
-    returns. Raises what `events` raises, after the events that came before it.
+    Parts of the answer that have come since the reader took the last event are joined: the slower the reader, the fewer its
+    events. The events are read in a task of their own: that they are waited for must not end when a heartbeat is sent. An
+    event costs no timer: each stream has one, which is set again when it goes off. Leaving the iteration closes the events
+    before it returns.
+    batch: calls its argument now or soon, for parts behind the first, which may wait for each other.
+
+    Raises:
+        Exception: What the events raise, behind the events that came before it.
     """
-    loop, relay = asyncio.get_running_loop(), _Relay(events)
-    task = asyncio.create_task(relay.read(), name="events of a stream")
+    loop, relay = asyncio.get_running_loop(), _Relay(batch)
+    task = asyncio.create_task(relay.read(start(relay.answer)), name="events of a stream")
     task.add_done_callback(lambda _: relay.news.set())
     last_s = loop.time()
     timer = loop.call_at(last_s + interval_s, relay.timer_went_off)
     try:
         while True:
             while relay.events:
-                event = relay.events.popleft()
-                relay.room.set()
-                yield event
+                yield relay.take()
                 last_s = loop.time()
             if task.done():
                 task.result()
@@ -52,10 +64,11 @@ async def with_heartbeats(
 
 
 class _Relay:
-    """Reads events ahead, up to a bound."""
+    """Reads events ahead, up to a bound; what of the answer comes meanwhile is at most one reply."""
 
-    def __init__(self, source: AsyncGenerator[RouterEvent, None]) -> None:
-        self._source = source
+    def __init__(self, batch: Callable[[Callable[[], None]], None]) -> None:
+        self._batch = batch
+        self._answered = self._waiting = False
         self.events: deque[RouterEvent] = deque()
         self.news, self.room = asyncio.Event(), asyncio.Event()
         self.timer_is_off = False
@@ -64,8 +77,37 @@ class _Relay:
         self.timer_is_off = True
         self.news.set()
 
-    async def read(self) -> None:
-        async with aclosing(self._source) as source:
+    def answer(self, tier: str, frame: TokenFrame) -> None:
+        self.events.append(Answer(tier, frame))
+        if not self._answered:
+            self._answered = True
+            self.news.set()
+        elif not self._waiting:
+            self._waiting = True
+            self._batch(self._wake)
+
+    def _wake(self) -> None:
+        self._waiting = False
+        self.news.set()
+
+    def take(self) -> RouterEvent:
+        """The next event; of an answer as much as there is."""
+        event = self.events.popleft()
+        if isinstance(event, Answer):
+            frames, tokens = [event.frame], len(event.frame.token_ids)
+            while self.events and isinstance(more := self.events[0], Answer) and more.tier == event.tier:
+                tokens += len(more.frame.token_ids)
+                if tokens > MAX_JOINED_TOKENS:
+                    break
+                frames.append(more.frame)
+                self.events.popleft()
+            if len(frames) > 1:
+                event = Answer(event.tier, TokenFrame.joined(frames))
+        self.room.set()
+        return event
+
+    async def read(self, source: AsyncGenerator[RouterEvent, None]) -> None:
+        async with aclosing(source):
             async for event in source:
                 self.events.append(event)
                 self.news.set()

@@ -3,12 +3,15 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from functools import partial
 
 from opentelemetry import trace
 
 from penstock.proto.router.v1 import router_pb2 as pb
 from penstock.proto.router.v1 import router_pb2_grpc
 from router_service import proto_codec as codec
+from router_service.answer_batching import AnswerBatching
+from router_service.domain.events import Finished
 from router_service.domain.models import models_of
 from router_service.generation.in_flight_requests import InFlightRequests, new_request_id
 from router_service.generation.request_driver import RequestDriver, worker_request_id
@@ -17,7 +20,7 @@ from router_service.heartbeats import with_heartbeats
 from router_service.migration.movable_reply import NotMoved
 from router_service.status import MeshStatus
 from services import proto_codec as common
-from services.domain.errors import InvalidRequest, NotFound, invalid
+from services.domain.errors import DeadlineExceeded, InvalidRequest, NotFound, invalid
 from services.domain.instances import Role
 from services.domain.mesh_view import MeshView
 from services.grpc_types import Context
@@ -37,24 +40,29 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         driver: RequestDriver,
         view: MeshView,
         draining: InFlightRequests,
+        batching: AnswerBatching,
         default_deadline_s: float,
         heartbeat_s: float,
     ) -> None:
-        self._driver, self._view, self._draining = driver, view, draining
+        self._driver, self._view, self._draining, self._batching = driver, view, draining, batching
         self._default_deadline_s, self._heartbeat_s = default_deadline_s, heartbeat_s
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
-        left_s = context.time_remaining()
-        deadline_s = asyncio.get_running_loop().time() + (left_s if left_s is not None else self._default_deadline_s)
+        loop, left_s = asyncio.get_running_loop(), context.time_remaining()
+        deadline_s = loop.time() + (left_s if left_s is not None else self._default_deadline_s)
         write_deadline_s.set(deadline_s)
         asked = codec.request_from_proto(request, new_request_id(), deadline_s)
         trace.get_current_span().set_attributes(
             {"gen_ai.request.model": asked.model, "penstock.request_id": asked.request_id}
         )
         with self._draining:
-            async with aclosing(with_heartbeats(self._driver.drive(asked), self._heartbeat_s)) as events:
+            async with aclosing(
+                with_heartbeats(partial(self._driver.drive, asked), self._heartbeat_s, self._batching.add)
+            ) as events:
                 try:
                     async for event in events:
+                        if loop.time() >= deadline_s and not isinstance(event, Finished):
+                            raise DeadlineExceeded("the deadline passed while the client was reading")
                         yield codec.event_to_proto(event, self._heartbeat_s)
                 except InvalidRequest as error:
                     raise codec.in_client_fields(error) from error

@@ -14,6 +14,7 @@ from services.settings import (
     MeshReplan,
     MeshRouter,
     MeshScorer,
+    MeshStages,
     MeshTier,
     ServiceSettings,
     SglangMeshEngine,
@@ -24,9 +25,9 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "settings.md"
 
 HEAD = """# Settings
 
-Two places, read at boot by every process: the **mesh file** says what runs (`penstock up` and docker compose read the same
-one), **environment variables** say where one process lives. A value that does not fit ends the process at boot with the
-name of its field. This page is written by `make settings-page` from the docstrings of `services/settings.py`.
+Every process reads settings from two places when it starts: the **mesh file** describes the mesh (`penstock up` and docker
+compose read the same one), **environment variables** describe one process. A bad value ends the process at once, with an
+error that names the field. `make settings-page` generates this page from the docstrings of `services/settings.py`.
 """
 
 SECTIONS: tuple[tuple[str, type[Any]], ...] = (
@@ -39,12 +40,13 @@ SECTIONS: tuple[tuple[str, type[Any]], ...] = (
     ("`router`", MeshRouter),
     ("`planner`", MeshPlanner),
     ("`planner.replan`", MeshReplan),
+    ("`stages`", MeshStages),
     ("Environment", ServiceSettings),
 )
 
 
 def page() -> str:
-    """The whole page."""
+    """The content of the page."""
     parts = [HEAD]
     for title, model in SECTIONS:
         parts.append(f"## {title}\n\n{(model.__doc__ or '').strip()}\n")
@@ -60,16 +62,16 @@ def page() -> str:
 
 def _default(value: object) -> str:
     if value is PydanticUndefined:
-        return "(needed)"
+        return "(required)"
     if value in ("", None) or isinstance(value, (tuple, BaseModel)):
         return "-"
     return f"`{value}`"
 
 
 if __name__ == "__main__":
-    made = page()
+    content = page()
     if "--check" in sys.argv:
-        if PAGE.read_text() != made:
-            sys.exit("docs/settings.md is not what the settings say: run `make settings-page`")
+        if PAGE.read_text() != content:
+            sys.exit("docs/settings.md is out of date: run `make settings-page`")
     else:
-        PAGE.write_text(made)
+        PAGE.write_text(content)

@@ -1,7 +1,7 @@
-"""Background tasks have an owner that ends them, and none fails unseen.
+"""Background tasks: each has an owner that ends it, and failures are counted and logged.
 
-What runs for as long as its owner is started by `supervise`. A task that belongs to one request, and that its owner awaits
-before it returns, may be created directly; tests/services/test_background.py lists the modules that do.
+Tasks that run as long as their owner are started by `supervise`. A task of one request that its owner awaits before it
+returns may be created directly; tests/services/test_background.py lists the modules that do so.
 """
 
 import asyncio
@@ -19,9 +19,9 @@ failures: Counter[str] = Counter()
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Start a failed task again after `first_s` seconds, twice as long after each failure in a row, up to `most_s`.
+    """Restart a failed task after `first_s` seconds; each further failure doubles the delay, up to `most_s`.
 
-    steady_s: a task that has run for so long begins with short pauses again.
+    steady_s: a task that has run this long starts with the shortest delay again.
     """
 
     first_s: float = 0.1
@@ -29,19 +29,19 @@ class Restart:
     steady_s: float = 60.0
 
     def pause_s(self, failed: int) -> float:
-        """Before the next start, after so many failures in a row."""
+        """Delay before the next start after this many consecutive failures."""
         return min(self.most_s, self.first_s * 2.0 ** min(failed - 1, 32))
 
 
 @dataclass(frozen=True, slots=True)
 class EndProcess:
-    """Report the error to `report`, which ends the process (`Chassis.fail`); the task is not started again."""
+    """Pass the error to `report`, which ends the process (`Chassis.fail`); the task is not restarted."""
 
     report: Callable[[BaseException], None]
 
 
 class UnexpectedEnd(Exception):
-    """A background task that runs for ever has returned, or was cancelled by somebody who does not own it."""
+    """An endless background task returned, or was cancelled by another task than its owner."""
 
 
 def supervise(
@@ -53,8 +53,8 @@ def supervise(
 ) -> "asyncio.Task[None]":
     """Run `factory()` in the background until its owner ends the task with `end`.
 
-    A failure is counted in `failures`, logged once with its traceback, and then handled by `policy`. Cancellation of the task
-    is its normal end. endless: returning is a failure as well; otherwise it ends the task.
+    A failure is counted in `failures`, logged with its traceback, and handled by `policy`. Cancellation is the normal end of
+    a task. endless: returning is a failure too.
     """
     return asyncio.create_task(_supervised(name, factory, policy, endless), name=name)
 
@@ -84,21 +84,21 @@ async def _supervised(
             return
         in_a_row = 1 if loop.time() - started_at >= policy.steady_s else in_a_row + 1
         pause_s = policy.pause_s(in_a_row)
-        record_failure(name, error, f"started again in {pause_s:g} s")
+        record_failure(name, error, f"restarting in {pause_s:g} s")
         await asyncio.sleep(pause_s)
 
 
 def record_failure(name: str, error: BaseException, consequence: str) -> None:
-    """Count and log the failure of something that runs in the background, a task or a thread."""
+    """Count and log the failure of a background task or thread."""
     failures[name] += 1
     _log.error("background task %s failed: %s", name, consequence, exc_info=error)
 
 
 async def end(*tasks: "asyncio.Task[Any]") -> None:
-    """Cancel tasks and return once they have ended, whatever they end with.
+    """Cancel tasks and wait until they have ended. Their results and errors are ignored.
 
-    They are cancelled again until they have: a library may swallow a cancellation that comes together with what it was
-    waiting for (seen with redis-py 8.1 when a reply to a pipeline has just arrived).
+    Cancellation is repeated until a task ends: a library may swallow one that coincides with the event it waits for (seen
+    with redis-py 8.1 when the reply to a pipeline has just arrived).
     """
     left = set(tasks)
     while left:

@@ -1,4 +1,4 @@
-"""Channels to other instances: one per address, shared, closed when the instance is gone."""
+"""gRPC channels to other instances: one per address, shared, closed when the instance is gone."""
 
 import json
 from contextlib import AbstractAsyncContextManager
@@ -9,12 +9,12 @@ from grpc import aio
 from services.domain.instances import Role
 
 MAX_MESSAGE_BYTES = 32 * 1024 * 1024
-"""Of one message between services."""
+"""Size limit of a message between services."""
 MAX_CLIENT_MESSAGE_BYTES = 8 * 1024 * 1024
-"""Of what a router takes from a client. A request grows on its way, by tokens to go on behind and by the answer that a judge
-reads: at a quarter of what services take from each other, whatever a router has taken can be sent on."""
+"""Size limit of a message from a client to a router. A request grows on its way, by the tokens to resume behind and by the
+answer for the judge; at a quarter of the limit between services, every request that a router accepts can be forwarded."""
 
-# Keepalive finds dead peers behind live TCP connections; gRPC servers punish clients that ping more often than this.
+# Keepalive detects dead peers behind open TCP connections. gRPC servers reject clients that ping more often than this.
 KEEPALIVE_MS = 60_000
 
 CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
@@ -25,7 +25,7 @@ CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2_000),
-    # Instances are chosen by us and tried one after the other: a channel must not retry behind our back.
+    # The caller chooses instances and retries itself, so a channel must not retry.
     ("grpc.enable_retries", 0),
     ("grpc.service_config", json.dumps({"loadBalancingConfig": [{"pick_first": {}}]})),
     ("grpc.use_local_subchannel_pool", 1),
@@ -41,13 +41,13 @@ _SERVER_OPTIONS: tuple[tuple[str, int | str], ...] = (
 
 
 def server_options(role: Role) -> tuple[tuple[str, int | str], ...]:
-    """What a server of this role is made with."""
+    """The gRPC options of a server with this role."""
     limit = MAX_CLIENT_MESSAGE_BYTES if role is Role.ROUTER else MAX_MESSAGE_BYTES
     return (*_SERVER_OPTIONS, ("grpc.max_receive_message_length", limit))
 
 
 class ChannelPool(AbstractAsyncContextManager["ChannelPool"]):
-    """Channels by address, as long as the context lasts."""
+    """Channels by address, open as long as the context lasts."""
 
     def __init__(self) -> None:
         self._channels: dict[str, aio.Channel] = {}
@@ -59,7 +59,7 @@ class ChannelPool(AbstractAsyncContextManager["ChannelPool"]):
         return channel
 
     async def keep(self, addresses: set[str]) -> None:
-        """Close the channels to all other addresses; calls on them fail."""
+        """Close the channels to all other addresses. Their calls fail."""
         for address in [a for a in self._channels if a not in addresses]:
             await self._channels.pop(address).close()
 

@@ -1,11 +1,11 @@
-"""Clocks. Decisions take one; nothing pure reads the time by itself."""
+"""Clocks. Pure code gets a clock as an argument and does not read the time itself."""
 
 import time
 from typing import Protocol
 
 
 class Clock(Protocol):
-    """Seconds that never go back, and the wall's seconds since the epoch."""
+    """A monotonic clock (`now`) and Unix time (`wall`), in seconds."""
 
     def now(self) -> float: ...
 
@@ -15,7 +15,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's clock."""
+    """The clocks of the operating system."""
 
     def now(self) -> float:
         return time.monotonic()
@@ -29,7 +29,7 @@ class SystemClock:
 
 
 class VirtualClock:
-    """Time that passes only when told to: for tests and simulations."""
+    """A clock that only `sleep` advances, for tests and simulations."""
 
     def __init__(self, start: float = 0.0) -> None:
         self._now = start

@@ -1,4 +1,4 @@
-"""The one table from our errors to gRPC statuses and HTTP codes, and back again for our own clients."""
+"""Maps exceptions to gRPC statuses and HTTP codes, and gRPC statuses back to exceptions."""
 
 from typing import Any
 
@@ -33,8 +33,8 @@ from services.domain.errors import (
 
 DOMAIN = "penstock"
 
-# A status travels in trailers, which peers limit to 8 KiB together: once as the message (percent-encoded, up to three bytes
-# for each) and once whole (in base64, four bytes for three). 1 KiB and 3 KiB make at most 7 KiB.
+# A status is sent in trailers, which peers limit to 8 KiB in total: its message percent-encoded (up to three bytes per byte),
+# and the whole status in base64 (four bytes for three). 1 KiB and 3 KiB make at most 7 KiB.
 MAX_MESSAGE_BYTES = 1024
 MAX_STATUS_BYTES = 3072
 
@@ -73,7 +73,7 @@ def http_status(error: PenstockError) -> int:
 
 
 def to_proto(error: PenstockError) -> status_pb2.Status:
-    """A status with ErrorInfo, and BadRequest or RetryInfo where they apply; never over MAX_STATUS_BYTES."""
+    """The status of an error with ErrorInfo, and BadRequest or RetryInfo if they apply; at most MAX_STATUS_BYTES."""
     code: int = grpc_code(error).value[0]
     status = status_pb2.Status(code=code_pb2.Code.ValueType(code), message=message_of(error))
     status.details.append(_packed(error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN)))
@@ -87,17 +87,17 @@ def to_proto(error: PenstockError) -> status_pb2.Status:
 
 
 def message_of(error: PenstockError, limit_bytes: int = MAX_MESSAGE_BYTES) -> str:
-    """What `error` says, as sound UTF-8 of at most `limit_bytes`."""
-    said = str(error).encode("utf-8", "replace")
-    if len(said) <= limit_bytes:
-        return said.decode()
-    return said[: limit_bytes - 3].decode("utf-8", "ignore") + "\u2026"  # three bytes
+    """The message of `error` as valid UTF-8 of at most `limit_bytes`."""
+    message = str(error).encode("utf-8", "replace")
+    if len(message) <= limit_bytes:
+        return message.decode()
+    return message[: limit_bytes - 3].decode("utf-8", "ignore") + "\u2026"  # the ellipsis has three bytes
 
 
 def _violations(error: InvalidRequest, limit_bytes: int) -> error_details_pb2.BadRequest:
-    """As many of the error's problems as fit, with what packing them adds."""
+    """As many problems of the error as fit into `limit_bytes`, including the overhead of packing."""
     bad = error_details_pb2.BadRequest()
-    size = 64  # of the type's name, tags and lengths
+    size = 64  # type name, tags and lengths
     for problem in error.problems:
         violation = error_details_pb2.BadRequest.FieldViolation(field=problem.field, description=problem.problem)
         size += violation.ByteSize() + 4
@@ -108,14 +108,14 @@ def _violations(error: InvalidRequest, limit_bytes: int) -> error_details_pb2.Ba
 
 
 def to_status(error: PenstockError) -> grpc.Status:
-    """As `to_proto`, for a server's context."""
+    """Like `to_proto`, for the context of a server."""
     return rpc_status.to_status(to_proto(error))
 
 
 def from_rpc(failed: aio.AioRpcError) -> PenstockError:
-    """The error that another service of ours meant, from status and details. Unavailable for what no table row says."""
-    said: Any = failed
-    status = rpc_status.from_call(said)
+    """The exception for a failed call to another service; Unavailable if no row of the table matches."""
+    error: Any = failed
+    status = rpc_status.from_call(error)
     if status is None:
         number: int = failed.code().value[0]
         status = status_pb2.Status(code=code_pb2.Code.ValueType(number), message=failed.details() or "")
@@ -123,18 +123,18 @@ def from_rpc(failed: aio.AioRpcError) -> PenstockError:
 
 
 def is_ours(failed: aio.AioRpcError) -> bool:
-    """Whether a service of ours said it; otherwise it comes from the gRPC library or the network."""
-    said: Any = failed
+    """Whether the error was sent by a Penstock service; otherwise it comes from the gRPC library or the network."""
+    error: Any = failed
     try:
-        status = rpc_status.from_call(said)
+        status = rpc_status.from_call(error)
     except ValueError:
         return False
     return status is not None and _details(status)[0] != ""
 
 
 def from_proto(status: status_pb2.Status) -> PenstockError:
-    """As `from_rpc`, from the status alone."""
-    code, said = _CODES.get(status.code, grpc.StatusCode.UNKNOWN), status.message
+    """Like `from_rpc`, from the status."""
+    code, message = _CODES.get(status.code, grpc.StatusCode.UNKNOWN), status.message
     reason, problems, retry_after_s = _details(status)
     match code:
         case grpc.StatusCode.INVALID_ARGUMENT if reason == PromptTooLong.reason:
@@ -144,33 +144,35 @@ def from_proto(status: status_pb2.Status) -> PenstockError:
         case grpc.StatusCode.INVALID_ARGUMENT if reason == UnsupportedByModel.reason:
             return UnsupportedByModel(*problems)
         case grpc.StatusCode.INVALID_ARGUMENT:
-            return InvalidRequest(*(problems or [FieldProblem("request", said)]))
+            return InvalidRequest(*(problems or [FieldProblem("request", message)]))
         case grpc.StatusCode.RESOURCE_EXHAUSTED if reason != Overloaded.reason:
-            return MessageTooLarge(FieldProblem("request", said))  # the gRPC library's own, not a service that is full
+            return MessageTooLarge(
+                FieldProblem("request", message)
+            )  # from the gRPC library, not from an overloaded service
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
-            return Overloaded(said.partition(";")[0], retry_after_s)
+            return Overloaded(message.partition(";")[0], retry_after_s)
         case grpc.StatusCode.DEADLINE_EXCEEDED:
-            return DeadlineExceeded("the deadline passed")
+            return DeadlineExceeded("the deadline has passed")
         case grpc.StatusCode.ALREADY_EXISTS:
-            return AlreadyRunning(said)
+            return AlreadyRunning(message)
         case grpc.StatusCode.NOT_FOUND:
-            return NotFound("entry", said)
+            return NotFound("entry", message)
         case grpc.StatusCode.FAILED_PRECONDITION if reason == RequestFailed.reason:
-            return RequestFailed(said)
+            return RequestFailed(message)
         case grpc.StatusCode.UNIMPLEMENTED:
-            return NotServed(said)
+            return NotServed(message)
         case grpc.StatusCode.UNAVAILABLE if reason == InstanceDraining.reason:
-            return InstanceDraining(said)
+            return InstanceDraining(message)
         case grpc.StatusCode.UNAVAILABLE if reason == InternalError.reason:
-            return InternalError(said)
+            return InternalError(message)
         case grpc.StatusCode.INTERNAL | grpc.StatusCode.UNKNOWN:
-            return InternalError(f"{code.name}: {said}")
+            return InternalError(f"{code.name}: {message}")
         case _:
-            return Unavailable(f"{code.name}: {said}")
+            return Unavailable(f"{code.name}: {message}")
 
 
 def _details(status: status_pb2.Status) -> tuple[str, list[FieldProblem], float]:
-    """(reason, problems by field, seconds to wait)."""
+    """(reason, problems, retry delay in seconds)."""
     reason, problems, retry_after_s = "", list[FieldProblem](), 1.0
     for detail in status.details:
         info, bad, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()

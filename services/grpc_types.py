@@ -1,4 +1,4 @@
-"""Types of grpc that are generic for the type checker only."""
+"""Types of grpc that are generic only for the type checker."""
 
 from typing import TYPE_CHECKING, Any
 

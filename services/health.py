@@ -1,8 +1,8 @@
 """gRPC health (grpc.health.v1) and reflection, the same for every service.
 
-Names that can be asked for: "" is the server as a whole, `package.Service` one of its services (the router's is SERVING while
-it should be sent requests, like /readyz), its instance id this very process (another one that listens at the same address
-answers NOT_FOUND), and `penstock.state` its link to Redis.
+Names to query: "" is the server as a whole; `package.Service` one of its services (the router's is SERVING while it should
+get requests, like /readyz); the instance id this process (another process at the same address responds with NOT_FOUND); and
+`penstock.state` the connection to Redis.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ STATE_LINK = "penstock.state"
 
 
 class Health:
-    """Health of the server as a whole, of each of its services, and of its link to Redis."""
+    """Health of the server, of each of its services, and of its connection to Redis."""
 
     def __init__(self, server: aio.Server, instance_id: str) -> None:
         self._servicer = health.aio.HealthServicer()
@@ -27,7 +27,7 @@ class Health:
         self._server = server
 
     def offer(self, *services: str) -> None:
-        """Serve reflection for the server's services, by full name, and answer for their health."""
+        """Add services, by full name, to reflection and health."""
         self._names += services
         reflection.enable_server_reflection((*services, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
 
@@ -36,22 +36,22 @@ class Health:
             await self._servicer.set(name, SERVING if serving else NOT_SERVING)
 
     async def set_ready(self, service: str, ready: bool) -> None:
-        """Whether one service should be sent requests. From the first call on its health is its owner's to tell."""
+        """Set whether one service should get requests. After the first call, `set_serving` no longer changes it."""
         if service in self._names:
             self._names.remove(service)
         await self._servicer.set(service, SERVING if ready else NOT_SERVING)
 
     async def set_state_link(self, connected: bool) -> None:
-        """Whether Redis is in reach. The server serves on without it: no other name changes."""
+        """Set whether Redis is reachable. The server keeps serving without it, so no other name changes."""
         await self._servicer.set(STATE_LINK, SERVING if connected else NOT_SERVING)
 
     async def enter_graceful_shutdown(self) -> None:
-        """NOT_SERVING from now on, whatever is set later."""
+        """Report NOT_SERVING from now on, regardless of later calls."""
         await self._servicer.enter_graceful_shutdown()
 
 
 async def is_serving(channel: aio.Channel, instance_id: str, timeout_s: float) -> bool | None:
-    """Ask the process behind a channel whether it is this instance and serves; None without an answer in time."""
+    """Whether the process behind a channel is this instance and serving; None without a response in time."""
     stub: Any = health_pb2_grpc.HealthStub(channel)
     try:
         response = await stub.Check(health_pb2.HealthCheckRequest(service=instance_id), timeout=timeout_s)

@@ -1,8 +1,8 @@
-"""Give freed heap memory back to the system, in processes whose tensors change size with every batch.
+"""Returns freed heap memory to the operating system, for processes whose tensors change size with every batch.
 
-The C library keeps freed memory for the next allocation. With sizes that change all the time the free pieces seldom fit, so
-the resident size rises towards the largest total ever in use, once for each thread that allocates. One arena for all threads
-and a release every few seconds keep it near what is in use. Measured on the shipped judge (docs/faults.md): 396 to 525 MiB
+The C library keeps freed memory for later allocations. If sizes change all the time, free blocks rarely fit, so the resident
+size grows towards the largest total ever used, separately for each allocating thread. One arena for all threads and a release
+every few seconds keep it close to the memory in use. Measured on the shipped judge (docs/faults.md): 396 to 525 MiB
 instead of 540 to 790 MiB, at the same CPU time per answer; a release takes about 10 ms.
 """
 
@@ -15,19 +15,19 @@ _M_ARENA_MAX = -8  # malloc.h
 
 
 def _function(name: str) -> Callable[..., int] | None:
-    """A function of the C library; None where it has none of this name (only glibc has these)."""
+    """A function of the C library; None if it does not have it (only glibc does)."""
     function: Callable[..., int] | None = getattr(ctypes.CDLL(None), name, None)
     return function
 
 
 def use_one_arena() -> bool:
-    """Let all threads that start from now on share one heap. Returns whether the C library can."""
+    """Let all threads started from now on share one heap. Returns whether the C library supports it."""
     mallopt = _function("mallopt")
     return mallopt is not None and mallopt(_M_ARENA_MAX, 1) == 1
 
 
 class HeapRelease:
-    """Returns free pages to the system, at most once in `every_s` seconds. For one thread."""
+    """Returns free pages to the operating system, at most every `every_s` seconds. Not thread-safe."""
 
     def __init__(self, every_s: float = RELEASE_S, clock: Callable[[], float] = time.monotonic) -> None:
         self._every_s, self._clock = every_s, clock
@@ -35,7 +35,7 @@ class HeapRelease:
         self._last = clock()
 
     def release_if_due(self) -> bool:
-        """Call after work that allocated. Returns whether free pages were looked for."""
+        """Release free pages if it is time. Returns whether it was."""
         now = self._clock()
         if self._trim is None or now - self._last < self._every_s:
             return False

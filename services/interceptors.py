@@ -1,4 +1,4 @@
-"""What happens around every RPC on a server: trace, error mapping, duration, log."""
+"""Tracing, error mapping, durations and logs of every RPC of a server."""
 
 import asyncio
 import logging
@@ -23,22 +23,22 @@ from services.write_timeouts import WriteTimeouts
 
 _log = logging.getLogger(__name__)
 
-FOREIGN = ("/grpc.health.v1.", "/grpc.reflection.")  # served by grpc's own packages
+FOREIGN = ("/grpc.health.v1.", "/grpc.reflection.")  # served by packages of grpc
 
-# Polled all the time, of no interest in a trace.
+# Polled frequently; not useful in traces.
 UNTRACED = (
     "/penstock.router.v1.MeshService/",
     "/penstock.router.v1.RouterService/ListModels",
     "/penstock.judge.v1.JudgeService/ListScorers",
     "/penstock.planner.v1.PlannerService/WatchPlan",
-    "/penstock.worker.v1.WorkerService/GenerateMany",  # each of its replies is
+    "/penstock.worker.v1.WorkerService/GenerateMany",  # its replies are traced one by one
     "/penstock.worker.v1.WorkerService/GetLoad",
     "/penstock.worker.v1.WorkerService/GetInfo",
 )
 
 
 class CallRecorder:
-    """Traces calls after the RPC conventions, and records how long they took and how they ended."""
+    """Traces calls by the RPC conventions, and records their durations and statuses."""
 
     def __init__(self, measured: Telemetry) -> None:
         self._tracer = measured.tracer
@@ -47,12 +47,12 @@ class CallRecorder:
         )
 
     def begin(self, method: str, headers: Mapping[str, str]) -> "RecordedCall":
-        """method: `package.Service/Method`. headers: where the caller's trace context stands."""
+        """method: `package.Service/Method`. headers: with the trace context of the caller."""
         return RecordedCall(self._tracer, self._duration, method, headers)
 
 
 class RecordedCall:
-    """One call under way."""
+    """One active call."""
 
     def __init__(self, tracer: Tracer, duration: Histogram, method: str, headers: Mapping[str, str]) -> None:
         self._tracer, self._duration, self._method, self._headers = tracer, duration, method, headers
@@ -76,9 +76,10 @@ class RecordedCall:
         )
 
     def failed(self, error: BaseException, span: Span) -> status_pb2.Status | None:
-        """The status that `error` stands for; None for a call that was cancelled, or aborted with its status already.
+        """The status for `error`; None for a call that was cancelled or already aborted with a status.
 
-        Anything that is not one of our errors is a fault: it is logged whole and the caller gets INTERNAL without details.
+        Any exception that is not a PenstockError is a bug: it is logged with its traceback, and the caller gets INTERNAL
+        without details.
         """
         if isinstance(error, (asyncio.CancelledError, GeneratorExit, aio.AbortError)):
             self.end("CANCELLED")
@@ -104,8 +105,8 @@ class RecordedCall:
 class ChassisInterceptor(aio.ServerInterceptor):
     """Records each RPC and turns errors into statuses with details.
 
-    Every handler is served as one of a request stream: gRPC answers neither bytes that are no message (UNKNOWN, the error's
-    text and all) nor a call that ends without any message (it waits for ever) in a way that a client could use.
+    Every handler is wrapped as a handler of a request stream, because gRPC handles two cases badly: bytes that are not a
+    message (UNKNOWN with the text of the exception), and a call that ends without a message (it hangs).
     """
 
     def __init__(self, measured: Telemetry, write_timeout_s: float) -> None:
@@ -130,7 +131,7 @@ class ChassisInterceptor(aio.ServerInterceptor):
             if method.startswith(FOREIGN):
                 return made(_foreign(inner, several=several), deserializer, handler.response_serializer)
 
-            # Not a generator: the span is current in here and nowhere else, also when the client goes away.
+            # Not a generator, so that the span is current only in here, even if the client disconnects.
             async def stream(requests: AsyncIterator[Any], context: Context) -> None:
                 call, write = self._begin(method, context), self._writes.watched()
                 with call.span() as span:
@@ -141,7 +142,7 @@ class ChassisInterceptor(aio.ServerInterceptor):
                                 with write:
                                     await context.write(response)
                     except BaseException as error:
-                        # All that the call held is free by now: to a peer that does not read, the status waits until it does.
+                        # The resources of the call are released before this: a peer that does not read delays its status.
                         await _abort(context, call.failed(error, span), error)
                     call.end("OK")
 
@@ -173,11 +174,11 @@ async def _abort(context: Context, status: status_pb2.Status | None, error: Base
     if status is None:
         raise error
     await context.abort_with_status(rpc_status.to_status(status))
-    raise AssertionError("abort returns never")
+    raise AssertionError("abort never returns")
 
 
 def _checked(deserializer: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
-    """A deserializer that returns an InvalidRequest for bytes that are no message, since what it raises passes us by."""
+    """A deserializer that returns an InvalidRequest for invalid bytes, because its exceptions bypass the interceptor."""
     if deserializer is None:
         return None
 
@@ -191,10 +192,10 @@ def _checked(deserializer: Callable[[bytes], Any] | None) -> Callable[[bytes], A
 
 
 class _Messages:
-    """The messages of a call. Not a generator: a wait for the next one can be cancelled and begun again.
+    """The messages of a call. Not a generator, so that waiting for the next one can be cancelled and repeated.
 
-    Raises, where the bytes were no message:
-        InvalidRequest
+    Raises:
+        InvalidRequest: The bytes were not a message.
     """
 
     def __init__(self, requests: AsyncIterator[Any]) -> None:
@@ -211,10 +212,10 @@ class _Messages:
 
 
 async def _request(requests: AsyncIterator[Any], *, several: bool) -> Any:
-    """What a handler takes: all messages as they come, or the one.
+    """The argument of a handler: the iterator of messages, or the single message.
 
     Raises:
-        InvalidRequest: the one is missing, or its bytes were no message.
+        InvalidRequest: The single message is missing, or its bytes were not a message.
     """
     messages = _Messages(requests)
     if several:
@@ -226,7 +227,7 @@ async def _request(requests: AsyncIterator[Any], *, several: bool) -> Any:
 
 
 def _foreign(inner: Any, *, several: bool) -> Callable[[AsyncIterator[Any], Context], Awaitable[Any]]:
-    """A handler of grpc's own packages, unrecorded; it may be a generator or write by itself."""
+    """A handler of the packages of grpc, which is not recorded. It may be a generator or write itself."""
 
     async def handle(requests: AsyncIterator[Any], context: Context) -> Any:
         try:

@@ -1,4 +1,4 @@
-"""Everything that is wrong with a mesh file, as far as it can be known without starting the mesh."""
+"""Finds all problems of a mesh file that can be found without starting the mesh."""
 
 import copy
 import shutil
@@ -9,53 +9,50 @@ from typing import Any
 from pydantic import ValidationError
 
 from services.domain.errors import FieldProblem
+from services.field_problems import field_problems
+from services.mesh_file import read_mesh_data
+from services.mesh_rules import disagreements
 from services.model_folder import looks_like_hub_id
-from services.settings import (
-    FIELDS_ALONE,
-    MeshFile,
-    ServiceSettings,
-    SettingsError,
-    environment_value,
-    field_problems,
-    read_mesh_data,
-)
+from services.settings import MeshFile, ServiceSettings, SettingsError, environment_value
 
-ROUNDS = 5  # of mending what is at fault to see what else is
-STAND_INS = {"name": "stand-in-{}", "kind": "exact"}  # of fields without a default
+MAX_REPAIRS = 5  # passes that repair bad fields to find the problems behind them
+STAND_INS = {"name": "stand-in-{}", "kind": "exact"}  # for required fields that are missing
 
 
 def mesh_file_problems(path: Path) -> list[FieldProblem]:
-    """The faults of a mesh file, each with the path of its field; none: `penstock up` can start what it describes.
+    """All problems of a mesh file, each with the path of its field; an empty list if `penstock up` can start it.
 
-    Faults within fields hide those between fields, so what is at fault is left out, or replaced where it is needed, and the
-    rest is checked again.
+    Bad fields hide the problems behind them, so each pass removes the bad fields, or replaces the required ones, and checks
+    the rest again.
     """
     try:
         data: dict[str, Any] = copy.deepcopy(read_mesh_data(path))
     except SettingsError as error:
         return list(error.problems)
-    found: list[FieldProblem] = []
-    for _ in range(ROUNDS):
+    problems: list[FieldProblem] = []
+    for _ in range(MAX_REPAIRS):
         try:
-            mesh = MeshFile.model_validate(data, context=FIELDS_ALONE)
+            mesh = MeshFile.model_validate(data)
         except ValidationError as error:
-            found += [p for p in field_problems(error) if not _follows_from(p.field, [known.field for known in found])]
-            mended = [_mended(data, fault["loc"], missing=fault["type"] == "missing") for fault in error.errors()]
-            if not all(mended):
-                return found
+            fields = [problem.field for problem in problems]
+            problems += [p for p in field_problems(error, MeshFile) if not _follows_from(p.field, fields)]
+            repaired = [_repair(data, fault["loc"], missing=fault["type"] == "missing") for fault in error.errors()]
+            if not all(repaired):
+                return problems
+
         else:
-            known = [problem.field for problem in found]
-            rest = [*mesh.disagreements()]
+            fields = [problem.field for problem in problems]
+            more = [*disagreements(mesh)]
             try:
-                rest += _outside(mesh, ServiceSettings.load(mesh_file=path))
-            except SettingsError as error:  # of the environment, which every service reads
-                rest += error.problems
-            return found + [p for p in rest if not _follows_from(p.field, known)]
-    return found
+                more += _missing_outside(mesh, ServiceSettings.load(mesh_file=path))
+            except SettingsError as error:  # in the environment, which every service reads
+                more += error.problems
+            return problems + [p for p in more if not _follows_from(p.field, fields)]
+    return problems
 
 
-def _outside(mesh: MeshFile, settings: ServiceSettings) -> Iterator[FieldProblem]:
-    """What a sound mesh file names and is not there: folders, files, environment variables, judges."""
+def _missing_outside(mesh: MeshFile, settings: ServiceSettings) -> Iterator[FieldProblem]:
+    """Folders, files, programs, environment variables and judges that a mesh file refers to and that do not exist."""
     for i, tier in enumerate(mesh.tiers):
         if tier.engine != "simulated" and tier.model:
             yield from _model_problems(tier.model, settings, f"tiers[{i}].model")
@@ -79,19 +76,19 @@ def _outside(mesh: MeshFile, settings: ServiceSettings) -> Iterator[FieldProblem
 
 
 def _model_problems(model: str, settings: ServiceSettings, field: str) -> Iterator[FieldProblem]:
-    """A model is a folder in Hugging Face format, or an id of the hub, which is not looked up."""
+    """A model must be a folder in Hugging Face format or look like an id at the hub, which is not looked up."""
     folder = settings.resolve(model)
     if folder.is_dir():
         if not (folder / "config.json").is_file():
-            yield FieldProblem(field, f"{folder} is no model in Hugging Face format: it has no config.json")
+            yield FieldProblem(field, f"{folder} is not a model in Hugging Face format: it has no config.json")
     elif not looks_like_hub_id(model):
         yield FieldProblem(field, f"no folder {folder}")
 
 
 def _follows_from(field: str, known: Sequence[str]) -> bool:
-    """Whether a fault may come of mending those that are known: it is of the same field, of a part of it, or around it.
+    """Whether a problem may be caused by the repair of a known one: it is at the same field, inside it or around it.
 
-    Whether a model is needed depends on the engine.
+    Whether a model is required depends on the engine.
     """
     if field.endswith(".model") and f"{field.removesuffix('model')}engine" in known:
         return True
@@ -101,8 +98,8 @@ def _follows_from(field: str, known: Sequence[str]) -> bool:
     )
 
 
-def _mended(data: Any, location: Sequence[str | int], *, missing: bool) -> bool:
-    """Leave out the field at a location, or put a stand-in there where it is missing; False where neither is possible."""
+def _repair(data: Any, location: Sequence[str | int], *, missing: bool) -> bool:
+    """Remove the field at a location, or insert a stand-in for a missing one; False if neither is possible."""
     part = data
     for key in location[:-1]:
         try:

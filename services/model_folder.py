@@ -1,4 +1,4 @@
-"""Where a model's files are: a folder, or a repository of the Hugging Face hub."""
+"""Finds the files of a model: in a folder, or in a repository of the Hugging Face hub."""
 
 import re
 from pathlib import Path
@@ -10,27 +10,32 @@ _UNUSED = ("original/*", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.onnx")  # th
 
 
 def looks_like_hub_id(model: str) -> bool:
-    """Whether a mesh file's `model` may be an id of the hub: `organisation/name`."""
+    """Whether `model` has the form of an id at the hub: `organisation/name`."""
     return _HUB_ID.fullmatch(model) is not None
 
 
 def is_hub_id(settings: ServiceSettings, model: str) -> bool:
-    """Whether a mesh file's `model` names a repository of the hub: what is no folder and looks like an id."""
+    """Whether `model` refers to the hub: it is not a folder and looks like an id."""
     return not settings.resolve(model).is_dir() and looks_like_hub_id(model)
 
 
 def model_folder(settings: ServiceSettings, model: str) -> Path:
-    """The folder that a mesh file's `model` names; a hub id is fetched, unless it is there.
+    """The folder of a model. A model of the hub is downloaded unless it is in the cache.
 
-    The hub's own variables hold: HF_HOME (where to), HF_TOKEN, HF_HUB_OFFLINE. SettingsError where it cannot be had.
+    The environment variables of the hub apply: HF_HOME (the cache), HF_TOKEN, HF_HUB_OFFLINE.
+
+    Raises:
+        SettingsError: There is no such folder, and the model cannot be downloaded.
     """
     folder = settings.resolve(model)
     if not is_hub_id(settings, model):
         return folder
-    from huggingface_hub import snapshot_download  # with the engines that read models, not with the routers
+    from huggingface_hub import snapshot_download  # installed with engines, not with routers
 
     try:
         return Path(snapshot_download(model, ignore_patterns=list(_UNUSED)))
-    except (OSError, ValueError) as error:  # the hub's errors are among these
-        said = str(error).strip().partition("\n")[0]
-        raise SettingsError(f"model {model}: no folder {folder}, and not to be had from the hub: {said}") from error
+    except (OSError, ValueError) as error:  # base classes of the hub's errors
+        reason = str(error).strip().partition("\n")[0]
+        raise SettingsError(
+            f"model {model}: no folder {folder}, and it cannot be downloaded from the hub: {reason}"
+        ) from error

@@ -1,4 +1,4 @@
-"""How many files, and so connections, this process may have open."""
+"""The limit on open files, and thereby on connections, of this process."""
 
 import logging
 import resource
@@ -6,28 +6,31 @@ import resource
 _log = logging.getLogger(__name__)
 
 RESERVE = 192
-"""Files kept free for what is not a client: links to workers, judges and Redis, libraries, logs."""
-FACES = 2  # gRPC and HTTP share what is left
-MOST = 1 << 20  # where the hard limit is none at all
+"""Files reserved for other purposes than clients: connections to workers, judges and Redis, libraries, logs."""
+SERVERS = 2  # gRPC and HTTP share the rest
+MAX_FILES = 1 << 20  # if there is no hard limit
 
 
 def raise_limit() -> None:
-    """Raise the soft limit, often 1,024, to the hard one, which is there for those who need it."""
+    """Raise the soft limit, often 1,024, to the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = MOST if hard == resource.RLIM_INFINITY else hard
+    most = MAX_FILES if hard == resource.RLIM_INFINITY else hard
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def connections(wanted: int) -> int:
-    """The connections that one face may have: as many as are wanted, or as the limit on open files leaves it.
+    """The limit on connections of one server: `wanted`, or less if the limit on open files requires it.
 
-    Beyond the limit no connection can be accepted, on either face, and none made to a worker.
+    Beyond that limit, no connection could be accepted, and none could be opened to a worker.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = max(1, (soft - RESERVE) // FACES) if soft != resource.RLIM_INFINITY else wanted
-    if most < wanted:
+    limit = max(1, (soft - RESERVE) // SERVERS) if soft != resource.RLIM_INFINITY else wanted
+    if limit < wanted:
         _log.warning(
-            "max_connections: %d for each face, not %d: only %d files may be open (ulimit -n)", most, wanted, soft
+            "max_connections: %d each for gRPC and HTTP instead of %d: only %d files may be open (ulimit -n)",
+            limit,
+            wanted,
+            soft,
         )
-    return min(wanted, most)
+    return min(wanted, limit)

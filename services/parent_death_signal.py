@@ -1,7 +1,7 @@
-"""`python parent_death_signal.py PARENT COMMAND ...`: become COMMAND, and end when the process PARENT does.
+"""`python parent_death_signal.py PARENT COMMAND ...`: run COMMAND, and end it when the process PARENT ends.
 
-A program of its own, and not something done between fork and exec: the watcher may have threads, and Python code in a
-forked child of a threaded process can hang or crash.
+A separate program instead of code between fork and exec, because the parent may have threads, and Python code in a forked
+child of a process with threads can hang or crash.
 """
 
 import ctypes
@@ -13,6 +13,6 @@ PR_SET_PDEATHSIG = 1
 
 if __name__ == "__main__":
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != int(sys.argv[1]):  # it ended before we could ask
+    if os.getppid() != int(sys.argv[1]):  # the parent has ended already
         sys.exit(1)
     os.execvp(sys.argv[2], sys.argv[2:])

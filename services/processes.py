@@ -1,4 +1,4 @@
-"""Processes that are started, watched, restarted and stopped."""
+"""Starts, supervises, restarts and stops processes."""
 
 import asyncio
 import contextlib
@@ -20,8 +20,8 @@ from services.background import end, supervise
 _log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
-STEADY_S = 60.0  # a process that ran for so long starts with short pauses again
-UNUSABLE_SETTINGS = 2  # the exit status of services whose settings cannot be used: a restart would not help
+STEADY_S = 60.0  # a process that ran this long starts with the shortest delay again
+UNUSABLE_SETTINGS = 2  # exit status for bad settings: a restart would not help
 LOG_TAIL_LINES = 20
 _PORTS = range(20_000, 30_000)
 
@@ -34,13 +34,13 @@ _WITH_PARENT_DEATH_SIGNAL = (
 
 
 def free_port() -> int:
-    """Reserve a loopback port that nobody listens on, below those the system hands out by itself.
+    """Reserve a free loopback port below the range of ephemeral ports.
 
-    So neither another process's "any port" nor another call of this function can take it before the server that is to
-    have it has bound it. The reservation, a file lock, holds as long as this process lives.
+    Neither another process that binds "any port" nor another call of this function can get it before the intended server has
+    bound it. The reservation is a file lock for the lifetime of this process.
 
     Raises:
-        OSError: no port of the range is free.
+        OSError: No port of the range is free.
     """
     for port in random.sample(_PORTS, len(_PORTS)):
         with socket.socket() as probe:
@@ -54,7 +54,7 @@ def free_port() -> int:
 
 
 def _reserve(port: int) -> bool:
-    """Whether no other process of this user has the port; it is this one's then."""
+    """Lock a port for this process; False if another process of this user holds it."""
     folder = Path(tempfile.gettempdir()) / f"penstock-ports-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     lock = os.open(folder / str(port), os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
@@ -63,20 +63,19 @@ def _reserve(port: int) -> bool:
     except OSError:
         os.close(lock)
         return False
-    return True  # `lock` stays open
+    return True  # `lock` remains open
 
 
 def restart_pause_s(crashes: int) -> float:
-    """Before the next start, after so many crashes in a row."""
+    """Delay before the next start after this many consecutive crashes."""
     return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** max(0, crashes - 1))
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """What to run.
+    """A process to run.
 
-    log: None writes where this process does. stop_order: lower ones are stopped first. stop_s: time to end by itself
-        after SIGTERM.
+    log: None: the output of this process. stop_order: lower ones are stopped first. stop_s: time between SIGTERM and SIGKILL.
     """
 
     name: str
@@ -89,9 +88,9 @@ class ProcessSpec:
 
 @dataclass(slots=True)
 class Watched:
-    """A process under watch. `fatal` is set once it will not be started again. ended: and not started again yet.
+    """A supervised process. fatal: set once it will not be restarted. ended: it has ended and is not restarted yet.
 
-    status: the exit status of the last process that ended by itself; `died` is set then.
+    status: exit status of the last process that ended by itself; `died` is set then.
     """
 
     spec: ProcessSpec
@@ -118,13 +117,13 @@ class Watched:
 
 
 def _end_group(pid: int) -> None:
-    """What a process that has ended may have left of its own processes."""
+    """Kill the processes that a process that has ended may have left behind."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
 
 
 class Watcher:
-    """Keeps processes running until told to stop them."""
+    """Keeps processes running until they are stopped."""
 
     def __init__(self) -> None:
         self.watched: dict[str, Watched] = {}
@@ -141,7 +140,7 @@ class Watcher:
         return entry
 
     async def stop(self, name: str) -> None:
-        """SIGTERM, time to end, then SIGKILL."""
+        """Send SIGTERM, and SIGKILL after `stop_s`."""
         entry = self.watched.pop(name, None)
         if entry is None:
             return
@@ -155,13 +154,13 @@ class Watcher:
                 async with asyncio.timeout(entry.spec.stop_s):
                     await process.wait()
             except TimeoutError:
-                _log.warning("%s did not end within %g s: killed", name, entry.spec.stop_s)
+                _log.warning("%s did not end within %g s and was killed", name, entry.spec.stop_s)
                 process.kill()
                 await process.wait()
             _end_group(process.pid)
 
     async def stop_all(self) -> None:
-        """Stop everything, group after group."""
+        """Stop all processes in groups by `stop_order`."""
         while self.watched:
             first = min(entry.spec.stop_order for entry in self.watched.values())
             group = [name for name, entry in self.watched.items() if entry.spec.stop_order == first]
@@ -178,15 +177,15 @@ class Watcher:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                # Ctrl-C in the terminal is ours to act on. No session of its own: Linux shares cores out by session first
-                # (autogroups), and then one process can wait a second for a core while others compute.
+                # Ctrl-C must only reach this process. Not a new session: Linux divides cores between sessions
+                # (autogroups), so a process could wait a second for a core while others compute.
                 process_group=0,
             )
         entry.started_at, entry.ended = time.monotonic(), False
 
     async def _keep(self, entry: Watched) -> None:
         while True:
-            if entry.ended:  # starting it again failed the last time
+            if entry.ended:  # the last restart failed
                 await self._spawn(entry)
             assert entry.process is not None
             status = await entry.process.wait()
@@ -202,7 +201,7 @@ class Watcher:
             steady = time.monotonic() - entry.started_at >= STEADY_S
             entry.crashes = 1 if steady else entry.crashes + 1
             pause_s = restart_pause_s(entry.crashes)
-            _log.warning("%s ended with status %d: again in %g s", entry.spec.name, status, pause_s)
+            _log.warning("%s ended with status %d; restarting in %g s", entry.spec.name, status, pause_s)
             await asyncio.sleep(pause_s)
             await self._spawn(entry)
             entry.restarts += 1

@@ -1,23 +1,23 @@
-"""How many characters a prompt of so many tokens can have at most, by its tokenizer alone. No I/O.
+"""An upper bound on the characters per token of a tokenizer. No I/O.
 
-A prompt with more need not be tokenized to be refused.
+A prompt with more characters than its context allows can be refused without being tokenized.
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 MOST_COMPOSED = 4
-"""Characters that NFC makes one of at most: no character's canonical decomposition is longer (U+1F82)."""
+"""Most characters that NFC composes into one: the longest canonical decomposition (U+1F82)."""
 
 _KEEPS_LENGTH = {"Prepend", "NFD", "NFKD", "Lowercase", "ByteLevel"}
 _KEEPS_TEXT = {"ByteLevel", "Digits", "Metaspace", "UnicodeScripts"}
 
 
 def characters_per_token(tokenizer: Mapping[str, Any]) -> int | None:
-    """Most characters of a text that one token can stand for, from the content of its tokenizer.json.
+    """Largest number of characters that one token can represent, from the content of tokenizer.json.
 
-    None where there is no such bound: texts may be dropped or shortened before they are tokenized, or any number of
-    unknown characters be one token.
+    None if there is no such bound, because text may be removed or shortened before tokenization, or a token may represent any
+    number of unknown characters.
     """
     model, added = tokenizer["model"], tokenizer.get("added_tokens") or []
     if model.get("type", "BPE") not in ("BPE", "Unigram") or any(token["lstrip"] or token["rstrip"] for token in added):
@@ -39,7 +39,7 @@ def characters_per_token(tokenizer: Mapping[str, Any]) -> int | None:
 
 
 def _parts(part: Mapping[str, Any] | None, inner: str) -> Iterator[Mapping[str, Any]]:
-    """A normalizer or pre-tokenizer, or all that a sequence consists of."""
+    """A normalizer or pre-tokenizer, or the elements of a sequence of them."""
     if part and part["type"] == "Sequence":
         for each in part[inner]:
             yield from _parts(each, inner)
@@ -48,7 +48,7 @@ def _parts(part: Mapping[str, Any] | None, inner: str) -> Iterator[Mapping[str, 
 
 
 def _knows_every_byte(pieces: list[str], splitters: list[Mapping[str, Any]], *, byte_fallback: bool) -> bool:
-    """Whether no character is unknown: 256 pieces stand for single bytes."""
+    """Whether every character has tokens, because 256 pieces represent single bytes."""
     if byte_fallback:
         return {f"<0x{byte:02X}>" for byte in range(256)} <= set(pieces)
     return any(splitter["type"] == "ByteLevel" for splitter in splitters) and set(byte_alphabet()) <= set(pieces)
@@ -66,7 +66,7 @@ def _replaces_by_no_less(normalizer: Mapping[str, Any]) -> bool:
 
 
 def byte_alphabet() -> dict[str, int]:
-    """Byte-level BPE writes each byte as one printable character (GPT-2's table): character -> byte."""
+    """The table of byte-level BPE (GPT-2), which represents each byte by a printable character: character -> byte."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}

@@ -1,4 +1,4 @@
-"""Domain to proto and back, for what all services speak of. In pairs; what comes in is not trusted."""
+"""Converts between domain types shared by all services and protobuf messages, in pairs. Input is not trusted."""
 
 from collections.abc import Sequence, Sized
 
@@ -6,6 +6,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from penstock.proto.common.v1 import common_pb2 as pb
+from penstock.proto.worker.v1 import worker_pb2
 from services.domain.errors import InvalidRequest, invalid
 from services.domain.requests import (
     MAX_PROMPT_TOKENS,
@@ -26,6 +27,7 @@ from services.domain.requests import (
     TokenUsage,
     message_count_problem,
 )
+from services.domain.stages.advice import MoveAdvice, MoveReason
 from services.domain.structured import MAX_CHOICES, StructuredOutput, StructureKind
 from services.domain.tools import (
     ANY_OBJECT,
@@ -40,7 +42,7 @@ from services.domain.tools import (
 )
 
 MAX_DURATION_S = 315_576_000_000
-"""What google.protobuf.Duration allows: 10,000 years."""
+"""The maximum of google.protobuf.Duration: 10,000 years."""
 
 _FINISH = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
@@ -56,6 +58,12 @@ _TOOL_MODES = {
     ToolMode.REQUIRED: pb.TOOL_MODE_REQUIRED,
 }
 _TOOL_MODES_BACK = {value: key for key, value in _TOOL_MODES.items()}
+_MOVE_REASONS = {
+    MoveReason.RANGE_CROSSED: worker_pb2.MOVE_REASON_RANGE_CROSSED,
+    MoveReason.OVERLOADED: worker_pb2.MOVE_REASON_OVERLOADED,
+    MoveReason.DRAINING: worker_pb2.MOVE_REASON_DRAINING,
+}
+_MOVE_REASONS_BACK = {value: key for key, value in _MOVE_REASONS.items()}
 
 
 def prompt_to_proto(prompt: Prompt) -> pb.Prompt:
@@ -72,10 +80,10 @@ def prompt_to_proto(prompt: Prompt) -> pb.Prompt:
 
 
 def prompt_from_proto(prompt: pb.Prompt, path: str = "prompt") -> Prompt:
-    """The prompt, not yet checked but for its counts: what is too many is not built.
+    """The prompt. Only counts are checked here, before objects are created.
 
     Raises:
-        InvalidRequest: no form is set, or there are too many messages or tokens.
+        InvalidRequest: No form is set, or there are too many messages or tokens.
     """
     match prompt.WhichOneof("kind"):
         case "chat":
@@ -182,20 +190,20 @@ def structured_output_from_proto(structured_output: pb.StructuredOutput, path: s
 
 
 def token_ids_from_proto(ids: Sequence[int], path: str) -> tuple[int, ...]:
-    """Token ids out of a message.
+    """Token ids from a message.
 
     Raises:
-        InvalidRequest: there are too many.
+        InvalidRequest: There are too many.
     """
     at_most(ids, MAX_PROMPT_TOKENS, path, "tokens")
     return tuple(ids)
 
 
 def at_most(values: Sized, limit: int, path: str, what: str) -> None:
-    """Refuse a repeated field that is too long, before it is walked.
+    """Check the length of a repeated field before it is iterated.
 
     Raises:
-        InvalidRequest: naming `path`.
+        InvalidRequest: It is too long; the error names `path`.
     """
     if len(values) > limit:
         raise invalid(path, f"at most {limit} {what}, not {len(values)}")
@@ -216,10 +224,10 @@ def sampling_to_proto(sampling: SamplingParams) -> pb.SamplingParams:
 
 
 def sampling_from_proto(sampling: pb.SamplingParams, path: str = "sampling") -> SamplingParams:
-    """The parameters, not yet checked but for the number of stop strings.
+    """The parameters. Only the number of stop strings is checked here.
 
     Raises:
-        InvalidRequest: there are too many stop strings, or no form of structured output is set.
+        InvalidRequest: There are too many stop strings, or no form of structured output is set.
     """
     at_most(sampling.stop, MAX_STOP_STRINGS, f"{path}.stop", "strings")
     structured = None
@@ -238,7 +246,7 @@ def sampling_from_proto(sampling: pb.SamplingParams, path: str = "sampling") -> 
 
 
 def slo_to_proto(slo: Slo) -> pb.Slo:
-    made = pb.Slo(
+    message = pb.Slo(
         phases=[
             pb.SloPhase(
                 from_output_token_count=phase.from_output_token,
@@ -248,15 +256,15 @@ def slo_to_proto(slo: Slo) -> pb.Slo:
         ]
     )
     if slo.time_to_first_token_s is not None:
-        made.time_to_first_token.CopyFrom(duration(slo.time_to_first_token_s))
-    return made
+        message.time_to_first_token.CopyFrom(duration(slo.time_to_first_token_s))
+    return message
 
 
 def slo_from_proto(slo: pb.Slo, path: str = "slo") -> Slo:
-    """The promise, not yet checked but for the number of phases.
+    """The objectives. Only the number of phases is checked here.
 
     Raises:
-        InvalidRequest: there are too many phases, or a duration is none.
+        InvalidRequest: There are too many phases, or a duration is invalid.
     """
     at_most(slo.phases, MAX_SLO_PHASES, f"{path}.phases", "phases")
     ttft = slo.time_to_first_token if slo.HasField("time_to_first_token") else None
@@ -310,21 +318,35 @@ def finish_reason_to_proto(reason: FinishReason) -> pb.FinishReason.ValueType:
 
 
 def finish_reason_from_proto(reason: pb.FinishReason.ValueType) -> FinishReason:
-    """ABORTED for a reason that this version does not know."""
+    """The reason; ABORTED if it is unknown to this version."""
     return _FINISH_BACK.get(reason, FinishReason.ABORTED)
 
 
+def move_advice_to_proto(advice: MoveAdvice) -> worker_pb2.MoveAdvice:
+    return worker_pb2.MoveAdvice(
+        reason=_MOVE_REASONS[advice.reason],
+        sequence_tokens=advice.tokens,
+        sender_buffered_tokens=advice.sender_tokens,
+    )
+
+
+def move_advice_from_proto(advice: worker_pb2.MoveAdvice) -> MoveAdvice | None:
+    """The advice; None if its reason is unknown to this version."""
+    reason = _MOVE_REASONS_BACK.get(advice.reason)
+    return None if reason is None else MoveAdvice(reason, advice.sequence_tokens, advice.sender_buffered_tokens)
+
+
 def duration(value_s: float) -> Duration:
-    made = Duration()
-    made.FromNanoseconds(round(value_s * 1e9))
-    return made
+    value = Duration()
+    value.FromNanoseconds(round(value_s * 1e9))
+    return value
 
 
 def seconds(value: Duration, path: str = "duration") -> float:
     """A duration in seconds.
 
     Raises:
-        InvalidRequest: seconds and nanos are out of the range of a Duration.
+        InvalidRequest: seconds or nanos are out of the range of a Duration.
     """
     if abs(value.seconds) > MAX_DURATION_S or abs(value.nanos) >= 10**9:
         raise invalid(path, f"must be a duration of at most {MAX_DURATION_S} s")
@@ -332,9 +354,9 @@ def seconds(value: Duration, path: str = "duration") -> float:
 
 
 def timestamp(value_s: float) -> Timestamp:
-    made = Timestamp()
-    made.FromNanoseconds(round(value_s * 1e9))
-    return made
+    value = Timestamp()
+    value.FromNanoseconds(round(value_s * 1e9))
+    return value
 
 
 def timestamp_seconds(value: Timestamp) -> float:

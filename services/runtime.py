@@ -1,4 +1,4 @@
-"""run_service(): settings -> telemetry -> server -> drain. Every service runs through here."""
+"""run_service(): the main function of every service: settings, telemetry, server, drain."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,8 @@ from services.domain.instances import InstanceRecord, Load, ModelCard, Role
 from services.domain.stages.places import StagePlace
 from services.health import Health
 from services.interceptors import ChassisInterceptor
-from services.settings import MeshFile, ServiceSettings, SettingsError, load_mesh_file
+from services.mesh_file import load_mesh_file
+from services.settings import MeshFile, ServiceSettings, SettingsError
 from services.state import Registrar, connect
 from services.state.keys import Keys
 from services.telemetry import Telemetry
@@ -33,11 +34,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Chassis:
-    """What a service's `compose` builds on.
+    """The environment of a service, which its `compose` extends.
 
-    stack: what is entered here is left, in reverse, after the server has stopped.
-    load, place: asked for with every publication.
-    on_drain: awaited, in order, once no new requests come; each should return when running work has ended.
+    stack: contexts that are exited, in reverse order, after the server has stopped.
+    load, place: called for every publication of the instance's record.
+    on_drain: awaited in order after new requests have stopped; each should return when running work has finished.
     """
 
     role: Role
@@ -58,7 +59,7 @@ class Chassis:
     place: Callable[[], StagePlace | None] = lambda: None
     on_drain: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
     announce_drain: Callable[[bool], None] = lambda _: None
-    """Tells the mesh whether this instance is draining: it takes no new requests then."""
+    """Announces to the mesh whether this instance is draining, that is, accepts no new requests."""
     fatal: "asyncio.Future[BaseException]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     def fail(self, error: BaseException) -> None:
@@ -67,7 +68,7 @@ class Chassis:
             self.fatal.set_result(error)
 
     def watch(self, failure: Awaitable[BaseException]) -> None:
-        """End the process, with exit status 1, once `failure` comes true."""
+        """End the process with exit status 1 when `failure` returns an error."""
 
         async def wait() -> None:
             self.fail(await failure)
@@ -75,25 +76,25 @@ class Chassis:
         self.stack.push_async_callback(end, supervise("failure-watch", wait, EndProcess(self.fail), endless=False))
 
     def supervise(self, name: str, factory: Callable[[], Coroutine[Any, Any, object]], *, endless: bool = True) -> None:
-        """Run `factory()` in the background until the service stops; restarted when it fails, see `background.supervise`."""
+        """Run `factory()` in the background until the service stops; see `background.supervise`."""
         self.stack.push_async_callback(end, supervise(name, factory, endless=endless))
 
 
 class ServiceFailed(Exception):
-    """Something the service cannot live without is broken for good."""
+    """A part that the service needs has failed for good."""
 
 
 Compose = Callable[[Chassis], Awaitable[None]]
 
 
 def run_service(role: Role, compose: Compose) -> None:
-    """Run a service until SIGTERM or SIGINT; exit status 2 for settings that cannot be used."""
+    """Run a service until SIGTERM or SIGINT. The exit status is 2 for bad settings."""
     try:
         settings = ServiceSettings.load()
         telemetry.set_up_logging(role.value, settings)
         mesh = load_mesh_file(settings.mesh_file)
         open_files.raise_limit()
-        asyncio.run(serve(role, settings, mesh, compose, ready=_spare_the_loaded))
+        asyncio.run(serve(role, settings, mesh, compose, ready=_freeze_loaded_objects))
     except SettingsError as error:
         print(f"penstock {role.value}: {error}", file=sys.stderr)
         sys.exit(2)
@@ -102,8 +103,8 @@ def run_service(role: Role, compose: Compose) -> None:
         sys.exit(1)
 
 
-def _spare_the_loaded(_: Chassis) -> None:
-    """What is loaded by now stays: to search it for garbage, now and then, would hold everything up for 0.05 to 0.2 s."""
+def _freeze_loaded_objects(_: Chassis) -> None:
+    """Exclude the objects loaded so far from garbage collection, whose full passes would take 0.05 to 0.2 s each."""
     gc.collect()
     gc.freeze()
 
@@ -117,7 +118,7 @@ async def serve(
     ready: Callable[[Chassis], None] = lambda _: None,
     stop: asyncio.Event | None = None,
 ) -> None:
-    """Serve until `stop` is set (or, without one, until a signal); `ready` is called once the mesh can see the instance."""
+    """Serve until `stop` is set or, without it, until a signal. `ready` is called once the instance is registered."""
     keys = Keys(mesh.name)
     state_url = settings.state_url(mesh)
     instance_id = settings.instance_id or telemetry.make_instance_id(role.value, settings.tier)
@@ -195,7 +196,7 @@ async def serve(
 
 
 async def _first(fatal: "asyncio.Future[BaseException]", *waits: Coroutine[None, None, object]) -> None:
-    """Return when the first of these is done."""
+    """Wait until the first of these has finished."""
     tasks = [asyncio.create_task(wait) for wait in waits]
     either: list[asyncio.Future[Any]] = [fatal, *tasks]
     await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)

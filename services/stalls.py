@@ -1,31 +1,32 @@
-"""Tells how long this process itself stood still, so that it does not take its own absence for the silence of others.
+"""Measures suspensions of this process, so that it does not mistake them for silence of its peers.
 
-A process that was stopped (SIGSTOP, a suspended machine, heavy swapping) finds all its timers expired when it goes on, before
+When a process that was suspended (SIGSTOP, a suspended machine, heavy swapping) continues, all its timers have expired before
 it has read what arrived meanwhile.
 """
 
 import asyncio
+import math
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
 from services.background import end, supervise
 
-_Item = TypeVar("_Item")
-
 TICK_S = 0.25
-STALL_S = 1.0  # a gap that is longer than a tick by more than this is a stall; a busy loop's delays are shorter
-GRACE_S = 1.0  # for reading what arrived during a stall: nobody counts as silent before
+STALL_S = 1.0  # a gap that exceeds a tick by more than this is a stall; delays of a busy loop are shorter
+MIN_LOOK_S = 0.01  # between two scans of all that is watched
+GRACE_S = 1.0  # for reading what arrived during a stall, before any peer counts as silent
 
 
 class StallMeter:
-    """Adds up stalls from the times at which the process is seen to run. No I/O; one monotonic clock's times, in seconds."""
+    """Adds up stalls from the times at which the process runs. No I/O; times are of a monotonic clock, in seconds."""
 
     def __init__(self, now: float) -> None:
         self._seen_s, self._total_s, self._woke_at_s = now, 0.0, float("-inf")
 
     def observe(self, now: float) -> float:
-        """The process runs now; return the seconds of all stalls so far. To be called at least every `TICK_S`."""
+        """Record that the process is running; return the total of all stalls in seconds. Call at least every `TICK_S`."""
         gap_s, self._seen_s = now - self._seen_s, now
         if gap_s > TICK_S + STALL_S:
             self._total_s += gap_s
@@ -33,9 +34,9 @@ class StallMeter:
         return self._total_s
 
     def silent_at(self, since_s: float, silence_s: float, stalled_before_s: float, now: float) -> float:
-        """When somebody who was last heard at `since_s` has been silent for `silence_s`, stalls of this process left out.
+        """When a peer last heard at `since_s` will have been silent for `silence_s`, not counting stalls of this process.
 
-        stalled_before_s: All stalls up to `since_s`.
+        stalled_before_s: Total of the stalls up to `since_s`.
         """
         stalled_s = self.observe(now) - stalled_before_s
         return max(since_s + silence_s + stalled_s, self._woke_at_s + GRACE_S if stalled_s else since_s)
@@ -61,28 +62,96 @@ class StallMonitor(AbstractAsyncContextManager["StallMonitor"]):
             await end(self._task)
 
     def total_s(self) -> float:
-        """Seconds of all stalls so far, one that has just ended included."""
+        """Total of all stalls in seconds, including one that has just ended."""
         return self._meter.observe(self._loop.time())
 
-    async def get(self, queue: "asyncio.Queue[_Item]", silence_s: float, deadline_s: float) -> _Item:
-        """Return the next item of a queue. deadline_s: on the event loop's clock; stalls do not extend it.
-
-        Raises:
-            TimeoutError: Nothing came for `silence_s`, or the deadline has passed.
-        """
-        since_s, stalled_before_s = self._loop.time(), self.total_s()
-        silent_at_s = since_s + silence_s
-        while True:
-            try:
-                async with asyncio.timeout_at(min(silent_at_s, deadline_s)):
-                    return await queue.get()
-            except TimeoutError:
-                now = self._loop.time()
-                silent_at_s = self._meter.silent_at(since_s, silence_s, stalled_before_s, now)
-                if now >= min(silent_at_s, deadline_s):
-                    raise
+    def silent_at_s(self, heard_s: float, silence_s: float, stalled_s: float) -> float:
+        """When somebody last heard at `heard_s` has been silent for `silence_s`. stalled_s: `total_s` at that time."""
+        return self._meter.silent_at(heard_s, silence_s, stalled_s, self._loop.time())
 
     async def _run(self) -> NoReturn:
         while True:
             await asyncio.sleep(TICK_S)
             self._meter.observe(self._loop.time())
+
+
+class Listener:
+    """Somebody who is listened to.
+
+    heard_s, stalled_s: when they were last heard, and all stalls before; whoever hears them sets both, from
+    `SilenceWatch.now`.
+    """
+
+    __slots__ = ("deadline_s", "heard_s", "on_deadline", "on_silence", "silence_s", "stalled_s")
+
+    def __init__(
+        self,
+        now: tuple[float, float],
+        silence_s: float,
+        deadline_s: float,
+        on_silence: Callable[[], None],
+        on_deadline: Callable[[], None],
+    ) -> None:
+        self.heard_s, self.stalled_s = now
+        self.silence_s, self.deadline_s = silence_s, deadline_s
+        self.on_silence, self.on_deadline = on_silence, on_deadline
+
+
+class SilenceWatch:
+    """Finds who is silent for too long, stalls of this process left out, or goes on beyond a deadline.
+
+    One timer for all: what is heard costs none.
+    """
+
+    def __init__(self, stalls: StallMonitor) -> None:
+        self._stalls, self._loop = stalls, asyncio.get_running_loop()
+        self._listeners: set[Listener] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def now(self) -> tuple[float, float]:
+        """The time and all stalls so far, for whoever is heard now."""
+        return self._loop.time(), self._stalls.total_s()
+
+    def begin(
+        self, silence_s: float, deadline_s: float, on_silence: Callable[[], None], on_deadline: Callable[[], None]
+    ) -> Listener:
+        """Watch somebody until `end`. deadline_s: on the event loop's clock; stalls do not extend it.
+
+        on_silence, on_deadline: called at most once, and only one of them.
+        """
+        listener = Listener(self.now(), silence_s, deadline_s, on_silence, on_deadline)
+        self._listeners.add(listener)
+        self._look_at(min(listener.heard_s + silence_s, deadline_s))
+        return listener
+
+    def end(self, listener: Listener) -> None:
+        self._listeners.discard(listener)
+        if not self._listeners and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look_at(self, when_s: float) -> None:
+        if self._timer is not None:
+            if self._timer.when() <= when_s:
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_at(when_s, self._look)
+
+    def _look(self) -> None:
+        """Look at all, and again when the first of them may be silent or late: long after, where all are heard."""
+        self._timer = None
+        now, next_s = self._loop.time(), math.inf
+        for listener in list(self._listeners):
+            silent_at_s = listener.heard_s + listener.silence_s
+            if now >= silent_at_s:
+                silent_at_s = self._stalls.silent_at_s(listener.heard_s, listener.silence_s, listener.stalled_s)
+            if now < min(silent_at_s, listener.deadline_s):
+                next_s = min(next_s, silent_at_s, listener.deadline_s)
+                continue
+            self._listeners.discard(listener)
+            if now >= listener.deadline_s:
+                listener.on_deadline()
+            else:
+                listener.on_silence()
+        if next_s < math.inf:
+            self._look_at(max(next_s, now + MIN_LOOK_S))

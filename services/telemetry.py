@@ -1,7 +1,8 @@
 """Traces, metrics and logs with OpenTelemetry.
 
-Spans and metrics go to any OTLP collector (where OTEL_EXPORTER_OTLP_ENDPOINT is set), metrics also to Prometheus, spans
-also into Redis, where `penstock trace` finds the last ones. Names follow OpenTelemetry's GenAI and RPC conventions.
+Spans and metrics are exported to an OTLP collector if OTEL_EXPORTER_OTLP_ENDPOINT is set. Metrics are also served for
+Prometheus, and spans are also stored in Redis, where `penstock trace` reads them. Names follow OpenTelemetry's GenAI and RPC
+conventions.
 """
 
 import json
@@ -39,7 +40,7 @@ from services.state.traces import SpanRecord, write_spans
 
 _log = logging.getLogger(__name__)
 
-# Bucket borders from OpenTelemetry's GenAI conventions: seconds.
+# Bucket boundaries from OpenTelemetry's GenAI conventions: seconds.
 _TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 _TPOT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 _TIME_BUCKETS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
@@ -47,7 +48,7 @@ _TIME_BUCKETS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.
 
 @dataclass(frozen=True, slots=True)
 class Telemetry:
-    """What a service measures with."""
+    """Tracer, meter and exporters of a service."""
 
     tracer: Tracer
     meter: Meter
@@ -57,7 +58,7 @@ class Telemetry:
     _server: WSGIServer | None = None
 
     def close(self) -> None:
-        """Send what is left, within a few seconds, and stop listening."""
+        """Flush the exporters, within a few seconds, and stop the Prometheus endpoint."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()
@@ -69,7 +70,7 @@ class Telemetry:
 def set_up(
     service: str, instance_id: str, settings: ServiceSettings, *, state_url: str, keys: Keys, host: str
 ) -> Telemetry:
-    """Telemetry for this process; the Prometheus endpoint listens from now on."""
+    """Set up the telemetry of this process and start the Prometheus endpoint."""
     resource = Resource.create(
         {"service.name": f"penstock-{service}", "service.instance.id": instance_id, "service.namespace": keys.mesh}
     )
@@ -109,13 +110,13 @@ def set_up(
 
 
 def disabled() -> Telemetry:
-    """Telemetry that goes nowhere: for tests of parts."""
+    """Telemetry without exporters, for tests."""
     tracers, meters = TracerProvider(), MeterProvider()
     return Telemetry(tracers.get_tracer("penstock"), meters.get_meter("penstock"), "", tracers, meters)
 
 
 class _RedisSpanExporter(SpanExporter):
-    """Keeps the last traces in Redis; what cannot be written is dropped, never waited for."""
+    """Stores recent traces in Redis. Spans that cannot be written are dropped."""
 
     def __init__(self, client: redis.Redis, keys: Keys, service: str, keep: int) -> None:
         self._client, self._keys, self._service, self._keep = client, keys, service, keep
@@ -160,16 +161,16 @@ def _record(span: ReadableSpan, service: str) -> SpanRecord:
 
 
 def observe_state_link(meter: Meter, connected: Callable[[], bool]) -> None:
-    """Export whether this process reaches Redis: 1 or 0."""
+    """Export a gauge that is 1 if this process can reach Redis, else 0."""
     meter.create_observable_gauge(
         "penstock.state.connected",
         callbacks=[lambda _: [Observation(int(connected()))]],
-        description="Whether this process reaches Redis: 1, or 0 while it serves on its last picture of the mesh.",
+        description="1 if this process can reach Redis; 0 while it serves with the last known state of the mesh.",
     )
 
 
 def extract(metadata: Mapping[str, str]) -> Context:
-    """The caller's trace context from headers or gRPC metadata."""
+    """The trace context of the caller, from headers or gRPC metadata."""
     return propagate.extract(metadata)
 
 
@@ -182,7 +183,7 @@ def inject() -> tuple[tuple[str, str], ...]:
 
 @contextmanager
 def client_span(tracer: Tracer, method: str, **attributes: str | int | float) -> Iterator[Span]:
-    """A CLIENT span around one RPC, named and described after the RPC conventions. `method` is `package.Service/Method`."""
+    """A CLIENT span around one RPC, with name and attributes by the RPC conventions. `method` is `package.Service/Method`."""
     with tracer.start_as_current_span(
         method, kind=SpanKind.CLIENT, attributes={"rpc.system": "grpc", "rpc.method": method, **attributes}
     ) as span:
@@ -237,5 +238,5 @@ def set_up_logging(service: str, settings: ServiceSettings) -> None:
 
 
 def make_instance_id(service: str, tier: str) -> str:
-    """A name for this process that no other has: role, tier, host and process."""
+    """A unique name for this process: role, tier, host and process id."""
     return "-".join(part for part in (service, tier, socket.gethostname(), str(os.getpid())) if part)

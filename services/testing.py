@@ -1,4 +1,4 @@
-"""For tests, ours and yours: real services inside the test's own event loop, and a real Redis."""
+"""Helpers for tests: services in the event loop of the test, and a real Redis."""
 
 import asyncio
 import subprocess
@@ -11,8 +11,9 @@ from typing import Any
 import redis
 
 from services.domain.instances import Role
+from services.mesh_file import load_mesh_file
 from services.runtime import Chassis, Compose, serve
-from services.settings import MeshFile, ServiceSettings, load_mesh_file
+from services.settings import MeshFile, ServiceSettings
 
 START_TIMEOUT_S = 180.0  # a worker may start a server of its own
 
@@ -29,7 +30,7 @@ def redis_server(binary: str, port: int, folder: Path, *options: str) -> Iterato
 
 
 class RedisProcess:
-    """A Redis that a test can take away and bring back."""
+    """A Redis process that a test can kill and restart."""
 
     def __init__(self, binary: str, port: int, folder: Path, options: tuple[str, ...] = ()) -> None:
         self._argv = [binary, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", "", *options]
@@ -37,7 +38,7 @@ class RedisProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it and return once it answers."""
+        """Start it and wait until it responds."""
         self._process = subprocess.Popen(self._argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         until = time.monotonic() + START_TIMEOUT_S
         with redis.Redis.from_url(self.url) as client:
@@ -56,7 +57,7 @@ class RedisProcess:
         return self._process.pid
 
     def stop(self) -> None:
-        """Kill it; what it held is lost."""
+        """Kill it. Its data is lost."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -67,7 +68,7 @@ class RedisProcess:
 async def serving(
     role: Role, compose: Compose, mesh_file: Path, redis_url: str, **settings: Any
 ) -> AsyncIterator[Chassis]:
-    """A service in this event loop, seen by the mesh; it drains when the context is left."""
+    """Run a service in this event loop, registered in the mesh, as long as the context lasts; then drain it."""
     chosen = ServiceSettings.load(
         mesh_file=mesh_file, redis_url=redis_url, **{"publish_interval_s": 0.05, "drain_s": 5.0, **settings}
     )
@@ -80,7 +81,7 @@ async def serving(
         await asyncio.wait(waiting, timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
         if not started.done():
             stop.set()
-            await task  # raises what went wrong
+            await task  # raises the error
             raise TimeoutError(f"{role.value} did not start")
         yield started.result()
     finally:

@@ -1,4 +1,4 @@
-"""Work on long texts beside the event loop: a thread, and a bound on what waits for it."""
+"""Processes long texts on a thread with a bounded queue, so that they do not block the event loop."""
 
 import asyncio
 import threading
@@ -12,17 +12,17 @@ from services.domain.errors import Overloaded, Unavailable
 _T = TypeVar("_T")
 
 INLINE_CHARACTERS = 4_096
-"""A text of this length is tokenized in 0.4 ms. Handing it to a thread takes 0.03 ms on an idle machine, but
-milliseconds where other busy threads hold the GIL."""
+"""A text of this length is tokenized in 0.4 ms. Passing it to a thread takes 0.03 ms on an idle machine, but milliseconds
+when other threads hold the GIL."""
 
 MAX_WAITING_CHARACTERS = 16_000_000
-"""Eight prompts of the greatest length that a request may have: some eight seconds' work."""
+"""Eight prompts of the largest length that a request may have: about eight seconds of work."""
 
-FIRST_CHARACTERS_PER_S = 2_000_000.0  # until some work is done: tokenizers measure 1 to 5 million
+FIRST_CHARACTERS_PER_S = 2_000_000.0  # initial estimate; measured tokenizers reach 1 to 5 million
 
 
 class TextThread:
-    """Runs work on texts in the order in which it comes. What its caller no longer waits for is not begun."""
+    """Runs work on texts in order of arrival. Work whose future was cancelled is not started."""
 
     def __init__(self, name: str, max_waiting_characters: int = MAX_WAITING_CHARACTERS) -> None:
         self._executor = ThreadPoolExecutor(1, name)
@@ -31,20 +31,20 @@ class TextThread:
 
     @property
     def waiting_characters(self) -> int:
-        """Of the work that waits or is being done."""
+        """Characters of waiting and running work."""
         return self._waiting
 
     def submit(self, characters: int, work: Callable[[], _T]) -> "asyncio.Future[_T]":
-        """Begin `work` on so many characters; cancelling what is returned takes it out of the queue.
+        """Queue `work` on a text of this length. Cancelling the future removes it from the queue.
 
         Raises:
-            Overloaded: too much is waiting already. A text that nothing waits before is always taken.
-            Unavailable: it is closed.
+            Overloaded: The queue is full. An empty queue accepts any text.
+            Unavailable: The thread is closed.
         """
         with self._lock:
             if self._waiting and self._waiting + characters > self._max:
-                what = f"{self._waiting} characters are waiting to be tokenized"
-                raise Overloaded(what, max(0.1, self._waiting / self._per_s))
+                problem = f"{self._waiting} characters are waiting to be tokenized"
+                raise Overloaded(problem, max(0.1, self._waiting / self._per_s))
             self._waiting += characters
 
         def timed() -> _T:
@@ -62,10 +62,10 @@ class TextThread:
             job = self._executor.submit(timed)
         except RuntimeError:
             leave(None)
-            raise Unavailable("closed: nothing more is tokenized") from None
+            raise Unavailable("the text thread is closed") from None
         job.add_done_callback(leave)
         return asyncio.wrap_future(job)
 
     def close(self) -> None:
-        """Cancel what has not begun."""
+        """Cancel work that has not started."""
         self._executor.shutdown(wait=False, cancel_futures=True)

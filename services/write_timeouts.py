@@ -1,7 +1,7 @@
-"""Ends what waits too long for a peer that does not read.
+"""Ends writes to peers that do not read.
 
-A peer that stops reading shuts flow control, and whoever writes to it waits, without end unless somebody looks. A timer for
-each write would cost more than most writes; here one sweep looks at all that are under way.
+When a peer stops reading, flow control blocks writes to it without limit. A timer per write would cost more than most writes,
+so one periodic sweep checks all active writes.
 """
 
 import asyncio
@@ -13,15 +13,15 @@ from types import TracebackType
 
 from services.domain.errors import PeerNotReading
 
-SWEEPS = 4  # in one time-out: a write ends at most a quarter of it late
-MAX_SWEEP_S = 1.0  # and at most so much after its deadline
+SWEEPS = 4  # per time-out: a write ends at most a quarter of it late
+MAX_SWEEP_S = 1.0  # and at most this much after its deadline
 
 write_deadline_s: ContextVar[float] = ContextVar("write_deadline_s", default=math.inf)
-"""Where a request has a deadline of its own, no write of this context outlasts it. In the event loop's time."""
+"""Deadline of the request of this context, in the time of the event loop; it also limits writes."""
 
 
 class WriteTimeouts:
-    """Watches the writes of this event loop; `on_timeout` is called for each one that is ended."""
+    """Watches the writes of this event loop. `on_timeout` is called for each write that is ended."""
 
     def __init__(self, timeout_s: float, on_timeout: Callable[[], None] = lambda: None) -> None:
         self.timeout_s, self._on_timeout = timeout_s, on_timeout
@@ -30,10 +30,10 @@ class WriteTimeouts:
         self._sweep: asyncio.TimerHandle | None = None
 
     def watched(self) -> "WatchedWrites":
-        """For one stream: a context to enter around each write, as often as there are writes.
+        """A context for the writes of one stream, to be entered for each write.
 
         Raises:
-            PeerNotReading: from the context, if the write has lasted too long.
+            PeerNotReading: On leaving the context, if the write took too long.
         """
         return WatchedWrites(self)
 
@@ -75,7 +75,7 @@ class WatchedWrites(AbstractContextManager[None]):
         if self.timed_out and isinstance(error, asyncio.CancelledError):
             task = asyncio.current_task()
             assert task is not None
-            if task.uncancel() == 0:  # else somebody else has cancelled the task as well
+            if task.uncancel() == 0:  # otherwise another caller has also cancelled the task
                 raise PeerNotReading(
                     f"the peer has not read for {self._timeouts.timeout_s:g} s, or until the deadline"
                 ) from None

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from services.settings import load_mesh_file
+from services.mesh_file import load_mesh_file
 
 ROOT = Path(__file__).parents[1]
 

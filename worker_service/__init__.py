@@ -1,1 +1,1 @@
-"""The worker service: one engine that serves one model of one tier."""
+"""The worker service: an engine that serves the model of a tier."""

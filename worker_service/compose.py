@@ -1,4 +1,4 @@
-"""Puts a worker together: engine, load tracker, servicer."""
+"""Composes the worker service: engine, load tracker, servicer."""
 
 import asyncio
 import sys
@@ -19,10 +19,11 @@ from worker_service.engine.interface import Engine, EngineUnusable, Interruptibl
 from worker_service.engine.loop import OutputCoalescing
 from worker_service.engine.simulated import SimulatedEngineOptions, simulated_engine
 from worker_service.load_tracker import LoadTracker
-from worker_service.migration.receiver import Receiver
-from worker_service.migration.sender import Sender
-from worker_service.output_coalescing import CoalescingLimits
+from worker_service.migration.receiver import KvReceiver
+from worker_service.migration.sender import KvSender
+from worker_service.output_coalescing import CoalescingLimits, OutputCoalescer
 from worker_service.peer_client import PeerClient
+from worker_service.replies import Replies
 from worker_service.servicer import SERVICE, WorkerServicer
 from worker_service.stage_tracker import StageTracker
 from worker_service.transfer_queue import TransferQueue
@@ -34,10 +35,14 @@ HEARTBEAT_S = 2.0
 
 
 async def compose(chassis: Chassis) -> None:
-    """Start the engine and serve it. SettingsError for a tier or model that cannot be served."""
+    """Start the engine and add the worker service to the server.
+
+    Raises:
+        SettingsError: The tier or its model cannot be served.
+    """
     settings = chassis.settings
     if not settings.tier:
-        raise SettingsError("PENSTOCK_TIER: a worker must be told its tier")
+        raise SettingsError("PENSTOCK_TIER: required for a worker")
     tier = chassis.mesh.tier(settings.tier)
     engine = build_engine(tier, settings)
     try:
@@ -48,7 +53,7 @@ async def compose(chassis: Chassis) -> None:
     chassis.watch(engine.failed())
     info = engine.info
     tracker = LoadTracker(engine, chassis.telemetry.meter, tier.name)
-    frames = CoalescingLimits(settings.frame_interval_ms / 1000, settings.frame_tokens, HEARTBEAT_S)
+    limits = CoalescingLimits(settings.frame_interval_ms / 1000, settings.frame_tokens, HEARTBEAT_S)
     options, view, slots = chassis.mesh.stages, MeshView(), bidding.TransferSlots(chassis.mesh.stages.max_transfers)
     feed = await chassis.stack.enter_async_context(
         MeshFeed(chassis.redis, chassis.keys, view, group=tier_group(tier.name))
@@ -67,19 +72,28 @@ async def compose(chassis: Chassis) -> None:
         can_receive=isinstance(engine, KvTransferring),
         tier=tier.name,
     )
-    sender: Sender | None = None
-    receiver: Receiver | None = None
+    sender: KvSender | None = None
+    receiver: KvReceiver | None = None
     if isinstance(engine, KvTransferring):
         channels = await chassis.stack.enter_async_context(ChannelPool())
-        sender, receiver = Sender(engine, PeerClient(channels).dial, chassis.telemetry.meter), Receiver(engine)
+        sender = KvSender(engine, PeerClient(channels).dial, chassis.telemetry.meter, options.max_transfers)
+        receiver = KvReceiver(engine, options.max_transfers)
         chassis.stack.push_async_callback(sender.close)
         chassis.stack.push_async_callback(receiver.close)
+    replies = Replies(
+        engine,
+        stages,
+        OutputCoalescer(limits),
+        chassis.telemetry.meter,
+        instance_id=chassis.instance_id,
+        tier=tier.name,
+        receiver=receiver,
+    )
     servicer = WorkerServicer(
         engine,
         tracker,
-        stages,
+        replies,
         transfers,
-        frames,
         chassis.telemetry,
         instance_id=chassis.instance_id,
         tier=tier.name,
@@ -101,21 +115,21 @@ async def compose(chassis: Chassis) -> None:
         tool_format=form.name if (form := engine.tokenizer.tool_format) is not None else "",
     )
     chassis.on_drain.append(servicer.drained)
-    chassis.supervise("announce-drain", lambda: _announce(servicer, chassis), endless=False)
+    chassis.supervise("announce-drain", lambda: _announce_drain(servicer, chassis), endless=False)
     chassis.supervise("stage-watch", lambda: _watch(stages, feed, tracker, servicer, options.look_s))
     if isinstance(engine, Interruptible):
         interruptible = engine
-        chassis.supervise("engine-availability", lambda: _announce_absence(interruptible, servicer, chassis))
+        chassis.supervise("engine-availability", lambda: _announce_availability(interruptible, servicer, chassis))
 
 
-async def _announce(servicer: WorkerServicer, chassis: Chassis) -> None:
-    """A Drain RPC is told to the mesh at once."""
+async def _announce_drain(servicer: WorkerServicer, chassis: Chassis) -> None:
+    """Announce a Drain RPC to the mesh at once."""
     await servicer.draining.wait()
     chassis.announce_drain(True)
 
 
-async def _announce_absence(engine: Interruptible, servicer: WorkerServicer, chassis: Chassis) -> None:
-    """While its engine is away the instance takes no requests."""
+async def _announce_availability(engine: Interruptible, servicer: WorkerServicer, chassis: Chassis) -> None:
+    """Announce the instance as draining while its engine is unavailable."""
     async for available in engine.availability():
         chassis.announce_drain(servicer.draining.is_set() or not available)
 
@@ -123,7 +137,7 @@ async def _announce_absence(engine: Interruptible, servicer: WorkerServicer, cha
 async def _watch(
     stages: StageTracker, feed: MeshFeed, tracker: LoadTracker, servicer: WorkerServicer, look_s: float
 ) -> None:
-    """The worker's eye on its stage."""
+    """Check the stage of the worker periodically."""
     await feed.synced.wait()
     loop = asyncio.get_running_loop()
     while True:
@@ -133,7 +147,7 @@ async def _watch(
 
 
 def build_engine(tier: MeshTier, settings: ServiceSettings) -> Engine:
-    """The engine that a tier asks for, not started."""
+    """Create the engine of a tier, without starting it."""
     name = tier.served_name
     hold = (
         OutputCoalescing(settings.frame_interval_ms / 1000, settings.frame_tokens)
@@ -200,36 +214,37 @@ def build_engine(tier: MeshTier, settings: ServiceSettings) -> Engine:
 
 
 def _server_shape(tier: MeshTier, settings: ServiceSettings) -> "ServerShape":
-    """The SGLang server that this worker starts."""
+    """The shape of the SGLang server that this worker starts."""
     from worker_service.engine.sglang.launch import ServerShape, gpus_of
 
-    asked = tier.sglang
+    server = tier.sglang
     try:
-        gpus = gpus_of(asked.gpus, settings.worker_index, asked.tp * asked.pp * asked.dp)
+        gpus = gpus_of(server.gpus, settings.worker_index, server.tp * server.pp * server.dp)
     except ValueError as error:
         raise SettingsError(f"tiers: {tier.name}: sglang.gpus: {error}") from None
     collector = environment_value("OTEL_EXPORTER_OTLP_ENDPOINT") or ""
     return ServerShape(
-        python=asked.python or sys.executable,
+        python=server.python or sys.executable,
         model=str(model_folder(settings, tier.model)),
         name=tier.served_name,
-        tp=asked.tp,
-        pp=asked.pp,
-        dp=asked.dp,
+        tp=server.tp,
+        pp=server.pp,
+        dp=server.dp,
         gpus=gpus,
         device=tier.device,
         dtype=tier.dtype,
         threads=tier.threads,
-        mem_fraction=asked.mem_fraction,
+        mem_fraction=server.mem_fraction,
         kv_tokens=tier.kv_tokens,
         kv_block_tokens=tier.kv_block_tokens,
         max_running=tier.max_running,
         max_queued=tier.max_queued,
         max_step_tokens=tier.max_step_tokens,
         max_context_tokens=tier.max_context_tokens,
-        deterministic=asked.deterministic,
-        kv_store=str(settings.resolve(asked.kv_store)) if asked.kv_store else "",
+        deterministic=server.deterministic,
+        kv_store=str(settings.resolve(server.kv_store)) if server.kv_store else "",
         trace_to=collector.partition("://")[2] or collector,
-        flags=asked.flags,
-        env=asked.env,
+        structured_output=server.structured_output,
+        flags=server.flags,
+        env=server.env,
     )

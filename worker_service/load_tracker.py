@@ -1,4 +1,4 @@
-"""What this worker tells of its load: to Redis, by RPC and as metrics, the same figures everywhere."""
+"""The load of this worker, as published to Redis, by RPC and as metrics."""
 
 from collections.abc import Callable, Iterable
 
@@ -18,12 +18,17 @@ class LoadTracker:
         for name, unit, read, description in (
             ("penstock.worker.running", "{request}", lambda load: len(load.running_tokens), "Requests that hold KV."),
             ("penstock.worker.queued", "{request}", lambda load: len(load.queued_tokens), "Requests waiting for KV."),
-            ("penstock.worker.kv_blocks.free", "{block}", lambda load: load.free_kv_blocks, "KV blocks nobody holds."),
+            (
+                "penstock.worker.kv_blocks.free",
+                "{block}",
+                lambda load: load.free_kv_blocks,
+                "KV blocks that are not held.",
+            ),
             (
                 "penstock.worker.kv_tokens.cached",
                 "{token}",
                 lambda load: load.cached_tokens,
-                "Tokens of ended requests that need not be computed again.",
+                "Tokens of finished requests whose KV can be reused.",
             ),
             (
                 "penstock.worker.output_rate",

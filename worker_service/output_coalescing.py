@@ -1,81 +1,191 @@
-"""Gathers single tokens into frames: the first at once, later ones for at most a moment or a number of tokens."""
+"""Joins output tokens into frames: a reply's first tokens leave at once, later ones together."""
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from types import TracebackType
 
-from services.background import end
-from services.domain.requests import TokenFrame
-from worker_service.engine.interface import EngineEvent, Finished, HandedOver
+from services.domain.requests import PROGRESS_TOKENS, TokenFrame
+
+MAX_INTERVAL_S = 1.0
+"""The longest that tokens wait, whatever the caller allows: they are lost if the worker dies meanwhile."""
+MAX_FRAME_TOKENS = 512
+"""Of a reply whose tokens may wait longer than usual; its second frame has PROGRESS_TOKENS at most."""
+SLACK = 0.25
+"""Share of the interval by which tokens may leave early, together with others: fewer messages for the same delay at most."""
+HEARTBEAT_SWEEPS = 4  # in one `heartbeat_s`: a heartbeat is late by at most a quarter
+
+Emit = Callable[[TokenFrame | None], None]
 
 
 @dataclass(frozen=True, slots=True)
 class CoalescingLimits:
-    """interval_s, tokens: bounds of one frame. heartbeat_s: silence after which None is yielded."""
+    """interval_s, tokens: bounds of one frame. heartbeat_s: a reply that is silent for so long sends None."""
 
     interval_s: float
     tokens: int
     heartbeat_s: float
 
 
-async def coalesced(
-    events: AsyncGenerator[EngineEvent, None], limits: CoalescingLimits
-) -> AsyncGenerator[EngineEvent | None, None]:
-    """The same events, consecutive tokens joined; None now and then while there is nothing to say.
+class OutputCoalescer:
+    """The output of all replies of a worker: one timer for all frames that wait, one sweep for all heartbeats."""
 
-    A token waits for at most `interval_s`. Leaving the iteration leaves `events`.
+    def __init__(self, limits: CoalescingLimits) -> None:
+        self._limits = limits
+        self._open: set[CoalescedOutput] = set()
+        self._waiting: dict[CoalescedOutput, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_s = math.inf
+        self._sweep: asyncio.TimerHandle | None = None
+
+    def output(
+        self, emit: Emit, on_error: Callable[[Exception], None], interval_s: float | None = None
+    ) -> "CoalescedOutput":
+        """The output of one reply, open as long as the context lasts.
+
+        emit: takes each frame, and None where there was nothing for `heartbeat_s`. on_error: takes what `emit` raises;
+        nothing is emitted after it. interval_s: how long tokens may wait, if longer than usual.
+        """
+        usual = self._limits
+        if interval_s is None or interval_s <= usual.interval_s:
+            return CoalescedOutput(self, emit, on_error, usual.interval_s, usual.tokens, usual.tokens)
+        interval_s = min(interval_s, MAX_INTERVAL_S)
+        return CoalescedOutput(self, emit, on_error, interval_s, PROGRESS_TOKENS, MAX_FRAME_TOKENS)
+
+    def opened(self, output: "CoalescedOutput") -> None:
+        self._open.add(output)
+        if self._sweep is None:
+            self._sweep_later()
+
+    def closed(self, output: "CoalescedOutput") -> None:
+        self._open.discard(output)
+        self._waiting.pop(output, None)
+        if not self._open:
+            for timer in (self._timer, self._sweep):
+                if timer is not None:
+                    timer.cancel()
+            self._timer, self._timer_s, self._sweep = None, math.inf, None
+
+    def wait(self, output: "CoalescedOutput") -> None:
+        """Have an output flushed when it is due."""
+        self._waiting[output] = None
+        if output.due_s < self._timer_s:
+            self._set_timer(output.due_s)
+
+    def left(self, output: "CoalescedOutput") -> None:
+        """An output has nothing that waits."""
+        self._waiting.pop(output, None)
+
+    def _set_timer(self, when_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_s = when_s
+        self._timer = asyncio.get_running_loop().call_at(when_s, self._flush_due) if when_s < math.inf else None
+
+    def _flush_due(self) -> None:
+        now = asyncio.get_running_loop().time()
+        for output in [output for output in self._waiting if output.early_s <= now]:
+            output.flush()
+        self._set_timer(min((output.due_s for output in self._waiting), default=math.inf))
+
+    def _sweep_later(self) -> None:
+        interval_s = self._limits.heartbeat_s / HEARTBEAT_SWEEPS
+        self._sweep = asyncio.get_running_loop().call_later(interval_s, self._heartbeats)
+
+    def _heartbeats(self) -> None:
+        silent_since_s = asyncio.get_running_loop().time() - self._limits.heartbeat_s
+        for output in [output for output in self._open if output.sent_s <= silent_since_s]:
+            output.heartbeat()
+        self._sweep_later()
+
+
+class CoalescedOutput(AbstractContextManager["CoalescedOutput"]):
+    """One reply's output. Tokens that wait leave when the context ends, unless it is cancelled.
+
+    sent_s: when something left last. due_s: when tokens that wait leave at the latest; from early_s on they may leave with
+    others. All on the event loop's clock.
     """
-    loop = asyncio.get_running_loop()
-    queue: asyncio.Queue[EngineEvent | BaseException] = asyncio.Queue()
 
-    async def pump() -> None:
+    __slots__ = (
+        "_closed",
+        "_coalescer",
+        "_emit",
+        "_frames",
+        "_interval_s",
+        "_loop",
+        "_max_tokens",
+        "_on_error",
+        "_then_tokens",
+        "_tokens",
+        "due_s",
+        "early_s",
+        "sent_s",
+    )
+
+    def __init__(
+        self,
+        coalescer: OutputCoalescer,
+        emit: Emit,
+        on_error: Callable[[Exception], None],
+        interval_s: float,
+        max_tokens: int,
+        then_tokens: int,
+    ) -> None:
+        """max_tokens: of the frame behind the first. then_tokens: of those behind it."""
+        self._coalescer, self._emit, self._on_error = coalescer, emit, on_error
+        self._interval_s, self._max_tokens, self._then_tokens = interval_s, max_tokens, then_tokens
+        self._loop = asyncio.get_running_loop()
+        self._frames: list[TokenFrame] = []
+        self._tokens = 0
+        self._closed = False
+        self.sent_s = self._loop.time()
+        self.due_s = self.early_s = -math.inf
+
+    def __enter__(self) -> "CoalescedOutput":
+        self._coalescer.opened(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None or isinstance(error, Exception):
+            self.flush()
+        self._closed = True
+        self._coalescer.closed(self)
+
+    def add(self, frame: TokenFrame) -> None:
+        """Take the next tokens; they leave now or when they are due."""
+        self._frames.append(frame)
+        self._tokens += len(frame.token_ids)
+        if self._tokens >= self._max_tokens or self._loop.time() >= self.early_s:
+            self.flush()
+        elif len(self._frames) == 1:
+            self._coalescer.wait(self)
+
+    def flush(self) -> None:
+        """Have what waits leave now."""
+        if not self._frames:
+            return
+        if self.due_s > -math.inf:
+            self._max_tokens = self._then_tokens
+        now, frames = self._loop.time(), self._frames
+        self._frames, self._tokens, self.sent_s = [], 0, now
+        self.due_s = now + self._interval_s
+        self.early_s = self.due_s - SLACK * self._interval_s
+        self._coalescer.left(self)
+        self._say(TokenFrame.joined(frames))
+
+    def heartbeat(self) -> None:
+        self.sent_s = self._loop.time()
+        self._say(None)
+
+    def _say(self, frame: TokenFrame | None) -> None:
+        if self._closed:
+            return
         try:
-            async with aclosing(events) as source:
-                async for event in source:
-                    queue.put_nowait(event)
+            self._emit(frame)
         except Exception as error:
-            queue.put_nowait(error)
-
-    task = asyncio.create_task(pump())
-    sent_at = -limits.interval_s
-    try:
-        while True:
-            try:
-                async with asyncio.timeout(limits.heartbeat_s):
-                    event = await queue.get()
-            except TimeoutError:
-                yield None
-                continue
-            if isinstance(event, TokenFrame):
-                gathered, count = [event], len(event.token_ids)
-                after: EngineEvent | BaseException | None = None
-                due = sent_at + limits.interval_s if event.offset > 0 else sent_at
-                while count < limits.tokens:
-                    if not queue.empty():
-                        after = queue.get_nowait()
-                    elif loop.time() >= due:
-                        break
-                    else:
-                        try:
-                            async with asyncio.timeout_at(due):
-                                after = await queue.get()
-                        except TimeoutError:
-                            break
-                    if not isinstance(after, TokenFrame):  # the end need not wait
-                        break
-                    gathered.append(after)
-                    count += len(after.token_ids)
-                    after = None
-                sent_at = loop.time()
-                yield TokenFrame.joined(gathered)
-                if after is None:
-                    continue
-                event = after
-            if isinstance(event, BaseException):
-                raise event
-            yield event
-            if isinstance(event, (Finished, HandedOver)):
-                return
-    finally:
-        await end(task)
+            self._closed = True
+            self._on_error(error)

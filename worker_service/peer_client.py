@@ -1,4 +1,4 @@
-"""Speaks MigrateIn to another worker."""
+"""A client for MigrateIn of another worker."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -16,7 +16,7 @@ from services.domain.errors import Unavailable
 from worker_service import proto_codec as codec
 from worker_service.migration.messages import ToSource, ToTarget
 
-TRANSFER_TIMEOUT_S = 120.0  # the longest a whole transfer may take
+TRANSFER_TIMEOUT_S = 120.0  # limit on a complete transfer
 
 
 class PeerStream:
@@ -49,7 +49,7 @@ class PeerClient:
 
     @asynccontextmanager
     async def dial(self, address: str) -> AsyncGenerator[PeerStream, None]:
-        """A stream to the worker at `address`; leaving the context cancels it."""
+        """Open a stream to the worker at `address`. Leaving the context cancels it."""
         headers: dict[str, str] = {}
         propagate.inject(headers)
         stub = worker_pb2_grpc.WorkerServiceStub(self._channels.get(address))

@@ -1,7 +1,6 @@
-"""Measures how long an engine's steps take, over batch sizes, context lengths and prompt chunks.
+"""Measures the step times of an engine over batch sizes, context lengths and prompt chunks.
 
-Runs an `EngineCore` by itself, as its worker would: requests are added, steps are taken and timed, and what each computed is
-read off the rows that its runner was given.
+Runs an `EngineCore` like a worker: adds requests, times steps, and derives the load of each step from the rows of its runner.
 """
 
 import random
@@ -17,22 +16,22 @@ from worker_service.engine.core import EngineCore
 from worker_service.engine.runner import ModelRunner, Row, RowResult
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-BETWEEN = (3, 5, 6, 12, 24, 48, 96, 192)  # at one context only: matrix products have steps between powers of two
+BETWEEN = (3, 5, 6, 12, 24, 48, 96, 192)  # at one context only: matrix products have jumps between powers of two
 CONTEXTS = (16, 64, 256, 1024, 4096)
-DECODES = 32  # steps measured for each batch: the first few behind a prompt find cold caches, and replies are long
-MAX_PROMPT_TOKENS = 16_384  # in one batch: bounds the time
+DECODES = 32  # steps measured per batch: caches are cold for the first few after a prompt, and replies are long
+MAX_PROMPT_TOKENS = 16_384  # in one batch; bounds the time
 
 
 @dataclass(frozen=True, slots=True)
 class StepSample:
-    """What a step computed, and the median seconds that such steps took."""
+    """The load of a step, and the median duration of steps with this load."""
 
     load: StepLoad
     seconds: float
 
 
 class _WatchedRunner:
-    """A runner that remembers the load of its last step."""
+    """A runner that records the load of its last step."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner, self.last = runner, StepLoad(0, 0)
@@ -45,7 +44,7 @@ class _WatchedRunner:
 
 
 def load_of(rows: Sequence[Row]) -> StepLoad:
-    """The load of a step as the latency model counts it."""
+    """The load of a step in terms of the latency model."""
     tokens = context = 0
     pairs, ends = 0.0, []
     for row in rows:
@@ -60,7 +59,7 @@ def load_of(rows: Sequence[Row]) -> StepLoad:
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """Requests that are profiled together; every other one of a mixed batch has an eighth of the context."""
+    """Requests in one batch. In a mixed batch, every other one has an eighth of the context."""
 
     count: int
     context_tokens: int
@@ -68,18 +67,18 @@ class _Batch:
 
 
 def _batches(core: EngineCore) -> list[_Batch]:
-    """Those that fit the core."""
+    """The batches that fit into the core."""
     limits, pool = core.limits, core.scheduler.pool
     room = pool.count * pool.block_tokens
-    wanted = [_Batch(n, CONTEXTS[1], False) for n in BETWEEN]
+    sizes = [_Batch(n, CONTEXTS[1], False) for n in BETWEEN]
     for length in CONTEXTS:
         for n in BATCHES:
-            wanted += [
+            sizes += [
                 _Batch(n, length, mixed) for mixed in (False, True) if not mixed or (n > 1 and length > CONTEXTS[0])
             ]
     return [
         b
-        for b in wanted
+        for b in sizes
         if b.count <= limits.batch.max_running
         and b.context_tokens + DECODES + 2 <= limits.max_context_tokens
         and b.count * (b.context_tokens + DECODES + 16) <= min(room, max(MAX_PROMPT_TOKENS, b.context_tokens + 32))
@@ -93,9 +92,9 @@ def timed_steps(
     now: Callable[[], float] = time.perf_counter,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[tuple[StepLoad, float]]:
-    """Step the core through every batch size and context length that fits, in an order drawn by seed: loads and seconds.
+    """Run every batch size and context length that fits, in an order drawn by `seed`; yield loads and seconds.
 
-    The core must be idle, and is idle again once the iterator ends or is closed. now: the clock that times the steps.
+    The core must be idle, and is idle again when the iterator ends or is closed. now: the clock for timing.
     """
     rng, vocab = random.Random(seed), core.tokenizer.vocab_size
     batches = _batches(core)
@@ -128,7 +127,7 @@ def timed_steps(
 def measure(
     core: EngineCore, *, seed: int = 0, on_progress: Callable[[int, int], None] | None = None
 ) -> list[StepSample]:
-    """Time steps of every batch size and context length that fits; tens of seconds on a CPU. See timed_steps."""
+    """Measure steps of every batch size and context length that fits; takes tens of seconds on a CPU. See timed_steps."""
     found: dict[StepLoad, list[float]] = defaultdict(list)
     for load, seconds in timed_steps(core, seed=seed, on_progress=on_progress):
         found[load].append(seconds)

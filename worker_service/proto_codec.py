@@ -1,10 +1,11 @@
-"""The worker's contract: domain to proto and back."""
+"""Converts between the worker's domain types and protobuf messages."""
 
 from penstock.proto.worker.v1 import worker_pb2 as pb
 from services import proto_codec as common
 from services.domain.errors import invalid
 from services.domain.instances import Load
 from services.domain.requests import GenerationRequest, TokenFrame
+from services.domain.stages.advice import MoveAdvice
 from services.domain.stages.bidding import Ask, Bid, RefusalReason
 from worker_service.engine.interface import (
     Admitted,
@@ -26,7 +27,6 @@ from worker_service.migration.messages import (
     ToTarget,
 )
 from worker_service.migration.source import Accepted, Committed, Failed, Received
-from worker_service.stage_tracker import Advice, MoveReason
 
 _CAPABILITIES = {
     Capability.LOGPROBS: pb.CAPABILITY_LOGPROBS,
@@ -42,17 +42,13 @@ _CAPABILITIES = {
     Capability.STRUCTURED_OUTPUT: pb.CAPABILITY_STRUCTURED_OUTPUT,
 }
 
-_MOVE_REASONS = {
-    MoveReason.RANGE_CROSSED: pb.MOVE_REASON_RANGE_CROSSED,
-    MoveReason.OVERLOADED: pb.MOVE_REASON_OVERLOADED,
-    MoveReason.DRAINING: pb.MOVE_REASON_DRAINING,
-}
-
 HEARTBEAT = pb.GenerateResponse(heartbeat=pb.Heartbeat())
 
 
 def request_from_proto(request: pb.GenerateRequest) -> GenerationRequest:
-    """InvalidRequest naming every unsound field."""
+    """Raises:
+    InvalidRequest: A field is invalid; the error names every one.
+    """
     made = GenerationRequest(
         request_id=request.request_id,
         prompt=common.prompt_from_proto(request.prompt),
@@ -60,6 +56,9 @@ def request_from_proto(request: pb.GenerateRequest) -> GenerationRequest:
         resume_token_ids=common.token_ids_from_proto(request.resume_token_ids, "resume_token_ids"),
         slo=common.slo_from_proto(request.slo) if request.HasField("slo") else None,
         priority=request.priority,
+        output_interval_s=(
+            common.seconds(request.output_interval, "output_interval") if request.HasField("output_interval") else None
+        ),
     )
     made.validate()
     return made
@@ -120,17 +119,14 @@ def distributions_from_proto(request: pb.VerifyRequest) -> list[DraftDistributio
     return [DraftDistribution(tuple(d.token_ids), tuple(d.probabilities)) for d in request.draft_distributions]
 
 
-def advice_to_proto(advice: Advice) -> pb.GenerateResponse:
-    told = pb.MoveAdvice(
-        reason=_MOVE_REASONS[advice.reason],
-        sequence_tokens=advice.tokens,
-        sender_buffered_tokens=advice.sender_tokens,
-    )
-    return pb.GenerateResponse(move_advice=told)
+def advice_to_proto(advice: MoveAdvice) -> pb.GenerateResponse:
+    return pb.GenerateResponse(move_advice=common.move_advice_to_proto(advice))
 
 
 def ask_from_proto(request: pb.PlaceBidRequest, path: str = "") -> Ask:
-    """InvalidRequest naming the field, under `path`."""
+    """Raises:
+    InvalidRequest: A field is invalid; the error names it, under `path`.
+    """
     for name in ("request_id", "sender_instance_id", "model_digest"):
         if not getattr(request, name):
             raise invalid(path + name, "must not be empty")
@@ -163,7 +159,7 @@ def to_target_to_proto(message: ToTarget) -> pb.MigrateInRequest:
     match message:
         case Opening():
             layout = message.layout
-            said = pb.KvLayout(
+            kv_layout = pb.KvLayout(
                 model_digest=layout.model_digest,
                 layers=layout.layers,
                 kv_heads=layout.kv_heads,
@@ -171,7 +167,7 @@ def to_target_to_proto(message: ToTarget) -> pb.MigrateInRequest:
                 block_tokens=layout.block_tokens,
                 dtype=layout.dtype,
             )
-            opening = pb.TransferOpening(transfer_id=message.transfer_id, layout=said, token_ids=message.tokens)
+            opening = pb.TransferOpening(transfer_id=message.transfer_id, layout=kv_layout, token_ids=message.tokens)
             return pb.MigrateInRequest(opening=opening)
         case Chunk():
             return pb.MigrateInRequest(chunk=_chunk_to_proto(message))
@@ -181,7 +177,9 @@ def to_target_to_proto(message: ToTarget) -> pb.MigrateInRequest:
 
 
 def to_target_from_proto(message: pb.MigrateInRequest) -> ToTarget:
-    """InvalidRequest for a message without a step."""
+    """Raises:
+    InvalidRequest: The message has no step.
+    """
     match message.WhichOneof("step"):
         case "opening":
             said = message.opening.layout

@@ -1,8 +1,7 @@
-"""Measures what a batch costs its requests, for the QoE model's fit (CascadeInfer, section 4.1).
+"""Measures the latency cost of batches, for fitting the QoE model (CascadeInfer, section 4.1).
 
-Runs an `EngineCore` by itself. For each bucket of lengths and each batch size, as many requests as the batch size are kept in
-flight: whenever one ends, the next begins. A sample is one request: its normalised latency, and the batch's load averaged
-over its life.
+Runs an `EngineCore`. For each bucket of lengths and each batch size, that many requests are kept in flight: when one ends,
+the next starts. A sample is one request: its normalised latency, and the load of the batch averaged over its lifetime.
 """
 
 import random
@@ -15,13 +14,13 @@ from services.domain.stages import BatchLoad, InFlight
 from worker_service.engine.core import EngineCore
 
 SHORTEST_TOKENS = 32
-INPUT_SHARE = (0.2, 0.8)  # of a request's final length: from, to
-MAX_CELL_TOKENS = 16_384  # batch size times longest length of a bucket: bounds the time
+INPUT_SHARE = (0.2, 0.8)  # range of the input's share of the final length
+MAX_CELL_TOKENS = 16_384  # batch size times largest length of a bucket; bounds the time
 
 
 @dataclass(frozen=True, slots=True)
 class QoeSample:
-    """One request: the batch's load averaged over its life, and its seconds from arrival to last token per output token."""
+    """One request: mean load of its batches, and its latency from arrival to last token, in seconds per output token."""
 
     load: BatchLoad
     cost_s: float
@@ -29,7 +28,7 @@ class QoeSample:
 
 @dataclass(frozen=True, slots=True)
 class QoeCell:
-    """Requests that end with from_tokens to to_tokens - 1 tokens, `requests` of them in flight."""
+    """`requests` concurrent requests with final lengths of from_tokens to to_tokens - 1 tokens."""
 
     from_tokens: int
     to_tokens: int
@@ -38,12 +37,12 @@ class QoeCell:
 
 @dataclass(slots=True)
 class _Life:
-    """A request under measurement. sums: of the batch's load, each step weighted by its seconds."""
+    """A request that is being measured. sums: load of the batch, weighted by the duration of each step."""
 
     input_tokens: int
     output_tokens: int
     began_s: float
-    counts: bool  # the first of each slot are cut short, so that ends are spread out, and do not count
+    counts: bool  # the first of each slot are shortened, so that ends are spread out, and are not counted
     emitted: int = 0
     sums: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0)
     busy_s: float = 0.0
@@ -71,7 +70,7 @@ def measure_qoe(
     clock: Callable[[], float] = time.perf_counter,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> list[QoeSample]:
-    """Every cell until each of its slots has served a whole request. The core must be idle, and is idle again afterwards."""
+    """Measure each cell until every slot has served a complete request. The core must be idle, and is idle afterwards."""
     rng, samples = random.Random(seed), list[QoeSample]()
     for done, cell in enumerate(cells):
         if on_progress is not None:

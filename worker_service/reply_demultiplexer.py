@@ -5,8 +5,7 @@ The router's end of the call is `router_service/clients/reply_multiplexer.py`.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from functools import partial
 
 from penstock.proto.worker.v1 import worker_pb2 as pb
@@ -14,15 +13,47 @@ from services import proto_codec as common
 from services.background import end
 from services.channels import MAX_MESSAGE_BYTES
 from services.domain.errors import DeadlineExceeded, MessageTooLarge, invalid
+from services.domain.requests import TokenFrame
 from services.interceptors import CallRecorder
+from worker_service import proto_codec as codec
+from worker_service.replies import ReplyWriter
+from worker_service.token_columns import TokenColumns
 
 METHOD = "penstock.worker.v1.WorkerService/Generate"  # what each reply is, in traces and metrics
-UNHURRIED_S = 0.005  # how long the word that a request is admitted waits for company: the engine has work to do then
-MOST_EVENTS = 256  # in one message
-MOST_BYTES = 1 << 20  # in one message; an event that is larger has a message to itself
+ADMITTED_DELAY_S = (
+    0.005  # how long the event that a request is admitted waits for others: the engine has work to do then
+)
+MAX_EVENTS = 256  # in one message; token columns count as one
+MAX_BYTES = 1 << 20  # in one message; an event that is larger has a message to itself
 MAX_EVENT_BYTES = MAX_MESSAGE_BYTES - 64  # what surrounds an event in a message of its own takes less than 64 bytes
 
-Reply = Callable[[pb.GenerateRequest], AsyncGenerator[pb.GenerateResponse, None]]
+Serve = Callable[[pb.GenerateRequest, ReplyWriter], Awaitable[pb.GenerateResponse]]
+"""Serves one request; returns its terminal event."""
+
+
+class _Writer:
+    """One reply's way into the messages of its call. error: what ended the reply from outside of its task."""
+
+    __slots__ = ("_session", "_task", "error", "reply_id")
+
+    def __init__(self, session: "ReplyDemultiplexer", reply_id: int) -> None:
+        self._session, self.reply_id = session, reply_id
+        self._task = asyncio.current_task()
+        self.error: Exception | None = None
+
+    def tokens(self, frame: TokenFrame) -> None:
+        if frame.logprobs:
+            self.event(codec.event_to_proto(frame))
+        else:
+            self._session.send_tokens(self.reply_id, frame)
+
+    def event(self, event: pb.GenerateResponse) -> None:
+        self._session.send(pb.ReplyEvent(reply_id=self.reply_id, event=event))
+
+    def fail(self, error: Exception) -> None:
+        if self.error is None and self._task is not None:
+            self.error = error
+            self._task.cancel()
 
 
 class ReplyDemultiplexer:
@@ -31,23 +62,31 @@ class ReplyDemultiplexer:
     While a message is being sent the next one fills: the busier the call, the fewer its messages. No token waits for more.
     """
 
-    def __init__(self, reply: Reply, calls: CallRecorder, draining: asyncio.Event) -> None:
-        self._reply, self._calls, self._draining = reply, calls, draining
+    def __init__(self, serve: Serve, calls: CallRecorder, draining: asyncio.Event) -> None:
+        self._serve_reply, self._calls, self._draining = serve, calls, draining
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._said: deque[tuple[pb.ReplyEvent, int]] = deque()  # with its size in bytes
-        self._news = asyncio.Event()
+        self._outgoing: deque[tuple[pb.ReplyEvent, int] | TokenColumns] = deque()  # an event with its size in bytes
+        self._columns: TokenColumns | None = None  # the last ones in `_outgoing`
+        self._behind: set[int] = set()  # replies with an event behind them: their tokens go into new ones
+        self._wake = asyncio.Event()
 
-    async def run(self, asked: AsyncIterator[pb.GenerateManyRequest]) -> AsyncGenerator[pb.GenerateManyResponse, None]:
-        """Messages until the caller ends the call, or the worker drains and no reply is left. InvalidRequest."""
-        reader = asyncio.create_task(self._follow(asked))
-        reader.add_done_callback(lambda _: self._news.set())
+    async def run(
+        self, requests: AsyncIterator[pb.GenerateManyRequest]
+    ) -> AsyncGenerator[pb.GenerateManyResponse, None]:
+        """Messages until the caller ends the call, or the worker drains and no reply is left.
+
+        Raises:
+            InvalidRequest: A message breaks the protocol.
+        """
+        reader = asyncio.create_task(self._follow(requests))
+        reader.add_done_callback(lambda _: self._wake.set())
         drain = asyncio.create_task(self._draining.wait())
-        drain.add_done_callback(lambda _: self._news.set())
+        drain.add_done_callback(lambda _: self._wake.set())
         try:
             while True:
-                await self._news.wait()
-                self._news.clear()
-                while self._said:
+                await self._wake.wait()
+                self._wake.clear()
+                while self._outgoing:
                     yield pb.GenerateManyResponse(events=self._next())
                 if reader.done():
                     reader.result()
@@ -56,25 +95,65 @@ class ReplyDemultiplexer:
         finally:
             await end(reader, drain, *self._tasks.values())
 
+    def send_tokens(self, reply_id: int, frame: TokenFrame) -> None:
+        """Have a frame leave, in columns with those of other replies.
+
+        Raises:
+            MessageTooLarge: gRPC would end the call for it, with all replies on it.
+        """
+        size = TokenColumns.row_bytes(frame)
+        columns = self._columns
+        if columns is None or reply_id in self._behind or columns.bytes + size > MAX_BYTES:
+            if size > MAX_EVENT_BYTES:
+                raise MessageTooLarge.by("output", size, MAX_EVENT_BYTES)
+            columns = self._columns = TokenColumns()
+            self._outgoing.append(columns)
+            self._behind.clear()
+        columns.add(reply_id, frame, size)
+        self._wake.set()
+
+    def send(self, event: pb.ReplyEvent) -> None:
+        """Have an event leave.
+
+        Raises:
+            MessageTooLarge: As in `send_tokens`.
+        """
+        if (size := event.ByteSize()) > MAX_EVENT_BYTES:
+            raise MessageTooLarge.by("sampling.top_logprobs_count", size, MAX_EVENT_BYTES)
+        self._outgoing.append((event, size))
+        self._behind.add(event.reply_id)
+        if event.event.HasField("admitted"):
+            asyncio.get_running_loop().call_later(ADMITTED_DELAY_S, self._wake.set)
+        else:
+            self._wake.set()
+
     def _next(self) -> list[pb.ReplyEvent]:
-        """What the next message says, out of what is to be said; at least one event."""
-        event, size = self._said.popleft()
-        events, room = [event], MOST_BYTES - size
-        while self._said and len(events) < MOST_EVENTS and (room := room - self._said[0][1]) >= 0:
-            events.append(self._said.popleft()[0])
+        """The events of the next message, out of what is to be sent; at least one."""
+        events, room = list[pb.ReplyEvent](), MAX_BYTES
+        while self._outgoing and len(events) < MAX_EVENTS:
+            item = self._outgoing[0]
+            room -= item.bytes if isinstance(item, TokenColumns) else item[1]
+            if events and room < 0:
+                break
+            self._outgoing.popleft()
+            if item is self._columns:
+                self._columns = None
+                self._behind.clear()
+            events.append(item.to_proto() if isinstance(item, TokenColumns) else item[0])
         return events
 
-    async def _follow(self, asked: AsyncIterator[pb.GenerateManyRequest]) -> None:
-        seen = 0
-        async for message in asked:
+    async def _follow(self, requests: AsyncIterator[pb.GenerateManyRequest]) -> None:
+        last_id = 0
+        async for message in requests:
             if not message.steps:
                 raise invalid("steps", "must not be empty")
             for step in message.steps:
                 match step.WhichOneof("step"):
                     case "start":
-                        if step.reply_id <= seen:
-                            raise invalid("steps.reply_id", f"must grow from start to start; the last one was {seen}")
-                        seen = step.reply_id
+                        if step.reply_id <= last_id:
+                            problem = f"must grow from start to start; the last one was {last_id}"
+                            raise invalid("steps.reply_id", problem)
+                        last_id = step.reply_id
                         task = asyncio.create_task(self._serve(step.reply_id, step.start))
                         self._tasks[step.reply_id] = task
                         task.add_done_callback(partial(self._ended, step.reply_id))
@@ -87,40 +166,64 @@ class ReplyDemultiplexer:
 
     def _ended(self, reply_id: int, _: asyncio.Task[None]) -> None:
         del self._tasks[reply_id]
-        self._news.set()
+        self._wake.set()
 
     async def _serve(self, reply_id: int, start: pb.StartReply) -> None:
-        call = self._calls.begin(METHOD, start.trace_context)
+        call, writer = self._calls.begin(METHOD, start.trace_context), _Writer(self, reply_id)
         with call.span() as span:
             try:
-                terminal = None
                 async with asyncio.timeout(
                     common.seconds(start.timeout) if start.HasField("timeout") else None
                 ) as limit:
-                    async with aclosing(self._reply(start.request)) as events:
-                        async for event in events:
-                            if event.WhichOneof("event") in ("finished", "handed_over"):
-                                terminal = event
-                            else:
-                                self._say(pb.ReplyEvent(reply_id=reply_id, event=event))
-                                await asyncio.sleep(0)  # it leaves first, then the books are kept
-                if terminal is not None:  # told when all is over: the reply's place is free again
-                    self._say(pb.ReplyEvent(reply_id=reply_id, event=terminal))
+                    terminal = await self._serve_reply(start.request, writer)
+                self.send(pb.ReplyEvent(reply_id=reply_id, event=terminal))
                 call.end("OK")
             except BaseException as error:
                 if isinstance(error, TimeoutError) and limit.expired():
                     error = DeadlineExceeded("the reply's timeout has passed")
+                elif isinstance(error, asyncio.CancelledError) and writer.error is not None:
+                    error = writer.error
                 status = call.failed(error, span)
                 if status is None:
                     raise
-                self._say(pb.ReplyEvent(reply_id=reply_id, failure=status.SerializeToString()))
+                self.send(pb.ReplyEvent(reply_id=reply_id, failure=status.SerializeToString()))
 
-    def _say(self, event: pb.ReplyEvent) -> None:
-        """Have an event leave. MessageTooLarge: gRPC would end the call for it, with all replies on it."""
-        if (size := event.ByteSize()) > MAX_EVENT_BYTES:
-            raise MessageTooLarge.by("sampling.top_logprobs_count", size, MAX_EVENT_BYTES)
-        self._said.append((event, size))
-        if event.event.HasField("admitted"):
-            asyncio.get_running_loop().call_later(UNHURRIED_S, self._news.set)
-        else:
-            self._news.set()
+
+class SingleReply:
+    """One reply over a call of its own."""
+
+    def __init__(self, serve: Serve, request: pb.GenerateRequest) -> None:
+        self._serve, self._request = serve, request
+        self._events: asyncio.Queue[pb.GenerateResponse | None] = asyncio.Queue()
+        self._error: Exception | None = None
+
+    async def events(self) -> AsyncGenerator[pb.GenerateResponse, None]:
+        """All events; leaving the iteration ends the reply.
+
+        Raises:
+            PenstockError: What ended the reply.
+        """
+        self._task = asyncio.create_task(self._serve_whole())
+        self._task.add_done_callback(lambda _: self._events.put_nowait(None))
+        try:
+            while (event := await self._events.get()) is not None:
+                yield event
+            if self._error is not None:
+                raise self._error
+            self._task.result()
+        finally:
+            await end(self._task)
+
+    async def _serve_whole(self) -> None:
+        self._events.put_nowait(await self._serve(self._request, self))
+
+    def tokens(self, frame: TokenFrame) -> None:
+        self._events.put_nowait(codec.event_to_proto(frame))
+
+    def event(self, event: pb.GenerateResponse) -> None:
+        self._events.put_nowait(event)
+
+    def fail(self, error: Exception) -> None:
+        if self._error is None:
+            self._error = error
+            self._task.cancel()

@@ -1,4 +1,4 @@
-"""Errors of one request: that request ends, nothing else does."""
+"""Failures of single requests, which do not affect others."""
 
 import logging
 
@@ -8,11 +8,11 @@ _log = logging.getLogger(__name__)
 
 
 def request_failed(request_id: str, error: BaseException) -> RequestFailed:
-    """Log an unexpected error of one request and return what its caller gets: the kind of error, without details.
+    """Log an unexpected error of one request; return the error for its caller, with its type but no details.
 
-    `error` may be any exception: a panic inside a tokenizer's native code is not an Exception.
+    `error` may be any exception: a panic in the native code of a tokenizer is not an Exception.
     """
-    _log.error("request %s failed; the others go on", request_id, exc_info=error)
+    _log.error("request %s failed; others are not affected", request_id, exc_info=error)
     failed = RequestFailed(f"the engine cannot compute this request ({type(error).__name__})")
     failed.__cause__ = error
     return failed

@@ -1,31 +1,25 @@
 """WorkerService over one engine."""
 
 import asyncio
-import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import AsyncExitStack, aclosing, contextmanager
-
-from opentelemetry import trace
-from opentelemetry.metrics import Observation
+from collections.abc import AsyncIterator
+from contextlib import aclosing
 
 from penstock.proto.worker.v1 import worker_pb2 as pb
 from penstock.proto.worker.v1 import worker_pb2_grpc
 from services import proto_codec as common
-from services.domain.errors import InstanceDraining, NotServed, RequestFailed, invalid
-from services.domain.requests import FinishReason, TokenFrame
+from services.domain.errors import NotServed, invalid
 from services.domain.stages.bidding import RefusalReason
 from services.grpc_types import Context
 from services.interceptors import CallRecorder
 from services.telemetry import Telemetry
 from worker_service import proto_codec as codec
-from worker_service.engine.interface import Admitted, Engine, Finished, Verifying
+from worker_service.engine.interface import Engine, Verifying
 from worker_service.load_tracker import LoadTracker
 from worker_service.migration.messages import NotMoved
-from worker_service.migration.receiver import Receiver
-from worker_service.migration.sender import Sender
-from worker_service.output_coalescing import CoalescingLimits, coalesced
-from worker_service.reply_demultiplexer import ReplyDemultiplexer
-from worker_service.stage_tracker import StageTracker
+from worker_service.migration.receiver import KvReceiver
+from worker_service.migration.sender import KvSender
+from worker_service.replies import Replies
+from worker_service.reply_demultiplexer import ReplyDemultiplexer, SingleReply
 from worker_service.transfer_queue import TransferQueue
 
 SERVICE = pb.DESCRIPTOR.services_by_name["WorkerService"].full_name
@@ -33,62 +27,38 @@ CUT_OFF_MARGIN_S = 1.0  # of a Drain's deadline, left for cutting off and answer
 
 
 class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
-    """Serves one engine; counts what is running, so that draining knows when it is done."""
+    """Serves one engine."""
 
     def __init__(
         self,
         engine: Engine,
         tracker: LoadTracker,
-        stages: StageTracker,
+        replies: Replies,
         transfers: TransferQueue,
-        frames: CoalescingLimits,
         measured: Telemetry,
         *,
         instance_id: str,
         tier: str,
-        sender: Sender | None = None,
-        receiver: Receiver | None = None,
+        sender: KvSender | None = None,
+        receiver: KvReceiver | None = None,
     ) -> None:
         """sender, receiver: of an engine whose KV can move."""
+        self._engine, self._tracker, self._replies, self._transfers = engine, tracker, replies, transfers
         self._sender, self._receiver = sender, receiver
-        self._engine, self._tracker, self._frames = engine, tracker, frames
-        self._stages, self._transfers = stages, transfers
         self._instance_id, self._tier = instance_id, tier
-        self._labels = {"gen_ai.request.model": engine.info.model, "penstock.tier": tier}
         self._calls = CallRecorder(measured)
-        meter = measured.meter
-        self._ttft = meter.create_histogram("gen_ai.server.time_to_first_token", unit="s")
-        self._tpot = meter.create_histogram("gen_ai.server.time_per_output_token", unit="s")
-        self._duration = meter.create_histogram("gen_ai.server.request.duration", unit="s")
-        self._tokens = 0
-        meter.create_observable_counter(  # read now and then: cheaper than told of every token
-            "gen_ai.server.output_tokens",
-            callbacks=[lambda _: [Observation(self._tokens, self._labels)]],
-            unit="{token}",
-        )
-        self._advised = meter.create_counter(
-            "penstock.worker.move_advice", unit="{advice}", description="Requests advised to move, by reason."
-        )
-        self._failures = meter.create_counter(
-            "penstock.worker.failed_requests",
-            unit="{request}",
-            description="Requests that the engine could not compute; the others went on.",
-        )
-        self._running: set[str] = set()
-        self._none_running = asyncio.Event()
-        self._none_running.set()
-        self.draining = asyncio.Event()
-        """Set once no new requests are taken."""
+        self.draining = replies.draining
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
-        async with aclosing(self._reply(request)) as events:
+        reply = SingleReply(self._replies.serve, request)
+        async with aclosing(reply.events()) as events:
             async for event in events:
                 yield event
 
     async def GenerateMany(
         self, request_iterator: AsyncIterator[pb.GenerateManyRequest], context: Context
     ) -> AsyncIterator[pb.GenerateManyResponse]:
-        session = ReplyDemultiplexer(self._reply, self._calls, self.draining)
+        session = ReplyDemultiplexer(self._replies.serve, self._calls, self.draining)
         async with aclosing(session.run(request_iterator)) as messages:
             async for message in messages:
                 yield message
@@ -116,7 +86,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             async with asyncio.timeout(None if left_s is None else max(0.0, left_s - CUT_OFF_MARGIN_S)):
                 await self.drained()
         except TimeoutError:
-            cut_off = {key.rpartition("/")[0] for key in self._running}
+            cut_off = self._replies.running
             for request_id in cut_off:
                 await self._engine.abort(request_id)
             return pb.DrainResponse(cut_off_count=len(cut_off))
@@ -130,7 +100,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             raise invalid(problems[0].field, problems[0].problem)
         if not request.request_id:
             raise invalid("request_id", "must not be empty")
-        with self._counting_failures():
+        with self._replies.counting_failures():
             found = await self._engine.verify(
                 request.request_id,
                 request.prefix_token_ids,
@@ -192,95 +162,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
 
     async def drained(self) -> None:
         """Take nothing new; return once nothing runs."""
-        self.draining.set()
-        await self._none_running.wait()
-
-    async def _reply(self, request: pb.GenerateRequest) -> AsyncGenerator[pb.GenerateResponse, None]:
-        """The events of one request; the current span is its own."""
-        if self.draining.is_set():
-            raise InstanceDraining("this worker is draining")
-        asked = codec.request_from_proto(request)
-        began, first_at, last_at, prompt_tokens = time.monotonic(), None, 0.0, 0
-        span = trace.get_current_span()
-        key = f"{asked.request_id}/{id(asked)}"
-        self._running.add(key)
-        self._none_running.clear()
-        try:
-            async with AsyncExitStack() as stack:
-                stack.enter_context(self._counting_failures())
-                if request.transfer_id:
-                    if self._receiver is None:
-                        raise NotServed("this engine cannot take over running requests")
-                    claim = await stack.enter_async_context(self._receiver.claim(request.transfer_id, asked))
-                    yield codec.HEARTBEAT  # it is waited for: the source may call
-                    events = coalesced(claim.events(), self._frames)
-                else:
-                    events = coalesced(self._engine.generate(asked), self._frames)
-                stack.push_async_callback(events.aclose)
-                async for event in events:
-                    if event is None:
-                        yield codec.HEARTBEAT
-                        continue
-                    if isinstance(event, Finished):
-                        self._measure(event, began, first_at, last_at, len(asked.resume_token_ids))
-                    elif isinstance(event, TokenFrame):
-                        last_at = time.monotonic()  # the caller's own slowness is not in it
-                    yield codec.event_to_proto(event)
-                    if isinstance(event, TokenFrame):
-                        self._tokens += len(event.token_ids)
-                        if first_at is None:
-                            first_at = last_at
-                            span.add_event("first token")
-                        self._stages.grew(asked.request_id, prompt_tokens + event.offset + len(event.token_ids))
-                    elif isinstance(event, Admitted):
-                        prompt_tokens = event.prompt_tokens
-                    if (advice := self._stages.advice(asked.request_id, time.monotonic())) is not None:
-                        reason = {"penstock.reason": advice.reason.value}
-                        self._advised.add(1, {"penstock.tier": self._tier} | reason)
-                        span.add_event("move advised", reason | {"penstock.sequence_tokens": advice.tokens})
-                        yield codec.advice_to_proto(advice)
-        finally:
-            span.set_attributes(
-                {
-                    "gen_ai.operation.name": "chat",
-                    "gen_ai.request.model": self._engine.info.model,
-                    "penstock.tier": self._tier,
-                    "penstock.instance_id": self._instance_id,
-                    "penstock.request_id": asked.request_id,
-                    "penstock.resumed_tokens": len(asked.resume_token_ids),
-                }
-            )
-            self._stages.left(asked.request_id)
-            self._running.discard(key)
-            if not self._running:
-                self._none_running.set()
-
-    @contextmanager
-    def _counting_failures(self) -> Iterator[None]:
-        """Count a request that the engine cannot compute."""
-        try:
-            yield
-        except RequestFailed:
-            self._failures.add(1, self._labels)
-            raise
-
-    def _measure(self, done: Finished, began: float, first_at: float | None, last_at: float, resumed: int) -> None:
-        span = trace.get_current_span()
-        span.set_attributes(
-            {
-                "gen_ai.usage.input_tokens": done.usage.prompt_tokens,
-                "gen_ai.usage.output_tokens": done.usage.output_tokens,
-                "gen_ai.response.finish_reasons": [done.reason.value],
-                "penstock.cached_prompt_tokens": done.usage.cached_prompt_tokens,
-                "penstock.preemptions": done.preemptions,
-            }
-        )
-        self._duration.record(time.monotonic() - began, self._labels | {"penstock.finish_reason": done.reason.value})
-        if first_at is not None and done.reason is not FinishReason.ABORTED:
-            self._ttft.record(first_at - began, self._labels)
-            fresh = done.usage.output_tokens - resumed
-            if fresh > 1:
-                self._tpot.record((last_at - first_at) / (fresh - 1), self._labels)
+        await self._replies.drained()
 
 
 async def _next_step(steps: AsyncIterator[pb.ConfirmBidRequest], *expected: str) -> pb.ConfirmBidRequest:

@@ -1,91 +1,76 @@
-"""What an instance makes of its own load and its neighbours': its place, its boundary, and which requests should move.
+"""Decides the stage of an instance, its boundary, and which of its requests should move.
 
-No I/O: the view is fed from elsewhere and time is handed in (CascadeInfer, sections 3.1, 4.3 and 4.4). Nothing is central:
-every instance decides for itself, from the records that its tier publishes.
+No I/O: the view and the time are arguments (CascadeInfer, sections 3.1, 4.3 and 4.4). Decentralised: every instance decides
+for itself, from the records that its tier publishes.
 """
 
-import enum
 from dataclasses import dataclass, replace
 
 from services.domain.instances import InstanceRecord, Load
 from services.domain.mesh_view import MeshView
 from services.domain.plans import TierPlan
 from services.domain.stages import StageLayout
+from services.domain.stages.advice import MoveAdvice, MoveReason
 from services.domain.stages.bidding import Sender
 from services.domain.stages.overload import excess_tokens, to_hand_over
 from services.domain.stages.places import StagePlace, assign, outgrown_to, peers, successors
 from services.domain.stages.refinement import averaged, refine
 
-ADVICE_PAUSE_S = 1.0  # a request that was advised to move, and did not, is not named again before
-
-
-class MoveReason(enum.Enum):
-    RANGE_CROSSED = "range_crossed"
-    OVERLOADED = "overloaded"
-    DRAINING = "draining"
-
-
-@dataclass(frozen=True, slots=True)
-class Advice:
-    """This request should move. sender_tokens: length of all that should leave this instance."""
-
-    reason: MoveReason
-    tokens: int
-    sender_tokens: int
+ADVICE_PAUSE_S = 1.0  # time before advice for a request that did not move is repeated
 
 
 @dataclass(slots=True)
-class _Held:
-    """A request that decodes here."""
+class _TrackedRequest:
+    """A request that is decoding here."""
 
     tokens: int
     quiet_until: float = float("-inf")
 
 
 class StageTracker:
-    """One instance's LoadTracker. `look` now and then; `advice` whenever a request has new tokens."""
+    """Tracks the stage of one instance. Call `look` periodically, and `advice` whenever a request has new tokens."""
 
     def __init__(self, instance_id: str, tier: str, view: MeshView, sender: Sender, *, refine_s: float) -> None:
-        """refine_s: between two refinements of the boundary."""
+        """refine_s: interval between refinements of the boundary."""
         self._instance_id, self._tier, self._view, self._sender = instance_id, tier, view, sender
         self._refine_s = refine_s
-        self._held: dict[str, _Held] = {}
-        self._outlier: str | None = None  # the request that overload wants to hand over
-        self._others: dict[str, StagePlace | None] = {}  # the tier at the last look
+        self._requests: dict[str, _TrackedRequest] = {}
+        self._outlier: str | None = None  # the request to move because of overload
+        self._others: dict[str, StagePlace | None] = {}  # places of the other instances at the last `look`
         self._layout: StageLayout | None = None
         self._boundary, self._refined_at = 0.0, 0.0
         self.place: StagePlace | None = None
-        """The stage served; None while the plan has none for the tier."""
+        """The stage of this instance; None if the plan has no stages for the tier."""
         self.draining = False
 
     def grew(self, request_id: str, tokens: int) -> None:
-        """A request decodes here and is so long, prompt and output."""
-        held = self._held.get(request_id)
-        if held is None:
-            self._held[request_id] = _Held(tokens)
+        """Record the length of a decoding request, prompt and output."""
+        request = self._requests.get(request_id)
+        if request is None:
+            self._requests[request_id] = _TrackedRequest(tokens)
         else:
-            held.tokens = tokens
+            request.tokens = tokens
 
     def left(self, request_id: str) -> None:
-        """A request has ended here, or has moved."""
-        self._held.pop(request_id, None)
+        """Remove a request that has ended or moved."""
+        self._requests.pop(request_id, None)
         self._withdraw(request_id)
 
-    def advice(self, request_id: str, now: float) -> Advice | None:
-        """Whether a request should move now; the same request is named again only after a pause."""
-        held = self._held.get(request_id)
-        if held is None or now < held.quiet_until:
+    def advice(self, request_id: str, now: float) -> MoveAdvice | None:
+        """Advice to move a request, or None; repeated for the same request only after a pause."""
+        request = self._requests.get(request_id)
+        if request is None or now < request.quiet_until:
             return None
-        reason = self._reason(request_id, held.tokens)
+        reason = self._reason(request_id, request.tokens)
         if reason is None:
             self._withdraw(request_id)
             return None
-        held.quiet_until = now + ADVICE_PAUSE_S
-        self._sender.offer(request_id, held.tokens)
-        return Advice(reason, held.tokens, self._sender.tokens)
+        request.quiet_until = now + ADVICE_PAUSE_S
+        self._sender.offer(request_id, request.tokens)
+        return MoveAdvice(reason, request.tokens, self._sender.tokens)
 
     def look(self, load: Load, now: float) -> None:
-        """Take the place that the plan gives, refine the boundary if it is time, and see whether this is the outlier."""
+        """Update the stage from the plan, refine the boundary if it is time, and check for overload."""
         self._outlier = None
         others = {r.instance_id: r for r in self._view.workers(self._tier) if r.instance_id != self._instance_id}
         self._others = {i: record.place for i, record in others.items()}
@@ -123,26 +108,30 @@ class StageTracker:
         if tier.qoe is None or now - self._refined_at < self._refine_s:
             return
         self._refined_at = now
-        after = successors(self._others, self.place.stage)
-        if not after:
+        next_stage = successors(self._others, self.place.stage)
+        if not next_stage:
             return
-        held = [known.in_flight if (known := others[i].load) is not None else [] for i in after]
-        found = refine(
+        in_flight = [record_load.in_flight if (record_load := others[i].load) is not None else [] for i in next_stage]
+        refined = refine(
             self._boundary,
             load.in_flight,
-            averaged(held),
+            averaged(in_flight),
             tier.qoe,
             least=self.place.from_tokens + 1,
             most=tier.stages[min(self.place.stage + 1, len(tier.stages) - 1)].to_tokens - 1,
         )
-        self._boundary = found.boundary
-        self.place = replace(self.place, to_tokens=round(found.boundary))
+        self._boundary = refined.boundary
+        self.place = replace(self.place, to_tokens=round(refined.boundary))
 
     def _compare(self, others: dict[str, InstanceRecord], load: Load, now: float) -> None:
         assert self.place is not None
-        demands = [known.tokens for i in peers(self._others, self.place.stage) if (known := others[i].load) is not None]
+        demands = [
+            record_load.tokens
+            for i in peers(self._others, self.place.stage)
+            if (record_load := others[i].load) is not None
+        ]
         excess = excess_tokens(load.tokens - self._sender.tokens, demands)
-        movable = {i: h.tokens for i, h in self._held.items() if i not in self._sender and now >= h.quiet_until}
+        movable = {i: h.tokens for i, h in self._requests.items() if i not in self._sender and now >= h.quiet_until}
         self._outlier = to_hand_over(movable, excess)
 
     def _withdraw(self, request_id: str) -> None:

@@ -1,7 +1,7 @@
-"""Carries out bid-ask at one instance: bids, queues what it won, and lets one transfer out at a time.
+"""Runs bid-ask on one instance: bids, queues the requests that it won, and sends one transfer at a time.
 
-The rules are `services.domain.stages.bidding`; here they meet the event loop. A request stays in the queue as long as the
-agent's call lasts, so an agent that dies leaves nothing behind.
+The rules are in `services.domain.stages.bidding`; this module runs them on the event loop. A request stays in the queue only
+while the call of its agent is active, so an agent that dies leaves nothing behind.
 """
 
 import asyncio
@@ -13,8 +13,8 @@ from opentelemetry.metrics import Meter
 from services.domain.instances import Load
 from services.domain.stages.bidding import Ask, Bid, Go, Receiver, RefusalReason, Sender, TransferSlots
 
-ROUND_S = 0.02  # requests whose senders were busy are tried again after so long
-FIRST_TOKENS_PER_S = 100_000.0  # until a transfer has been measured; only the order of bids depends on it
+ROUND_S = 0.02  # requests with busy senders are tried again after this long
+FIRST_TOKENS_PER_S = 100_000.0  # initial estimate; only affects the order of bids
 SMOOTHING = 0.3
 
 
@@ -26,10 +26,10 @@ class Won:
         self._turns: asyncio.Queue[bool] = asyncio.Queue()
         self._turn_at: float | None = None
         self.measured_from: float | None = None
-        """When the transfer began; None where it has not, or waited for its sender first."""
+        """Start of the transfer; None if it has not started or had to wait for its sender."""
 
     async def turn(self) -> bool:
-        """Wait until the transfer should start; whether the request is starving."""
+        """Wait until the transfer should start; return whether the request is starving."""
         return await self._turns.get()
 
     def give_turn(self, starving: bool) -> None:
@@ -45,7 +45,7 @@ class Won:
 
 
 class TransferQueue:
-    """Both sides of one instance. `load` tells its load; `max_running` bounds the requests that it computes together."""
+    """Both sides of one instance. load: returns its load. max_running: limit on its running requests."""
 
     def __init__(
         self,
@@ -65,32 +65,32 @@ class TransferQueue:
         self._load, self._digest, self._block_tokens = load, model_digest, kv_block_tokens
         self._max_running, self._can_receive = max_running, can_receive
         self._won: dict[str, Won] = {}
-        self._waiting: dict[str, asyncio.Future[None]] = {}  # starving, here as the sender
+        self._waiting: dict[str, asyncio.Future[None]] = {}  # starving requests of this sender
         self._tokens_per_s = FIRST_TOKENS_PER_S
         self._measured = False
         self._again: asyncio.TimerHandle | None = None
         self._labels = {"penstock.tier": tier}
         self._bids = meter.create_counter("penstock.worker.bids", unit="{bid}", description="Bids made.")
         self._refusals = meter.create_counter(
-            "penstock.worker.bid_refusals", unit="{refusal}", description="Asks and confirmations refused, by reason."
+            "penstock.worker.bid_refusals", unit="{refusal}", description="Refused asks and confirmations, by reason."
         )
 
     def bid(self, ask: Ask, model_digest: str, *, draining: bool) -> Bid | RefusalReason:
-        """What this instance offers for a request, or why it will not have it."""
+        """The bid of this instance for a request, or the reason for a refusal."""
         load = self._load()
         unfit = self._unfit(load, model_digest, draining=draining)
-        found = unfit or self._receiver.bid(
+        bid = unfit or self._receiver.bid(
             ask, load_tokens=load.tokens, idle_tokens=self._idle_tokens(load), tokens_per_s=self._tokens_per_s
         )
-        if isinstance(found, RefusalReason):
-            self._refuse(found)
+        if isinstance(bid, RefusalReason):
+            self._refuse(bid)
         else:
             self._bids.add(1, self._labels)
-        return found
+        return bid
 
     @contextmanager
     def won(self, ask: Ask, model_digest: str, *, draining: bool) -> Iterator[Won | RefusalReason]:
-        """This instance was chosen: the request is in the queue as long as the context lasts, or refused after all."""
+        """Queue a request after this instance was chosen, as long as the context lasts; gives a reason if it is refused."""
         load = self._load()
         reason = self._unfit(load, model_digest, draining=draining) or self._receiver.confirm(
             ask, idle_tokens=self._idle_tokens(load)
@@ -112,7 +112,7 @@ class TransferQueue:
 
     @asynccontextmanager
     async def sending(self, request_id: str, *, starving: bool) -> AsyncIterator[bool]:
-        """A transfer out, as long as the context lasts; False if another one is under way and this one is not starving."""
+        """Hold the sending slot as long as the context lasts. Gives False if it is taken and the request is not starving."""
         if self._sender.is_sending(request_id):
             yield False
             return
@@ -131,7 +131,7 @@ class TransferQueue:
             self._pump()
 
     def sender_busy(self, ask: Ask) -> None:
-        """The turn came to nothing: others first, this one again in a moment."""
+        """Handle a busy sender: try other requests first, and this one again later."""
         self._receiver.sender_busy(ask.request_id)
         self._pump()
         if self._again is None:
@@ -147,9 +147,9 @@ class TransferQueue:
         self._pump()
 
     def _pump(self) -> None:
-        """Start all that may start now."""
+        """Start all transfers that can start."""
         while (request_id := self._sender.next()) is not None:
-            if not (waiting := self._waiting[request_id]).done():  # else it was cancelled and leaves in a moment
+            if not (waiting := self._waiting[request_id]).done():  # otherwise it was cancelled and is being removed
                 waiting.set_result(None)
         while (turn := self._receiver.next()) is not None:
             self._won[turn.ask.request_id].give_turn(turn.starving)
@@ -171,7 +171,7 @@ class TransferQueue:
         self._refusals.add(1, self._labels | {"penstock.reason": reason.value})
 
     def _measure(self, tokens: int, seconds: float) -> None:
-        """Smooth the transfers' throughput; the first measurement replaces what was assumed."""
+        """Update the smoothed throughput; the first measurement replaces the estimate."""
         rate = tokens / max(seconds, 1e-6)
         self._tokens_per_s += (SMOOTHING if self._measured else 1.0) * (rate - self._tokens_per_s)
         self._measured = True

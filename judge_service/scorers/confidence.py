@@ -1,4 +1,4 @@
-"""How sure the answering model was: the mean logprob of its tokens. No I/O."""
+"""Scores an answer by the mean logprob of its tokens. No I/O."""
 
 import math
 from collections.abc import Sequence as Seq
@@ -21,11 +21,11 @@ class ConfidenceScorer:
         pass
 
     async def score(self, answers: Seq[JudgedAnswer]) -> list[RawScore]:
-        found = []
+        scores = []
         for i, item in enumerate(answers):
             if item.logprobs is None:
                 raise invalid(f"items[{i}].logprobs", "this scorer needs the logprobs of the answer's tokens")
             if not item.logprobs.mean <= 0:
                 raise invalid(f"items[{i}].logprobs.mean_logprob", "a logprob is at most 0")
-            found.append(RawScore(item.logprobs.mean, 100.0 * math.exp(item.logprobs.mean)))
-        return found
+            scores.append(RawScore(item.logprobs.mean, 100.0 * math.exp(item.logprobs.mean)))
+        return scores

@@ -12,18 +12,18 @@ _NUMBER = re.compile(r"[-+]?(?:\d[\d,]*)?\.?\d+(?:[eE][-+]?\d+)?")
 
 
 def final_answer(text: str) -> str:
-    """What follows the last `Answer:`, else the whole text; stripped."""
+    """The text after the last `Answer:`, or all of it without one; stripped."""
     return text.rsplit("Answer:", 1)[-1].strip()
 
 
 def last_number(text: str) -> float | None:
-    """The last number in a text, thousands commas allowed; None if there is none."""
-    found = _NUMBER.findall(text)
-    return float(found[-1].replace(",", "")) if found else None
+    """The last number in a text, possibly with thousands separators; None if there is none."""
+    numbers = _NUMBER.findall(text)
+    return float(numbers[-1].replace(",", "")) if numbers else None
 
 
 class ExactScorer:
-    """compare: the whole text, the last number, or the final answer (after the last `Answer:`)."""
+    """Compares with the expected answer. compare: the text, the last number, or the text after the last `Answer:`."""
 
     kind = ScorerKind.EXACT
     needs_logprobs = False
@@ -39,13 +39,13 @@ class ExactScorer:
         pass
 
     async def score(self, answers: Seq[JudgedAnswer]) -> list[RawScore]:
-        found = []
+        scores = []
         for i, item in enumerate(answers):
             if item.reference is None:
                 raise invalid(f"items[{i}].reference", "this scorer needs the expected answer")
-            right = self._equal(item.answer, item.reference)
-            found.append(RawScore(float(right), 100.0 * right))
-        return found
+            is_equal = self._equal(item.answer, item.reference)
+            scores.append(RawScore(float(is_equal), 100.0 * is_equal))
+        return scores
 
     def _equal(self, answer: str, reference: str) -> bool:
         match self._compare:
@@ -54,5 +54,5 @@ class ExactScorer:
             case "final-answer":
                 return final_answer(answer) == final_answer(reference)
             case "number":
-                said, wanted = last_number(answer), last_number(reference)
-                return said is not None and wanted is not None and math.isclose(said, wanted, rel_tol=1e-9)
+                number, expected = last_number(answer), last_number(reference)
+                return number is not None and expected is not None and math.isclose(number, expected, rel_tol=1e-9)

@@ -1,4 +1,4 @@
-"""What the judge expects of a scorer."""
+"""The interface of scorers."""
 
 import enum
 from collections.abc import Sequence as Seq
@@ -18,7 +18,7 @@ class ScorerKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class LogprobSummary:
-    """Of an answer's tokens; natural logarithms."""
+    """Statistics of the logprobs of an answer's tokens (natural logarithms)."""
 
     tokens: int
     mean: float
@@ -27,11 +27,11 @@ class LogprobSummary:
 
 @dataclass(frozen=True, slots=True)
 class JudgedAnswer:
-    """An answer to be judged.
+    """An answer to score.
 
-    reference: the expected answer, where it is known.
-    tool_format: how the answering model writes tool calls; empty where it is not known.
-    structured_output: the form that was asked for.
+    reference: the expected answer, if known.
+    tool_format: how the answering model writes tool calls; empty if unknown.
+    structured_output: the form that was requested.
     """
 
     prompt: Prompt
@@ -46,14 +46,14 @@ class JudgedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class RawScore:
-    """raw: on the scorer's own scale, what calibration is fitted on. score: 0 to 100 without calibration."""
+    """raw: on the scorer's own scale, the input of calibration. score: from 0 to 100, without calibration."""
 
     raw: float
     score: float
 
 
 class Scorer(Protocol):
-    """One way of judging. Greater raw scores mean better answers."""
+    """Scores answers. A higher raw score means a better answer."""
 
     @property
     def kind(self) -> ScorerKind: ...
@@ -65,11 +65,17 @@ class Scorer(Protocol):
     def needs_reference(self) -> bool: ...
 
     async def start(self) -> None:
-        """Load what is needed."""
+        """Load the model or connect to it."""
         ...
 
     async def score(self, answers: Seq[JudgedAnswer]) -> list[RawScore]:
-        """One score per answer. PromptTooLong; Overloaded; Unavailable (a backend is away)."""
+        """The scores of the answers.
+
+        Raises:
+            PromptTooLong: A prompt exceeds the context of the model.
+            Overloaded: The backend is full.
+            Unavailable: The backend cannot be reached.
+        """
         ...
 
     async def close(self) -> None: ...

@@ -1,9 +1,9 @@
-"""A model that judges (prompt, answer) in one forward pass; in Hugging Face format, of either kind.
+"""Scores (prompt, answer) in one forward pass of a model in Hugging Face format, of one of two kinds.
 
-A causal language model judges by how likely it finds the answer: raw is the log-probability of its least likely token, the
-end included. One wrong step makes an answer wrong, and a model that knows better is surprised just there; a classifier has
-to learn to compare every token with what it would have said (docs/adr/0012).
-A sequence-classification model with one label judges by its logit.
+With a causal language model, raw is the log-probability of the answer's least likely token, the end token included: one wrong
+step makes an answer wrong, and a better model assigns that step a low probability. A classifier would have to learn to
+compare every token with the one it expects (docs/adr/0012).
+With a sequence-classification model with one label, raw is its logit.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class BatchOptions:
-    """max_batch: answers in a forward pass. max_tokens: tokens in it, padding counted."""
+    """max_batch: answers in one forward pass. max_tokens: tokens in it, padding included."""
 
     max_batch: int
     max_tokens: int
@@ -53,7 +53,7 @@ class _Waiting:
 
 
 class JudgeModelScorer:
-    """Requests that come together share forward passes. Uncalibrated, the score is the probability that raw stands for."""
+    """Scores concurrent requests in shared forward passes. Without calibration, the score is the probability given by raw."""
 
     kind = ScorerKind.JUDGE_MODEL
     needs_logprobs = False
@@ -101,26 +101,26 @@ class JudgeModelScorer:
         kind = AutoModelForCausalLM if self._likelihood else AutoModelForSequenceClassification
         model = kind.from_pretrained(folder, dtype="auto", local_files_only=True)
         if not self._likelihood and model.config.num_labels != 1:
-            raise ValueError(f"{folder}: a judge model has one label, not {model.config.num_labels}")
+            raise ValueError(f"{folder}: a judge model must have one label, not {model.config.num_labels}")
         self._model = model.eval().to(self._device)
         self._context: int = model.config.max_position_embeddings
         pad = model.config.pad_token_id
         self._has_pad = pad is not None
-        self._pad: int = pad or 0  # masked, so any token does
+        self._pad: int = pad or 0  # masked, so any token will do
         backend = self._tokenizer.backend_tokenizer
         backend.no_truncation()
         backend.no_padding()
         per_token = characters_per_token(json.loads(backend.to_str()))
-        self._most_characters = None if per_token is None else self._context * per_token
+        self._max_characters = None if per_token is None else self._context * per_token
         self._forward(self._trial)
 
     @property
     def _trial(self) -> list[tuple[list[int], int]]:
-        """A batch that any judge model can score."""
+        """A batch that every judge model can score."""
         return [([self._pad] * 8, 4)]
 
     async def _encoded(self, item: JudgedAnswer, index: int) -> tuple[list[int], int]:
-        """As `_encode`, on the thread for texts where the texts are long."""
+        """Like `_encode`, but on the text thread if the texts are long."""
         characters = len(item.answer)
         match item.prompt:
             case ChatPrompt(messages):
@@ -132,11 +132,12 @@ class JudgeModelScorer:
         return await self._thread.submit(characters, lambda: self._encode(item, index))
 
     def _encode(self, item: JudgedAnswer, index: int) -> tuple[list[int], int]:
-        """(the chat as it stands after the answer, where the answer begins). No more text is tokenized than can fit.
+        """(token ids of the chat with the answer, index of the answer's first token). Text beyond the context is not
+        tokenized.
 
         Raises:
-            PromptTooLong: the prompt alone fills the context.
-            InvalidRequest: the model cannot read it.
+            PromptTooLong: The prompt alone fills the context.
+            InvalidRequest: The prompt has a form that the model cannot read.
         """
         chat: list[dict[str, Any]]
         tools: list[dict[str, Any]] | None = None
@@ -150,33 +151,33 @@ class JudgeModelScorer:
                 chat = [{"role": "user", "content": text}]
             case TokenPrompt():
                 raise invalid(f"items[{index}].prompt.token_ids", "the judge model reads text: send chat or text")
-        most = self._most_characters
-        answer = item.answer if most is None else item.answer[:most]
+        max_characters = self._max_characters
+        answer = item.answer if max_characters is None else item.answer[:max_characters]
         try:
             render = self._tokenizer.apply_chat_template
-            asked: str = render(chat, tools=tools, tokenize=False, add_generation_prompt=True)
+            question: str = render(chat, tools=tools, tokenize=False, add_generation_prompt=True)
             chat.append({"role": "assistant", "content": answer})
             rendered: str = render(chat, tools=tools, tokenize=False)
         except Exception as error:  # templates are code: any error is caused by these messages
-            what = f"the judge model's chat template refuses them ({type(error).__name__})"
-            raise invalid(f"items[{index}].prompt.chat.messages", what) from None
-        if most is not None and len(asked) > most:
-            what = f"{len(asked)} characters are more than a context of {self._context} tokens can hold"
-            raise PromptTooLong(FieldProblem(f"items[{index}].prompt", what))
-        start = self._tokens(asked)
+            problem = f"the judge model's chat template refuses them ({type(error).__name__})"
+            raise invalid(f"items[{index}].prompt.chat.messages", problem) from None
+        if max_characters is not None and len(question) > max_characters:
+            problem = f"{len(question)} characters are more than a context of {self._context} tokens can hold"
+            raise PromptTooLong(FieldProblem(f"items[{index}].prompt", problem))
+        start = self._tokens(question)
         if len(start) >= self._context:
             raise PromptTooLong.by(f"items[{index}].prompt", len(start), self._context - 1)
-        ids = self._tokens(rendered)[: self._context]  # an answer that runs on is judged by what of it can be read
+        ids = self._tokens(rendered)[: self._context]  # an answer beyond the context is scored by the part that fits
         return ids, min(len(start), len(ids) - 1)
 
     def _tokens(self, text: str) -> list[int]:
-        """Tokenize with the batch call, which releases the GIL; `encode` holds it throughout."""
+        """Tokenize with the batch call, which releases the GIL; `encode` holds it."""
         text = text.encode("utf-8", "replace").decode()  # lone surrogates cannot be encoded
         (encoded,) = self._tokenizer.backend_tokenizer.encode_batch_fast([text], add_special_tokens=False)
         return list(encoded.ids)
 
     async def _serve(self) -> None:
-        """Take what waits, shortest with shortest, score, answer; forever."""
+        """Score the waiting answers in batches of similar length, forever."""
         while True:
             self._queue = [entry for entry in self._queue if not entry.answer.done()]
             if not self._queue:
@@ -194,7 +195,7 @@ class JudgeModelScorer:
                     entry.answer.set_result(raw)
 
     def _scored(self, batch: list[tuple[list[int], int]]) -> list[float | PenstockError]:
-        """The raw scores of a batch. Where it fails, its halves, down to the answers that fail alone: those have errors."""
+        """The raw scores of a batch. A batch that fails is split, down to single answers, which get errors."""
         self._heap.release_if_due()
         try:
             return [*self._forward(batch)]
@@ -211,7 +212,7 @@ class JudgeModelScorer:
         return [RequestFailed(f"the judge model cannot score this answer ({kind})")]
 
     def _next_batch(self) -> list[_Waiting]:
-        """The one that waits longest, and those whose length is nearest to its own, within the limits."""
+        """The answer that has waited longest, and those of the most similar length, within the limits."""
         first = self._queue[0]
         rest = sorted(self._queue[1:], key=lambda entry: abs(len(entry.ids) - len(first.ids)))
         batch, longest = [first], len(first.ids)
@@ -226,8 +227,9 @@ class JudgeModelScorer:
 
     @torch.inference_mode()
     def _forward(self, batch: list[tuple[list[int], int]]) -> list[float]:
-        """The raw score of each (token ids, where the answer begins); padded to (B, T)."""
-        if not self._likelihood and not self._has_pad and len(batch) > 1:  # it finds a row's end by its padding
+        """The raw scores of rows (token ids, index of the answer's first token), padded to (B, T)."""
+        # The classifier finds the end of a row by its padding.
+        if not self._likelihood and not self._has_pad and len(batch) > 1:
             return [score for row in batch for score in self._forward([row])]
         rows = [row for row, _ in batch]
         width = max(map(len, rows))
@@ -238,11 +240,11 @@ class JudgeModelScorer:
             return logits
         hidden = self._model.base_model(input_ids=ids, attention_mask=mask).last_hidden_state  # (B, T, H)
         head = self._model.get_output_embeddings()
-        found = []
+        scores = []
         for b, (row, start) in enumerate(batch):  # logits of answers only: (answer, V)
             logprobs = torch.log_softmax(head(hidden[b, start - 1 : len(row) - 1]).float(), dim=-1)
-            found.append(float(logprobs.gather(1, ids[b, start : len(row), None]).min()))
-        return found
+            scores.append(float(logprobs.gather(1, ids[b, start : len(row), None]).min()))
+        return scores
 
 
 def _exp(x: float) -> float:

@@ -1,7 +1,7 @@
-"""A language model asked for a grade: a tier of the mesh, or any OpenAI-compatible endpoint.
+"""Asks a language model for a grade: a tier of the mesh, or any OpenAI-compatible endpoint.
 
-The grade is one digit, 0 to 9. Where there are logprobs of its first token, the score is the expected grade over
-the digits' probabilities (Liu et al. 2023, G-Eval): finer than the grade itself, and the same every time.
+The grade is one digit, 0 to 9. If the logprobs of its first token are available, the score is the expected grade under the
+probabilities of the digits (Liu et al. 2023, G-Eval), which is finer than the grade itself, and deterministic.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ _DIGIT = re.compile(r"(?<!\d)([0-9])(?!\d)")
 
 
 def grade_question(prompt: Prompt, answer: str, index: int = 0) -> list[dict[str, str]]:
-    """The chat that asks for a grade."""
+    """The messages of a grading request."""
     match prompt:
         case ChatPrompt(messages):
             question = "\n".join(f"{m.role}: {m.content}{calls_text(m.tool_calls)}" for m in messages)
@@ -37,14 +37,15 @@ def grade_question(prompt: Prompt, answer: str, index: int = 0) -> list[dict[str
             question = text
         case TokenPrompt():
             raise invalid(f"items[{index}].prompt.token_ids", "a language model reads text: send chat or text")
-    asked = f"[Question]\n{question}\n\n[Answer]\n{answer}\n\n[Grade 0 to {BEST_GRADE}]"
-    return [{"role": "system", "content": INSTRUCTION}, {"role": "user", "content": asked}]
+    task = f"[Question]\n{question}\n\n[Answer]\n{answer}\n\n[Grade 0 to {BEST_GRADE}]"
+    return [{"role": "system", "content": INSTRUCTION}, {"role": "user", "content": task}]
 
 
 def expected_grade(choice: dict[str, Any]) -> float:
-    """The grade in a chat completion's choice: expected over the first token's logprobs, else the digit that stands there.
+    """The grade in a choice of a chat completion: the expected value under the first token's logprobs, or else the digit.
 
-    ValueError if there is neither.
+    Raises:
+        ValueError: There is neither.
     """
     positions = ((choice.get("logprobs") or {}).get("content")) or []
     for position in positions[:1]:
@@ -56,36 +57,42 @@ def expected_grade(choice: dict[str, Any]) -> float:
         if mass:
             return sum(grade * share for grade, share in mass.items()) / sum(mass.values())
     text = (choice.get("message") or {}).get("content") or ""
-    found = _DIGIT.search(text)
-    if found is None:
+    match = _DIGIT.search(text)
+    if match is None:
         raise ValueError(f"no grade in {text[:80]!r}")
-    return float(found[1])
+    return float(match[1])
 
 
 Messages = list[dict[str, str]]
 
 
 class Chat(Protocol):
-    """Whom a grade is asked of."""
+    """A language model that grades."""
 
     async def start(self) -> None: ...
 
     async def close(self) -> None: ...
 
     async def ask(self, messages: Messages) -> dict[str, Any]:
-        """A chat completion's choice, of at most MAX_TOKENS, TOP_LOGPROBS with each. Unavailable."""
+        """The choice of a chat completion with at most MAX_TOKENS tokens and TOP_LOGPROBS logprobs each.
+
+        Raises:
+            Overloaded: The model has no capacity.
+            DeadlineExceeded: It did not answer in time.
+            Unavailable: It cannot be reached.
+        """
         ...
 
 
 class LlmScorer:
-    """raw: the expected grade, 0 to 9. Uncalibrated score: its share of 9, in percent."""
+    """Scores by grade. raw: the expected grade, 0 to 9. Score without calibration: the grade as a percentage of 9."""
 
     kind = ScorerKind.LLM
     needs_logprobs = False
     needs_reference = False
 
     def __init__(self, chat: Chat, *, concurrency: int) -> None:
-        self._chat, self._places = chat, asyncio.Semaphore(concurrency)
+        self._chat, self._slots = chat, asyncio.Semaphore(concurrency)
 
     async def start(self) -> None:
         await self._chat.start()
@@ -98,12 +105,12 @@ class LlmScorer:
         tasks = [asyncio.create_task(self._grade(question)) for question in questions]
         try:
             grades = await asyncio.gather(*tasks)
-        finally:  # where one has no grade, or nobody waits any more, the others are not worked on for nothing
+        finally:  # after a failure or a cancellation, end the other requests
             await end(*tasks)
         return [RawScore(grade, 100.0 * grade / BEST_GRADE) for grade in grades]
 
     async def _grade(self, question: Messages) -> float:
-        async with self._places:
+        async with self._slots:
             choice = await self._chat.ask(question)
         try:
             return expected_grade(choice)
@@ -147,11 +154,11 @@ class OpenAiChat:
         except aiohttp.ClientError as error:
             raise Unavailable(f"{self._url}: {error!r}") from error
         except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise Unavailable(f"{self._url}: unexpected answer: {error!r}") from error
+            raise Unavailable(f"{self._url}: unexpected response: {error!r}") from error
 
 
 def _retry_after_s(header: str | None) -> float:
-    """The seconds of a Retry-After header; one second where it has none."""
+    """The delay in a Retry-After header; 1 s if it is missing or invalid."""
     try:
         return min(60.0, max(0.1, float(header or 1.0)))
     except ValueError:

@@ -1,7 +1,7 @@
-"""Batches for training: problems become chats, chats of like length share a batch, only replies are learnt from."""
+"""Training batches: problems become chats, chats of similar length share a batch, only replies are trained on."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,7 @@ import torch
 from models.training import tasks
 from models.training.tokenizer import SPECIAL, build
 
-IGNORED = -100  # the label of a token that is not learnt from
+IGNORED = -100  # the label of a token that is not trained on
 SYSTEM_PROMPTS = ("You are a helpful assistant.", "Answer briefly.", "You solve small puzzles.")
 
 _TOKENIZER = build()
@@ -18,7 +18,7 @@ BOS, END, PAD, SYSTEM, USER, ASSISTANT = (int(i) for i in _TOKENIZER.convert_tok
 
 
 def text_ids(text: str) -> list[int]:
-    """Token ids of plain text, special tokens not recognised (a fast path of the tokenizer: one id per byte)."""
+    """Token ids of plain text, without special tokens: one id per byte, faster than the tokenizer."""
     return [_BYTE_IDS[b] for b in text.encode()]
 
 
@@ -31,7 +31,7 @@ def _byte_ids() -> list[int]:
         text, symbol = chr(code), pre.pre_tokenize_str(chr(code))[0][0]
         for byte, char in zip(text.encode(), symbol, strict=True):
             table[byte] = int(_TOKENIZER.convert_tokens_to_ids(char))
-    return [table.get(b, 0) for b in range(256)]  # bytes never met in training text keep a harmless id
+    return [table.get(b, 0) for b in range(256)]  # bytes that training text never contains
 
 
 _BYTE_IDS = _byte_ids()
@@ -42,6 +42,10 @@ def turn_ids(problem: tasks.Problem) -> tuple[list[int], list[int]]:
     return [USER, *text_ids(problem.prompt), END, ASSISTANT], [*text_ids(problem.reply), END]
 
 
+Row = tuple[list[int], list[int]]
+"""Token ids of a chat, and as many labels."""
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """`input_ids`, `labels`: (B, T) int64; labels are the inputs, IGNORED outside replies."""
@@ -50,12 +54,12 @@ class Batch:
     labels: torch.Tensor
 
 
-def _chat(problems: list[tasks.Problem], system: str | None) -> tuple[list[int], list[int]]:
+def _chat(problems: list[tasks.Problem], system: str | None) -> Row:
     ids, labels = [BOS], [IGNORED]
     if system is not None:
-        said = [SYSTEM, *text_ids(system), END]
-        ids += said
-        labels += [IGNORED] * len(said)
+        message = [SYSTEM, *text_ids(system), END]
+        ids += message
+        labels += [IGNORED] * len(message)
     for problem in problems:
         prompt, reply = turn_ids(problem)
         ids += prompt + reply
@@ -63,7 +67,8 @@ def _chat(problems: list[tasks.Problem], system: str | None) -> tuple[list[int],
     return ids, labels
 
 
-def _pad(rows: list[tuple[list[int], list[int]]]) -> Batch:
+def pad(rows: Sequence[Row]) -> Batch:
+    """One batch of rows, each filled up to the longest with PAD, and IGNORED as the label."""
     width = max(len(ids) for ids, _ in rows)
     ids = np.full((len(rows), width), PAD)
     labels = np.full((len(rows), width), IGNORED)
@@ -73,10 +78,25 @@ def _pad(rows: list[tuple[list[int], list[int]]]) -> Batch:
     return Batch(torch.from_numpy(ids), torch.from_numpy(labels))
 
 
+def pack(rows: Iterable[Row], tokens_per_batch: int) -> list[Batch]:
+    """Batches of consecutive rows with at most `tokens_per_batch` tokens, padding included; a longer row is a batch alone.
+
+    Rows sorted by length need the least padding.
+    """
+    packed, batch, width = list[Batch](), list[Row](), 0
+    for row in rows:
+        width = max(width, len(row[0]))
+        if batch and (len(batch) + 1) * width > tokens_per_batch:
+            packed.append(pad(batch))
+            batch, width = [], len(row[0])
+        batch.append(row)
+    return [*packed, pad(batch)] if batch else packed
+
+
 def batches(
     seed: int, tokens_per_batch: int, *, long_share: float, weights: dict[tuple[str, int], float] | None = None
 ) -> Iterator[Batch]:
-    """Training batches without end. `long_share` of them hold several turns of one chat, up to 2,048 tokens long."""
+    """Yield training batches without end. `long_share` of them hold chats of several turns, up to 2,048 tokens long."""
     rng = random.Random(seed)
     source = tasks.stream(seed + 1, held_out=False, weights=weights)
     while True:
@@ -84,17 +104,10 @@ def batches(
             (_chat([next(source)], rng.choice(SYSTEM_PROMPTS) if rng.random() < 0.03 else None) for _ in range(4096)),
             key=lambda row: len(row[0]),
         )
-        made: list[Batch] = []
-        rows: list[tuple[list[int], list[int]]] = []
-        for row in pool:
-            if rows and (len(rows) + 1) * len(row[0]) > tokens_per_batch:
-                made.append(_pad(rows))
-                rows = []
-            rows.append(row)
-        made.append(_pad(rows))
-        made += [_long(rng, source, tokens_per_batch) for _ in range(round(len(made) * long_share))]
-        rng.shuffle(made)
-        yield from made
+        packed = pack(pool, tokens_per_batch)
+        packed += [_long(rng, source, tokens_per_batch) for _ in range(round(len(packed) * long_share))]
+        rng.shuffle(packed)
+        yield from packed
 
 
 def _long(rng: random.Random, source: Iterator[tasks.Problem], tokens_per_batch: int) -> Batch:
@@ -105,4 +118,4 @@ def _long(rng: random.Random, source: Iterator[tasks.Problem], tokens_per_batch:
         while len((row := _chat(turns, None))[0]) < length:
             turns.append(next(source))
         rows.append((row[0][:length], row[1][:length]))
-    return _pad(rows)
+    return pad(rows)

@@ -1,4 +1,4 @@
-"""`penstock ask` and `penstock chat`: prompts from the terminal."""
+"""`penstock ask` and `penstock chat`: send prompts from the terminal."""
 
 from typing import Annotated
 
@@ -10,18 +10,19 @@ from penstock.client.sync import Client
 from penstock.client.types import Escalated, Finished, InstanceChanged, Judged, Options, TierStarted, Tokens
 
 ModelOption = Annotated[str, typer.Option("--model", help="cascade, or a tier's name.")]
-TemperatureOption = Annotated[float, typer.Option("--temperature", help="0 is greedy.")]
+TemperatureOption = Annotated[float, typer.Option("--temperature", help="Sampling temperature; 0 is greedy.")]
 MaxTokensOption = Annotated[
-    int | None, options.number("--max-tokens", help="Of the reply.", least=1, most=options.MAX_TOKENS)
+    int | None,
+    options.number("--max-tokens", help="Largest length of the reply, in tokens.", least=1, most=options.MAX_TOKENS),
 ]
 
 
 def ask(
-    prompt: Annotated[str, typer.Argument(help="What to ask.")],
+    prompt: Annotated[str, typer.Argument(help="The prompt.")],
     model: ModelOption = "cascade",
     temperature: TemperatureOption = 0.0,
     max_tokens: MaxTokensOption = None,
-    seed: Annotated[int | None, options.seed("--seed", help="Of a sampled reply; else the router draws one.")] = None,
+    seed: Annotated[int | None, options.seed("--seed", help="Seed of sampling; default: drawn by the router.")] = None,
     tools: forms.ToolsOption = None,
     tool_choice: forms.ToolChoiceOption = None,
     json_object: forms.JsonObjectOption = False,
@@ -29,16 +30,16 @@ def ask(
     regex: forms.RegexOption = None,
     grammar: forms.GrammarOption = None,
     choice: forms.ChoiceOption = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the answer alone.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the answer.")] = False,
     target: targets.Target = None,
     json: targets.Json = False,
 ) -> None:
-    """Ask one question and see the cascade at work.
+    """Send one prompt and show the answer with the events of the cascade.
 
-    The shipped models know only small tasks with numbers, letters and words (models/family/README.md lists them).
+    The shipped models can only solve small tasks with numbers, letters and words (see models/family/README.md).
     """
-    where = targets.resolve(target)
-    wanted = Options(
+    routers = targets.resolve(target)
+    generation = Options(
         model=model,
         temperature=temperature,
         max_tokens=max_tokens,
@@ -47,40 +48,40 @@ def ask(
         tool_choice=tool_choice,
         structured_output=forms.structured_output(json_object, json_schema, regex, grammar, choice),
     )
-    with cli_error_handling(where), Client(where, retry=targets.INTERACTIVE) as client:
+    with cli_error_handling(routers), Client(routers, retry=targets.INTERACTIVE) as client:
         if json:
-            print_json(client.generate(prompt, wanted))
+            print_json(client.generate(prompt, generation))
             return
-        _show(client, [{"role": "user", "content": prompt}], wanted, quiet=quiet)
+        _show(client, [{"role": "user", "content": prompt}], generation, quiet=quiet)
 
 
 def chat(
     model: ModelOption = "cascade",
     temperature: TemperatureOption = 0.0,
     max_tokens: MaxTokensOption = None,
-    system: Annotated[str | None, typer.Option("--system", help="A system message.")] = None,
+    system: Annotated[str | None, typer.Option("--system", help="System message.")] = None,
     target: targets.Target = None,
 ) -> None:
-    """Chat, turn after turn; an empty line or Ctrl-D ends it."""
-    where = targets.resolve(target)
-    wanted = Options(model=model, temperature=temperature, max_tokens=max_tokens)
+    """Chat with the mesh. An empty line or Ctrl-D ends the chat."""
+    routers = targets.resolve(target)
+    generation = Options(model=model, temperature=temperature, max_tokens=max_tokens)
     messages = [{"role": "system", "content": system}] if system else []
-    with cli_error_handling(where), Client(where, retry=targets.INTERACTIVE) as client:
+    with cli_error_handling(routers), Client(routers, retry=targets.INTERACTIVE) as client:
         while True:
             try:
-                said = console.input("[bold]you[/] ")
+                prompt = console.input("[bold]you[/] ")
             except (EOFError, KeyboardInterrupt):
-                said = ""
-            if not said.strip():
+                prompt = ""
+            if not prompt.strip():
                 return
-            messages.append({"role": "user", "content": said})
-            messages.append({"role": "assistant", "content": _show(client, messages, wanted, quiet=False)})
+            messages.append({"role": "user", "content": prompt})
+            messages.append({"role": "assistant", "content": _show(client, messages, generation, quiet=False)})
 
 
-def _show(client: Client, messages: list[dict[str, str]], wanted: Options, *, quiet: bool) -> str:
-    """Print events as they come; return the answer."""
+def _show(client: Client, messages: list[dict[str, str]], generation: Options, *, quiet: bool) -> str:
+    """Print the events as they arrive. Return the answer."""
     text = ""
-    for event in client.stream(messages, wanted):
+    for event in client.stream(messages, generation):
         match event:
             case Tokens():
                 text += event.text
@@ -90,33 +91,41 @@ def _show(client: Client, messages: list[dict[str, str]], wanted: Options, *, qu
                 if not quiet:
                     for call in event.tool_calls:
                         console.print(f"  calls {call.name}({call.arguments})", highlight=False, markup=False)
-                    console.print(_summary(event), style="dim", highlight=False, markup=False)
+                    if not text.strip():
+                        _print_dim("  (the answer is empty)")
+                    _print_dim(_summary(event))
             case _ if not quiet:
                 line = _line(event)
                 if line:
-                    console.print(line, style="dim", highlight=False, markup=False)
+                    _print_dim(line)
     return text
+
+
+def _print_dim(line: str) -> None:
+    """Print one line and do not wrap it: it contains ids to copy."""
+    console.print(line, style="dim", highlight=False, markup=False, soft_wrap=True)
 
 
 def _line(event: object) -> str:
     match event:
         case TierStarted():
-            return f"  {event.tier}: answers at {event.instance_id}"
+            return f"  {event.tier}: running on {event.instance_id}"
         case Judged(score=None):
-            return f"  {event.tier}: could not be judged"
+            return f"  {event.tier}: could not be scored"
         case Judged():
-            verdict = "accepted" if event.accepted else "falls short"
-            return f"  {event.tier}: scored {event.score:.0f} by {event.scorer}, stands from {event.threshold:.0f}: {verdict}"
+            decision = "accepted" if event.accepted else "not accepted"
+            score = f"scored {event.score:.0f} by {event.scorer}, threshold {event.threshold:.0f}"
+            return f"  {event.tier}: {score}: {decision}"
         case Escalated():
             return f"  {event.from_tier} -> {event.to_tier}: {event.reason.replace('_', ' ')}"
         case InstanceChanged():
-            return f"  {event.tier}: goes on at {event.to_instance_id} from token {event.offset}"
+            return f"  {event.tier}: continues on {event.to_instance_id} at token {event.offset}"
         case _:
             return ""
 
 
-def _summary(done: Finished) -> str:
+def _summary(finished: Finished) -> str:
     return (
-        f"  {done.tier}, {done.usage.output_tokens} tokens, first after {seconds(done.ttft_s)}, "
-        f"all in {seconds(done.total_s)}, trace {done.trace_id}"
+        f"  {finished.tier}, {finished.usage.output_tokens} tokens, first token {seconds(finished.ttft_s)}, "
+        f"total {seconds(finished.total_s)}, trace {finished.trace_id}"
     )

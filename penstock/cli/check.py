@@ -1,4 +1,4 @@
-"""`penstock check`: what is wrong with a mesh file, without starting anything."""
+"""`penstock check`: find the problems of a mesh file without starting the mesh."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 def check(
     mesh: Annotated[Path, typer.Argument(help="The mesh file.")] = Path("mesh.yaml"), json: targets.Json = False
 ) -> None:
-    """Say everything that is wrong with a mesh file, field by field; status 1 where anything is.
+    """List all problems of a mesh file by field. The exit status is 1 if there are any.
 
-    Fields and how they fit together are checked, and that the folders and files it names exist. An id of the hub is not
+    Checks each field, the rules between fields, and that folders, files and programs exist. Model ids at the hub are not
     looked up.
     """
     from services.mesh_check import mesh_file_problems
-    from services.settings import load_mesh_file
+    from services.mesh_file import load_mesh_file
 
     problems = mesh_file_problems(mesh)
     if json:
-        found = [{"field": p.field, "problem": p.problem} for p in problems]
-        print_json({"file": str(mesh), "sound": not found, "problems": found})
+        report = [{"field": p.field, "problem": p.problem} for p in problems]
+        print_json({"file": str(mesh), "sound": not report, "problems": report})
     elif problems:
         for p in problems:
             line = f"{mesh}: {p.field}: {p.problem}" if p.field else p.problem
@@ -40,11 +40,11 @@ def check(
 
 
 def _summary(mesh: "MeshFile") -> str:
-    """The mesh in a line: tiers with their engines and workers, who judges, how many routers."""
+    """The mesh in one line: tiers with engines and workers, the judge, the number of routers."""
     tiers = ", ".join(
         f"{tier.name} ({tier.served_name}, {tier.engine}, {tier.workers} {'worker' if tier.workers == 1 else 'workers'})"
         for tier in mesh.tiers
     )
     judge = mesh.judge.default_scorer or mesh.judge.scorers[0].name
-    judged = f"judged by {judge}" if mesh.judge.replicas else "no judge"
-    return f"{tiers}; {judged}; {mesh.router.replicas} {'router' if mesh.router.replicas == 1 else 'routers'}"
+    scored_by = f"judged by {judge}" if mesh.judge.replicas else "no judge"
+    return f"{tiers}; {scored_by}; {mesh.router.replicas} {'router' if mesh.router.replicas == 1 else 'routers'}"

@@ -1,4 +1,4 @@
-"""`penstock demo`: the mesh on the shipped models, and what it did, in figures."""
+"""`penstock demo`: run the shipped models on held-out prompts and report accuracy and latency."""
 
 import asyncio
 import json as json_module
@@ -35,7 +35,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One question asked of one model."""
+    """The reply of one model to one question."""
 
     question: Question
     reply: Reply
@@ -47,7 +47,7 @@ class Outcome:
 
 
 def final_answer(text: str) -> str:
-    """What follows the last `Answer:`, else the whole text; stripped."""
+    """The text after the last `Answer:`, or all of it without one; stripped."""
     return text.rsplit("Answer:", 1)[-1].strip()
 
 
@@ -58,24 +58,24 @@ def demo(
         int, options.number("--prompts", help="Held-out prompts to send.", least=1, most=options.MAX_COUNT)
     ] = 100,
     concurrency: Annotated[
-        int, options.number("--concurrency", help="Prompts under way at once.", least=1, most=options.MAX_CONCURRENCY)
+        int, options.number("--concurrency", help="Prompts in flight.", least=1, most=options.MAX_CONCURRENCY)
     ] = 16,
     questions: Annotated[Path, typer.Option("--questions", help="Held-out prompts with their answers.")] = Path(
         "models/heldout.jsonl"
     ),
-    out: Annotated[Path, options.new_file("--out", help="Where the figures go.")] = Path("demo.json"),
+    out: Annotated[Path, options.new_file("--out", help="The JSON file to write.")] = Path("demo.json"),
     folder: targets.Folder = Path(".penstock/demo"),
     json: targets.Json = False,
 ) -> None:
-    """Start the mesh, send held-out prompts to each tier alone and to the cascade, show what it did, stop.
+    """Start a mesh, send held-out prompts to each tier and to the cascade, show the results, and stop the mesh.
 
-    Accuracy is against the known answers; nothing of the demo's prompts was trained on.
+    Accuracy is measured against the known answers. None of the prompts was in the training data.
     """
     from penstock.local import MeshOptions
 
-    asked = read_questions(questions, prompts)
-    wanted = MeshOptions(mesh, folder, any_ports=True)
-    figures = asyncio.run(_run(wanted, asked, concurrency, quiet=json))
+    held_out = read_questions(questions, prompts)
+    mesh_options = MeshOptions(mesh, folder, any_ports=True)
+    figures = asyncio.run(_run(mesh_options, held_out, concurrency, quiet=json))
     out.write_text(json_module.dumps(figures, indent=2) + "\n")
     if json:
         print_json(figures)
@@ -84,19 +84,19 @@ def demo(
 
 
 def read_questions(path: Path, count: int) -> list[Question]:
-    """The first `count` questions of a JSONL file; fails with a clear word if it holds fewer."""
+    """The first `count` questions of a JSONL file. The command ends with an error if it has fewer."""
     try:
         rows = [json_module.loads(line) for line in path.read_text().splitlines()]
-        found = [Question(row["prompt"], row["answer"], row["task"], row["level"]) for row in rows[:count]]
+        held_out = [Question(row["prompt"], row["answer"], row["task"], row["level"]) for row in rows[:count]]
     except (OSError, ValueError, KeyError) as error:
         fail(f"{path}: {error!r}")
-    if len(found) < count:
-        fail(f"{path} holds {len(found)} prompts, not {count}")
-    return found
+    if len(held_out) < count:
+        fail(f"{path} has {len(held_out)} prompts, fewer than {count}")
+    return held_out
 
 
-async def _run(wanted: Any, asked: Sequence[Question], concurrency: int, *, quiet: bool) -> dict[str, Any]:
-    async with started(wanted, quiet=quiet) as mesh:
+async def _run(mesh_options: Any, held_out: Sequence[Question], concurrency: int, *, quiet: bool) -> dict[str, Any]:
+    async with started(mesh_options, quiet=quiet) as mesh:
         assert mesh is not None
         tiers = [tier.name for tier in mesh.mesh.tiers]
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -104,31 +104,31 @@ async def _run(wanted: Any, asked: Sequence[Question], concurrency: int, *, quie
             async with AsyncClient(mesh.grpc_addresses) as client:
                 runs = {}
                 for model in (*tiers, "cascade"):
-                    bar = progress.add_task(model.ljust(8), total=len(asked))
-                    runs[model] = await _ask_all(client, model, asked, concurrency, partial(progress.advance, bar))
+                    bar = progress.add_task(model.ljust(8), total=len(held_out))
+                    runs[model] = await _ask_all(client, model, held_out, concurrency, partial(progress.advance, bar))
     return figures_of(tiers, runs, concurrency)
 
 
 async def _ask_all(
-    client: AsyncClient, model: str, asked: Sequence[Question], concurrency: int, done: Callable[[], object]
+    client: AsyncClient, model: str, held_out: Sequence[Question], concurrency: int, on_reply: Callable[[], object]
 ) -> tuple[list[Outcome], float]:
-    """(outcomes, seconds in all)."""
-    places = asyncio.Semaphore(concurrency)
+    """(outcomes, total seconds)."""
+    slots = asyncio.Semaphore(concurrency)
 
     async def one(question: Question) -> Outcome:
-        async with places:
+        async with slots:
             began = time.monotonic()
             reply = await client.generate(question.prompt, model=model, temperature=0.0)
-            done()
+            on_reply()
             return Outcome(question, reply, time.monotonic() - began)
 
     began = time.monotonic()
-    outcomes = await asyncio.gather(*map(one, asked))
+    outcomes = await asyncio.gather(*map(one, held_out))
     return list(outcomes), time.monotonic() - began
 
 
 def figures_of(tiers: Sequence[str], runs: dict[str, tuple[list[Outcome], float]], concurrency: int) -> dict[str, Any]:
-    """What demo.json holds."""
+    """The content of demo.json."""
     cascade, took_s = runs["cascade"]
     answered = Counter(outcome.reply.tier for outcome in cascade)
     ttft = sorted(outcome.reply.ttft_s or 0.0 for outcome in cascade)
@@ -183,18 +183,18 @@ def _percentile(ordered: Sequence[float], share: float) -> float:
 
 
 def _show(figures: dict[str, Any], out: Path) -> None:
-    table = Table(title=f"{figures['prompts']} held-out prompts, {figures['concurrency']} at once")
-    for name in ("", "accuracy", "mean latency", "tokens/s", "answered in the cascade", "right where it answered"):
+    table = Table(title=f"{figures['prompts']} held-out prompts, {figures['concurrency']} concurrent")
+    for name in ("", "accuracy", "mean latency", "tokens/s", "share of cascade answers", "accuracy of these"):
         table.add_column(name, justify="left" if not name else "right")
     for tier in figures["tiers"]:
-        right = tier["accuracy_where_answered"]
+        accuracy = tier["accuracy_where_answered"]
         table.add_row(
             f"{tier['name']} alone",
             f"{tier['accuracy']:.0%}",
             seconds(tier["mean_latency_s"]),
             f"{tier['tokens_per_s']:.0f}",
             f"{tier['share_answered']:.0%}",
-            "-" if right is None else f"{right:.0%}",
+            "-" if accuracy is None else f"{accuracy:.0%}",
         )
     cascade = figures["cascade"]
     table.add_section()
@@ -209,10 +209,10 @@ def _show(figures: dict[str, Any], out: Path) -> None:
     console.print(table)
     console.print(
         f"First token of the cascade: {seconds(cascade['ttft_p50_s'])} at the median, "
-        f"{seconds(cascade['ttft_p95_s'])} at p95. A few of its requests:"
+        f"{seconds(cascade['ttft_p95_s'])} at p95. Some of its requests:"
     )
     sample = Table(box=None, header_style="dim")
-    for name in ("prompt", "answer", "tier", "scores on the way"):
+    for name in ("prompt", "answer", "tier", "scores of lower tiers"):
         sample.add_column(name, overflow="ellipsis", no_wrap=True)
     for request in figures["requests"][:8]:
         scores = ", ".join(f"{tier} {score:.0f}" for tier, score in request["scores"].items())

@@ -1,4 +1,4 @@
-"""Which commands need more than the SDK, and what they say where it is not installed."""
+"""Commands that need packages beyond the SDK's, and their error when these are missing."""
 
 import functools
 from collections.abc import Callable
@@ -7,16 +7,16 @@ from typing import ParamSpec, TypeVar
 from penstock.cli.output import fail
 
 DISTRIBUTION = "penstock-mesh"
-OUR_PACKAGES = ("penstock", "services", "worker_service", "router_service", "planner_service", "judge_service")
+OWN_PACKAGES = ("penstock", "services", "worker_service", "router_service", "planner_service", "judge_service")
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
 def needs_extra(command: str, extra: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Decorate `command`: where a package of `extra` is missing, it ends with status 2 and one line that names the extra.
+    """Decorate `command`: if a package of `extra` is missing, it ends with status 2 and one line that names the extra.
 
-    Such commands import what they need in their body, so that the others start without it.
+    Such commands import these packages in their body, so that other commands start without them.
     """
 
     def decorate(run: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -26,8 +26,8 @@ def needs_extra(command: str, extra: str) -> Callable[[Callable[_P, _R]], Callab
                 return run(*arguments, **options)
             except ModuleNotFoundError as error:
                 package = (error.name or "").partition(".")[0]
-                if package in OUR_PACKAGES:
-                    raise  # a fault of ours: no extra would help
+                if package in OWN_PACKAGES:
+                    raise  # a bug of Penstock: no extra would help
                 needed = f'penstock {command} needs the {extra} extra: pip install "{DISTRIBUTION}[{extra}]"'
                 fail(f"{needed} ({package} is not installed)", 2)
 

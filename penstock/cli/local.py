@@ -1,4 +1,4 @@
-"""`penstock up` and `penstock down`: the mesh on this machine."""
+"""`penstock up` and `penstock down`: start and stop a mesh on this machine."""
 
 import asyncio
 import signal
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from penstock.local import LocalMesh, MeshOptions
     from penstock.local.start import Progress
 
-DETACH_MARGIN_S = 60.0  # beyond the mesh's own start time-out, after which it ends and says why
-DOWN_TIMEOUT_S = 120.0  # four groups of processes, one after the other, each killed after its own time
+DETACH_MARGIN_S = 60.0  # more than the mesh's own start time-out, after which it ends with the reason
+DOWN_TIMEOUT_S = 120.0  # four groups of processes are stopped in sequence, each killed after its own time-out
 POLL_S = 0.1
-REPEAT_S = 30.0  # a start that makes no progress says again what it waits for
-INTERRUPTED = 130  # the exit status of a command that Ctrl-C has ended
+REPEAT_S = 30.0  # without progress, the status line is repeated after this long
+INTERRUPTED = 130  # exit status after Ctrl-C
 
 MeshFileOption = Annotated[Path, typer.Option("--mesh", "-m", help="The mesh file.")]
 
@@ -34,9 +34,11 @@ def up(
     mesh: MeshFileOption = Path("mesh.yaml"),
     folder: targets.Folder = targets.FOLDER,
     worker: Annotated[
-        list[str] | None, typer.Option("--worker", help="TIER=COUNT: so many workers instead of the mesh file's.")
+        list[str] | None, typer.Option("--worker", help="TIER=COUNT: number of workers instead of the mesh file's.")
     ] = None,
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once the mesh serves.")] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Run in the background; return once the mesh is ready.")
+    ] = False,
     json: targets.Json = False,
 ) -> None:
     """Start the mesh that the mesh file describes; Ctrl-C stops it."""
@@ -48,7 +50,7 @@ def up(
         fail(f"--folder: {folder}: {error.strerror}", 2)
     running = read_run_file(folder)
     if running is not None:
-        fail(f"a mesh runs from {folder} already (process {running.pid}); `penstock down` stops it")
+        fail(f"a mesh is running from {folder} already (process {running.pid}); stop it with `penstock down`")
     counts = tier_counts("--worker", worker or [])
     if detach:
         _detached(mesh, folder, worker or [], json)
@@ -58,37 +60,37 @@ def up(
 
 
 def down(folder: targets.Folder = targets.FOLDER) -> None:
-    """Stop the mesh that starts or runs from the folder, letting running requests end."""
+    """Stop the mesh of the folder, after its running requests have finished."""
     from penstock.local.runfile import lock_holder, read_run_file, stale_run_file
 
     running = read_run_file(folder)
     process = running.process if running is not None else lock_holder(folder)
     if process is None or not process.send(signal.SIGTERM):
         stale = stale_run_file(folder)
-        fail(f"no mesh runs from {folder}" + (f": {stale}; the next `penstock up` replaces it" if stale else ""))
+        fail(f"no mesh is running from {folder}" + (f": {stale}; the next `penstock up` replaces it" if stale else ""))
     until = time.monotonic() + DOWN_TIMEOUT_S
     while process.runs:
         if time.monotonic() > until:
-            fail(f"process {process.pid} is still there after {DOWN_TIMEOUT_S:g} s")
+            fail(f"process {process.pid} has not ended within {DOWN_TIMEOUT_S:g} s")
         time.sleep(POLL_S)
     console.print("The mesh has stopped.")
 
 
 async def run(options: "MeshOptions", *, json: bool) -> None:
-    """Run the mesh in the foreground until a signal comes or something cannot run."""
+    """Run the mesh in the foreground until a signal arrives or a process fails for good."""
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     async with started(options, stop=stop, quiet=json) as mesh:
         if mesh is None:
-            fail("interrupted: what was starting has been stopped", INTERRUPTED)
+            fail("interrupted: all processes have been stopped", INTERRUPTED)
         if json:
             print_json({"grpc": mesh.grpc_addresses, "http": mesh.http_addresses, "redis_url": mesh.redis_url})
         else:
             console.print(f"gRPC    {', '.join(mesh.grpc_addresses)}")
             console.print(f"OpenAI  {', '.join(f'http://{a}/v1' for a in mesh.http_addresses)}")
             console.print(f"Logs    {options.folder / 'logs'}")
-            console.print("Try     penstock ask 'What is 12 + 30?'    Ctrl-C stops the mesh.", highlight=False)
+            console.print("Try     penstock ask 'What is 12 + 30?'    Stop it with Ctrl-C.", highlight=False)
         failed = asyncio.create_task(mesh.failed())
         waiting = asyncio.create_task(stop.wait())
         await asyncio.wait({failed, waiting}, return_when=asyncio.FIRST_COMPLETED)
@@ -101,7 +103,7 @@ async def run(options: "MeshOptions", *, json: bool) -> None:
 
 
 class started:  # noqa: N801 -- reads as a function: `async with started(...) as mesh`
-    """A running mesh, with its progress shown while it starts; None if `stop` was set first."""
+    """Run a mesh and show its progress while it starts. Gives None if `stop` is set before it is ready."""
 
     def __init__(self, options: "MeshOptions", *, stop: asyncio.Event | None = None, quiet: bool = False) -> None:
         self._options, self._stop, self._quiet = options, stop, quiet
@@ -144,7 +146,7 @@ class started:  # noqa: N801 -- reads as a function: `async with started(...) as
             fail(str(error))
         self._mesh = mesh
         if not self._quiet:
-            console.print(f"The mesh serves after {time.monotonic() - began:.1f} s.")
+            console.print(f"The mesh is ready after {time.monotonic() - began:.1f} s.")
         return mesh
 
     async def __aexit__(self, *details: object) -> None:
@@ -153,10 +155,11 @@ class started:  # noqa: N801 -- reads as a function: `async with started(...) as
 
 
 def _detached(mesh: Path, folder: Path, worker: list[str], json: bool) -> None:
-    """Start `penstock up` as a process of its own; show how far it is until it serves, or why it does not."""
+    """Start `penstock up` as a background process; show its progress until it is ready, or the reason why it failed."""
     from penstock.local.runfile import FolderInUse, FolderLock, read_run_file
     from penstock.local.start import start_timeout_s
-    from services.settings import SettingsError, load_mesh_file
+    from services.mesh_file import load_mesh_file
+    from services.settings import SettingsError
 
     try:
         limit_s = start_timeout_s(load_mesh_file(mesh), mesh) + DETACH_MARGIN_S
@@ -175,45 +178,47 @@ def _detached(mesh: Path, folder: Path, worker: list[str], json: bool) -> None:
     until, shown = time.monotonic() + limit_s, 0
     try:
         while (running := read_run_file(folder)) is None or running.pid != child.pid:
-            ended = child.poll() is not None  # asked before its last words are read
+            has_ended = child.poll() is not None  # before the log is read, so that its last lines are in it
             text = log.read_text(errors="replace")
             complete, failed, reason = text.partition("penstock: ")
             if not json and (fresh := complete[shown : complete.rfind("\n") + 1]):
                 console.print(fresh.rstrip("\n"), highlight=False, markup=False, soft_wrap=True)
                 shown += len(fresh)
-            if ended:
-                fail(reason.strip() if failed else f"the mesh ended with status {child.returncode}; {log} has more")
+            if has_ended:
+                fail(reason.strip() if failed else f"the mesh ended with status {child.returncode}; see {log}")
             if time.monotonic() > until:
                 child.terminate()
-                fail(f"not ready after {limit_s:g} s; {log} has more")
+                fail(f"not ready after {limit_s:g} s; see {log}")
             time.sleep(POLL_S)
     except KeyboardInterrupt:
         child.terminate()
         child.wait(DOWN_TIMEOUT_S)
-        fail("interrupted: what was starting has been stopped", INTERRUPTED)
+        fail("interrupted: all processes have been stopped", INTERRUPTED)
     if json:
         print_json({"grpc": running.grpc, "http": running.http, "redis_url": running.redis_url})
     else:
-        console.print(f"The mesh serves: gRPC {', '.join(running.grpc)}, OpenAI http://{running.http[0]}/v1")
+        console.print(f"The mesh is ready: gRPC {', '.join(running.grpc)}, OpenAI http://{running.http[0]}/v1")
 
 
 class ProgressLines:
-    """The start of a mesh as lines of text: which instance is up, and what is waited for."""
+    """The start of a mesh as lines of text: new instances, and those that are missing."""
 
     def __init__(self) -> None:
         self._up: frozenset[str] = frozenset()
         self._last, self._last_s = "", 0.0
 
     def next(self, progress: "Progress", elapsed_s: float) -> str | None:
-        """The next line; None where nothing has changed since the last one, unless that was `REPEAT_S` ago."""
+        """The next line; None if nothing has changed since the last one, which is repeated after `REPEAT_S`."""
         fresh = sorted(set(progress.instances) - self._up)
         self._up = frozenset(progress.instances)
         up = f"{', '.join(fresh)} up; " if fresh else ""
         missing = [
-            f"{kind} ({progress.ready.get(kind, 0)} of {progress.wanted[kind]})" if progress.wanted[kind] > 1 else kind
+            f"{kind} ({progress.ready.get(kind, 0)} of {progress.expected[kind]})"
+            if progress.expected[kind] > 1
+            else kind
             for kind in progress.missing
         ]
-        line = up + (f"waiting for {', '.join(missing)}" if missing else "all there")
+        line = up + (f"waiting for {', '.join(missing)}" if missing else "all ready")
         if line == self._last and elapsed_s - self._last_s < REPEAT_S:
             return None
         self._last, self._last_s = line, elapsed_s
@@ -222,9 +227,9 @@ class ProgressLines:
 
 def _progress_table(progress: "Progress", elapsed_s: float) -> Table:
     table = Table.grid(padding=(0, 2))
-    for kind, wanted in progress.wanted.items():
+    for kind, expected in progress.expected.items():
         ready = progress.ready.get(kind, 0)
-        mark = "[green]ready[/]" if ready >= wanted else "[yellow]starting[/]"
-        table.add_row(kind, f"{ready}/{wanted}", mark)
+        mark = "[green]ready[/]" if ready >= expected else "[yellow]starting[/]"
+        table.add_row(kind, f"{ready}/{expected}", mark)
     table.add_row(f"[dim]{elapsed_s:.0f} s[/]")
     return table

@@ -1,4 +1,4 @@
-"""`penstock`: one command for everything."""
+"""The `penstock` command."""
 
 from typing import Annotated
 
@@ -27,8 +27,8 @@ app.command("measure")(measure.measure)
 app.add_typer(plan.app, name="plan")
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"penstock {penstock.__version__}")
         raise typer.Exit
 
@@ -43,7 +43,7 @@ def root(
 
 
 def command_names() -> list[str]:
-    """Every command as it is typed, subcommands after their group: `up`, `plan`, `plan show`, ..."""
+    """All commands as users type them, subcommands after their group: `up`, `plan`, `plan show`, ..."""
     names = [str(command.name) for command in app.registered_commands]
     for group in app.registered_groups:
         assert group.typer_instance is not None
@@ -53,7 +53,7 @@ def command_names() -> list[str]:
 
 
 def main() -> None:
-    """The console script."""
+    """Entry point of the console script."""
     app()
 
 

@@ -1,4 +1,4 @@
-"""`penstock measure`: ask every tier of the running mesh, have its judge score the answers: the planner's quality file."""
+"""`penstock measure`: have every tier answer prompts and the judge score them, for the planner's quality file."""
 
 import asyncio
 import csv
@@ -21,7 +21,7 @@ from penstock.client.types import Options
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _Question:
     prompt: str
     reference: str | None
 
@@ -37,51 +37,54 @@ class _Scored:
 
 
 def measure(
-    prompts: Annotated[Path, typer.Argument(help="JSONL: prompt, and answer where the expected one is known.")],
-    out: Annotated[Path, options.new_file("--out", help="The quality file for `penstock plan`.")] = Path("judged.csv"),
+    prompts: Annotated[Path, typer.Argument(help="JSONL file with the fields prompt and, if known, answer.")],
+    out: Annotated[Path, options.new_file("--out", help="The quality file to write, for `penstock plan`.")] = Path(
+        "judged.csv"
+    ),
     labelled: Annotated[
         Path | None,
         options.new_file(
-            "--labelled", help="Also write samples to calibrate scorers with; every prompt needs its answer."
+            "--labelled", help="Also write samples for the calibration of scorers; every prompt needs an answer."
         ),
     ] = None,
-    scorer: Annotated[str, typer.Option("--scorer", help="Of the judge's scorers; else its default.")] = "",
+    scorer: Annotated[str, typer.Option("--scorer", help="Scorer to use; default: the judge's default scorer.")] = "",
     max_tokens: Annotated[
-        int | None, options.number("--max-tokens", help="Of a reply.", least=1, most=options.MAX_TOKENS)
+        int | None,
+        options.number("--max-tokens", help="Largest length of a reply, in tokens.", least=1, most=options.MAX_TOKENS),
     ] = None,
     concurrency: Annotated[
-        int, options.number("--concurrency", help="Prompts under way at once.", least=1, most=options.MAX_CONCURRENCY)
+        int, options.number("--concurrency", help="Prompts in flight.", least=1, most=options.MAX_CONCURRENCY)
     ] = 16,
     target: targets.Target = None,
     json: targets.Json = False,
 ) -> None:
-    """Measure what each tier makes of your prompts: every tier answers all of them, the judge scores every answer."""
-    asked = _read(prompts)
-    if labelled is not None and any(one.reference is None for one in asked):
+    """Measure the quality of each tier on your prompts: every tier answers all of them, and the judge scores every answer."""
+    questions = _read(prompts)
+    if labelled is not None and any(question.reference is None for question in questions):
         fail(f"{prompts}: --labelled needs an answer with every prompt", 2)
-    where = targets.resolve(target)
-    wanted = Options(temperature=0, max_tokens=max_tokens, top_logprobs=0)
-    with cli_error_handling(where):
-        found = asyncio.run(_measure(where, asked, wanted, scorer, concurrency, quiet=json))
-    _write_quality(out, found)
+    routers = targets.resolve(target)
+    generation = Options(temperature=0, max_tokens=max_tokens, top_logprobs=0)
+    with cli_error_handling(routers):
+        scores = asyncio.run(_measure(routers, questions, generation, scorer, concurrency, quiet=json))
+    _write_quality(out, scores)
     if labelled is not None:
-        _write_labelled(labelled, found)
-    figures = [_figures(tier, scored) for tier, scored in found.items()]
+        _write_labelled(labelled, scores)
+    figures = [_figures(tier, scored) for tier, scored in scores.items()]
     if json:
-        print_json({"prompts": len(asked), "out": str(out), "tiers": figures})
+        print_json({"prompts": len(questions), "out": str(out), "tiers": figures})
         return
-    table = Table(title=f"{len(asked)} prompts")
+    table = Table(title=f"{len(questions)} prompts")
     for column in ("tier", "mean score", "output tokens", "right"):
         table.add_column(column, justify="left" if column == "tier" else "right")
-    for one in figures:
-        right = "-" if one["right"] is None else f"{one['right']:.0%}"
-        table.add_row(one["tier"], f"{one['mean_score']:.1f}", f"{one['mean_output_tokens']:.0f}", right)
+    for row in figures:
+        right = "-" if row["right"] is None else f"{row['right']:.0%}"
+        table.add_row(row["tier"], f"{row['mean_score']:.1f}", f"{row['mean_output_tokens']:.0f}", right)
     console.print(table)
     print_written(out, labelled)
 
 
-def _read(path: Path) -> list[_Asked]:
-    asked = []
+def _read(path: Path) -> list[_Question]:
+    questions = []
     try:
         lines = path.read_text().splitlines()
     except OSError as error:
@@ -89,68 +92,68 @@ def _read(path: Path) -> list[_Asked]:
     for number, line in enumerate(lines, start=1):
         try:
             row = json_module.loads(line)
-            asked.append(_Asked(str(row["prompt"]), str(row["answer"]) if "answer" in row else None))
+            questions.append(_Question(str(row["prompt"]), str(row["answer"]) if "answer" in row else None))
         except KeyError:
             fail(f"{path}:{number}: prompt is missing", 2)
         except (ValueError, TypeError) as error:
             fail(f"{path}:{number}: {error}", 2)
-    if not asked:
+    if not questions:
         fail(f"{path}: no prompts", 2)
-    return asked
+    return questions
 
 
 async def _measure(
-    where: str, asked: list[_Asked], wanted: Options, scorer: str, concurrency: int, *, quiet: bool
+    routers: str, questions: list[_Question], generation: Options, scorer: str, concurrency: int, *, quiet: bool
 ) -> dict[str, list[_Scored]]:
-    """Per tier, in the plan's order, the scored answers in the prompts' order."""
-    places = asyncio.Semaphore(concurrency)
-    async with AsyncClient(where) as client:
+    """The scored answers by tier, in the order of the prompts. Tiers are in the plan's order."""
+    slots = asyncio.Semaphore(concurrency)
+    async with AsyncClient(routers) as client:
         status = await client.status()
-        judge_at = next((i.address for i in status.instances if i.role == "judge" and i.state == "ready"), None)
-        if judge_at is None:
-            fail("this mesh has no judge")
+        judge_address = next((i.address for i in status.instances if i.role == "judge" and i.state == "ready"), None)
+        if judge_address is None:
+            fail("the mesh has no judge that is ready")
         columns = (TextColumn("measuring"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=errors, transient=True, disable=quiet) as progress:
-            bar = progress.add_task("", total=len(asked) * len(status.tiers))
-            async with AsyncJudge(judge_at) as judge:
+            bar = progress.add_task("", total=len(questions) * len(status.tiers))
+            async with AsyncJudge(judge_address) as judge:
 
-                async def one(tier: str, question: _Asked) -> _Scored:
-                    async with places:
-                        reply = await client.generate(question.prompt, wanted, model=tier)
+                async def one(tier: str, question: _Question) -> _Scored:
+                    async with slots:
+                        reply = await client.generate(question.prompt, generation, model=tier)
                         answered = Answered(question.prompt, reply, question.reference)
                         (score,) = await judge.score([answered], scorer)
                     progress.advance(bar)
                     return _Scored(answered, score)
 
                 return {
-                    tier.name: await asyncio.gather(*(one(tier.name, question) for question in asked))
+                    tier.name: await asyncio.gather(*(one(tier.name, question) for question in questions))
                     for tier in status.tiers
                 }
 
 
-def _write_quality(path: Path, found: dict[str, list[_Scored]]) -> None:
+def _write_quality(path: Path, scores: dict[str, list[_Scored]]) -> None:
     columns = ["prompt_id", "input_tokens"]
-    columns += [f"{tier}_{what}" for tier in found for what in ("output_tokens", "judge_score")]
+    columns += [f"{tier}_{what}" for tier in scores for what in ("output_tokens", "judge_score")]
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(columns)
-        for i, row in enumerate(zip(*found.values(), strict=True)):
+        for i, row in enumerate(zip(*scores.values(), strict=True)):
             cells: list[object] = [f"p{i}", row[0].answered.reply.usage.prompt_tokens]
-            for one in row:
-                cells += [one.answered.reply.usage.output_tokens, f"{one.score:.6g}"]
+            for scored in row:
+                cells += [scored.answered.reply.usage.output_tokens, f"{scored.score:.6g}"]
             writer.writerow(cells)
 
 
-def _write_labelled(path: Path, found: dict[str, list[_Scored]]) -> None:
+def _write_labelled(path: Path, scores: dict[str, list[_Scored]]) -> None:
     with path.open("w") as file:
-        for tier, scored in found.items():
-            for one in scored:
-                values = [position.chosen.logprob for position in one.answered.reply.logprobs]
+        for tier, answers in scores.items():
+            for answer in answers:
+                values = [position.chosen.logprob for position in answer.answered.reply.logprobs]
                 row: dict[str, Any] = {
-                    "prompt": one.answered.prompt,
-                    "answer": one.answered.reply.text,
-                    "good": one.good,
-                    "reference": one.answered.reference,
+                    "prompt": answer.answered.prompt,
+                    "answer": answer.answered.reply.text,
+                    "good": answer.good,
+                    "reference": answer.answered.reference,
                     "tier": tier,
                 }
                 if values:
@@ -159,10 +162,10 @@ def _write_labelled(path: Path, found: dict[str, list[_Scored]]) -> None:
 
 
 def _figures(tier: str, scored: list[_Scored]) -> dict[str, Any]:
-    known = [one.good for one in scored if one.answered.reference is not None]
+    correct = [answer.good for answer in scored if answer.answered.reference is not None]
     return {
         "tier": tier,
-        "mean_score": statistics.fmean(one.score for one in scored),
-        "mean_output_tokens": statistics.fmean(one.answered.reply.usage.output_tokens for one in scored),
-        "right": statistics.fmean(known) if known else None,
+        "mean_score": statistics.fmean(answer.score for answer in scored),
+        "mean_output_tokens": statistics.fmean(answer.answered.reply.usage.output_tokens for answer in scored),
+        "right": statistics.fmean(correct) if correct else None,
     }

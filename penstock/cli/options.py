@@ -1,6 +1,6 @@
-"""Options that commands share: numbers within bounds, files that can be written. What does not fit ends with status 2.
+"""Options shared by several commands: numbers with bounds, files to write. A bad value ends the command with status 2.
 
-All is checked before a command begins: what it computes is not lost to a folder that is missing.
+Files are checked before the command begins, so that no result is lost because its folder does not exist.
 """
 
 import os
@@ -14,33 +14,33 @@ from penstock.cli.output import fail
 
 MAX_SEED = 2**63 - 1  # numpy's and the contract's seeds
 MAX_TOKENS = 2**31 - 1
-MAX_COUNT = 1_000_000_000  # of what is only counted
+MAX_COUNT = 1_000_000_000  # of requests, GPUs and other counts
 MAX_RATE_PER_S = 1e6
 MAX_CONCURRENCY = 10_000
 MAX_INSTANCES = 100_000  # of a plan's tier; see services.domain.plans
-PICTURES = (".png", ".svg")  # written beside a file of --out
-SHORTEST_INTERVAL_S = 0.1  # what WatchStatus allows
+PICTURES = (".png", ".svg")  # written next to the file of --out
+SHORTEST_INTERVAL_S = 0.1  # the minimum of WatchStatus
 
 _Number = TypeVar("_Number", int, float)
 
 
 def number(*flags: str, help: str, least: float, most: float, above: bool = False) -> Any:
-    """An option that takes a number from `least` (or from above it) to `most`; NaN and infinities fit nowhere."""
+    """An option for a number from `least` (excluded if `above`) to `most`; NaN and infinities are refused."""
     return typer.Option(*flags, help=help, metavar=_range(least, most, above), callback=within(least, most, above))
 
 
 def new_file(*flags: str, help: str) -> Any:
-    """An option that names a file to write: its folder has to be there."""
+    """An option for a file to write. Its folder must exist."""
     return typer.Option(*flags, help=help, callback=_writable)
 
 
 def require_out(flag: str, out: Path | None) -> None:
-    """End the command where `flag` asks for files beside that of --out and there is none, or they would overwrite it."""
+    """End the command if `flag` needs a file of --out and there is none, or if it would overwrite that file."""
     if out is None:
-        fail(f"{flag}: needs --out, beside which the files go", 2)
+        fail(f"{flag}: needs --out; the files are written next to it", 2)
     if out.suffix in PICTURES:
         fail(
-            f"--out: {out} would be overwritten by a picture of {flag}; name it otherwise, as {out.with_suffix('.json')}",
+            f"--out: {out} would be overwritten by a picture of {flag}; use another name, such as {out.with_suffix('.json')}",
             2,
         )
 
@@ -50,7 +50,7 @@ def seed(*flags: str, help: str) -> Any:
 
 
 def within(least: float, most: float, above: bool = False) -> Callable[[_Number | None], _Number | None]:
-    """The callback of an option or argument that takes a number from `least` (or from above it) to `most`."""
+    """A callback that checks that a number is from `least` (excluded if `above`) to `most`."""
 
     def check(value: _Number | None) -> _Number | None:
         if value is None or (least <= value <= most and not (above and value == least)):
@@ -69,7 +69,7 @@ def _writable(path: Path | None) -> Path | None:
     if path.is_dir():
         raise typer.BadParameter(f"{path} is a folder")
     if not path.parent.is_dir():
-        raise typer.BadParameter(f"there is no folder {path.parent}")
+        raise typer.BadParameter(f"the folder {path.parent} does not exist")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise typer.BadParameter(f"{path} cannot be written")
     return path

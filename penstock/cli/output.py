@@ -1,4 +1,4 @@
-"""How commands speak: tables for people, JSON with --json, errors in one line."""
+"""Output of the commands: tables, JSON with --json, errors in one line."""
 
 import dataclasses
 import enum
@@ -14,14 +14,14 @@ from rich.console import Console
 
 from penstock.client.errors import InvalidRequestError, PenstockError, UnavailableError
 
-MAX_DIGITS = 9  # of a count of workers
+MAX_DIGITS = 9  # of a number of workers
 
 console = Console()
 errors = Console(stderr=True)
 
 
 def plain(value: object) -> Any:
-    """Dataclasses and enums as JSON values."""
+    """Convert dataclasses and enums to JSON values."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, enum.Enum):
@@ -41,7 +41,7 @@ def print_json(value: object, *, indent: int | None = 2) -> None:
 
 
 def print_written(*paths: Path | None) -> None:
-    """Name the files that were written, in one line however narrow the terminal is: paths are there to be copied."""
+    """List the files that were written. The line is never wrapped, so that paths can be copied."""
     console.print(
         f"written: {', '.join(str(path) for path in paths if path is not None)}",
         highlight=False,
@@ -58,28 +58,28 @@ def fail(message: str, status: int = 1) -> NoReturn:
 
 @contextmanager
 def cli_error_handling(target: str) -> Iterator[None]:
-    """Turn the SDK's errors into one line that says what to do."""
+    """End the command with one line on an error of the SDK."""
     try:
         yield
     except UnavailableError as error:
-        fail(f"no answer from {target} ({error}); is the mesh up? `penstock up` starts it")
+        fail(f"no response from {target} ({error}); is the mesh running? Start it with `penstock up`")
     except InvalidRequestError as error:
-        fail("; ".join(f"{name}: {said}" for name, said in error.fields.items()) or str(error), 2)
+        fail("; ".join(f"{name}: {problem}" for name, problem in error.fields.items()) or str(error), 2)
     except PenstockError as error:
         fail(str(error))
 
 
 def seconds(value: float | None) -> str:
-    """A time for people."""
+    """A duration with its unit."""
     if value is None:
         return "-"
     return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.2f} s"
 
 
-def tier_counts(name: str, given: list[str]) -> dict[str, int]:
-    """The TIER=COUNT values of an option as a mapping; the mesh says which counts it takes."""
+def tier_counts(name: str, values: list[str]) -> dict[str, int]:
+    """The TIER=COUNT values of an option as a mapping. The mesh checks the counts."""
     counts = {}
-    for value in given:
+    for value in values:
         tier, _, count = value.partition("=")
         if not tier or not (count.isascii() and count.isdigit() and len(count) <= MAX_DIGITS):
             fail(f"{name} {value}: must be TIER=COUNT", 2)

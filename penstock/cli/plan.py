@@ -1,4 +1,4 @@
-"""`penstock plan`: plan a cascade; see and change what the mesh follows."""
+"""`penstock plan`: compute a plan for a cascade; show and change the plan of a mesh."""
 
 import dataclasses
 from datetime import datetime
@@ -20,17 +20,17 @@ from penstock.cli.output import (
     seconds,
     tier_counts,
 )
-from penstock.cli.plan_changes import WantedTier
+from penstock.cli.plan_changes import PlannedTier
 from penstock.client.sync import PlannerClient
 from penstock.client.types import Plan, Prediction, TierPlan
 
 MAX_LATENCY_S = 86_400.0
 MAX_CONFIDENCE = 0.999999
 
-ForceOption = Annotated[bool, typer.Option("--force", help="Publish it although it is for other models.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Publish the plan although it was made for other models.")]
 
 app = typer.Typer(
-    no_args_is_help=True, help="Plan a cascade for a cluster, or see and change the plan that the running mesh follows."
+    no_args_is_help=True, help="Compute a plan for a cluster, or show and change the current plan of a mesh."
 )
 
 
@@ -38,106 +38,128 @@ app = typer.Typer(
 @needs_extra("plan", "planner")
 def plan(
     context: typer.Context,
-    cluster: Annotated[Path | None, typer.Option("--cluster", help="YAML: GPUs and nodes.")] = None,
-    models: Annotated[Path | None, typer.Option("--models", help="YAML: the cascade's tiers and their models.")] = None,
+    cluster: Annotated[Path | None, typer.Option("--cluster", help="YAML file: GPUs and nodes.")] = None,
+    models: Annotated[Path | None, typer.Option("--models", help="YAML file: the tiers and their models.")] = None,
     trace: Annotated[
-        Path | None, typer.Option("--trace", help="CSV: arrival_s, input_tokens, output_tokens; gzip too.")
+        Path | None, typer.Option("--trace", help="CSV file, may be gzipped: arrival_s, input_tokens, output_tokens.")
     ] = None,
     quality: Annotated[
         Path | None,
         typer.Option(
-            "--quality", help="CSV: input_tokens, and per tier {tier}_output_tokens and {tier}_judge_score; gzip too."
+            "--quality",
+            help="CSV file, may be gzipped: input_tokens, and {tier}_output_tokens, {tier}_judge_score of each tier.",
         ),
     ] = None,
     min_quality: Annotated[
         float | None,
-        options.number("--min-quality", help="The least latency at this mean judge score.", least=0, most=100),
+        options.number("--min-quality", help="Minimise the latency at this mean score.", least=0, most=100),
     ] = None,
     max_latency: Annotated[
         float | None,
         options.number(
             "--max-latency",
-            help="The most quality at this p95 of the slowest tier, seconds.",
+            help="Maximise the quality at this p95 latency of the slowest tier, in seconds.",
             least=0,
             most=MAX_LATENCY_S,
             above=True,
         ),
     ] = None,
     objective: Annotated[
-        str, typer.Option("--objective", help="largest-tier: p95 of the slowest tier; end-to-end: what a user feels.")
+        str,
+        typer.Option(
+            "--objective",
+            help="Latency to minimise. largest-tier: p95 of the slowest tier; end-to-end: p95 of whole requests.",
+        ),
     ] = "largest-tier",
     confidence: Annotated[
         float | None,
         options.number(
             "--confidence",
-            help="Promise --min-quality for new requests with this probability, as 0.95.",
+            help="Guarantee --min-quality for new requests with this probability, such as 0.95.",
             least=0.5,
             most=MAX_CONFIDENCE,
         ),
     ] = None,
     gpus: Annotated[
-        int | None, options.number("--gpus", help="At most so many of the cluster's.", least=1, most=options.MAX_COUNT)
+        int | None,
+        options.number(
+            "--gpus", help="Number of GPUs to use; default: all of the cluster.", least=1, most=options.MAX_COUNT
+        ),
     ] = None,
     budget: Annotated[
-        str, typer.Option("--budget", help="at-most: as many GPUs as help the slowest tier; exact: all of them.")
+        str,
+        typer.Option(
+            "--budget", help="at-most: only as many GPUs as reduce the latency of the slowest tier; exact: all of them."
+        ),
     ] = "at-most",
     requests: Annotated[
         int | None,
         options.number(
             "--requests",
-            help="Requests to plan for; else 500, or all that the trace has.",
+            help="Number of requests to plan for; default: 500, or all of a shorter trace.",
             least=1,
             most=options.MAX_COUNT,
         ),
     ] = None,
-    seed: Annotated[int, options.seed("--seed", help="Where in the trace, and which prompts.")] = 1,
-    lengths: Annotated[str, typer.Option("--lengths", help="quality or trace: whose token counts.")] = "quality",
+    seed: Annotated[int, options.seed("--seed", help="Seed of the selection of requests and prompts.")] = 1,
+    lengths: Annotated[
+        str, typer.Option("--lengths", help="Source of the token counts: quality or trace.")
+    ] = "quality",
     rate: Annotated[
         float | None,
         options.number(
-            "--rate", help="Requests per second; else the trace's.", least=0, most=options.MAX_RATE_PER_S, above=True
+            "--rate",
+            help="Requests per second; default: the rate of the trace.",
+            least=0,
+            most=options.MAX_RATE_PER_S,
+            above=True,
         ),
     ] = None,
-    dispatch: Annotated[str, typer.Option("--dispatch", help="capacity or round-robin.")] = "capacity",
+    dispatch: Annotated[
+        str, typer.Option("--dispatch", help="How requests are distributed over replicas: capacity or round-robin.")
+    ] = "capacity",
     out: Annotated[Path | None, options.new_file("--out", help="Write the plan to this file.")] = None,
     plot: Annotated[
         bool,
-        typer.Option("--plot/--no-plot", help="Draw quality against latency: PNG and SVG beside the file of --out."),
+        typer.Option(
+            "--plot/--no-plot", help="Plot quality against latency, as PNG and SVG next to the file of --out."
+        ),
     ] = False,
     apply: Annotated[
-        bool, typer.Option("--apply", help="Publish it: the running mesh follows its thresholds and instance counts.")
+        bool, typer.Option("--apply", help="Publish the plan: the mesh adopts its thresholds and instance counts.")
     ] = False,
     render: Annotated[
         str | None,
         typer.Option(
-            "--render", help="compose or kubernetes: write manifests with SGLang's flags beside the file of --out."
+            "--render",
+            help="compose or kubernetes: write manifests with the flags of SGLang next to the file of --out.",
         ),
     ] = None,
     force: ForceOption = False,
     target: targets.Target = None,
     json: targets.Json = False,
 ) -> None:
-    """Plan a cascade: GPUs, parallelism and thresholds for a trace and judged prompts. Needs no mesh."""
+    """Compute a plan for a cascade: GPUs, parallelism and thresholds for a trace and judged prompts. Needs no mesh."""
     if context.invoked_subcommand is not None:
         return
-    given = {"--cluster": cluster, "--models": models, "--trace": trace, "--quality": quality}
-    if missing := [name for name, value in given.items() if value is None]:
+    inputs = {"--cluster": cluster, "--models": models, "--trace": trace, "--quality": quality}
+    if missing := [name for name, value in inputs.items() if value is None]:
         fail(f"{', '.join(missing)} missing: a plan needs cluster, models, trace and quality", 2)
     assert cluster is not None
     assert models is not None
     assert trace is not None
     assert quality is not None
-    for name, asked in (("--plot", plot), ("--render", render is not None)):
-        if asked:
+    for name, requested in (("--plot", plot), ("--render", render is not None)):
+        if requested:
             options.require_out(name, out)
     if render is not None:
         rendering.check(render)
-    if apply:  # what the mesh would refuse is not solved first
-        with planning.told_faults():
-            wanted = planning.planned_tiers(cluster, models)
-        where = targets.resolve(target)
-        with cli_error_handling(where), PlannerClient(targets.planner(where)) as planner:
-            _refuse_other_models(planner.get_plan(), wanted, force=force)
+    if apply:  # check first whether the mesh would refuse the plan
+        with planning.planner_error_handling():
+            tiers = planning.planned_tiers(cluster, models)
+        routers = targets.resolve(target)
+        with cli_error_handling(routers), PlannerClient(targets.planner(routers)) as planner:
+            _refuse_other_models(planner.get_plan(), tiers, force=force)
     figures = planning.plan(
         cluster,
         models,
@@ -160,7 +182,7 @@ def plan(
     )
     if render is not None:
         assert out is not None
-        _told(rendering.render(out, render), quiet=json)
+        _report(rendering.render(out, render), quiet=json)
     if apply:
         _apply(figures, "", target, force=force, json=False, quiet=json)
 
@@ -168,19 +190,19 @@ def plan(
 @app.command("apply")
 @needs_extra("plan apply", "planner")
 def apply_(
-    file: Annotated[Path, typer.Argument(help="A plan file, as `penstock plan` writes it.")],
-    note: Annotated[str, typer.Option("--note", help="Why.")] = "",
+    file: Annotated[Path, typer.Argument(help="A plan file of `penstock plan`.")],
+    note: Annotated[str, typer.Option("--note", help="Note for the history.")] = "",
     force: ForceOption = False,
     target: targets.Target = None,
     json: targets.Json = False,
 ) -> None:
-    """Publish a plan file: the running mesh follows its thresholds and instance counts.
+    """Publish a plan file: the mesh adopts its thresholds and instance counts.
 
-    A plan that was made for other models than the mesh serves is refused.
+    A plan for models that the mesh does not serve is refused.
     """
     from planner_service.plan_file import read_figures
 
-    with planning.told_faults():
+    with planning.planner_error_handling():
         figures = read_figures(file)
     _apply(figures, note, target, force=force, json=json, quiet=False)
 
@@ -188,32 +210,38 @@ def apply_(
 @app.command("show")
 def show(
     revision: Annotated[
-        int | None, options.number("--revision", help="An earlier one.", least=1, most=options.MAX_SEED)
+        int | None,
+        options.number(
+            "--revision", help="Revision to show; default: the current one.", least=1, most=options.MAX_SEED
+        ),
     ] = None,
     target: targets.Target = None,
     json: targets.Json = False,
 ) -> None:
-    """The plan that holds."""
-    where = targets.resolve(target)
-    with cli_error_handling(where), PlannerClient(targets.planner(where)) as planner:
+    """Show the current plan."""
+    routers = targets.resolve(target)
+    with cli_error_handling(routers), PlannerClient(targets.planner(routers)) as planner:
         _print(planner.get_plan(revision), json=json)
 
 
 @app.command("set")
 def set_(
     threshold: Annotated[
-        list[str] | None, typer.Option("--threshold", help="TIER=SCORE: its answers stand from this score on.")
+        list[str] | None,
+        typer.Option("--threshold", help="TIER=SCORE: accept answers of the tier with at least this score."),
     ] = None,
     instances: Annotated[
         list[str] | None,
-        typer.Option("--instances", help="TIER=COUNT: workers of the tier; a mesh that `penstock up` runs follows."),
+        typer.Option(
+            "--instances", help="TIER=COUNT: number of workers; `penstock up` starts or stops workers accordingly."
+        ),
     ] = None,
-    scorer: Annotated[str | None, typer.Option("--scorer", help="Who judges.")] = None,
-    note: Annotated[str, typer.Option("--note", help="Why.")] = "",
+    scorer: Annotated[str | None, typer.Option("--scorer", help="Scorer of the judge.")] = None,
+    note: Annotated[str, typer.Option("--note", help="Note for the history.")] = "",
     target: targets.Target = None,
     json: targets.Json = False,
 ) -> None:
-    """Publish the current plan with some values changed. Routers follow at once; no request is dropped."""
+    """Publish the current plan with some values changed. Routers adopt it at once; no request is dropped."""
     if not threshold and not instances and scorer is None:
         fail("nothing to change: give --threshold, --instances or --scorer", 2)
     changes = {}
@@ -224,10 +252,10 @@ def set_(
         except ValueError:
             fail(f"--threshold {option}: must be TIER=SCORE", 2)
         if not 0 <= changes[tier] <= 100:
-            fail(f"--threshold {option}: a score is from 0 to 100", 2)
+            fail(f"--threshold {option}: a score must be from 0 to 100", 2)
     counts = tier_counts("--instances", instances or [])
-    where = targets.resolve(target)
-    with cli_error_handling(where), PlannerClient(targets.planner(where)) as planner:
+    routers = targets.resolve(target)
+    with cli_error_handling(routers), PlannerClient(targets.planner(routers)) as planner:
         plan = planner.get_plan()
         unknown = {*changes, *counts} - {t.name for t in plan.tiers}
         if unknown:
@@ -235,7 +263,7 @@ def set_(
         tiers = tuple(
             _changed(t, changes.get(t.name, t.threshold), counts.get(t.name, t.instances)) for t in plan.tiers
         )
-        wanted = dataclasses.replace(
+        changed = dataclasses.replace(
             plan,
             tiers=tiers,
             scorer=plan.scorer if scorer is None else scorer,
@@ -243,11 +271,11 @@ def set_(
             note=note,
             prediction=None,
         )
-        _print(planner.set_plan(wanted, expected_revision=plan.revision), json=json)
+        _print(planner.set_plan(changed, expected_revision=plan.revision), json=json)
 
 
 def _changed(tier: TierPlan, threshold: float | None, instances: int) -> TierPlan:
-    """Stages hold a number of instances: with another number they no longer do."""
+    """The tier with new values. Stages are made for a number of instances, so another number removes them."""
     stages = tier.stages if instances == tier.instances else ()
     return dataclasses.replace(tier, threshold=threshold, instances=instances, stages=stages)
 
@@ -255,36 +283,36 @@ def _changed(tier: TierPlan, threshold: float | None, instances: int) -> TierPla
 @app.command("render")
 @needs_extra("plan render", "planner")
 def render_(
-    file: Annotated[Path, typer.Argument(help="A plan file, as `penstock plan` writes it.")],
+    file: Annotated[Path, typer.Argument(help="A plan file of `penstock plan`.")],
     form: Annotated[str, typer.Option("--to", help="compose or kubernetes.")],
 ) -> None:
-    """Write manifests for a plan: SGLang servers with their flags, workers, and the services around them."""
-    _told(rendering.render(file, form), quiet=False)
+    """Write the manifests of a plan: SGLang servers with their flags, workers and the other services."""
+    _report(rendering.render(file, form), quiet=False)
 
 
 @app.command("history")
 def history(
-    limit: Annotated[int, options.number("--limit", "-n", help="Revisions.", least=1, most=1000)] = 20,
+    limit: Annotated[int, options.number("--limit", "-n", help="Number of revisions.", least=1, most=1000)] = 20,
     target: targets.Target = None,
     json: targets.Json = False,
 ) -> None:
-    """The last plans: who made them and why, and what they were expected to reach."""
-    where = targets.resolve(target)
-    with cli_error_handling(where), PlannerClient(targets.planner(where)) as planner:
+    """List the last plans with their source, note and predicted figures."""
+    routers = targets.resolve(target)
+    with cli_error_handling(routers), PlannerClient(targets.planner(routers)) as planner:
         plans = planner.list_plans(limit)
     if json:
         print_json(plans)
         return
-    table = Table()
-    for name in ("plan", "made", "by", "why", "tiers", "expected"):
-        table.add_column(name, justify="right" if name == "plan" else "left")
     for p in plans:
-        made = datetime.fromtimestamp(p.created_at).isoformat(" ", "seconds")
-        tiers = ", ".join(
-            f"{t.name} x{t.instances}" + ("" if t.threshold is None else f" from {t.threshold:g}") for t in p.tiers
-        )
-        table.add_row(str(p.revision), made, p.source, p.note, tiers, _expected(p.prediction))
-    console.print(table)
+        created = datetime.fromtimestamp(p.created_at).isoformat(" ", "seconds")
+        lines = [f"plan {p.revision}  {created}  {p.source}" + (f": {p.note}" if p.note else "")]
+        lines += [
+            f"  {t.name}: {t.instances} x {t.model}" + ("" if t.threshold is None else f", threshold {t.threshold:g}")
+            for t in p.tiers
+        ]
+        if p.prediction is not None:
+            lines.append(f"  predicted: {_predicted(p.prediction)}")
+        console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
 
 
 @app.command("rollback")
@@ -292,55 +320,55 @@ def rollback(
     revision: Annotated[
         int | None,
         typer.Argument(
-            help="The plan to go back to; else the one before the plan that holds.",
+            help="Revision to go back to; default: the one before the current plan.",
             callback=options.within(1, options.MAX_SEED),
         ),
     ] = None,
-    note: Annotated[str, typer.Option("--note", help="Why.")] = "",
+    note: Annotated[str, typer.Option("--note", help="Note for the history.")] = "",
     force: ForceOption = False,
     target: targets.Target = None,
     json: targets.Json = False,
 ) -> None:
     """Publish an earlier plan again under a new revision: its thresholds, instances, scorer and policy."""
-    where = targets.resolve(target)
-    with cli_error_handling(where), PlannerClient(targets.planner(where)) as planner:
+    routers = targets.resolve(target)
+    with cli_error_handling(routers), PlannerClient(targets.planner(routers)) as planner:
         current = planner.get_plan()
         if revision is None and current.source == "rollback":
             fail(
-                f"plan {current.revision} is a rollback itself ({current.note}): say which plan to go back to; "
-                "`penstock plan history` lists them",
+                f"plan {current.revision} is a rollback itself ({current.note}): give the revision to go back to; "
+                "see `penstock plan history`",
                 2,
             )
-        wanted = current.revision - 1 if revision is None else revision
-        if wanted < 1:
-            fail(f"plan {current.revision} is the first: there is none before it", 2)
-        if wanted == current.revision:
-            fail(f"plan {wanted} is the one that holds", 2)
-        earlier = planner.get_plan(wanted)
-        tiers = [WantedTier(t.name, t.model, t.threshold, t.instances) for t in earlier.tiers]
+        target_revision = current.revision - 1 if revision is None else revision
+        if target_revision < 1:
+            fail(f"plan {current.revision} is the first plan", 2)
+        if target_revision == current.revision:
+            fail(f"plan {target_revision} is the current one", 2)
+        earlier = planner.get_plan(target_revision)
+        tiers = [PlannedTier(t.name, t.model, t.threshold, t.instances) for t in earlier.tiers]
         _refuse_other_models(current, tiers, force=force)
         if not json:
             plan_changes.show(console, current, tiers)
-        made = dataclasses.replace(earlier, source="rollback", note=note or f"to plan {wanted}")
-        _print(planner.set_plan(made, expected_revision=current.revision), json=json)
+        plan = dataclasses.replace(earlier, source="rollback", note=note or f"to plan {target_revision}")
+        _print(planner.set_plan(plan, expected_revision=current.revision), json=json)
 
 
 def _apply(figures: dict[str, Any], note: str, target: str | None, *, force: bool, json: bool, quiet: bool) -> None:
-    """Publish what a plan file says, over the plan that holds: its scorer and its policy stay."""
+    """Publish the tiers of a plan file. The scorer and the policy of the current plan stay."""
     from planner_service.plan_cascade import mesh_tiers
 
-    where = targets.resolve(target)
-    with cli_error_handling(where), PlannerClient(targets.planner(where)) as planner:
+    routers = targets.resolve(target)
+    with cli_error_handling(routers), PlannerClient(targets.planner(routers)) as planner:
         current = planner.get_plan()
         instances = [sum(group["count"] for group in tier["replicas"]) for tier in figures["tiers"]]
-        said = mesh_tiers(figures["thresholds"], instances)
-        wanted = [
-            WantedTier(tier["name"], tier["model"], threshold, count, tier["gpus"])
-            for tier, (threshold, count) in zip(figures["tiers"], said, strict=True)
+        per_tier = mesh_tiers(figures["thresholds"], instances)
+        planned = [
+            PlannedTier(tier["name"], tier["model"], threshold, count, tier["gpus"])
+            for tier, (threshold, count) in zip(figures["tiers"], per_tier, strict=True)
         ]
-        _refuse_other_models(current, wanted, force=force)
+        _refuse_other_models(current, planned, force=force)
         if not (quiet or json):
-            plan_changes.show(console, current, wanted)
+            plan_changes.show(console, current, planned)
         prediction = Prediction(
             figures["objective"],
             figures.get("target", ""),
@@ -349,39 +377,37 @@ def _apply(figures: dict[str, Any], note: str, target: str | None, *, force: boo
             figures["latency_p95_s"],
             figures["end_to_end_p95_s"],
         )
-        tiers = zip(current.tiers, said, strict=True)
-        made = dataclasses.replace(
+        tiers = zip(current.tiers, per_tier, strict=True)
+        plan = dataclasses.replace(
             current,
             tiers=tuple(_changed(t, threshold, count) for t, (threshold, count) in tiers),
             source="planned",
             note=note,
             prediction=prediction,
         )
-        published = planner.set_plan(made, expected_revision=current.revision)
+        published = planner.set_plan(plan, expected_revision=current.revision)
     if not quiet:
         _print(published, json=json)
 
 
-def _refuse_other_models(current: Plan, wanted: list[WantedTier], *, force: bool) -> None:
-    """Show the difference and end the command where a plan is for other tiers or, unless forced, for other models."""
-    if reason := plan_changes.other_tiers(current, wanted):
-        plan_changes.show(errors, current, wanted)
+def _refuse_other_models(current: Plan, planned: list[PlannedTier], *, force: bool) -> None:
+    """End the command if a plan is for other tiers or, without --force, for other models; show the changes."""
+    if reason := plan_changes.other_tiers(current, planned):
+        plan_changes.show(errors, current, planned)
         fail(reason, 2)
-    if (reason := plan_changes.other_models(current, wanted)) and not force:
-        plan_changes.show(errors, current, wanted)
-        fail(f"the plan is for other models: {reason}; --force publishes it all the same", 2)
+    if (reason := plan_changes.other_models(current, planned)) and not force:
+        plan_changes.show(errors, current, planned)
+        fail(f"the plan is for other models: {reason}; publish it anyway with --force", 2)
 
 
-def _told(written: list[Path], *, quiet: bool) -> None:
+def _report(written: list[Path], *, quiet: bool) -> None:
     if not quiet:
         print_written(*written)
 
 
-def _expected(prediction: Prediction | None) -> str:
-    if prediction is None:
-        return "-"
+def _predicted(prediction: Prediction) -> str:
     reached = f"quality {prediction.quality:.1f}, p95 {seconds(prediction.latency_p95_s)}"
-    return f"{reached}, end to end {seconds(prediction.end_to_end_p95_s)} (wanted: {prediction.target})"
+    return f"{reached}, end to end {seconds(prediction.end_to_end_p95_s)} (target: {prediction.target})"
 
 
 def _print(plan: Plan, *, json: bool) -> None:
@@ -395,5 +421,5 @@ def _print(plan: Plan, *, json: bool) -> None:
         table.add_row(t.name, t.model, "-" if t.threshold is None else f"{t.threshold:g}", str(t.instances))
     console.print(table)
     if plan.prediction is not None:
-        console.print(f"expected: {_expected(plan.prediction)}; workload {plan.prediction.workload_digest}")
+        console.print(f"predicted: {_predicted(plan.prediction)}; workload {plan.prediction.workload_digest}")
     console.print(f"scorer {plan.scorer or '(the default)'}, judge unavailable: {plan.judge_unavailable}")

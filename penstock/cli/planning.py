@@ -1,4 +1,4 @@
-"""`penstock plan --cluster ...` and `penstock simulate`: the planner without a mesh."""
+"""`penstock plan --cluster ...` and `penstock simulate`: run the planner without a mesh."""
 
 import json as json_module
 import time
@@ -14,13 +14,13 @@ from rich.table import Table
 from penstock.cli import options, targets
 from penstock.cli.extras import needs_extra
 from penstock.cli.output import console, errors, fail, print_json, print_written, seconds
-from penstock.cli.plan_changes import WantedTier
+from penstock.cli.plan_changes import PlannedTier
 
 if TYPE_CHECKING:
     from planner_service.plan_cascade import CascadePlan, Demand, Site
 
 FRONTIER_POINTS = 16
-USUAL_REQUESTS, USUAL_REPLAY = 500, 2000
+DEFAULT_REQUESTS, DEFAULT_REPLAY = 500, 2000
 
 
 def plan(
@@ -44,7 +44,7 @@ def plan(
     plot: bool,
     json: bool,
 ) -> dict[str, Any]:
-    """Compute a plan, show it, write plan file and plot where they are asked for; return what the plan file says."""
+    """Compute and show a plan, write the plan file and the plot if requested. Returns the content of the plan file."""
     from planner_service.demand import workload_digest
     from planner_service.plan_cascade import Budget, Objective, frontier, plan_cascade
     from planner_service.plan_file import PlanInputs, plan_json
@@ -57,18 +57,18 @@ def plan(
         fail(f"--dispatch must be {' or '.join(names)}, not {dispatch}", 2)
     if objective not in (objectives := [o.value for o in Objective]):
         fail(f"--objective must be {' or '.join(objectives)}, not {objective}", 2)
-    wanted = f"quality >= {min_quality:g}" if min_quality is not None else f"latency <= {max_latency:g}"
+    goal = f"quality >= {min_quality:g}" if min_quality is not None else f"latency <= {max_latency:g}"
     if budget not in (budgets := [b.value for b in Budget]):
         fail(f"--budget must be {' or '.join(budgets)}, not {budget}", 2)
-    with told_faults():
+    with planner_error_handling():
         site, demand = _read(
-            cluster, models, trace, quality, requests or USUAL_REQUESTS, seed, lengths, rate, requests is None
+            cluster, models, trace, quality, requests or DEFAULT_REQUESTS, seed, lengths, rate, requests is None
         )
         began = time.monotonic()
         columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
         with Progress(*columns, console=errors, transient=True, disable=json) as progress:
             bar = progress.add_task("planning", total=None)
-            found = plan_cascade(
+            planned = plan_cascade(
                 site,
                 demand,
                 gpus=gpus,
@@ -82,10 +82,12 @@ def plan(
                 on_evaluation=lambda n: progress.update(bar, description=f"planning: {n} routings deployed"),
             )
             took = time.monotonic() - began
-            without = found
-            if found.promise is not None:
-                progress.update(bar, description="planning without the promise, to say what it costs")
-                without = plan_cascade(site, demand, gpus=gpus, min_quality=min_quality, dispatch=Dispatch(dispatch))
+            unguaranteed = planned
+            if planned.promise is not None:
+                progress.update(bar, description="planning without the guarantee, for comparison")
+                unguaranteed = plan_cascade(
+                    site, demand, gpus=gpus, min_quality=min_quality, dispatch=Dispatch(dispatch)
+                )
             inputs = PlanInputs(
                 cluster=str(cluster.resolve()),
                 models=str(models.resolve()),
@@ -97,79 +99,93 @@ def plan(
                 lengths=lengths,
                 rate=rate,
             )
-            figures = plan_json(found, inputs, took, wanted, workload_digest(demand))
+            figures = plan_json(planned, inputs, took, goal, workload_digest(demand))
             written = []
             if out is not None:
                 out.write_text(json_module.dumps(figures, indent=1) + "\n")
                 written.append(out)
             if plot and out is not None:
                 progress.update(bar, description="drawing the frontier")
-                written += _plot(frontier(site, demand, found, gpus, FRONTIER_POINTS), found, out)
+                written += _plot(frontier(site, demand, planned, gpus, FRONTIER_POINTS), planned, out)
     if json:
         print_json(figures)
     else:
-        _show(found, without, site, demand, took, written)
+        _show(planned, unguaranteed, site, demand, took, written)
     return figures
 
 
 @needs_extra("simulate", "planner")
 def simulate(
-    plan: Annotated[Path, typer.Option("--plan", help="A plan file, as `penstock plan` writes it.")],
-    trace: Annotated[Path, typer.Option("--trace", help="CSV: arrival_s, input_tokens, output_tokens; gzip too.")],
+    plan: Annotated[Path, typer.Option("--plan", help="A plan file of `penstock plan`.")],
+    trace: Annotated[
+        Path, typer.Option("--trace", help="CSV file, may be gzipped: arrival_s, input_tokens, output_tokens.")
+    ],
     requests: Annotated[
         int | None,
         options.number(
             "--requests",
-            help="Requests of the trace to replay; else 2000, or all that it has.",
+            help="Number of requests to replay; default: 2000, or all of a shorter trace.",
             least=1,
             most=options.MAX_COUNT,
         ),
     ] = None,
-    seed: Annotated[int, options.seed("--seed", help="Where in the trace, and which prompts.")] = 1,
-    lengths: Annotated[str, typer.Option("--lengths", help="quality or trace: whose token counts.")] = "quality",
+    seed: Annotated[int, options.seed("--seed", help="Seed of the selection of requests and prompts.")] = 1,
+    lengths: Annotated[
+        str, typer.Option("--lengths", help="Source of the token counts: quality or trace.")
+    ] = "quality",
     rate: Annotated[
         float | None,
         options.number(
-            "--rate", help="Requests per second; else the trace's.", least=0, most=options.MAX_RATE_PER_S, above=True
+            "--rate",
+            help="Requests per second; default: the rate of the trace.",
+            least=0,
+            most=options.MAX_RATE_PER_S,
+            above=True,
         ),
     ] = None,
     json: targets.Json = False,
 ) -> None:
-    """Replay a plan on any trace, in virtual time, over the worker's own batch scheduler."""
+    """Replay a trace under a plan in virtual time, with the batch scheduler of the workers."""
     from planner_service.plan_cascade import simulate_cascade
     from planner_service.plan_file import read_plan, report_json, strategies_of
     from planner_service.simulator import Percentiles
 
-    with told_faults():
-        read = read_plan(plan)
-        paths = (Path(read.inputs.cluster), Path(read.inputs.models), trace, Path(read.inputs.quality))
-        site, demand = _read(*paths, requests or USUAL_REPLAY, seed, lengths, rate, requests is None)
+    with planner_error_handling():
+        planned = read_plan(plan)
+        paths = (Path(planned.inputs.cluster), Path(planned.inputs.models), trace, Path(planned.inputs.quality))
+        site, demand = _read(*paths, requests or DEFAULT_REPLAY, seed, lengths, rate, requests is None)
         reports, total_s = simulate_cascade(
-            site, demand, read.thresholds, strategies_of(read.shapes, site), read.dispatch
+            site, demand, planned.thresholds, strategies_of(planned.shapes, site), planned.dispatch
         )
-    whole = Percentiles.of(total_s)
+    end_to_end = Percentiles.of(total_s)
     figures = {
         "requests": len(total_s),
-        "end_to_end_s": {"p50": whole.p50, "p95": whole.p95, "p99": whole.p99, "mean": whole.mean},
-        "tiers": [{"name": name, **report_json(one)} for name, one in zip(site.tiers, reports, strict=True)],
+        "end_to_end_s": {"p50": end_to_end.p50, "p95": end_to_end.p95, "p99": end_to_end.p99, "mean": end_to_end.mean},
+        "tiers": [{"name": name, **report_json(report)} for name, report in zip(site.tiers, reports, strict=True)],
     }
     if json:
         print_json(figures)
         return
-    table = Table(title=f"{len(total_s)} requests, end to end p50 {seconds(whole.p50)}, p95 {seconds(whole.p95)}")
+    table = Table(
+        title=f"{len(total_s)} requests, end to end p50 {seconds(end_to_end.p50)}, p95 {seconds(end_to_end.p95)}"
+    )
     for column in ("tier", "requests", "TTFT p50", "p95", "TPOT p50", "p95", "latency p95", "tokens/s", "busy"):
         table.add_column(column, justify="left" if column == "tier" else "right")
-    for name, one in zip(site.tiers, reports, strict=True):
-        times = (one.ttft.p50, one.ttft.p95, one.tpot.p50, one.tpot.p95, one.latency.p95)
+    for name, report in zip(site.tiers, reports, strict=True):
+        times = (report.ttft.p50, report.ttft.p95, report.tpot.p50, report.tpot.p95, report.latency.p95)
         table.add_row(
-            name, str(one.requests), *map(seconds, times), f"{one.output_tokens_per_s:,.0f}", f"{one.utilisation:.0%}"
+            name,
+            str(report.requests),
+            *map(seconds, times),
+            f"{report.output_tokens_per_s:,.0f}",
+            f"{report.utilisation:.0%}",
         )
     console.print(table)
 
 
 @contextmanager
-def told_faults() -> Iterator[None]:
-    """Turn the planner's faults into one line: 2 for bad input, 3 where no plan meets the target."""
+def planner_error_handling() -> Iterator[None]:
+    """End the command with one line on an error of the planner: status 2 for bad input, 3 if no plan meets the target."""
     from planner_service.files import FileError
     from planner_service.routing.bilevel import Unreachable
     from services.domain.errors import InvalidRequest
@@ -184,12 +200,16 @@ def told_faults() -> Iterator[None]:
         fail(str(error), 3)
 
 
-def planned_tiers(cluster: Path, models: Path) -> list[WantedTier]:
-    """The tiers that a models file plans, with their models. FileError."""
+def planned_tiers(cluster: Path, models: Path) -> list[PlannedTier]:
+    """The tiers of a models file, with their models.
+
+    Raises:
+        FileError: A file cannot be used.
+    """
     from planner_service.files import read_site
 
     site = read_site(cluster, models)
-    return [WantedTier(name, model.name) for name, model in zip(site.tiers, site.models, strict=True)]
+    return [PlannedTier(name, model.name) for name, model in zip(site.tiers, site.models, strict=True)]
 
 
 def _read(
@@ -203,7 +223,7 @@ def _read(
     rate: float | None,
     fewer: bool,
 ) -> "tuple[Site, Demand]":
-    """What a command is given. fewer: a trace of fewer than `requests` is taken whole, where nobody asked for a number."""
+    """Read the inputs of a command. fewer: use all of a trace that has fewer than `requests`."""
     from planner_service.demand import demand_of
     from planner_service.files import read_quality, read_site, read_trace
 
@@ -214,15 +234,15 @@ def _read(
 
 
 def _show(
-    plan: "CascadePlan", without: "CascadePlan", site: "Site", demand: "Demand", took_s: float, written: list[Path]
+    plan: "CascadePlan", unguaranteed: "CascadePlan", site: "Site", demand: "Demand", took_s: float, written: list[Path]
 ) -> None:
     table = Table(title=f"Cascade on up to {site.cluster.gpus} x {site.cluster.gpu.name}")
-    for column in ("tier", "GPUs", "strategy", "sees", "answers", "p95", "busy", "accepts from"):
+    for column in ("tier", "GPUs", "strategy", "processes", "answers", "p95", "busy", "threshold"):
         table.add_column(column, justify="left" if column in ("tier", "strategy") else "right")
     for i, tier in enumerate(plan.tiers):
-        accepts = "all" if i == len(plan.thresholds) else f"{plan.thresholds[i]:.4g}"
+        threshold = "all" if i == len(plan.thresholds) else f"{plan.thresholds[i]:.4g}"
         if not tier.gpus:
-            accepts = "not used"
+            threshold = "not used"
         table.add_row(
             tier.name,
             str(tier.gpus),
@@ -231,13 +251,13 @@ def _show(
             f"{tier.share_answered:.0%}",
             seconds(tier.strategy.latency_s) if tier.gpus else "-",
             f"{tier.report.utilisation:.0%}" if tier.gpus else "-",
-            accepts,
+            threshold,
         )
     console.print(table)
     proof = {
         "enumerated": "optimal: every routing that meets the target was simulated",
-        "bounded": "optimal, if serving more requests is never faster",
-        "searched": f"not proved: may be up to {plan.solution.gap:.0%} above the optimum",
+        "bounded": "optimal, provided that more requests are never served faster",
+        "searched": f"not proved optimal: at most {plan.solution.gap:.0%} above the optimum",
     }[plan.solution.proof.value]
     if plan.gpu_step > 1:
         proof += f", but for {plan.gpu_step - 1} GPUs of a tier"
@@ -247,7 +267,7 @@ def _show(
         f"p95 of the slowest tier {seconds(plan.latency_p95_s)}, end to end {seconds(plan.end_to_end_p95_s)}",
         f"{plan.binds}; dispatch by {plan.dispatch.value}",
         f"{proof}; {plan.solution.evaluations} routings, {plan.simulations} simulations, {took_s:.1f} s",
-        *_promise_lines(plan, without),
+        *_promise_lines(plan, unguaranteed),
         *(f"tier {name} cannot be used: {reason}" for name, reason in plan.infeasible.items()),
     ]
     console.print("\n".join(lines), highlight=False)
@@ -255,18 +275,18 @@ def _show(
         print_written(*written)
 
 
-def _promise_lines(plan: "CascadePlan", without: "CascadePlan") -> list[str]:
+def _promise_lines(plan: "CascadePlan", unguaranteed: "CascadePlan") -> list[str]:
     promise = plan.promise
     if promise is None:
         return []
     return [
-        f"promised for new requests with {promise.confidence:.0%}: tested on {promise.tested_prompts} prompts that it was "
-        f"not made on (there {promise.tested_quality:.2f}); without the promise p95 is {seconds(without.latency_p95_s)}"
+        f"guaranteed for new requests with confidence {promise.confidence:.0%}: quality {promise.tested_quality:.2f} on "
+        f"{promise.tested_prompts} held-out prompts; without the guarantee p95 is {seconds(unguaranteed.latency_p95_s)}"
     ]
 
 
 def _plot(points: list[tuple[float, float]], plan: "CascadePlan", out: Path) -> list[Path]:
-    """Quality against latency, this plan marked; PNG and SVG beside the plan file."""
+    """Plot quality against latency with this plan marked, as PNG and SVG next to the plan file."""
     import matplotlib as mpl
 
     mpl.use("agg")
@@ -276,7 +296,7 @@ def _plot(points: list[tuple[float, float]], plan: "CascadePlan", out: Path) -> 
     axes.step([q for q, _ in points], [s for _, s in points], where="pre", color="#1f6f78", label="best plans")
     axes.plot([q for q, _ in points], [s for _, s in points], "o", color="#1f6f78", markersize=4)
     axes.plot(plan.quality, plan.latency_p95_s, "D", color="#e07a3f", markersize=9, label="this plan")
-    axes.set_xlabel("quality: mean judge score of the answers that stand")
+    axes.set_xlabel("quality: mean score of the accepted answers")
     axes.set_ylabel("p95 latency of the slowest tier (s)")
     axes.set_ylim(bottom=0)
     axes.spines[["top", "right"]].set_visible(False)

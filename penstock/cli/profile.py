@@ -1,4 +1,4 @@
-"""`penstock profile`: measure an engine's step times on this machine, for the planner."""
+"""`penstock profile`: measure the step times of an engine on this machine, for the planner."""
 
 import asyncio
 import platform
@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from penstock.cli import options, targets
 from penstock.cli.extras import needs_extra
 from penstock.cli.output import console, errors, fail, print_json, print_written
-from penstock.cli.planning import told_faults
+from penstock.cli.planning import planner_error_handling
 
 if TYPE_CHECKING:
     from services.domain.stages import QoeModel
@@ -27,24 +27,28 @@ MAX_BATCH = 65_536
 @needs_extra("profile", "mesh")
 def profile(
     model: Annotated[Path, typer.Argument(help="A model folder in Hugging Face format.")],
-    out: Annotated[Path, options.new_file("--out", help="Where the profile goes.")] = Path("profile.json"),
+    out: Annotated[Path, options.new_file("--out", help="The profile to write.")] = Path("profile.json"),
     device: Annotated[str, typer.Option("--device", help="cpu or cuda.")] = "cpu",
     threads: Annotated[int, options.number("--threads", help="CPU threads.", least=1, most=MAX_THREADS)] = 1,
     kv_tokens: Annotated[
-        int, options.number("--kv-tokens", help="KV to have room for.", least=64, most=options.MAX_TOKENS)
+        int,
+        options.number("--kv-tokens", help="Capacity of the KV cache, in tokens.", least=64, most=options.MAX_TOKENS),
     ] = 32_768,
     max_running: Annotated[int, options.number("--max-running", help="Largest batch.", least=1, most=MAX_BATCH)] = 32,
     max_step_tokens: Annotated[
-        int, options.number("--max-step-tokens", help="Tokens in a step.", least=1, most=options.MAX_TOKENS)
+        int,
+        options.number(
+            "--max-step-tokens", help="Largest number of tokens in a step.", least=1, most=options.MAX_TOKENS
+        ),
     ] = 512,
-    seed: Annotated[int, options.seed("--seed", help="Of the prompts.")] = 0,
+    seed: Annotated[int, options.seed("--seed", help="Seed of the prompts.")] = 0,
     sglang: Annotated[str, typer.Option("--sglang", help="Base URL of an idle SGLang server to measure instead.")] = "",
     json: targets.Json = False,
 ) -> None:
-    """Measure the torch engine's steps and batches, as a worker would run them, or a running SGLang server's steps; fit the
-    planner's latency model, and the QoE model to the batches.
+    """Measure the steps of the torch engine or of a running SGLang server, and fit the planner's latency model to them.
 
-    A server is measured as it was started: --kv-tokens, --max-running and --max-step-tokens are its own.
+    With the torch engine, batches are measured too, and the QoE model is fitted to them. An SGLang server keeps its own
+    limits: --kv-tokens, --max-running and --max-step-tokens do not apply.
     """
     from planner_service.profiles import Profile, fit_latency, write_profile
     from planner_service.simulator import EngineLimits, Replica
@@ -59,21 +63,21 @@ def profile(
     machine = f"{platform.machine()}, {device}, {threads} threads" if device == "cpu" else device
     columns = (TextColumn("measuring"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     qoe, held_out, batches, kv_bytes = None, 0.0, 0, 0.0
-    with told_faults(), Progress(*columns, console=errors, transient=True, disable=json) as progress:
+    with planner_error_handling(), Progress(*columns, console=errors, transient=True, disable=json) as progress:
         bar = progress.add_task("", total=None)
 
-        def show(done: int, of: int) -> None:
-            progress.update(bar, completed=done, total=of)
+        def show(completed: int, of: int) -> None:
+            progress.update(bar, completed=completed, total=of)
 
         if sglang:
             try:
                 samples, server = asyncio.run(_of_server(sglang, model, seed, show))
-            except PenstockError as refused:
-                fail(str(refused), 2)
+            except PenstockError as error:
+                fail(str(error), 2)
             shape, machine = ReplicaShape(server.tp, server.pp), f"SGLang at {sglang}"
             limits, room = EngineLimits(server.max_running, server.step_tokens, server.page_tokens), server.kv_tokens
         else:
-            wanted = TorchEngineOptions(
+            engine_options = TorchEngineOptions(
                 model,
                 model.name,
                 device=device,
@@ -84,29 +88,29 @@ def profile(
                 threads=threads,
             )
             try:
-                core, info = torch_core(wanted, SystemClock())
-            except EngineUnusable as unusable:
-                fail(str(unusable), 2)
+                core, info = torch_core(engine_options, SystemClock())
+            except EngineUnusable as error:
+                fail(str(error), 2)
             samples = measure(core, seed=seed, on_progress=show)
             qoe, held_out, batches = _fitted_qoe(core, seed, show)
             kv_bytes = core.runner.kv_layout.block_bytes / core.runner.kv_layout.block_tokens
             limits = EngineLimits(max_running, max_step_tokens, info.kv_block_tokens)
             shape, room = ReplicaShape(1, 1), info.kv_blocks * info.kv_block_tokens
     pairs = [(sample.load, sample.seconds) for sample in samples]
-    with told_faults():
-        latency, error = fit_latency(pairs)
+    with planner_error_handling():
+        latency, mean_error = fit_latency(pairs)
     replica = Replica(shape, latency, room, limits)
     engine = "sglang" if sglang else "torch"
-    found = Profile(model.name, engine, machine, replica, tuple(pairs), error, None, qoe, held_out, kv_bytes)
-    write_profile(out, found)
+    measured = Profile(model.name, engine, machine, replica, tuple(pairs), mean_error, None, qoe, held_out, kv_bytes)
+    write_profile(out, measured)
     if json:
-        about = {"samples": len(pairs), "mean_error": error, "latency": latency, "out": str(out)}
-        print_json({**about, "qoe": qoe, "qoe_requests": batches, "qoe_error": held_out})
+        figures = {"samples": len(pairs), "mean_error": mean_error, "latency": latency, "out": str(out)}
+        print_json({**figures, "qoe": qoe, "qoe_requests": batches, "qoe_error": held_out})
         return
-    console.print(f"{len(pairs)} kinds of step, mean error of the fit {error:.1%}", highlight=False)
+    console.print(f"{len(pairs)} step loads, mean error of the fit {mean_error:.1%}", highlight=False)
     print_written(out)
     if qoe is not None:
-        console.print(f"QoE: {batches} requests, mean error {held_out:.1%} on every other, held out", highlight=False)
+        console.print(f"QoE: {batches} requests, mean error on the held-out half {held_out:.1%}", highlight=False)
     for n in (1, 8, 32):
         if n <= limits.max_running:
             console.print(f"decode step of {n:>2}: {1000 * latency.base_s(n):.1f} ms before attention", highlight=False)
@@ -115,7 +119,7 @@ def profile(
 
 
 def _fitted_qoe(core: "EngineCore", seed: int, show: Callable[[int, int], None]) -> "tuple[QoeModel, float, int]":
-    """(the model, the mean error on every other request of a fit to the rest, how many requests)."""
+    """(model, mean error on held-out requests, number of requests). Every other request is held out."""
     import numpy as np
 
     from planner_service.profiles import fit_qoe, qoe_errors

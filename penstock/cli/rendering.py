@@ -1,4 +1,4 @@
-"""`penstock plan --render`: manifests for a plan."""
+"""`penstock plan --render`: write the manifests of a plan."""
 
 from pathlib import Path
 
@@ -13,26 +13,26 @@ def check(form: str) -> None:
 
 
 def render(plan: Path, form: str) -> list[Path]:
-    """Write the manifests of a plan file beside it; return what was written."""
+    """Write the manifests of a plan next to its file; return their paths."""
     check(form)
-    from penstock.cli.planning import told_faults
+    from penstock.cli.planning import planner_error_handling
     from planner_service.files import read_site
     from planner_service.plan_file import read_plan
     from planner_service.render import compose, kubernetes, mesh_file
 
-    with told_faults():
-        read = read_plan(plan)
-        site = read_site(Path(read.inputs.cluster), Path(read.inputs.models))
-        mesh = mesh_file("penstock", site, read.shapes, read.thresholds)
+    with planner_error_handling():
+        planned = read_plan(plan)
+        site = read_site(Path(planned.inputs.cluster), Path(planned.inputs.models))
+        mesh = mesh_file("penstock", site, planned.shapes, planned.thresholds)
         mesh_text = _yaml(mesh)
         if form == "kubernetes":
             written = {
-                plan.with_suffix(".kubernetes.yaml"): _yaml(*kubernetes(site, read.shapes, mesh_text, "penstock"))
+                plan.with_suffix(".kubernetes.yaml"): _yaml(*kubernetes(site, planned.shapes, mesh_text, "penstock"))
             }
         else:
             mesh_path = plan.with_suffix(".mesh.yaml")
-            found = compose(site, read.shapes, f"./{mesh_path.name}")
-            written = {mesh_path: mesh_text, plan.with_suffix(".compose.yaml"): _yaml(found)}
+            document = compose(site, planned.shapes, f"./{mesh_path.name}")
+            written = {mesh_path: mesh_text, plan.with_suffix(".compose.yaml"): _yaml(document)}
     for path, text in written.items():
         path.write_text(text)
     return list(written)
@@ -42,7 +42,7 @@ def _yaml(*documents: object) -> str:
     import yaml
 
     class Dumper(yaml.SafeDumper):
-        """Writes what occurs twice twice: anchors are for people who write YAML."""
+        """Writes repeated values in full instead of YAML anchors."""
 
         def ignore_aliases(self, data: object) -> bool:
             return True

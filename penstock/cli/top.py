@@ -1,7 +1,8 @@
-"""`penstock status` and `penstock top`: the mesh at a glance."""
+"""`penstock status` and `penstock top`: show the state of the mesh."""
 
 import time
 from collections import deque
+from contextlib import nullcontext
 from typing import Annotated
 
 from rich.console import Group
@@ -21,14 +22,14 @@ MAX_INTERVAL_S = 86_400.0
 
 
 def status(target: targets.Target = None, json: targets.Json = False) -> None:
-    """The mesh as it is now."""
-    where = targets.resolve(target)
-    with cli_error_handling(where), Client(where) as client:
-        found = client.status()
+    """Show the state of the mesh."""
+    routers = targets.resolve(target)
+    with cli_error_handling(routers), Client(routers) as client:
+        mesh = client.status()
     if json:
-        print_json(found)
+        print_json(mesh)
     else:
-        console.print(screen(found, deque()))
+        console.print(screen(mesh, deque()))
 
 
 def top(
@@ -37,45 +38,49 @@ def top(
         options.number(
             "--interval",
             "-i",
-            help="Seconds between two looks.",
+            help="Seconds between updates.",
             least=options.SHORTEST_INTERVAL_S,
             most=MAX_INTERVAL_S,
         ),
     ] = 1.0,
     count: Annotated[
-        int | None, options.number("--count", "-n", help="End after so many looks.", least=1, most=options.MAX_COUNT)
+        int | None,
+        options.number("--count", "-n", help="Number of updates; default: no end.", least=1, most=options.MAX_COUNT),
     ] = None,
     target: targets.Target = None,
     json: targets.Json = False,
 ) -> None:
-    """The mesh, live: tiers, instances, queue, tokens per second, escalation rate. Ctrl-C ends it.
+    """Show the state of the mesh and update it: tiers, instances, queue, tokens per second, escalation rate. End with Ctrl-C.
 
-    With --json a line per look.
+    With --json, prints one line per update.
     """
-    where = targets.resolve(target)
+    routers = targets.resolve(target)
     history: deque[float] = deque(maxlen=HISTORY)
-    looks = 0
-    with cli_error_handling(where), Client(where) as client:
+    updates = 0
+    with cli_error_handling(routers), Client(routers) as client:
         try:
-            with Live(console=console, screen=not json and console.is_terminal, auto_refresh=False) as live:
-                for found in client.watch_status(interval):
-                    history.append(sum(t.output_tokens_per_s for t in found.tiers))
+            redraws = console.is_terminal and not json
+            with Live(console=console, screen=count is None, auto_refresh=False) if redraws else nullcontext() as live:
+                for mesh in client.watch_status(interval):
+                    history.append(sum(t.output_tokens_per_s for t in mesh.tiers))
                     if json:
-                        print_json({"time": time.time(), "status": found}, indent=None)
+                        print_json({"time": time.time(), "status": mesh}, indent=None)
+                    elif live is not None:
+                        live.update(screen(mesh, history), refresh=True)
                     else:
-                        live.update(screen(found, history), refresh=True)
-                    looks += 1
-                    if count is not None and looks >= count:
+                        console.print(screen(mesh, history))
+                    updates += 1
+                    if count is not None and updates >= count:
                         return
         except KeyboardInterrupt:
             return
 
 
-def screen(found: MeshStatus, history: deque[float]) -> Group:
-    """The whole screen."""
-    parts: list[Table | Panel | Text] = [_head(found), _tiers(found.tiers), _instances(found.instances)]
-    if any(i.place is not None for i in found.instances):
-        parts.insert(2, _stages(found))
+def screen(mesh: MeshStatus, history: deque[float]) -> Group:
+    """The content of the screen."""
+    parts: list[Table | Panel | Text] = [_head(mesh), _tiers(mesh.tiers), _instances(mesh.instances)]
+    if any(i.place is not None for i in mesh.instances):
+        parts.insert(2, _stages(mesh))
     if len(history) > 1:
         peak = max(*history, 1e-9)
         line = "".join(BARS[round(value / peak * (len(BARS) - 1))] for value in history)
@@ -83,30 +88,32 @@ def screen(found: MeshStatus, history: deque[float]) -> Group:
     return Group(*parts)
 
 
-def _head(found: MeshStatus) -> Panel:
-    state = "connected" if found.connected else f"Redis away for {found.state_age_s:.0f} s: serving on the last picture"
-    finished = max(found.finished, 1)
-    escalated = sum(t.escalated for t in found.tiers)
+def _head(mesh: MeshStatus) -> Panel:
+    state = (
+        "connected" if mesh.connected else f"no Redis for {mesh.state_age_s:.0f} s: serving with the last known state"
+    )
+    finished = max(mesh.finished, 1)
+    escalated = sum(t.escalated for t in mesh.tiers)
     text = Text.assemble(
-        ("plan ", "dim"), f"{found.plan_revision}  ",
-        ("state ", "dim"), (f"{state}  ", "green" if found.connected else "red"),
-        ("active ", "dim"), f"{found.active}  ",
-        ("waiting ", "dim"), f"{found.waiting}  ",
-        ("requests/s ", "dim"), f"{found.requests_per_s:.1f}  ",
-        ("first token p50/p95 ", "dim"), f"{seconds(found.ttft_p50_s)} / {seconds(found.ttft_p95_s)}\n",
-        ("finished ", "dim"), f"{found.finished}  ",
-        ("failed ", "dim"), f"{found.failed}  ",
-        ("rejected ", "dim"), f"{found.rejected}  ",
-        ("failovers ", "dim"), f"{found.failovers}  ",
-        ("migrations ", "dim"), f"{found.migrations}  ",
-        *((("advice unmet ", "dim"), f"{found.advice_unmet}  ") if found.advice_unmet else ()),
+        ("plan ", "dim"), f"{mesh.plan_revision}  ",
+        ("state ", "dim"), (f"{state}  ", "green" if mesh.connected else "red"),
+        ("active ", "dim"), f"{mesh.active}  ",
+        ("waiting ", "dim"), f"{mesh.waiting}  ",
+        ("requests/s ", "dim"), f"{mesh.requests_per_s:.1f}  ",
+        ("first token p50/p95 ", "dim"), f"{seconds(mesh.ttft_p50_s)} / {seconds(mesh.ttft_p95_s)}\n",
+        ("finished ", "dim"), f"{mesh.finished}  ",
+        ("failed ", "dim"), f"{mesh.failed}  ",
+        ("rejected ", "dim"), f"{mesh.rejected}  ",
+        ("failovers ", "dim"), f"{mesh.failovers}  ",
+        ("migrations ", "dim"), f"{mesh.migrations}  ",
+        *((("advised moves that failed ", "dim"), f"{mesh.advice_unmet}  ") if mesh.advice_unmet else ()),
         ("escalations per request ", "dim"), f"{escalated / finished:.2f}",
     )  # fmt: skip
-    return Panel(text, title=f"penstock  {found.router_id}", title_align="left", border_style="cyan")
+    return Panel(text, title=f"penstock  {mesh.router_id}", title_align="left", border_style="cyan")
 
 
 def _tiers(tiers: tuple[TierStatus, ...]) -> Table:
-    table = _table("tier", *(("model",) if _wide() else ()), "from", "workers", "running", "queued", "tokens/s",
+    table = _table("tier", *(("model",) if _wide() else ()), "threshold", "workers", "running", "queued", "tokens/s",
                    "answered", "escalated", "rate")  # fmt: skip
     for t in tiers:
         worked = t.answered + t.escalated
@@ -129,7 +136,7 @@ def _tiers(tiers: tuple[TierStatus, ...]) -> Table:
 def _instances(instances: tuple[InstanceStatus, ...]) -> Table:
     staged = any(i.place is not None for i in instances)
     table = _table("instance", *(("tier", "address") if _wide() else ()), *(("lengths",) if staged else ()), "state",
-                   "running", "queued", "KV", "tokens/s", "heard")  # fmt: skip
+                   "running", "queued", "KV", "tokens/s", "age")  # fmt: skip
     styles = {"ready": "green", "draining": "yellow", "ejected": "red"}
     for i in sorted(instances, key=lambda i: (i.role != "worker", i.role, i.tier, i.instance_id)):
         worker = i.role == "worker"
@@ -149,41 +156,41 @@ def _instances(instances: tuple[InstanceStatus, ...]) -> Table:
 
 
 def _lengths(instance: InstanceStatus) -> str:
-    """The lengths that an instance serves."""
+    """The range of lengths that an instance serves."""
     place = instance.place
     return f"{place.from_tokens} to {place.to_tokens - 1}" if place is not None else "-"
 
 
-def _stages(found: MeshStatus) -> Table:
-    """What each stage of each tier holds; the boundary is each instance's own, so a stage may end at several lengths."""
+def _stages(mesh: MeshStatus) -> Table:
+    """The load of each stage. Instances have boundaries of their own, so a stage may end at several lengths."""
     stages: dict[tuple[str, int], list[InstanceStatus]] = {}
-    for i in found.instances:
+    for i in mesh.instances:
         if i.place is not None:
             stages.setdefault((i.tier, i.place.stage), []).append(i)
     table = _table("tier", "stage", "from", "to", "workers", "running", "queued", "tokens/s")
-    for (tier, stage), held in sorted(stages.items()):
-        places = [i.place for i in held if i.place is not None]
+    for (tier, stage), members in sorted(stages.items()):
+        places = [i.place for i in members if i.place is not None]
         ends = sorted({place.to_tokens - 1 for place in places})
         table.add_row(
             tier,
             str(stage + 1),
             str(min(place.from_tokens for place in places)),
             str(ends[0]) if len(ends) == 1 else f"{ends[0]} to {ends[-1]}",
-            str(len(held)),
-            str(sum(i.running for i in held)),
-            str(sum(i.queued for i in held)),
-            f"{sum(i.output_tokens_per_s for i in held):.0f}",
+            str(len(members)),
+            str(sum(i.running for i in members)),
+            str(sum(i.queued for i in members)),
+            f"{sum(i.output_tokens_per_s for i in members):.0f}",
         )
     return table
 
 
 def _wide() -> bool:
-    """Whether there is room for what can be left out."""
+    """Whether there is room for optional columns."""
     return console.width >= 110
 
 
 def _table(*columns: str) -> Table:
-    """Words to the left, numbers to the right, nothing wrapped."""
+    """A table with text to the left, numbers to the right, and no wrapping."""
     table = Table(expand=True, box=None, header_style="bold cyan")
     for name in columns:
         words = name in ("tier", "model", "instance", "address", "state")

@@ -1,4 +1,4 @@
-"""`penstock trace`: what happened to the last requests, as trees."""
+"""`penstock trace`: show the traces of the last requests as trees."""
 
 from typing import Annotated
 
@@ -12,10 +12,10 @@ from penstock.client.sync import Client
 from penstock.client.types import Span, Trace
 
 BAR_CELLS = 24
-MAX_TRACES = 100  # what GetTraces allows
+MAX_TRACES = 100  # the maximum of ListTraces
 
-# Shown beside a span, where it has them.
-TELLING = (
+# Attributes that are shown after a span.
+SHOWN_ATTRIBUTES = (
     "penstock.tier",
     "penstock.instance_id",
     "penstock.score",
@@ -29,54 +29,54 @@ TELLING = (
 
 
 def trace(
-    trace_id: Annotated[str | None, typer.Argument(help="A trace's id; left out, the last ones.")] = None,
-    limit: Annotated[int, options.number("--limit", "-n", help="How many.", least=1, most=MAX_TRACES)] = 3,
+    trace_id: Annotated[str | None, typer.Argument(help="Id of a trace; default: the last traces.")] = None,
+    limit: Annotated[int, options.number("--limit", "-n", help="Number of traces.", least=1, most=MAX_TRACES)] = 3,
     target: targets.Target = None,
     json: targets.Json = False,
 ) -> None:
-    """Show the last requests as trees of spans."""
-    where = targets.resolve(target)
-    with cli_error_handling(where), Client(where) as client:
-        found = client.traces(limit, trace_id)
+    """Show the traces of the last requests as trees of spans."""
+    routers = targets.resolve(target)
+    with cli_error_handling(routers), Client(routers) as client:
+        traces = client.traces(limit, trace_id)
     if json:
-        print_json(found)
+        print_json(traces)
         return
-    if not found:
+    if not traces:
         console.print("No traces yet.")
-    for item in reversed(found):
+    for item in reversed(traces):
         console.print(tree(item))
 
 
-def tree(found: Trace) -> Tree:
-    """A trace as a tree; bars show when in the whole a span ran."""
-    known = {span.span_id for span in found.spans}
-    begin = min(span.start_s for span in found.spans)
-    total = max(span.start_s + span.duration_s for span in found.spans) - begin
-    root = Tree(Text(f"trace {found.trace_id}  {total * 1000:.1f} ms", style="bold"))
+def tree(trace: Trace) -> Tree:
+    """A trace as a tree. Bars show when each span ran."""
+    span_ids = {span.span_id for span in trace.spans}
+    begin = min(span.start_s for span in trace.spans)
+    total = max(span.start_s + span.duration_s for span in trace.spans) - begin
+    root = Tree(Text(f"trace {trace.trace_id}  {total * 1000:.1f} ms", style="bold"))
 
     def grow(parent: Tree, span: Span) -> None:
         branch = parent.add(_label(span, begin, total))
-        for child in found.spans:
+        for child in trace.spans:
             if child.parent_span_id == span.span_id:
                 grow(branch, child)
 
-    for span in found.spans:
-        if span.parent_span_id not in known:
+    for span in trace.spans:
+        if span.parent_span_id not in span_ids:
             grow(root, span)
     return root
 
 
 def _label(span: Span, begin: float, total: float) -> Text:
-    left = int((span.start_s - begin) / total * BAR_CELLS) if total else 0
+    indent = int((span.start_s - begin) / total * BAR_CELLS) if total else 0
     width = max(1, round(span.duration_s / total * BAR_CELLS)) if total else BAR_CELLS
-    left = min(left, BAR_CELLS - 1)
-    bar = (" " * left + "━" * min(width, BAR_CELLS - left)).ljust(BAR_CELLS)
+    indent = min(indent, BAR_CELLS - 1)
+    bar = (" " * indent + "━" * min(width, BAR_CELLS - indent)).ljust(BAR_CELLS)
     text = Text()
     text.append(bar, style="red" if span.failed else "cyan")
     text.append(f" {span.duration_s * 1000:8.1f} ms  ")
     text.append(span.service, style="magenta")
     text.append(f" {span.name.removeprefix('penstock.')}", style="bold")
-    for key in TELLING:
+    for key in SHOWN_ATTRIBUTES:
         if key in span.attributes:
             text.append(f"  {key.rpartition('.')[2]}={_short(span.attributes[key])}", style="dim")
     for name, after_s in span.events:

@@ -1,1 +1,1 @@
-"""The SDK. Imports the stubs and nothing else of Penstock."""
+"""The SDK. Of Penstock it imports only the stubs."""

@@ -11,7 +11,7 @@ from typing import Self, TypeVar
 from grpc import aio
 
 from penstock.client import connection, errors, transport, types
-from penstock.client.resumable import MISSED_HEARTBEATS, ResumableRequest, Routers
+from penstock.client.resumable import MISSED_HEARTBEATS, ResumableRequest, RouterFailover, Routers
 from penstock.client.retries import RetryBudget, RetryPolicy
 from penstock.client.silence import LoopWatcher, SilenceWatch
 from penstock.proto.planner.v1 import planner_pb2, planner_pb2_grpc
@@ -22,16 +22,16 @@ _Response = TypeVar("_Response")
 
 
 class AsyncClient:
-    """Talks to one or several routers of a mesh.
+    """A client of one or several routers of a mesh.
 
-    target: `host:port`; with several (a list, or separated by commas) another is used when one fails or refuses, also in the
-        middle of a reply.
-    timeout_s: Of a request, attempts and pauses included.
-    retry: When a request is repeated.
-    silence_s: A stream on which the router sends nothing for so long, not even a heartbeat, is given up, and the request
-        goes on at another router. Where a router announces a heartbeat interval of more than a third of this, three times the
-        interval counts; a router that announces none is waited for until the deadline.
-    keepalive_s: Between two pings of a connection with calls under way, at least 10; finds half-open connections.
+    target: `host:port`. With several (a list, or separated by commas), the client fails over to another when one fails or
+        refuses, even in the middle of a reply.
+    timeout_s: Deadline of a request, including retries and delays.
+    retry: The retry policy of requests.
+    silence_s: When a router sends nothing for this long, not even a heartbeat, the request continues at another router. The
+        limit is at least three of the heartbeat intervals that the router announces; a router that announces none has no
+        limit.
+    keepalive_s: Interval between pings on a connection with active calls, at least 10; detects half-open connections.
 
         async with AsyncClient("127.0.0.1:50051") as client:
             reply = await client.generate("What is 12 + 30?", temperature=0)
@@ -40,12 +40,12 @@ class AsyncClient:
 
     def __init__(
         self,
-        target: str | Sequence[str] = connection.USUAL_TARGET,
+        target: str | Sequence[str] = connection.DEFAULT_TARGET,
         *,
-        timeout_s: float = connection.USUAL_TIMEOUT_S,
+        timeout_s: float = connection.DEFAULT_TIMEOUT_S,
         retry: RetryPolicy | None = None,
-        silence_s: float = connection.USUAL_SILENCE_S,
-        keepalive_s: float = connection.USUAL_KEEPALIVE_S,
+        silence_s: float = connection.DEFAULT_SILENCE_S,
+        keepalive_s: float = connection.DEFAULT_KEEPALIVE_S,
     ) -> None:
         self._timeout_s, self._retry = timeout_s, retry or RetryPolicy()
         connection.check_limits(silence_s, keepalive_s)
@@ -64,7 +64,7 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections; what is under way fails."""
+        """Close the connections. Active calls fail."""
         self._closed = True
         for channel in self._channels:
             await channel.close()
@@ -75,14 +75,14 @@ class AsyncClient:
         options: types.Options | None = None,
         *,
         timeout_s: float | None = None,
-        **more: object,
+        **changes: object,
     ) -> types.Reply:
-        """Return the whole answer. `more` are fields of Options.
+        """Return the complete answer. `changes` are fields of Options.
 
         Raises:
-            PenstockError: The request failed; its classes say how.
+            PenstockError: The request failed; the subclass tells how.
         """
-        request = self._request(prompt, options, more, timeout_s)
+        request = self._request(prompt, options, changes, timeout_s)
         async for _ in self._run(request):
             pass
         return request.reply()
@@ -93,32 +93,32 @@ class AsyncClient:
         options: types.Options | None = None,
         *,
         timeout_s: float | None = None,
-        **more: object,
+        **changes: object,
     ) -> AsyncIterator[types.Event]:
-        """Events as they come, Finished last. Leaving the iteration cancels the request."""
-        async with aclosing(self._run(self._request(prompt, options, more, timeout_s))) as events:
+        """Yield the events as they arrive, Finished last. Leaving the iteration cancels the request."""
+        async with aclosing(self._run(self._request(prompt, options, changes, timeout_s))) as events:
             async for event in events:
                 yield event
 
     async def models(self) -> list[types.Model]:
         """The models that requests may name."""
-        answer = await self._ask(
-            lambda number: self._router(number).ListModels(pb.ListModelsRequest(), timeout=connection.CALL_TIMEOUT_S)
+        response = await self._call(
+            lambda router: self._router(router).ListModels(pb.ListModelsRequest(), timeout=connection.CALL_TIMEOUT_S)
         )
-        return [transport.model_from_proto(model) for model in answer.models]
+        return [transport.model_from_proto(model) for model in response.models]
 
     async def status(self) -> types.MeshStatus:
-        """The mesh as the router sees it."""
-        answer = await self._ask(
-            lambda number: self._mesh(number).GetStatus(pb.GetStatusRequest(), timeout=connection.CALL_TIMEOUT_S)
+        """The state of the mesh as seen by the router."""
+        response = await self._call(
+            lambda router: self._mesh(router).GetStatus(pb.GetStatusRequest(), timeout=connection.CALL_TIMEOUT_S)
         )
-        return transport.status_from_proto(answer.status)
+        return transport.status_from_proto(response.status)
 
     async def watch_status(self, interval_s: float = 1.0) -> AsyncIterator[types.MeshStatus]:
-        """The status, again and again, until the iteration is left.
+        """Yield the status at every interval, until the iteration is left.
 
         Raises:
-            PenstockError: The call failed, or nothing came for `silence_s` (or three intervals, where they are longer).
+            PenstockError: The call failed, or nothing arrived for `silence_s` or three intervals, whichever is longer.
         """
         request = pb.WatchStatusRequest(interval=transport.duration(interval_s))
         call = self._mesh(self._routers.preferred).WatchStatus(request)
@@ -128,9 +128,9 @@ class AsyncClient:
         try:
             watcher.start()
             watch.waiting(loop.time())
-            async for answer in call:
+            async for response in call:
                 watch.heard()
-                yield transport.status_from_proto(answer.status)
+                yield transport.status_from_proto(response.status)
                 watch.waiting(loop.time())
         except asyncio.CancelledError:
             if not watch.silent or _cancelling() > cancelling:
@@ -143,27 +143,25 @@ class AsyncClient:
             call.cancel()
 
     async def traces(self, limit: int | None = None, trace_id: str | None = None) -> list[types.Trace]:
-        """The last requests' traces, newest first, or one by its id."""
+        """The traces of the last requests, newest first, or the one with the id."""
         request = pb.ListTracesRequest(limit_count=limit, trace_id=trace_id)
-        answer = await self._ask(
-            lambda number: self._mesh(number).ListTraces(request, timeout=connection.CALL_TIMEOUT_S)
+        response = await self._call(
+            lambda router: self._mesh(router).ListTraces(request, timeout=connection.CALL_TIMEOUT_S)
         )
-        return [transport.trace_from_proto(trace) for trace in answer.traces]
+        return [transport.trace_from_proto(trace) for trace in response.traces]
 
     async def move(self, request_id: str, instance_id: str) -> types.Move:
-        """Have a reply that this client's router streams go on at another instance of its tier."""
+        """Move a reply that this client's router streams to another instance of its tier."""
         request = pb.MoveReplyRequest(request_id=request_id, instance_id=instance_id)
-        try:
-            answer = await self._mesh(self._routers.preferred).MoveReply(request, timeout=connection.MOVE_TIMEOUT_S)
-        except aio.AioRpcError as error:
-            raise errors.from_rpc(error) from error
-        return transport.move_from_proto(answer)
+        with errors.raised_from_rpc():
+            response = await self._mesh(self._routers.preferred).MoveReply(request, timeout=connection.MOVE_TIMEOUT_S)
+        return transport.move_from_proto(response)
 
     def _request(
-        self, prompt: types.Prompt, options: types.Options | None, more: dict[str, object], timeout_s: float | None
+        self, prompt: types.Prompt, options: types.Options | None, changes: dict[str, object], timeout_s: float | None
     ) -> ResumableRequest:
         deadline_s = asyncio.get_running_loop().time() + (timeout_s if timeout_s is not None else self._timeout_s)
-        merged = connection.merged(options, more)
+        merged = connection.merged(options, changes)
         return ResumableRequest(prompt, merged, self._retry, self._routers, self._budget, deadline_s, self._rng)
 
     async def _run(self, request: ResumableRequest) -> AsyncGenerator[types.Event, None]:
@@ -189,7 +187,7 @@ class AsyncClient:
                     watch.waiting(loop.time())
                 request.ended()
             except asyncio.CancelledError:
-                # gRPC raises it in the reader also where the call was cancelled, and not the reader's task.
+                # gRPC also raises this in the reader when the call was cancelled, not the reader's task.
                 if _cancelling() > cancelling:
                     raise
                 if self._closed:
@@ -205,37 +203,32 @@ class AsyncClient:
                 watcher.stop()
                 call.cancel()
 
-    def _router(self, number: int) -> "router_pb2_grpc.RouterServiceAsyncStub":
-        return router_pb2_grpc.RouterServiceStub(self._channels[number])
+    def _router(self, router: int) -> "router_pb2_grpc.RouterServiceAsyncStub":
+        return router_pb2_grpc.RouterServiceStub(self._channels[router])
 
-    def _mesh(self, number: int) -> "router_pb2_grpc.MeshServiceAsyncStub":
-        return router_pb2_grpc.MeshServiceStub(self._channels[number])
+    def _mesh(self, router: int) -> "router_pb2_grpc.MeshServiceAsyncStub":
+        return router_pb2_grpc.MeshServiceStub(self._channels[router])
 
-    async def _ask(self, ask: Callable[[int], Awaitable[_Response]]) -> _Response:
-        """Ask the preferred router; where it is away or does not answer, the others."""
-        *others, last = self._routers.in_order()
-        for number in others:
+    async def _call(self, call: Callable[[int], Awaitable[_Response]]) -> _Response:
+        """Call the preferred router, or another where that one is away or does not response in time."""
+        failover = RouterFailover(self._routers)
+        while True:
             try:
-                return await ask(number)
+                return await call(failover.router)
             except aio.AioRpcError as error:
                 failure = errors.from_rpc(error)
-                if not isinstance(failure, errors.UnavailableError | errors.DeadlineError):
+                if not failover.advance(failure):
                     raise failure from error
-                self._routers.failed(number)
-        try:
-            return await ask(last)
-        except aio.AioRpcError as error:
-            raise errors.from_rpc(error) from error
 
 
 def _cancelling() -> int:
-    """How often the current task has been asked to end."""
+    """Number of pending cancellation requests of the current task."""
     task = asyncio.current_task()
     return task.cancelling() if task is not None else 0
 
 
 class AsyncPlannerClient:
-    """Talks to the planner: reads, sets and watches the plan."""
+    """A client of the planner: reads, sets, watches and computes plans."""
 
     def __init__(self, target: str) -> None:
         self._channel = aio.insecure_channel(target, options=connection.OPTIONS)
@@ -250,32 +243,35 @@ class AsyncPlannerClient:
         await self._channel.close()
 
     async def get_plan(self, revision: int | None = None) -> types.Plan:
-        """The plan of a revision, or the current one. NotFoundError."""
-        try:
-            answer = await self._stub.GetPlan(
+        """The plan of a revision, or the current one.
+
+        Raises:
+            NotFoundError: There is no such revision.
+        """
+        with errors.raised_from_rpc():
+            response = await self._stub.GetPlan(
                 planner_pb2.GetPlanRequest(revision=revision), timeout=connection.CALL_TIMEOUT_S
             )
-        except aio.AioRpcError as error:
-            raise errors.from_rpc(error) from error
-        return transport.plan_from_proto(answer.plan)
+        return transport.plan_from_proto(response.plan)
 
     async def list_plans(self, limit: int | None = None) -> list[types.Plan]:
-        """The last revisions, newest first."""
+        """The last plans, newest first."""
         request = planner_pb2.ListPlansRequest(limit_count=limit)
-        try:
-            answer = await self._stub.ListPlans(request, timeout=connection.CALL_TIMEOUT_S)
-        except aio.AioRpcError as error:
-            raise errors.from_rpc(error) from error
-        return [transport.plan_from_proto(plan) for plan in answer.plans]
+        with errors.raised_from_rpc():
+            response = await self._stub.ListPlans(request, timeout=connection.CALL_TIMEOUT_S)
+        return [transport.plan_from_proto(plan) for plan in response.plans]
 
     async def set_plan(self, plan: types.Plan, *, expected_revision: int | None = None) -> types.Plan:
-        """Make a plan current; return it with its revision. InvalidRequestError, ConflictError."""
+        """Publish a plan; return it with its revision.
+
+        Raises:
+            InvalidRequestError: The plan is invalid; `fields` names the problems.
+            ConflictError: The current revision is not `expected_revision`.
+        """
         request = planner_pb2.SetPlanRequest(plan=transport.plan_to_proto(plan), expected_revision=expected_revision)
-        try:
-            answer = await self._stub.SetPlan(request, timeout=connection.CALL_TIMEOUT_S)
-        except aio.AioRpcError as error:
-            raise errors.from_rpc(error) from error
-        return transport.plan_from_proto(answer.plan)
+        with errors.raised_from_rpc():
+            response = await self._stub.SetPlan(request, timeout=connection.CALL_TIMEOUT_S)
+        return transport.plan_from_proto(response.plan)
 
     async def plan_cascade(
         self,
@@ -288,17 +284,21 @@ class AsyncPlannerClient:
         gpus: int | None = None,
         budget: str = "at-most",
     ) -> AsyncIterator[types.PlanProgress | types.CascadePlan | types.Unreachable]:
-        """Let the planner compute a plan; leaving the iteration stops it. Progress, then a CascadePlan or Unreachable.
+        """Compute a plan without publishing it. Yields progress, then a CascadePlan or Unreachable.
 
-        Nothing is published. objective: largest-tier or end-to-end. budget: at-most so many GPUs, or exact.
-        InvalidRequestError, ValueError.
+        Leaving the iteration stops the computation. objective: largest-tier or end-to-end. budget: whether `gpus` is a limit
+        (at-most) or the number to use (exact).
+
+        Raises:
+            InvalidRequestError: The inputs are invalid; `fields` names the problems.
+            ValueError: The inputs cannot be sent.
         """
         call = self._stub.PlanCascade(
             transport.plan_request(inputs, min_quality, max_latency_s, objective, confidence, gpus, budget)
         )
         try:
-            async for answer in call:
-                yield transport.plan_event_from_proto(answer)
+            async for response in call:
+                yield transport.plan_event_from_proto(response)
         except aio.AioRpcError as error:
             raise errors.from_rpc(error) from error
         finally:
@@ -316,19 +316,22 @@ class AsyncPlannerClient:
         max_tokens: int | None = None,
         publish: bool = False,
     ) -> types.StageLayout:
-        """Lay a tier's instances out as length stages; publish the layout as a plan revision if asked.
+        """Assign the instances of a tier to length stages; with `publish`, publish the result as a plan revision.
 
-        Left out: instances and qoe (D0 to D4, seconds) are the plan's, sequences what the tier's instances hold now,
-        max_tokens their context. InvalidRequestError, ConflictError, ValueError.
+        Defaults: instances and qoe (D0 to D4, seconds) of the current plan, the sequences that the instances hold, and their
+        context length as max_tokens.
+
+        Raises:
+            InvalidRequestError: The inputs are invalid; `fields` names the problems.
+            ConflictError: Another plan was published meanwhile.
+            ValueError: qoe does not have five coefficients.
         """
         request = transport.stages_request(
             tier, instances, qoe, sequences, kv_bytes_per_token, bandwidth_bytes_per_s, max_tokens, publish
         )
-        try:
-            answer = await self._stub.PlanStages(request, timeout=connection.USUAL_TIMEOUT_S)
-        except aio.AioRpcError as error:
-            raise errors.from_rpc(error) from error
-        return transport.stage_layout_from_proto(answer)
+        with errors.raised_from_rpc():
+            response = await self._stub.PlanStages(request, timeout=connection.DEFAULT_TIMEOUT_S)
+        return transport.stage_layout_from_proto(response)
 
     async def simulate_deployment(
         self,
@@ -336,23 +339,23 @@ class AsyncPlannerClient:
         replicas: Sequence[Sequence[types.ReplicaGroup]],
         thresholds: Sequence[float | None],
     ) -> types.Simulation:
-        """Run replicas of each tier over a workload in virtual time. thresholds: of each tier but the last; None passes over.
+        """Simulate a deployment in virtual time. thresholds: of each tier but the last; None skips the tier.
 
-        InvalidRequestError, ValueError.
+        Raises:
+            InvalidRequestError: The inputs are invalid; `fields` names the problems.
+            ValueError: The inputs cannot be sent.
         """
         request = transport.simulate_request(inputs, replicas, thresholds)
-        try:
-            answer = await self._stub.SimulateDeployment(request, timeout=connection.USUAL_TIMEOUT_S)
-        except aio.AioRpcError as error:
-            raise errors.from_rpc(error) from error
-        return transport.simulation_from_proto(answer)
+        with errors.raised_from_rpc():
+            response = await self._stub.SimulateDeployment(request, timeout=connection.DEFAULT_TIMEOUT_S)
+        return transport.simulation_from_proto(response)
 
     async def watch_plan(self, after_revision: int | None = None) -> AsyncIterator[types.Plan]:
-        """The current plan, then every later one, until the iteration is left."""
+        """Yield the current plan, then every later one, until the iteration is left."""
         call = self._stub.WatchPlan(planner_pb2.WatchPlanRequest(after_revision=after_revision))
         try:
-            async for answer in call:
-                yield transport.plan_from_proto(answer.plan)
+            async for response in call:
+                yield transport.plan_from_proto(response.plan)
         except aio.AioRpcError as error:
             raise errors.from_rpc(error) from error
         finally:

@@ -1,4 +1,4 @@
-"""Where to connect, and how: shared by all clients."""
+"""Addresses, time-outs and channel options of all clients."""
 
 import dataclasses
 import json
@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from penstock.client.types import Options
 
-USUAL_TARGET = "127.0.0.1:50051"
-USUAL_TIMEOUT_S = 600.0
-CALL_TIMEOUT_S = 10.0  # of calls that only ask
-MOVE_TIMEOUT_S = 120.0  # a move waits for as much KV as there is
+DEFAULT_TARGET = "127.0.0.1:50051"
+DEFAULT_TIMEOUT_S = 600.0
+CALL_TIMEOUT_S = 10.0  # of calls without effects
+MOVE_TIMEOUT_S = 120.0  # a move transfers all KV of a reply
 
-# Calls that only ask may be repeated; Generate is repeated by the client itself, which knows how to go on.
+# gRPC may retry calls without effects. The client retries Generate itself, to resume where it stopped.
 _SERVICE_CONFIG = {
     "methodConfig": [
         {
@@ -27,28 +27,28 @@ _SERVICE_CONFIG = {
     ]
 }
 
-USUAL_KEEPALIVE_S = 60.0
+DEFAULT_KEEPALIVE_S = 60.0
 KEEPALIVE_TIMEOUT_S = 10.0
-MIN_KEEPALIVE_S = 10.0  # Penstock's servers close connections that ping more often
-USUAL_SILENCE_S = 15.0
+MIN_KEEPALIVE_S = 10.0  # Penstock's servers close connections with more frequent pings
+DEFAULT_SILENCE_S = 15.0
 
 
 def channel_options(
-    keepalive_s: float = USUAL_KEEPALIVE_S, keepalive_timeout_s: float = KEEPALIVE_TIMEOUT_S
+    keepalive_s: float = DEFAULT_KEEPALIVE_S, keepalive_timeout_s: float = KEEPALIVE_TIMEOUT_S
 ) -> tuple[tuple[str, int | str], ...]:
     """Return the options of every channel of the SDK.
 
-    - `grpc.keepalive_time_ms`: a ping goes out every `keepalive_s` while calls are under way.
+    - `grpc.keepalive_time_ms`: a ping is sent every `keepalive_s` while calls are active.
     - `grpc.http2.ping_timeout_ms`, `grpc.keepalive_timeout_ms`: a connection whose ping is not acknowledged within
-      `keepalive_timeout_s` is closed, its calls end with UNAVAILABLE. This finds half-open connections, where the other side
-      is gone and said nothing. The first one is what gRPC 1.85 goes by (60 s by default); the second is the TCP user time-out
-      as well: bytes that are not acknowledged for so long close the connection.
-    - `grpc.http2.max_pings_without_data`: 0. By default gRPC stops its pings after two without data of its own, as on a
-      stream whose request has been sent: a connection that is lost after that would never be found.
-    - `grpc.initial_reconnect_backoff_ms`, `grpc.max_reconnect_backoff_ms`: a router that comes back is found within 2 s.
-    - `grpc.min_reconnect_backoff_ms`: one attempt to connect may take 10 s (20 s by default).
+      `keepalive_timeout_s` is closed, and its calls end with UNAVAILABLE. This detects half-open connections, whose peer
+      disappeared without closing them. gRPC 1.85 uses the first option (60 s by default); the second one is also the TCP user
+      timeout: a connection whose bytes are not acknowledged for this long is closed.
+    - `grpc.http2.max_pings_without_data`: 0. By default gRPC sends only two pings without data, as on a stream whose
+      request has been sent; a connection lost after that would never be detected.
+    - `grpc.initial_reconnect_backoff_ms`, `grpc.max_reconnect_backoff_ms`: a router that restarts is reconnected within 2 s.
+    - `grpc.min_reconnect_backoff_ms`: one connection attempt may take 10 s (20 s by default).
     - `grpc.max_receive_message_length`: 16 MiB.
-    - `grpc.service_config`: calls that only ask are repeated by gRPC after UNAVAILABLE, up to 4 times in all.
+    - `grpc.service_config`: gRPC retries calls without effects after UNAVAILABLE, with at most 4 attempts.
     """
     return (
         ("grpc.keepalive_time_ms", round(keepalive_s * 1000)),
@@ -67,10 +67,10 @@ OPTIONS = channel_options()
 
 
 def check_limits(silence_s: float, keepalive_s: float) -> None:
-    """Check a client's limits on a silent router.
+    """Check the limits for silent routers and connections.
 
     Raises:
-        ValueError: A value is out of its range; the message names it.
+        ValueError: A value is out of range; the message names it.
     """
     if not 0 < silence_s < float("inf"):
         raise ValueError(f"silence_s: must be finite and over 0, not {silence_s:g}")
@@ -79,18 +79,22 @@ def check_limits(silence_s: float, keepalive_s: float) -> None:
 
 
 def targets(target: str | Sequence[str]) -> tuple[str, ...]:
-    """Routers to use, in turn: `host:port`, several separated by commas, or a list of them."""
-    named = target.split(",") if isinstance(target, str) else target
-    found = tuple(name.strip() for name in named if name.strip())
-    if not found:
+    """The addresses in `target`: `host:port`, several separated by commas, or a list."""
+    names = target.split(",") if isinstance(target, str) else target
+    addresses = tuple(name.strip() for name in names if name.strip())
+    if not addresses:
         raise ValueError("target: at least one host:port is needed")
-    return found
+    return addresses
 
 
-def merged(options: Options | None, more: dict[str, object]) -> Options:
-    """Options with some fields replaced; TypeError for a field that Options has not."""
-    if isinstance(stop := more.get("stop"), str):
-        more = more | {"stop": (stop,)}
+def merged(options: Options | None, changes: dict[str, object]) -> Options:
+    """Options with some fields replaced.
+
+    Raises:
+        TypeError: Options has no such field.
+    """
+    if isinstance(stop := changes.get("stop"), str):
+        changes = changes | {"stop": (stop,)}
     elif isinstance(stop, Sequence):
-        more = more | {"stop": tuple(stop)}
-    return dataclasses.replace(options or Options(), **more)  # type: ignore[arg-type]
+        changes = changes | {"stop": tuple(stop)}
+    return dataclasses.replace(options or Options(), **changes)  # type: ignore[arg-type]

@@ -1,6 +1,7 @@
-"""What can go wrong with a call, as exceptions with attributes."""
+"""The exceptions of the clients."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
@@ -9,7 +10,7 @@ from grpc_status import rpc_status
 
 
 class PenstockError(Exception):
-    """A call failed. `code`: the gRPC status code. `reason`: the server's machine-readable name for it."""
+    """A call failed. `code`: the gRPC status code. `reason`: the machine-readable reason from the server."""
 
     def __init__(self, message: str, *, code: grpc.StatusCode, reason: str = "") -> None:
         self.code, self.reason = code, reason
@@ -17,7 +18,7 @@ class PenstockError(Exception):
 
 
 class InvalidRequestError(PenstockError):
-    """The request cannot be served as it is. `fields`: what is wrong, by field."""
+    """The request is invalid. `fields`: the problems by field."""
 
     def __init__(self, message: str, fields: Mapping[str, str], reason: str = "") -> None:
         self.fields = dict(fields)
@@ -25,11 +26,11 @@ class InvalidRequestError(PenstockError):
 
 
 class NotFoundError(PenstockError):
-    """No such model, plan revision or trace."""
+    """The model, plan revision or trace does not exist."""
 
 
 class OverloadedError(PenstockError):
-    """Too much is waiting. `retry_after_s`: when a place may be free; 0 where the server did not say."""
+    """The mesh is overloaded. `retry_after_s`: when to retry; 0 if the server did not say."""
 
     def __init__(self, message: str, retry_after_s: float, reason: str = "") -> None:
         self.retry_after_s = retry_after_s
@@ -37,23 +38,23 @@ class OverloadedError(PenstockError):
 
 
 class UnavailableError(PenstockError):
-    """Nobody could be reached, or nobody could serve the request."""
+    """No server could be reached, or none could serve the request."""
 
 
 class DeadlineError(PenstockError):
-    """The timeout passed first."""
+    """The deadline has passed."""
 
 
 class ConflictError(PenstockError):
-    """The expected plan revision is not the current one, or a request with this id is running already."""
+    """The expected plan revision is not the current one, or a request with this id is already running."""
 
 
 class RequestFailedError(PenstockError):
-    """The request itself fails wherever it runs; it is not repeated."""
+    """The request fails on every instance; it is not retried."""
 
 
 MESSAGE_TOO_LARGE = "MESSAGE_TOO_LARGE"
-"""`reason` of a message over the size that the client or the router takes."""
+"""`reason` of a message that exceeds the size limit of the client or the router."""
 
 _BY_CODE: dict[grpc.StatusCode, type[PenstockError]] = {
     grpc.StatusCode.NOT_FOUND: NotFoundError,
@@ -66,23 +67,23 @@ _BY_CODE: dict[grpc.StatusCode, type[PenstockError]] = {
 
 
 def silent(limit_s: float) -> PenstockError:
-    """The exception for a stream on which the router has said nothing for `limit_s`, not even a heartbeat."""
+    """The exception for a stream on which the router sent nothing for `limit_s`, not even a heartbeat."""
     return UnavailableError(f"the router was silent for {limit_s:g} s", code=grpc.StatusCode.UNAVAILABLE)
 
 
 def client_closed() -> PenstockError:
-    """The exception for a request whose client was closed under it."""
+    """The exception for a request whose client was closed."""
     return PenstockError("the client is closed", code=grpc.StatusCode.CANCELLED)
 
 
 def from_rpc(failed: grpc.RpcError) -> PenstockError:
     """The exception for a failed call, from its status and details."""
-    error: Any = failed  # both kinds of client raise errors that are calls, which the types do not say
-    code, said = error.code(), error.details() or ""
+    error: Any = failed  # the errors of both gRPC APIs are calls; their types do not show it
+    code, message = error.code(), error.details() or ""
     reason, fields, retry_s = "", dict[str, str](), 0.0
     try:
         status = rpc_status.from_call(error)
-    except ValueError:  # details of another status: not ours
+    except ValueError:  # the details belong to another status
         status = None
     for detail in status.details if status is not None else ():
         info, bad, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
@@ -93,12 +94,19 @@ def from_rpc(failed: grpc.RpcError) -> PenstockError:
         elif detail.Unpack(retry):
             retry_s = retry.retry_delay.ToMilliseconds() / 1000
     if code is grpc.StatusCode.INVALID_ARGUMENT:
-        return InvalidRequestError(said, fields, reason)
-    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and not reason and "message larger than max" in said:
-        return PenstockError(
-            said, code=code, reason=MESSAGE_TOO_LARGE
-        )  # gRPC's own words: there is no other sign of it
+        return InvalidRequestError(message, fields, reason)
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and not reason and "message larger than max" in message:
+        return PenstockError(message, code=code, reason=MESSAGE_TOO_LARGE)  # gRPC gives no other sign of it
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        return OverloadedError(said, retry_s, reason)
+        return OverloadedError(message, retry_s, reason)
     kind = _BY_CODE.get(code, PenstockError)
-    return kind(f"{said or code.name}", code=code, reason=reason)
+    return kind(message or code.name, code=code, reason=reason)
+
+
+@contextmanager
+def raised_from_rpc() -> Iterator[None]:
+    """Raise a failed call inside the context, of the blocking or the asyncio API, as a PenstockError."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise from_rpc(error) from error

@@ -1,11 +1,10 @@
-"""A mesh's judge, asked by itself: for measuring, not for serving."""
+"""A client of the judge, for measurements."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-import grpc
 from grpc import aio
 
 from penstock.client import connection, errors
@@ -17,7 +16,7 @@ from penstock.proto.judge.v1 import judge_pb2_grpc
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A user's question and a tier's reply. reference: the expected answer, where it is known."""
+    """A prompt and a tier's reply. reference: the expected answer, if known."""
 
     prompt: str
     reply: Reply
@@ -25,12 +24,12 @@ class Answered:
 
 
 class AsyncJudge:
-    """Talks to one judge.
+    """A client of one judge.
 
     target: `host:port`. timeout_s: of one call.
     """
 
-    def __init__(self, target: str, *, timeout_s: float = connection.USUAL_TIMEOUT_S) -> None:
+    def __init__(self, target: str, *, timeout_s: float = connection.DEFAULT_TIMEOUT_S) -> None:
         self._channel, self._timeout_s = aio.insecure_channel(target, options=connection.OPTIONS), timeout_s
 
     async def __aenter__(self) -> Self:
@@ -42,13 +41,15 @@ class AsyncJudge:
         await self._channel.close()
 
     async def score(self, answers: Sequence[Answered], scorer: str = "") -> list[float]:
-        """Scores from 0 to 100, one per answer. scorer: empty takes the judge's default. PenstockError."""
+        """The scores of answers, from 0 to 100. scorer: empty for the judge's default.
+
+        Raises:
+            PenstockError: The call failed.
+        """
         request = pb.ScoreRequest(scorer=scorer, items=[_item(answered) for answered in answers])
-        try:
-            told = await judge_pb2_grpc.JudgeServiceStub(self._channel).Score(request, timeout=self._timeout_s)
-        except grpc.RpcError as failed:
-            raise errors.from_rpc(failed) from failed
-        return [result.score for result in told.results]
+        with errors.raised_from_rpc():
+            response = await judge_pb2_grpc.JudgeServiceStub(self._channel).Score(request, timeout=self._timeout_s)
+        return [result.score for result in response.results]
 
 
 def _item(answered: Answered) -> pb.ScoreItem:

@@ -1,9 +1,8 @@
-"""One request as a client holds it: what to send and where, what has come, how to go on after a failure. No I/O.
+"""The state of a request that can be resumed: the next message, the tokens received, retries after failures. No I/O.
 
-Both clients drive it the same way. Before each attempt they wait as long as `wait_s` says, then send `message()` to the
-router with the number `router`, pass each response to `take`, and a failure to `failed`. An attempt that failed before the
-first token is made again as it was; after it, the next attempt asks for the rest behind the tokens that have come, so the
-caller sees every token once.
+Both clients drive it in the same way: before each attempt they wait for `wait_s`, then they send `message()` to the router
+with the index `router`, pass each response to `take`, and a failure to `failed`. An attempt that failed before the first
+token is repeated; after it, the next attempt resumes behind the tokens received, so that the caller sees every token once.
 """
 
 import math
@@ -16,49 +15,68 @@ from penstock.client import errors, transport, types
 from penstock.client.retries import RetryBudget, RetryPolicy, is_charged, is_retryable
 from penstock.proto.router.v1 import router_pb2 as pb
 
-MISSED_HEARTBEATS = 3  # a router is not silent before it has left out this many
-_ID_CHARACTERS = 120  # of a request id that is kept when a number is put behind it; 128 are allowed
+MISSED_HEARTBEATS = 3  # a router counts as silent only after it has missed this many
+_ID_CHARACTERS = 120  # of a request id to which a number is appended; 128 are allowed
 
 
 class Routers:
-    """What a client knows of its routers, shared by its requests. Routers are numbered as they were given."""
+    """The state of a client's routers, shared by its requests. Routers are identified by their index in `target`."""
 
     def __init__(self, count: int) -> None:
         self.count = count
         self.preferred = 0
-        """Where new requests begin."""
+        """The router that new requests try first."""
         self.heartbeat_s: list[float | None] = [None] * count
-        """Longest time between two messages of a stream, as each router announced it; None: not announced."""
+        """Longest time between two messages of a stream that each router announced; None: not announced."""
 
     def in_order(self) -> list[int]:
         """All routers, the preferred one first."""
         return [(self.preferred + i) % self.count for i in range(self.count)]
 
     def failed(self, router: int) -> None:
-        """New requests begin at the next router."""
+        """Let new requests try the next router first."""
         if self.preferred == router:
             self.preferred = (router + 1) % self.count
 
     def silence_s(self, router: int, silence_s: float) -> float | None:
-        """Silence after which a stream of this router counts as broken; None without heartbeats: then it says nothing."""
+        """Silence after which a stream of this router counts as broken; None without heartbeats."""
         heartbeat_s = self.heartbeat_s[router]
         return max(silence_s, MISSED_HEARTBEATS * heartbeat_s) if heartbeat_s is not None else None
 
 
+class RouterFailover:
+    """Which router to ask next in a call that may be repeated anywhere. No I/O.
+
+    The preferred router comes first; where a router is away or does not answer in time, the next one is asked.
+    """
+
+    def __init__(self, routers: Routers) -> None:
+        self._routers = routers
+        self.router, *self._remaining = routers.in_order()
+
+    def advance(self, failure: errors.PenstockError) -> bool:
+        """Take the next router after this failure; False where the failure is final."""
+        if not self._remaining or not isinstance(failure, errors.UnavailableError | errors.DeadlineError):
+            return False
+        self._routers.failed(self.router)
+        self.router = self._remaining.pop(0)
+        return True
+
+
 @dataclass(slots=True)
 class _Router:
-    """One request's experience with one router."""
+    """Attempts of one request at one router."""
 
     attempts: int = 0
-    failures: int = 0  # in a row, without a token between them
+    failures: int = 0  # consecutive, without a token in between
     not_before_s: float = -math.inf
 
 
 @dataclass(slots=True)
 class ResumableRequest:
-    """State of one request. Times are one monotonic clock's, in seconds.
+    """The state of one request. Times are of a monotonic clock, in seconds.
 
-    deadline_s: No attempt begins at or after it.
+    deadline_s: No attempt starts at or after it.
     """
 
     prompt: types.Prompt
@@ -72,11 +90,11 @@ class ResumableRequest:
     _request: pb.GenerateRequest = field(init=False)
     _tried: list[_Router] = field(init=False)
     _attempts: int = 0
-    _failures: int = 0  # in a row, without a token between them
+    _failures: int = 0  # consecutive, without a token in between
     _unavailable_since_s: float | None = None
     _send_at_s: float = -math.inf
     _last_failure: errors.PenstockError | None = None
-    _answered: bool = False  # the current attempt has left the router's queue
+    _answered: bool = False  # the current attempt has received more than heartbeats
     _request_id: str | None = None
     _accepted: types.Accepted | None = None
     _tier: str = ""
@@ -96,10 +114,10 @@ class ResumableRequest:
         return self._finished is not None
 
     def wait_s(self, now: float) -> float:
-        """Seconds to wait before asking again; 0: send the next attempt now.
+        """Seconds to wait before the next attempt; 0: start it now.
 
         Raises:
-            PenstockError: The last failure, where the deadline leaves no time for another attempt.
+            PenstockError: The last failure, if the deadline leaves no time for another attempt.
         """
         failure = self._last_failure
         if failure is None:
@@ -114,12 +132,12 @@ class ResumableRequest:
         """The request of the next attempt, to be sent to `router`."""
         self._attempts += 1
         self._answered = False
-        tried = self._tried[self.router]
+        router = self._tried[self.router]
         if self._request_id is not None:
-            # At a router that has seen the id the broken attempt may still be ending under it.
-            again = f"{self._request_id[:_ID_CHARACTERS]}-{self._attempts - 1}"
-            self._request.request_id = again if tried.attempts else self._request_id
-        tried.attempts += 1
+            # A router that has seen the id may not have ended the broken attempt yet.
+            retry_id = f"{self._request_id[:_ID_CHARACTERS]}-{self._attempts - 1}"
+            self._request.request_id = retry_id if router.attempts else self._request_id
+        router.attempts += 1
         if self._token_ids:
             assert self._accepted is not None
             self._request.sampling.seed = self._accepted.seed
@@ -127,18 +145,20 @@ class ResumableRequest:
         return self._request
 
     def silence_s(self, silence_s: float) -> float | None:
-        """Silence after which the current attempt has failed, where its router has announced heartbeats."""
+        """Silence after which the current attempt has failed; None if its router has not announced heartbeats."""
         return self.routers.silence_s(self.router, silence_s)
 
     def take(self, response: pb.GenerateResponse) -> types.Event | None:
-        """Keep what came; return the event to hand on, None where the caller need not see it.
+        """Process a response; return the event for the caller, None if there is none.
 
         Raises:
             UnavailableError: The router sent tokens that are not the next ones.
         """
         self._answered = self._answered or not response.HasField("heartbeat")
         heartbeat_s = transport.heartbeat_interval_s(response)
-        if heartbeat_s is not None or response.HasField("accepted"):  # a router may have become an older one
+        if heartbeat_s is not None or response.HasField(
+            "accepted"
+        ):  # the router may have been replaced by an older version
             self.routers.heartbeat_s[self.router] = heartbeat_s
         event = transport.event_from_proto(response)
         match event:
@@ -168,14 +188,14 @@ class ResumableRequest:
         return event
 
     def failed(self, failure: errors.PenstockError, now: float) -> None:
-        """The current attempt has failed: choose where and when to try again.
+        """Handle the failure of the current attempt: choose router and time of the next one.
 
         Raises:
-            PenstockError: `failure`, where another attempt cannot help or is not allowed; of a deadline that passed before
-                the attempt was answered, the refusal that came before it.
+            PenstockError: `failure`, if another attempt cannot help or is not allowed. If the deadline passed before the
+                attempt received an event, the refusal of the attempt before it.
         """
-        refused_before = isinstance(self._last_failure, errors.OverloadedError)
-        if isinstance(failure, errors.DeadlineError) and not self._answered and refused_before:
+        refused_earlier = isinstance(self._last_failure, errors.OverloadedError)
+        if isinstance(failure, errors.DeadlineError) and not self._answered and refused_earlier:
             assert self._last_failure is not None
             raise self._last_failure
         self._last_failure = failure
@@ -184,49 +204,50 @@ class ResumableRequest:
         self._failures += 1
         self.routers.failed(self.router)
         self._check_unavailable(failure, now)
-        tried = self._tried[self.router]
-        tried.failures += 1
+        router = self._tried[self.router]
+        router.failures += 1
         hint_s = max(0.0, failure.retry_after_s) if isinstance(failure, errors.OverloadedError) else 0.0
-        tried.not_before_s = now + self.policy.pause_s(tried.failures, hint_s, self.rng.random())
-        if tried.not_before_s >= self.deadline_s > now + hint_s:
-            tried.not_before_s = self.rng.uniform(now + hint_s, self.deadline_s)
+        router.not_before_s = now + self.policy.pause_s(router.failures, hint_s, self.rng.random())
+        if router.not_before_s >= self.deadline_s > now + hint_s:
+            router.not_before_s = self.rng.uniform(now + hint_s, self.deadline_s)
         others = [(self.router + i) % self.routers.count for i in range(1, self.routers.count)]
         self.router = min((*others, self.router), key=lambda other: max(now, self._tried[other].not_before_s))
-        spread_s = self.rng.random() * self.policy.initial_backoff_s  # all streams of a router that died come at once
+        # The streams of a router that died should not all arrive at once.
+        spread_s = self.rng.random() * self.policy.initial_backoff_s
         self._send_at_s = max(self._tried[self.router].not_before_s, min(now + spread_s, self.deadline_s))
 
     def ended(self) -> None:
-        """The attempt has ended without an error; it must have finished the answer.
+        """Handle the end of an attempt without an error.
 
         Raises:
-            UnavailableError: It has not.
+            UnavailableError: The answer is not finished.
         """
         if self._finished is None:
             raise errors.UnavailableError("the router ended the stream early", code=grpc.StatusCode.UNAVAILABLE)
 
     def reply(self) -> types.Reply:
-        """The whole answer; the request must be finished."""
+        """The complete answer. The request must be finished."""
         assert self._finished is not None
         assert self._accepted is not None
-        done = self._finished
+        finished = self._finished
         return types.Reply(
             text="".join(self._text),
             token_ids=tuple(self._token_ids),
             logprobs=tuple(self._logprobs),
-            finish_reason=done.reason,
-            tier=done.tier,
-            usage=done.usage,
-            tiers=done.tiers,
-            ttft_s=done.ttft_s,
-            total_s=done.total_s,
+            finish_reason=finished.reason,
+            tier=finished.tier,
+            usage=finished.usage,
+            tiers=finished.tiers,
+            ttft_s=finished.ttft_s,
+            total_s=finished.total_s,
             request_id=self._accepted.request_id,
-            trace_id=done.trace_id,
-            tool_calls=done.tool_calls,
-            content="".join(self._text) if done.content is None else done.content,
+            trace_id=finished.trace_id,
+            tool_calls=finished.tool_calls,
+            content="".join(self._text) if finished.content is None else finished.content,
         )
 
     def _check_unavailable(self, failure: errors.PenstockError, now: float) -> None:
-        """Raise `failure` where no router has taken the request for `unavailable_timeout_s`."""
+        """Raise `failure` if no router was available for `unavailable_timeout_s`."""
         if isinstance(failure, errors.OverloadedError):
             self._unavailable_since_s = None
             return

@@ -1,4 +1,4 @@
-"""When a failed call is made again: the rules, the pauses and the budget. No I/O: time and random numbers are handed in."""
+"""Retries of failed calls: rules, delays and budget. No I/O: time and random numbers are arguments."""
 
 import enum
 import threading
@@ -8,11 +8,13 @@ import grpc
 
 from penstock.client.errors import MESSAGE_TOO_LARGE, PenstockError
 
-_HINT_JITTER = 0.5  # a hint of 4 s gives a pause of 4 to 6 s: those who were refused together do not come back together
-_BURST_S = 10.0  # the budget holds what this many seconds add to it
-_UNCHARGED_FAILURES = 1  # of a call, before its retries count against the budget
+_HINT_JITTER = (
+    0.5  # a hint of 4 s gives a delay of 4 to 6 s, so that clients that were refused together do not return together
+)
+_BURST_S = 10.0  # capacity of the budget, as seconds of its refill rate
+_UNCHARGED_FAILURES = 1  # failures of a call before its retries count against the budget
 
-# How gRPC describes a stream that broke, where the status code alone does not tell it from a fault of the server.
+# Messages of gRPC for a broken stream, whose status code is the same as for an error of the server.
 _BROKEN_STREAM = ("rst_stream", "goaway", "stream removed", "connection reset", "socket closed", "broken pipe")
 
 
@@ -65,24 +67,25 @@ def is_retryable(failure: PenstockError) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How long, how often and how fast a client repeats a request. Times in seconds.
+    """When a client retries a request. Times in seconds.
 
-    A call is repeated until its deadline. Where the server says when to come back, the pause is at least that long, with
-    up to half of it added at random; otherwise it is drawn evenly from 0 to a bound that grows with each failure
+    A request is retried until its deadline. If the server gives a retry delay, the client waits at least that long, plus a
+    random part of up to half of it. Otherwise the delay is drawn uniformly from 0 to a bound that grows with each failure
     (exponential backoff with full jitter).
 
-    attempts: Calls in all; None: as many as fit before the deadline; 1: never repeat.
-    initial_backoff_s: Bound of the first pause, and of the pause before another router is tried.
-    max_backoff_s: Largest bound of a pause without a hint.
+    attempts: Number of attempts; None: unlimited until the deadline; 1: no retries.
+    initial_backoff_s: Bound of the first delay, and of the delay before another router is tried.
+    max_backoff_s: Largest bound of a delay.
     backoff_multiplier: Growth of the bound with each failure.
-    unavailable_timeout_s: A call gives up once no router could be reached, or none could serve it, for this long. A router
-        that refuses with a hint has been reached. None: only the deadline ends it.
-    retry_ratio: Retries allowed for each call that was answered; bounds what retries add to the load of a full mesh.
-    retries_per_s: Retries allowed besides, by the whole client. Later ones wait; none is given up for want of budget. The
-        first retry of a call, and the first after it received tokens, is free.
+    unavailable_timeout_s: Give up when no router could be reached or serve the request for this long. A router that refuses
+        with a retry delay counts as reached. None: only the deadline ends the request.
+    retry_ratio: Retries allowed per successful request; bounds the load that retries add to an overloaded mesh.
+    retries_per_s: Additional retries allowed to the client as a whole. Further retries wait for the budget. The first retry
+    of
+        a request, and the first after it received tokens, is free.
 
     Raises:
-        ValueError: A field is out of its range; the message names it.
+        ValueError: A field is out of range; the message names it.
     """
 
     attempts: int | None = None
@@ -108,40 +111,40 @@ class RetryPolicy:
             raise ValueError(f"retries_per_s: must be over 0, not {self.retries_per_s}")
 
     def backoff_s(self, failures: int) -> float:
-        """Bound of the pause after so many failures in a row, at least 1."""
+        """Bound of the delay after this many consecutive failures (at least 1)."""
         growth = self.backoff_multiplier ** min(failures - 1, 64)
         return float(min(self.max_backoff_s, self.initial_backoff_s * growth))
 
     def pause_s(self, failures: int, hint_s: float, random: float) -> float:
-        """Pause before the same router is asked again.
+        """Delay before the same router is tried again.
 
-        hint_s: What the server asked for, 0 where it did not say. random: Drawn evenly from [0, 1).
+        hint_s: The retry delay from the server, or 0. random: Drawn uniformly from [0, 1).
         """
         return hint_s + random * max(self.backoff_s(failures), _HINT_JITTER * hint_s)
 
 
 class RetryBudget:
-    """Bounds the retries of one client, however many calls it makes. Safe to share between threads.
+    """Bounds the retries of one client over all its requests. Thread-safe.
 
-    A token bucket: each retry takes a token, each answered call adds `retry_ratio`, each second adds `retries_per_s`.
+    A token bucket: each retry takes a token, each successful request adds `retry_ratio`, each second adds `retries_per_s`.
     """
 
     def __init__(self, policy: RetryPolicy) -> None:
         self._ratio, self._per_s = policy.retry_ratio, policy.retries_per_s
-        self._most = max(1.0, _BURST_S * policy.retries_per_s)
-        self._tokens, self._filled_at = self._most, float("-inf")
+        self._capacity = max(1.0, _BURST_S * policy.retries_per_s)
+        self._tokens, self._filled_at = self._capacity, float("-inf")
         self._lock = threading.Lock()
 
     def answered(self) -> None:
-        """A call has been answered."""
+        """A request has succeeded."""
         with self._lock:
-            self._tokens = min(self._most, self._tokens + self._ratio)
+            self._tokens = min(self._capacity, self._tokens + self._ratio)
 
     def take(self, now: float) -> bool:
-        """Whether a retry may be made now; takes its token."""
+        """Take a token for a retry; False if there is none."""
         with self._lock:
             elapsed_s, self._filled_at = max(0.0, now - self._filled_at), max(now, self._filled_at)
-            self._tokens = min(self._most, self._tokens + elapsed_s * self._per_s)
+            self._tokens = min(self._capacity, self._tokens + elapsed_s * self._per_s)
             if self._tokens < 1:
                 return False
             self._tokens -= 1
@@ -149,5 +152,5 @@ class RetryBudget:
 
 
 def is_charged(failures: int) -> bool:
-    """Whether the retry after so many failures without a token between them counts against the budget."""
+    """Whether a retry after this many consecutive failures counts against the budget."""
     return failures > _UNCHARGED_FAILURES

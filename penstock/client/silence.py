@@ -1,4 +1,7 @@
-"""Finds streams on which a router has fallen silent: `SilenceWatch` decides, one watcher for each kind of client acts."""
+"""Detects streams on which a router has become silent.
+
+`SilenceWatch` decides; each kind of client has a watcher that acts.
+"""
 
 import asyncio
 import threading
@@ -6,44 +9,44 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-_LATE_S = 1.0  # a check that comes this late says that this process itself stood still, and nothing of the router
-_LOOK_S = 0.25  # between two looks of the thread that watches the blocking client's streams
+_LATE_S = 1.0  # a check this late shows that this process was suspended, not that the router is silent
+_CHECK_S = 0.25  # between two checks of the thread that watches the streams of the blocking client
 
 
 class Cancellable(Protocol):
-    """A call under way."""
+    """An active call."""
 
     def cancel(self) -> object: ...
 
 
 class SilenceWatch:
-    """Silence on one stream. Only the time that its reader waits for a message counts. No I/O.
+    """Measures silence on one stream, while its reader waits for a message. No I/O.
 
-    limit_s: Asked for at every check; None: silence says nothing.
+    limit_s: Called at every check; None: no limit.
     """
 
     def __init__(self, limit_s: Callable[[], float | None]) -> None:
         self._limit_s = limit_s
         self._waiting_since_s: float | None = None
         self.silent = False
-        """Set by the check that found the stream silent; the stream is to be cancelled then."""
+        """Set by the check that finds the stream silent; the stream should then be cancelled."""
 
     def waiting(self, now: float) -> None:
-        """The reader begins to wait for a message."""
+        """The reader starts to wait for a message."""
         self._waiting_since_s = now
 
     def heard(self) -> None:
-        """The reader has a message."""
+        """The reader has received a message."""
         self._waiting_since_s = None
 
     def limit_s(self) -> float | None:
         return self._limit_s()
 
     def check(self, now: float, late_s: float) -> float | None:
-        """Return when to check again; None where the stream is silent, or nothing can make it so.
+        """Return when to check again; None if the stream is silent or has no limit.
 
-        late_s: How much later than planned this check comes. After a process that stood still has woken, what arrived
-        meanwhile is still to be read: the silence counts anew.
+        late_s: Delay of this check. A process that was suspended has not read yet what arrived meanwhile, so the measurement
+        starts again.
         """
         limit_s, since_s = self._limit_s(), self._waiting_since_s
         if limit_s is None:
@@ -57,7 +60,7 @@ class SilenceWatch:
 
 
 class LoopWatcher:
-    """Watches one stream of the asyncio client with one timer, which no message sets again."""
+    """Watches one stream of the asyncio client with one timer, which messages do not restart."""
 
     def __init__(self, watch: SilenceWatch, call: Cancellable) -> None:
         self._watch, self._call = watch, call
@@ -65,7 +68,7 @@ class LoopWatcher:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Begin, where a limit is known; else call again when it may be."""
+        """Start, if the limit is known; otherwise call again later."""
         limit_s = self._watch.limit_s()
         if self._timer is None and limit_s is not None:
             self._timer = self._loop.call_later(limit_s, self._check, self._loop.time() + limit_s)
@@ -84,7 +87,7 @@ class LoopWatcher:
 
 
 class ThreadWatcher:
-    """Watches all streams of a blocking client from one thread, which runs while there are any."""
+    """Watches all streams of a blocking client with one thread, which runs while there are streams."""
 
     def __init__(self) -> None:
         self._streams: dict[SilenceWatch, Cancellable] = {}
@@ -103,12 +106,12 @@ class ThreadWatcher:
             self._streams.pop(watch, None)
 
     def _run(self) -> None:
-        looked_s = time.monotonic()
+        checked_s = time.monotonic()
         idle = False
         while True:
-            time.sleep(_LOOK_S)
+            time.sleep(_CHECK_S)
             now = time.monotonic()
-            late_s, looked_s = now - looked_s - _LOOK_S, now
+            late_s, checked_s = now - checked_s - _CHECK_S, now
             with self._lock:
                 streams = list(self._streams.items())
                 if not streams and idle:

@@ -1,4 +1,4 @@
-"""Between the clients' types and the contract. With `chat` the only place of the SDK that knows the stubs' messages."""
+"""Converts between the clients' types and protobuf messages."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -38,7 +38,7 @@ def request_to_proto(prompt: types.Prompt, options: types.Options) -> pb.Generat
     )
     if options.structured_output is not None:
         sampling.structured_output.CopyFrom(chat.structured_output_to_proto(options.structured_output))
-    made = pb.GenerateRequest(
+    request = pb.GenerateRequest(
         model=options.model,
         prompt=chat.prompt_to_proto(prompt, options),
         sampling=sampling,
@@ -46,64 +46,64 @@ def request_to_proto(prompt: types.Prompt, options: types.Options) -> pb.Generat
         request_id=options.request_id,
     )
     if options.slo is not None:
-        made.slo.SetInParent()
+        request.slo.SetInParent()
         if options.slo.time_to_first_token_s is not None:
-            made.slo.time_to_first_token.CopyFrom(duration(options.slo.time_to_first_token_s))
+            request.slo.time_to_first_token.CopyFrom(duration(options.slo.time_to_first_token_s))
         for phase in options.slo.phases:
-            made.slo.phases.add(
+            request.slo.phases.add(
                 from_output_token_count=phase.from_output_token,
                 time_per_output_token=duration(phase.time_per_output_token_s),
             )
-    return made
+    return request
 
 
 def event_from_proto(response: pb.GenerateResponse) -> types.Event | None:
-    """None for a heartbeat, and for an event that this version does not know."""
+    """The event; None for a heartbeat, and for an event that is unknown to this version."""
     kind = response.WhichOneof("event")
-    told: Any = getattr(response, kind) if kind is not None else None
+    event: Any = getattr(response, kind) if kind is not None else None
     match kind:
         case "tokens":
-            frame = told.frame
+            frame = event.frame
             logprobs = tuple(
                 types.PositionLogprobs(_logprob(p.chosen), tuple(_logprob(t) for t in p.top)) for p in frame.logprobs
             )
-            return types.Tokens(told.tier, frame.offset, tuple(frame.token_ids), frame.text, logprobs)
+            return types.Tokens(event.tier, frame.offset, tuple(frame.token_ids), frame.text, logprobs)
         case "accepted":
-            return types.Accepted(told.request_id, told.plan_revision, told.seed)
+            return types.Accepted(event.request_id, event.plan_revision, event.seed)
         case "tier_started":
-            return types.TierStarted(told.tier, told.instance_id)
+            return types.TierStarted(event.tier, event.instance_id)
         case "tier_admitted":
-            return types.TierAdmitted(told.tier, told.instance_id, told.slo_kept)
+            return types.TierAdmitted(event.tier, event.instance_id, event.slo_kept)
         case "tier_declined":
-            return types.TierDeclined(told.tier, told.instance_id, told.reason)
+            return types.TierDeclined(event.tier, event.instance_id, event.reason)
         case "judged":
-            score = told.score if told.HasField("score") else None
-            return types.Judged(told.tier, score, told.threshold, told.accepted, told.scorer)
+            score = event.score if event.HasField("score") else None
+            return types.Judged(event.tier, score, event.threshold, event.accepted, event.scorer)
         case "escalated":
-            reason = pb.EscalationReason.Name(told.reason).removeprefix("ESCALATION_REASON_").lower()
-            return types.Escalated(told.from_tier, told.to_tier, reason)
+            reason = pb.EscalationReason.Name(event.reason).removeprefix("ESCALATION_REASON_").lower()
+            return types.Escalated(event.from_tier, event.to_tier, reason)
         case "instance_changed":
             return types.InstanceChanged(
-                told.tier, told.from_instance_id, told.to_instance_id, told.offset, told.reason
+                event.tier, event.from_instance_id, event.to_instance_id, event.offset, event.reason
             )
         case "finished":
             return types.Finished(
-                reason=_REASONS.get(told.reason, types.FinishReason.ABORTED),
-                tier=told.tier,
-                usage=_usage(told.usage),
-                tiers=tuple(_summary(t) for t in told.tiers),
-                ttft_s=seconds(told.time_to_first_token) if told.HasField("time_to_first_token") else None,
-                total_s=seconds(told.total_time),
-                trace_id=told.trace_id,
-                tool_calls=chat.calls_from_proto(told.tool_calls),
-                content=told.content if told.HasField("content") else None,
+                reason=_REASONS.get(event.reason, types.FinishReason.ABORTED),
+                tier=event.tier,
+                usage=_usage(event.usage),
+                tiers=tuple(_summary(t) for t in event.tiers),
+                ttft_s=seconds(event.time_to_first_token) if event.HasField("time_to_first_token") else None,
+                total_s=seconds(event.total_time),
+                trace_id=event.trace_id,
+                tool_calls=chat.calls_from_proto(event.tool_calls),
+                content=event.content if event.HasField("content") else None,
             )
         case _:
             return None
 
 
 def heartbeat_interval_s(response: pb.GenerateResponse) -> float | None:
-    """The router's longest time between two messages of a stream, where this response announces it."""
+    """The router's longest time between two messages of a stream, if the response announces it."""
     match response.WhichOneof("event"):
         case "heartbeat" if response.heartbeat.HasField("interval"):
             return seconds(response.heartbeat.interval)
@@ -173,10 +173,10 @@ def status_from_proto(status: pb.MeshStatus) -> types.MeshStatus:
     )
 
 
-def move_from_proto(answer: pb.MoveReplyResponse) -> types.Move:
-    if answer.HasField("refusal"):
-        return types.Move(answer.refusal)
-    return types.Move(None, answer.moved.offset, seconds(answer.moved.stall), answer.moved.sent_bytes)
+def move_from_proto(response: pb.MoveReplyResponse) -> types.Move:
+    if response.HasField("refusal"):
+        return types.Move(response.refusal)
+    return types.Move(None, response.moved.offset, seconds(response.moved.stall), response.moved.sent_bytes)
 
 
 def trace_from_proto(trace: pb.Trace) -> types.Trace:
@@ -227,7 +227,9 @@ def plan_from_proto(plan: planner_pb2.Plan) -> types.Plan:
 
 
 def plan_to_proto(plan: types.Plan) -> planner_pb2.Plan:
-    """ValueError for a policy that is neither escalate nor accept."""
+    """Raises:
+    ValueError: The policy is neither escalate nor accept.
+    """
     policies = {name: value for value, name in _POLICIES.items()}
     if plan.judge_unavailable not in policies:
         raise ValueError(f"judge_unavailable: must be escalate or accept, not '{plan.judge_unavailable}'")
@@ -257,7 +259,9 @@ def plan_to_proto(plan: types.Plan) -> planner_pb2.Plan:
 
 
 def planning_inputs_to_proto(inputs: types.PlanningInputs) -> planner_pb2.PlanningInputs:
-    """ValueError for what cluster or cascade cannot say, or lengths that are neither quality nor trace."""
+    """Raises:
+    ValueError: cluster or cascade has a bad field, or lengths is neither quality nor trace.
+    """
     sources = {"quality": planner_pb2.LENGTH_SOURCE_JUDGED, "trace": planner_pb2.LENGTH_SOURCE_TRACE}
     if inputs.lengths not in sources:
         raise ValueError(f"lengths: must be quality or trace, not '{inputs.lengths}'")
@@ -289,7 +293,9 @@ def plan_request(
     gpus: int | None,
     budget: str,
 ) -> planner_pb2.PlanCascadeRequest:
-    """ValueError for not just one target, an objective or a budget that does not exist."""
+    """Raises:
+    ValueError: There is not exactly one target, or the objective or the budget is unknown.
+    """
     objectives = {
         "largest-tier": planner_pb2.OBJECTIVE_LARGEST_TIER,
         "end-to-end": planner_pb2.OBJECTIVE_END_TO_END,
@@ -301,7 +307,7 @@ def plan_request(
         raise ValueError(f"objective: must be {' or '.join(objectives)}, not '{objective}'")
     if (min_quality is None) == (max_latency_s is None):
         raise ValueError("give either min_quality or max_latency_s")
-    made = planner_pb2.PlanCascadeRequest(
+    request = planner_pb2.PlanCascadeRequest(
         inputs=planning_inputs_to_proto(inputs),
         objective=objectives[objective],
         confidence=confidence,
@@ -309,20 +315,20 @@ def plan_request(
         budget=budgets[budget],
     )
     if min_quality is not None:
-        made.min_quality = min_quality
+        request.min_quality = min_quality
     elif max_latency_s is not None:
-        made.max_latency_s = max_latency_s
-    return made
+        request.max_latency_s = max_latency_s
+    return request
 
 
 def plan_event_from_proto(
-    answer: planner_pb2.PlanCascadeResponse,
+    response: planner_pb2.PlanCascadeResponse,
 ) -> types.PlanProgress | types.CascadePlan | types.Unreachable:
-    if answer.HasField("progress"):
-        return types.PlanProgress(answer.progress.evaluations, seconds(answer.progress.elapsed))
-    if answer.finished.HasField("unreachable"):
-        return types.Unreachable(answer.finished.unreachable.reason, answer.finished.unreachable.best)
-    plan = answer.finished.plan
+    if response.HasField("progress"):
+        return types.PlanProgress(response.progress.evaluations, seconds(response.progress.elapsed))
+    if response.finished.HasField("unreachable"):
+        return types.Unreachable(response.finished.unreachable.reason, response.finished.unreachable.best)
+    plan = response.finished.plan
     tiers = tuple(
         types.PlannedTier(
             t.name,
@@ -367,44 +373,44 @@ def simulate_request(
     return planner_pb2.SimulateDeploymentRequest(inputs=planning_inputs_to_proto(inputs), tiers=tiers)
 
 
-def simulation_from_proto(answer: planner_pb2.SimulateDeploymentResponse) -> types.Simulation:
+def simulation_from_proto(response: planner_pb2.SimulateDeploymentResponse) -> types.Simulation:
     tiers = tuple(
         types.SimulatedTier(
             t.requests,
-            _spread(t.time_to_first_token),
-            _spread(t.time_per_output_token),
-            _spread(t.latency),
+            _percentiles(t.time_to_first_token),
+            _percentiles(t.time_per_output_token),
+            _percentiles(t.latency),
             t.requests_per_s,
             t.output_tokens_per_s,
             t.utilisation,
             t.preemptions,
         )
-        for t in answer.tiers
+        for t in response.tiers
     )
-    return types.Simulation(tiers, _spread(answer.end_to_end), answer.quality, answer.requests)
+    return types.Simulation(tiers, _percentiles(response.end_to_end), response.quality, response.requests)
 
 
-def _spread(p: planner_pb2.Percentiles) -> types.Spread:
-    return types.Spread(p.p50, p.p95, p.p99, p.mean)
+def _percentiles(p: planner_pb2.Percentiles) -> types.Percentiles:
+    return types.Percentiles(p.p50, p.p95, p.p99, p.mean)
 
 
 def _name_or_spec(part: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """`key` is a name of the catalogue or what it stands for: one field each in the contract."""
-    told = dict(part)
-    if key in told:
-        value = told.pop(key)
-        told[f"{key}_name" if isinstance(value, str) else f"{key}_spec"] = value
-    return told
+    """Replace `key` by `{key}_name` for a name of the catalogue, or by `{key}_spec` for a specification."""
+    fields = dict(part)
+    if key in fields:
+        value = fields.pop(key)
+        fields[f"{key}_name" if isinstance(value, str) else f"{key}_spec"] = value
+    return fields
 
 
-def _prediction(told: planner_pb2.Prediction) -> types.Prediction:
+def _prediction(prediction: planner_pb2.Prediction) -> types.Prediction:
     return types.Prediction(
-        told.objective,
-        told.target,
-        told.workload_digest,
-        told.quality,
-        told.latency_p95_s,
-        told.end_to_end_p95_s,
+        prediction.objective,
+        prediction.target,
+        prediction.workload_digest,
+        prediction.quality,
+        prediction.latency_p95_s,
+        prediction.end_to_end_p95_s,
     )
 
 
@@ -418,7 +424,9 @@ def stages_request(
     max_tokens: int | None,
     publish: bool,
 ) -> planner_pb2.PlanStagesRequest:
-    """ValueError for a QoE model that does not have five coefficients."""
+    """Raises:
+    ValueError: The QoE model does not have five coefficients.
+    """
     if qoe and len(qoe) != len(_QOE):
         raise ValueError(f"qoe: must be D0 to D4, not {len(qoe)} numbers")
     return planner_pb2.PlanStagesRequest(
@@ -436,23 +444,23 @@ def stages_request(
     )
 
 
-def stage_layout_from_proto(answer: planner_pb2.PlanStagesResponse) -> types.StageLayout:
+def stage_layout_from_proto(response: planner_pb2.PlanStagesResponse) -> types.StageLayout:
     return types.StageLayout(
-        tuple(types.Stage(s.from_tokens, s.to_tokens, s.instance_count) for s in answer.stages),
-        answer.quality,
-        answer.one_stage_quality,
-        answer.chain_quality if answer.HasField("chain_quality") else None,
-        answer.method,
-        answer.gap if answer.HasField("gap") else None,
-        answer.elapsed_seconds,
-        plan_from_proto(answer.plan) if answer.HasField("plan") else None,
+        tuple(types.Stage(s.from_tokens, s.to_tokens, s.instance_count) for s in response.stages),
+        response.quality,
+        response.one_stage_quality,
+        response.chain_quality if response.HasField("chain_quality") else None,
+        response.method,
+        response.gap if response.HasField("gap") else None,
+        response.elapsed_seconds,
+        plan_from_proto(response.plan) if response.HasField("plan") else None,
     )
 
 
 def duration(value_s: float) -> Duration:
-    made = Duration()
-    made.FromNanoseconds(round(value_s * 1e9))
-    return made
+    value = Duration()
+    value.FromNanoseconds(round(value_s * 1e9))
+    return value
 
 
 def seconds(value: Duration) -> float:

@@ -1,4 +1,4 @@
-"""What goes in and comes out of the clients. Times in seconds."""
+"""Requests, responses and events of the clients. Times are in seconds."""
 
 import enum
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ Message = Mapping[str, Any]
 in OpenAI's API; one of role `tool` has the `tool_call_id` that it answers."""
 
 Prompt = str | Sequence[Message] | Sequence[int]
-"""A question as text (sent as one user message), a whole chat, or token ids to continue."""
+"""Text (sent as one user message), the messages of a chat, or token ids to continue."""
 
 
 class FinishReason(enum.Enum):
@@ -23,7 +23,7 @@ class FinishReason(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class SloPhase:
-    """From output token `from_output_token` on, a token at least every `time_per_output_token_s` on average."""
+    """From output token `from_output_token` on, the average time per token is at most `time_per_output_token_s`."""
 
     from_output_token: int
     time_per_output_token_s: float
@@ -31,7 +31,7 @@ class SloPhase:
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """A promise about latency to ask for."""
+    """Requested latency objectives."""
 
     time_to_first_token_s: float | None = None
     phases: tuple[SloPhase, ...] = ()
@@ -73,18 +73,18 @@ class StructuredOutput:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to answer. What is None is left to the server.
+    """Options of a request. None: the server's default.
 
-    model: `cascade`, or a tier's name.
-    temperature: 0 (greedy) to 2. top_p: over 0 to 1.
+    model: `cascade`, or the name of a tier.
+    temperature: from 0 (greedy) to 2. top_p: above 0, at most 1.
     seed: the same seed and prompt give the same text.
-    max_tokens: of the reply. stop: the reply ends before the first of these.
-    top_logprobs: None reports no logprobs; 0 to 20 also that many likelier tokens.
-    raw: the prompt text is continued as it stands, without a chat template.
-    priority: -100 to 100; higher goes first among waiting requests.
-    tools: what the model may call.
-    tool_choice: auto (it decides), none, required, or the name of the tool to call; None: auto.
-    parallel_tool_calls: several calls in one reply are allowed.
+    max_tokens: largest length of the reply. stop: the reply ends before the first of these strings.
+    top_logprobs: None: no logprobs. 0 to 20: logprobs of the chosen tokens and of this many of the most likely ones.
+    raw: continue the prompt text without a chat template.
+    priority: from -100 to 100; waiting requests with a higher priority go first.
+    tools: functions that the model may call.
+    tool_choice: auto (the model decides), none, required, or the name of the tool to call; None: auto.
+    parallel_tool_calls: whether one reply may have several calls.
     structured_output: the form that the reply must have.
     """
 
@@ -125,7 +125,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class PositionLogprobs:
-    """The chosen token and likelier ones at one output position."""
+    """The chosen token and the most likely ones at one output position."""
 
     chosen: TokenLogprob
     top: tuple[TokenLogprob, ...]
@@ -133,7 +133,7 @@ class PositionLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The router has the request."""
+    """The router has accepted the request."""
 
     request_id: str
     plan_revision: int
@@ -142,7 +142,7 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class TierStarted:
-    """A tier works on an answer."""
+    """A tier has started on an answer."""
 
     tier: str
     instance_id: str
@@ -150,7 +150,7 @@ class TierStarted:
 
 @dataclass(frozen=True, slots=True)
 class TierAdmitted:
-    """An instance serves the request; `slo_kept`: with the latency that was asked for."""
+    """An instance serves the request. `slo_kept`: it expects to meet the requested latency."""
 
     tier: str
     instance_id: str
@@ -159,7 +159,7 @@ class TierAdmitted:
 
 @dataclass(frozen=True, slots=True)
 class TierDeclined:
-    """An instance cannot keep the latency that was asked for."""
+    """An instance cannot meet the requested latency."""
 
     tier: str
     instance_id: str
@@ -168,7 +168,7 @@ class TierDeclined:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Part of the answer: `text`, and the tokens behind it from output position `offset` on."""
+    """Part of the answer: `text` and its tokens, which begin at output position `offset`."""
 
     tier: str
     offset: int
@@ -179,7 +179,7 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A tier's answer was scored (`score` None: the judge could not be reached)."""
+    """The judge's score of a tier's answer; `score` is None if it could not be scored."""
 
     tier: str
     score: float | None
@@ -190,7 +190,7 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Escalated:
-    """The next tier tries."""
+    """The request goes to the next tier."""
 
     from_tier: str
     to_tier: str
@@ -199,7 +199,7 @@ class Escalated:
 
 @dataclass(frozen=True, slots=True)
 class InstanceChanged:
-    """The reply goes on at another instance, at the same offset."""
+    """The reply continues on another instance at `offset`."""
 
     tier: str
     from_instance_id: str
@@ -210,7 +210,7 @@ class InstanceChanged:
 
 @dataclass(frozen=True, slots=True)
 class TierSummary:
-    """What one tier did for the request."""
+    """The work of one tier on the request."""
 
     tier: str
     model: str
@@ -245,7 +245,7 @@ Event = Accepted | TierStarted | TierAdmitted | TierDeclined | Tokens | Judged |
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A whole answer. `tiers`: every tier that worked on it; `tier`: whose answer it is.
+    """A complete answer. `tier`: the tier that gave it. `tiers`: all tiers that worked on the request.
 
     text: as the model wrote it, calls included. tool_calls: the calls in it. content: the text without them.
     """
@@ -272,7 +272,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model to name in requests."""
+    """A model that requests can name."""
 
     id: str
     model: str
@@ -282,7 +282,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class TierStatus:
-    """One tier, as a router sees it. answered, escalated: by this router since it started."""
+    """One tier as seen by a router. answered, escalated: counts of this router since it started."""
 
     name: str
     model: str
@@ -298,7 +298,7 @@ class TierStatus:
 
 @dataclass(frozen=True, slots=True)
 class StagePlace:
-    """A length stage, counted from 0: sequences of from_tokens to to_tokens - 1 tokens. to_tokens is the instance's own."""
+    """The length stage of an instance, numbered from 0, for sequences of from_tokens to to_tokens - 1 tokens."""
 
     stage: int
     from_tokens: int
@@ -326,10 +326,11 @@ class InstanceStatus:
 
 @dataclass(frozen=True, slots=True)
 class MeshStatus:
-    """The mesh as one router sees it. connected: whether Redis is in reach; state_age_s: since when it is not.
+    """The mesh as seen by one router.
 
-    migrations: replies that went on at another instance with their KV. advice_unmet: times that a worker advised a move and
-    the reply stayed.
+    connected: whether Redis is reachable. state_age_s: for how long it has been unreachable.
+    migrations: replies that moved to another instance with their KV. advice_unmet: moves that a worker advised and that
+    failed.
     """
 
     router_id: str
@@ -353,7 +354,7 @@ class MeshStatus:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Part of a trace; `start_s` since the epoch."""
+    """One span of a trace. `start_s` is Unix time."""
 
     span_id: str
     parent_span_id: str
@@ -369,9 +370,10 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """What became of a move. refusal: why the reply went on where it was, or None where it has moved.
+    """The result of a move. refusal: why the reply stayed at its instance; None if it moved.
 
-    offset: output tokens made before. stall_s: from the last step at the old instance to the first sign of the new one.
+    offset: output tokens generated before the move. stall_s: from the last step at the source to the first event of the
+    target.
     """
 
     refusal: str | None
@@ -390,7 +392,7 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Instances of a tier for sequences of from_tokens to to_tokens - 1 tokens, input and output so far."""
+    """Instances of a tier that serve sequences of from_tokens to to_tokens - 1 tokens, input and output so far."""
 
     from_tokens: int
     to_tokens: int
@@ -399,10 +401,10 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class TierPlan:
-    """One tier of a plan. threshold: from this score on its answers stand; None on the last tier.
+    """One tier of a plan. threshold: lowest score at which an answer is accepted; None for the last tier.
 
-    stages: which instances serve which lengths; none: every instance serves every length. qoe: D0 to D4 of the model that the
-    stages were laid out by, seconds.
+    stages: the length stages; without any, every instance serves all lengths. qoe: D0 to D4 of the QoE model of the stages,
+    in seconds.
     """
 
     name: str
@@ -415,7 +417,7 @@ class TierPlan:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a plan was computed for, and what it was expected to reach. latency_p95_s: of the slowest tier."""
+    """The goal of a computed plan and its predicted figures. latency_p95_s: of the slowest tier."""
 
     objective: str
     target: str
@@ -427,7 +429,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the mesh follows. judge_unavailable: escalate or accept. prediction: None for a plan that nobody computed."""
+    """A plan of the mesh. judge_unavailable: escalate or accept. prediction: only for plans that the planner computed."""
 
     tiers: tuple[TierPlan, ...]
     scorer: str = ""
@@ -441,7 +443,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class JudgedPrompt:
-    """A prompt that every tier has answered: tokens, and scores from 0 to 100, in the cascade's order."""
+    """A prompt that every tier has answered. output_tokens, judge_scores (0 to 100): one per tier, in the cascade's order."""
 
     input_tokens: int
     output_tokens: tuple[int, ...]
@@ -450,11 +452,12 @@ class JudgedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class PlanningInputs:
-    """What a cascade is to be planned for.
+    """The inputs of planning.
 
-    cluster, cascade: what the YAML files of `penstock plan` say (`--cluster`, `--models`), but for `profiles`.
-    trace: (arrival_s, input_tokens, output_tokens) of each request. requests: so many of these, from a place drawn by `seed`;
-    None: 500. lengths: `quality` (of the judged prompts) or `trace`. rate: requests per second; None: the trace's own.
+    cluster, cascade: the content of the YAML files of `penstock plan` (`--cluster`, `--models`), without `profiles`.
+    trace: (arrival_s, input_tokens, output_tokens) of each request. requests: number of requests to use, selected by `seed`;
+    None: 500. lengths: source of the token counts, `quality` (the judged prompts) or `trace`. rate: requests per second;
+    None: the rate of the trace.
     """
 
     cluster: Mapping[str, Any]
@@ -469,7 +472,7 @@ class PlanningInputs:
 
 @dataclass(frozen=True, slots=True)
 class PlanProgress:
-    """evaluations: routings deployed and simulated so far."""
+    """Progress of planning. evaluations: routings simulated so far."""
 
     evaluations: int
     elapsed_s: float
@@ -477,7 +480,7 @@ class PlanProgress:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaGroup:
-    """`count` replicas of `tp` shards of each of `pp` stages."""
+    """`count` replicas, each with `pp` pipeline stages of `tp` shards."""
 
     tp: int
     pp: int
@@ -486,7 +489,7 @@ class ReplicaGroup:
 
 @dataclass(frozen=True, slots=True)
 class PlannedTier:
-    """threshold: None on the last tier, and on one that is passed over (not used)."""
+    """One tier of a computed plan. threshold: None for the last tier and for a tier that is not used."""
 
     name: str
     model: str
@@ -501,7 +504,7 @@ class PlannedTier:
 
 @dataclass(frozen=True, slots=True)
 class CascadePlan:
-    """A plan that the planner has computed; docs/planner.md explains its figures."""
+    """A computed plan; docs/planner.md explains its figures."""
 
     tiers: tuple[PlannedTier, ...]
     quality: float
@@ -519,14 +522,14 @@ class CascadePlan:
 
 @dataclass(frozen=True, slots=True)
 class Unreachable:
-    """No plan meets the target; `best` is the nearest that can be had: a quality, or a latency in seconds."""
+    """No plan meets the target. `best`: the closest value that a plan reaches, a quality or a latency in seconds."""
 
     reason: str
     best: float
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class Percentiles:
     """Percentiles and mean, in seconds."""
 
     p50: float
@@ -537,12 +540,12 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedTier:
-    """What one tier did in virtual time."""
+    """One tier of a simulation."""
 
     requests: int
-    ttft: Spread
-    tpot: Spread
-    latency: Spread
+    ttft: Percentiles
+    tpot: Percentiles
+    latency: Percentiles
     requests_per_s: float
     output_tokens_per_s: float
     utilisation: float
@@ -551,17 +554,17 @@ class SimulatedTier:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """A deployment in virtual time, by tier and end to end."""
+    """The result of a simulation, by tier and end to end."""
 
     tiers: tuple[SimulatedTier, ...]
-    end_to_end: Spread
+    end_to_end: Percentiles
     quality: float
     requests: int
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceInFlight:
-    """A sequence to plan stages by. tokens: input and output so far. output_tokens: when it ends; 0: not known."""
+    """A sequence in flight. tokens: input and output so far. output_tokens: at its end; 0 if unknown."""
 
     input_tokens: int
     tokens: int
@@ -570,10 +573,10 @@ class SequenceInFlight:
 
 @dataclass(frozen=True, slots=True)
 class StageLayout:
-    """Stages and their total QoE, the less the better, beside that of one stage and of one instance per stage.
+    """Stages and their total QoE (lower is better), compared with one stage and with one instance per stage.
 
-    chain_quality: None where there are more instances than ranges. method: exact or heuristic. gap: above the exact answer's
-    quality, relative; None where that was not computed. plan: with these stages, where they were published.
+    chain_quality: of one instance per stage; None if there are more instances than ranges. method: exact or heuristic.
+    gap: relative distance to the exact result; None if that was not computed. plan: the published plan, if it was published.
     """
 
     stages: tuple[Stage, ...]

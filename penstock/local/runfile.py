@@ -1,7 +1,6 @@
-"""What `penstock up` leaves in its folder for the other commands: the run file, and the lock that excludes a second `up`.
+"""The run file and the lock of `penstock up`: other commands find the mesh by the first, the second excludes another `up`.
 
-A process is named by its id *and* the time it was started: an id alone may have been given to another process since. Nothing
-here needs more than the standard library.
+Processes are identified by id and start time, because ids are reused. Needs only the standard library.
 """
 
 import fcntl
@@ -14,19 +13,19 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 NAME, LOCK_NAME = "run.json", "up.lock"
-HANDED_OVER = "PENSTOCK_UP_LOCK"  # in the environment of a process that gets the lock from its parent: the descriptor
+LOCK_VARIABLE = "PENSTOCK_UP_LOCK"  # environment variable with the descriptor of a lock inherited from the parent
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessId:
-    """A process of this machine. started: the boot and the clock tick of its start, as `/proc` tells them."""
+    """A process of this machine. started: boot id and clock tick of its start, from `/proc`."""
 
     pid: int
     started: str
 
     @classmethod
     def of(cls, pid: int) -> "ProcessId | None":
-        """The process that has this id now; None if none has, or if it has ended and nobody has waited for it."""
+        """The current process with this id; None if there is none, or it is a zombie."""
         try:
             # "pid (name) state ...": the name may hold anything; state is field 3, the start time field 22
             fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
@@ -37,13 +36,13 @@ class ProcessId:
 
     @property
     def runs(self) -> bool:
-        """Whether it is still this very process."""
+        """Whether this process is still running."""
         return ProcessId.of(self.pid) == self
 
     def send(self, number: signal.Signals) -> bool:
-        """Send it a signal; False if it has ended. No other process that has got its id is ever signalled."""
+        """Send a signal; False if the process has ended. A process that reused the id is never signalled."""
         try:
-            handle = os.pidfd_open(self.pid)  # holds on to the process that has the id now
+            handle = os.pidfd_open(self.pid)  # pins the current process with this id
         except ProcessLookupError:
             return False
         try:
@@ -80,21 +79,21 @@ class RunFile:
 
 
 def read_run_file(folder: Path) -> RunFile | None:
-    """The mesh that runs from `folder`; None if none does, be there a stale run file or not."""
-    found = _read(folder)
-    return found if found is not None and found.process.runs else None
+    """The running mesh of `folder`; None if there is none, even if there is a stale run file."""
+    run_file = _read(folder)
+    return run_file if run_file is not None and run_file.process.runs else None
 
 
 def stale_run_file(folder: Path) -> str | None:
-    """Why the run file in `folder` is of no use, to be shown; None if there is none, or its mesh runs."""
+    """Why the run file in `folder` is stale, as a message; None if there is none or its mesh is running."""
     path = folder / NAME
     if not path.exists() or read_run_file(folder) is not None:
         return None
-    found = _read(folder)
-    if found is None:
-        return f"{path} is stale: it cannot be read, or is of another version"
-    now = "another process has that id now" if ProcessId.of(found.pid) is not None else "it was killed"
-    return f"{path} is stale: its mesh, process {found.pid}, has ended without removing it ({now})"
+    run_file = _read(folder)
+    if run_file is None:
+        return f"{path} is stale: it cannot be read or has another version"
+    cause = "another process has its id now" if ProcessId.of(run_file.pid) is not None else "it was killed"
+    return f"{path} is stale: its mesh, process {run_file.pid}, has ended without removing it ({cause})"
 
 
 def remove(folder: Path) -> None:
@@ -102,29 +101,29 @@ def remove(folder: Path) -> None:
 
 
 class FolderInUse(Exception):
-    """Another `penstock up` starts or runs a mesh from the folder. holder: that process, where it is known."""
+    """Another `penstock up` uses the folder. holder: its process, if known."""
 
     def __init__(self, folder: Path, holder: ProcessId | None) -> None:
         self.holder = holder
         who = f" (process {holder.pid})" if holder is not None else ""
-        super().__init__(f"a mesh starts or runs from {folder} already{who}; `penstock down` stops it")
+        super().__init__(f"a mesh is starting or running from {folder} already{who}; stop it with `penstock down`")
 
 
 class FolderLock:
-    """Held by one `penstock up` at a time. The kernel frees it when the process ends, however it ends."""
+    """A lock for one `penstock up` at a time. The kernel releases it when the process ends."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._file: int | None = None
 
     def acquire(self) -> None:
-        """Take the lock without waiting, or take over the one that the parent process holds for this one.
+        """Acquire the lock without waiting, or take over a lock that was inherited from the parent process.
 
         Raises:
-            FolderInUse: another process has it.
+            FolderInUse: Another process holds the lock.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
-        if (descriptor := os.environ.pop(HANDED_OVER, "")) and self._is_ours(int(descriptor)):
+        if (descriptor := os.environ.pop(LOCK_VARIABLE, "")) and self._is_ours(int(descriptor)):
             self._file = int(descriptor)
             os.set_inheritable(self._file, False)
             return
@@ -141,7 +140,7 @@ class FolderLock:
         self._name_holder(os.getpid())
 
     def start_holder(self, arguments: list[str], log: BinaryIO) -> "subprocess.Popen[bytes]":
-        """Start a process, in a session of its own, that holds the lock from now on in place of this one."""
+        """Start a process in its own session and hand the lock over to it."""
         assert self._file is not None
         child = subprocess.Popen(
             arguments,
@@ -150,16 +149,16 @@ class FolderLock:
             stdin=subprocess.DEVNULL,
             start_new_session=True,
             pass_fds=[self._file],
-            env=os.environ | {HANDED_OVER: str(self._file)},
+            env=os.environ | {LOCK_VARIABLE: str(self._file)},
         )
         self._name_holder(child.pid)
-        os.close(self._file)  # the child has the same lock
+        os.close(self._file)  # the child holds the same lock
         self._file = None
         return child
 
     def release(self) -> None:
         if self._file is not None:
-            os.truncate(self._file, 0)  # the file stays: who removed it could remove the next holder's
+            os.truncate(self._file, 0)  # the file is not deleted: that could delete the lock file of the next holder
             os.close(self._file)
             self._file = None
 
@@ -177,7 +176,7 @@ class FolderLock:
 
 
 def lock_holder(folder: Path) -> ProcessId | None:
-    """The process that holds the folder's lock: a mesh that is starting has no run file yet."""
+    """The process that holds the folder's lock. A starting mesh has a lock but no run file."""
     try:
         data: dict[str, Any] = json.loads((folder / LOCK_NAME).read_text())
         holder = ProcessId(data["pid"], data["started"])

@@ -1,4 +1,4 @@
-"""How far the start of a mesh is, and how long it may take."""
+"""Progress and time limits of the start of a mesh."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,17 +6,17 @@ from pathlib import Path
 from services.model_folder import is_hub_id
 from services.settings import MeshFile, ServiceSettings
 
-START_TIMEOUT_S = 180.0  # of our own processes: imports, and weights from a disk
-DOWNLOAD_TIMEOUT_S = 3600.0  # where a model has to be fetched from the hub first
-SERVER_MARGIN_S = 60.0  # beyond a server's own start time-out, so that its worker can say what was wrong
+START_TIMEOUT_S = 180.0  # for imports, and weights from a local disk
+DOWNLOAD_TIMEOUT_S = 3600.0  # if a model must be downloaded from the hub
+SERVER_MARGIN_S = 60.0  # more than a server's own start time-out, so that its worker can report the error
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far the start is: instances that are there, and that should be, by kind. instances: ids of those there."""
+    """Numbers of instances by kind: registered (ready) and expected. instances: ids of the registered ones."""
 
     ready: dict[str, int]
-    wanted: dict[str, int]
+    expected: dict[str, int]
     instances: tuple[str, ...] = ()
 
     @property
@@ -25,13 +25,13 @@ class Progress:
 
     @property
     def missing(self) -> dict[str, int]:
-        """What is waited for: how many are not there yet, by kind."""
-        short = {kind: count - self.ready.get(kind, 0) for kind, count in self.wanted.items()}
+        """Number of instances that are not registered yet, by kind."""
+        short = {kind: count - self.ready.get(kind, 0) for kind, count in self.expected.items()}
         return {kind: count for kind, count in short.items() if count > 0}
 
 
 def start_timeout_s(mesh: MeshFile, mesh_file: Path) -> float:
-    """How long a start may take: as long as the slowest engine's own time-out allows."""
+    """Time limit of a start: the largest of the engines' own limits."""
     limits = [START_TIMEOUT_S]
     limits += [tier.sglang.start_timeout_s + SERVER_MARGIN_S for tier in mesh.tiers if tier.engine == "sglang"]
     if needs_hub(mesh, mesh_file):
@@ -40,12 +40,12 @@ def start_timeout_s(mesh: MeshFile, mesh_file: Path) -> float:
 
 
 def needs_hub(mesh: MeshFile, mesh_file: Path) -> bool:
-    """Whether any model is not a folder but an id of the hub."""
+    """Whether any model is an id at the hub."""
     settings = ServiceSettings.load(mesh_file=mesh_file)
     return any(is_hub_id(settings, model) for model in _models(mesh))
 
 
 def _models(mesh: MeshFile) -> list[str]:
-    """What the mesh file says of each model that a process reads, tiers first."""
+    """The models that processes load, as given in the mesh file, tiers first."""
     tiers = [tier.model for tier in mesh.tiers if tier.engine != "simulated"]
     return tiers + [scorer.model for scorer in mesh.judge.scorers if scorer.kind == "judge-model"]

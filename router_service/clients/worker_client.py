@@ -1,6 +1,5 @@
 """Speaks WorkerService to one instance at a time."""
 
-import enum
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -14,28 +13,8 @@ from services import errors
 from services import proto_codec as common
 from services.channels import ChannelPool
 from services.domain.requests import FinishReason, GenerationRequest, TokenFrame, TokenUsage
-
-
-class MoveReason(enum.Enum):
-    RANGE_CROSSED = "range_crossed"
-    OVERLOADED = "overloaded"
-    DRAINING = "draining"
-
-
-@dataclass(frozen=True, slots=True)
-class MoveAdvice:
-    """A worker's word that a request should leave it."""
-
-    reason: MoveReason
-    tokens: int
-    sender_tokens: int
-
-
-_MOVE_REASONS = {
-    pb.MOVE_REASON_RANGE_CROSSED: MoveReason.RANGE_CROSSED,
-    pb.MOVE_REASON_OVERLOADED: MoveReason.OVERLOADED,
-    pb.MOVE_REASON_DRAINING: MoveReason.DRAINING,
-}
+from services.domain.stages.advice import MoveAdvice
+from services.event_streams import OnTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,16 +87,21 @@ class WorkerClient:
         timeout_s: float,
         metadata: tuple[tuple[str, str], ...],
         transfer_id: str = "",
+        on_tokens: OnTokens | None = None,
     ) -> AsyncGenerator[WorkerEvent, None]:
-        """The worker's events. Leaving the iteration cancels the reply. transfer_id: the request comes there by a move.
+        """The worker's events. Leaving the iteration cancels the reply.
 
-        Raises what the worker said, as one of our errors; Unavailable for a worker that broke off or went silent.
+        transfer_id: the request comes there by a move. on_tokens: takes the frames of tokens, each behind all events before
+        it; without it they are iterated.
+
+        Raises:
+            PenstockError: The worker's error; Unavailable for a worker that broke off or went silent.
         """
-        asked = _request_to_proto(request, transfer_id)
-        said = self._sessions.get(address).reply(asked, timeout_s, dict(metadata), self._silence_s)
-        async with aclosing(said) as responses:
+        message = _request_to_proto(request, transfer_id)
+        reply = self._sessions.get(address).reply(message, timeout_s, dict(metadata), self._silence_s, on_tokens)
+        async with aclosing(reply) as responses:
             async for response in responses:
-                event = _event(response)
+                event = response if isinstance(response, TokenFrame) else _event(response)
                 yield event
                 if isinstance(event, (WorkerFinished, WorkerHandedOver)):
                     return
@@ -170,6 +154,8 @@ def _request_to_proto(request: GenerationRequest, transfer_id: str) -> pb.Genera
         priority=request.priority,
         transfer_id=transfer_id or None,
     )
+    if request.output_interval_s is not None:
+        made.output_interval.CopyFrom(common.duration(request.output_interval_s))
     if request.slo is not None:
         made.slo.CopyFrom(common.slo_to_proto(request.slo))
     return made
@@ -177,8 +163,6 @@ def _request_to_proto(request: GenerationRequest, transfer_id: str) -> pb.Genera
 
 def _event(response: pb.GenerateResponse) -> WorkerEvent:
     match response.WhichOneof("event"):
-        case "tokens":
-            return common.frame_from_proto(response.tokens)
         case "admitted":
             told = response.admitted
             return WorkerAdmitted(
@@ -186,9 +170,8 @@ def _event(response: pb.GenerateResponse) -> WorkerEvent:
             )
         case "declined":
             return WorkerDeclined(response.declined.reason)
-        case "move_advice" if response.move_advice.reason in _MOVE_REASONS:
-            advice = response.move_advice
-            return MoveAdvice(_MOVE_REASONS[advice.reason], advice.sequence_tokens, advice.sender_buffered_tokens)
+        case "move_advice" if (advice := common.move_advice_from_proto(response.move_advice)) is not None:
+            return advice
         case "finished":
             done = response.finished
             return WorkerFinished(

@@ -17,7 +17,8 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class RouterRequest:
-    """model: `cascade` or a tier's name. deadline_s: on the event loop's clock."""
+    """model: `cascade` or a tier's name. deadline_s: on the event loop's clock. streamed: the client reads tokens as they
+    come."""
 
     request_id: str
     model: str
@@ -27,6 +28,7 @@ class RouterRequest:
     slo: Slo | None = None
     priority: int = 0
     resume: Resume | None = None
+    streamed: bool = True
 
 
 class EscalationReason(enum.Enum):

@@ -21,12 +21,10 @@ from services.domain.errors import (
     PromptTooLong,
     Unavailable,
 )
+from services.domain.requests import PROGRESS_TOKENS
 
 MAX_EJECTIONS = 2
 """Instances that one request's failures may eject, over all its tiers."""
-PROGRESS_TOKENS = 16
-"""A reply that got so many tokens from an instance ran well there: the instance's death is not charged to its request.
-What kills an engine does so at the prompt, at the first step, or where the reply is resumed: before that many."""
 FAILURES_TO_EJECT = 3
 """Requests in a row that must fail at an instance, where one failure says little, before it is ejected."""
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 
@@ -14,7 +14,6 @@ from router_service.admission.admission_queue import AdmissionQueue, Places
 from router_service.clients.judge_client import JudgeClient, Verdict
 from router_service.domain.events import (
     Accepted,
-    Answer,
     Escalated,
     EscalationReason,
     Finished,
@@ -50,19 +49,34 @@ from services.domain.requests import ChatPrompt, GenerationRequest, SamplingPara
 from services.domain.tools import NO_TOOLS, ToolUse
 from services.tool_calls import FORMATS, parse_reply
 
+OnAnswer = Callable[[str, TokenFrame], None]
+"""Takes the parts of an answer that stands and the tier they are of, on the event loop, each behind all events before it."""
+
+UNSTREAMED_INTERVAL_S = 0.25
+"""How long tokens of a reply that nobody reads before its end may wait at the worker for others. What is lost of them when a
+worker dies is computed again."""
+
 
 @dataclass(slots=True)
 class _Reply:
-    """What a tier has said so far."""
+    """What a tier has said so far.
+
+    held: for the judge; its frames are kept. answered_at: when the first token was passed on.
+    """
 
     tier: TierPlan
     started_at: float
     span: Span
+    held: bool
+    with_logprobs: bool
+    on_answer: OnAnswer
     instance_id: str = ""
     frames: list[TokenFrame] = field(default_factory=list)
+    answered_at: float | None = None
+    begun: bool = False
     prompt_tokens: int = 0
     tool_format: str = ""
-    streamed: list[str] = field(default_factory=list)  # the text of what was not held, where it may hold calls
+    texts: list[str] | None = None  # of what is not held, where it may have calls
     done: TierDone | None = None
     score: float | None = None
     accepted: bool = False
@@ -70,7 +84,27 @@ class _Reply:
 
     @property
     def text(self) -> str:
-        return "".join(self.streamed) or "".join(frame.text for frame in self.frames)
+        return "".join(self.texts or ()) or "".join(frame.text for frame in self.frames)
+
+    def take(self, frame: TokenFrame) -> None:
+        """The next tokens: kept, or passed on as they come."""
+        if not self.begun:
+            self.begun = True
+            self.span.add_event("first token")
+        if self.held:
+            self.frames.append(frame)
+            return
+        if self.texts is not None:
+            self.texts.append(frame.text)
+        self.answer(frame)
+
+    def answer(self, frame: TokenFrame) -> None:
+        """Pass tokens on as the client asked for them: without logprobs that only the judge wanted."""
+        if self.answered_at is None and frame.token_ids:
+            self.answered_at = asyncio.get_running_loop().time()
+        if frame.logprobs and not self.with_logprobs:
+            frame = replace(frame, logprobs=())
+        self.on_answer(self.tier.name, frame)
 
     def usage(self) -> TokenUsage:
         told = self.done.usage if self.done is not None else TokenUsage()
@@ -94,9 +128,9 @@ class RequestDriver:
         self._stats, self._tracer, self._sampler = stats, tracer, sampler
         self._live = LiveRequests()
 
-    async def drive(self, request: RouterRequest) -> AsyncGenerator[RouterEvent, None]:
+    async def drive(self, request: RouterRequest, on_answer: OnAnswer) -> AsyncGenerator[RouterEvent, None]:
         """Admit one request and run it, as `admitted` and `run` do."""
-        async with self.admitted([request]) as places, aclosing(self.run(request, places)) as events:
+        async with self.admitted([request]) as places, aclosing(self.run(request, places, on_answer)) as events:
             async for event in events:
                 yield event
 
@@ -123,10 +157,13 @@ class RequestDriver:
                 raise
             yield places
 
-    async def run(self, request: RouterRequest, places: Places) -> AsyncGenerator[RouterEvent, None]:
-        """An admitted request's events; Finished is the last. Leaving the iteration cancels everything within a step.
+    async def run(
+        self, request: RouterRequest, places: Places, on_answer: OnAnswer
+    ) -> AsyncGenerator[RouterEvent, None]:
+        """An admitted request's events but the answer; Finished is the last.
 
-        One of `places` is given back at the end.
+        Leaving the iteration cancels everything within a step. One of `places` is given back at the end.
+        on_answer: takes the answer; whoever it hands it to holds what the client has not read yet.
 
         Raises:
             NotFound: no such model.
@@ -138,7 +175,7 @@ class RequestDriver:
         arrival_s = self._sampler.arrived(request) if self._sampler is not None else 0.0
         finished = False
         try:
-            async with aclosing(self._run_tiers(request)) as events:
+            async with aclosing(self._run_tiers(request, on_answer)) as events:
                 async for event in events:
                     if loop.time() >= request.deadline_s and not isinstance(event, Finished):
                         raise DeadlineExceeded("the deadline passed while the client was reading")
@@ -163,7 +200,7 @@ class RequestDriver:
         else:
             self._stats.failure(request.model, error.reason.lower())
 
-    async def _run_tiers(self, request: RouterRequest) -> AsyncGenerator[RouterEvent, None]:
+    async def _run_tiers(self, request: RouterRequest, on_answer: OnAnswer) -> AsyncGenerator[RouterEvent, None]:
         """Tier after tier, until an answer stands. The plan is the one that holds now, to the end of the request."""
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -173,19 +210,17 @@ class RequestDriver:
         route = cascade.route(plan, request.model)
         sampling = request.sampling.with_seed(secrets.randbits(63))
         assert sampling.seed is not None
-        at, replies, first_token_at = self._entry(plan, route, request), list[_Reply](), None
+        at, replies = self._entry(plan, route, request), list[_Reply]()
         yield Accepted(request.request_id, plan.revision, sampling.seed)
         history = FailureHistory()
         while True:
-            reply = self._begin(route[at])
-            replies.append(reply)
-            resumed = request.resume is not None and request.resume.tier == reply.tier.name
+            resumed = request.resume is not None and request.resume.tier == route[at].name
             held = cascade.judged_at(route, at) and not resumed  # what is resumed stood already
+            reply = self._begin(route[at], request, on_answer, held=held)
+            replies.append(reply)
             try:
-                async with aclosing(self._reply(request, plan, sampling, reply, history, held=held)) as events:
+                async with aclosing(self._reply(request, plan, sampling, reply, history)) as events:
                     async for event in events:
-                        if isinstance(event, Answer) and event.frame.token_ids and first_token_at is None:
-                            first_token_at = loop.time()
                         yield event
             except (Unavailable, PromptTooLong, UnsupportedByModel) as error:
                 self._end(reply, error)
@@ -214,10 +249,8 @@ class RequestDriver:
                 continue
             if held:
                 for frame in reply.frames:
-                    if frame.token_ids and first_token_at is None:
-                        first_token_at = loop.time()
-                    yield Answer(reply.tier.name, _told(frame, request.sampling))
-            yield self._finished(request, reply, replies, began, first_token_at)
+                    reply.answer(frame)
+            yield self._finished(request, reply, replies, began)
             return
 
     def _entry(self, plan: Plan, route: tuple[TierPlan, ...], request: RouterRequest) -> int:
@@ -238,16 +271,13 @@ class RequestDriver:
         sampling: SamplingParams,
         reply: _Reply,
         history: FailureHistory,
-        *,
-        held: bool,
     ) -> AsyncGenerator[RouterEvent, None]:
-        """One tier's reply: gathered in `reply` where it is held for the judge, else passed on as it comes."""
+        """One tier's reply: its tokens are taken by `reply`."""
         resumed: tuple[int, ...] = ()
         if request.resume is not None and request.resume.tier == reply.tier.name:
             resumed = request.resume.token_ids
-        if held and sampling.top_logprobs is None and await self._judge.needs_logprobs(plan.scorer):
+        if reply.held and sampling.top_logprobs is None and await self._judge.needs_logprobs(plan.scorer):
             sampling = replace(sampling, top_logprobs=0)
-        offers_tools = bool(_tool_use(request).offered)
         asked = GenerationRequest(
             request_id=worker_request_id(request.request_id, reply.tier.name),
             prompt=request.prompt,
@@ -255,23 +285,21 @@ class RequestDriver:
             resume_token_ids=resumed,
             slo=request.slo,
             priority=request.priority,
+            output_interval_s=UNSTREAMED_INTERVAL_S if reply.held or not request.streamed else None,
         )
         parent = trace.set_span_in_context(reply.span)
         events = self._tiers.generate(
-            reply.tier.name, asked, request.deadline_s, parent, may_give_up=held, history=history
+            reply.tier.name,
+            asked,
+            request.deadline_s,
+            parent,
+            on_tokens=reply.take,
+            may_give_up=reply.held,
+            history=history,
         )
         async with aclosing(events):
             async for event in events:
                 match event:
-                    case TokenFrame():
-                        if not reply.frames:
-                            reply.span.add_event("first token")
-                        if held:
-                            reply.frames.append(event)
-                        else:
-                            if offers_tools:
-                                reply.streamed.append(event.text)
-                            yield Answer(reply.tier.name, _told(event, request.sampling))
                     case TierDone():
                         reply.done = event
                     case _:
@@ -311,9 +339,12 @@ class RequestDriver:
         record = self._view.find(instance_id)
         return record.model.tool_format if record is not None and record.model is not None else ""
 
-    def _begin(self, tier: TierPlan) -> _Reply:
+    def _begin(self, tier: TierPlan, request: RouterRequest, on_answer: OnAnswer, *, held: bool) -> _Reply:
         span = self._tracer.start_span(f"tier {tier.name}", attributes={"penstock.tier": tier.name})
-        return _Reply(tier, asyncio.get_running_loop().time(), span)
+        with_logprobs = request.sampling.top_logprobs is not None
+        reply = _Reply(tier, asyncio.get_running_loop().time(), span, held, with_logprobs, on_answer)
+        reply.texts = [] if _tool_use(request).offered else None
+        return reply
 
     def _end(self, reply: _Reply, error: BaseException | None = None) -> None:
         reply.ended_at = asyncio.get_running_loop().time()
@@ -329,14 +360,7 @@ class RequestDriver:
             reply.span.set_attribute("penstock.threshold", reply.tier.threshold)
         reply.span.end()
 
-    def _finished(
-        self,
-        request: RouterRequest,
-        reply: _Reply,
-        replies: list[_Reply],
-        began: float,
-        first_token_at: float | None,
-    ) -> Finished:
+    def _finished(self, request: RouterRequest, reply: _Reply, replies: list[_Reply], began: float) -> Finished:
         assert reply.done is not None
         form = FORMATS.get(reply.tool_format) if _tool_use(request).offered else None
         parsed = parse_reply(reply.text, form, request.request_id) if form is not None else None
@@ -358,7 +382,7 @@ class RequestDriver:
             tier=reply.tier.name,
             usage=reply.usage(),
             tiers=summaries,
-            ttft_s=first_token_at - began if first_token_at is not None else None,
+            ttft_s=reply.answered_at - began if reply.answered_at is not None else None,
             total_s=asyncio.get_running_loop().time() - began,
             trace_id=format_trace_id(reply.span.get_span_context().trace_id),
             stop=reply.done.stop,
@@ -384,8 +408,3 @@ def _why_unable(error: PenstockError) -> EscalationReason:
 def worker_request_id(request_id: str, tier: str) -> str:
     """The name of a request's reply by one tier; each attempt at a worker has a name of its own that begins with it."""
     return f"{request_id}:{tier}"
-
-
-def _told(frame: TokenFrame, sampling: SamplingParams) -> TokenFrame:
-    """The frame as the client asked for it: logprobs that only the judge wanted are left out."""
-    return frame if sampling.top_logprobs is not None or not frame.logprobs else replace(frame, logprobs=())

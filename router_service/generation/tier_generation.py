@@ -18,7 +18,6 @@ from opentelemetry.metrics import Meter
 from opentelemetry.trace import SpanKind, StatusCode, Tracer
 
 from router_service.clients.worker_client import (
-    MoveAdvice,
     WorkerAdmitted,
     WorkerClient,
     WorkerDeclined,
@@ -58,6 +57,8 @@ from services.domain.requests import (
     TokenFrame,
     TokenUsage,
 )
+from services.domain.stages.advice import MoveAdvice
+from services.event_streams import OnTokens
 
 _log = logging.getLogger(__name__)
 
@@ -85,22 +86,32 @@ class TierDone:
     stop: str | None
 
 
-GenerationEvent = TierStarted | TierAdmitted | TierDeclined | InstanceChanged | TokenFrame | TierDone
+GenerationEvent = TierStarted | TierAdmitted | TierDeclined | InstanceChanged | TierDone
 
 
 class ReplyAssembler:
-    """Joins the frames of several instances into one reply; pure bookkeeping."""
+    """Joins the frames of several instances into one reply; pure bookkeeping.
 
-    def __init__(self, token_ids: tuple[int, ...]) -> None:
-        self.token_ids = list(token_ids)
+    token_ids: of the whole reply so far. begun: whether the instance that sends now has said that it has begun.
+    """
 
-    def take(self, frame: TokenFrame) -> TokenFrame:
-        """The frame, if it is the next one. InstanceFailed if tokens are missing or come twice."""
+    def __init__(self, token_ids: tuple[int, ...], on_tokens: OnTokens) -> None:
+        self.token_ids, self._on_tokens = list(token_ids), on_tokens
+        self.begun = False
+
+    def take(self, frame: TokenFrame) -> None:
+        """Pass the frame on, if it is the next one.
+
+        Raises:
+            InstanceFailed: Tokens are missing, come twice, or come before the instance has admitted the request.
+        """
+        if not self.begun:
+            raise InstanceFailed(Failure.PROTOCOL_ERROR, "tokens before the request was admitted")
         if frame.offset != len(self.token_ids):
             message = f"a frame at {frame.offset}, where {len(self.token_ids)} was due"
             raise InstanceFailed(Failure.PROTOCOL_ERROR, message)
         self.token_ids += frame.token_ids
-        return frame
+        self._on_tokens(frame)
 
 
 class TierGeneration:
@@ -137,11 +148,13 @@ class TierGeneration:
         deadline_s: float,
         parent: Context,
         *,
+        on_tokens: OnTokens,
         may_give_up: bool,
         history: FailureHistory | None = None,
     ) -> AsyncGenerator[GenerationEvent, None]:
-        """Events of one reply; TierDone is the last.
+        """Events of one reply but its tokens; TierDone is the last.
 
+        on_tokens: takes the reply's frames, each token once, each frame behind all events before it.
         may_give_up: with no instance to try at the start, Unavailable at once instead of waiting for one.
         history: what the request has met with in other tiers.
 
@@ -151,7 +164,7 @@ class TierGeneration:
             Overloaded: The tier's workers are full and refused too often.
             Unavailable, DeadlineExceeded: No instance could be tried, or all that were tried failed.
         """
-        assembler, history = ReplyAssembler(request.resume_token_ids), history or FailureHistory()
+        assembler, history = ReplyAssembler(request.resume_token_ids, on_tokens), history or FailureHistory()
         budget = TryBudget(self._policy.max_attempts, self._policy.max_refusals)
         current, avoid, why, most = "", "", "", None
         prompt_tokens = self._lengths.estimate(tier, request.prompt)
@@ -162,13 +175,13 @@ class TierGeneration:
             record = await self._place(
                 tier, request.request_id, tokens, avoid, prefix_holder, deadline_s, patient=patient
             )
-            greeted, begun_at = False, len(assembler.token_ids)
+            assembler.begun, begun_at = False, len(assembler.token_ids)
             attempt = self._attempt(tier, record, request, assembler, deadline_s, parent, history)
             try:
                 async with aclosing(attempt) as events:
                     async for event in events:
-                        if not greeted:
-                            greeted = True
+                        if not assembler.begun:
+                            assembler.begun = True
                             yield self._greeting(tier, current, record.instance_id, assembler, why)
                             current = record.instance_id
                         if isinstance(event, InstanceChanged):
@@ -183,7 +196,7 @@ class TierGeneration:
                         if isinstance(event, TierDone):
                             return
             except PenstockError as error:
-                avoid = current if greeted else record.instance_id
+                avoid = current if assembler.begun else record.instance_id
                 new_tokens = len(assembler.token_ids) - begun_at
                 failure = self._record_failure(tier, request.request_id, avoid, error, new_tokens, history)
                 if RULES[failure].cost is Cost.END:
@@ -321,11 +334,9 @@ class TierGeneration:
         try:
             with ExitStack() as sent:
                 sent.enter_context(self._pool.sending(record.instance_id))
-                async with aclosing(reply.events()) as events:
+                async with aclosing(reply.events(assembler.take)) as events:
                     async for event in events:
                         match event:
-                            case TokenFrame():
-                                yield assembler.take(event)
                             case WorkerAdmitted():
                                 yield TierAdmitted(
                                     tier,

@@ -17,11 +17,11 @@ from opentelemetry.metrics import Meter
 from opentelemetry.trace import Span, SpanKind, Tracer
 
 from router_service.clients.bid_client import BidClient, Confirmation, Metadata
-from router_service.clients.worker_client import MoveAdvice, MoveReason
 from router_service.migration.movable_reply import MovableReply, Moved, NotMoved
 from services.domain.errors import PenstockError
 from services.domain.instances import InstanceRecord
 from services.domain.mesh_view import MeshView
+from services.domain.stages.advice import MoveAdvice, MoveReason
 from services.domain.stages.bidding import Ask, Bid, choose
 from services.domain.stages.places import by_preference, outgrown_to, peers
 

@@ -24,11 +24,11 @@ from services.background import end
 from services.domain.errors import AlreadyRunning, NotFound, Overloaded, PenstockError, Unavailable
 from services.domain.instances import InstanceRecord
 from services.domain.requests import FinishReason, GenerationRequest, TokenFrame
+from services.event_streams import EventStream, OnTokens
 
 _log = logging.getLogger(__name__)
 
 MOVE_TIMEOUT_S = 120.0  # the longest a move may take
-EVENTS_AHEAD = 64  # events of a target that are kept before it is read
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -84,16 +84,21 @@ class MovableReply:
         self._on_failure, self._may_move = on_failure, may_move
         self.record = record
         self._reading = Reading.AT_SOURCE
+        self._on_tokens: OnTokens = _nobody_reads
         self._claim: _Claim | None = None
         self._claims: set[asyncio.Task[None]] = set()
         self._why = ""
 
-    async def events(self) -> AsyncGenerator[WorkerEvent | WorkerChanged, None]:
-        """The reply's events, WorkerChanged wherever it has moved; WorkerFinished is the last.
+    async def events(self, on_tokens: OnTokens) -> AsyncGenerator[WorkerEvent | WorkerChanged, None]:
+        """The reply's events but tokens, WorkerChanged wherever it has moved; WorkerFinished is the last.
 
-        Raises what the worker said; Unavailable where the one that is read breaks off, goes silent or aborts.
+        on_tokens: takes the frames of whichever worker is read, each behind all events before it.
+
+        Raises:
+            PenstockError: The error of the worker that is read; Unavailable where it breaks off, goes silent or aborts.
         """
-        events: AsyncGenerator[WorkerEvent, None] = self._generate(self.record.address)
+        self._on_tokens = on_tokens
+        events = self._generate(self.record.address, self._pass_tokens)
         try:
             while True:
                 async with aclosing(events):
@@ -109,8 +114,6 @@ class MovableReply:
                                     )
                                 yield event
                                 return
-                            if isinstance(event, TokenFrame):
-                                self._advance(MoveEvent.SOURCE_SPOKE)
                             yield event
                     except (Unavailable, NotFound, AlreadyRunning, Overloaded) as error:
                         self._advance(MoveEvent.SOURCE_LOST)
@@ -150,9 +153,9 @@ class MovableReply:
             return NotMoved("instances died while they worked on it")
         transfer_id, source, sent_bytes = secrets.token_hex(8), self.record, 0
         self._why = why
-        claim = self._claim = _Claim(
-            target, self._generate(target.address, transfer_id), lambda: self._target_lost(claim)
-        )
+        stream = EventStream[WorkerEvent](self._pass_tokens)
+        events = self._generate(target.address, stream.put, transfer_id)
+        claim = self._claim = _Claim(target, events, stream, lambda: self._target_lost(claim))
         self._claims.add(claim.task)
         claim.task.add_done_callback(self._claims.discard)
         self._advance(MoveEvent.BEGUN)
@@ -205,25 +208,44 @@ class MovableReply:
             self._claim.task.cancel()
             self._claim = None
 
-    def _generate(self, address: str, transfer_id: str = "") -> AsyncGenerator[WorkerEvent, None]:
+    def _pass_tokens(self, frame: TokenFrame) -> None:
+        """Take a frame of the worker that is read."""
+        if self._reading is not Reading.AT_SOURCE:
+            self._advance(MoveEvent.SOURCE_SPOKE)
+        self._on_tokens(frame)
+
+    def _generate(self, address: str, on_tokens: OnTokens, transfer_id: str = "") -> AsyncGenerator[WorkerEvent, None]:
         return self._workers.generate(
-            address, self._request, timeout_s=self._left_s(), metadata=self._metadata, transfer_id=transfer_id
+            address,
+            self._request,
+            timeout_s=self._left_s(),
+            metadata=self._metadata,
+            transfer_id=transfer_id,
+            on_tokens=on_tokens,
         )
 
     def _left_s(self) -> float:
         return max(0.001, self._deadline_s - asyncio.get_running_loop().time())
 
 
+def _nobody_reads(_: TokenFrame) -> None:
+    raise AssertionError("tokens of a reply that is not read")
+
+
 class _Claim:
-    """The stream at a target, kept open from before the move on; its events wait here until they are read."""
+    """The stream at a target, kept open from before the move on; its events wait in `stream` until they are read."""
 
     def __init__(
-        self, target: InstanceRecord, events: AsyncGenerator[WorkerEvent, None], on_lost: Callable[[], None]
+        self,
+        target: InstanceRecord,
+        events: AsyncGenerator[WorkerEvent, None],
+        stream: EventStream[WorkerEvent],
+        on_lost: Callable[[], None],
     ) -> None:
+        """events: without their tokens, which `stream` has taken already."""
         self.target = target
         self.error: PenstockError | None = None
-        self._source, self._on_lost = events, on_lost
-        self._queue: asyncio.Queue[WorkerEvent | PenstockError] = asyncio.Queue(EVENTS_AHEAD)
+        self._source, self._stream, self._on_lost = events, stream, on_lost
         loop = asyncio.get_running_loop()
         self._waits: asyncio.Future[bool] = loop.create_future()
         self._admitted: asyncio.Future[bool] = loop.create_future()
@@ -241,9 +263,7 @@ class _Claim:
         """To the end; leaving the iteration ends the stream."""
         try:
             while True:
-                event = await self._queue.get()
-                if isinstance(event, PenstockError):
-                    raise event
+                event = await self._stream.get()
                 yield event
                 if isinstance(event, (WorkerFinished, WorkerHandedOver)):
                     return
@@ -259,11 +279,13 @@ class _Claim:
                         continue
                     if isinstance(event, WorkerAdmitted):
                         self._settle(self._admitted, True)
-                    await self._queue.put(event)
+                    self._stream.put(event)
         except PenstockError as error:
             self.error = error
             self._on_lost()
-            await self._queue.put(error)
+            self._stream.fail(error)
+        except Exception as error:  # a fault of ours: whoever reads has it
+            self._stream.fail(error)
         finally:
             self._settle(self._waits, False)
             self._settle(self._admitted, False)

@@ -1,17 +1,19 @@
 """The HTTP server: routes, streaming, errors."""
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from aiohttp import web
 from opentelemetry.trace import NoOpTracer, Span, SpanKind, StatusCode
 
-from router_service.domain.events import Answer, Finished, RouterEvent, RouterRequest, TierStarted
+from router_service.admission.admission_queue import Places
+from router_service.answer_batching import AnswerBatching
+from router_service.domain.events import RouterEvent, RouterRequest
 from router_service.domain.models import ServedModel, models_of
 from router_service.generation.in_flight_requests import InFlightRequests, new_request_id
 from router_service.generation.request_driver import RequestDriver
@@ -19,11 +21,14 @@ from router_service.openai_gateway import health, replies, schema, whole_replies
 from router_service.openai_gateway.bodies import RequestBodies
 from router_service.openai_gateway.connections import GatewayRunner
 from router_service.openai_gateway.errors import error_body, error_headers, plain_error, refusal
+from router_service.openai_gateway.event_writer import EventWriter
 from router_service.openai_gateway.health import HealthRoutes
 from router_service.openai_gateway.replies import ChatFormat, Choice, CompletionFormat, Format
-from router_service.openai_gateway.tools import ToolDeltas
+from router_service.openai_gateway.streamed_calls import StreamedCalls
+from router_service.openai_gateway.streamed_replies import StreamedReply
 from router_service.routing.readiness import readiness
 from services import telemetry
+from services.background import end
 from services.domain.errors import InvalidRequest, NotFound, PeerNotReading, PenstockError, invalid, shortened
 from services.domain.mesh_view import MeshView
 from services.domain.requests import MAX_SEED, Prompt, SamplingParams
@@ -58,9 +63,15 @@ class OpenAiGateway:
     """/v1/chat/completions, /v1/completions, /v1/models, and health, over the router's own driver: no hop between."""
 
     def __init__(
-        self, driver: RequestDriver, view: MeshView, draining: InFlightRequests, measured: Telemetry, limits: HttpLimits
+        self,
+        driver: RequestDriver,
+        view: MeshView,
+        draining: InFlightRequests,
+        batching: AnswerBatching,
+        measured: Telemetry,
+        limits: HttpLimits,
     ) -> None:
-        self._driver, self._view, self._draining = driver, view, draining
+        self._driver, self._view, self._draining, self._batching = driver, view, draining, batching
         self._tracer, self._limits = measured.tracer, limits
         given_up = measured.meter.create_counter("penstock.http.server.write_timeouts", unit="{request}")
         self._bodies = RequestBodies(limits.body_timeout_s)
@@ -198,18 +209,19 @@ class OpenAiGateway:
                 prompt=prompts[choice.prompt_index],
                 sampling=_nth(sampling, choice.index),
                 deadline_s=deadline_s,
+                streamed=bool(asked.stream),
             )
             for choice in choices
         ]
         with self._draining:
-            async with (
-                self._driver.admitted(requests) as places,
-                aclosing(_merged([self._driver.run(r, places) for r in requests])) as events,
-            ):
+            async with self._driver.admitted(requests) as places:
                 if asked.stream:
-                    return await self._stream(request, asked, shape, request_id, choices, events, with_logprobs)
-                async for index, event in events:
-                    choices[index].saw(event)
+                    return await self._stream(request, asked, shape, request_id, choices, requests, places)
+
+                def choice_events(index: int) -> AsyncGenerator[RouterEvent, None]:
+                    return self._driver.run(requests[index], places, choices[index].answer)
+
+                await _all_choices(len(choices), choice_events, lambda index, event: choices[index].saw(event))
         head = replies.envelope(shape, request_id, asked.model, chunk=False)
         head |= {"usage": replies.usage(choices), "penstock": _extension(request_id, choices)}
         body = await whole_replies.encoded(shape, head, choices, logprobs=with_logprobs)
@@ -222,73 +234,48 @@ class OpenAiGateway:
         shape: Format,
         request_id: str,
         choices: list[Choice],
-        events: AsyncGenerator[tuple[int, RouterEvent], None],
-        with_logprobs: bool,
+        requests: list[RouterRequest],
+        places: Places,
     ) -> web.StreamResponse:
         """Server-sent events. Headers go out with the first event, so an error before it still has its own status."""
-        base = replies.envelope(shape, request_id, asked.model, chunk=True)
-        wants_usage = asked.stream_options is not None and asked.stream_options.include_usage
-        if wants_usage:
-            base["usage"] = None
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        async with EventWriter(request, response, self._writes, requests[0].deadline_s) as writer:
+            offers_tools = isinstance(asked, schema.ChatRequest) and bool(asked.tool_use().offered)
+            reply = (partial(StreamedCalls, **self._calls(requests)) if offers_tools else StreamedReply)(
+                shape,
+                replies.envelope(shape, request_id, asked.model, chunk=True),
+                choices,
+                writer.send,
+                self._batching.add,
+                lambda: _extension(request_id, choices),
+                logprobs=requests[0].sampling.top_logprobs is not None,
+                usage=asked.stream_options is not None and asked.stream_options.include_usage,
+            )
 
-        write = self._writes.watched()
-        offers_tools = isinstance(asked, schema.ChatRequest) and bool(asked.tool_use().offered)
-        calling = dict[int, ToolDeltas]()  # by choice
+            def choice_events(index: int) -> AsyncGenerator[RouterEvent, None]:
+                return self._driver.run(requests[index], places, partial(reply.answer, index))
 
-        async def send(chunk: dict[str, Any] | str) -> None:
-            data = chunk if isinstance(chunk, str) else json.dumps(chunk, separators=(",", ":"))
-            with write:
-                await response.write(f"data: {data}\n\n".encode())
-
-        try:
-            async for index, event in events:
-                choice = choices[index]
-                if isinstance(event, TierStarted) and offers_tools:
-                    own_id = request_id if len(choices) == 1 else f"{request_id}-{index}"
-                    if (form := self._tool_format(event.instance_id)) is not None:
-                        calling[index] = ToolDeltas(form, own_id)
-                if not isinstance(event, (Answer, Finished)):
-                    continue
-                if not response.prepared:
-                    await response.prepare(request)
-                    for opened in choices:
-                        if (opening := shape.opening(opened.index)) is not None:
-                            await send(base | {"choices": [opening]})
-                if index in calling:
-                    pieces = (
-                        calling[index].push(event.frame.text) if isinstance(event, Answer) else calling[index].finish()
-                    )
-                    for delta in replies.tool_deltas(index, pieces, event, logprobs=with_logprobs):
-                        await send(base | {"choices": [delta]})
-                if isinstance(event, Answer) and index in calling:
-                    choice.saw(event)
-                elif isinstance(event, Answer):
-                    delta = shape.delta(choice.index, event, len(choice.text), logprobs=with_logprobs)
-                    choice.saw(event)
-                    if event.frame.text or with_logprobs:
-                        await send(base | {"choices": [delta]})
-                else:
-                    choice.saw(event)
-                    last = all(c.finished is not None for c in choices)
-                    extra = {"penstock": _extension(request_id, choices)} if last and not wants_usage else {}
-                    await send(base | {"choices": [shape.closing(choice)]} | extra)
-            if wants_usage:
-                extra = {"penstock": _extension(request_id, choices)}
-                await send(base | {"choices": [], "usage": replies.usage(choices)} | extra)
-            await send("[DONE]")
-        except PeerNotReading:
-            raise
-        except PenstockError as error:
-            if not response.prepared:
+            try:
+                await _all_choices(len(choices), choice_events, reply.event, writer.sent)
+                reply.end()
+            except PeerNotReading:
                 raise
-            await send(error_body(error))
+            except PenstockError as error:
+                if not writer.begun:
+                    raise
+                reply.error(error_body(error))
+            await writer.sent()
         return response
 
-    def _tool_format(self, instance_id: str) -> ToolFormat | None:
-        """How an instance's model writes tool calls; None where it takes no tools."""
-        record = self._view.find(instance_id)
-        return FORMATS.get(record.model.tool_format) if record is not None and record.model is not None else None
+    def _calls(self, requests: list[RouterRequest]) -> dict[str, Any]:
+        """What StreamedCalls needs to know of the requests of a stream's choices."""
+        return {"request_ids": [request.request_id for request in requests], "tool_format": self._tool_format}
+
+    def _tool_format(self, tier: str) -> ToolFormat | None:
+        """How a tier's model writes tool calls; None if that is not known."""
+        workers = [*self._view.workers(tier), *self._view.expired_workers(tier)]
+        names = (worker.model.tool_format for worker in workers if worker.model is not None)
+        return FORMATS.get(next(names, ""))
 
 
 def _cut_off(request: web.Request, span: Span, error: PeerNotReading) -> asyncio.CancelledError:
@@ -332,36 +319,34 @@ def _model_body(model: ServedModel) -> dict[str, Any]:
     }
 
 
-async def _merged(sources: list[AsyncGenerator[RouterEvent, None]]) -> AsyncGenerator[tuple[int, RouterEvent], None]:
-    """Events of several requests as they come, each with its source's index. The first error ends them all."""
-    if len(sources) == 1:
-        async with aclosing(sources[0]) as only:
-            async for event in only:
-                yield 0, event
+async def _all_choices(
+    count: int,
+    events_of: Callable[[int], AsyncGenerator[RouterEvent, None]],
+    on_event: Callable[[int, RouterEvent], None],
+    room: Callable[[], Awaitable[None]] | None = None,
+) -> None:
+    """Run all choices of a reply, side by side, to their ends. The first error ends them all.
+
+    room: waited for behind each event: while a client does not read, its choices keep their places.
+    """
+
+    async def one(index: int) -> None:
+        async with aclosing(events_of(index)) as events:
+            async for event in events:
+                on_event(index, event)
+                if room is not None:
+                    await room()
+
+    if count == 1:
+        await one(0)
         return
-    queue: asyncio.Queue[tuple[int, RouterEvent | Exception | None]] = asyncio.Queue()
-
-    async def pump(index: int) -> None:
-        try:
-            async with aclosing(sources[index]) as source:
-                async for event in source:
-                    queue.put_nowait((index, event))
-            queue.put_nowait((index, None))
-        except Exception as error:
-            queue.put_nowait((index, error))
-
-    tasks = [asyncio.create_task(pump(i)) for i in range(len(sources))]
+    tasks = [asyncio.create_task(one(index)) for index in range(count)]
     try:
-        left = len(tasks)
-        while left:
-            index, came = await queue.get()
-            if came is None:
-                left -= 1
-            elif isinstance(came, Exception):
-                raise came
-            else:
-                yield index, came
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in done:
+            task.result()
     finally:
+        await end(*tasks)
         for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+            if not task.cancelled():
+                task.exception()  # of those behind the first error: nobody else asks for it

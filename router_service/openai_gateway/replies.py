@@ -8,9 +8,9 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any
 
-from router_service.domain.events import Answer, Finished, RouterEvent
+from router_service.domain.events import Finished, RouterEvent
 from router_service.openai_gateway import tools
-from services.domain.requests import FinishReason, PositionLogprobs, TokenLogprob
+from services.domain.requests import FinishReason, PositionLogprobs, TokenFrame, TokenLogprob
 
 Json = dict[str, Any]
 
@@ -27,11 +27,13 @@ class Choice:
     positions: list[PositionLogprobs] = field(default_factory=list)
     finished: Finished | None = None
 
+    def answer(self, _: str, frame: TokenFrame) -> None:
+        """Take a part of the answer, from whichever tier."""
+        self.text += frame.text
+        self.positions += told(frame.logprobs)
+
     def saw(self, event: RouterEvent) -> None:
-        if isinstance(event, Answer):
-            self.text += event.frame.text
-            self.positions += told(event.frame.logprobs)
-        elif isinstance(event, Finished):
+        if isinstance(event, Finished):
             self.finished = event
 
     @property
@@ -118,9 +120,9 @@ def completion_logprobs(positions: Seq[PositionLogprobs], text_before: int = 0) 
     }
 
 
-def tool_deltas(index: int, pieces: Seq[Json], event: Answer | Finished, *, logprobs: bool) -> list[Json]:
-    """The chunks' choices of a reply that may call tools: its pieces, the logprobs of an event's tokens with the first."""
-    positions = told(event.frame.logprobs) if logprobs and isinstance(event, Answer) else []
+def tool_deltas(index: int, pieces: Seq[Json], frame: TokenFrame | None) -> list[Json]:
+    """The chunks' choices of a reply that may call tools: its pieces, the logprobs of a frame with the first."""
+    positions = told(frame.logprobs) if frame is not None else []
     if positions and not pieces:
         pieces = [{}]
     return [
@@ -150,9 +152,9 @@ class ChatFormat:
     def opening(self, index: int) -> Json | None:
         return {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
 
-    def delta(self, index: int, answer: Answer, text_before: int, *, logprobs: bool) -> Json:
-        said = chat_logprobs(told(answer.frame.logprobs)) if logprobs else None
-        return {"index": index, "delta": {"content": answer.frame.text}, "logprobs": said, "finish_reason": None}
+    def delta(self, index: int, frame: TokenFrame, text_before: int, *, logprobs: bool) -> Json:
+        said = chat_logprobs(told(frame.logprobs)) if logprobs else None
+        return {"index": index, "delta": {"content": frame.text}, "logprobs": said, "finish_reason": None}
 
     def closing(self, choice: Choice) -> Json:
         return {"index": choice.index, "delta": {}, "logprobs": None, "finish_reason": choice.reason}
@@ -170,9 +172,9 @@ class CompletionFormat:
     def opening(self, index: int) -> Json | None:
         return None
 
-    def delta(self, index: int, answer: Answer, text_before: int, *, logprobs: bool) -> Json:
-        said = completion_logprobs(told(answer.frame.logprobs), text_before) if logprobs else None
-        return {"index": index, "text": answer.frame.text, "logprobs": said, "finish_reason": None}
+    def delta(self, index: int, frame: TokenFrame, text_before: int, *, logprobs: bool) -> Json:
+        said = completion_logprobs(told(frame.logprobs), text_before) if logprobs else None
+        return {"index": index, "text": frame.text, "logprobs": said, "finish_reason": None}
 
     def closing(self, choice: Choice) -> Json:
         return {"index": choice.index, "text": "", "logprobs": None, "finish_reason": choice.reason}

@@ -1,4 +1,4 @@
-"""The vocabulary that all services share. Pure: standard library only, no I/O, no clock."""
+"""Domain types shared by all services. Pure: only the standard library, no I/O, no clock."""
 
 from services.domain.errors import (
     AlreadyRunning,

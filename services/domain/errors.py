@@ -1,17 +1,17 @@
-"""The one tree of errors. No I/O here: `services.errors` maps it to gRPC and HTTP."""
+"""The exceptions of all services. No I/O; `services.errors` maps them to gRPC and HTTP."""
 
 from dataclasses import dataclass
 
 MAX_NAMED_PROBLEMS = 16
-"""Problems that one report names; a client mends these first, and a report stays small whatever was sent."""
+"""Largest number of problems in one error, which bounds its size."""
 MAX_FIELD_CHARS = 120
 MAX_PROBLEM_CHARS = 400
 MAX_ECHO_CHARS = 80
-"""Of a client's own text in a message: enough to recognise it."""
+"""Largest length of quoted client input in an error message."""
 
 
 def shortened(text: str, limit: int = MAX_ECHO_CHARS) -> str:
-    """`text` in at most `limit` printable characters: the rest becomes an ellipsis, and line ends and the like escapes."""
+    """`text` truncated to `limit` characters with an ellipsis, with non-printable characters escaped."""
     head = text[:limit]
     if not head.isprintable():
         head = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in head)
@@ -20,23 +20,23 @@ def shortened(text: str, limit: int = MAX_ECHO_CHARS) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FieldProblem:
-    """What is wrong with one field, named as the caller wrote it (`sampling.temperature`, `messages[0].role`)."""
+    """The problem with one field, with its path as in the request (`sampling.temperature`, `messages[0].role`)."""
 
     field: str
     problem: str
 
 
 class PenstockError(Exception):
-    """An error with a place in the contract. `reason` is its machine-readable name."""
+    """Base of the errors that clients see. `reason`: its machine-readable name."""
 
     reason = "INTERNAL"
 
 
 class InvalidRequest(PenstockError):
-    """The request cannot be served as it is; every problem names its field.
+    """The request is invalid; every problem names its field.
 
     problems: at most MAX_NAMED_PROBLEMS, each bounded in length.
-    unnamed: how many more there were.
+    unnamed: number of further problems.
     """
 
     reason = "INVALID_REQUEST"
@@ -52,7 +52,7 @@ class InvalidRequest(PenstockError):
 
 
 class PromptTooLong(InvalidRequest):
-    """The prompt leaves no room for a reply in this model's context; a larger context may do."""
+    """The prompt leaves no room for a reply in the model's context. A model with a larger context may serve it."""
 
     reason = "PROMPT_TOO_LONG"
 
@@ -80,7 +80,7 @@ class AlreadyRunning(PenstockError):
 
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id
-        super().__init__(f"request '{shortened(request_id)}' is running already")
+        super().__init__(f"request '{shortened(request_id)}' is already running")
 
 
 class RevisionConflict(PenstockError):
@@ -92,51 +92,51 @@ class RevisionConflict(PenstockError):
 
 
 class Overloaded(PenstockError):
-    """Too much is waiting already; `retry_after_s` is when a place may be free."""
+    """There is no capacity now. `retry_after_s`: when to try again."""
 
     reason = "OVERLOADED"
 
-    def __init__(self, what: str, retry_after_s: float) -> None:
+    def __init__(self, problem: str, retry_after_s: float) -> None:
         self.retry_after_s = retry_after_s
-        super().__init__(f"{what}; try again in {retry_after_s:.1f} s")
+        super().__init__(f"{problem}; try again in {retry_after_s:.1f} s")
 
 
 class Unavailable(PenstockError):
-    """Something that the request needs is away; it may come back."""
+    """A service that the request needs is unavailable at the moment."""
 
     reason = "UNAVAILABLE"
 
 
 class InstanceDraining(Unavailable):
-    """This instance takes no new requests: it is about to end."""
+    """The instance is draining and accepts no new requests."""
 
     reason = "DRAINING"
 
 
 class InternalError(Unavailable):
-    """Another service failed while it worked on the request; its log has more."""
+    """Another service failed while processing the request; see its log."""
 
     reason = "INTERNAL_ERROR"
 
 
 class MessageTooLarge(InvalidRequest):
-    """The request, or a part of its reply, is larger than one message may be."""
+    """The request, or a part of its reply, exceeds the size limit of a message."""
 
     reason = "MESSAGE_TOO_LARGE"
 
     @classmethod
     def by(cls, field: str, size_bytes: int, limit_bytes: int) -> "MessageTooLarge":
-        return cls(FieldProblem(field, f"makes a message of {size_bytes} bytes; at most {limit_bytes} can be sent"))
+        return cls(FieldProblem(field, f"makes a message of {size_bytes} bytes; the limit is {limit_bytes}"))
 
 
 class PoisonRequest(PenstockError):
-    """Instances died while they worked on this request; it is not tried at another, and must not be sent again."""
+    """Several instances died while running this request. It is given up and must not be retried."""
 
     reason = "POISON_REQUEST"
 
     def __init__(self, deaths: int) -> None:
         self.deaths = deaths
-        super().__init__(f"{deaths} instances died while they worked on this request; it is not tried at another")
+        super().__init__(f"{deaths} instances died while running this request; it is not retried")
 
 
 class DeadlineExceeded(PenstockError):
@@ -144,22 +144,22 @@ class DeadlineExceeded(PenstockError):
 
 
 class RequestFailed(PenstockError):
-    """An engine cannot compute this one request; others are not affected.
+    """The engine cannot compute this request. Other requests are not affected.
 
-    The same request fails the same way at any instance of the model: it must not be retried.
+    It fails in the same way on every instance of the model and must not be retried.
     """
 
     reason = "REQUEST_FAILED"
 
 
 class PeerNotReading(PenstockError):
-    """The peer has not read for too long; what is written to it is given up. It may ask for the rest when it reads again."""
+    """The peer has not read for too long, so the stream to it ends. It may resume when it reads again."""
 
     reason = "PEER_NOT_READING"
 
 
 class NotServed(PenstockError):
-    """In the contract, but not served by this build or this engine."""
+    """This build or this engine does not implement the call."""
 
     reason = "NOT_SERVED"
 

@@ -1,8 +1,8 @@
-"""GPUs, models, and what it takes to run one on the other: memory by arithmetic, step time by a roofline. No I/O.
+"""GPUs and models: memory needs and, by a roofline, step times of a model on a GPU. No I/O.
 
 The roofline follows Williams et al. (2009): an operation takes as long as the slower of its arithmetic and its memory
 traffic. Communication is that of Megatron-style tensor parallelism (two all-reduces per layer) and of pipeline stages (one
-hand-over per boundary).
+transfer per boundary).
 """
 
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ from services.domain.latency import StepLatencyModel
 
 @dataclass(frozen=True, slots=True)
 class GpuSpec:
-    """One kind of GPU, by its data sheet.
+    """One type of GPU, from its data sheet.
 
     memory_bytes, memory_bytes_per_s, flops_per_s (dense 16 bit), link_bytes_per_s (between two GPUs of a node, one way).
-    compute_efficiency, memory_efficiency: what of the sheet's figures kernels reach.
+    compute_efficiency, memory_efficiency: fraction of the sheet's figures that kernels reach.
     """
 
     name: str
@@ -29,11 +29,11 @@ class GpuSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """One model, by its published config.
+    """One model, from its published config.
 
-    parameters: all that must lie in memory. active_parameters: those that compute a token (fewer for a mixture of experts).
-    kv_bytes_per_token: over all layers. bytes_per_parameter: 2 for 16 bit, 1 for FP8. heads: of the queries, which tensor
-    parallelism must divide; kv_heads: beyond so many shards KV is copied.
+    parameters: in memory. active_parameters: used for one token (fewer for a mixture of experts).
+    kv_bytes_per_token: over all layers. bytes_per_parameter: 2 for 16 bit, 1 for FP8. heads: query heads; tensor
+    parallelism must divide them. kv_heads: with more shards than these, KV is replicated.
     """
 
     name: str
@@ -54,7 +54,7 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaShape:
-    """One replica's parallelism: tp shards of each of pp stages."""
+    """Parallelism of one replica: pp pipeline stages of tp shards each."""
 
     tp: int
     pp: int
@@ -69,7 +69,7 @@ class ReplicaShape:
 
 @dataclass(frozen=True, slots=True)
 class ClusterSpec:
-    """`nodes` nodes of `gpus_per_node` GPUs each. Between nodes `node_link_bytes_per_s`, one way and per GPU."""
+    """`nodes` nodes with `gpus_per_node` GPUs each. node_link_bytes_per_s: bandwidth between nodes, one way, per GPU."""
 
     gpu: GpuSpec
     nodes: int
@@ -83,12 +83,12 @@ class ClusterSpec:
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """What an engine adds to the hardware.
+    """Properties of the engine.
 
-    step_overhead_s: CPU time that a step waits for. memory_share: of a GPU's memory that may be used. activation_bytes: head
-    room per GPU beside weights and KV. tp_efficiency: K(N) of CASCADIA's appendix B, the share of the ideal 1/N speed-up
-    that N shards reach in their kernels, by N; between and beyond the given ones, the nearest below. link_latency_s: of one
-    collective or hand-over.
+    step_overhead_s: CPU time per step. memory_share: fraction of a GPU's memory that may be used. activation_bytes: memory
+    per GPU in addition to weights and KV. tp_efficiency: K(N) of CASCADIA's appendix B, the fraction of the ideal 1/N
+    speed-up that kernels reach with N shards, by N; for other N, the value of the next smaller one. link_latency_s: of one
+    collective or transfer.
     """
 
     step_overhead_s: float = 0.002
@@ -103,7 +103,7 @@ class Runtime:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Whether a replica fits. kv_tokens: room for KV over the whole replica; `reason` says why not."""
+    """Whether a model fits on a replica. kv_tokens: KV capacity of the replica. reason: why it does not fit."""
 
     kv_tokens: int
     reason: str = ""
@@ -114,7 +114,7 @@ class Fit:
 
 
 def fit(model: ModelSpec, shape: ReplicaShape, cluster: ClusterSpec, runtime: Runtime, longest_tokens: int) -> Fit:
-    """Whether weights and the KV of one longest request fit a replica of this shape, and how much KV does."""
+    """Whether the weights and the KV of the longest request fit on a replica of this shape, and its KV capacity."""
     if shape.tp > cluster.gpus_per_node:
         return Fit(0, f"TP={shape.tp} exceeds the {cluster.gpus_per_node} GPUs of a node")
     if model.heads % shape.tp:
@@ -141,18 +141,16 @@ _KNOTS = (1, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 
 
 
 def roofline(model: ModelSpec, shape: ReplicaShape, cluster: ClusterSpec, runtime: Runtime) -> StepLatencyModel:
-    """Step time of a replica by arithmetic, memory traffic and communication.
+    """Step time of a replica from arithmetic, memory traffic and communication.
 
-    A step passes all pp stages one after the other; other steps may be in other stages meanwhile.
+    A step passes all pp stages in sequence; other steps may be in other stages at the same time.
     """
     gpu, tp = cluster.gpu, shape.tp
-    speed = (
-        gpu.flops_per_s * gpu.compute_efficiency * tp * runtime.efficiency(tp)
-    )  # of the shards of one stage together
+    speed = gpu.flops_per_s * gpu.compute_efficiency * tp * runtime.efficiency(tp)  # of all shards of one stage
     bandwidth = gpu.memory_bytes_per_s * gpu.memory_efficiency * tp * runtime.efficiency(tp)
     across_nodes = shape.gpus > cluster.gpus_per_node
     handover_bytes_per_s = cluster.node_link_bytes_per_s if across_nodes else gpu.link_bytes_per_s
-    activation = model.hidden * 2.0  # bytes of one token between layers
+    activation = model.hidden * 2.0  # bytes per token between layers
 
     def base(tokens: float) -> float:
         read = min(model.parameters, model.active_parameters * max(1.0, tokens)) * model.bytes_per_parameter

@@ -1,4 +1,4 @@
-"""Instances of services and their load, as they tell the mesh about themselves. No I/O."""
+"""Records that instances publish about themselves and their load. No I/O."""
 
 import enum
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ class Role(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """What a worker serves.
+    """The model of a worker.
 
-    max_requests: running and queued requests it takes at once; one more is refused.
-    tool_format: how the model writes tool calls (`services.tool_calls`); empty where it takes no tools.
+    max_requests: limit on running and queued requests; further ones are refused.
+    tool_format: how the model writes tool calls (`services.tool_calls`); empty if its chat template takes no tools.
     """
 
     tier: str
@@ -37,8 +37,8 @@ class ModelCard:
 class Load:
     """A worker's load. Lengths are tokens per request, prompt and output so far.
 
-    input_tokens: of these the prompts, running requests first, then the queued ones.
-    cached_tokens: of ended requests, in KV that a new one with the same beginning need not compute.
+    input_tokens: lengths of the prompts, running requests first, then queued ones.
+    cached_tokens: KV of finished requests that new requests with the same prefix can reuse.
     """
 
     running_tokens: tuple[int, ...] = ()
@@ -58,7 +58,7 @@ class Load:
 
     @property
     def in_flight(self) -> list[InFlight]:
-        """The sequences running and queued; one whose prompt's length is not known counts as all prompt."""
+        """The running and queued sequences. If the length of the prompt is unknown, the whole sequence counts as prompt."""
         lengths = (*self.running_tokens, *self.queued_tokens)
         inputs = self.input_tokens if len(self.input_tokens) == len(lengths) else lengths
         return [InFlight(tokens, prompt) for tokens, prompt in zip(lengths, inputs, strict=True)]
@@ -66,12 +66,13 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class InstanceRecord:
-    """What an instance publishes about itself.
+    """The record that an instance publishes about itself.
 
-    epoch, sequence: a record replaces an earlier one of the same instance where (epoch, sequence) is greater; the epoch
-        changes with every start of the process.
-    lease_s: without a later record the instance's lease ends after so many seconds (`MeshView` says what that means).
-    place: the length stage that a worker serves; None where its tier has none.
+    epoch, sequence: a record replaces another of the same instance if its (epoch, sequence) is greater; the epoch changes
+    with
+        every start of the process.
+    lease_s: the lease of the instance expires after this time without a new record (see `MeshView`).
+    place: the length stage that a worker serves; None without stages.
     """
 
     instance_id: str

@@ -1,12 +1,11 @@
-"""One process's picture of the mesh, kept from records as they arrive. No I/O: time is handed in.
+"""The state of the mesh as one process knows it, built from the records that arrive. No I/O: time is an argument.
 
-An instance's silence counts only as far as the state store itself has shown signs of life: while that is away, or stuck,
-nothing expires and the mesh is served on the last picture. When it is back, instances get a whole lease to speak up again
-before they count as gone.
+Leases expire only while the state store is known to work: when it is unavailable or stuck, nothing expires, and requests are
+served with the last known state. After a reconnection, instances get a full lease to publish again.
 
-The end of a lease says that an instance does not reach the store, not that it is dead. A view that serves requests keeps such
-instances apart, by role, until they are heard again, say goodbye or are forgotten: streams may run there, and they are the
-last resort for new requests.
+An expired lease means that the instance does not reach the store, not that it is dead. A view for serving requests keeps such
+instances separately, by role, until they publish again, deregister or are forgotten: replies may be running there, and they
+are the last resort for new requests.
 """
 
 from collections.abc import Iterable, Set
@@ -20,14 +19,14 @@ from services.domain.plans import Plan
 class _Entry:
     record: InstanceRecord
     heard_at: float
-    expired: bool = False  # its lease has ended
+    expired: bool = False  # whether its lease has expired
 
 
 class MeshView:
-    """Instances by id and the plan. All times are one monotonic clock's, in seconds."""
+    """Instances by id, and the plan. All times are of a monotonic clock, in seconds."""
 
     def __init__(self, keep_expired: Set[Role] = frozenset()) -> None:
-        """keep_expired: roles whose instances are kept when their lease has ended; whoever asks for that forgets them."""
+        """keep_expired: roles whose instances are kept after their lease has expired, until the caller forgets them."""
         self._entries: dict[str, _Entry] = {}
         self._keep_expired = keep_expired
         self._plan: Plan | None = None
@@ -41,17 +40,17 @@ class MeshView:
 
     @property
     def connected(self) -> bool:
-        """Whether the state store is in reach."""
+        """Whether the state store is reachable."""
         return self._connected_since is not None
 
     def age_s(self, now: float) -> float:
-        """Seconds since the picture was last known to be true; 0 while connected; infinite before the first sync."""
+        """Seconds since the state was last known to be current: 0 while connected, infinite before the first sync."""
         if self.connected:
             return 0.0
         return now - self._synced_at if self._synced_at is not None else float("inf")
 
     def connect(self, records: Iterable[InstanceRecord], plan: Plan | None, now: float) -> None:
-        """The store is in reach (again) and holds `records` and `plan`."""
+        """Handle a (re)connection to the store, which holds `records` and `plan`."""
         self._connected_since = self._alive_at = now
         for record in records:
             self.hear(record, now)
@@ -59,11 +58,11 @@ class MeshView:
             self.follow(plan)
 
     def alive(self, now: float) -> None:
-        """The store has shown a sign of life: a message, or an answer."""
+        """Record that the store is alive: it sent a message or a response."""
         self._alive_at = now
 
     def woke(self, now: float) -> None:
-        """This process stood still until now: instances get a whole lease to speak up again, as after a connection."""
+        """Handle a suspension of this process: instances get a full lease to publish again, as after a reconnection."""
         if self.connected:
             self._connected_since = self._alive_at = now
 
@@ -72,9 +71,9 @@ class MeshView:
             self._connected_since, self._synced_at = None, now
 
     def hear(self, record: InstanceRecord, now: float) -> bool:
-        """Take in a record; False if it is older than what is known.
+        """Apply a record; False if it is older than the known one.
 
-        Instances without a lease at the same address are forgotten: another process listens there now.
+        Forgets instances with an expired lease at the same address: another process listens there now.
         """
         known = self._entries.get(record.instance_id)
         if known is not None and known.record.version >= record.version:
@@ -88,13 +87,14 @@ class MeshView:
         return True
 
     def forget(self, instance_id: str) -> None:
-        """The instance has said goodbye, or is known to be gone."""
+        """Remove an instance that has deregistered or is known to be gone."""
         self._entries.pop(instance_id, None)
 
     def follow(self, plan: Plan) -> bool:
-        """Take in a plan; False if it is no newer than the one followed.
+        """Apply a plan; False if it is not newer than the current one.
 
-        Newer is the greater revision, or the later creation: revisions begin anew after planner and store lost everything.
+        A plan is newer by revision or by creation time, because revisions restart when planner and store have lost their
+        data.
         """
         known = self._plan
         if (
@@ -107,7 +107,7 @@ class MeshView:
         return True
 
     def expire(self) -> list[str]:
-        """End the leases that have run out by the store's last sign of life, and name their instances."""
+        """Expire the leases that ended before the store was last alive; return the ids of the instances."""
         since, alive = self._connected_since, self._alive_at
         if since is None:
             return []
@@ -122,11 +122,11 @@ class MeshView:
         return ended
 
     def instances(self, role: Role | None = None) -> list[InstanceRecord]:
-        """Records of instances with a lease, in order of instance id."""
+        """Records of instances with a valid lease, sorted by instance id."""
         return self._records(role, expired=False)
 
     def expired(self, role: Role | None = None) -> list[InstanceRecord]:
-        """Last records of instances whose lease has ended and that are kept, in order of instance id."""
+        """Last records of instances with an expired lease, sorted by instance id."""
         return self._records(role, expired=True)
 
     def find(self, instance_id: str) -> InstanceRecord | None:
@@ -135,11 +135,11 @@ class MeshView:
         return entry.record if entry is not None else None
 
     def workers(self, tier: str) -> list[InstanceRecord]:
-        """The workers of a tier that take new requests and have a lease, in order of instance id."""
+        """Workers of a tier that accept new requests and have a valid lease, sorted by instance id."""
         return _taking(self.instances(Role.WORKER), tier)
 
     def expired_workers(self, tier: str) -> list[InstanceRecord]:
-        """Likewise of those whose lease has ended: to be tried where no other can be."""
+        """The same for workers with an expired lease: the last resort."""
         return _taking(self.expired(Role.WORKER), tier)
 
     def heard_ago_s(self, instance_id: str, now: float) -> float:
@@ -158,5 +158,5 @@ class MeshView:
 
 
 def _taking(workers: Iterable[InstanceRecord], tier: str) -> list[InstanceRecord]:
-    """Those of a tier that do not drain."""
+    """Workers of a tier that are not draining."""
     return [r for r in workers if not r.draining and r.model is not None and r.model.tier == tier]

@@ -1,4 +1,4 @@
-"""A plan: the tiers, their instances, and the score from which each tier's answer stands. No I/O."""
+"""Plans: the tiers, their instances and their thresholds. No I/O."""
 
 import enum
 import re
@@ -14,18 +14,18 @@ _TIER_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}\Z")
 
 
 class JudgeUnavailable(enum.Enum):
-    """What a router does with an answer that cannot be judged."""
+    """What a router does with an answer that cannot be scored."""
 
-    ESCALATE = "escalate"  # the largest tier answers: quality holds, cost rises
-    ACCEPT = "accept"  # the answer stands: cost holds, quality falls
+    ESCALATE = "escalate"  # to the last tier: keeps quality, raises cost
+    ACCEPT = "accept"  # accept the answer: keeps cost, lowers quality
 
 
 @dataclass(frozen=True, slots=True)
 class TierPlan:
-    """One tier. `threshold` (0 to 100) is None on the last tier, whose answers always stand.
+    """One tier. threshold: from 0 to 100; None for the last tier, whose answers are always accepted.
 
-    stages: which of its instances serve which sequence lengths; none: every instance serves every length. qoe: by which its
-    stages were laid out and refine their boundaries.
+    stages: the length stages; without any, every instance serves all lengths. qoe: the QoE model by which stages are planned
+    and refined.
     """
 
     name: str
@@ -38,9 +38,9 @@ class TierPlan:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a plan was computed for, and what it was expected to reach.
+    """The goal of a computed plan and its predicted figures.
 
-    objective: which latency was made small. workload_digest: equal digests, equal workloads. quality: from 0 to 100.
+    objective: the latency that was minimised. workload_digest: equal for equal workloads. quality: from 0 to 100.
     latency_p95_s: of the slowest tier.
     """
 
@@ -54,10 +54,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Where a plan came from; `created_at` in seconds since the epoch, `input_digest` of what it was made from.
-
-    prediction: None for a plan that nobody computed.
-    """
+    """The origin of a plan. created_at: Unix time. input_digest: of the inputs. prediction: only for computed plans."""
 
     source: str
     note: str = ""
@@ -68,7 +65,7 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Tiers from the cheapest up. `revision` 0 is a plan that has not been published. An empty `scorer` is the judge's
+    """A plan. tiers: from the cheapest to the most expensive. revision: 0 if not published. scorer: empty for the judge's
     default."""
 
     revision: int
@@ -81,7 +78,11 @@ class Plan:
         return next((t for t in self.tiers if t.name == name), None)
 
     def validate(self) -> None:
-        """Raise InvalidRequest naming every unsound field."""
+        """Check all fields.
+
+        Raises:
+            InvalidRequest: A field is invalid; the error names every one.
+        """
         problems = [*self._problems()]
         if problems:
             raise InvalidRequest(*problems)
@@ -89,26 +90,29 @@ class Plan:
     def _problems(self) -> Iterator[FieldProblem]:
         if not self.tiers:
             yield FieldProblem("plan.tiers", "at least one tier is needed")
-        seen: set[str] = set()
+        names: set[str] = set()
         for i, tier in enumerate(self.tiers):
             path, last = f"plan.tiers[{i}]", i == len(self.tiers) - 1
             if not _TIER_NAME.match(tier.name):
-                yield FieldProblem(f"{path}.name", "must be 1 to 63 of a-z, 0-9, -, _ and ., not starting with a sign")
+                yield FieldProblem(
+                    f"{path}.name",
+                    "must be 1 to 63 characters of a-z, 0-9, -, _ and ., starting with a letter or digit",
+                )
             elif tier.name == CASCADE_MODEL:
-                yield FieldProblem(f"{path}.name", f"'{CASCADE_MODEL}' means all tiers together")
-            elif tier.name in seen:
-                yield FieldProblem(f"{path}.name", f"'{tier.name}' stands twice")
-            seen.add(tier.name)
+                yield FieldProblem(f"{path}.name", f"'{CASCADE_MODEL}' is reserved for all tiers together")
+            elif tier.name in names:
+                yield FieldProblem(f"{path}.name", f"duplicate name '{tier.name}'")
+            names.add(tier.name)
             if last and tier.threshold is not None:
-                yield FieldProblem(f"{path}.threshold", "the last tier's answers always stand: it has no threshold")
+                yield FieldProblem(f"{path}.threshold", "must not be set: answers of the last tier are always accepted")
             elif not last and tier.threshold is None:
-                yield FieldProblem(f"{path}.threshold", "missing: every tier but the last needs one")
+                yield FieldProblem(f"{path}.threshold", "missing: required for every tier but the last")
             elif tier.threshold is not None and not 0 <= tier.threshold <= 100:
                 yield FieldProblem(f"{path}.threshold", f"must be from 0 to 100, not {tier.threshold}")
             if not 0 <= tier.instances <= MAX_INSTANCES:
                 yield FieldProblem(f"{path}.instance_count", f"must be from 0 to {MAX_INSTANCES}, not {tier.instances}")
             yield from stage_problems(tier.stages, f"{path}.stages")
-            if tier.stages and (held := sum(stage.instances for stage in tier.stages)) != tier.instances:
-                yield FieldProblem(f"{path}.stages", f"hold {held} instances, the tier {tier.instances}")
+            if tier.stages and (stage_instances := sum(stage.instances for stage in tier.stages)) != tier.instances:
+                yield FieldProblem(f"{path}.stages", f"have {stage_instances} instances, the tier {tier.instances}")
             if tier.stages and tier.qoe is None:
-                yield FieldProblem(f"{path}.qoe", "missing: stages need the model that they refine by")
+                yield FieldProblem(f"{path}.qoe", "missing: stages need it")

@@ -1,4 +1,4 @@
-"""What is asked and what is answered: prompts, sampling, promises, tokens, usage. No I/O."""
+"""Requests and replies: prompts, sampling, latency objectives, tokens, usage. No I/O."""
 
 import enum
 import math
@@ -9,8 +9,8 @@ from services.domain.errors import FieldProblem, InvalidRequest, shortened
 from services.domain.structured import StructuredOutput
 from services.domain.tools import MAX_CALL_ID_CHARS, NO_TOOLS, ToolCall, ToolUse, call_problems
 
-# Limits on what one request may hold. They are well over what any context served today can take (a token is about four
-# characters), and low enough that a request is checked in milliseconds and fits a message to a worker.
+# Limits of one request. They exceed every context served today (a token is about four characters), and are low enough that a
+# request is checked in milliseconds and fits into a message to a worker.
 MAX_PROMPT_CHARS = 2_000_000
 MAX_PROMPT_TOKENS = 1_000_000
 MAX_MESSAGES = 4_096
@@ -18,14 +18,18 @@ ROLES = ("system", "user", "assistant", "tool")
 MAX_MODEL_CHARS = 256
 MAX_SLO_PHASES = 64
 MIN_TEMPERATURE = 1e-4
-"""Below it a temperature means greedy decoding. At it a token whose logit is 0.002 under the best one's is drawn once in
-10^8 times; far below it the quotients leave the range of float32."""
+"""Lower temperatures mean greedy decoding. At this one, a token whose logit is 0.002 below the best is drawn once in 10^8
+times; far lower ones would exceed the range of float32."""
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
 MAX_TOP_LOGPROBS = 20
 MAX_REQUEST_ID_CHARS = 128
 MAX_SEED = 2**63 - 1
 MAX_TOKEN_ID = 2**31 - 1
+PROGRESS_TOKENS = 16
+"""A reply that got so many tokens from an instance ran well there: the instance's death is not charged to its request.
+What kills an engine does so at the prompt, at the first step, or where the reply is resumed: before that many. A worker that
+may hold tokens back sends as many before it does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,7 @@ class ChatMessage:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """Rendered by the chat template of the model that answers."""
+    """A chat, rendered by the chat template of the model."""
 
     messages: tuple[ChatMessage, ...]
     tool_use: ToolUse = NO_TOOLS
@@ -73,7 +77,7 @@ Prompt = ChatPrompt | TextPrompt | TokenPrompt
 
 
 def prompt_problems(prompt: Prompt, path: str) -> Iterator[FieldProblem]:
-    """What is wrong with a prompt; nothing if it is sound. Counts come first: what is too many is not walked."""
+    """The problems of a prompt. Counts are checked first, so that oversized lists are not iterated."""
     match prompt:
         case ChatPrompt(messages, tool_use):
             if (problem := message_count_problem(len(messages), f"{path}.chat.messages")) is not None:
@@ -116,15 +120,15 @@ def message_count_problem(count: int, path: str) -> FieldProblem | None:
 
 
 def token_id_problems(token_ids: Sequence[int], path: str) -> Iterator[FieldProblem]:
-    """What is wrong with token ids, of which there may be none."""
+    """The problems of a list of token ids, which may be empty."""
     if len(token_ids) > MAX_PROMPT_TOKENS:
         yield FieldProblem(path, f"at most {MAX_PROMPT_TOKENS} tokens, not {len(token_ids)}")
     elif token_ids and max(token_ids) > MAX_TOKEN_ID:
-        yield FieldProblem(path, f"a token id is at most {MAX_TOKEN_ID}")
+        yield FieldProblem(path, f"a token id must be at most {MAX_TOKEN_ID}")
 
 
 def model_problems(model: str, path: str) -> Iterator[FieldProblem]:
-    """What is wrong with a model's name, before it is looked up."""
+    """The problems of a model name, before it is looked up."""
     if not model:
         yield FieldProblem(path, "must name a model: `cascade` or a tier")
     elif len(model) > MAX_MODEL_CHARS:
@@ -133,15 +137,15 @@ def model_problems(model: str, path: str) -> Iterator[FieldProblem]:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are chosen.
+    """Sampling parameters.
 
-    temperature: from 0 to 2. 0 is greedy; so is everything under MIN_TEMPERATURE, which becomes 0 here, for all engines.
-    top_p: the smallest set of likeliest tokens with at least this probability is drawn from.
-    seed: with the output position it decides every random number, so that a reply does not depend on where or with
-        what it runs; None until somebody draws one.
-    max_output_tokens: None is what the context leaves.
-    top_logprobs: None reports no logprobs; 0 those of the chosen tokens; more, also that many likelier ones.
-    structured_output: the form that the reply has; None leaves it to the model.
+    temperature: from 0 (greedy) to 2. Values below MIN_TEMPERATURE are replaced by 0, for all engines.
+    top_p: tokens are drawn from the smallest set of most likely tokens with at least this probability.
+    seed: determines, with the output position, every random number, so that a reply does not depend on the instance or the
+        batch; None until the router draws one.
+    max_output_tokens: None: as many as the context allows.
+    top_logprobs: None: no logprobs; 0: of the chosen tokens; n: also of the n most likely tokens.
+    structured_output: the form that the reply must have; None: free text.
     """
 
     temperature: float = 1.0
@@ -154,7 +158,7 @@ class SamplingParams:
     structured_output: StructuredOutput | None = None
 
     def __post_init__(self) -> None:
-        if 0 <= self.temperature < MIN_TEMPERATURE:  # also -0.0
+        if 0 <= self.temperature < MIN_TEMPERATURE:  # includes -0.0
             object.__setattr__(self, "temperature", 0.0)
 
     @property
@@ -165,10 +169,10 @@ class SamplingParams:
         return self if self.seed is not None else replace(self, seed=seed)
 
     def problems(self, path: str) -> Iterator[FieldProblem]:
-        if not 0 <= self.temperature <= 2:  # also refuses NaN
+        if not 0 <= self.temperature <= 2:  # refuses NaN, too
             yield FieldProblem(f"{path}.temperature", f"must be from 0 to 2, not {self.temperature}")
         if not 0 < self.top_p <= 1:
-            yield FieldProblem(f"{path}.top_p", f"must be over 0 and at most 1, not {self.top_p}")
+            yield FieldProblem(f"{path}.top_p", f"must be greater than 0 and at most 1, not {self.top_p}")
         if self.seed is not None and not 0 <= self.seed <= MAX_SEED:
             yield FieldProblem(f"{path}.seed", f"must be from 0 to {MAX_SEED}, not {self.seed}")
         if self.max_output_tokens is not None and self.max_output_tokens < 1:
@@ -190,7 +194,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class SloPhase:
-    """From output token `from_output_token` on, a token at least every `time_per_output_token_s` on average."""
+    """From output token `from_output_token` on, the average time per token is at most `time_per_output_token_s`."""
 
     from_output_token: int
     time_per_output_token_s: float
@@ -198,7 +202,7 @@ class SloPhase:
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """A promise about latency, asked for by a client."""
+    """Latency objectives of a request."""
 
     time_to_first_token_s: float | None = None
     phases: tuple[SloPhase, ...] = ()
@@ -213,7 +217,9 @@ class Slo:
         last = -1
         for i, phase in enumerate(self.phases):
             if phase.from_output_token <= last:
-                yield FieldProblem(f"{path}.phases[{i}].from_output_token_count", "must be over the phase before")
+                yield FieldProblem(
+                    f"{path}.phases[{i}].from_output_token_count", "must be greater than in the previous phase"
+                )
             if not (0 < phase.time_per_output_token_s < math.inf):
                 yield FieldProblem(f"{path}.phases[{i}].time_per_output_token", "must be over 0")
             last = phase.from_output_token
@@ -243,7 +249,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class PositionLogprobs:
-    """The logprobs at one output position; `top` has the likeliest first."""
+    """The logprobs at one output position. top: the most likely tokens first."""
 
     chosen: TokenLogprob
     top: tuple[TokenLogprob, ...] = ()
@@ -264,7 +270,7 @@ class TokenFrame:
 
     @classmethod
     def joined(cls, frames: "Sequence[TokenFrame]") -> "TokenFrame":
-        """One frame of consecutive ones, of which there is at least one."""
+        """Join consecutive frames, at least one."""
         if len(frames) == 1:
             return frames[0]
         return cls(
@@ -277,7 +283,10 @@ class TokenFrame:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One reply asked of one engine. `resume_token_ids` were generated elsewhere: generation goes on behind them."""
+    """One reply asked of one engine. `resume_token_ids` were generated elsewhere: generation goes on behind them.
+
+    output_interval_s: how long output tokens behind the first may wait to be sent together; None: the worker's own interval.
+    """
 
     request_id: str
     prompt: Prompt
@@ -285,6 +294,7 @@ class GenerationRequest:
     resume_token_ids: tuple[int, ...] = ()
     slo: Slo | None = None
     priority: int = 0
+    output_interval_s: float | None = None
 
     @property
     def has_form(self) -> bool:
@@ -293,13 +303,19 @@ class GenerationRequest:
         return offers_tools or self.sampling.structured_output is not None
 
     def validate(self) -> None:
-        """Raise InvalidRequest naming every unsound field."""
+        """Check all fields.
+
+        Raises:
+            InvalidRequest: A field is invalid; the error names every one.
+        """
         problems = [*request_id_problems(self.request_id, "request_id")]
         problems += prompt_problems(self.prompt, "prompt")
         problems += self.sampling.problems("sampling")
         if self.slo is not None:
             problems += self.slo.problems("slo")
         problems += token_id_problems(self.resume_token_ids, "resume_token_ids")
+        if self.output_interval_s is not None and not 0 <= self.output_interval_s < math.inf:
+            problems.append(FieldProblem("output_interval", "must not be negative"))
         if problems:
             raise InvalidRequest(*problems)
 

@@ -1,13 +1,13 @@
-"""What routers report about the requests they serve, so that a plan can follow its workload. No prompt text. No I/O."""
+"""Statistics of served requests that routers report to the planner, without prompt text. No I/O."""
 
 from dataclasses import dataclass
 
-PARTS = 10  # of a window, whose arrivals are counted one by one: they tell how bursty arrivals are
+PARTS = 10  # of a window; arrivals are counted per part to measure burstiness
 
 
 @dataclass(frozen=True, slots=True)
 class TierVisit:
-    """One tier's work on a request. score: None where nobody judged it, as on the last tier."""
+    """The work of one tier on a request. score: None if the answer was not scored, as at the last tier."""
 
     tier: str
     output_tokens: int
@@ -16,7 +16,7 @@ class TierVisit:
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """A finished request of the cascade. arrival_s: since the epoch. weight: how many requests it stands for."""
+    """A finished request of the cascade. arrival_s: Unix time. weight: number of requests that this sample represents."""
 
     arrival_s: float
     input_tokens: int
@@ -26,7 +26,7 @@ class RequestRecord:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """`seconds` from `start_s` (since the epoch) on: arrivals in each of its PARTS, and a sample of what finished."""
+    """A window of `seconds` from `start_s` (Unix time): arrivals in each of its PARTS, and a sample of finished requests."""
 
     start_s: float
     seconds: float
@@ -39,7 +39,7 @@ class Window:
 
 
 def joined(windows: list[Window]) -> Window:
-    """What several routers report about the same time."""
+    """Merge the reports of several routers about the same window."""
     first = windows[0]
     arrivals = tuple(sum(parts) for parts in zip(*(w.arrivals for w in windows), strict=True))
     return Window(first.start_s, first.seconds, arrivals, tuple(r for w in windows for r in w.records))

@@ -1,6 +1,6 @@
-"""What the mesh keeps in Redis: who is there, how loaded they are, which plan holds, the last traces and sampled requests.
+"""The state of the mesh in Redis: instances and their load, plans, recent traces and sampled requests.
 
-Everything here can be rebuilt by those who wrote it; nothing else is kept.
+All of it can be rebuilt by the processes that wrote it.
 """
 
 from services.state.connection import StateUnavailable, connect

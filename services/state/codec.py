@@ -1,4 +1,4 @@
-"""Records as JSON and back: small, and readable with redis-cli. Unknown fields are ignored, so versions can mix."""
+"""Converts records to and from JSON, which is readable with redis-cli. Unknown fields are ignored, so versions can mix."""
 
 import dataclasses
 import json
@@ -39,7 +39,9 @@ def record_to_json(record: InstanceRecord) -> bytes:
 
 
 def record_from_json(data: bytes) -> InstanceRecord:
-    """ValueError if it is not a record."""
+    """Raises:
+    ValueError: It is not a record.
+    """
     try:
         raw = _mapping(data)
         model, load, place = raw.get("model"), raw.get("load"), raw.get("place")
@@ -78,7 +80,9 @@ def plan_to_json(plan: Plan) -> bytes:
 
 
 def plan_from_json(data: bytes) -> Plan:
-    """ValueError if it is not a plan."""
+    """Raises:
+    ValueError: It is not a plan.
+    """
     try:
         raw = _mapping(data)
         provenance = raw["provenance"]

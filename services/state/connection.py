@@ -1,4 +1,4 @@
-"""Connections to Redis: short timeouts, one error."""
+"""Connections to Redis with short timeouts and one exception."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,15 +17,15 @@ COMMAND_TIMEOUT_S = 2.0
 
 
 class StateUnavailable(Unavailable):
-    """Redis is away, or does not answer in time."""
+    """Redis is unreachable or does not respond in time."""
 
     reason = "STATE_UNAVAILABLE"
 
 
 def connect(url: str) -> Redis:
-    """An asyncio client; it connects with its first command.
+    """An asyncio client, which connects at its first command.
 
-    It never retries by itself: a subscription that came back behind our back would have missed what was said meanwhile.
+    It does not retry: a subscription that reconnected by itself would have missed messages.
     """
     return Redis.from_url(
         url,
@@ -37,14 +37,14 @@ def connect(url: str) -> Redis:
 
 
 def connect_blocking(url: str) -> redis.Redis:
-    """A client for threads: the span exporter's."""
+    """A blocking client, for the thread of the span exporter."""
     return redis.Redis.from_url(
         url, socket_connect_timeout=1.0, socket_timeout=1.0, retry=BlockingRetry(NoBackoff(), 0)
     )
 
 
 def as_bytes(value: bytes | str) -> bytes:
-    """What a client without decode_responses gives: bytes."""
+    """The value as bytes, as clients without decode_responses return it."""
     return value if isinstance(value, bytes) else value.encode()
 
 
@@ -54,4 +54,4 @@ def state_errors() -> Iterator[None]:
     try:
         yield
     except (RedisError, OSError, TimeoutError) as error:
-        raise StateUnavailable(f"the state store is away: {error}") from error
+        raise StateUnavailable(f"Redis is unavailable: {error}") from error

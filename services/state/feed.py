@@ -1,4 +1,4 @@
-"""Keeps a MeshView true by subscription: no Redis call is made when a request comes."""
+"""Keeps a MeshView current by subscription, so that serving a request needs no call to Redis."""
 
 import asyncio
 import contextlib
@@ -23,15 +23,15 @@ from services.state.registry import GOODBYE
 
 _log = logging.getLogger(__name__)
 
-SILENCE_S = 1.0  # after so long without a message Redis is asked whether it is there
+SILENCE_S = 1.0  # after this long without a message, Redis is pinged
 RETRY_FIRST_S, RETRY_MOST_S = 0.1, 2.0
 
 
 class MeshFeed(AbstractAsyncContextManager["MeshFeed"]):
-    """Feeds `view` as long as the context lasts, and calls `on_change` after every change.
+    """Updates `view` as long as the context lasts, and calls `on_change` after every change.
 
-    Each (re)connection subscribes first and reads everything then, so nothing falls between. group: only these instances
-    (`group_of`), with the plan.
+    Each (re)connection subscribes first and then reads everything, so that no change is missed. group: follow only these
+    instances (`group_of`) and the plan.
     """
 
     def __init__(
@@ -83,21 +83,21 @@ class MeshFeed(AbstractAsyncContextManager["MeshFeed"]):
                         await self._listen(pubsub)
             except StateUnavailable as error:
                 if self.view.connected:
-                    _log.warning("serving on the last picture of the mesh: %s", error)
+                    _log.warning("serving with the last known state of the mesh: %s", error)
                 self.view.disconnect(loop.time())
                 self._on_change()
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, RETRY_MOST_S)
             except Exception:
-                self.view.disconnect(loop.time())  # nobody listens until this task has been started again
+                self.view.disconnect(loop.time())  # there is no subscription until this task is restarted
                 raise
 
     async def _read_all(self) -> tuple[list[InstanceRecord], Plan | None]:
         ids = await self._redis.smembers(self._keys.instances)
         names = sorted(as_bytes(instance_id).decode() for instance_id in ids)
-        kept = await self._redis.mget([self._keys.instance(name) for name in names]) if names else []
-        found = [record for data in kept if data is not None and (record := _record(as_bytes(data))) is not None]
-        records = [record for record in found if self._group in (ALL_GROUPS, group_of(record))]
+        values = await self._redis.mget([self._keys.instance(name) for name in names]) if names else []
+        read = [record for data in values if data is not None and (record := _record(as_bytes(data))) is not None]
+        records = [record for record in read if self._group in (ALL_GROUPS, group_of(record))]
         revision = await self._redis.get(self._keys.plan_revision)
         data = await self._redis.get(self._keys.plan(int(revision))) if revision is not None else None
         return records, _plan(as_bytes(data)) if data is not None else None
@@ -107,7 +107,7 @@ class MeshFeed(AbstractAsyncContextManager["MeshFeed"]):
         while True:
             message = await pubsub.get_message(ignore_subscribe_messages=True, timeout=SILENCE_S)
             if message is None:
-                await self._redis.ping()  # a silent connection may be a dead one
+                await self._redis.ping()  # a silent connection may be dead
             self.view.alive(loop.time())
             if message is None:
                 continue
@@ -129,14 +129,14 @@ class MeshFeed(AbstractAsyncContextManager["MeshFeed"]):
         while True:
             await asyncio.sleep(0.25)
             if (total_s := self._stalls.total_s()) > stalled_s:
-                _log.warning("this process stood still for %.1f s", total_s - stalled_s)
+                _log.warning("this process was suspended for %.1f s", total_s - stalled_s)
                 stalled_s = total_s
                 self.view.woke(loop.time())
-            gone = self.view.expire()
-            if gone:
-                _log.warning("lease ran out: %s", ", ".join(gone))
+            expired = self.view.expire()
+            if expired:
+                _log.warning("lease expired: %s", ", ".join(expired))
                 with contextlib.suppress(StateUnavailable), state_errors():
-                    await self._redis.srem(self._keys.instances, *gone)
+                    await self._redis.srem(self._keys.instances, *expired)
                 self._on_change()
 
 

@@ -1,4 +1,4 @@
-"""Every key and channel in Redis, in one place. `mesh` is the mesh's name: several can share one Redis."""
+"""All keys and channels in Redis. `mesh`: name of the mesh, so that several can share one Redis."""
 
 import re
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ def tier_group(tier: str) -> str:
 
 
 def group_of(record: InstanceRecord) -> str:
-    """Who is told together: the workers of one tier, or the instances of another role."""
+    """The group of an instance: the workers of one tier, or the instances of another role."""
     return tier_group(record.model.tier) if record.model is not None else record.role.value
 
 
@@ -25,7 +25,7 @@ class Keys:
     mesh: str
 
     def instance(self, instance_id: str) -> str:
-        """String: an instance's record, expiring with its lease."""
+        """String: the record of an instance, which expires with its lease."""
         return f"{self.mesh}:instance:{instance_id}"
 
     @property
@@ -34,13 +34,13 @@ class Keys:
         return f"{self.mesh}:instances"
 
     def instance_events(self, group: str) -> str:
-        """Channel: records of a group (`group_of`) as they change, and goodbyes. `*`: the pattern of all groups."""
+        """Channel: changed records of a group (`group_of`) and deregistrations. `*`: the pattern of all groups."""
         mesh = re.sub(r"([][*?\\])", r"\\\1", self.mesh) if group == ALL_GROUPS else self.mesh
         return f"{mesh}:events:instances:{group}"
 
     @property
     def plan_events(self) -> str:
-        """Channel: plans as they become current."""
+        """Channel: each new current plan."""
         return f"{self.mesh}:events:plan"
 
     @property
@@ -54,10 +54,10 @@ class Keys:
 
     @property
     def workload(self) -> str:
-        """Stream, capped: windows of sampled requests."""
+        """Capped stream: windows of sampled requests."""
         return f"{self.mesh}:workload"
 
     @property
     def spans(self) -> str:
-        """Stream, capped: spans that have ended."""
+        """Capped stream: finished spans."""
         return f"{self.mesh}:spans"

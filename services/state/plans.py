@@ -1,4 +1,4 @@
-"""Plan revisions in Redis: numbered without gaps, each kept, one current."""
+"""Plan revisions in Redis: numbered without gaps, all kept, one of them current."""
 
 import dataclasses
 
@@ -15,7 +15,7 @@ KEPT_REVISIONS = 1000
 
 
 class PlanStore:
-    """Reads and publishes plans. Every method raises StateUnavailable when Redis is away."""
+    """Reads and publishes plans. All methods raise StateUnavailable without Redis."""
 
     def __init__(self, redis: Redis, keys: Keys) -> None:
         self._redis, self._keys = redis, keys
@@ -29,7 +29,11 @@ class PlanStore:
             return codec.plan_from_json(as_bytes(data)) if data is not None else None
 
     async def get(self, revision: int) -> Plan:
-        """NotFound if there is no such revision (any more)."""
+        """The plan of a revision.
+
+        Raises:
+            NotFound: There is no such revision.
+        """
         with state_errors():
             data = await self._redis.get(self._keys.plan(revision))
         if data is None:
@@ -45,9 +49,10 @@ class PlanStore:
         return [codec.plan_from_json(as_bytes(data)) for data in found if data is not None]
 
     async def publish(self, plan: Plan, *, expected: int | None = None, at_least: int = 0) -> Plan:
-        """Make `plan` current under the next revision, over `at_least`; return it with that revision.
+        """Publish `plan` as the next revision, greater than `at_least`; return it with that revision.
 
-        RevisionConflict if `expected` is not the current revision.
+        Raises:
+            RevisionConflict: `expected` is not the current revision.
         """
         with state_errors():
             async with self._redis.pipeline(transaction=True) as pipe:
@@ -58,15 +63,15 @@ class PlanStore:
                         current = int(kept) if kept is not None else 0
                         if expected is not None and expected != current:
                             raise RevisionConflict(expected, current)
-                        made = dataclasses.replace(plan, revision=max(current, at_least) + 1)
-                        data = codec.plan_to_json(made)
+                        published = dataclasses.replace(plan, revision=max(current, at_least) + 1)
+                        data = codec.plan_to_json(published)
                         pipe.multi()  # type: ignore[no-untyped-call]
-                        pipe.set(self._keys.plan(made.revision), data)
-                        pipe.set(self._keys.plan_revision, made.revision)
-                        if made.revision > KEPT_REVISIONS:
-                            pipe.delete(self._keys.plan(made.revision - KEPT_REVISIONS))
+                        pipe.set(self._keys.plan(published.revision), data)
+                        pipe.set(self._keys.plan_revision, published.revision)
+                        if published.revision > KEPT_REVISIONS:
+                            pipe.delete(self._keys.plan(published.revision - KEPT_REVISIONS))
                         pipe.publish(self._keys.plan_events, data)
                         await pipe.execute()
-                        return made
+                        return published
                     except WatchError:
                         continue

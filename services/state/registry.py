@@ -1,4 +1,4 @@
-"""Tells the mesh that this instance is there, and how loaded it is."""
+"""Publishes the record and the load of this instance."""
 
 import asyncio
 import contextlib
@@ -21,19 +21,19 @@ from services.state.keys import Keys, group_of
 
 _log = logging.getLogger(__name__)
 
-GOODBYE = b"gone "  # on the channel: this, then the instance id
+GOODBYE = b"gone "  # message of deregistration: this, then the instance id
 
 
 async def _ignore(_: bool) -> None:
-    """Do nothing with the news."""
+    """Ignore the change."""
 
 
 class Registrar(AbstractAsyncContextManager["Registrar"]):
     """Publishes one instance's record with a lease, as long as the context lasts.
 
-    `load` and `place` are asked for at every turn. A changed record goes out at most every `interval_s`, an unchanged one
-    every third of the lease. When Redis is away the loop goes on trying; when it comes back, even empty, the record is
-    there again within `interval_s`. `on_link` is told when Redis comes in reach or goes out of it.
+    `load` and `place` are called for every publication. A changed record is published at most every `interval_s`, an
+    unchanged one every third of the lease. Without Redis, publication is retried; after Redis returns, even empty, the
+    record is there again within `interval_s`. `on_link` is called when Redis becomes reachable or unreachable.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Registrar(AbstractAsyncContextManager["Registrar"]):
                 await pipe.execute()
 
     def drain(self, draining: bool = True) -> None:
-        """Say at once that this instance takes no new requests, or takes them again."""
+        """Publish at once whether this instance accepts new requests."""
         self._record = dataclasses.replace(self._record, draining=draining)
         self._nudge.set()
 
@@ -119,7 +119,7 @@ class Registrar(AbstractAsyncContextManager["Registrar"]):
 
 
 def publish(pipe: Pipeline, keys: Keys, record: InstanceRecord) -> None:
-    """Queue the commands that make a record known."""
+    """Queue the commands that publish a record."""
     data = codec.record_to_json(record)
     pipe.set(keys.instance(record.instance_id), data, px=round(record.lease_s * 1000))
     pipe.sadd(keys.instances, record.instance_id)

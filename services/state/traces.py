@@ -1,6 +1,6 @@
-"""The last traces, kept in Redis so that `penstock trace` works without a collector.
+"""Recent traces in Redis, so that `penstock trace` works without a collector.
 
-All spans go into one capped stream, so memory is bounded whatever the load; readers sort them by trace.
+All spans are in one capped stream, which bounds memory; readers group them by trace.
 """
 
 import asyncio
@@ -17,18 +17,18 @@ from services.domain.errors import NotFound
 from services.state.connection import state_errors
 from services.state.keys import Keys
 
-SPANS_PER_TRACE = 16  # a usual cascade request leaves 8 to 15
+SPANS_PER_TRACE = 16  # a typical request of the cascade has 8 to 15
 PAGE_SPANS = 50
-"""Read at once: decoding them takes the event loop about a millisecond; all that are kept take a good part of a second."""
+"""Spans per page: decoding them takes about a millisecond, decoding all takes a good part of a second."""
 CLOCK_SKEW_S = 2.0
-"""How far the clocks of Redis and of those who write spans may be apart."""
+"""Largest difference between the clocks of Redis and of the processes that write spans."""
 
 _TRACE_ID = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True)
 class SpanRecord:
-    """A span that has ended. Times in seconds: `start_s` since the epoch, events after the start."""
+    """A finished span. Times in seconds: `start_s` is Unix time, events are relative to the start."""
 
     trace_id: str
     span_id: str
@@ -40,18 +40,18 @@ class SpanRecord:
     failed: bool = False
     status_message: str = ""
     entry: bool = False
-    """Whether the trace entered the mesh here: by a client's own trace, whose spans are not kept, it may have a parent."""
+    """Whether the trace entered the mesh with this span. It may have a parent in the client's trace, which is not stored."""
     attributes: dict[str, str] = field(default_factory=dict)
     events: list[tuple[str, float, dict[str, str]]] = field(default_factory=list)
 
     @property
     def is_root(self) -> bool:
-        """Whether it is the first of the spans that are kept of its trace."""
+        """Whether it is the root of the stored spans of its trace."""
         return self.entry or not self.parent_span_id
 
 
 def write_spans(client: redis.Redis, keys: Keys, spans: list[SpanRecord], keep: int) -> None:
-    """Append spans (blocking: called on the exporter's own thread), room being kept for about `keep` traces."""
+    """Append spans and cap the stream at about `keep` traces. Blocking; runs on the thread of the exporter."""
     with state_errors():
         pipe = client.pipeline(transaction=False)
         for span in spans:
@@ -61,16 +61,16 @@ def write_spans(client: redis.Redis, keys: Keys, spans: list[SpanRecord], keep: 
 
 
 class TraceStore:
-    """Reads traces. Every method raises StateUnavailable when Redis is away."""
+    """Reads traces. All methods raise StateUnavailable without Redis."""
 
     def __init__(self, redis: Redis, keys: Keys) -> None:
         self._redis, self._keys = redis, keys
-        self._reading = asyncio.Lock()  # several readers together would leave the event loop to nobody else
+        self._reading = asyncio.Lock()  # several concurrent readers would block the event loop
 
     async def last(self, limit: int) -> list[list[SpanRecord]]:
-        """The spans of the last `limit` traces that have ended, newest first, each in order of start."""
+        """The spans of the last `limit` finished traces, newest first, each in order of start."""
         traces: dict[str, list[SpanRecord]] = {}
-        roots_s: list[float] = []  # when traces that have ended began
+        roots_s: list[float] = []  # start times of finished traces
         async with self._reading:
             async for page_s, page in self._pages():
                 for data in page:
@@ -78,7 +78,7 @@ class TraceStore:
                     traces.setdefault(span.trace_id, []).append(span)
                     if span.is_root:
                         roots_s.append(span.start_s)
-                # what was written before a trace began is neither of it nor of a later one
+                # spans written before a trace started belong to earlier traces
                 if sum(page_s < start_s - CLOCK_SKEW_S for start_s in roots_s) >= limit:
                     break
         ended = [_in_order(spans) for spans in traces.values() if any(span.is_root for span in spans)]
@@ -89,10 +89,10 @@ class TraceStore:
         """The spans of one trace in order of start.
 
         Raises:
-            NotFound: no span of it is there (any more).
+            NotFound: No span of it is stored.
         """
         found: list[SpanRecord] = []
-        if _TRACE_ID.fullmatch(trace_id):  # nothing else can be there: it need not be looked for
+        if _TRACE_ID.fullmatch(trace_id):  # no other id can exist
             wanted = trace_id.encode()
             async with self._reading:
                 async for _, page in self._pages():
@@ -103,9 +103,9 @@ class TraceStore:
         return _in_order(spans)
 
     async def _pages(self) -> AsyncIterator[tuple[float, list[bytes]]]:
-        """Every span that is kept, as JSON, newest first, in pages; with each, when its first span was written, in s.
+        """All stored spans as JSON, newest first, in pages; each page with the time when its first span was written.
 
-        Others get their turn between the pages.
+        Yields to the event loop between pages.
         """
         end = "+"
         while True:

@@ -9,11 +9,11 @@ from services.domain.workload import RequestRecord, TierVisit, Window
 from services.state.connection import as_bytes, state_errors
 from services.state.keys import Keys
 
-KEPT_WINDOWS = 600  # two days of one router's windows of five minutes
+KEPT_WINDOWS = 600  # two days of five-minute windows of one router
 
 
 class WorkloadStore:
-    """Every method raises StateUnavailable when Redis is away."""
+    """Stores windows. All methods raise StateUnavailable without Redis."""
 
     def __init__(self, redis: Redis, keys: Keys) -> None:
         self._redis, self._keys = redis, keys
@@ -24,7 +24,7 @@ class WorkloadStore:
             await self._redis.xadd(self._keys.workload, {"window": data}, maxlen=KEPT_WINDOWS, approximate=True)
 
     async def after(self, last_id: str) -> tuple[str, list[Window]]:
-        """(id of the last entry, windows) written after the entry `last_id`; "0" for all that are kept."""
+        """(id of the last entry, windows) of the entries after `last_id`; "0": of all entries."""
         with state_errors():
             rows = await self._redis.xrange(self._keys.workload, min=f"({last_id}" if last_id != "0" else "-")
         found = []

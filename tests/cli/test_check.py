@@ -14,16 +14,17 @@ from tests.conftest import ROOT
 
 SMALL: dict[str, Any] = {"name": "small", "engine": "simulated", "threshold": 50}
 LARGE: dict[str, Any] = {"name": "large", "engine": "simulated"}
+SGLANG: dict[str, Any] = {"name": "small", "engine": "sglang", "model": "a/b", "sglang": {"port": 30000}}
 
 
 def checked(folder: Path, content: Any) -> tuple[int, dict[str, str]]:
     """(exit status, problem by field)."""
     path = folder / "mesh.yaml"
     path.write_text(content if isinstance(content, str) else yaml.safe_dump(content))
-    done = CliRunner().invoke(app, ["check", str(path), "--json"])
-    told = json.loads(done.stdout)
-    assert told["sound"] == (done.exit_code == 0)
-    return done.exit_code, {problem["field"]: problem["problem"] for problem in told["problems"]}
+    result = CliRunner().invoke(app, ["check", str(path), "--json"])
+    report = json.loads(result.stdout)
+    assert report["sound"] == (result.exit_code == 0)
+    return result.exit_code, {problem["field"]: problem["problem"] for problem in report["problems"]}
 
 
 @pytest.mark.parametrize(
@@ -47,7 +48,7 @@ def test_every_shipped_mesh_file_is_sound(path: Path) -> None:
         ({"tiers": [{**SMALL, "engine": "torch"}, LARGE]}, {"tiers[0].model": "the torch engine needs a model"}),
         ({"tiers": [{**SMALL, "enigne": "torch"}, LARGE]}, {"tiers[0].enigne": "did you mean 'engine'?"}),
         ({"teirs": []}, {"teirs": "did you mean 'tiers'?", "tiers": "required"}),
-        ({"tiers": [LARGE, SMALL]}, {"tiers[0].threshold": "missing", "tiers[1].threshold": "no threshold"}),
+        ({"tiers": [LARGE, SMALL]}, {"tiers[0].threshold": "missing", "tiers[1].threshold": "must not be set"}),
         (
             {"tiers": [{**SMALL, "engine": "sglang", "model": "a/b", "sglang": {"python": "/none/python"}}, LARGE]},
             {"tiers[0].sglang.python": "no program"},
@@ -59,6 +60,46 @@ def test_every_shipped_mesh_file_is_sound(path: Path) -> None:
             {"tiers": [SMALL, LARGE], "router": {"grpc_port": 65535, "replicas": 2}},
             {"router.grpc_port": "leaves no ports for 2 routers"},
         ),
+        (
+            {"tiers": [SMALL, LARGE], "router": {"grpc_port": 8000, "http_port": 8001, "replicas": 2}},
+            {"router.http_port": "ports 8001 to 8002 overlap router.grpc_port"},
+        ),
+        (
+            {
+                "tiers": [
+                    {**SGLANG, "threshold": 50, "workers": 3},
+                    {**SGLANG, "name": "large", "sglang": {"port": 30002}},
+                ]
+            },
+            {"tiers[1].sglang.port": "ports 30002 to 30002 overlap tiers[0].sglang.port, which is 30000 to 30002"},
+        ),
+        (
+            {
+                "tiers": [
+                    {**SGLANG, "threshold": 50, "workers": 2},
+                    {**SGLANG, "name": "large", "sglang": {"port": 30002}},
+                ]
+            },
+            {},
+        ),
+        (
+            {"tiers": [{**SGLANG, "threshold": 50}, {**SGLANG, "name": "large", "workers": 0}]},
+            {},
+        ),
+        (
+            {"tiers": [SMALL, {**SGLANG, "name": "large", "sglang": {"port": 65535}, "workers": 2}]},
+            {"tiers[1].sglang.port": "leaves no ports for 2 SGLang servers"},
+        ),
+        (
+            {"tiers": [SMALL, {**SGLANG, "name": "large", "sglang": {"port": 8000}}]},
+            {"tiers[1].sglang.port": "overlap router.http_port"},
+        ),
+        ({"tiers": [SMALL, {**LARGE, "workers": 1025}]}, {"tiers[1].workers": "less than or equal to 1024"}),
+        ({"tiers": [SMALL, LARGE], "planner": {"replicas": 0}}, {"planner.replicas": "greater than or equal to 1"}),
+        ({"tiers": [{**SMALL, "device": "abacus"}, LARGE]}, {"tiers[0].device": "unknown device 'abacus'"}),
+        ({"tiers": [{**SMALL, "device": "cuda:"}, LARGE]}, {"tiers[0].device": "unknown device 'cuda:'"}),
+        ({"tiers": [{**SMALL, "device": "cuda:1"}, LARGE]}, {}),
+        ({"tiers": [SMALL, LARGE], "judge": {"device": "gpu"}}, {"judge.device": "must be one of cpu, cuda"}),
         ({"tiers": [SMALL, LARGE], "name": "n" * 5000}, {"name": "at most 128 characters"}),
         (
             {"tiers": [SMALL, LARGE], "judge": {"scorers": [{"name": "x", "kind": "judge-model", "model": "nowhere"}]}},

@@ -76,7 +76,7 @@ def file_options() -> list[tuple[str, str]]:
 def test_a_file_that_cannot_be_written_is_said_before_the_work(command: str, option: str, tmp_path: Path) -> None:
     assert len(file_options()) >= 7
     (tmp_path / "folder").mkdir()
-    for path, said in ((tmp_path / "none" / "x", "no folder"), (tmp_path / "folder", "is a folder")):
+    for path, said in ((tmp_path / "none" / "x", "does not exist"), (tmp_path / "folder", "is a folder")):
         done = CliRunner(env={"COLUMNS": "500"}).invoke(app, [*command.split(), option, str(path)])
         assert done.exit_code == 2, done.output
         assert option in done.output

@@ -12,7 +12,7 @@ import yaml
 
 from penstock.cli.plan_changes import same_model
 from penstock.cli.planning import planned_tiers
-from services.settings import load_mesh_file
+from services.mesh_file import load_mesh_file
 from tests.conftest import ROOT
 
 EXAMPLES = ROOT / "examples"
@@ -158,7 +158,7 @@ def test_a_plan_set_without_a_change_is_refused(target: str) -> None:
 
 def test_what_cannot_be_rolled_back_to_is_said(target: str) -> None:
     now = held(target)["revision"]
-    for revision, status, said in ((now, 2, "is the one that holds"), (now + 7, 1, str(now + 7))):
+    for revision, status, said in ((now, 2, "is the current one"), (now + 7, 1, str(now + 7))):
         done = penstock("plan", "rollback", revision, "-t", target)
         assert (done.returncode, "Traceback" in done.stderr) == (status, False)
         assert said in done.stderr

@@ -38,18 +38,18 @@ async def test_an_empty_answer_scores_nothing_and_no_scorer_is_asked(answer: str
         [RegisteredScorer("sure", scorer, GENEROUS), RegisteredScorer("exact", ExactScorer("text"), None)], "sure"
     )
     for name in ("sure", "exact"):
-        _, (verdict,) = await registry.judge(name, [judged(answer)])
-        assert (verdict.score, verdict.raw, verdict.reason) == (0.0, 0.0, "empty_answer")
+        _, (result,) = await registry.judge(name, [judged(answer)])
+        assert (result.score, result.raw, result.reason) == (0.0, 0.0, "empty_answer")
     assert scorer.asked == []
 
 
 async def test_answers_beside_an_empty_one_are_scored_in_their_places() -> None:
     scorer = CountingScorer()
     registry = ScorerRegistry([RegisteredScorer("sure", scorer, None)], "sure")
-    _, verdicts = await registry.judge("", [judged(""), judged("a", mean=-0.5), judged(" "), judged("b", mean=-0.1)])
+    _, results = await registry.judge("", [judged(""), judged("a", mean=-0.5), judged(" "), judged("b", mean=-0.1)])
     assert scorer.asked == ["a", "b"]
-    assert [verdict.reason for verdict in verdicts] == ["empty_answer", "", "empty_answer", ""]
-    assert [verdict.raw for verdict in verdicts] == [0.0, -0.5, 0.0, -0.1]
+    assert [result.reason for result in results] == ["empty_answer", "", "empty_answer", ""]
+    assert [result.raw for result in results] == [0.0, -0.5, 0.0, -0.1]
 
 
 async def test_an_error_names_the_item_as_the_request_counts_it() -> None:

@@ -178,8 +178,8 @@ async def test_a_panel_knows_its_scorers() -> None:
     registry = ScorerRegistry(
         [RegisteredScorer("a", ExactScorer("text"), calibration), RegisteredScorer("b", ConfidenceScorer(), None)], "a"
     )
-    name, (verdict,) = await registry.judge("", [judged("4", "4")])
-    assert (name, verdict.score, verdict.raw) == ("a", 60.0, 1.0)
+    name, (result,) = await registry.judge("", [judged("4", "4")])
+    assert (name, result.score, result.raw) == ("a", 60.0, 1.0)
     assert (await registry.judge("b", [judged("4", mean=0.0)]))[1][0].score == 100.0
     with pytest.raises(NotFound):
         await registry.judge("c", [])

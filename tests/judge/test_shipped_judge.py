@@ -95,8 +95,8 @@ async def test_texts_that_are_long_are_tokenized_off_the_loop_and_only_as_far_as
     assert seen == []
     (long,) = await scorer.score([judged("Reverse: abc", "cba " * 250_000)])
     assert threading.get_ident() not in {thread for thread, _ in seen}
-    assert scorer._most_characters is not None
-    assert max(length for _, length in seen) < scorer._most_characters + 200
+    assert scorer._max_characters is not None
+    assert max(length for _, length in seen) < scorer._max_characters + 200
     (same,) = await scorer.score([judged("Reverse: abc", "cba " * 20_000)])
     assert long.raw == pytest.approx(same.raw, abs=1e-3)
     seen.clear()

@@ -17,7 +17,8 @@ from judge_service.scorers.llm import MAX_TOKENS, TOP_LOGPROBS, LlmScorer, Messa
 from judge_service.tier_client import TierChat
 from penstock.proto.worker.v1 import worker_pb2 as pb
 from services.domain import DeadlineExceeded, InstanceRecord, Overloaded, TextPrompt, Unavailable
-from services.settings import ServiceSettings, SettingsError, load_mesh_file
+from services.mesh_file import load_mesh_file
+from services.settings import ServiceSettings, SettingsError
 from services.state.keys import Keys
 from services.testing import RedisProcess
 from tests.conftest import FAMILY, MeshFileMaker
@@ -86,7 +87,7 @@ async def test_its_grades_are_calibrated_over_the_running_mesh(mesh: TestMesh, t
 async def test_a_tier_that_nobody_serves_gives_no_grade(redis: RedisProcess) -> None:
     chat = TierChat("nobody", redis.url, Keys("no-such-mesh"), timeout_s=1)
     await chat.start()
-    with pytest.raises(Unavailable, match="nobody who grades"):
+    with pytest.raises(Unavailable, match="no worker for grading"):
         await LlmScorer(chat, concurrency=1).score([JudgedAnswer(TextPrompt("p"), "a")])
     await chat.close()
 
@@ -102,7 +103,7 @@ def test_grades_take_a_share_of_the_tiers_places(
     built = build_scorer(mesh.judge.scorers[0], mesh, ServiceSettings.load(redis_url="redis://unused"))
     assert isinstance(built, LlmScorer)
     assert isinstance(built._chat, TierChat)
-    assert built._chat._places == places
+    assert built._chat._slots_per_worker == places
 
 
 async def test_the_grades_a_tier_is_asked_for_do_not_grow_with_what_it_has_to_do(
@@ -133,7 +134,7 @@ async def test_the_grades_a_tier_is_asked_for_do_not_grow_with_what_it_has_to_do
         grades = await asyncio.gather(*(chat.ask([{"role": "user", "content": f"{i}"}]) for i in range(60)))
         assert len(grades) == 60
         assert most == {"worker-large-0": 3, "worker-large-1": 3}
-        assert not chat._asked
+        assert not chat._active
 
         async def full(*_: object) -> Any:
             raise Overloaded("full", 3.0)

@@ -19,7 +19,8 @@ from penstock.cli.local import REPEAT_S, ProgressLines
 from penstock.local import LocalMesh, MeshFailed, MeshOptions, RunFile, read_run_file, start
 from penstock.local.runfile import FolderInUse, FolderLock, ProcessId, lock_holder, stale_run_file
 from penstock.local.start import Progress, start_timeout_s
-from services.settings import SettingsError, load_mesh_file
+from services.mesh_file import load_mesh_file
+from services.settings import SettingsError
 from tests.conftest import FAMILY
 from tests.local.test_local_mesh import penstock, simulated_mesh
 
@@ -69,7 +70,7 @@ def test_down_leaves_a_process_alone_that_got_the_id_of_a_dead_mesh(
     assert down.returncode == 1
     said = " ".join(down.stderr.split())
     assert f"run.json is stale: its mesh, process {other.pid}, has ended without removing it" in said
-    assert "another process has that id now" in said
+    assert "another process has its id now" in said
     assert other.poll() is None
 
 
@@ -142,7 +143,7 @@ def test_of_two_up_at_once_one_runs_and_replaces_a_stale_run_file(tmp_path: Path
         outcomes = sorted(zip((p.returncode for p in both), said, strict=True))
         assert [outcome[0] for outcome in outcomes] == [0, 1], said
         served, refused = outcomes[0][1][0], " ".join(outcomes[1][1][1].split())
-        assert "starts or runs from" in refused or "a mesh runs from" in refused
+        assert "starting or running from" in refused or "a mesh is running from" in refused
         assert "Traceback" not in refused
         assert "run.json is stale" in served
         assert "it is replaced" in served

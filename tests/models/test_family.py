@@ -19,7 +19,7 @@ from models.training.answers import Answered
 from models.training.growth import grow
 from models.training.smalltalk import SMALLTALK
 from services.domain import TextPrompt
-from services.settings import load_mesh_file
+from services.mesh_file import load_mesh_file
 from tests.conftest import FAMILY, ROOT, TIERS
 from worker_service.text.hf import HfTokenizer
 

@@ -252,8 +252,8 @@ def test_the_chat_template_writes_what_is_trained_on() -> None:
     built = tokenizer.build()
     with_tools = 0
     for problem in every_kind(2):
-        ids, _ = data.chat_ids(data.whole_chat(problem))
-        messages = [{"role": m.role, "content": m.content} for m in data.whole_chat(problem)]
+        ids, _ = data.chat_ids(data.with_reply(problem))
+        messages = [{"role": m.role, "content": m.content} for m in data.with_reply(problem)]
         assert built(built.apply_chat_template(messages, tokenize=False), add_special_tokens=False)["input_ids"] == ids
         prompt, _ = data.turn_ids(problem)
         asked = built.apply_chat_template(messages[:-1], tokenize=False, add_generation_prompt=True)
@@ -331,9 +331,9 @@ def test_the_readme_example_is_among_what_is_trained() -> None:
 
 def test_only_replies_are_learnt_from() -> None:
     for problem in every_kind(1):
-        ids, labels = data.chat_ids(data.whole_chat(problem))
+        ids, labels = data.chat_ids(data.with_reply(problem))
         learnt = [i for i, mark in zip(ids, labels, strict=True) if mark != IGNORED]
-        said = [m.content for m in data.whole_chat(problem) if m.role == "assistant"]
+        said = [m.content for m in data.with_reply(problem) if m.role == "assistant"]
         assert bytes(tokenizer.build().decode(learnt, skip_special_tokens=True), "utf-8") == "".join(said).encode()
 
 

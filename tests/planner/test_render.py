@@ -12,7 +12,7 @@ import yaml
 from typer.testing import CliRunner
 
 from penstock.cli.main import app
-from services.settings import load_mesh_file
+from services.mesh_file import load_mesh_file
 from tests.conftest import ROOT
 
 SHAPES: tuple[list[tuple[int, int, int]], ...] = ([(2, 1, 1), (1, 2, 1)], [], [(1, 4, 1)])  # (count, tp, pp) by tier

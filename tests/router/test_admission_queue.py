@@ -163,10 +163,10 @@ async def test_each_of_several_requests_gives_its_own_place_back_and_errors_are_
     requests = [RouterRequest(f"r{i}", "m", TextPrompt("p"), SamplingParams(), deadline_s=LATER) for i in range(3)]
     async with driver.admitted(requests[:2]) as places:
         with pytest.raises(Overloaded):
-            await anext(driver.drive(requests[2]))
+            await anext(driver.drive(requests[2], unused))
         assert (queue.active, stats.rejected, stats.failed) == (2, 1, 0)
         with pytest.raises(Unavailable):
-            await anext(driver.run(requests[0], places))
+            await anext(driver.run(requests[0], places, unused))
         assert (queue.active, stats.rejected, stats.failed) == (1, 1, 1)
     assert (queue.active, queue.waiting) == (0, 0)
     measured.close()

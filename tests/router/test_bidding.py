@@ -2,9 +2,9 @@
 
 import pytest
 
-from router_service.clients.worker_client import MoveAdvice, MoveReason
 from router_service.migration.bidding import candidates
 from services.domain import InstanceRecord, ModelCard, Role
+from services.domain.stages.advice import MoveAdvice, MoveReason
 from services.domain.stages.places import StagePlace
 
 CARD = ModelCard("only", "m", "d", "torch", 1000, 10, 16, 4)

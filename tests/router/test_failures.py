@@ -4,7 +4,6 @@ import pytest
 
 from router_service.domain.failures import (
     MAX_EJECTIONS,
-    PROGRESS_TOKENS,
     RULES,
     ClientError,
     Cost,
@@ -32,6 +31,7 @@ from services.domain.errors import (
     Unavailable,
     invalid,
 )
+from services.domain.requests import PROGRESS_TOKENS
 
 NEVER, REPEATED, BOUNDED, ALWAYS = Ejection.NEVER, Ejection.REPEATED, Ejection.BOUNDED, Ejection.ALWAYS
 ATTEMPT, REFUSAL, END = Cost.ATTEMPT, Cost.REFUSAL, Cost.END

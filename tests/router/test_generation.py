@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
 
@@ -18,8 +18,8 @@ from router_service.clients.bid_client import BidClient
 from router_service.clients.reply_multiplexer import MultiplexerPool
 from router_service.clients.worker_client import WorkerClient
 from router_service.domain.events import InstanceChanged, TierStarted
-from router_service.domain.failures import FAILURES_TO_EJECT, PROGRESS_TOKENS, FailureHistory
-from router_service.generation.tier_generation import RetryPolicy, TierDone, TierGeneration
+from router_service.domain.failures import FAILURES_TO_EJECT, FailureHistory
+from router_service.generation.tier_generation import GenerationEvent, RetryPolicy, TierDone, TierGeneration
 from router_service.migration.bidding import BidLimits, MoveAgent
 from router_service.migration.movable_reply import Moved, NotMoved
 from router_service.routing.instance_pool import InstancePool
@@ -43,8 +43,10 @@ from services.domain.errors import (
     Unavailable,
     invalid,
 )
-from services.domain.requests import FinishReason
+from services.domain.requests import PROGRESS_TOKENS, FinishReason
+from services.event_streams import OnTokens
 from tests.support.scripted_worker_servicer import PLACES, Act, Script, ScriptedWorker
+from tests.support.token_events import iterated
 
 TOKENS = 40
 LONG_AGO = -1e9
@@ -104,13 +106,17 @@ class Scene:
         request = GenerationRequest(request_id, TextPrompt(request_id), sampling)  # no prompt is known anywhere
         deadline_s = asyncio.get_running_loop().time() + 30
         events = (generation or self.tier(silence_s)).generate(
-            tier, request, deadline_s, Context(), may_give_up=may_give_up, history=history
+            tier,
+            request,
+            deadline_s,
+            Context(),
+            on_tokens=lambda frame: token_ids.extend(frame.token_ids),
+            may_give_up=may_give_up,
+            history=history,
         )
         async with aclosing(events):
             async for event in events:
                 match event:
-                    case TokenFrame():
-                        token_ids += event.token_ids
                     case TierStarted():
                         instances.append(event.instance_id)
                     case InstanceChanged():
@@ -155,8 +161,13 @@ async def test_after_a_move_it_is_the_target_that_is_ejected(scene: Scene) -> No
     request = GenerationRequest("r", TextPrompt("hello"), SamplingParams(seed=1, max_output_tokens=TOKENS))
     deadline_s = asyncio.get_running_loop().time() + 30
     token_ids, instances, moving, history = list[int](), list[str](), None, FailureHistory()
-    generated = tier.generate("only", request, deadline_s, Context(), may_give_up=False, history=history)
-    async with aclosing(generated) as events:
+
+    def generated(on_tokens: OnTokens) -> AsyncGenerator[GenerationEvent, None]:
+        return tier.generate(
+            "only", request, deadline_s, Context(), on_tokens=on_tokens, may_give_up=False, history=history
+        )
+
+    async with aclosing(iterated(generated)) as events:
         async for event in events:
             if isinstance(event, TokenFrame):
                 token_ids += event.token_ids

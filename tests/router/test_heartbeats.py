@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -13,8 +13,9 @@ from penstock import Options
 from penstock.client import transport
 from penstock.proto.router.v1 import router_pb2 as pb
 from penstock.proto.router.v1 import router_pb2_grpc
-from router_service.domain.events import Heartbeat, RouterEvent, TierStarted
-from router_service.heartbeats import with_heartbeats
+from router_service.domain.events import Answer, Heartbeat, RouterEvent, TierStarted
+from router_service.heartbeats import MAX_JOINED_TOKENS, with_heartbeats
+from services.domain import TokenFrame
 from services.testing import RedisProcess
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import TestMesh, running_mesh
@@ -39,7 +40,7 @@ async def test_events_pass_in_order_and_cost_no_timer(monkeypatch: pytest.Monkey
         return call_at(*arguments, **options)
 
     monkeypatch.setattr(loop, "call_at", counted)
-    async with aclosing(with_heartbeats(numbered(1000), 60.0)) as events:
+    async with aclosing(with_heartbeats(lambda _: numbered(1000), 60.0)) as events:
         assert [e async for e in events] == [event(number) for number in range(1000)]
     assert next(timers) <= 2  # one for the stream; `asyncio.wait` may set one at its end
 
@@ -54,7 +55,7 @@ async def test_a_stream_without_events_gets_a_heartbeat_at_each_interval_and_los
 
     seen: list[RouterEvent | Heartbeat] = []
     loop = asyncio.get_running_loop()
-    async with aclosing(with_heartbeats(source(), 0.02)) as events:
+    async with aclosing(with_heartbeats(lambda _: source(), 0.02)) as events:
         began = loop.time()
         async for e in events:
             seen.append(e)
@@ -72,7 +73,7 @@ async def test_an_error_comes_after_the_events_before_it() -> None:
         yield event(1)
         raise LookupError("gone")
 
-    async with aclosing(with_heartbeats(source(), 60.0)) as events:
+    async with aclosing(with_heartbeats(lambda _: source(), 60.0)) as events:
         assert [await anext(events), await anext(events)] == [event(0), event(1)]
         with pytest.raises(LookupError, match="gone"):
             await anext(events)
@@ -90,12 +91,44 @@ async def test_leaving_closes_the_source_and_a_reader_that_stops_is_not_run_away
         finally:
             closed.set()
 
-    async with aclosing(with_heartbeats(source(), 60.0)) as events:
+    async with aclosing(with_heartbeats(lambda _: source(), 60.0)) as events:
         await anext(events)
         for _ in range(1000):
             await asyncio.sleep(0)
         assert made < 20
     assert closed.is_set()
+
+
+async def test_an_answer_keeps_its_place_among_the_events_and_is_joined_while_the_reader_is_slow() -> None:
+    """Parts of two tiers are not joined, nor is more than an event may hold."""
+    ready = asyncio.Event()
+
+    async def source(on_answer: Callable[[str, TokenFrame], None]) -> AsyncGenerator[RouterEvent, None]:
+        yield event(0)
+        on_answer("a", part(0))
+        ready.set()
+        for at in range(1, 2 * MAX_JOINED_TOKENS):
+            on_answer("a", part(at))
+        on_answer("b", part(0))
+        yield event(1)
+
+    async with aclosing(with_heartbeats(source, 60.0)) as events:
+        assert await anext(events) == event(0)
+        await ready.wait()
+        rest = [e async for e in events]
+    assert rest[-1] == event(1)
+    answers = [e for e in rest[:-1] if isinstance(e, Answer)]
+    assert len(answers) == len(rest) - 1 == 3
+    assert [(a.tier, a.frame.offset, len(a.frame.token_ids)) for a in answers] == [
+        ("a", 0, MAX_JOINED_TOKENS),
+        ("a", MAX_JOINED_TOKENS, MAX_JOINED_TOKENS),
+        ("b", 0, 1),
+    ]
+    assert "".join(a.frame.text for a in answers) == "x" * (2 * MAX_JOINED_TOKENS + 1)
+
+
+def part(at: int) -> TokenFrame:
+    return TokenFrame(at, (at,), "x")
 
 
 @pytest.fixture

@@ -31,6 +31,8 @@ from services.domain import (
     TokenUsage,
     Unavailable,
 )
+from services.event_streams import OnTokens
+from tests.support.token_events import iterated
 
 
 class Script:
@@ -44,12 +46,17 @@ class Script:
         for event in events:
             self.streams[worker].put_nowait(event)
 
-    async def generate(self, address: str, _: GenerationRequest, **__: Any) -> AsyncGenerator[WorkerEvent, None]:
+    async def generate(
+        self, address: str, _: GenerationRequest, *, on_tokens: OnTokens, **__: Any
+    ) -> AsyncGenerator[WorkerEvent, None]:
         while True:
             event = await self.streams[address].get()
             if isinstance(event, Unavailable):
                 raise event
-            yield event
+            if isinstance(event, TokenFrame):
+                on_tokens(event)
+            else:
+                yield event
 
     async def migrate_out(self, address: str, *_: Any, **__: Any) -> AsyncGenerator[MoveReport, None]:
         while True:
@@ -70,7 +77,7 @@ async def test_a_second_move_whose_source_dies_goes_on_at_its_target() -> None:
     reply = MovableReply(cast(WorkerClient, script), record("a"), request, loop.time() + 60, ())
     admitted = WorkerAdmitted(slo_kept=True, prompt_tokens=1, max_output_tokens=9)
     async with asyncio.timeout(10):
-        events = reply.events()
+        events = iterated(reply.events)
         script.say("a", admitted, token(0))
         assert [await anext(events), await anext(events)] == [admitted, token(0)]
 
@@ -108,7 +115,7 @@ async def moving(script: Script, failed: Failed) -> tuple[MovableReply, AsyncGen
     """A reply at a whose move to b is under way."""
     request, deadline_s = GenerationRequest("r", TextPrompt("hello"), SamplingParams(seed=1)), 1e12
     reply = MovableReply(cast(WorkerClient, script), record("a"), request, deadline_s, (), on_failure=failed)
-    events = reply.events()
+    events = iterated(reply.events)
     script.say("a", token(0))
     await anext(events)
     started = asyncio.Event()

@@ -13,11 +13,12 @@ from opentelemetry.trace import NoOpTracer
 
 from router_service.clients.bid_client import BidClient
 from router_service.clients.reply_multiplexer import MultiplexerPool
-from router_service.clients.worker_client import MoveAdvice, MoveReason, WorkerClient
+from router_service.clients.worker_client import WorkerClient
 from router_service.migration.bidding import BidLimits, MoveAgent
 from router_service.migration.movable_reply import MovableReply, NotMoved
 from services.channels import ChannelPool
 from services.domain import GenerationRequest, InstanceRecord, MeshView, Role, SamplingParams, TextPrompt
+from services.domain.stages.advice import MoveAdvice, MoveReason
 from services.domain.stages.bidding import Ask
 from services.domain.stages.places import StagePlace
 from services.testing import RedisProcess, serving

@@ -8,6 +8,9 @@ import aiohttp
 import openai
 import pytest
 
+from router_service.clients.worker_client import WorkerClient
+from router_service.generation.request_driver import UNSTREAMED_INTERVAL_S
+from services.domain import GenerationRequest
 from services.testing import RedisProcess
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import TestMesh, running_mesh
@@ -168,6 +171,28 @@ async def test_completions_take_text_tokens_and_several_prompts(client: openai.A
     async for chunk in await client.completions.create(model="large", prompt="abc", temperature=0, stream=True):
         streamed += chunk.choices[0].text
     assert streamed == text.choices[0].text
+
+
+async def test_tokens_may_wait_at_the_worker_where_nobody_streams_them(
+    mesh: TestMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a whole reply, and of one that is held for the judge; not those that a client reads as they come."""
+    asked: list[tuple[str, float | None]] = []
+    generate = WorkerClient.generate
+
+    def spied(self: WorkerClient, address: str, request: GenerationRequest, **more: Any) -> Any:
+        asked.append((request.request_id.split(":")[1], request.output_interval_s))
+        return generate(self, address, request, **more)
+
+    monkeypatch.setattr(WorkerClient, "generate", spied)
+    body = {"messages": HELLO, "temperature": 0}
+    async with aiohttp.ClientSession() as session:
+        for model, stream in (("large", True), ("large", False), ("cascade", True)):
+            url = f"{mesh.http}/v1/chat/completions"
+            async with session.post(url, json=body | {"model": model, "stream": stream}) as response:
+                assert response.status == 200
+                await response.read()
+    assert asked == [("large", None), ("large", UNSTREAMED_INTERVAL_S), ("small", UNSTREAMED_INTERVAL_S)]
 
 
 async def test_models_are_listed(client: openai.AsyncOpenAI) -> None:

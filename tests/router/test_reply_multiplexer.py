@@ -16,6 +16,7 @@ from penstock.proto.worker.v1 import worker_pb2 as pb
 from penstock.proto.worker.v1 import worker_pb2_grpc
 from router_service.clients.reply_multiplexer import MAX_STEP_BYTES, MOST_BYTES, MultiplexerPool, ReplyMultiplexer
 from router_service.clients.worker_client import WorkerClient, WorkerFinished
+from router_service.domain.failures import Failure, InstanceFailed
 from services.channels import ChannelPool, server_options
 from services.domain import Role
 from services.domain.errors import AlreadyRunning, DeadlineExceeded, InvalidRequest, MessageTooLarge, Unavailable
@@ -192,9 +193,37 @@ async def test_the_largest_request_that_is_sent_fits_a_message() -> None:
         assert [len(message) for message in messages] == [1, 1]
 
 
+ROW = {"reply_ids": [1], "offsets": [0], "token_counts": [2], "texts": ["ab"], "token_ids": [97, 98]}
+
+
+@pytest.mark.parametrize(
+    "wrong", [None, {"token_ids": [97]}, {"token_ids": [97] * 3}, {"texts": []}, {"offsets": [0, 2]}]
+)
+async def test_columns_that_do_not_fit_together_end_the_call_and_no_token_is_made_up(
+    wrong: dict[str, list[int]] | None,
+) -> None:
+    """The failure is that of the call: its replies go on elsewhere, and the worker is not taken for dead."""
+    columns = pb.TokenColumns(**{**ROW, **(wrong or {})})  # type: ignore[arg-type]
+    tokens: list[TokenFrame] = []
+    async with echoing(pb.ReplyEvent(token_columns=columns)) as (session, _):
+        request = pb.GenerateRequest(prompt=common_pb2.Prompt(text="x"))
+        async with aclosing(session.reply(request, 60.0, {}, 30.0, tokens.append)) as events:
+            if wrong is None:
+                event = await anext(events)
+                assert isinstance(event, pb.GenerateResponse)
+                assert event.HasField("finished")
+                assert tokens == [TokenFrame(0, (97, 98), "ab")]
+                return
+            with pytest.raises(InstanceFailed) as caught:
+                await anext(events)
+        assert caught.value.failure is Failure.CALL_BROKEN
+        assert len(tokens) <= 1
+        assert session.over
+
+
 @asynccontextmanager
-async def echoing() -> AsyncIterator[tuple[ReplyMultiplexer, list[list[int]]]]:
-    """A session with a server that ends every reply at once, and what reply ids its messages had."""
+async def echoing(*before: pb.ReplyEvent) -> AsyncIterator[tuple[ReplyMultiplexer, list[list[int]]]]:
+    """A session with a server that ends every reply at once, behind other events, and what reply ids its messages had."""
     messages: list[list[int]] = []
 
     async def generate_many(
@@ -204,7 +233,8 @@ async def echoing() -> AsyncIterator[tuple[ReplyMultiplexer, list[list[int]]]]:
             numbers = [step.reply_id for step in message.steps]
             messages.append(numbers)
             end = pb.GenerateResponse(finished=pb.Finished())
-            yield pb.GenerateManyResponse(events=[pb.ReplyEvent(reply_id=number, event=end) for number in numbers])
+            ends = [pb.ReplyEvent(reply_id=number, event=end) for number in numbers]
+            yield pb.GenerateManyResponse(events=[*before, *ends])
 
     read, write = pb.GenerateManyRequest.FromString, pb.GenerateManyResponse.SerializeToString
     method = grpc.stream_stream_rpc_method_handler(generate_many, read, write)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from router_service.domain.events import Answer, Finished
+from router_service.domain.events import Finished
 from router_service.openai_gateway import replies, whole_replies
 from router_service.openai_gateway.replies import ChatFormat, Choice, CompletionFormat, Format
 from services.domain.requests import FinishReason, PositionLogprobs, TokenFrame, TokenLogprob, TokenUsage
@@ -17,7 +17,7 @@ def choice(index: int, positions: int, top: int) -> Choice:
         PositionLogprobs(TokenLogprob(9, -0.25, 'é"\\'.encode()[: 1 + at % 4]), likelier) for at in range(positions)
     )
     made = Choice(index)
-    made.saw(Answer("small", TokenFrame(0, (9,) * positions, 'a "b"\n\\ é', logprobs)))
+    made.answer("small", TokenFrame(0, (9,) * positions, 'a "b"\n\\ é', logprobs))
     made.saw(Finished(FinishReason.STOP, "small", TokenUsage(1, 0, positions), (), 0.1, 0.2, "t"))
     return made
 

@@ -1,14 +1,18 @@
-"""`penstock ask` at a mesh that is full, or not there."""
+"""`penstock ask` at a mesh that is full, not running, or gives an empty answer."""
 
 import asyncio
 import socket
 import time
+from collections.abc import AsyncIterator
 
 from typer.testing import CliRunner, Result
 
 from penstock.cli.main import app
+from penstock.proto.common.v1 import common_pb2
+from penstock.proto.router.v1 import router_pb2 as pb
 from services.domain.errors import Overloaded
-from tests.support.router_servicers import TEXT, answer, failing, scripted
+from services.grpc_types import Context
+from tests.support.router_servicers import TEXT, accepted, answer, failing, scripted
 
 
 async def ask(target: str) -> Result:
@@ -28,6 +32,27 @@ async def test_a_mesh_that_is_not_there_is_said_in_one_line_and_in_time() -> Non
     began = time.monotonic()
     done = await ask(free)
     assert done.exit_code == 1
-    assert "is the mesh up?" in done.output
+    assert "is the mesh running?" in done.output
     assert "Traceback" not in done.output
     assert time.monotonic() - began < 20
+
+
+TRACE_ID = "0123456789abcdef" * 2
+
+
+async def no_text(request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
+    yield accepted()
+    finished = pb.Finished(
+        tier="a-tier-with-a-rather-long-name", reason=common_pb2.FINISH_REASON_STOP, trace_id=TRACE_ID
+    )
+    yield pb.GenerateResponse(finished=finished)
+
+
+async def test_an_empty_answer_is_named_and_the_trace_id_is_not_wrapped() -> None:
+    async with scripted(no_text) as router:
+        result = await asyncio.to_thread(
+            lambda: CliRunner(env={"COLUMNS": "60"}).invoke(app, ["ask", "-t", router.address, "hello"])
+        )
+    lines = result.stdout.splitlines()
+    assert lines[-2].strip() == "(the answer is empty)"
+    assert lines[-1].endswith(f"trace {TRACE_ID}")

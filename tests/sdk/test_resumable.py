@@ -8,7 +8,7 @@ import pytest
 
 from penstock import Accepted, Finished, InvalidRequestError, Options, RetryPolicy, UnavailableError
 from penstock.client import errors, transport
-from penstock.client.resumable import ResumableRequest, Routers
+from penstock.client.resumable import ResumableRequest, RouterFailover, Routers
 from penstock.client.retries import RetryBudget
 from penstock.client.silence import SilenceWatch
 from penstock.proto.common.v1 import common_pb2
@@ -212,3 +212,21 @@ def test_every_event_of_the_contract_has_a_type() -> None:
     assert isinstance(transport.event_from_proto(accepted()), Accepted)
     assert transport.event_from_proto(pb.GenerateResponse()) is None
     assert Finished in types.Event.__args__
+
+
+def test_a_repeatable_call_tries_every_router_once_beginning_with_the_preferred_one() -> None:
+    """Each router that is away is passed over for later calls too; after the last one the failure is final."""
+    routers, away = Routers(3), UnavailableError("away", code=grpc.StatusCode.UNAVAILABLE)
+    routers.failed(0)
+    failover = RouterFailover(routers)
+    tried = [failover.router]
+    while failover.advance(away):
+        tried.append(failover.router)
+    assert tried == [1, 2, 0]
+    assert routers.preferred == 0
+
+
+def test_a_call_that_a_router_refuses_is_not_repeated_at_another() -> None:
+    routers = Routers(2)
+    assert not RouterFailover(routers).advance(errors.from_rpc(Failed(to_status(invalid("prompt", "empty")))))
+    assert routers.preferred == 0

@@ -23,7 +23,7 @@ def drawn(*places: StagePlace | None) -> str:
 def test_stages_show_their_ranges_and_each_worker_its_own() -> None:
     text = drawn(StagePlace(0, 0, 180), StagePlace(0, 0, 201), StagePlace(1, 256, 2048))
     assert "migrations 7" in text
-    assert "advice unmet 2" in text
+    assert "advised moves that failed 2" in text
     assert "179 to 200" in text, "boundaries differ within a stage"
     assert "0 to 179" in text
     assert "256 to 2047" in text

@@ -306,7 +306,7 @@ OWNED = {
     "worker_service/output_coalescing.py": "the pump of one reply: ended with it",
     "worker_service/migration/receiver.py": "one transfer: ended with its call or the receiver",
     "worker_service/migration/sender.py": "one transfer: ended with its call or the sender",
-    "worker_service/reply_demultiplexer.py": "the replies of one call: ended with it",
+    "worker_service/reply_demultiplexer.py": "the replies of one call, or the one of a call of its own: ended with it",
 }
 PACKAGES = ("penstock", "services", "router_service", "worker_service", "planner_service", "judge_service")
 CREATES = ("create_task", "ensure_future")

@@ -43,5 +43,7 @@ def test_a_hub_id_is_found_where_it_has_been_fetched(settings: ServiceSettings, 
 
 def test_a_hub_id_that_cannot_be_had_is_named(settings: ServiceSettings, cache: Path) -> None:
     assert not cache.exists()
-    with pytest.raises(SettingsError, match=r"model nobody/nothing: no folder .* and not to be had from the hub"):
+    with pytest.raises(
+        SettingsError, match=r"model nobody/nothing: no folder .* and it cannot be downloaded from the hub"
+    ):
         model_folder(settings, "nobody/nothing")

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+from services.mesh_file import digest, load_mesh_file
 from services.settings import (
     MeshFile,
     MeshJudge,
@@ -19,8 +20,6 @@ from services.settings import (
     SettingsError,
     SglangMeshEngine,
     SimulatedMeshEngine,
-    digest,
-    load_mesh_file,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -68,7 +67,10 @@ REPLAN = {
         ({"tiers": TIERS, "planner": {"replan": {**REPLAN, "cluster": ""}}}, "planner.replan.cluster"),
         ({"tiers": TIERS, "judge": {"scorers": [{"name": "x", "kind": "vibes"}]}}, "judge.scorers[0].kind"),
         ({"tiers": TIERS, "router": {"grpc_port": 99999}}, "router.grpc_port"),
-        ({"tiers": TIERS, "router": {"grpc_port": 8000, "http_port": 8001, "replicas": 2}}, "router.http_port: 8001"),
+        (
+            {"tiers": TIERS, "router": {"grpc_port": 8000, "http_port": 8001, "replicas": 2}},
+            "router.http_port: ports 8001",
+        ),
         ({"tiers": TIERS, "planner": {"judge_unavailable": "panic"}}, "planner.judge_unavailable"),
         ({"tiers": TIERS, "planner": {"replan": {"enabled": True}}}, "planner.replan.cluster"),
         (
@@ -199,7 +201,7 @@ def test_every_setting_is_documented_and_read() -> None:
 
 @pytest.mark.parametrize(
     ("text", "fault"),
-    [("name: a\nname: b\ntiers: []\n", "'name' stands twice"), ("tiers: " + "[" * 5_000, "nested too deep|not YAML")],
+    [("name: a\nname: b\ntiers: []\n", "duplicate key 'name'"), ("tiers: " + "[" * 5_000, "nested too deep|not YAML")],
 )
 def test_files_that_would_be_read_otherwise_than_meant_are_refused(tmp_path: Path, text: str, fault: str) -> None:
     """A key that stands twice, and nesting without end."""

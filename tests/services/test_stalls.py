@@ -1,11 +1,13 @@
 """A process that stood still does not take what it missed for the silence of others."""
 
 import asyncio
+import itertools
 import time
+from typing import Any
 
 import pytest
 
-from services.stalls import GRACE_S, STALL_S, TICK_S, StallMeter, StallMonitor
+from services.stalls import GRACE_S, STALL_S, TICK_S, SilenceWatch, StallMeter, StallMonitor
 
 
 def test_gaps_between_ticks_are_stalls_and_a_busy_loop_is_none() -> None:
@@ -28,28 +30,72 @@ def test_silence_leaves_stalls_out_and_what_arrived_is_read_first() -> None:
     assert meter.silent_at(0.0, 5.0, 0.0, now=10.0) == 10.0 + GRACE_S
 
 
+class Heard:
+    """Somebody who is watched: resolves with why they are given up, and when."""
+
+    def __init__(self, watch: SilenceWatch, silence_s: float, deadline_s: float) -> None:
+        self._watch, self._loop = watch, asyncio.get_running_loop()
+        self.given_up: asyncio.Future[tuple[str, float]] = self._loop.create_future()
+        self.listener = watch.begin(silence_s, deadline_s, lambda: self._end("silent"), lambda: self._end("late"))
+
+    def hear(self) -> None:
+        self.listener.heard_s, self.listener.stalled_s = self._watch.now()
+
+    def _end(self, why: str) -> None:
+        self.given_up.set_result((why, self._loop.time()))
+
+
 async def test_a_loop_that_stood_still_waits_on_for_what_is_due() -> None:
-    loop, queue = asyncio.get_running_loop(), asyncio.Queue[str]()
+    loop = asyncio.get_running_loop()
     async with StallMonitor() as stalls:
+        watch = SilenceWatch(stalls)
+        heard, arrived = Heard(watch, 0.2, loop.time() + 60), asyncio.Event()
         loop.call_soon(time.sleep, TICK_S + STALL_S + 0.3)  # the loop stands still for longer than the silence limit
-        loop.call_later(0, loop.call_later, 0.3, queue.put_nowait, "here")  # and hears of it only after it has gone on
-        assert await stalls.get(queue, silence_s=0.2, deadline_s=loop.time() + 60) == "here"
+        loop.call_later(0, loop.call_later, 0.3, arrived.set)  # and hears of it only after it has gone on
+        await arrived.wait()
+        assert not heard.given_up.done()
         assert stalls.total_s() > STALL_S
+        watch.end(heard.listener)
 
 
 async def test_silence_and_deadline_end_the_wait() -> None:
-    loop, queue = asyncio.get_running_loop(), asyncio.Queue[str]()
+    loop = asyncio.get_running_loop()
     async with StallMonitor() as stalls:
-        for silence_s, deadline_s in ((0.05, 60.0), (60.0, 0.05)):
+        watch = SilenceWatch(stalls)
+        for silence_s, after_s, expected in ((0.05, 60.0, "silent"), (60.0, 0.05, "late")):
             began = loop.time()
-            with pytest.raises(TimeoutError):
-                await stalls.get(queue, silence_s, began + deadline_s)
-            assert loop.time() - began >= 0.05
+            why, at_s = await Heard(watch, silence_s, began + after_s).given_up
+            assert why == expected
+            assert at_s - began >= 0.05
         began = loop.time()
         loop.call_soon(time.sleep, TICK_S + STALL_S + 0.3)
-        with pytest.raises(TimeoutError):
-            await stalls.get(queue, 0.2, began + 60)
-        assert loop.time() - began >= TICK_S + STALL_S + 0.3 + GRACE_S, "who stays silent is found all the same"
+        why, at_s = await Heard(watch, 0.2, began + 60).given_up
+        assert why == "silent", "who stays silent is found all the same"
+        assert at_s - began >= TICK_S + STALL_S + 0.3 + GRACE_S
         loop.call_soon(time.sleep, TICK_S + STALL_S + 0.3)
-        with pytest.raises(TimeoutError):
-            await stalls.get(queue, 60.0, loop.time() + 0.1)  # a stall does not extend a deadline
+        why, _ = await Heard(watch, 60.0, loop.time() + 0.1).given_up
+        assert why == "late", "a stall does not extend a deadline"
+
+
+async def test_who_is_heard_costs_no_timer_and_who_has_ended_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, timers = asyncio.get_running_loop(), itertools.count()
+    call_at = loop.call_at
+
+    def counted(*arguments: Any, **options: Any) -> asyncio.TimerHandle:
+        next(timers)
+        return call_at(*arguments, **options)
+
+    async with StallMonitor() as stalls:
+        watch = SilenceWatch(stalls)
+        monkeypatch.setattr(loop, "call_at", counted)
+        many = [Heard(watch, 60.0, loop.time() + 3600) for _ in range(100)]
+        for _ in range(100):
+            for heard in many:
+                heard.hear()
+        assert next(timers) == 1
+        ended = Heard(watch, 0.01, loop.time() + 60)
+        watch.end(ended.listener)
+        await Heard(watch, 0.02, loop.time() + 60).given_up
+        assert not ended.given_up.done()
+        for heard in many:
+            watch.end(heard.listener)

@@ -12,8 +12,8 @@ from penstock import AsyncClient, RetryPolicy
 from planner_service.compose import compose as planner
 from router_service.compose import compose as router
 from services.domain import Role
+from services.mesh_file import load_mesh_file
 from services.runtime import Chassis
-from services.settings import load_mesh_file
 from services.testing import serving
 from worker_service.compose import compose as worker
 

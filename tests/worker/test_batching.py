@@ -157,7 +157,7 @@ def test_a_reservation_keeps_its_place_and_its_blocks_until_it_is_released() -> 
     room = s.reserve(range(8))
     s.add(sequence("a", 3, first=50))
     assert run_step(s) == {}
-    with pytest.raises(OutOfBlocks, match="as many requests"):
+    with pytest.raises(OutOfBlocks, match="limit on running requests"):
         s.reserve(range(4))
     s.release(room)
     assert s.pool.free == 6

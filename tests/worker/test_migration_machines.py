@@ -103,7 +103,7 @@ def target_does(w: World, event: incoming.TargetEvent) -> World:
                 w = replace(w, to_source=add(w.to_source, outgoing.Received(blocks)))
             case incoming.Enter():
                 assert w.reserved
-                came = incoming.Entered() if w.claim else incoming.ClaimLost()
+                came = incoming.Entered() if w.claim else incoming.RouterLost()
                 w = replace(w, reserved=False, t_runs=True, t_inbox=(came, *w.t_inbox))
             case incoming.TellCommitted():
                 w = replace(w, to_source=add(w.to_source, outgoing.Committed()))
@@ -114,7 +114,7 @@ def target_does(w: World, event: incoming.TargetEvent) -> World:
                 w = replace(w, t_runs=False)
             case incoming.TellRefused(reason):
                 w = replace(w, to_source=add(w.to_source, outgoing.Failed(reason)))
-            case incoming.EndClaim():
+            case incoming.EndReply():
                 w = replace(w, target_stream=add(w.target_stream, MoveEvent.TARGET_LOST))  # type: ignore[arg-type]
     return w
 
@@ -137,7 +137,7 @@ def claim_ends(w: World) -> World:
     """The target learns that nobody reads."""
     if not w.claim:
         return w
-    return replace(w, claim=False, target_stream=None, t_inbox=(*w.t_inbox, incoming.ClaimLost()))
+    return replace(w, claim=False, target_stream=None, t_inbox=(*w.t_inbox, incoming.RouterLost()))
 
 
 def source_left(w: World) -> World:

@@ -1,7 +1,7 @@
 """GenerateMany: many replies over one call, as the worker serves it."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable
 
 import grpc
 import pytest
@@ -13,9 +13,12 @@ from penstock.proto.common.v1 import common_pb2
 from penstock.proto.worker.v1 import worker_pb2 as pb
 from services import errors, telemetry
 from services.domain.errors import AlreadyRunning, DeadlineExceeded, InvalidRequest, MessageTooLarge, Overloaded
+from services.domain.requests import PositionLogprobs, TokenFrame, TokenLogprob
 from services.interceptors import CallRecorder
 from tests.worker.test_worker_service import Stub, asked, stub
-from worker_service.reply_demultiplexer import MAX_EVENT_BYTES, MOST_BYTES, MOST_EVENTS, Reply, ReplyDemultiplexer
+from worker_service.replies import ReplyWriter
+from worker_service.reply_demultiplexer import MAX_BYTES, MAX_EVENT_BYTES, MAX_EVENTS, ReplyDemultiplexer, Serve
+from worker_service.token_columns import MAX_CHARACTER_BYTES
 
 __all__ = ["stub"]
 
@@ -31,6 +34,24 @@ def cancel(reply_id: int) -> pb.GenerateManyRequest:
 
 def joined(*messages: pb.GenerateManyRequest) -> pb.GenerateManyRequest:
     return pb.GenerateManyRequest(steps=[step for message in messages for step in message.steps])
+
+
+def plain(message: pb.GenerateManyResponse) -> list[pb.ReplyEvent]:
+    """The events of a message in order, each row of its columns as an event of its own."""
+    events = list[pb.ReplyEvent]()
+    for said in message.events:
+        if not said.HasField("token_columns"):
+            events.append(said)
+            continue
+        columns, at = said.token_columns, 0
+        rows = zip(columns.reply_ids, columns.offsets, columns.token_counts, columns.texts, strict=True)
+        for reply_id, offset, count, text in rows:
+            token_ids, at = columns.token_ids[at : at + count], at + count
+            tokens = common_pb2.TokenFrame(offset=offset, token_ids=token_ids, text=text)
+            events.append(pb.ReplyEvent(reply_id=reply_id, event=pb.GenerateResponse(tokens=tokens)))
+        assert events
+        assert at == len(columns.token_ids)
+    return events
 
 
 class Heard:
@@ -57,7 +78,7 @@ class Heard:
             if not isinstance(message, pb.GenerateManyResponse):
                 raise EOFError
             assert message.events
-            for said in message.events:
+            for said in plain(message):
                 assert said.reply_id not in self.failures
                 if said.HasField("failure"):
                     status = status_pb2.Status.FromString(said.failure)
@@ -164,30 +185,34 @@ async def test_a_draining_worker_ends_the_call_behind_its_last_reply(stub: Stub)
     assert (await drain).cut_off_count == 0
 
 
-def session(reply: Reply) -> ReplyDemultiplexer:
-    return ReplyDemultiplexer(reply, CallRecorder(telemetry.disabled()), asyncio.Event())
+END = pb.GenerateResponse(finished=pb.Finished())
 
 
-async def steps(*asked: pb.GenerateManyRequest) -> AsyncIterator[pb.GenerateManyRequest]:
-    for step in asked:
-        yield step
+def session(serve: Serve) -> ReplyDemultiplexer:
+    return ReplyDemultiplexer(serve, CallRecorder(telemetry.disabled()), asyncio.Event())
 
 
-def frame(offset: int) -> pb.GenerateResponse:
-    return pb.GenerateResponse(tokens=common_pb2.TokenFrame(offset=offset, token_ids=[offset]))
+async def steps(*messages: pb.GenerateManyRequest) -> AsyncIterator[pb.GenerateManyRequest]:
+    for message in messages:
+        yield message
 
 
-async def test_what_is_said_at_once_comes_in_one_message() -> None:
+def frame(offset: int, text: str = "") -> TokenFrame:
+    return TokenFrame(offset, (offset,), text)
+
+
+async def test_what_is_said_at_once_comes_in_one_message_and_one_batch_of_columns() -> None:
     waiting: list[asyncio.Future[None]] = []
 
-    async def reply(request: pb.GenerateRequest) -> AsyncGenerator[pb.GenerateResponse, None]:
+    async def serve(request: pb.GenerateRequest, writer: ReplyWriter) -> pb.GenerateResponse:
         for offset in range(3):
             waiting.append(asyncio.get_running_loop().create_future())
             await waiting[-1]
-            yield frame(offset)
+            writer.tokens(frame(offset))
+        return END
 
-    asked_for = [start(number, asked(f"r{number}")) for number in range(1, 33)]
-    messages = session(reply).run(steps(asked_for[0], joined(*asked_for[1:])))
+    requests = [start(number, asked(f"r{number}")) for number in range(1, 33)]
+    messages = session(serve).run(steps(requests[0], joined(*requests[1:])))
     for offset in range(3):
         message = asyncio.ensure_future(anext(messages))
         while len(waiting) < 32:
@@ -195,67 +220,88 @@ async def test_what_is_said_at_once_comes_in_one_message() -> None:
         step, waiting[:] = list(waiting), []
         for future in step:
             future.set_result(None)
-        said = (await message).events
-        assert [event.event.tokens.offset for event in said] == [offset] * 32
-        assert sorted(event.reply_id for event in said) == list(range(1, 33))
-    assert [message async for message in messages] == []
+        (event, *terminal) = (await message).events
+        assert list(event.token_columns.offsets) == list(event.token_columns.token_ids) == [offset] * 32
+        assert sorted(event.token_columns.reply_ids) == list(range(1, 33))
+        assert not terminal or offset == 2
+    rest = [event async for message in messages for event in message.events]
+    assert {event.event.WhichOneof("event") for event in [*terminal, *rest]} == {"finished"}
 
 
 async def test_a_backlog_keeps_its_order_and_fits_into_messages() -> None:
-    async def reply(request: pb.GenerateRequest) -> AsyncGenerator[pb.GenerateResponse, None]:
-        for offset in range(MOST_EVENTS):
-            yield frame(offset)
+    """Tokens stay behind the events before them and before those behind them, whatever they share a message with."""
 
-    messages = session(reply).run(steps(start(1, asked("a")), start(2, asked("b"))))
-    heard: dict[int, list[int]] = {1: [], 2: []}
+    async def serve(request: pb.GenerateRequest, writer: ReplyWriter) -> pb.GenerateResponse:
+        for number in range(MAX_EVENTS):
+            writer.event(pb.GenerateResponse(move_advice=pb.MoveAdvice(sequence_tokens=number)))
+            writer.tokens(frame(number))
+        return END
+
+    messages = session(serve).run(steps(start(1, asked("a")), start(2, asked("b"))))
+    heard: dict[int, list[tuple[str | None, int]]] = {1: [], 2: []}
     async for message in messages:
-        assert 0 < len(message.events) <= MOST_EVENTS
-        for event in message.events:
-            heard[event.reply_id].append(event.event.tokens.offset)
+        assert 0 < len(message.events) <= MAX_EVENTS
+        for said in plain(message):
+            event = said.event
+            heard[said.reply_id].append(
+                (event.WhichOneof("event"), event.tokens.offset + event.move_advice.sequence_tokens)
+            )
         for _ in range(100):  # a reader that is slow: the replies go on meanwhile
             await asyncio.sleep(0)
-    assert heard == {1: list(range(MOST_EVENTS)), 2: list(range(MOST_EVENTS))}
+    whole = [(kind, number) for number in range(MAX_EVENTS) for kind in ("move_advice", "tokens")]
+    assert heard == {1: [*whole, ("finished", 0)], 2: [*whole, ("finished", 0)]}
 
 
 async def test_a_fault_is_told_without_its_details_and_ends_its_reply_alone() -> None:
-    async def reply(request: pb.GenerateRequest) -> AsyncGenerator[pb.GenerateResponse, None]:
-        yield frame(0)
+    async def serve(request: pb.GenerateRequest, writer: ReplyWriter) -> pb.GenerateResponse:
+        writer.tokens(frame(0))
         if request.request_id == "bad":
             raise RuntimeError("a secret")
+        if request.request_id == "bad from outside":
+            writer.fail(RuntimeError("a secret"))
+            await asyncio.Event().wait()
+        return END
 
-    messages = session(reply).run(steps(start(1, asked("bad")), start(2, asked("good"))))
-    said = [event async for message in messages for event in message.events]
-    failures = [event for event in said if event.HasField("failure")]
-    assert [event.reply_id for event in failures] == [1]
-    status = status_pb2.Status.FromString(failures[0].failure)
-    assert status.code == grpc.StatusCode.INTERNAL.value[0]
-    assert "secret" not in status.message
-    assert [event.event.tokens.offset for event in said if event.reply_id == 2] == [0]
+    requests = [start(number, asked(name)) for number, name in enumerate(("bad", "good", "bad from outside"), 1)]
+    messages = session(serve).run(steps(*requests))
+    said = [event async for message in messages for event in plain(message)]
+    failures = {event.reply_id: event.failure for event in said if event.HasField("failure")}
+    assert failures.keys() == {1, 3}
+    for failure in failures.values():
+        status = status_pb2.Status.FromString(failure)
+        assert status.code == grpc.StatusCode.INTERNAL.value[0]
+        assert "secret" not in status.message
+    assert [event.event.WhichOneof("event") for event in said if event.reply_id == 2] == ["tokens", "finished"]
 
 
-async def test_an_event_that_fits_no_message_fails_its_own_reply_and_large_ones_go_alone() -> None:
+@pytest.mark.parametrize("with_logprobs", [False, True])
+async def test_what_fits_no_message_fails_its_own_reply_and_large_events_go_alone(with_logprobs: bool) -> None:
     """Messages stay under a size; what is said before and beside the event that is too large arrives."""
 
-    def tokens(characters: int) -> pb.GenerateResponse:
-        return pb.GenerateResponse(tokens=common_pb2.TokenFrame(text="x" * characters))
+    def tokens(offset: int, size: int) -> TokenFrame:
+        """A frame of about that many bytes: in columns, or with logprobs, which has an event of its own."""
+        if not with_logprobs:
+            return frame(offset, "x" * (size // MAX_CHARACTER_BYTES))
+        logprobs = (PositionLogprobs(TokenLogprob(1, 0.0, b"x" * size)),)
+        return TokenFrame(offset, (offset,), "", logprobs)
 
     said = asyncio.Event()
 
-    async def reply(request: pb.GenerateRequest) -> AsyncGenerator[pb.GenerateResponse, None]:
-        yield tokens(10)
-        for _ in range(3):
-            yield tokens(MOST_BYTES // 2)
+    async def serve(request: pb.GenerateRequest, writer: ReplyWriter) -> pb.GenerateResponse:
+        writer.tokens(tokens(0, 16))
+        for number in range(3):
+            writer.tokens(tokens(1 + number, MAX_BYTES // 2))
         said.set()
         if request.request_id == "too large":
-            yield tokens(MAX_EVENT_BYTES)
-        yield pb.GenerateResponse(finished=pb.Finished())
+            writer.tokens(tokens(4, MAX_EVENT_BYTES))
+        return END
 
     both = joined(start(1, asked("too large")), start(2, asked("beside")))
     events: dict[int, list[pb.ReplyEvent]] = {1: [], 2: []}
-    async for message in session(reply).run(steps(both)):
+    async for message in session(serve).run(steps(both)):
         await said.wait()  # the next message could have it all
-        assert message.ByteSize() <= MOST_BYTES + 64
-        for event in message.events:
+        assert message.ByteSize() <= MAX_BYTES + 64
+        for event in plain(message):
             events[event.reply_id].append(event)
     assert [e.WhichOneof("said") for e in events[1]] == ["event"] * 4 + ["failure"]
     failure = errors.from_proto(status_pb2.Status.FromString(events[1][-1].failure))

@@ -58,7 +58,7 @@ async def engine(sglang_servers: SglangServers, tmp_path: Path) -> AsyncIterator
     folder = tmp_path / "tools"
     shutil.copytree(FAMILY / "small", folder)
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE.replace("<|tool|>", "<|user|>"))
-    made = await sglang_servers.engine(folder, kv_tokens=4096)
+    made = await sglang_servers.engine(folder, kv_tokens=4096, structured_output=True)
     await made.start()
     yield made
     await made.close()

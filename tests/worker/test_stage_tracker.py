@@ -2,9 +2,10 @@
 
 from services.domain import InstanceRecord, Load, MeshView, ModelCard, Plan, Role, TierPlan
 from services.domain.stages import QoeModel, Stage
+from services.domain.stages.advice import MoveAdvice, MoveReason
 from services.domain.stages.bidding import Go, Sender, TransferSlots
 from services.domain.stages.places import StagePlace
-from worker_service.stage_tracker import ADVICE_PAUSE_S, Advice, MoveReason, StageTracker
+from worker_service.stage_tracker import ADVICE_PAUSE_S, StageTracker
 
 CARD = ModelCard("only", "m", "d", "torch", 1000, 100, 16, 8)
 STAGES = (Stage(0, 100, 2), Stage(100, 400, 1))
@@ -59,12 +60,12 @@ def test_a_request_that_has_outgrown_its_range_should_move_and_is_named_again_af
     tier.tracker.grew("r", 99)
     assert tier.tracker.advice("r", 0.0) is None
     tier.tracker.grew("r", 100)
-    assert tier.tracker.advice("r", 0.0) == Advice(MoveReason.RANGE_CROSSED, 100, 100)
+    assert tier.tracker.advice("r", 0.0) == MoveAdvice(MoveReason.RANGE_CROSSED, 100, 100)
     tier.tracker.grew("q", 120)
-    assert tier.tracker.advice("q", 0.5) == Advice(MoveReason.RANGE_CROSSED, 120, 220), "with all that waits to go"
+    assert tier.tracker.advice("q", 0.5) == MoveAdvice(MoveReason.RANGE_CROSSED, 120, 220), "with all that waits to go"
     tier.tracker.grew("r", 101)
     assert tier.tracker.advice("r", ADVICE_PAUSE_S / 2) is None
-    assert tier.tracker.advice("r", ADVICE_PAUSE_S) == Advice(MoveReason.RANGE_CROSSED, 101, 221)
+    assert tier.tracker.advice("r", ADVICE_PAUSE_S) == MoveAdvice(MoveReason.RANGE_CROSSED, 101, 221)
     tier.tracker.left("q")
     assert tier.sender.tokens == 101
 
@@ -87,9 +88,9 @@ def test_an_overloaded_outlier_hands_over_one_request_at_a_time() -> None:
     tier.look(90, 50, 20)  # 160 against an average of 90: 70 too many
     assert tier.tracker.advice("r", 0.0) is None, "it would take the sender below the average"
     assert tier.tracker.advice("t", 0.0) is None
-    assert tier.tracker.advice("s", 0.0) == Advice(MoveReason.OVERLOADED, 50, 50)
+    assert tier.tracker.advice("s", 0.0) == MoveAdvice(MoveReason.OVERLOADED, 50, 50)
     tier.look(90, 50, 20)  # what is offered counts no longer: 110 against 65
-    assert tier.tracker.advice("t", 0.0) == Advice(MoveReason.OVERLOADED, 20, 70)
+    assert tier.tracker.advice("t", 0.0) == MoveAdvice(MoveReason.OVERLOADED, 20, 70)
     tier.look(90, 20)
     assert tier.tracker.advice("r", 0.0) is None
 
@@ -109,7 +110,7 @@ def test_a_draining_instance_of_a_staged_tier_hands_over_everything() -> None:
     tier.tracker.draining = True
     tier.look(30)
     tier.tracker.grew("s", 30)
-    assert tier.tracker.advice("s", 0.0) == Advice(MoveReason.DRAINING, 30, 30)
+    assert tier.tracker.advice("s", 0.0) == MoveAdvice(MoveReason.DRAINING, 30, 30)
 
 
 def test_the_boundary_is_refined_now_and_then_and_stays_between_its_neighbours() -> None:

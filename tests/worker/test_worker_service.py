@@ -1,5 +1,6 @@
 """WorkerService over gRPC: its own RPCs; Generate is tested through the router as well."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from grpc import aio
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.worker.v1 import worker_pb2 as pb
 from penstock.proto.worker.v1 import worker_pb2_grpc
-from services.domain import RequestFailed, Role
+from services.domain import InvalidRequest, RequestFailed, Role
 from services.errors import from_rpc
 from services.settings import SettingsError
 from services.testing import RedisProcess, serving
@@ -54,6 +55,27 @@ async def test_generate_is_admitted_streamed_and_finished(stub: Stub) -> None:
     assert [frame.offset for frame in frames] == [sum(len(f.token_ids) for f in frames[:i]) for i in range(len(frames))]
     assert events[-1].finished.usage.output_tokens == 12
     assert events[-1].finished.reason == common_pb2.FINISH_REASON_LENGTH
+
+
+async def test_how_long_tokens_may_wait_is_checked(stub: Stub) -> None:
+    request = asked()
+    request.output_interval.FromSeconds(-1)
+    with pytest.raises(aio.AioRpcError) as caught:
+        [event async for event in stub.Generate(request)]
+    refused = from_rpc(caught.value)
+    assert isinstance(refused, InvalidRequest)
+    assert refused.problems[0].field == "output_interval"
+
+
+async def test_tokens_of_a_reply_that_nobody_streams_come_in_fewer_frames(stub: Stub) -> None:
+    """The first at once, the next sixteen as a sign of progress, the rest at the end."""
+    request = asked(max_output_tokens=60)
+    request.output_interval.FromSeconds(3600)  # the worker holds it to a second
+    async with asyncio.timeout(60):
+        frames = [event.tokens async for event in stub.Generate(request) if event.HasField("tokens")]
+    assert sum(len(frame.token_ids) for frame in frames) == 60
+    assert len(frames[0].token_ids) == 1
+    assert len(frames) <= 5
 
 
 async def test_info_and_load_tell_what_is_there(stub: Stub) -> None:

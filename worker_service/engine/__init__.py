@@ -1,1 +1,1 @@
-"""Engines: one interface, several makes."""
+"""Engines behind one interface."""

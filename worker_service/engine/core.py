@@ -1,7 +1,7 @@
-"""The heart of our engines: plan a step, run it, read it.
+"""The core of the built-in engines: plan a step, run it, read the results.
 
-Scheduling, stop rules, text, verification and KV transfer are here, once; what a step computes is a ModelRunner's
-business: the torch runner computes logits, the simulated one only time. Not thread-safe: one thread owns a core.
+Scheduling, stop rules, text, verification and KV transfer are implemented here; a ModelRunner computes the steps: the torch
+runner computes logits, the simulated one only takes time. Not thread-safe: one thread owns a core.
 """
 
 from collections.abc import Mapping
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CoreLimits:
-    """max_queued: requests waiting; one more is Overloaded. The rest as in BatchLimits."""
+    """max_queued: limit on waiting requests; further ones are refused. The other fields are as in BatchLimits."""
 
     batch: BatchLimits
     max_queued: int
@@ -66,7 +66,7 @@ class CoreLimits:
 
 @dataclass(slots=True)
 class _Request:
-    """What the core keeps beside a sequence."""
+    """The state of a request in addition to its sequence."""
 
     sequence: Sequence
     text: ReplyText | None
@@ -83,7 +83,7 @@ PROBE = SamplingParams(temperature=0.0, max_output_tokens=1)
 
 
 class EngineCore:
-    """Requests in, events out, one step at a time."""
+    """Processes requests into events, step by step."""
 
     def __init__(
         self, runner: ModelRunner, tokenizer: Tokenizer, pool: BlockPool, limits: CoreLimits, clock: Clock
@@ -103,11 +103,15 @@ class EngineCore:
     def add(
         self, request: GenerationRequest, prompt: list[int], grammar: "TokenGrammar | None" = None
     ) -> tuple[Admitted, Finished | None]:
-        """Queue a request whose prompt is `prompt`.
+        """Queue a request with the tokenized prompt `prompt`. A resumed reply that is already complete is Finished at once.
 
-        grammar: of its reply, behind the tokens that are resumed.
-        A resumed reply that was complete already is Finished at once and never queued.
-        PromptTooLong, AlreadyRunning, Overloaded, InvalidRequest (resumed tokens that do not fit).
+        grammar: of the reply, behind its resumed tokens.
+
+        Raises:
+            PromptTooLong: The prompt leaves no room for a reply.
+            AlreadyRunning: A request with this id is in the engine.
+            Overloaded: The queue is full.
+            InvalidRequest: The resumed tokens are invalid.
         """
         return self._add(request, prompt, None, grammar)
 
@@ -120,11 +124,16 @@ class EngineCore:
         last: LastBlocks | None = None,
         grammar: "TokenGrammar | None" = None,
     ) -> tuple[Admitted, Finished | None]:
-        """Start at once a request that has come with its KV: `tokens` are all its tokens, the last one without KV.
+        """Start a request that arrived with its KV. `tokens`: all its tokens; the last one has no KV.
 
-        last: blocks that are still to be written. NotFound (no such transfer), PromptTooLong, AlreadyRunning, Overloaded (no
-        room for them), InvalidRequest (tokens that are not this request's, or not as many as there are blocks). The
-        reservation is gone in any case.
+        last: blocks that must still be written. The reservation is removed in any case.
+
+        Raises:
+            NotFound: There is no such transfer.
+            PromptTooLong: The prompt leaves no room for a reply.
+            AlreadyRunning: A request with this id is in the engine.
+            Overloaded: There is no room for the last blocks.
+            InvalidRequest: The tokens do not match the request or the number of blocks.
         """
         if last is not None:
             try:
@@ -142,7 +151,7 @@ class EngineCore:
         reservation = self.transfers.take(transfer_id)
         try:
             if list(tokens[: len(prompt)]) != prompt:
-                raise invalid("token_ids", "do not begin with the request's prompt")
+                raise invalid("token_ids", "must begin with the prompt of the request")
             resumed = replace(request, resume_token_ids=tuple(tokens[len(prompt) :]))
             admitted, finished = self._add(resumed, prompt, reservation, grammar)
         except BaseException:
@@ -153,7 +162,7 @@ class EngineCore:
         return admitted, finished
 
     def leave(self, request_id: str) -> None:
-        """A request has moved on: forget it; no error where it has ended."""
+        """Remove a request that has moved to another engine; no error if it has ended."""
         if self._requests.pop(request_id, None) is not None:
             self.scheduler.finish(request_id, None)
 
@@ -201,10 +210,15 @@ class EngineCore:
         distributions: Seq[DraftDistribution],
         grammar: "TokenGrammar | None" = None,
     ) -> None:
-        """Queue a draft for verification; its Verification comes out of a later step.
+        """Queue a draft for verification; its Verification is the output of a later step.
 
         grammar: of the reply, behind its tokens before the draft.
-        PromptTooLong, AlreadyRunning, Overloaded, InvalidRequest.
+
+        Raises:
+            PromptTooLong: Prefix and draft exceed the context.
+            AlreadyRunning: A request with this id is in the engine.
+            Overloaded: The queue is full.
+            InvalidRequest: The draft is invalid.
         """
         if request_id in self._requests:
             raise AlreadyRunning(request_id)
@@ -221,18 +235,18 @@ class EngineCore:
         self._requests[request_id] = _Request(sequence, None, grammar, tuple(draft), masks, tuple(distributions))
 
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORTED) -> Finished | None:
-        """End a request now; None if it is not here."""
+        """End a request; None if it is unknown."""
         request = self._requests.get(request_id)
         return self._ended(request, reason) if request is not None else None
 
     def step(self, allocation: Mapping[str, int] | None = None) -> list[tuple[str, StepOutput]]:
-        """Compute one step and return what came of it, in order; nothing where nothing could be computed.
+        """Compute one step and return its outputs in order; none if nothing could be computed.
 
-        An error that one request causes ends that request: its last output is RequestFailed, everything it held is free
-        again, and the others go on in the same step.
+        An error caused by one request ends only that request: its last output is RequestFailed, and its resources are
+        released. The other requests are computed in the same step.
 
         Raises:
-            Exception: the runner cannot compute anything any more.
+            Exception: The runner cannot compute anything any more.
         """
         plan = self.scheduler.plan_step(allocation)
         if not plan.chunks:
@@ -273,7 +287,7 @@ class EngineCore:
         return outputs
 
     def load(self) -> Load:
-        """The load right now."""
+        """The current load."""
         return Load(
             running_tokens=tuple(len(s.tokens) for s in self.scheduler.running),
             queued_tokens=tuple(len(s.tokens) for s in self.scheduler.waiting),
@@ -283,7 +297,7 @@ class EngineCore:
         )
 
     def restart_throughput(self) -> None:
-        """Count output tokens from now on: those before were no request's."""
+        """Restart the measurement of throughput, after tokens that belonged to no request."""
         self._throughput.restart(self._clock.now())
 
     def _check_queue(self) -> None:
@@ -293,10 +307,10 @@ class EngineCore:
             rate = max(self.load().output_tokens_per_s, 1.0)
             left = min((s.max_output_tokens - s.output_tokens for s in self.scheduler.running), default=1)
             retry_s = min(10.0, max(0.1, left * max(1, len(self.scheduler.running)) / rate))
-            raise Overloaded(f"{len(self.scheduler.waiting)} requests are waiting here already", retry_s)
+            raise Overloaded(f"{len(self.scheduler.waiting)} requests are already waiting here", retry_s)
 
     def _compute(self, chunks: Seq[Chunk]) -> Seq[RowResult | BaseException]:
-        """Run a step. A row whose grammar fails is left out: it alone has an error."""
+        """Run a step. A row whose grammar fails is left out: only this row has an error."""
         rows: list[Row | BaseException] = []
         for chunk in chunks:
             try:
@@ -307,7 +321,7 @@ class EngineCore:
         return [next(results) if isinstance(row, Row) else row for row in rows]
 
     def _run(self, rows: Seq[Row]) -> Seq[RowResult | BaseException]:
-        """Run rows; where that raises, their halves, down to the rows that raise alone."""
+        """Run rows. A step that fails is split, down to the single rows that fail."""
         if not rows:
             return []
         try:
@@ -319,15 +333,15 @@ class EngineCore:
         return [*self._run(rows[:half]), *self._run(rows[half:])]
 
     def _failed(self, request_id: str, error: BaseException) -> tuple[str, RequestFailed]:
-        """End a request that cannot be computed, and free what it holds."""
+        """End a request that cannot be computed and release its resources."""
         self._requests.pop(request_id, None)
         self.scheduler.finish(request_id, FinishReason.ABORTED)
         return request_id, error if isinstance(error, RequestFailed) else request_failed(request_id, error)
 
     def _check_runner(self, error: BaseException) -> None:
-        """Every row of a step has failed with errors such as `error`: raise it unless the runner still computes a token.
+        """Check the runner after every row of a step has failed: raise `error` unless it can still compute a token.
 
-        The token goes into a block that nobody holds; where there is none, the next step tells.
+        The token is written to a free block; without one, the next step decides.
         """
         try:
             blocks = self.scheduler.pool.take(1)
@@ -365,7 +379,7 @@ class EngineCore:
         )
 
     def _continued(self, request: _Request, text: ReplyText, result: RowResult) -> list[tuple[str, StepOutput]]:
-        """Read the new token of an ordinary request."""
+        """Process the new token of a request."""
         sequence, (token,) = request.sequence, result.tokens
         output = sequence.output_tokens
         if request.grammar is not None:
@@ -387,7 +401,7 @@ class EngineCore:
         return reply_rules.end_reason(text, token, output, most, sampling, self.tokenizer)
 
     def _verified(self, request: _Request, result: RowResult) -> list[tuple[str, StepOutput]]:
-        """Gather the results of a draft; decide once they are complete."""
+        """Collect the results of a draft; decide when they are complete."""
         request.results.append(result)
         sequence = request.sequence
         if sequence.pending:

@@ -1,20 +1,20 @@
-"""What model is this? A digest of a folder in Hugging Face format."""
+"""Identifies a model by a digest of its folder."""
 
 import hashlib
 from pathlib import Path
 
-WHOLE_BYTES = 64 * 1024 * 1024  # larger files are told apart by size, beginning and end
+FULL_HASH_BYTES = 64 * 1024 * 1024  # of larger files only size, beginning and end are hashed
 _END_BYTES = 1 << 20
 
 
 def model_digest(folder: Path) -> str:
-    """A short digest of weights, config and tokenizer: equal digests may exchange KV."""
+    """A short digest of weights, config and tokenizer: engines with equal digests can exchange KV."""
     total = hashlib.sha256()
     for path in sorted(p for p in folder.iterdir() if p.suffix in (".safetensors", ".json") and "card" not in p.name):
         total.update(path.name.encode())
         size = path.stat().st_size
         with path.open("rb") as file:
-            if size <= WHOLE_BYTES:
+            if size <= FULL_HASH_BYTES:
                 total.update(file.read())
             else:
                 total.update(f"{size}".encode() + file.read(_END_BYTES))

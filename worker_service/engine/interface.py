@@ -1,4 +1,4 @@
-"""What a worker expects of an engine: one small protocol for all, and one more for each capability's caller."""
+"""The interface of engines: a small protocol for all, and one for each capability."""
 
 import enum
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
@@ -11,18 +11,19 @@ import numpy.typing as npt
 
 from services.domain.instances import Load
 from services.domain.requests import FinishReason, GenerationRequest, SamplingParams, TokenFrame, TokenUsage
+from services.event_streams import OnTokens
 from worker_service.scheduling import BatchScheduler
 from worker_service.text import Tokenizer
 
 
 class Capability(enum.Enum):
-    """What an engine can do; callers and tests go by these, never by an engine's name.
+    """The capabilities of an engine. Callers and tests depend on these, not on the engine's name.
 
-    SEEDED_SAMPLING: a sampled reply is a function of seed and position, so it goes on unchanged elsewhere.
-    PRIORITIES: waiting requests go by priority.
-    PREFIX_TRANSFER: running requests move by their tokens; the target loads or computes the prefix ahead.
-    VERIFY_SAMPLED: a sampled draft token stands if it is the very token drawn.
-    STRUCTURED_OUTPUT: a reply's form is enforced, token by token.
+    SEEDED_SAMPLING: a sampled reply depends only on seed and position, so it continues unchanged on another instance.
+    PRIORITIES: waiting requests are ordered by priority.
+    PREFIX_TRANSFER: running requests move as tokens; the target loads or computes the prefix in advance.
+    STRUCTURED_OUTPUT: the form of a reply is enforced, token by token.
+    VERIFY_SAMPLED: a sampled draft token is accepted if the engine draws the same token.
     VERIFY_REJECTION: a draft with its distributions is verified by rejection sampling.
     """
 
@@ -40,12 +41,12 @@ class Capability(enum.Enum):
 
 
 class EngineUnusable(Exception):
-    """This engine cannot serve what it was asked to; the message says why."""
+    """The engine cannot serve the model; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What an engine serves and can do."""
+    """The model and the capabilities of an engine."""
 
     engine: str
     model: str
@@ -59,7 +60,7 @@ class EngineInfo:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """First event of a request: it will be served. `best_effort`: without a promise about latency."""
+    """First event of a request: it will be served. `best_effort`: without a latency guarantee."""
 
     prompt_tokens: int
     max_output_tokens: int
@@ -78,7 +79,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class HandedOver:
-    """Last event too: the reply goes on in another engine, from output position `offset` on."""
+    """Last event of a request that continues in another engine, from output position `offset` on."""
 
     offset: int
 
@@ -87,43 +88,50 @@ EngineEvent = Admitted | TokenFrame | Finished | HandedOver
 
 
 class Engine(Protocol):
-    """All engines."""
+    """The protocol of all engines."""
 
     @property
     def info(self) -> EngineInfo: ...
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The model's."""
+        """The tokenizer of the model."""
         ...
 
     @property
     def steps(self) -> int | None:
-        """Steps computed since the start; None where the engine does not tell."""
+        """Steps computed since the start; None if unknown."""
         ...
 
     @property
     def preemptions(self) -> int: ...
 
     async def start(self) -> None:
-        """Load the model; returns when requests can come. EngineUnusable."""
+        """Load the model; returns when requests can be served.
+
+        Raises:
+            EngineUnusable: The engine cannot serve the model.
+        """
         ...
 
     async def close(self) -> None:
-        """End all requests with ABORTED and free everything."""
+        """End all requests with ABORTED and release all resources."""
         ...
 
-    def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineEvent, None]:
+    def generate(
+        self, request: GenerationRequest, on_tokens: OnTokens | None = None
+    ) -> AsyncGenerator[EngineEvent, None]:
         """Admitted, then frames without gap or overlap, then Finished. Leaving the iteration aborts the request.
 
+        on_tokens: takes the frames, once the iteration goes on behind Admitted; only the other events are iterated then.
         One that is aborted while its prompt is tokenized is Finished without having been Admitted.
 
         Raises:
-            InvalidRequest: the model cannot take it; PromptTooLong among them.
-            AlreadyRunning: a request of this id is here.
-            Overloaded: the queue is full.
-            RequestFailed: this request, and no other, cannot be computed.
-            Unavailable: the engine failed.
+            InvalidRequest: The model cannot process the request; PromptTooLong is a subclass.
+            AlreadyRunning: A request with this id is in the engine.
+            Overloaded: The queue is full.
+            RequestFailed: This request cannot be computed; others are not affected.
+            Unavailable: The engine failed.
         """
         ...
 
@@ -134,33 +142,33 @@ class Engine(Protocol):
     def load(self) -> Load: ...
 
     async def failed(self) -> BaseException:
-        """Return, with the cause, once the engine has failed for good."""
+        """Wait until the engine has failed for good; return the cause."""
         ...
 
 
 @runtime_checkable
 class Interruptible(Protocol):
-    """For the mesh: an engine that may be away for a while and come back by itself."""
+    """An engine that may be unavailable for a while and recovers by itself."""
 
     def availability(self) -> AsyncIterator[bool]:
-        """Whether requests can be served, now and whenever that changes; without end."""
+        """Yield whether requests can be served, now and at every change, without end."""
         ...
 
 
-# Tokens for each request in the next step; None leaves it to the engine.
+# Tokens for each request in the next step; None: the engine decides.
 Allocator = Callable[[BatchScheduler], Mapping[str, int] | None]
 
 
 @runtime_checkable
 class TokenAllocating(Protocol):
-    """For schedulers: every step takes an explicit number of tokens per request."""
+    """For external schedulers: each step computes an explicit number of tokens per request."""
 
     def allocate_by(self, allocator: Allocator | None) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class KvLayout:
-    """What two engines must share to exchange KV blocks. One block: (layers, 2, block_tokens, kv_heads, head_dim)."""
+    """The KV layout, which two engines must share to exchange blocks: (layers, 2, block_tokens, kv_heads, head_dim)."""
 
     model_digest: str
     layers: int
@@ -175,22 +183,29 @@ class KvLayout:
         return self.layers * 2 * self.block_tokens * self.kv_heads * self.head_dim * size
 
     def blocks_from(self, data: bytes, blocks: int) -> "Blocks":
-        """The array behind the bytes of so many blocks. ValueError if they are more or fewer."""
+        """The array with the content of `data`.
+
+        Raises:
+            ValueError: The length does not match the number of blocks.
+        """
         if len(data) != blocks * self.block_bytes:
             raise ValueError(f"{len(data)} bytes for {blocks} blocks of {self.block_bytes}")
         shape = (blocks, self.layers, 2, self.block_tokens, self.kv_heads, self.head_dim)
         kind = np.dtype("uint16" if self.dtype == "bfloat16" else self.dtype)
-        return np.frombuffer(bytearray(data), kind).reshape(shape)  # a copy: torch wants memory that may be written
+        return np.frombuffer(bytearray(data), kind).reshape(shape)  # a copy, because torch needs writable memory
 
 
 Blocks = npt.NDArray[np.generic]
-"""KV of consecutive blocks: (blocks, layers, 2, block_tokens, kv_heads, head_dim); bfloat16 travels as uint16."""
+"""KV of consecutive blocks: (blocks, layers, 2, block_tokens, kv_heads, head_dim); bfloat16 is transferred as uint16."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """A request that was stopped between two steps: all its tokens, the last one without KV, of which the last
-    `output_tokens` are the reply's; the blocks not yet sent."""
+    """A request that was paused between two steps.
+
+    tokens: all its tokens; the last one has no KV, and the last `output_tokens` are the reply's. data: the blocks not yet
+    sent.
+    """
 
     tokens: tuple[int, ...]
     output_tokens: int
@@ -199,7 +214,7 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class LastBlocks:
-    """What a stopped request brings with it: consecutive blocks, from block `first` on."""
+    """The last blocks of a paused request, consecutive from block `first` on."""
 
     first: int
     data: Blocks
@@ -207,61 +222,99 @@ class LastBlocks:
 
 @runtime_checkable
 class KvTransferring(Protocol):
-    """For migration: a running request's KV can leave, and enter elsewhere, while both engines compute."""
+    """For migration: the KV of a running request moves to another engine while both engines compute."""
 
     @property
     def kv_layout(self) -> KvLayout: ...
 
     async def computed_tokens(self, request_id: str) -> tuple[int, ...]:
-        """The tokens of a decoding request whose KV is there. NotFound (not here, waiting, computing its prompt)."""
+        """The tokens of a decoding request that have KV.
+
+        Raises:
+            NotFound: The request is unknown, waiting, or computing its prompt.
+        """
         ...
 
     async def read_kv(self, request_id: str, first_block: int, blocks: int) -> Blocks:
-        """A copy of whole blocks of a decoding request, made beside the steps. NotFound, InvalidRequest."""
+        """Copy full blocks of a decoding request, concurrently with steps.
+
+        Raises:
+            NotFound: The request is not decoding here.
+            InvalidRequest: The blocks are not full.
+        """
         ...
 
     async def pause(self, request_id: str, first_block: int) -> Stopped:
-        """Stop a decoding request between two steps and copy its blocks from `first_block` on; its tokens so far are
-        handed out at once. NotFound, InvalidRequest."""
+        """Pause a decoding request between two steps and copy its blocks from `first_block` on; emit its tokens so far.
+
+        Raises:
+            NotFound: The request is not decoding here.
+            InvalidRequest: There is no such block.
+        """
         ...
 
     async def resume(self, request_id: str) -> None:
-        """A stopped request goes on as if nothing had been; no error where it has ended."""
+        """Resume a paused request; no error if it has ended."""
         ...
 
     async def leave(self, request_id: str) -> HandedOver:
-        """A stopped request runs elsewhere: its stream ends with HandedOver, at once. NotFound (it has ended)."""
+        """End the stream of a paused request that runs in another engine with HandedOver, at once.
+
+        Raises:
+            NotFound: The request has ended.
+        """
         ...
 
     async def reserve(self, transfer_id: str, layout: KvLayout, tokens: Seq[int]) -> int:
-        """Make room for a request whose computed tokens are these; return how many of its first blocks are here already.
+        """Reserve room for a request with these computed tokens; return how many of its first blocks are present already.
 
-        Only what is idle is taken. InvalidRequest (another layout), AlreadyRunning (the transfer), Overloaded (no room).
+        Uses only idle resources.
+
+        Raises:
+            InvalidRequest: The layout differs.
+            AlreadyRunning: The transfer has a reservation.
+            Overloaded: There is not enough idle KV.
         """
         ...
 
     async def write_kv(self, transfer_id: str, first_block: int, data: Blocks) -> None:
-        """Fill reserved blocks, and as many more as needed, beside the steps. NotFound, InvalidRequest, Overloaded."""
+        """Write reserved blocks, and further ones as needed, concurrently with steps.
+
+        Raises:
+            NotFound: There is no such reservation.
+            InvalidRequest: The blocks are present already.
+            Overloaded: There is not enough idle KV.
+        """
         ...
 
     def enter(
-        self, transfer_id: str, request: GenerationRequest, tokens: Seq[int], last: LastBlocks | None = None
+        self,
+        transfer_id: str,
+        request: GenerationRequest,
+        tokens: Seq[int],
+        last: LastBlocks | None = None,
+        on_tokens: OnTokens | None = None,
     ) -> AsyncGenerator[EngineEvent, None]:
-        """Like generate, but what was written is taken over and the reply goes on behind `tokens`, prompt included.
+        """Like `generate`, but with the KV of the reservation: the reply continues behind `tokens`, which include the prompt.
 
-        last: blocks to write before that, between the same two steps. NotFound, InvalidRequest, AlreadyRunning, Overloaded.
-        The reservation is gone in any case.
+        last: blocks to write first, between the same two steps. The reservation is removed in any case.
+
+        Raises:
+            NotFound: There is no such reservation.
+            InvalidRequest: The tokens do not match the request or the blocks.
+            AlreadyRunning: A request with this id is in the engine.
+            Overloaded: There is no room for the last blocks.
         """
         ...
 
     async def release(self, transfer_id: str) -> None:
-        """Give a reservation back; no error where there is none."""
+        """Release a reservation; no error if there is none."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class DraftDistribution:
-    """A drafting model's distribution at one position; what is left out has probability 0."""
+    """The distribution of a draft model at one position. Tokens that are not listed have probability 0."""
 
     token_ids: tuple[int, ...]
     probabilities: tuple[float, ...]
@@ -269,7 +322,7 @@ class DraftDistribution:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """`accepted` draft tokens stand, and `next_token` is the verifier's own behind them."""
+    """The first `accepted` draft tokens are accepted; `next_token` is the verifier's token behind them."""
 
     accepted: int
     next_token: int
@@ -277,7 +330,7 @@ class Verification:
 
 @runtime_checkable
 class Verifying(Protocol):
-    """For speculation: a draft is checked against a prefix in one forward pass."""
+    """For speculative decoding: verifies a draft behind a prefix in one forward pass."""
 
     async def verify(
         self,
@@ -291,8 +344,13 @@ class Verifying(Protocol):
     ) -> Verification:
         """Greedy, or sampled at output positions from `offset` on.
 
-        Without `distributions` a draft token stands if it is the very token that this engine would have drawn: the text
-        is the one without a draft. With them it stands by rejection sampling: the distribution is the one without.
-        InvalidRequest, AlreadyRunning, Overloaded, Unavailable.
+        Without `distributions`, a draft token is accepted if this engine draws the same token, so the text is the same as
+        without a draft. With them, it is accepted by rejection sampling, which keeps the distribution.
+
+        Raises:
+            InvalidRequest: The draft is invalid.
+            AlreadyRunning: A request with this id is in the engine.
+            Overloaded: The queue is full.
+            Unavailable: The engine failed.
         """
         ...

@@ -1,7 +1,7 @@
-"""KV on its way out of and into one engine: which blocks, held by whom. The engine's thread owns it.
+"""KV transfers of one engine: the blocks that they hold and reserve. Owned by the engine's thread.
 
-Whole blocks of a running sequence never change, and reserved blocks belong to nobody else. So once they are held here, their
-content may be copied by another thread while the engine computes.
+Full blocks of a running sequence never change, and reserved blocks belong to one transfer. So blocks that are held here can
+be copied by another thread while the engine computes.
 """
 
 from collections.abc import Sequence as Seq
@@ -11,27 +11,32 @@ from worker_service.engine.interface import KvLayout, Stopped
 from worker_service.engine.runner import ModelRunner
 from worker_service.scheduling import BatchScheduler, OutOfBlocks, Reservation, Sequence
 
-RETRY_S = 0.5  # after a refusal for want of room
+RETRY_S = 0.5  # retry delay when there is no room
 
 
 class KvTransfers:
-    """Over the scheduler and the runner of one core."""
+    """The transfers of one core."""
 
     def __init__(self, scheduler: BatchScheduler, runner: ModelRunner) -> None:
         self._scheduler, self._runner = scheduler, runner
         self._arriving: dict[str, Reservation] = {}
 
     def computed_tokens(self, request_id: str) -> tuple[int, ...]:
-        """The tokens of a decoding request whose KV is there. NotFound."""
+        """As in `KvTransferring`."""
         sequence = self._decoding(request_id)
         return tuple(sequence.tokens[: sequence.computed])
 
     def hold(self, request_id: str, first: int, count: int) -> list[int]:
-        """Hold whole blocks of a decoding request, to be copied. NotFound; InvalidRequest for blocks that are not whole."""
+        """Hold full blocks of a decoding request, to be copied.
+
+        Raises:
+            NotFound: The request is not decoding here.
+            InvalidRequest: The blocks are not full.
+        """
         sequence = self._decoding(request_id)
-        whole = sequence.computed // self._scheduler.pool.block_tokens
-        if not 0 <= first < first + count <= whole:
-            raise invalid("first_block", f"blocks {first} to {first + count - 1} of {whole} whole ones")
+        full = sequence.computed // self._scheduler.pool.block_tokens
+        if not 0 <= first < first + count <= full:
+            raise invalid("first_block", f"blocks {first} to {first + count - 1} of {full} full ones")
         blocks = sequence.blocks[first : first + count]
         self._scheduler.pool.hold(blocks)
         return blocks
@@ -40,7 +45,7 @@ class KvTransfers:
         self._scheduler.pool.release(blocks)
 
     def pause(self, request_id: str, first: int) -> Stopped:
-        """Stop a decoding request where it is; copy its blocks from `first` on. NotFound, InvalidRequest."""
+        """As in `KvTransferring`."""
         sequence = self._decoding(request_id)
         used = -(-sequence.computed // self._scheduler.pool.block_tokens)
         if not 0 <= first <= used:
@@ -50,16 +55,13 @@ class KvTransfers:
         return Stopped(tuple(sequence.tokens), sequence.output_tokens, data)
 
     def resume(self, request_id: str) -> None:
-        """A stopped request goes on; nothing where it has ended."""
+        """As in `KvTransferring`."""
         sequence = self._scheduler.get(request_id)
         if sequence is not None:
             sequence.paused = False
 
     def reserve(self, transfer_id: str, layout: KvLayout, tokens: Seq[int]) -> int:
-        """Make room for a sequence; return how many of its first blocks are here already.
-
-        InvalidRequest (another layout), AlreadyRunning (the transfer), Overloaded (no idle KV, no place).
-        """
+        """As in `KvTransferring`."""
         if layout != self._runner.kv_layout:
             raise invalid("layout", f"this engine has {self._runner.kv_layout}, not {layout}")
         if transfer_id in self._arriving:
@@ -74,11 +76,17 @@ class KvTransfers:
         return reservation.present
 
     def hold_reserved(self, transfer_id: str, first: int, count: int) -> list[int]:
-        """Hold reserved blocks, to be written; more are reserved where needed. NotFound, InvalidRequest, Overloaded."""
+        """Hold reserved blocks, to be written; reserve further ones as needed.
+
+        Raises:
+            NotFound: There is no such reservation.
+            InvalidRequest: The blocks are present already.
+            Overloaded: There is not enough idle KV.
+        """
         reservation = self._reservation(transfer_id)
         if first < reservation.present or count < 1:
             raise invalid(
-                "first_block", f"blocks {first} to {first + count - 1}: {reservation.present} are here already"
+                "first_block", f"blocks {first} to {first + count - 1}: {reservation.present} are present already"
             )
         try:
             self._scheduler.extend(reservation, first + count)
@@ -89,13 +97,17 @@ class KvTransfers:
         return blocks
 
     def take(self, transfer_id: str) -> Reservation:
-        """The reservation, for a request that enters now; it is forgotten here. NotFound."""
+        """Remove and return the reservation of a request that starts now.
+
+        Raises:
+            NotFound: There is none.
+        """
         reservation = self._reservation(transfer_id)
         del self._arriving[transfer_id]
         return reservation
 
     def release(self, transfer_id: str) -> None:
-        """Nothing comes; no error where nothing was reserved."""
+        """Release a reservation; no error if there is none."""
         reservation = self._arriving.pop(transfer_id, None)
         if reservation is not None:
             self._scheduler.release(reservation)

@@ -1,24 +1,26 @@
-"""Runs an EngineCore on a thread of its own and speaks asyncio to the rest.
+"""Runs an EngineCore on its own thread behind an asyncio interface.
 
-The thread's loop is: take commands, step, hand out. Commands (add, abort, export, ...) are taken between steps, so an
-abort or a cancelled stream reaches the engine within one step.
+The loop of the thread: run commands, compute a step, deliver outputs. Commands (add, abort, export, ...) run between steps,
+so an abort or a cancelled stream takes effect within one step.
 """
 
 import asyncio
 import contextlib
 import logging
+import math
 import queue
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from services.domain.errors import NotFound, PenstockError, RequestFailed, Unavailable
 from services.domain.instances import Load
 from services.domain.requests import (
+    PROGRESS_TOKENS,
     FinishReason,
     GenerationRequest,
     SamplingParams,
@@ -26,6 +28,7 @@ from services.domain.requests import (
     TokenPrompt,
     TokenUsage,
 )
+from services.event_streams import EventStream, OnTokens
 from worker_service.engine.core import EngineCore, StepOutput
 from worker_service.engine.interface import (
     Admitted,
@@ -50,15 +53,17 @@ from worker_service.text.encoder import EncodingAborted, PromptEncoder
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
-IDLE_WAIT_S = 0.5  # without requests the measured throughput is still kept up to date
-HELD_WAIT_S = 0.001  # requests are there, but the allocator gave none of them a token
+IDLE_WAIT_S = 0.5  # without requests, the measured throughput is still updated
+HELD_WAIT_S = 0.001  # there are requests, but the allocator gave them no tokens
 
-_Stream = asyncio.Queue[StepOutput | BaseException]
+PATIENT_TOKENS = (
+    16  # as many of a reply whose tokens may wait longer come together: `output_coalescing` joins them further
+)
 
 
 @dataclass(frozen=True, slots=True)
 class OutputCoalescing:
-    """Tokens of a reply are held until so many are there, or for so long (and a step)."""
+    """Tokens of a reply are held until this many are there, or this much time (plus a step) has passed."""
 
     seconds: float
     tokens: int
@@ -66,27 +71,32 @@ class OutputCoalescing:
 
 @dataclass(slots=True)
 class _Held:
-    """Tokens of one request that wait on the engine's thread; when the last ones were handed out."""
+    """Tokens of one request that wait on the engine's thread: until when, and when the last ones were handed out."""
 
-    frames: list[TokenFrame]
-    sent_at: float
+    seconds: float
+    tokens: int
+    frames: list[TokenFrame] = field(default_factory=list)
+    sent_at: float = -math.inf
+
+
+_Stream = EventStream[StepOutput]
 
 
 class LoopEngine:
-    """An Engine, with every capability, around an EngineCore that `build` makes on the engine's own thread.
+    """An Engine with every capability, around an EngineCore that `build` creates on the engine's thread.
 
-    hold: how long tokens behind a reply's first are held to be handed over together. Each hand-over wakes the event loop, and
-    while that runs, the engine's thread waits for the interpreter.
+    hold: limits of coalescing for the tokens behind the first. Each delivery wakes the event loop, and while that runs, the
+    engine's thread waits for the interpreter lock.
     """
 
     def __init__(
         self, build: Callable[[], tuple[EngineCore, EngineInfo]], hold: OutputCoalescing | None = None
     ) -> None:
         self._build, self._hold = build, hold
-        self._held: dict[str, _Held] = {}  # the thread's
+        self._held: dict[str, _Held] = {}  # used by the thread only
         self._commands: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        self._streams: dict[str, _Stream] = {}  # the event loop's
-        self._stopped: dict[str, HandedOver] = {}  # the event loop's: how a request would leave
+        self._streams: dict[str, _Stream] = {}  # used by the event loop only
+        self._stopped: dict[str, HandedOver] = {}  # used by the event loop only: the HandedOver of paused requests
         self._load = Load()
         self._allocator: Allocator | None = None
         self._copier = ThreadPoolExecutor(1, "kv-copies")
@@ -146,7 +156,9 @@ class LoopEngine:
             request_id, lambda core: self._abort(core, request_id)
         )
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineEvent, None]:
+    async def generate(
+        self, request: GenerationRequest, on_tokens: OnTokens | None = None
+    ) -> AsyncGenerator[EngineEvent, None]:
         resumed = request.resume_token_ids
         try:
             prompt = await self._encoder.encode(request.request_id, request.prompt, continued=bool(resumed))
@@ -155,13 +167,18 @@ class LoopEngine:
             return
         grammar = await self._grammars.compile(request, resumed)
         async with contextlib.aclosing(
-            self._stream(request.request_id, lambda core: core.add(request, prompt, grammar))
+            self._stream(request, lambda core: core.add(request, prompt, grammar), on_tokens)
         ) as events:
-            async for event in events:  # left at once, not when collected
+            async for event in events:  # closed at once, not by the garbage collector
                 yield event
 
     async def enter(
-        self, transfer_id: str, request: GenerationRequest, tokens: Seq[int], last: LastBlocks | None = None
+        self,
+        transfer_id: str,
+        request: GenerationRequest,
+        tokens: Seq[int],
+        last: LastBlocks | None = None,
+        on_tokens: OnTokens | None = None,
     ) -> AsyncGenerator[EngineEvent, None]:
         try:
             prompt = await self._encoder.encode(request.request_id, request.prompt, continued=True)
@@ -174,7 +191,7 @@ class LoopEngine:
             raise
         async with contextlib.aclosing(
             self._stream(
-                request.request_id, lambda core: core.enter(request, prompt, transfer_id, tokens, last, grammar)
+                request, lambda core: core.enter(request, prompt, transfer_id, tokens, last, grammar), on_tokens
             )
         ) as events:
             async for event in events:
@@ -184,7 +201,7 @@ class LoopEngine:
         return await self._call(request_id, lambda core: core.transfers.computed_tokens(request_id))
 
     async def read_kv(self, request_id: str, first_block: int, blocks: int) -> Blocks:
-        return await self._beside(
+        return await self._on_copy_thread(
             request_id,
             lambda core: core.transfers.hold(request_id, first_block, blocks),
             lambda runner, held: runner.read_blocks(held),
@@ -209,7 +226,7 @@ class LoopEngine:
         await self._call(request_id, lambda core: core.transfers.resume(request_id))
 
     async def leave(self, request_id: str) -> HandedOver:
-        """Not after the step under way: its reader waits for this word to go on elsewhere."""
+        """Does not wait for the current step, because the reader needs this event to continue elsewhere."""
         left = self._stopped.pop(request_id, None)
         if left is None or request_id not in self._streams:
             raise NotFound("stopped request", request_id)
@@ -226,7 +243,7 @@ class LoopEngine:
         return await self._call(transfer_id, lambda core: core.transfers.reserve(transfer_id, layout, tokens))
 
     async def write_kv(self, transfer_id: str, first_block: int, data: Blocks) -> None:
-        await self._beside(
+        await self._on_copy_thread(
             transfer_id,
             lambda core: core.transfers.hold_reserved(transfer_id, first_block, len(data)),
             lambda runner, held: runner.write_blocks(held, data),
@@ -235,10 +252,10 @@ class LoopEngine:
     async def release(self, transfer_id: str) -> None:
         await self._call(transfer_id, lambda core: core.transfers.release(transfer_id))
 
-    async def _beside(
+    async def _on_copy_thread(
         self, owner: str, hold: Callable[[EngineCore], Seq[int]], copy: Callable[[ModelRunner, Seq[int]], _T]
     ) -> _T:
-        """Copy blocks beside the engine's thread; they are held until that is over, also where the caller leaves."""
+        """Copy blocks on another thread; they are held until it has finished, even if the caller is cancelled."""
 
         def begin(core: EngineCore) -> Future[_T]:
             held = hold(core)
@@ -268,9 +285,9 @@ class LoopEngine:
         offset: int = 0,
         distributions: Seq[DraftDistribution] = (),
     ) -> Verification:
-        stream: _Stream = asyncio.Queue()
-        asked = GenerationRequest(request_id, TokenPrompt(tuple(prefix[: len(prefix) - offset])), sampling)
-        grammar = await self._grammars.compile(asked, prefix[len(prefix) - offset :])
+        stream = _Stream()
+        verified = GenerationRequest(request_id, TokenPrompt(tuple(prefix[: len(prefix) - offset])), sampling)
+        grammar = await self._grammars.compile(verified, prefix[len(prefix) - offset :])
         await self._call(
             request_id,
             lambda core: core.add_verification(request_id, prefix, draft, sampling, offset, distributions, grammar),
@@ -280,26 +297,38 @@ class LoopEngine:
             event = await stream.get()
         finally:
             await self._leave(request_id, stream)
-        if isinstance(event, BaseException):
+        if isinstance(event, RequestFailed):
             raise event
         if not isinstance(event, Verification):
             raise Unavailable("the verification was aborted")
         return event
 
     async def _stream(
-        self, request_id: str, ask: Callable[[EngineCore], tuple[Admitted, Finished | None]]
+        self,
+        request: GenerationRequest,
+        ask: Callable[[EngineCore], tuple[Admitted, Finished | None]],
+        on_tokens: OnTokens | None,
     ) -> AsyncGenerator[EngineEvent, None]:
         """The events of a request that `ask` brings into the core. Leaving the iteration aborts it."""
-        stream: _Stream = asyncio.Queue()
-        admitted, finished = await self._call(request_id, ask, stream)
+        request_id, stream = request.request_id, _Stream()
+
+        def begin(core: EngineCore) -> tuple[Admitted, Finished | None]:
+            admitted, finished = ask(core)
+            if finished is None:
+                self._hold_tokens(request)
+            return admitted, finished
+
+        admitted, finished = await self._call(request_id, begin, stream)
         try:
             yield admitted
             if finished is not None:
                 yield finished
                 return
+            if on_tokens is not None:
+                stream.pass_tokens(on_tokens)
             while True:
                 event = await stream.get()
-                if isinstance(event, BaseException):
+                if isinstance(event, RequestFailed):
                     raise event
                 assert not isinstance(event, Verification)
                 yield event
@@ -309,40 +338,40 @@ class LoopEngine:
             await self._leave(request_id, stream)
 
     async def _leave(self, request_id: str, stream: _Stream) -> None:
-        """Forget a stream; what still runs for it is aborted."""
+        """Remove a stream; abort its request if it is still running."""
         if self._streams.get(request_id) is stream:
             del self._streams[request_id]
             with contextlib.suppress(Unavailable):
                 self._post(lambda: self._abort(self._core, request_id))
 
-    async def _call(self, request_id: str, ask: Callable[[EngineCore], _T], stream: _Stream | None = None) -> _T:
-        """Run `ask` on the engine's thread between two steps. On success `stream` is open before any event comes.
+    async def _call(self, request_id: str, action: Callable[[EngineCore], _T], stream: _Stream | None = None) -> _T:
+        """Run `action` on the engine's thread between two steps. On success, `stream` is registered before any event.
 
-        request_id: of the request, or the transfer, that asks.
+        request_id: of the request or the transfer.
 
         Raises:
-            PenstockError: what `ask` raises; RequestFailed where it raises anything else.
+            PenstockError: Raised by `action`; any other exception becomes RequestFailed.
         """
-        answer: asyncio.Future[_T] = self._loop.create_future()
+        future: asyncio.Future[_T] = self._loop.create_future()
 
         def resolve(value: _T) -> None:
             if stream is not None:
                 self._streams[request_id] = stream
-            if answer.cancelled():  # the caller has gone: nobody will read
+            if future.cancelled():  # the caller was cancelled
                 if stream is not None:
                     self._streams.pop(request_id, None)
                     with contextlib.suppress(Unavailable):
                         self._post(lambda: self._abort(self._core, request_id))
                 return
-            answer.set_result(value)
+            future.set_result(value)
 
         def reject(error: BaseException) -> None:
-            if not answer.done():
-                answer.set_exception(error)
+            if not future.done():
+                future.set_exception(error)
 
         def run() -> None:
             try:
-                value = ask(self._core)
+                value = action(self._core)
             except PenstockError as error:
                 self._loop.call_soon_threadsafe(reject, error)
             except BaseException as error:
@@ -351,7 +380,7 @@ class LoopEngine:
                 self._loop.call_soon_threadsafe(resolve, value)
 
         self._post(run)
-        return await answer
+        return await future
 
     def _post(self, command: Callable[[], object]) -> None:
         if self._stopping or self._failure.done():
@@ -364,26 +393,31 @@ class LoopEngine:
             self._loop.call_soon_threadsafe(self._deliver, self._gathered([(request_id, finished)]))
         return finished is not None
 
+    def _hold_tokens(self, request: GenerationRequest) -> None:
+        """A request has begun whose tokens may wait; `output_coalescing` joins them further. The thread's."""
+        usual, interval_s = self._hold, request.output_interval_s or 0.0
+        if usual is None:
+            return
+        if interval_s > usual.seconds:
+            self._held[request.request_id] = _Held(interval_s, min(usual.tokens, PROGRESS_TOKENS))
+        else:
+            self._held[request.request_id] = _Held(usual.seconds, usual.tokens)
+
     def _gathered(self, outputs: list[tuple[str, StepOutput]]) -> list[tuple[str, StepOutput]]:
-        """What is to be handed over now; the rest is held. The thread's."""
+        """The outputs to deliver now; the others are held. Runs on the thread."""
         if self._hold is None:
             return outputs
         now, ready = time.monotonic(), list[tuple[str, StepOutput]]()
         for request_id, event in outputs:
             if isinstance(event, TokenFrame):
-                held = self._held.get(request_id)
-                if held is None:
-                    self._held[request_id] = _Held([], now)
-                    ready.append((request_id, event))
-                else:
-                    held.frames.append(event)
+                self._held[request_id].frames.append(event)
                 continue
             last = self._held.pop(request_id, None)
             if last is not None and last.frames:
                 ready.append((request_id, TokenFrame.joined(last.frames)))
             ready.append((request_id, event))
         for request_id, held in self._held.items():
-            if held.frames and (now - held.sent_at >= self._hold.seconds or len(held.frames) >= self._hold.tokens):
+            if held.frames and (now - held.sent_at >= held.seconds or len(held.frames) >= held.tokens):
                 ready.append((request_id, TokenFrame.joined(held.frames)))
                 held.frames, held.sent_at = [], now
         return ready
@@ -392,12 +426,12 @@ class LoopEngine:
         for request_id, event in outputs:
             stream = self._streams.get(request_id)
             if stream is not None:
-                stream.put_nowait(event)
+                stream.put(event)
                 if isinstance(event, (Finished, HandedOver, Verification, RequestFailed)):
                     del self._streams[request_id]
 
     def _run(self, built: asyncio.Future[None]) -> None:
-        """The thread."""
+        """The main function of the thread."""
         try:
             self._core, self._info = self._build()
             self._load = self._core.load()
@@ -423,7 +457,7 @@ class LoopEngine:
             self._loop.call_soon_threadsafe(self._end_all)
 
     def _take_commands(self, wait_s: float) -> bool:
-        """Run the commands that are there, waiting so long for the first; False once it is time to stop."""
+        """Run the queued commands, waiting up to `wait_s` for the first; False when it is time to stop."""
         try:
             command = self._commands.get(timeout=wait_s) if wait_s else self._commands.get_nowait()
             while True:
@@ -438,7 +472,7 @@ class LoopEngine:
 
     @staticmethod
     def _run_command(command: Callable[[], object]) -> None:
-        """Run a command; an error of one that nobody awaits (an abort, released blocks) must not end the engine."""
+        """Run a command. An error of one without a caller (an abort, a release of blocks) must not end the engine."""
         try:
             command()
         except BaseException:
@@ -447,7 +481,7 @@ class LoopEngine:
     def _fail(self, error: BaseException) -> None:
         self._failure.set_result(error)
         for stream in self._streams.values():
-            stream.put_nowait(Unavailable("the engine failed"))
+            stream.fail(Unavailable("the engine failed"))
         self._streams.clear()
 
     def _end_all(self) -> None:

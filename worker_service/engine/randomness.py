@@ -1,9 +1,9 @@
-"""Random numbers that depend on a request's seed and an output position only, never on the batch. No I/O.
+"""Random numbers that depend only on the seed of a request and the output position. No I/O.
 
-So a sampled reply is the same alone or in a batch, chunked or preempted, here or on another instance.
+So a sampled reply does not depend on the batch, on chunking, on preemption or on the instance.
 """
 
-DRAW = 0  # the number that draws a token; others are for decisions about it
+DRAW = 0  # for drawing a token; other purposes have other numbers
 _MASK = (1 << 64) - 1
 
 
@@ -16,5 +16,5 @@ def _mixed(x: int) -> int:
 
 
 def uniform(seed: int, offset: int, purpose: int = DRAW) -> float:
-    """A number in [0, 1), 53 bits of it, for output position `offset`."""
+    """A number in [0, 1) with 53 random bits for output position `offset`."""
     return (_mixed(_mixed(_mixed(seed) ^ offset) ^ purpose) >> 11) / (1 << 53)

@@ -1,4 +1,4 @@
-"""How long a reply may be, and when it is complete: the same for every engine. No I/O."""
+"""Rules for the length and the end of a reply, common to all engines. No I/O."""
 
 from collections.abc import Sequence as Seq
 
@@ -9,27 +9,27 @@ from worker_service.text import ReplyText, Tokenizer
 
 
 def reply_room(request: GenerationRequest, prompt: Seq[int], context_tokens: int, tokenizer: Tokenizer) -> int:
-    """Most output tokens of a reply to `prompt`, resumed ones counted.
+    """The largest number of output tokens of a reply to `prompt`, including resumed ones.
 
     Raises:
-        PromptTooLong: the prompt leaves no room for a reply.
-        InvalidRequest: no prompt, tokens that are unknown to the model, or too many resumed ones.
+        PromptTooLong: The prompt leaves no room for a reply.
+        InvalidRequest: The prompt is empty, a token is unknown to the model, or there are too many resumed tokens.
     """
     if not prompt:
         raise invalid("prompt", "holds no tokens")
     if len(prompt) >= context_tokens:
         raise PromptTooLong.by("prompt", len(prompt), context_tokens)
-    if max(prompt) >= tokenizer.vocab_size:  # a tokenizer may know more tokens than its model
+    if max(prompt) >= tokenizer.vocab_size:  # a tokenizer may have more tokens than its model
         raise invalid("prompt", f"token {max(prompt)} of it is unknown to the model, which has {tokenizer.vocab_size}")
     resumed = request.resume_token_ids
     if resumed and max(resumed) >= tokenizer.vocab_size:
         raise invalid("resume_token_ids", f"this model's token ids end at {tokenizer.vocab_size - 1}")
     room = context_tokens - len(prompt)
     wanted = request.sampling.max_output_tokens
-    most = min(room, wanted) if wanted is not None else room
-    if len(resumed) > most:
-        raise invalid("resume_token_ids", f"{len(resumed)} tokens, but the reply may have {most}")
-    return most
+    limit = min(room, wanted) if wanted is not None else room
+    if len(resumed) > limit:
+        raise invalid("resume_token_ids", f"{len(resumed)} tokens, but the reply may have {limit}")
+    return limit
 
 
 def check_draft(
@@ -40,13 +40,18 @@ def check_draft(
     context_tokens: int,
     vocab_size: int,
 ) -> None:
-    """Whether a draft can be verified at all. InvalidRequest, PromptTooLong."""
+    """Check a draft.
+
+    Raises:
+        InvalidRequest: The draft is invalid.
+        PromptTooLong: Prefix and draft exceed the context.
+    """
     if not prefix:
         raise invalid("prefix_token_ids", "must not be empty")
     if not draft:
         raise invalid("draft_token_ids", "must not be empty")
     if offset > len(prefix):
-        raise invalid("offset", "is greater than the prefix is long")
+        raise invalid("offset", "must be at most the length of the prefix")
     for name, ids in (("prefix_token_ids", prefix), ("draft_token_ids", draft)):
         if max(ids) >= vocab_size:
             raise invalid(name, f"this model's token ids end at {vocab_size - 1}")
@@ -54,7 +59,7 @@ def check_draft(
         raise invalid("draft_distributions", f"{len(distributions)} for {len(draft)} draft tokens")
     for i, row in enumerate(distributions):
         if len(row.token_ids) != len(row.probabilities):
-            raise invalid(f"draft_distributions[{i}]", "as many token_ids as probabilities are needed")
+            raise invalid(f"draft_distributions[{i}]", "token_ids and probabilities must have the same length")
         if row.token_ids and max(row.token_ids) >= vocab_size:
             raise invalid(f"draft_distributions[{i}].token_ids", "beyond this model's vocabulary")
     if len(prefix) + len(draft) > context_tokens:
@@ -62,7 +67,7 @@ def check_draft(
 
 
 def resumed_text(request: GenerationRequest, tokenizer: Tokenizer) -> ReplyText:
-    """The reply's text as it stood after the resumed tokens."""
+    """The text of the reply after the resumed tokens."""
     text = ReplyText(tokenizer, request.sampling.stop)
     for token in request.resume_token_ids:
         text.push(token)
@@ -70,9 +75,9 @@ def resumed_text(request: GenerationRequest, tokenizer: Tokenizer) -> ReplyText:
 
 
 def end_reason(
-    text: ReplyText, token: int, output: int, most: int, sampling: SamplingParams, tokenizer: Tokenizer
+    text: ReplyText, token: int, output: int, limit: int, sampling: SamplingParams, tokenizer: Tokenizer
 ) -> FinishReason | None:
-    """Why a reply of `output` tokens, the last of them `token`, is complete; None if it goes on."""
+    """Why a reply with `output` tokens, of which `token` is the last, is complete; None if it continues."""
     if text.stopped_by is not None or (token in tokenizer.eos_ids and not sampling.ignore_eos):
         return FinishReason.STOP
-    return FinishReason.LENGTH if output >= most else None
+    return FinishReason.LENGTH if output >= limit else None

@@ -1,4 +1,4 @@
-"""What an EngineCore has compute its steps."""
+"""The interface through which an EngineCore computes its steps."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ from worker_service.engine.interface import KvLayout
 class Row:
     """One sequence's part of a step: compute `tokens` (from position `start` on) into `blocks`.
 
-    logits: the last so many tokens want a next token each. offset: output position of the first of these.
-    distributions: they also want the distribution they are drawn from.
-    allowed: which tokens they may be, (logits, ceil(V / 32)) bits (`worker_service.grammar.token_grammar.Mask`); None: any.
+    logits: number of last tokens that need a next token. offset: output position of the first of these.
+    distributions: whether the distributions from which they are drawn are needed, too.
+    allowed: tokens that they may be, (logits, ceil(V / 32)) bits (`worker_service.grammar.token_grammar.Mask`); None: all.
     """
 
     tokens: Seq[int]
@@ -32,7 +32,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class RawLogprobs:
-    """At one position: the chosen token's logprob, and the likeliest tokens with theirs."""
+    """The logprobs of the chosen token and of the most likely tokens at one position."""
 
     chosen: float
     top_ids: Seq[int] = ()
@@ -41,9 +41,9 @@ class RawLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class RowResult:
-    """Per position that wanted logits: the next token; logprobs where asked for; distributions (positions, V) likewise.
+    """The next token for each position with logits; logprobs and distributions (positions, V) if requested.
 
-    error: why this row, and no other row of the step, has no result.
+    error: why this row has no result; other rows of the step are not affected.
     """
 
     tokens: Seq[int] = ()
@@ -53,7 +53,7 @@ class RowResult:
 
 
 class ModelRunner(Protocol):
-    """Runs steps of one model over one pool of KV blocks."""
+    """Computes steps of one model with one pool of KV blocks."""
 
     @property
     def kv_layout(self) -> KvLayout: ...
@@ -61,10 +61,10 @@ class ModelRunner(Protocol):
     def run(self, rows: Seq[Row]) -> list[RowResult]:
         """Compute a step; one result per row.
 
-        A step may be computed again in parts, with the same rows: writing a row's KV twice changes nothing.
+        A step may be repeated in parts with the same rows: writing the KV of a row is idempotent.
 
         Raises:
-            Exception: the step cannot be computed; one of its rows may be the cause.
+            Exception: The step cannot be computed; one of its rows may be the cause.
         """
         ...
 

@@ -1,19 +1,19 @@
-"""How fast tokens come."""
+"""Measures the throughput of tokens."""
 
 from collections import deque
 
 WINDOW_S = 5.0
-TALLIES = 50  # in a window: what comes closer together is counted as one
+TALLIES = 50  # per window: tokens closer together share a tally
 
 
 class Throughput:
-    """Tokens per second over the last five, or since the start where that is shorter. Times are of any one steady clock."""
+    """Tokens per second over the last five seconds, or since the start. Times are of a monotonic clock."""
 
     def __init__(self, now: float) -> None:
         self.restart(now)
 
     def restart(self, now: float) -> None:
-        """Count from now on."""
+        """Start the measurement again."""
         self._began = now
         self._tallies: deque[tuple[float, int]] = deque()
 
@@ -27,6 +27,6 @@ class Throughput:
             self._tallies.popleft()
 
     def per_second(self, now: float) -> float:
-        """Changes nothing: metrics read it from a thread of their own."""
+        """The throughput. Has no side effects, because metrics read it from another thread."""
         made = sum(count for at, count in self._tallies.copy() if now - at <= WINDOW_S)
         return made / min(WINDOW_S, max(now - self._began, 1e-9))

@@ -1,6 +1,6 @@
-"""What source and target say to each other, and what the source tells the router. No I/O.
+"""The messages between migration source and target, and from the source to the router. No I/O.
 
-The target's answers are the events that they are to the source: `source.Accepted`, `Received`, `Committed`, `Failed`.
+The target's messages are events of the source's state machine: `source.Accepted`, `Received`, `Committed`, `Failed`.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from worker_service.migration.source import Accepted, Committed, Failed, Receive
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """tokens: those whose KV is computed, from position 0 on."""
+    """The first message of a transfer. tokens: the tokens with KV, from position 0 on."""
 
     transfer_id: str
     layout: KvLayout
@@ -20,7 +20,7 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """`blocks` consecutive blocks; data: their bytes as KvLayout.blocks_from reads them."""
+    """`blocks` consecutive blocks; data: their bytes, for KvLayout.blocks_from."""
 
     first_block: int
     blocks: int
@@ -29,7 +29,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """tokens: all of the sequence, prompt included; the last one is without KV. last: the blocks not sent before."""
+    """The last message of a transfer. tokens: all of the sequence; the last one has no KV. last: the remaining blocks."""
 
     tokens: tuple[int, ...]
     last: Chunk | None = None
@@ -41,7 +41,7 @@ ToSource = Accepted | Received | Committed | Failed
 
 @dataclass(frozen=True, slots=True)
 class RoundCopied:
-    """Totals of what was sent, after round number `round`."""
+    """Totals of the data sent, after round number `round`."""
 
     round: int
     blocks: int
@@ -50,7 +50,7 @@ class RoundCopied:
 
 @dataclass(frozen=True, slots=True)
 class MovedOut:
-    """The request runs at the target from output position `offset` on. stall_s: from the last step here on."""
+    """The request runs on the target from output position `offset` on. stall_s: time since the last step here."""
 
     offset: int
     stall_s: float
@@ -58,7 +58,7 @@ class MovedOut:
 
 @dataclass(frozen=True, slots=True)
 class NotMoved:
-    """The request goes on here, unless it has ended. busy: it may be tried again, for another one is being sent."""
+    """The request continues here, unless it has ended. busy: another one is being sent; try again."""
 
     reason: str
     busy: bool = False

@@ -1,4 +1,4 @@
-"""Moves requests out: does what the source's state machine says, over an engine and a stream to the target."""
+"""Sends requests: runs the source's state machine over an engine and a stream to the target."""
 
 import asyncio
 import logging
@@ -27,42 +27,41 @@ from worker_service.migration.messages import (
 
 _log = logging.getLogger(__name__)
 
-MAX_TRANSFERS = 3  # at once, each way: CascadeInfer, section 5
-ANSWER_S = 5.0  # a side that says nothing for so long is lost
-CHUNK_BYTES = 1 << 20  # of KV in one message; a block that is larger goes alone
+ANSWER_S = 5.0  # a peer that is silent for this long counts as lost
+CHUNK_BYTES = 1 << 20  # of KV in one message; a larger block is a message of its own
 
 
 class Wire(Protocol):
-    """One stream to a target. Both raise Unavailable once it is broken."""
+    """A stream to a target. Its methods raise Unavailable when it is broken."""
 
     async def send(self, message: ToTarget) -> None: ...
 
     def answers(self) -> AsyncIterator[ToSource]:
-        """Ends with the stream."""
+        """The messages of the target, until the stream ends."""
         ...
 
 
 Dial = Callable[[str], AbstractAsyncContextManager[Wire]]
-"""Calls a target by address; leaving the context breaks off what is not over."""
+"""Opens a stream to the target at an address; leaving the context closes it."""
 
 
-class Sender:
-    """Moves requests out of one engine, at most MAX_TRANSFERS at once."""
+class KvSender:
+    """Sends requests with their KV to other workers, at most `max_transfers` at once."""
 
-    def __init__(self, engine: KvTransferring, dial: Dial, meter: Meter) -> None:
-        self._engine, self._dial = engine, dial
+    def __init__(self, engine: KvTransferring, dial: Dial, meter: Meter, max_transfers: int) -> None:
+        self._engine, self._dial, self._max_transfers = engine, dial, max_transfers
         self._under_way: dict[str, asyncio.Task[None]] = {}
         self._moves = meter.create_counter("penstock.worker.moves_out", unit="{move}")
         self._bytes = meter.create_counter("penstock.worker.moved_bytes", unit="By")
         self._stall = meter.create_histogram("penstock.worker.move_stall", unit="s")
 
     async def move(self, request_id: str, transfer_id: str, address: str) -> AsyncGenerator[Report, None]:
-        """Rounds, then MovedOut or NotMoved. Leaving the iteration cancels the transfer, where that is still possible."""
+        """Yield rounds, then MovedOut or NotMoved. Leaving the iteration cancels the transfer, if that is still possible."""
         if request_id in self._under_way:
-            yield NotMoved("it is on its way already")
+            yield NotMoved("it is already migrating")
             return
-        if len(self._under_way) >= MAX_TRANSFERS:
-            yield NotMoved(f"{MAX_TRANSFERS} transfers are under way here")
+        if len(self._under_way) >= self._max_transfers:
+            yield NotMoved(f"{self._max_transfers} transfers are under way here")
             return
         transfer = _Transfer(self._engine, self._dial, request_id, transfer_id, address)
         task = asyncio.create_task(transfer.run(), name=f"move {request_id}")
@@ -90,13 +89,13 @@ class Sender:
 
 
 class _Transfer:
-    """One request's way out."""
+    """The transfer of one request."""
 
     def __init__(self, engine: KvTransferring, dial: Dial, request_id: str, transfer_id: str, address: str) -> None:
         self._engine, self._dial = engine, dial
         self._request_id, self._transfer_id, self._address = request_id, transfer_id, address
         self._layout = engine.kv_layout
-        self._chunk_blocks = max(1, CHUNK_BYTES // max(1, self._layout.block_bytes))  # without layers: no bytes
+        self._chunk_blocks = max(1, CHUNK_BYTES // max(1, self._layout.block_bytes))  # block_bytes is 0 without layers
         self._state = source.SourceState()
         self._stopped_at = 0.0
         self._offset = 0
@@ -114,7 +113,7 @@ class _Transfer:
                     await self._drive(wire)
                 finally:
                     await end(reader)
-        except PenstockError as error:  # before anything had begun
+        except PenstockError as error:  # before the transfer started
             self.reports.put_nowait(NotMoved(str(error)))
         except Exception as error:
             _log.exception("moving %s failed", self._request_id)
@@ -140,7 +139,7 @@ class _Transfer:
                 for effect in effects:
                     await self._perform(effect, wire)
             except PenstockError as error:
-                if self._state.over:  # it ended here before it could leave or be resumed
+                if self._state.over:  # the request ended before it could be handed over or resumed
                     self.reports.put_nowait(NotMoved(str(error)))
                 self.events.put_nowait(source.Failed(str(error)))
 
@@ -148,8 +147,8 @@ class _Transfer:
         engine, request_id = self._engine, self._request_id
         match effect:
             case source.Measure():
-                known = len(await engine.computed_tokens(request_id))
-                self.events.put_nowait(source.Measured(known // self._layout.block_tokens))
+                computed = len(await engine.computed_tokens(request_id))
+                self.events.put_nowait(source.Measured(computed // self._layout.block_tokens))
             case source.SendChunk(first, blocks):
                 data = await engine.read_kv(request_id, first, blocks)
                 await self._send(wire, Chunk(first, blocks, data.tobytes()))
@@ -175,7 +174,7 @@ class _Transfer:
             case source.TellFailed(reason):
                 self.reports.put_nowait(NotMoved(reason))
             case source.HangUp():
-                pass  # the stream is left as soon as the machine has ended
+                pass  # the stream is closed when the state machine has ended
 
     async def _send(self, wire: Wire, chunk: Chunk) -> None:
         await wire.send(chunk)

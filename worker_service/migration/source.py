@@ -1,20 +1,20 @@
-"""The side that a request leaves: what to do next, given what has happened. No I/O.
+"""The state machine of a migration source. No I/O.
 
-    OPENING --accepted--> COPYING --little is left--> CLOSING --committed--> HANDED_OVER
+    OPENING --accepted--> COPYING --little remains--> CLOSING --committed--> HANDED_OVER
        |                    |                           |
        +------ failed, cancelled ------+                +-- failed --> FAILED (the request is resumed)
                                        +--> FAILED
 
-The request decodes on until CLOSING, and is resumed where the target did not say that it runs it. So it is deleted here only
-after it runs there. In CLOSING a cancellation waits for the verdict: the target may have committed already.
+The request keeps decoding until CLOSING, and is resumed unless the target confirms that it runs there. So it is deleted here
+only after it runs there. In CLOSING a cancellation waits for the target's response, because it may have committed already.
 """
 
 import enum
 from dataclasses import dataclass, replace
 
-WINDOW = 2  # chunks under way: bounds the memory on both sides, and keeps the wire busy while one is written
-LAST_BLOCKS = 1  # so few whole blocks need no round of their own
-MAX_ROUNDS = 8  # a request that decodes faster than its KV travels is stopped after so many
+WINDOW = 2  # chunks in flight: bounds memory on both sides, and keeps the connection busy while one is written
+LAST_BLOCKS = 1  # this few full blocks need no further round
+MAX_ROUNDS = 8  # a request that decodes faster than its KV is transferred is paused after this many
 
 
 class SourcePhase(enum.Enum):
@@ -27,7 +27,7 @@ class SourcePhase(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class SourceState:
-    """Blocks are counted from the sequence's first. goal: where the current round ends."""
+    """The state of a source. Block indices count from the start of the sequence. goal: end of the current round."""
 
     phase: SourcePhase = SourcePhase.OPENING
     round: int = 0
@@ -42,21 +42,21 @@ class SourceState:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The target has room; it holds the first `present` blocks already."""
+    """The target has room; the first `present` blocks are present there."""
 
     present: int
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The request has so many whole blocks now."""
+    """The number of full blocks that the request has now."""
 
     blocks: int
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """The target has written a chunk of so many blocks."""
+    """The target has written a chunk of this many blocks."""
 
     blocks: int
 
@@ -68,14 +68,14 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A refusal, a broken stream, silence, or the request has ended or lost its KV here."""
+    """A refusal, a broken or silent stream, or the request has ended or lost its KV here."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """Nobody wants the transfer any more."""
+    """The transfer was cancelled."""
 
 
 SourceEvent = Accepted | Measured | Received | Committed | Failed | Cancelled
@@ -83,7 +83,7 @@ SourceEvent = Accepted | Measured | Received | Committed | Failed | Cancelled
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """Find out how many whole blocks the request has."""
+    """Get the number of full blocks of the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,29 +94,29 @@ class SendChunk:
 
 @dataclass(frozen=True, slots=True)
 class StopAndSendRest:
-    """Stop the request between two steps; send what is left from block `first` on, then the closing."""
+    """Pause the request between two steps; send the remaining blocks from `first` on, then the closing."""
 
     first: int
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """The request goes on here."""
+    """Resume the request here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """The request has left; its stream ends with the hand-over."""
+    """Delete the request; its stream ends with HandedOver."""
 
 
 @dataclass(frozen=True, slots=True)
 class HangUp:
-    """Break the stream to the target off."""
+    """Close the stream to the target."""
 
 
 @dataclass(frozen=True, slots=True)
 class TellRound:
-    """A round has arrived; `blocks` so far."""
+    """Report a finished round to the router; `blocks` in total."""
 
     round: int
     blocks: int
@@ -124,7 +124,7 @@ class TellRound:
 
 @dataclass(frozen=True, slots=True)
 class TellHandedOver:
-    """The router may follow."""
+    """Tell the router that the target runs the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ SourceEffect = (
 
 
 def advance(state: SourceState, event: SourceEvent, chunk_blocks: int) -> tuple[SourceState, list[SourceEffect]]:
-    """The next state and what to do, in order. chunk_blocks: most blocks of one chunk. What comes late changes nothing."""
+    """The next state, and the effects in order. chunk_blocks: limit of blocks per chunk. Late events have no effect."""
     match state.phase, event:
         case SourcePhase.OPENING, Accepted(present):
             return replace(state, phase=SourcePhase.COPYING, sent=present, received=present, goal=present), [Measure()]

@@ -1,13 +1,13 @@
-"""The side that a request comes to: what to do next, given what has happened. No I/O.
+"""The state machine of a migration target. No I/O.
 
     AWAITING --opened--> RESERVING --reserved--> RECEIVING --closed--> ENTERING --entered--> RUNNING
         |                    |                       |                     |                    |
         +---------+----------+-----------+-----------+---------+-----------+                    | the router leaves
                                          +--> DROPPED <-----------------------------------------+
 
-A transfer exists here only as long as the router's stream (the claim) is open: whatever runs here has a stream that somebody
-reads, and ends with it. A source that is lost ends the transfer until its closing has come; from then on all is here that the
-request needs, and the router decides which side it reads.
+A transfer exists here only while the stream of the router is open: a request that runs here has a stream that is read, and
+ends with it. The loss of the source ends the transfer before its closing has arrived; after that, the request is complete
+here, and the router decides which side it reads.
 """
 
 import enum
@@ -25,12 +25,12 @@ class TargetPhase(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The source has called."""
+    """The source has opened the transfer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """Blocks are set aside; the first `present` hold the sequence's prefix already."""
+    """Blocks are reserved; the first `present` contain the prefix of the sequence."""
 
     present: int
 
@@ -42,24 +42,24 @@ class ChunkCame:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A chunk of so many blocks is in its place."""
+    """A chunk of this many blocks has been written."""
 
     blocks: int
 
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """The source has stopped the request and sent everything."""
+    """The source has paused the request and sent everything."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entered:
-    """The engine runs it."""
+    """The engine runs the request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The engine cannot take it, or what came makes no sense."""
+    """The engine refused the request, or a message was invalid."""
 
     reason: str
 
@@ -70,16 +70,16 @@ class SourceLost:
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimLost:
+class RouterLost:
     """The router's stream has ended."""
 
 
-TargetEvent = Opened | Reserved | ChunkCame | Written | Closed | Entered | Refused | SourceLost | ClaimLost
+TargetEvent = Opened | Reserved | ChunkCame | Written | Closed | Entered | Refused | SourceLost | RouterLost
 
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """Match prefixes and set blocks aside."""
+    """Match the prefix and reserve blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class TellAccepted:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Write the chunk that came."""
+    """Write the received chunk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,22 +99,22 @@ class TellReceived:
 
 @dataclass(frozen=True, slots=True)
 class Enter:
-    """Hand the request to the engine."""
+    """Start the request in the engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class TellCommitted:
-    """To the source, and the claim's stream begins."""
+    """Tell the source, and start the stream to the router."""
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Give reserved blocks back."""
+    """Release the reserved blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """End the request here: nobody reads it."""
+    """Abort the request, which nobody reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,19 +123,19 @@ class TellRefused:
 
 
 @dataclass(frozen=True, slots=True)
-class EndClaim:
-    """The router learns that nothing will come."""
+class EndReply:
+    """End the stream to the router: the request will not arrive."""
 
     reason: str
 
 
 TargetEffect = (
-    Reserve | TellAccepted | Write | TellReceived | Enter | TellCommitted | Release | Abort | TellRefused | EndClaim
+    Reserve | TellAccepted | Write | TellReceived | Enter | TellCommitted | Release | Abort | TellRefused | EndReply
 )
 
 
 def advance(phase: TargetPhase, event: TargetEvent) -> tuple[TargetPhase, list[TargetEffect]]:
-    """The next phase and what to do, in order. What comes late or out of turn changes nothing, or is refused."""
+    """The next phase, and the effects in order. Late or unexpected events have no effect, or are refused."""
     match phase, event:
         case TargetPhase.AWAITING, Opened():
             return TargetPhase.RESERVING, [Reserve()]
@@ -150,18 +150,18 @@ def advance(phase: TargetPhase, event: TargetEvent) -> tuple[TargetPhase, list[T
         case TargetPhase.ENTERING, Entered():
             return TargetPhase.RUNNING, [TellCommitted()]
         case ((TargetPhase.RESERVING | TargetPhase.RECEIVING | TargetPhase.ENTERING), Refused(reason)):
-            return TargetPhase.DROPPED, [Release(), TellRefused(reason), EndClaim(reason)]
+            return TargetPhase.DROPPED, [Release(), TellRefused(reason), EndReply(reason)]
         case ((TargetPhase.RESERVING | TargetPhase.RECEIVING), SourceLost()):
-            return TargetPhase.DROPPED, [Release(), EndClaim("the source broke the transfer off")]
+            return TargetPhase.DROPPED, [Release(), EndReply("the source ended the transfer")]
         case TargetPhase.AWAITING, SourceLost():
-            return TargetPhase.DROPPED, [EndClaim("no transfer came")]
-        case TargetPhase.AWAITING, ClaimLost():
+            return TargetPhase.DROPPED, [EndReply("no transfer came")]
+        case TargetPhase.AWAITING, RouterLost():
             return TargetPhase.DROPPED, []
-        case ((TargetPhase.RESERVING | TargetPhase.RECEIVING), ClaimLost()):
-            return TargetPhase.DROPPED, [Release(), TellRefused("the router no longer waits for it")]
-        case TargetPhase.ENTERING, ClaimLost():
-            return TargetPhase.DROPPED, [Abort(), TellRefused("the router no longer waits for it")]
-        case TargetPhase.RUNNING, ClaimLost():
+        case ((TargetPhase.RESERVING | TargetPhase.RECEIVING), RouterLost()):
+            return TargetPhase.DROPPED, [Release(), TellRefused("the router no longer expects it")]
+        case TargetPhase.ENTERING, RouterLost():
+            return TargetPhase.DROPPED, [Abort(), TellRefused("the router no longer expects it")]
+        case TargetPhase.RUNNING, RouterLost():
             return TargetPhase.DROPPED, [Abort()]
         case _:
             return phase, []

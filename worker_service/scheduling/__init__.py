@@ -1,4 +1,4 @@
-"""What to compute next: sequences, KV blocks, batches. Pure: no I/O, no torch, no clock."""
+"""Scheduling of steps: sequences, KV blocks, batches. Pure: no I/O, no torch, no clock."""
 
 from worker_service.scheduling.batching import BatchLimits, BatchScheduler, Chunk, Reservation, StepPlan
 from worker_service.scheduling.blocks import BlockPool, OutOfBlocks, PrefixMatch

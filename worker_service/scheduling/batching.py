@@ -1,7 +1,7 @@
-"""Which requests get how many tokens in the next step. No I/O.
+"""The batch scheduler: tokens per request in the next step. No I/O.
 
-Continuous batching with chunked prefill: every running request that decodes gets its token first, then prompts take what
-is left of the step's budget, in queue order. A caller that knows better hands in its own allocation.
+Continuous batching with chunked prefill: decoding requests get their token first, then prompts get the rest of the step's
+budget, in queue order. A caller may pass its own allocation instead.
 """
 
 import bisect
@@ -16,7 +16,7 @@ from worker_service.scheduling.sequence import Phase, Sequence
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """max_running: requests that hold KV at once. max_step_tokens: tokens computed in a step."""
+    """max_running: limit on requests that hold KV. max_step_tokens: limit on tokens computed in a step."""
 
     max_running: int
     max_step_tokens: int
@@ -24,7 +24,7 @@ class BatchLimits:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Compute `count` tokens of `sequence` from position `start` on; `logits`: the last so many want logits."""
+    """Compute `count` tokens of `sequence` from position `start` on; `logits`: number of last tokens that need logits."""
 
     sequence: Sequence
     start: int
@@ -34,7 +34,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step's work. `preempted` gave up their blocks to make room and wait again."""
+    """The plan of one step. `preempted`: requests that released their blocks and wait again."""
 
     chunks: tuple[Chunk, ...]
     preempted: tuple[str, ...] = ()
@@ -46,7 +46,7 @@ class StepPlan:
 
 @dataclass(slots=True)
 class Reservation:
-    """Room for a sequence on its way here. The first `present` blocks hold its prefix; `node` is the tree's behind them."""
+    """Reserved blocks for an incoming sequence. The first `present` hold its prefix; `node`: the tree node behind them."""
 
     blocks: list[int]
     present: int
@@ -54,9 +54,9 @@ class Reservation:
 
 
 class BatchScheduler:
-    """Sequences waiting and running over one pool of blocks.
+    """The waiting and running sequences of one pool of blocks.
 
-    The loop is: `plan_step`, compute, `commit`. Between the two nothing else may be called but `add`.
+    The loop is `plan_step`, compute, `commit`. Between these calls, only `add` may be called.
     """
 
     def __init__(self, limits: BatchLimits, pool: BlockPool) -> None:
@@ -65,7 +65,7 @@ class BatchScheduler:
         self._running: list[Sequence] = []  # in order of admission
         self._by_id: dict[str, Sequence] = {}
         self._orders = 0
-        self._reserved = 0  # reservations: each keeps a place among the running
+        self._reserved = 0  # number of reservations; each counts as running
         self.preemptions = 0
 
     @property
@@ -84,25 +84,30 @@ class BatchScheduler:
         return self._by_id.get(request_id)
 
     def can_ever_run(self, tokens: int) -> bool:
-        """Whether a sequence of so many tokens fits the pool when it is alone."""
+        """Whether a sequence of this length fits into an empty pool."""
         return -(-tokens // self.pool.block_tokens) <= self.pool.count
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence. ValueError if its id is taken."""
+        """Queue a sequence.
+
+        Raises:
+            ValueError: Its id is in use.
+        """
         if sequence.request_id in self._by_id:
-            raise ValueError(f"{sequence.request_id} is here already")
+            raise ValueError(f"{sequence.request_id} is already in the engine")
         sequence.order = self._orders
         self._orders += 1
         self._by_id[sequence.request_id] = sequence
         self._queue(sequence)
 
     def reserve(self, tokens: Seq[int]) -> Reservation:
-        """Set a place and blocks aside for a sequence that brings the KV of `tokens` along.
+        """Reserve blocks for an incoming sequence with the KV of `tokens`. No request is preempted.
 
-        Only what is free is taken: nobody is preempted. OutOfBlocks, and nothing changed, if there is no room.
+        Raises:
+            OutOfBlocks: There is no room; nothing has changed.
         """
         if len(self._running) + self._reserved >= self.limits.max_running:
-            raise OutOfBlocks("as many requests run here as may")
+            raise OutOfBlocks("the limit on running requests is reached")
         match = self.pool.match(tokens)
         needed = -(-len(tokens) // self.pool.block_tokens) - len(match.blocks)
         if not self.pool.can_take(match, needed):
@@ -112,22 +117,27 @@ class BatchScheduler:
         return Reservation([*match.blocks, *self.pool.take(needed)], len(match.blocks), match.node)
 
     def extend(self, reservation: Reservation, blocks: int) -> None:
-        """Have at least so many blocks in a reservation. OutOfBlocks, and nothing changed, if they are not free."""
+        """Extend a reservation to at least this many blocks.
+
+        Raises:
+            OutOfBlocks: They are not free; nothing has changed.
+        """
         if blocks > len(reservation.blocks):
             reservation.blocks += self.pool.take(blocks - len(reservation.blocks))
 
     def release(self, reservation: Reservation) -> None:
-        """The sequence does not come."""
+        """Release a reservation."""
         self.pool.release(reservation.blocks)
         self._reserved -= 1
 
     def adopt(self, sequence: Sequence, reservation: Reservation, computed: int) -> None:
-        """Start a sequence whose first `computed` tokens have their KV in the reservation's blocks.
+        """Start a sequence whose first `computed` tokens have their KV in the blocks of the reservation.
 
-        ValueError if its id is taken, or the blocks do not fit; nothing is changed then.
+        Raises:
+            ValueError: Its id is in use, or the blocks do not match; nothing has changed.
         """
         if sequence.request_id in self._by_id:
-            raise ValueError(f"{sequence.request_id} is here already")
+            raise ValueError(f"{sequence.request_id} is already in the engine")
         if not 0 < computed < len(sequence.tokens):
             raise ValueError(f"KV of 1 to {len(sequence.tokens) - 1} tokens can be adopted, not {computed}")
         if len(reservation.blocks) != -(-computed // self.pool.block_tokens):
@@ -143,7 +153,7 @@ class BatchScheduler:
         self.seal(sequence)
 
     def seal(self, sequence: Sequence) -> None:
-        """Make the full blocks of a sequence findable; their KV must be there."""
+        """Add the full blocks of a sequence to the prefix tree. Their KV must be computed."""
         size = self.pool.block_tokens
         while (sequence.sealed + 1) * size <= sequence.computed:
             at = sequence.sealed
@@ -152,13 +162,13 @@ class BatchScheduler:
             sequence.sealed += 1
 
     def finish(self, request_id: str, reason: FinishReason | None) -> Sequence | None:
-        """Take a sequence out, wherever it is; None if there is no such one. Without a `reason` it goes on elsewhere."""
+        """Remove a sequence; None if it is unknown. Without a `reason`, it continues in another engine."""
         sequence = self._by_id.pop(request_id, None)
         if sequence is None:
             return None
         if sequence.phase is Phase.RUNNING:
             self._running.remove(sequence)
-            self._give_up_blocks(sequence)
+            self._release_blocks(sequence)
         else:
             self._waiting.remove(sequence)
         sequence.move(Phase.FINISHED)
@@ -166,11 +176,13 @@ class BatchScheduler:
         return sequence
 
     def plan_step(self, allocation: Mapping[str, int] | None = None) -> StepPlan:
-        """Decide the next step: by the policy above, or as `allocation` says (tokens by request id).
+        """Plan the next step by the policy above, or by `allocation` (tokens by request id).
 
-        An allocation may name running and waiting requests; a waiting one is started. A request gets at most what it has
-        pending, and nothing where no room can be made for it. ValueError for an unknown request, a count under 1, or
-        more than the step's budget in all.
+        An allocation may contain running and waiting requests; waiting ones are started. A request gets at most its pending
+        tokens, and none if there is no room for it.
+
+        Raises:
+            ValueError: A request is unknown, a count is less than 1, or the total exceeds the step's budget.
         """
         if allocation is None:
             return self._planned_by_policy()
@@ -192,7 +204,7 @@ class BatchScheduler:
         return StepPlan(tuple(chunks), tuple(preempted))
 
     def commit(self, plan: StepPlan, sampled: Mapping[str, Seq[int]]) -> None:
-        """The step was computed; `sampled` has the new tokens of each request that wanted logits (verified ones: none)."""
+        """Apply a computed step. `sampled`: new tokens of each request with logits (none for verifications)."""
         for chunk in plan.chunks:
             sequence = chunk.sequence
             sequence.computed = chunk.start + chunk.count
@@ -218,7 +230,7 @@ class BatchScheduler:
         return StepPlan(tuple(chunks), tuple(preempted))
 
     def _start(self, sequence: Sequence) -> bool:
-        """Admit a waiting sequence, reusing what is known of its prefix; False if there is no room for all its tokens."""
+        """Admit a waiting sequence and reuse its cached prefix; False if there is no room for all its tokens."""
         if len(self._running) + self._reserved >= self.limits.max_running:
             return False
         pool, last = self.pool, len(sequence.tokens) - 1 - sequence.draft
@@ -239,15 +251,15 @@ class BatchScheduler:
     def _add_chunk(
         self,
         sequence: Sequence,
-        most: int,
+        limit: int,
         chunks: list[Chunk],
         preempted: list[str],
         keep: frozenset[str] = frozenset(),
     ) -> int:
-        """Give `sequence` up to `most` tokens, preempting others for the room; return how many it got."""
+        """Give `sequence` up to `most` tokens, preempting others if necessary; return the number."""
         if sequence.phase is not Phase.RUNNING or sequence.paused:
             return 0
-        count = min(most, sequence.pending)
+        count = min(limit, sequence.pending)
         if count < 1:
             return 0
         end = sequence.computed + count
@@ -266,7 +278,7 @@ class BatchScheduler:
         return count
 
     def _victim(self, keep: frozenset[str], chunks: list[Chunk]) -> Sequence | None:
-        """Who gives up its blocks: of the lowest priority, the one admitted last, never one at work now or leaving."""
+        """The request to preempt: of the lowest priority, the last one admitted; not in this step and not migrating."""
         busy = {id(chunk.sequence) for chunk in chunks}
         able = [s for s in self._running if id(s) not in busy and s.request_id not in keep and not s.paused]
         if not able:
@@ -275,14 +287,14 @@ class BatchScheduler:
 
     def _preempt(self, sequence: Sequence, preempted: list[str]) -> None:
         self._running.remove(sequence)
-        self._give_up_blocks(sequence)
+        self._release_blocks(sequence)
         sequence.move(Phase.WAITING)
         sequence.preemptions += 1
         self.preemptions += 1
         preempted.append(sequence.request_id)
         self._queue(sequence)
 
-    def _give_up_blocks(self, sequence: Sequence) -> None:
+    def _release_blocks(self, sequence: Sequence) -> None:
         self.pool.release(sequence.blocks)
         sequence.blocks = []
         sequence.computed = sequence.sealed = 0
@@ -293,5 +305,5 @@ class BatchScheduler:
 
 
 def _queue_key(sequence: Sequence) -> tuple[int, int]:
-    """Who goes first: the higher priority, then who came first."""
+    """Sort key of the queue: higher priority first, then order of arrival."""
     return -sequence.priority, sequence.order

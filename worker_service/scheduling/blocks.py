@@ -1,19 +1,19 @@
-"""KV blocks: who holds which, and which hold a prefix that can be used again. No I/O.
+"""KV blocks and the prefix tree. No I/O.
 
-A full block is *sealed* under the key (block before it, its own tokens). Keys therefore form a tree of prefixes, compared
-token by token: two different prefixes never share a block, whatever their hashes. A block that nobody holds stays in the
-tree until its room is needed; the longest unused goes first.
+A full block is *sealed* under the key (previous block, its tokens). The keys form a tree of prefixes, which are compared
+token by token, so hash collisions cannot mix prefixes. A block that is not held stays in the tree until it is reused; the
+least recently used goes first.
 """
 
 from collections import OrderedDict
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-ROOT = 0  # the node before every first block
+ROOT = 0  # the parent of all first blocks
 
 
 class OutOfBlocks(Exception):
-    """More blocks were asked for than are free; nothing was taken."""
+    """More blocks were requested than are free; nothing has changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,23 +29,23 @@ class BlockPool:
     """`count` blocks of `block_tokens` tokens each; block ids are 0 to count - 1."""
 
     def __init__(self, count: int, block_tokens: int, *, reuse: bool = True) -> None:
-        """`reuse`: prefixes are found again. Without, every prompt is computed whole."""
+        """`reuse`: cache prefixes; otherwise every prompt is computed completely."""
         if count < 1 or block_tokens < 1:
-            raise ValueError(f"a pool needs blocks and blocks need tokens, not {count} of {block_tokens}")
+            raise ValueError(f"blocks and tokens per block must be positive, not {count} of {block_tokens}")
         self.count, self.block_tokens, self._reuse = count, block_tokens, reuse
         self._holders = [0] * count
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(count))  # first out first
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(count))  # least recently used first
         self._tree: dict[tuple[int, tuple[int, ...]], tuple[int, int]] = {}  # key -> (block, node)
         self._keys: list[tuple[int, tuple[int, ...]] | None] = [None] * count
         self._nodes = ROOT
 
     @property
     def free(self) -> int:
-        """Blocks that nobody holds; some may hold prefixes."""
+        """Number of blocks that are not held; some may contain cached prefixes."""
         return len(self._free)
 
     def match(self, tokens: Seq[int]) -> PrefixMatch:
-        """The longest known prefix of `tokens`, in whole blocks. Takes nothing."""
+        """The longest cached prefix of `tokens` in full blocks. Does not hold them."""
         size, node, blocks = self.block_tokens, ROOT, list[int]()
         for start in range(0, len(tokens) - size + 1, size) if self._reuse else ():
             found = self._tree.get((node, tuple(tokens[start : start + size])))
@@ -56,7 +56,7 @@ class BlockPool:
         return PrefixMatch(tuple(blocks), len(blocks) * size, node)
 
     def shortened(self, match: PrefixMatch, tokens: Seq[int], most_tokens: int) -> PrefixMatch:
-        """`match`, cut to at most `most_tokens` tokens: the last token of a prompt is always computed."""
+        """`match`, truncated to `most_tokens` tokens, because the last token of a prompt is always computed."""
         if match.tokens <= most_tokens:
             return match
         return self.match(tokens[:most_tokens])
@@ -67,16 +67,20 @@ class BlockPool:
         return fresh + idle <= len(self._free)
 
     def hold(self, blocks: Seq[int]) -> None:
-        """Hold blocks of a match made just now, or blocks that somebody holds, once more."""
+        """Hold blocks of a match, or blocks that are already held, once more."""
         for block in blocks:
             if self._holders[block] == 0:
                 del self._free[block]
             self._holders[block] += 1
 
     def take(self, count: int) -> list[int]:
-        """Hold `count` blocks of unspecified content. OutOfBlocks, and nothing taken, if there are fewer."""
+        """Hold `count` blocks with undefined content.
+
+        Raises:
+            OutOfBlocks: There are fewer; nothing has changed.
+        """
         if count > len(self._free):
-            raise OutOfBlocks(f"{count} blocks asked for, {len(self._free)} of {self.count} free")
+            raise OutOfBlocks(f"{count} blocks requested, {len(self._free)} of {self.count} free")
         taken = []
         for _ in range(count):
             block, _ = self._free.popitem(last=False)
@@ -86,8 +90,8 @@ class BlockPool:
         return taken
 
     def release(self, blocks: Seq[int]) -> None:
-        """Let go of blocks held in this order by one sequence; their content stays findable while there is room."""
-        for block in reversed(blocks):  # the end of a prefix is forgotten before its beginning
+        """Release the blocks of one sequence, given in order. Their content stays cached until it is evicted."""
+        for block in reversed(blocks):  # the end of a prefix is evicted before its beginning
             if self._holders[block] < 1:
                 raise ValueError(f"block {block} is not held")
             self._holders[block] -= 1
@@ -97,9 +101,9 @@ class BlockPool:
                     self._free.move_to_end(block, last=False)
 
     def seal(self, block: int, node: int, tokens: Seq[int]) -> int:
-        """Full `block` holds `tokens` behind `node`; return the node behind it.
+        """Add full `block` with `tokens` behind `node` to the tree; return its node.
 
-        Where the same prefix is known from another block, that one stays the one that is found.
+        If another block has the same prefix, that one stays in the tree.
         """
         if len(tokens) != self.block_tokens:
             raise ValueError(f"a sealed block holds {self.block_tokens} tokens, not {len(tokens)}")

@@ -1,4 +1,4 @@
-"""One request inside an engine: its tokens, how far its KV is, and the phase it is in. No I/O."""
+"""A request inside an engine: its tokens, its computed KV and its phase. No I/O."""
 
 import enum
 
@@ -7,23 +7,23 @@ from worker_service.scheduling.blocks import ROOT
 
 
 class Phase(enum.Enum):
-    WAITING = "waiting"  # holds no blocks; not started, or preempted
-    RUNNING = "running"  # holds blocks
+    WAITING = "waiting"  # without blocks: not started, or preempted
+    RUNNING = "running"  # with blocks
     FINISHED = "finished"
 
 
 class IllegalTransition(Exception):
-    """A sequence was asked to change in a way its phase forbids; the message has its history."""
+    """A transition that the phase does not allow; the message has the history of the sequence."""
 
 
 class Sequence:
     """Tokens of one request and the KV blocks that hold them.
 
     tokens: prompt, then output.
-    computed: how many of them have their KV in `blocks`.
-    draft: the last `draft` tokens are a draft under verification: logits are wanted from the one before them on.
-    order: place in the queue; smaller is earlier, kept through preemption.
-    paused: holds its blocks and gets no tokens: it is on its way to another engine.
+    computed: number of tokens with KV in `blocks`.
+    draft: the last `draft` tokens are a draft to verify; logits are needed from the token before them on.
+    order: position in the queue, lower is earlier; kept on preemption.
+    paused: keeps its blocks but gets no tokens, because it is migrating to another engine.
     """
 
     __slots__ = (
@@ -69,7 +69,7 @@ class Sequence:
         self.paused = False
         self.cached_prompt_tokens = 0
         self.blocks: list[int] = []
-        self.computed = self.sealed = 0  # tokens with KV; blocks known to the prefix tree
+        self.computed = self.sealed = 0  # tokens with KV; blocks in the prefix tree
         self.node = ROOT
 
     def __repr__(self) -> str:
@@ -85,7 +85,7 @@ class Sequence:
 
     @property
     def pending(self) -> int:
-        """Tokens whose KV is still to be computed; 1 while decoding."""
+        """Number of tokens without KV; 1 while decoding."""
         return len(self.tokens) - self.computed
 
     @property
@@ -93,7 +93,11 @@ class Sequence:
         return self.phase is Phase.RUNNING and self.pending == 1 and self.draft == 0
 
     def move(self, phase: Phase) -> None:
-        """Enter `phase`; IllegalTransition unless WAITING -> RUNNING -> WAITING ..., either -> FINISHED."""
+        """Change to `phase`.
+
+        Raises:
+            IllegalTransition: Unless WAITING -> RUNNING -> WAITING ..., or any -> FINISHED.
+        """
         if self.phase is Phase.FINISHED or self.phase is phase:
             path = " -> ".join(p.value for p in self.history)
             raise IllegalTransition(f"{self.request_id} cannot go to {phase.value} after {path}")

@@ -1,1 +1,1 @@
-"""Speculative decoding. Pure parts: which draft tokens stand."""
+"""Speculative decoding: acceptance of draft tokens."""

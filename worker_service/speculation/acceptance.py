@@ -1,9 +1,9 @@
-"""Which tokens of a draft stand. No I/O.
+"""Acceptance of draft tokens. No I/O.
 
-Two rules, both exact. *Matching*: a draft token stands if it is the token that the verifier draws at that position with
-its own random number; the text is then the one without any draft. *Rejection* (Leviathan et al. 2023, and SpecRouter
-section 3): it stands with probability min(1, p/q); the first that falls is drawn anew from the normalised max(0, p - q);
-the text's distribution is then the verifier's, and drafts drawn from a distribution near the verifier's stand more often.
+There are two exact rules. *Matching*: a draft token is accepted if the verifier draws the same token at that position with
+its own random number; the text is then the same as without a draft. *Rejection* (Leviathan et al. 2023, and SpecRouter
+section 3): a token is accepted with probability min(1, p/q); the first rejected one is replaced by a draw from the normalised
+max(0, p - q). The distribution of the text is the verifier's, and drafts from a similar distribution are accepted more often.
 """
 
 from collections.abc import Sequence as Seq
@@ -15,7 +15,7 @@ Floats = npt.NDArray[np.floating]
 
 
 def matching(draft: Seq[int], own: Seq[int]) -> tuple[int, int]:
-    """(accepted, next token). `own`: the verifier's token at each draft position and the one behind, len(draft) + 1."""
+    """(accepted, next token). `own`: the verifier's tokens at the draft positions and behind them, len(draft) + 1."""
     accepted = next((i for i, token in enumerate(draft) if own[i] != token), len(draft))
     return accepted, own[accepted]
 
@@ -37,13 +37,13 @@ def rejection(
         left = target[i].astype(np.float64)
         np.subtract.at(left, np.asarray(ids, dtype=np.int64), np.asarray(probabilities, dtype=np.float64))
         np.maximum(left, 0.0, out=left)
-        if left.sum() <= 0:  # q covers p up to rounding: any token of p's own is right
+        if left.sum() <= 0:  # q equals p up to rounding, so any token of p will do
             left = target[i].astype(np.float64)
         return i, drawn(left, float(draws[i]))
     return len(draft), drawn(target[-1].astype(np.float64), float(draws[-1]))
 
 
 def drawn(weights: Floats, chance: float) -> int:
-    """The token at share `chance` (0 to 1) of the weights' running total."""
+    """The token at the fraction `chance` (0 to 1) of the cumulative weights."""
     total = np.cumsum(weights)
     return int(min(np.searchsorted(total, chance * total[-1], side="right"), np.flatnonzero(weights)[-1]))

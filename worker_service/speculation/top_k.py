@@ -1,4 +1,4 @@
-"""A verifier's distributions from the little that a server tells of them: its likeliest tokens. No I/O."""
+"""Computes a verifier's distributions from the most likely tokens that a server reports. No I/O."""
 
 from collections.abc import Sequence as Seq
 
@@ -9,11 +9,11 @@ from worker_service.speculation.acceptance import Floats
 
 
 def target_distribution(rows: Seq[Seq[tuple[int, float]]], vocab_size: int, sampling: SamplingParams) -> Floats | None:
-    """(len(rows), V) probabilities after temperature and top-p; None where the tokens told are too few to say.
+    """(len(rows), V) probabilities after temperature and top-p; None if the reported tokens do not determine them.
 
-    rows: per position (token, logprob before temperature), likeliest first, the K likeliest of V. A token that is not among
-    them is at most as likely as the last of them, which bounds what they leave out after temperature t by
-    (V - K) exp(logprob_K / t). The set that top-p keeps is known if it is the same whether all of that is there or nothing.
+    rows: per position, (token, logprob before temperature) of the K most likely of V tokens in descending order. Any other
+    token is at most as likely as the last one, which bounds the remaining mass after temperature t by (V - K) exp(logprob_K
+    / t). The top-p set is determined if it is the same with that remaining mass as without it.
     """
     target = np.zeros((len(rows), vocab_size), np.float64)
     for i, row in enumerate(rows):

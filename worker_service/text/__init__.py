@@ -1,4 +1,4 @@
-"""Text in, text out: tokenizers, incremental decoding, stop strings."""
+"""Tokenizers, incremental decoding and stop strings."""
 
 from worker_service.text.reply import ReplyText
 from worker_service.text.tokenizer import ByteTokenizer, Tokenizer

@@ -1,11 +1,11 @@
-"""Decoding a reply token by token, so that the pieces join to the text of the whole. No I/O.
+"""Decodes a reply token by token, so that the pieces concatenate to the text of the complete reply. No I/O.
 
-`tokenizers.decoders.DecodeStream` does not do this: it raises where a run of byte tokens is not UTF-8, and returns text
-that a later token changes. So each kind of decoder has its own rule:
+`tokenizers.decoders.DecodeStream` does not guarantee this: it raises if a run of byte tokens is not UTF-8, and returns text
+that a later token changes. So each type of decoder has its own rule:
 
-- ByteLevel: tokens are bytes, decoded as UTF-8 at the end. Only an incomplete character is uncertain.
-- ByteFallback (Llama 2): a run of byte tokens is UTF-8 as a whole, or one U+FFFD per byte. A run is uncertain until it ends.
-- Any other: a token's text is what it adds to the text of the tokens before it.
+- ByteLevel: tokens are bytes, decoded as UTF-8 at the end. Only an incomplete character may change.
+- ByteFallback (Llama 2): a run of byte tokens is UTF-8 as a whole, or one U+FFFD per byte. A run may change until it ends.
+- Any other: the text of a token is the text that it adds to that of the previous tokens.
 """
 
 import codecs
@@ -19,7 +19,7 @@ BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class ByteLevelStream:
-    """For a ByteLevel decoder. `bytes_of`: a token's bytes; none for a token that is no text."""
+    """For a ByteLevel decoder. `bytes_of`: a token's bytes; empty for a token without text."""
 
     def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
         self._bytes_of, self._decoder = bytes_of, codecs.getincrementaldecoder("utf-8")("replace")
@@ -29,11 +29,11 @@ class ByteLevelStream:
 
 
 class WindowStream:
-    """For any other decoder: decodes the tokens whose text is new behind a few of those before.
+    """For any other decoder: decodes new tokens together with a few previous ones.
 
-    decode: the text of tokens, as `Tokenizer.decode`. is_skipped: whether a token is left out before decoding.
-    open_ids: tokens whose text depends on the next one. lossy: the decoder joins bytes to characters, so that U+FFFD at the
-    end may be a character whose other bytes are to come.
+    decode: the text of tokens, like `Tokenizer.decode`. is_skipped: whether a token is removed before decoding.
+    open_ids: tokens whose text depends on the next one. lossy: the decoder joins bytes to characters, so a U+FFFD at the end
+    may become a character with the next bytes.
     """
 
     def __init__(
@@ -45,11 +45,9 @@ class WindowStream:
         lossy: bool,
     ) -> None:
         self._decode, self._is_skipped, self._open_ids, self._lossy = decode, is_skipped, open_ids, lossy
-        self._context: list[
-            int
-        ] = []  # already emitted; not empty text, so that the next token is not at the start of a text
+        self._context: list[int] = []  # already emitted; with text, so that the next token is not at the start
         self._fresh: list[int] = []
-        self._emitted = 0  # characters emitted of the text of context and fresh tokens together
+        self._emitted = 0  # characters emitted of the text of context and new tokens
 
     def step(self, token_id: int) -> str:
         if self._is_skipped(token_id):
@@ -71,7 +69,7 @@ class WindowStream:
 
 
 def decoder_kinds(decoder: Mapping[str, Any] | None) -> Iterator[str]:
-    """The types of a decoder of tokenizer.json, or of all that a sequence consists of."""
+    """The types of a decoder of tokenizer.json, or of the elements of a sequence."""
     if decoder and decoder["type"] == "Sequence":
         for part in decoder["decoders"]:
             yield from decoder_kinds(part)

@@ -1,4 +1,4 @@
-"""Prompts to token ids, without holding up the event loop."""
+"""Tokenizes prompts without blocking the event loop."""
 
 import asyncio
 from dataclasses import dataclass
@@ -21,9 +21,9 @@ class _Pending:
 
 
 class PromptEncoder:
-    """Tokenizes short prompts at once, long ones on threads of its own, in the order in which they come.
+    """Tokenizes short prompts directly and long ones on threads, in order of arrival.
 
-    Replies that go on (moved here, or resumed) have a thread to themselves: new prompts, however long, do not delay them.
+    Continued replies (migrated or resumed) have a separate thread, so that long new prompts do not delay them.
     """
 
     def __init__(self, tokenizer: Tokenizer, context_tokens: int) -> None:
@@ -32,14 +32,14 @@ class PromptEncoder:
         self._pending: dict[str, _Pending] = {}
 
     async def encode(self, request_id: str, prompt: Prompt, *, continued: bool = False) -> list[int]:
-        """Token ids of a request's prompt. Cancelled, it leaves nothing behind.
+        """The token ids of a prompt. Can be cancelled.
 
         Raises:
-            PromptTooLong: it leaves no room for a reply; known without tokenizing where its length says so.
-            InvalidRequest: the model cannot take it.
-            AlreadyRunning: a prompt of this request is being tokenized.
-            Overloaded: too many characters are waiting to be tokenized.
-            RequestFailed: it cannot be tokenized.
+            PromptTooLong: It leaves no room for a reply. A prompt that is too long by its characters is not tokenized.
+            InvalidRequest: The model cannot process it.
+            AlreadyRunning: A prompt of this request is being tokenized.
+            Overloaded: Too many characters are waiting to be tokenized.
+            RequestFailed: It cannot be tokenized.
             EncodingAborted: `abort` was called.
             Unavailable: `close` was called.
         """
@@ -75,7 +75,7 @@ class PromptEncoder:
         return True
 
     def close(self) -> None:
-        """End all that wait with Unavailable."""
+        """End all waiting requests with Unavailable."""
         self._new.close()
         self._continued.close()
         for pending in self._pending.values():
@@ -86,12 +86,12 @@ class PromptEncoder:
             return self._tokenizer.encode(prompt, self._context_tokens)
         except PenstockError:
             raise
-        except BaseException as error:  # a panic in the tokenizer's native code is no Exception
+        except BaseException as error:  # a panic in the native code of a tokenizer is not an Exception
             raise request_failed(request_id, error) from error
 
 
 def _characters(prompt: Prompt) -> int:
-    """Characters to tokenize: none of a prompt that has its token ids."""
+    """Number of characters to tokenize; 0 for a prompt of token ids."""
     match prompt:
         case TextPrompt(text):
             return len(text)

@@ -16,20 +16,20 @@ from services.tool_calls import FORMATS, ToolFormat, encodable, format_of_templa
 from worker_service.text.decoding import BYTE_TOKEN, ByteLevelStream, WindowStream, decoder_kinds
 from worker_service.text.tokenizer import TokenStream, check_characters, check_tokens
 
-MAX_TEMPLATE_MESSAGE_CHARS = 200  # of a template's own error message
+MAX_TEMPLATE_MESSAGE_CHARS = 200  # of the error message of a template
 
 
 class HfTokenizer:
     """The tokenizer of a model folder, with its chat template and end-of-sequence tokens."""
 
     def __init__(self, folder: Path, vocab_size: int | None = None, tool_format: str = "auto") -> None:
-        """vocab_size: the model's, where its embedding is larger or smaller than the tokenizer.
+        """vocab_size: of the model, if its embedding is larger or smaller than the vocabulary of the tokenizer.
 
-        tool_format: how the model writes tool calls, as in the mesh file's tier.
+        tool_format: how the model writes tool calls, as in the tier of the mesh file.
         """
         loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
         if not isinstance(loaded, PreTrainedTokenizerFast):
-            raise ValueError(f"{folder}: a fast tokenizer (tokenizer.json) is needed")
+            raise ValueError(f"{folder}: a fast tokenizer (tokenizer.json) is required")
         self._tokenizer = loaded
         self._backend = loaded.backend_tokenizer
         self.vocab_size = vocab_size or len(loaded)
@@ -61,7 +61,7 @@ class HfTokenizer:
         return self._ids(encodable(text), None, special=False)
 
     def _rendered(self, prompt: ChatPrompt) -> str:
-        """The chat as the model's template writes it."""
+        """The chat, rendered by the template of the model."""
         if not self._tokenizer.chat_template:
             raise invalid("prompt.chat", "this model has no chat template: send text or token ids")
         if prompt.tool_use.offered and self.tool_format is None:
@@ -77,7 +77,7 @@ class HfTokenizer:
             raise invalid("prompt.chat.messages", f"the model's chat template refuses them: {cause}") from None
 
     def _ids(self, text: str, context_tokens: int | None, *, special: bool) -> list[int]:
-        """Tokenize with the batch call, which releases the GIL; `encode` holds it throughout."""
+        """Tokenize with the batch call, which releases the GIL; `encode` holds it."""
         check_characters(self, len(text), context_tokens)
         (encoded,) = self._backend.encode_batch_fast([text], add_special_tokens=special)
         check_tokens(len(encoded), context_tokens)
@@ -100,14 +100,14 @@ class HfTokenizer:
         if self._byte_of is not None:
             try:
                 return bytes([self._byte_of[char] for char in piece])
-            except KeyError:  # an added token, which stands for its own text
+            except KeyError:  # an added token, which represents its own text
                 return str(piece).encode()
         if token_id in self._byte_tokens:
             return bytes([self._byte_tokens[token_id]])
         return str(self._backend.decode([token_id], skip_special_tokens=False)).encode()
 
     def _is_skipped(self, token_id: int) -> bool:
-        """Whether decoding leaves a token out: a special one, or a row of the model's embedding that is no token."""
+        """Whether decoding skips a token: a special token, or a row of the embedding without a token."""
         return token_id in self._special or self._backend.id_to_token(token_id) is None
 
 
@@ -119,7 +119,7 @@ def _tool_format(template: object, stated: str) -> ToolFormat | None:
 
 
 def _eos_ids(folder: Path, tokenizer: PreTrainedTokenizerFast) -> frozenset[int]:
-    """From generation_config.json where there is one, else the tokenizer's."""
+    """The end-of-sequence tokens from generation_config.json, or of the tokenizer without that file."""
     if (folder / "generation_config.json").exists():
         ids = GenerationConfig.from_pretrained(str(folder)).eos_token_id
         if ids is not None:
@@ -128,10 +128,10 @@ def _eos_ids(folder: Path, tokenizer: PreTrainedTokenizerFast) -> frozenset[int]
 
 
 def _special_ids(backend: Any) -> frozenset[int]:
-    """Tokens that decoding leaves out."""
+    """Tokens that decoding skips."""
     return frozenset(token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special)
 
 
 def _byte_tokens(vocab: Mapping[str, int]) -> dict[int, int]:
-    """Id -> byte, of tokens written as `<0x0A>`."""
+    """Id -> byte of the tokens named like `<0x0A>`."""
     return {token_id: int(found[1], 16) for token, token_id in vocab.items() if (found := BYTE_TOKEN.fullmatch(token))}

@@ -1,7 +1,7 @@
-"""The text of one reply as its tokens come: incremental decoding and stop strings. No I/O.
+"""The text of a reply: incremental decoding and stop strings. No I/O.
 
-What is emitted after n tokens is a function of those tokens alone. So a reply that goes on elsewhere, fed the tokens so
-far, goes on with the very next character.
+The text emitted after n tokens depends only on those tokens. So a reply that continues on another instance, which is given
+the tokens so far, continues with the next character.
 """
 
 from collections.abc import Sequence as Seq
@@ -10,25 +10,25 @@ from worker_service.text.tokenizer import Tokenizer
 
 
 class ReplyText:
-    """Decodes a reply and watches for stop strings; `stopped_by` is the one that ended it."""
+    """Decodes a reply and detects stop strings. `stopped_by`: the one that ended it."""
 
     def __init__(self, tokenizer: Tokenizer, stop: Seq[str] = ()) -> None:
         self._tokenizer, self._stop = tokenizer, tuple(stop)
         self._stream = tokenizer.stream()
         self._token_ids: list[int] = []
-        self._decoded = 0  # characters that came out of the stream
-        self._held = ""  # a possible beginning of a stop string
+        self._decoded = 0  # characters decoded by the stream
+        self._held = ""  # text that may begin a stop string
         self.stopped_by: str | None = None
 
     def push(self, token_id: int) -> str:
-        """Text that becomes certain with this token; nothing after a stop string."""
+        """The text that is final with this token; empty after a stop string."""
         if self.stopped_by is not None:
             return ""
         self._token_ids.append(token_id)
         return self._emit(self._stream.step(token_id))
 
     def finish(self) -> str:
-        """The reply has ended: what was held back, incomplete characters as U+FFFD."""
+        """The text held back until the end of the reply, with incomplete characters as U+FFFD."""
         if self.stopped_by is not None:
             return ""
         whole = self._tokenizer.decode(self._token_ids)
@@ -53,5 +53,5 @@ class ReplyText:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that begins `stop`."""
+    """Length of the longest suffix of `text` that is a prefix of `stop`."""
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

@@ -1,4 +1,4 @@
-"""Tokenizers behind one small interface."""
+"""The interface of tokenizers."""
 
 import codecs
 from collections.abc import Sequence as Seq
@@ -14,7 +14,7 @@ class TokenStream(Protocol):
     """Decodes one reply token by token."""
 
     def step(self, token_id: int) -> str:
-        """Text that became certain with this token: a function of the tokens so far, nothing else."""
+        """The text that is final with this token. It depends only on the tokens so far."""
         ...
 
 
@@ -27,15 +27,16 @@ class Tokenizer(Protocol):
 
     @property
     def characters_per_token(self) -> int | None:
-        """Most characters of a text that one token can stand for; None where there is no bound."""
+        """Largest number of characters that one token can represent; None if there is no bound."""
         ...
 
     def encode(self, prompt: Prompt, context_tokens: int | None = None) -> list[int]:
-        """Token ids of a prompt. Any number of threads may call it.
+        """The token ids of a prompt. Thread-safe.
 
         Raises:
-            InvalidRequest: the model cannot take it (no chat template, unknown ids).
-            PromptTooLong: it has `context_tokens` tokens or more. Where its length alone says so, it is not tokenized.
+            InvalidRequest: The model cannot process it (no chat template, unknown ids).
+            PromptTooLong: It has `context_tokens` tokens or more. A prompt that is too long by its characters is not
+            tokenized.
         """
         ...
 
@@ -51,38 +52,38 @@ class Tokenizer(Protocol):
     def stream(self) -> TokenStream: ...
 
     def decode(self, token_ids: Seq[int]) -> str:
-        """The text of a whole reply, special tokens left out."""
+        """The text of a complete reply, without special tokens."""
         ...
 
     def token_bytes(self, token_id: int) -> bytes:
-        """A token's own bytes; alone they need not be valid UTF-8. None for a special token, which is no text."""
+        """The bytes of a token, which may be incomplete UTF-8. None for a special token, which has no text."""
         ...
 
 
 def check_characters(tokenizer: Tokenizer, characters: int, context_tokens: int | None) -> None:
-    """Refuse a text that cannot fit the context, whatever its tokens are.
+    """Refuse a text that cannot fit into the context, whatever its tokens are.
 
     Raises:
-        PromptTooLong: it cannot.
+        PromptTooLong: It cannot fit.
     """
-    most = tokenizer.characters_per_token
-    if context_tokens is not None and most is not None and characters > (context_tokens - 1) * most:
+    max_characters = tokenizer.characters_per_token
+    if context_tokens is not None and max_characters is not None and characters > (context_tokens - 1) * max_characters:
         problem = f"{characters} characters leave no room for a reply in a context of {context_tokens} tokens"
-        raise PromptTooLong(FieldProblem("prompt", f"{problem}, of at most {most} characters each"))
+        raise PromptTooLong(FieldProblem("prompt", f"{problem}, of at most {max_characters} characters each"))
 
 
 def check_tokens(tokens: int, context_tokens: int | None) -> None:
-    """Refuse a prompt of too many tokens.
+    """Refuse a prompt with too many tokens.
 
     Raises:
-        PromptTooLong: it leaves no room for a reply.
+        PromptTooLong: It leaves no room for a reply.
     """
     if context_tokens is not None and tokens >= context_tokens:
         raise PromptTooLong.by("prompt", tokens, context_tokens)
 
 
 class ByteTokenizer:
-    """One token per byte, and one for the end of a reply: the simulated engine's."""
+    """One token per byte, and one for the end of a reply; used by the simulated engine."""
 
     END = 256
     vocab_size = 257

@@ -1,12 +1,9 @@
-"""Batches for the second edition: chats of like length share a batch, every reply in a chat is learnt from."""
+"""Batches for the second edition: chats of similar length share a batch, every reply in a chat is trained on."""
 
 import random
 from collections.abc import Iterator
 
-import numpy as np
-import torch
-
-from models.training.data import BOS, END, IGNORED, PAD, Batch, text_ids
+from models.training.data import BOS, END, IGNORED, Batch, Row, pack, pad, text_ids
 from models.training.second.problems import Message, Problem
 from models.training.second.tokenizer import ROLES, build
 
@@ -36,8 +33,8 @@ def turn_ids(problem: Problem) -> tuple[list[int], list[int]]:
     return [*prompt, ROLE_IDS["assistant"]], [*text_ids(problem.reply), END]
 
 
-def chat_ids(messages: list[Message]) -> tuple[list[int], list[int]]:
-    """(ids, labels) of a whole chat with its begin token; labels are IGNORED outside the assistant's texts."""
+def chat_ids(messages: list[Message]) -> Row:
+    """(ids, labels) of a chat with its begin token; labels are IGNORED outside the assistant's texts."""
     ids, labels = [BOS], [IGNORED]
     for message in messages:
         part = message_ids(message)
@@ -46,34 +43,27 @@ def chat_ids(messages: list[Message]) -> tuple[list[int], list[int]]:
     return ids, labels
 
 
-def whole_chat(problem: Problem) -> list[Message]:
+def with_reply(problem: Problem) -> list[Message]:
     return [*problem.messages, Message("assistant", problem.reply)]
 
 
 def batches(source: Iterator[Problem], seed: int, tokens_per_batch: int, long_share: float) -> Iterator[Batch]:
-    """Training batches without end, as many padded tokens each. `long_share` of them hold several problems in one chat."""
+    """Yield training batches without end. `long_share` of them hold chats of several problems."""
     rng = random.Random(seed)
     while True:
-        pool = list[tuple[list[int], list[int]]]()
+        pool = list[Row]()
         while len(pool) < POOL:
-            messages = whole_chat(next(source))
+            messages = with_reply(next(source))
             if messages[0].role != "system" and rng.random() < SYSTEM_SHARE:
                 messages.insert(0, Message("system", rng.choice(SYSTEM_PROMPTS)))
             row = chat_ids(messages)
             if len(row[0]) <= LONGEST:
                 pool.append(row)
         pool.sort(key=lambda row: len(row[0]))
-        found: list[Batch] = []
-        rows: list[tuple[list[int], list[int]]] = []
-        for row in pool:
-            if rows and (len(rows) + 1) * len(row[0]) > tokens_per_batch:
-                found.append(pad(rows))
-                rows = []
-            rows.append(row)
-        found.append(pad(rows))
-        found += [_long(rng, source, tokens_per_batch) for _ in range(round(len(found) * long_share))]
-        rng.shuffle(found)
-        yield from found
+        packed = pack(pool, tokens_per_batch)
+        packed += [_long(rng, source, tokens_per_batch) for _ in range(round(len(packed) * long_share))]
+        rng.shuffle(packed)
+        yield from packed
 
 
 def _long(rng: random.Random, source: Iterator[Problem], tokens_per_batch: int) -> Batch:
@@ -84,15 +74,6 @@ def _long(rng: random.Random, source: Iterator[Problem], tokens_per_batch: int) 
         while len((row := chat_ids(messages))[0]) < length:
             problem = next(source)
             if problem.messages[0].role != "system":
-                messages += whole_chat(problem)
+                messages += with_reply(problem)
         rows.append((row[0][:length], row[1][:length]))
     return pad(rows)
-
-
-def pad(rows: list[tuple[list[int], list[int]]]) -> Batch:
-    width = max(len(ids) for ids, _ in rows)
-    ids, labels = np.full((len(rows), width), PAD), np.full((len(rows), width), IGNORED)
-    for i, (row, marks) in enumerate(rows):
-        ids[i, : len(row)] = row
-        labels[i, : len(marks)] = marks
-    return Batch(torch.from_numpy(ids), torch.from_numpy(labels))

@@ -1,4 +1,4 @@
-"""Length stages (CascadeInfer): the vocabulary and the rules that planner, router, workers and simulator share. Pure."""
+"""Length stages (CascadeInfer): types and rules shared by planner, router, workers and simulator. Pure."""
 
 from services.domain.stages.layout import Stage, StageLayout, stage_problems
 from services.domain.stages.qoe import BatchLoad, InFlight, QoeModel, even_share

@@ -1,33 +1,34 @@
-"""Bid-ask: which instance takes a request that should move, and when it goes (CascadeInfer, section 4.4). No I/O.
+"""Bid-ask: the choice of the instance and the time for moving a request (CascadeInfer, section 4.4). No I/O.
 
-Asking: the sender's agent names one request to all candidates. Bidding: each says its load and the earliest time at which
-the transfer could start, or why it will not have it. Choice: the busier half is dropped, the three earliest are kept, the
-first to have replied wins. Confirmation: the winner puts the request in its queue, ordered by the sender's load. Turn by
-turn it starts transfers; a sender that transmits already is skipped, until a request has been passed over too often: then
-its sender sends it next, and the receiver starts nothing else before.
+Ask: the sender's agent offers one request to all candidates. Bid: each replies with its load and the earliest time at which
+the transfer could start, or refuses. Choice: the busier half is dropped, the three earliest are kept, and the first of these
+that replied wins. Confirmation: the winner queues the request, ordered by the sender's load. It starts transfers in turns and
+skips senders that are busy, until a request has been skipped too often: then its sender must send it next, and the receiver
+starts nothing else before it.
 
-`Receiver` and `Sender` are the two sides of one instance; they share its `TransferSlots`. A request stays where it runs
-until its transfer has succeeded, so every failure, refusal or withdrawal leaves it there.
+`Receiver` and `Sender` are the two sides of one instance; they share its `TransferSlots`. A request stays where it runs until
+its transfer has succeeded, so any failure, refusal or withdrawal leaves it there.
 
-Why nobody waits for ever: a transfer that has started needs nothing more. Only a starving turn waits, and a receiver has
-one at most; so of the two or more slots of an instance one is always free in the end, and a sender serves its starving
-requests first come, first served.
+There is no deadlock: a started transfer needs no further resources. Only a starving turn waits, and a receiver has at most
+one; so one of the two or more slots of an instance always becomes free, and a sender serves its starving requests in order of
+arrival.
 """
 
 import enum
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-MAX_TRANSFERS = 3  # at once per instance, in and out (section 5)
+MAX_TRANSFERS = 3  # at once per instance, in and out together (section 5); the default of `stages.max_transfers`
 KEPT_BIDS = 3
-STARVED_AFTER = 3  # times passed over; the paper has a threshold and does not name it
+STARVED_AFTER = 3  # times that a request is skipped; the paper does not give its threshold
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
     """One request that should move.
 
-    tokens: its length, prompt and output so far. sender_tokens: length of all that the sender still has to hand over.
+    tokens: its length, prompt and output so far. sender_tokens: total length of the requests that the sender still has to
+    hand over.
     """
 
     request_id: str
@@ -38,7 +39,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Bid:
-    """load_tokens: of all sequences running and queued there. earliest_start_s: from now."""
+    """A bid. load_tokens: of all running and queued sequences of the receiver. earliest_start_s: from now."""
 
     receiver_id: str
     load_tokens: int
@@ -46,7 +47,7 @@ class Bid:
 
 
 class RefusalReason(enum.Enum):
-    """Why an instance will not have a request."""
+    """Why an instance refuses a request."""
 
     NO_IDLE_KV = "no_idle_kv"
     DRAINING = "draining"
@@ -57,30 +58,30 @@ class RefusalReason(enum.Enum):
 
 
 def shortlist(bids: Seq[Bid]) -> list[Bid]:
-    """The bids that can win, in the order given: without the busier half, the three earliest starts of the rest.
+    """The bids that can win, in the given order: the three earliest starts of the less loaded half.
 
-    Of an odd number the one in the middle stays; ties fall by receiver id.
+    The half includes the middle of an odd number. Ties are broken by receiver id.
     """
     calm = sorted(bids, key=lambda b: (b.load_tokens, b.receiver_id))[: (len(bids) + 1) // 2]
     early = sorted(calm, key=lambda b: (b.earliest_start_s, b.load_tokens, b.receiver_id))[:KEPT_BIDS]
-    kept = {b.receiver_id for b in early}
-    return [b for b in bids if b.receiver_id in kept]
+    receiver_ids = {b.receiver_id for b in early}
+    return [b for b in bids if b.receiver_id in receiver_ids]
 
 
 def choose(bids: Seq[Bid]) -> Bid | None:
-    """The winner of `bids`, which are in the order in which they came; None without any."""
+    """The winner of `bids`, which are in order of arrival; None without bids."""
     return next(iter(shortlist(bids)), None)
 
 
 class TransferSlots:
-    """Transfers of one instance, in and out together: at most `most` at once.
+    """Limits the concurrent transfers of one instance, in and out together, to `most`.
 
-    claims: slots that starving requests wait for; nobody else gets those.
+    claims: slots reserved for starving requests.
     """
 
     def __init__(self, most: int = MAX_TRANSFERS) -> None:
         if most < 2:
-            raise ValueError(f"an instance needs two transfer slots or more, not {most}: one may have to wait")
+            raise ValueError(f"an instance needs at least two transfer slots, not {most}: one may be waiting")
         self.most, self.used, self.claims = most, 0, 0
 
     @property
@@ -100,13 +101,13 @@ class TransferSlots:
 
 class _Phase(enum.Enum):
     QUEUED = "queued"
-    TURN = "turn"  # told to start; not heard of since
+    TURN = "turn"  # asked to start; no response yet
     MOVING = "moving"
 
 
 @dataclass(slots=True)
 class _Won:
-    """A request that this receiver has won. passed: times it was passed over."""
+    """A request that this receiver has won. passed: how often it was skipped."""
 
     ask: Ask
     order: int
@@ -117,14 +118,14 @@ class _Won:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Start this transfer now. starving: the sender sends it next, whatever else it has; else it may be busy."""
+    """A transfer to start now. starving: the sender must send it next; otherwise it may reply that it is busy."""
 
     ask: Ask
     starving: bool
 
 
 class Receiver:
-    """The receiving side of one instance: bids, and the queue of what it has won."""
+    """The receiving side of one instance: its bids and the queue of requests that it has won."""
 
     def __init__(self, receiver_id: str, slots: TransferSlots, *, starved_after: int = STARVED_AFTER) -> None:
         self._id, self._slots, self._starved_after = receiver_id, slots, starved_after
@@ -140,23 +141,26 @@ class Receiver:
 
     @property
     def buffered_tokens(self) -> int:
-        """Length of all requests won and not yet received."""
+        """Total length of the requests won and not yet received."""
         return sum(w.ask.tokens for w in self._won.values())
 
     def bid(self, ask: Ask, *, load_tokens: int, idle_tokens: int, tokens_per_s: float) -> Bid | RefusalReason:
-        """What this instance offers. idle_tokens: room in its idle KV blocks. tokens_per_s: measured over transfers."""
+        """This instance's bid.
+
+        idle_tokens: capacity of its idle KV blocks. tokens_per_s: measured throughput of transfers.
+        """
         if (reason := self.can_take(ask, idle_tokens)) is not None:
             return reason
         return Bid(self._id, load_tokens, self.buffered_tokens / tokens_per_s)
 
     def can_take(self, ask: Ask, idle_tokens: int) -> RefusalReason | None:
-        """Why not, if not: no idle KV, no move. What was won already has its room set aside."""
+        """Why the request is refused; None if it fits into the idle KV, less the room reserved for requests already won."""
         if ask.request_id in self._won:
             return RefusalReason.KNOWN_ALREADY
         return None if ask.tokens < idle_tokens - self.buffered_tokens else RefusalReason.NO_IDLE_KV
 
     def confirm(self, ask: Ask, *, idle_tokens: int) -> RefusalReason | None:
-        """This instance was chosen: queue the request; or say why no longer."""
+        """Queue a request after this instance was chosen, or return why it can no longer take it."""
         if (reason := self.can_take(ask, idle_tokens)) is not None:
             return reason
         self._won[ask.request_id] = _Won(ask, self._orders)
@@ -164,12 +168,12 @@ class Receiver:
         return None
 
     def next(self) -> Turn | None:
-        """The transfer to start now: it has a slot from here on. None: nothing may start, or all were tried this round."""
+        """The next transfer to start; it holds a slot from now on. None if none can start or all were tried in this round."""
         if self._slots.free < 1:
             return None
         won = self._won.values()
         if any(w.phase is _Phase.TURN and w.passed >= self._starved_after for w in won):
-            return None  # it is waited for
+            return None  # the starving turn goes first
         queued = [w for w in won if w.phase is _Phase.QUEUED]
         starving = [w for w in queued if w.passed >= self._starved_after]
         if starving:
@@ -184,19 +188,19 @@ class Receiver:
         return Turn(best.ask, best.passed >= self._starved_after)
 
     def sender_busy(self, request_id: str) -> None:
-        """The turn came to nothing: the sender transmits another request."""
+        """Handle a turn that failed because the sender is transmitting another request."""
         won = self._in(request_id, _Phase.TURN)
         won.phase = _Phase.QUEUED
         won.passed += 1
         self._slots.give_back()
 
     def look_again(self) -> None:
-        """Begin a new round: requests whose senders were busy may be tried again."""
+        """Start a new round, in which requests with busy senders are tried again."""
         for won in self._won.values():
             won.tried = False
 
     def started(self, request_id: str) -> None:
-        """The sender transmits. Those that won before it and still wait have been passed over."""
+        """Handle the start of a transfer. Queued requests that were won earlier have been skipped."""
         moving = self._in(request_id, _Phase.TURN)
         moving.phase = _Phase.MOVING
         for won in self._won.values():
@@ -204,7 +208,7 @@ class Receiver:
                 won.passed += 1
 
     def ended(self, request_id: str) -> bool:
-        """Forget a request, moved or not; False if it is not known."""
+        """Remove a request, moved or not; False if it is unknown."""
         won = self._won.pop(request_id, None)
         if won is not None and won.phase is not _Phase.QUEUED:
             self._slots.give_back()
@@ -218,15 +222,15 @@ class Receiver:
 
 
 class Go(enum.Enum):
-    """A sender's answer to a receiver's turn."""
+    """A sender's response to a receiver's turn."""
 
-    NOW = "now"  # it has the slot and transmits
+    NOW = "now"  # it has a slot and transmits
     BUSY = "busy"  # another request is being sent: skip this one
-    WAIT = "wait"  # starving: it is sent as soon as the present transmission has ended
+    WAIT = "wait"  # starving: it is sent as soon as the current transmission has ended
 
 
 class Sender:
-    """The sending side of one instance: what it wants to hand over, and the one request that it transmits."""
+    """The sending side of one instance: the requests to hand over, and the one that it is transmitting."""
 
     def __init__(self, slots: TransferSlots) -> None:
         self._slots = slots
@@ -239,21 +243,25 @@ class Sender:
 
     @property
     def tokens(self) -> int:
-        """Length of all requests that this instance still has to hand over: its priority with receivers."""
+        """Total length of the requests to hand over, which is this instance's priority with receivers."""
         return sum(self._buffered.values())
 
     def is_sending(self, request_id: str) -> bool:
-        """Whether it is being sent, or waits for that."""
+        """Whether the request is being sent or is waiting for it."""
         return request_id == self.transmitting or request_id in self._starving
 
     def offer(self, request_id: str, tokens: int) -> None:
-        """The request should move; again with another length as it grows."""
+        """Add a request to hand over, or update its length."""
         self._buffered[request_id] = tokens
 
     def start(self, request_id: str, *, starving: bool = False) -> Go:
-        """A receiver wants the request now. ValueError if it is being sent, or waits, already."""
+        """Respond to a receiver that wants the request now.
+
+        Raises:
+            ValueError: The request is already being sent or waiting.
+        """
         if self.is_sending(request_id):
-            raise ValueError(f"{request_id} is on its way already")
+            raise ValueError(f"{request_id} is already being sent")
         if self.transmitting is None and not self._starving and self._slots.free > 0:
             self._slots.take()
             self.transmitting = request_id
@@ -265,7 +273,7 @@ class Sender:
         return Go.WAIT
 
     def next(self) -> str | None:
-        """The starving request that goes now; to be asked whenever a transfer of this instance, in or out, has ended."""
+        """The starving request to send now. Call this whenever a transfer of this instance, in or out, has ended."""
         if self.transmitting is not None or not self._starving or self._slots.used >= self._slots.most:
             return None
         self.transmitting = self._starving.pop(0)
@@ -274,7 +282,7 @@ class Sender:
         return self.transmitting
 
     def ended(self, request_id: str) -> None:
-        """Forget a request: moved, finished, or it stays."""
+        """Remove a request that has moved, has finished or stays."""
         self._buffered.pop(request_id, None)
         if request_id in self._starving:
             self._starving.remove(request_id)

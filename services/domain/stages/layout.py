@@ -1,4 +1,4 @@
-"""Length stages: which instances of a tier serve which sequence lengths. No I/O."""
+"""Length stages: the ranges of sequence lengths that instances of a tier serve. No I/O."""
 
 import bisect
 from collections.abc import Iterator
@@ -17,13 +17,13 @@ class Stage:
 
 
 def stage_problems(stages: tuple[Stage, ...], path: str) -> Iterator[FieldProblem]:
-    """What keeps `stages` from covering [0, most) in order; nothing for no stages at all. `path` names the field."""
+    """The problems of stages that do not cover [0, most) in order; none without stages. `path`: the field."""
     at = 0
     for i, stage in enumerate(stages):
         if stage.from_tokens != at:
-            yield FieldProblem(f"{path}[{i}].from_tokens", f"must be {at}, where the stage before ends")
+            yield FieldProblem(f"{path}[{i}].from_tokens", f"must be {at}, the end of the previous stage")
         if stage.to_tokens <= stage.from_tokens:
-            yield FieldProblem(f"{path}[{i}].to_tokens", f"must exceed from_tokens ({stage.from_tokens})")
+            yield FieldProblem(f"{path}[{i}].to_tokens", f"must be greater than from_tokens ({stage.from_tokens})")
         if stage.instances < 1:
             yield FieldProblem(f"{path}[{i}].instance_count", "must be at least 1")
         at = stage.to_tokens
@@ -31,7 +31,11 @@ def stage_problems(stages: tuple[Stage, ...], path: str) -> Iterator[FieldProble
 
 @dataclass(frozen=True, slots=True)
 class StageLayout:
-    """Stages in order, covering [0, max_tokens). Raises InvalidRequest where they do not."""
+    """Stages in order that cover [0, max_tokens).
+
+    Raises:
+        InvalidRequest: They do not cover it.
+    """
 
     stages: tuple[Stage, ...]
 
@@ -44,7 +48,7 @@ class StageLayout:
 
     @classmethod
     def single(cls, instances: int, max_tokens: int) -> "StageLayout":
-        """No pipeline: every instance serves every length."""
+        """One stage: every instance serves all lengths."""
         return cls((Stage(0, max_tokens, instances),))
 
     @property
@@ -57,15 +61,15 @@ class StageLayout:
 
     @property
     def cuts(self) -> tuple[int, ...]:
-        """Where a sequence moves on: the first length of every stage but the first."""
+        """The first length of every stage but the first, where sequences move to the next stage."""
         return tuple(stage.from_tokens for stage in self.stages[1:])
 
     def stage_of(self, tokens: int) -> int:
-        """The index of the stage that serves this length; the last for what is longer than all."""
+        """The index of the stage for this length; the last one for longer sequences."""
         return bisect.bisect_right(self.cuts, tokens)
 
     def stage_of_instance(self, instance: int) -> int:
-        """The stage of the tier's instance with this index, from 0; the last for any beyond the layout's."""
+        """The stage of the instance with this index (from 0); the last one for indices beyond the layout."""
         end = 0
         for i, stage in enumerate(self.stages):
             end += stage.instances

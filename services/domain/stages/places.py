@@ -1,6 +1,7 @@
-"""Which stage each instance of a tier serves, and which instances a length may go to. No I/O.
+"""Assigns instances of a tier to stages, and lengths to instances. No I/O.
 
-Nobody hands out places: every instance computes the same ones from the same records, and keeps its own while it can.
+There is no central assignment: every instance computes the same result from the same records, and keeps its stage if
+possible.
 """
 
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from services.domain.stages.layout import StageLayout
 
 @dataclass(frozen=True, slots=True)
 class StagePlace:
-    """An instance's place: its stage, and the lengths it serves, from_tokens to to_tokens - 1.
+    """The stage of an instance and the lengths it serves, from_tokens to to_tokens - 1.
 
     to_tokens is the instance's own boundary, which it refines.
     """
@@ -22,10 +23,10 @@ class StagePlace:
 
 
 def targets(instances: int, layout: StageLayout) -> tuple[int, ...]:
-    """How many of so many live instances each stage should have.
+    """The number of instances per stage, given the number of live instances.
 
-    As the layout says. With more or fewer than it says each stage has one and the rest goes by what the layout has beyond
-    one each (largest remainder). With fewer than stages the last stages are kept: they can serve what is shorter.
+    With as many as the layout has: its numbers. With more or fewer: one per stage, and the rest in proportion to the layout's
+    further instances (largest remainder). With fewer than stages: one each for the last stages, which can serve all lengths.
     """
     planned = [stage.instances for stage in layout.stages]
     if instances < len(planned):
@@ -42,10 +43,10 @@ def targets(instances: int, layout: StageLayout) -> tuple[int, ...]:
 
 
 def assign(current: Mapping[str, int | None], layout: StageLayout) -> dict[str, int]:
-    """The stage of every instance of a tier. current: what each serves now, by instance id; None for a newcomer.
+    """The stage of every instance of a tier. current: stage by instance id; None for a new instance.
 
-    Instances stay where they are as far as the targets allow; of those too many in a stage the greatest ids leave. They and
-    the newcomers fill the gaps, in order of id, from the first stage on.
+    Instances keep their stage as far as the targets allow; if a stage has too many, those with the greatest ids leave. These
+    and the new instances fill the gaps in order of id, from the first stage on.
     """
     left = list(targets(len(current), layout))
     stages: dict[str, int] = {}
@@ -101,6 +102,6 @@ def peers(places: Mapping[str, StagePlace | None], stage: int) -> list[str]:
 
 
 def outgrown_to(places: Mapping[str, StagePlace | None], stage: int, tokens: int) -> list[str]:
-    """Where a sequence that has outgrown `stage` may go: the earliest later stage that covers it, else the last one."""
+    """The instances for a sequence that has outgrown `stage`: the earliest later stage that covers it, or the last one."""
     later = {i: place for i, place in places.items() if place is not None and place.stage > stage}
     return next(iter(by_preference(later, tokens)), [])

@@ -1,7 +1,7 @@
-"""The QoE model: what an instance's batch costs the requests in it (CascadeInfer, section 4.1). No I/O.
+"""The QoE model: the latency cost of a batch to its requests (CascadeInfer, section 4.1). No I/O.
 
-A request's cost q is its normalised latency: seconds from arrival to last token, per output token. All n requests of a batch
-share it, and the batch's quality is their sum (equation 1), the less the better:
+The cost q of a request is its normalised latency: seconds from arrival to last token, per output token. All n requests of a
+batch have the same cost, and the quality of the batch is the sum (equation 1); lower is better:
 
     Q_B = n * q,    q = D0 + D1 n + D2 sum I + D3 sum I^2 + D4 sum L
 
@@ -19,14 +19,14 @@ T = TypeVar("T")
 
 
 class InFlight(NamedTuple):
-    """A sequence that an instance holds. tokens: input and output so far. Sorts by its length."""
+    """A sequence in flight. tokens: input and output so far. Sorts by length."""
 
     tokens: int
     input_tokens: int
 
 
 class BatchLoad(NamedTuple):
-    """F1 to F4 of equation 1: requests, and the sums over them of I, I^2 and L. Sums over parts are the whole's."""
+    """F1 to F4 of equation 1: the number of requests, and the sums of I, I^2 and L over them. Loads are additive."""
 
     requests: float = 0.0
     input_tokens: float = 0.0
@@ -43,7 +43,7 @@ class BatchLoad(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class QoeModel:
-    """D0 to D4, none negative: batch_s, request_s per request, the others per token or squared token of the batch."""
+    """D0 to D4, non-negative: batch_s, request_s per request, the others per token or squared token of the batch."""
 
     batch_s: float
     request_s: float
@@ -64,20 +64,21 @@ class QoeModel:
         return astuple(self)
 
     def request_cost_s(self, load: BatchLoad) -> float:
-        """q: seconds per output token that each request of the batch sees."""
+        """q: seconds per output token for each request of the batch."""
         d0, d1, d2, d3, d4 = self.coefficients
         n, inputs, squared, tokens = load
         return d0 + d1 * n + d2 * inputs + d3 * squared + d4 * tokens
 
     def quality(self, load: BatchLoad) -> float:
-        """Q_B; 0 for an empty batch. The less the better."""
+        """Q_B; 0 for an empty batch. Lower is better."""
         return load.requests * self.request_cost_s(load)
 
 
 def even_share(ordered: Sequence[T], parts: int) -> Sequence[T]:
-    """One of `parts` like shares of a sorted set: from its (parts/2)-th element on every parts-th (section 4.2, footnote).
+    """One of `parts` similar shares of a sorted sequence: every parts-th element from the (parts/2)-th on (section 4.2,
+    footnote).
 
-    Fewer elements than parts make as many parts as there are elements: no part is empty, unless the set is.
+    With fewer elements than parts, there are as many parts as elements.
     """
     parts = max(1, min(parts, len(ordered)))
     return ordered[parts // 2 :: parts]

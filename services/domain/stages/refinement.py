@@ -1,6 +1,6 @@
-"""Where an instance's range ends: its own boundary, refined from what it and its successors hold (CascadeInfer, section 4.3).
+"""Refines the boundary of an instance from its own sequences and those of its successors (CascadeInfer, section 4.3).
 
-No I/O. Each instance refines its own boundary; nothing central, so instances of one stage may end at different lengths.
+No I/O. Each instance refines its own boundary, so instances of one stage may end at different lengths.
 """
 
 import enum
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 from services.domain.stages.qoe import BatchLoad, InFlight, QoeModel, even_share
 
-LEAST_REQUESTS = 5  # with fewer in sight the boundary is frozen
-SMOOTHING = 0.3  # weight of a new split against the boundary so far; the paper smooths and names no weight
+LEAST_REQUESTS = 5  # with fewer sequences the boundary does not change
+SMOOTHING = 0.3  # weight of a new split; the paper smooths and gives no weight
 
 
 class RefineBy(enum.Enum):
-    """What a split should make least. The last two are the paper's comparisons (section 6.5)."""
+    """The quantity that a split minimises. The last two are baselines of the paper (section 6.5)."""
 
     QUALITY = "quality"
     QUANTITY = "quantity"
@@ -23,7 +23,7 @@ class RefineBy(enum.Enum):
 
 
 class Outcome(enum.Enum):
-    """Why a boundary is what it is."""
+    """The result of a refinement."""
 
     SPLIT = "split"
     THIN_TRAFFIC = "thin_traffic"
@@ -32,22 +32,23 @@ class Outcome(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Refined:
-    """boundary: the first length, in tokens, that the instance should not keep; a float, so that small moves add up."""
+    """boundary: the first length, in tokens, beyond the instance's range; a float, so that small changes add up."""
 
     boundary: float
     outcome: Outcome
 
 
 def averaged(successors: Iterable[Seq[InFlight]]) -> Seq[InFlight]:
-    """What an average instance of the next stage holds: the union, divided evenly by the number of instances."""
+    """The sequences of an average instance of the next stage: the union, divided by the number of instances."""
     held = list(successors)
     return even_share(sorted(sequence for one in held for sequence in one), len(held)) if held else ()
 
 
 def best_split(ordered: Seq[InFlight], qoe: QoeModel, by: RefineBy = RefineBy.QUALITY) -> int:
-    """B = argmin over 0 <= i < N of Q(R[:i]) + Q(R[i:]), R being `ordered` by length; the least b of equals.
+    """B = argmin over 0 <= i < N of Q(R[:i]) + Q(R[i:]), where R is `ordered` by length; the smallest of equal ones.
 
-    ValueError without any sequence.
+    Raises:
+        ValueError: There are no sequences.
     """
     if not ordered:
         raise ValueError("nothing to split")
@@ -82,8 +83,8 @@ def refine(
 ) -> Refined:
     """The next boundary.
 
-    own: what the instance holds. successor: what an average instance of the next stage holds (`averaged`); None where
-    there is no next stage. least, most: the boundary stays within, so that the plan's stages keep their order.
+    own: the sequences of the instance. successor: those of an average instance of the next stage (`averaged`); None if there
+    is no next stage. least, most: limits of the boundary, so that the stages keep their order.
     """
     if successor is None:
         return Refined(boundary, Outcome.NO_SUCCESSOR)

@@ -1,4 +1,4 @@
-"""The production engine: a running SGLang server, spoken to over HTTP."""
+"""The production engine: an SGLang server, used over HTTP."""
 
 from worker_service.engine.sglang.engine import SglangEngine, SglangEngineOptions
 

@@ -1,4 +1,4 @@
-"""SGLang's native HTTP API, as far as we use it (seen with 0.5.23)."""
+"""A client of SGLang's native HTTP API (tested with 0.5.23)."""
 
 import asyncio
 import contextlib
@@ -14,21 +14,21 @@ from services import telemetry
 from services.domain.errors import Overloaded, Unavailable, invalid
 
 CALL_TIMEOUT_S = 5.0
-IDLE_S = 4.0  # how long the server may take to come to rest; below the time that any call may take
-END_S = 0.1  # a stream's end comes with its last token, or not at all
+IDLE_S = 4.0  # limit on waiting for the server to become idle; less than the time-out of calls
+END_S = 0.1  # the end of a stream arrives with its last token, or never
 
-# (token, logprob), likeliest first.
+# (token, logprob), most likely first.
 Likeliest = list[tuple[int, float]]
 
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """What a server says of itself.
+    """Properties of a server.
 
-    input_tokens: the longest prompt it takes. kv_tokens: room in its KV cache, all its replicas together.
-    step_tokens: of prompts, in one step.
-    grammars: it can keep a reply's form.
-    seeded: a sampled token depends on seed and position only. priorities: waiting requests go by priority.
+    input_tokens: largest length of a prompt. kv_tokens: capacity of the KV cache of all replicas.
+    step_tokens: limit on prompt tokens in one step.
+    grammars: whether it enforces the form of a reply.
+    seeded: sampled tokens depend only on seed and position. priorities: waiting requests are ordered by priority.
     """
 
     input_tokens: int
@@ -47,7 +47,7 @@ class ServerInfo:
 
 @dataclass(frozen=True, slots=True)
 class ServerLoad:
-    """Tokens of KV in use by requests and in all, requests computed and waiting; the most that are computed together."""
+    """KV tokens used by requests and in total, running and waiting requests, and the limit on running requests."""
 
     used_tokens: int
     capacity_tokens: int
@@ -58,10 +58,10 @@ class ServerLoad:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one event of a stream brought: new tokens, their logprobs as (logprob, likeliest).
+    """The content of one event of a stream: new tokens and their logprobs as (logprob, most likely).
 
-    finish: stop, length or abort, with the last piece. cached_tokens: prompt tokens that were not computed; stored_tokens:
-    those of them that came from a shared store.
+    finish: stop, length or abort, in the last piece. cached_tokens: prompt tokens that were not computed. stored_tokens:
+    those of them that were loaded from a shared store.
     """
 
     token_ids: list[int]
@@ -73,20 +73,20 @@ class Piece:
 
 
 class SglangClient:
-    """Speaks to one server."""
+    """A client of one server."""
 
     def __init__(self, endpoint: str) -> None:
         self._base = endpoint.rstrip("/")
         self._session = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CALL_TIMEOUT_S),
-            connector=aiohttp.TCPConnector(limit=0),  # how many requests run at once is the engine's to decide
+            connector=aiohttp.TCPConnector(limit=0),  # the engine limits concurrent requests
         )
 
     async def close(self) -> None:
         await self._session.close()
 
     async def healthy(self) -> bool:
-        """Whether the server answers and has its model loaded."""
+        """Whether the server responds and has loaded its model."""
         try:
             async with self._session.get(f"{self._base}/health", timeout=_BRIEF) as response:
                 return response.status == 200
@@ -94,7 +94,9 @@ class SglangClient:
             return False
 
     async def info(self) -> ServerInfo:
-        """Unavailable if the server does not answer, or not as expected."""
+        """Raises:
+        Unavailable: The server does not respond, or with an unexpected response.
+        """
         data = await self._get("server_info")
         load = await self.load()
         try:
@@ -111,13 +113,15 @@ class SglangClient:
                 and not data.get("schedule_low_priority_values_first"),
                 prefix_cache=not data.get("disable_radix_cache"),
                 metrics=bool(data.get("enable_metrics")),
-                grammars=data.get("grammar_backend") != "none",
+                grammars=data.get("grammar_backend") != "none" and not data.get("skip_tokenizer_init"),
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise Unavailable(f"{self._base}/server_info: unexpected answer: {error!r}") from error
+            raise Unavailable(f"{self._base}/server_info: unexpected response: {error!r}") from error
 
     async def load(self) -> ServerLoad:
-        """Unavailable if the server does not answer, or not as expected."""
+        """Raises:
+        Unavailable: The server does not respond, or with an unexpected response.
+        """
         data = await self._get("v1/loads?include=core")
         try:
             ranks = data["loads"]
@@ -129,10 +133,14 @@ class SglangClient:
                 waiting=sum(r["num_waiting_reqs"] for r in ranks),
             )
         except (KeyError, TypeError) as error:
-            raise Unavailable(f"{self._base}/v1/loads: unexpected answer: {error!r}") from error
+            raise Unavailable(f"{self._base}/v1/loads: unexpected response: {error!r}") from error
 
     async def cached_tokens(self) -> int:
-        """Tokens of ended requests whose KV is still there; the server must have its metrics on. Unavailable."""
+        """Cached tokens of finished requests. The metrics of the server must be enabled.
+
+        Raises:
+            Unavailable: The server does not respond.
+        """
         try:
             async with self._session.get(f"{self._base}/metrics", timeout=_BRIEF) as response:
                 if response.status != 200:
@@ -145,11 +153,17 @@ class SglangClient:
         )
 
     async def forget_prefixes(self) -> None:
-        """Empty the prefix cache, once nothing runs: a request that has just ended takes the server a moment. Unavailable."""
+        """Flush the prefix cache when the server is idle, shortly after the last request has ended.
+
+        Raises:
+            Unavailable: The server does not respond or does not become idle.
+        """
         await self._post(f"flush_cache?timeout={IDLE_S:g}", {})
 
     async def abort(self, request_id: str) -> None:
-        """Unavailable if the server does not answer."""
+        """Raises:
+        Unavailable: The server does not respond.
+        """
         await self._post("abort_request", {"rid": request_id})
 
     async def generate(
@@ -161,7 +175,13 @@ class SglangClient:
         top_logprobs: int | None = None,
         priority: int | None = None,
     ) -> AsyncGenerator[Piece, None]:
-        """Pieces as they come; a server that traces joins the caller's trace. InvalidRequest, Overloaded, Unavailable."""
+        """Yield the pieces as they arrive. A server with tracing joins the trace of the caller.
+
+        Raises:
+            InvalidRequest: The server refuses the request.
+            Overloaded: The server is full.
+            Unavailable: The server does not respond.
+        """
         body: dict[str, Any] = {
             "rid": request_id,
             "input_ids": token_ids,
@@ -172,7 +192,7 @@ class SglangClient:
             body |= {"return_logprob": True, "top_logprobs_num": top_logprobs, "logprob_start_len": -1}
         if priority is not None:
             body["priority"] = priority
-        seen = 0
+        received = 0
         headers = dict(telemetry.inject())
         try:
             async with self._session.post(f"{self._base}/generate", json=body, headers=headers) as response:
@@ -181,23 +201,28 @@ class SglangClient:
                 async for data in _events(response.content):
                     if "error" in data:
                         raise _refusal(int(data["error"].get("code", 500)), str(data["error"].get("message")))
-                    piece = _piece(data, seen)
-                    seen += len(piece.token_ids)
+                    piece = _piece(data, received)
+                    received += len(piece.token_ids)
                     if piece.finish is None:
                         yield piece
                         continue
-                    await _to_the_end(response)
+                    await _drain(response)
                     yield piece
-                    return  # the rest may have been given up
+                    return  # the caller may have left the iteration
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise Unavailable(f"{self._base}: {error!r}") from error
 
     async def likeliest(
         self, request_id: str, prefix: Seq[int], draft: Seq[int], top: int, priority: int | None = None
     ) -> list[Likeliest]:
-        """The `top` likeliest tokens at every position of `draft` behind `prefix`, and at the one behind both.
+        """The `top` most likely tokens at every position of `draft` behind `prefix`, and at the position after both.
 
-        One forward pass over what the prefix cache does not hold. InvalidRequest, Overloaded, Unavailable.
+        Takes one forward pass over the tokens that are not in the prefix cache.
+
+        Raises:
+            InvalidRequest: The server refuses the request.
+            Overloaded: The server is full.
+            Unavailable: The server does not respond.
         """
         body: dict[str, Any] = {
             "rid": request_id,
@@ -209,26 +234,32 @@ class SglangClient:
         }
         if priority is not None:
             body["priority"] = priority
-        meta = await self._generate_whole(body)
+        meta = await self._generate_unstreamed(body)
         try:
             rows = [*meta["input_top_logprobs"][1:], *meta["output_top_logprobs"]]
         except (KeyError, TypeError) as error:
-            raise Unavailable(f"{self._base}/generate: unexpected answer: {error!r}") from error
+            raise Unavailable(f"{self._base}/generate: unexpected response: {error!r}") from error
         if len(rows) != len(draft) + 1 or not all(rows):
             raise Unavailable(f"{self._base}/generate: logprobs at {len(rows)} positions, not {len(draft) + 1}")
         return [_likeliest(row) for row in rows]
 
     async def prompt_seconds(self, request_id: str, token_ids: Seq[int]) -> float:
-        """Seconds of the server's forward pass over a prompt, by its own clock. InvalidRequest, Overloaded, Unavailable."""
+        """Seconds of the server's forward pass over a prompt, by the server's clock.
+
+        Raises:
+            InvalidRequest: The server refuses the request.
+            Overloaded: The server is full.
+            Unavailable: The server does not respond.
+        """
         sampling = {"temperature": 0.0, "max_new_tokens": 1, "ignore_eos": True}
-        meta = await self._generate_whole({"rid": request_id, "input_ids": token_ids, "sampling_params": sampling})
+        meta = await self._generate_unstreamed({"rid": request_id, "input_ids": token_ids, "sampling_params": sampling})
         try:
             return float(meta["prefill_finished_time"]) - float(meta["forward_entry_time"])
         except (KeyError, TypeError, ValueError) as error:
-            raise Unavailable(f"{self._base}/generate: unexpected answer: {error!r}") from error
+            raise Unavailable(f"{self._base}/generate: unexpected response: {error!r}") from error
 
-    async def _generate_whole(self, body: dict[str, Any]) -> dict[str, Any]:
-        """What the server says of a reply that is not streamed."""
+    async def _generate_unstreamed(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The response of the server without streaming."""
         headers = dict(telemetry.inject())
         try:
             async with self._session.post(f"{self._base}/generate", json=body, headers=headers) as response:
@@ -263,7 +294,7 @@ _BRIEF = aiohttp.ClientTimeout(total=CALL_TIMEOUT_S)
 
 
 async def _events(content: aiohttp.StreamReader) -> AsyncIterator[dict[str, Any]]:
-    """Server-sent events, however long: with all logprobs so far in each, one can be many kilobytes."""
+    """Server-sent events of any length: with all logprobs so far, one can have many kilobytes."""
     rest = b""
     async for chunk in content.iter_any():
         *lines, rest = (rest + chunk).split(b"\n")
@@ -272,8 +303,8 @@ async def _events(content: aiohttp.StreamReader) -> AsyncIterator[dict[str, Any]
                 yield json.loads(line[6:])
 
 
-async def _to_the_end(response: aiohttp.ClientResponse) -> None:
-    """Read what ends a stream, so that the next request finds its connection open."""
+async def _drain(response: aiohttp.ClientResponse) -> None:
+    """Read the end of a stream, so that its connection can be reused."""
     with contextlib.suppress(aiohttp.ClientError, TimeoutError):
         async with asyncio.timeout(END_S):
             await response.read()
@@ -283,13 +314,15 @@ def _likeliest(row: Seq[Seq[Any]]) -> Likeliest:
     return [(token, value) for value, token, *_ in row]
 
 
-def _piece(data: dict[str, Any], seen: int) -> Piece:
-    """One event. `output_ids` holds all tokens so far, or (--incremental-streaming-output) the new ones: either way the
-    new ones are its last."""
+def _piece(data: dict[str, Any], previous: int) -> Piece:
+    """The piece of one event. `output_ids` has all tokens so far or, with --incremental-streaming-output, the new ones. In
+    both cases the new ones are the last."""
     meta = data["meta_info"]
-    new = meta["completion_tokens"] - seen
+    new = meta["completion_tokens"] - previous
     finish = meta.get("finish_reason")
-    if finish is not None and new <= 0:
+    if finish is not None and (
+        new <= 0 or finish.get("status_code") == 400
+    ):  # a form that it cannot compile has a token
         _refuse_aborted(meta)
     ids = data["output_ids"][-new:] if new > 0 else []
     chosen = (meta.get("output_token_logprobs") or [])[-new:] if new > 0 else []
@@ -306,15 +339,15 @@ def _piece(data: dict[str, Any], seen: int) -> Piece:
 
 
 def _refuse_aborted(meta: dict[str, Any]) -> None:
-    """Raise what ended a request that the server, and not its caller, has aborted."""
+    """Raise the error of a request that was aborted by the server, not by its caller."""
     finish = meta.get("finish_reason") or {}
     if finish.get("type") == "abort" and finish.get("status_code"):
         raise _refusal(int(finish["status_code"]), str(finish.get("message")))
 
 
-def _refusal(status: int, said: str) -> Exception:
+def _refusal(status: int, message: str) -> Exception:
     if status == 400:
-        return invalid("request", f"the SGLang server refuses it: {said[:300]}")
+        return invalid("request", f"the SGLang server refused the request: {message[:300]}")
     if status in (429, 503):
-        return Overloaded(f"the SGLang server is full: {said[:300]}", 1.0)
-    return Unavailable(f"the SGLang server answered {status}: {said[:300]}")
+        return Overloaded(f"the SGLang server is full: {message[:300]}", 1.0)
+    return Unavailable(f"the SGLang server answered {status}: {message[:300]}")

@@ -1,7 +1,7 @@
-"""Wraps one SGLang server, a running one or one of our own, behind our engine interface.
+"""The engine around an SGLang server, which it starts or which is already running.
 
-Token ids go in and come out; text, stop strings and reply rules are ours, so that a reply may go on at any other worker
-of the same model. Steps and KV blocks are the server's own business: those capabilities are not declared.
+Requests and replies are token ids; text, stop strings and reply rules are handled here, so that a reply can continue on any
+other worker of the same model. Steps and KV blocks are internal to the server, so those capabilities are not declared.
 """
 
 import asyncio
@@ -38,6 +38,7 @@ from services.domain.requests import (
     TokenLogprob,
     TokenUsage,
 )
+from services.event_streams import OnTokens
 from services.processes import free_port
 from worker_service.engine import reply_rules
 from worker_service.engine.digest import model_digest
@@ -69,16 +70,16 @@ from worker_service.text.hf import HfTokenizer
 _log = logging.getLogger(__name__)
 
 POLL_S = 0.5
-CACHE_POLLS = 4  # every so many polls the metrics page is read too: it is long
-VERIFY_TOP = 256  # likeliest tokens asked for where a sampled draft is verified
+CACHE_POLLS = 4  # number of polls between two reads of the metrics page, which is long
+VERIFY_TOP = 256  # most likely tokens requested for verifying a sampled draft
 
 
 @dataclass(frozen=True, slots=True)
 class SglangEngineOptions:
-    """folder: the model, for its tokenizer and config. max_requests: at once; one more is Overloaded.
+    """folder: the model, for its tokenizer and config. max_requests: limit on concurrent requests.
 
-    endpoint: a running server. launch: what to start instead, at `port` (0: any free one). Exactly one of the two.
-    gone_s: a running server that is silent for so long has failed. hold: how long tokens may wait to come together.
+    endpoint: a running server. launch: a server to start at `port` (0: any free port). Exactly one of the two is set.
+    gone_s: a running server that does not respond for this long has failed. hold: limits of output coalescing.
     """
 
     folder: Path
@@ -95,11 +96,11 @@ class SglangEngineOptions:
 
 
 class SglangEngine(MovingRequests):
-    """An Engine over a server."""
+    """An Engine around a server."""
 
     def __init__(self, options: SglangEngineOptions) -> None:
         if bool(options.endpoint) == (options.launch is not None):
-            raise ValueError("either an endpoint or a launch is needed")
+            raise ValueError("either endpoint or launch is required")
         self.options = options
         self._requests: dict[str, Running] = {}
         self._arriving: dict[str, asyncio.Task[None]] = {}
@@ -110,7 +111,7 @@ class SglangEngine(MovingRequests):
         self._leaving: set[asyncio.Future[None]] = set()
         self.preemptions = 0
         self.process: ServerProcess | None = None
-        """The server, where it is our own."""
+        """The server, if this engine started it."""
 
     @property
     def info(self) -> EngineInfo:
@@ -127,7 +128,9 @@ class SglangEngine(MovingRequests):
     async def start(self) -> None:
         options = self.options
         if not (options.folder / "config.json").exists():
-            raise EngineUnusable(f"{options.folder}: no config.json: the model's folder is needed for its tokenizer")
+            raise EngineUnusable(
+                f"{options.folder}: no config.json: the folder of the model is required for its tokenizer"
+            )
         vocab_size = await asyncio.to_thread(config_vocab, options.folder)
         self._tokenizer = await asyncio.to_thread(HfTokenizer, options.folder, vocab_size, options.tool_format)
         if options.launch is not None:
@@ -169,7 +172,7 @@ class SglangEngine(MovingRequests):
         self._encoder.close()
         await end(self._poll, *self._arriving.values())
         for request_id in list(self._requests):
-            with contextlib.suppress(Unavailable):  # then its stream has ended already
+            with contextlib.suppress(Unavailable):  # its stream has ended already
                 await self.abort(request_id)
         while self._requests:
             await asyncio.sleep(0.01)
@@ -179,7 +182,7 @@ class SglangEngine(MovingRequests):
         return await asyncio.shield(self._failure)
 
     async def availability(self) -> AsyncIterator[bool]:
-        """Whether the server can be used, now and whenever that changes: it is not while it is started anew."""
+        """As in `Interruptible`: False while the server restarts."""
         while True:
             yield (said := self._up)
             async with self._turned:
@@ -209,7 +212,9 @@ class SglangEngine(MovingRequests):
             cached_tokens=self._cached_tokens,
         )
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineEvent, None]:
+    async def generate(
+        self, request: GenerationRequest, on_tokens: OnTokens | None = None
+    ) -> AsyncGenerator[EngineEvent, None]:
         resumed = request.resume_token_ids
         try:
             prompt = await self._encoder.encode(request.request_id, request.prompt, continued=bool(resumed))
@@ -255,7 +260,11 @@ class SglangEngine(MovingRequests):
                             running.computing = True
                             self._throughput.add(len(ids), time.monotonic())
                             if ids or said:
-                                yield TokenFrame(first, tuple(ids), said, self._logprobs(ids, piece))
+                                frame = TokenFrame(first, tuple(ids), said, self._logprobs(ids, piece))
+                                if on_tokens is None:
+                                    yield frame
+                                else:
+                                    on_tokens(frame)
                             if reason is not None:
                                 break
                 except (Unavailable, Overloaded):
@@ -270,11 +279,11 @@ class SglangEngine(MovingRequests):
                     raise
                 except (PenstockError, asyncio.CancelledError, GeneratorExit):
                     raise
-                except BaseException as error:  # text or logprobs that cannot be made, an answer nobody foresaw
+                except BaseException as error:  # text or logprobs that cannot be computed, an unexpected response
                     raise request_failed(request.request_id, error) from error
                 finally:
                     self.preemptions += preemptions
-                    if at_work:  # a stop string, or nobody reads on: the server is still at it
+                    if at_work:  # a stop string, or the caller has left: the server is still generating
                         self._give_up(running.server_id)
                 if reason is None and not running.moved:
                     raise Unavailable("the SGLang server ended the stream early")
@@ -294,17 +303,20 @@ class SglangEngine(MovingRequests):
         offset: int = 0,
         distributions: Seq[DraftDistribution] = (),
     ) -> Verification:
-        """As `Verifying`. NotServed: a sampled draft without its distributions, or that needs more than the likeliest tokens.
+        """As in `Verifying`.
 
-        The server tells its likeliest tokens at every position of a prompt. Under greedy decoding that is all it takes; a
-        sampled draft needs every token that top-p leaves.
+        The server reports its most likely tokens at every position of a prompt. That suffices for greedy decoding; a sampled
+        draft needs all tokens in the top-p set.
+
+        Raises:
+            NotServed: A sampled draft has no distributions, or needs more tokens than the server reports.
         """
         context = self._info.max_context_tokens
         reply_rules.check_draft(prefix, draft, offset, distributions, context, self._tokenizer.vocab_size)
         if sampling.structured_output is not None:
             raise NotServed("a draft of a reply with a form: SGLang tells its likeliest tokens without one")
         if not sampling.greedy and not distributions:
-            raise NotServed("a sampled draft without its distributions: SGLang draws by random numbers of its own")
+            raise NotServed("a sampled draft without its distributions: SGLang uses its own random numbers")
         vocab_size = self._tokenizer.vocab_size
         with self._place(request_id, [*prefix, *draft], len(prefix) - offset):
             top = 1 if sampling.greedy else min(VERIFY_TOP, vocab_size)
@@ -313,7 +325,7 @@ class SglangEngine(MovingRequests):
             return Verification(*acceptance.matching(draft, [row[0][0] for row in rows]))
         target = target_distribution(rows, vocab_size, sampling)
         if target is None:
-            raise NotServed(f"top-p leaves more than the {top} likeliest tokens, which are all that SGLang tells")
+            raise NotServed(f"top-p keeps more than the {top} most likely tokens, which are all that SGLang reports")
         seed, positions = sampling.seed or 0, range(offset, offset + len(draft) + 1)
         accepted, token = acceptance.rejection(
             draft,
@@ -326,48 +338,58 @@ class SglangEngine(MovingRequests):
 
     @contextlib.contextmanager
     def _place(self, request_id: str, tokens: list[int], prompt_tokens: int) -> Iterator[Running]:
-        """A place among the requests here. Unavailable, AlreadyRunning, Overloaded."""
+        """Register a request.
+
+        Raises:
+            Unavailable: The engine has stopped, or the server is down.
+            AlreadyRunning: A request with this id is in the engine.
+            Overloaded: The limit on requests is reached.
+        """
         if self._closed or not self._up:
             raise Unavailable("the engine has stopped" if self._closed else "the SGLang server is down")
         if request_id in self._requests:
             raise AlreadyRunning(request_id)
         if len(self._requests) >= self.options.max_requests:
-            raise Overloaded(f"{len(self._requests)} requests are here already", 1.0)
+            raise Overloaded(f"{len(self._requests)} requests are already running here", 1.0)
         self._requests[request_id] = running = Running(tokens, prompt_tokens, request_id)
         try:
             yield running
         finally:
             del self._requests[request_id]
 
-    def _sampling(self, sampling: SamplingParams, most: int) -> dict[str, Any]:
+    def _sampling(self, sampling: SamplingParams, most: int, interval_s: float | None) -> dict[str, Any]:
+        """interval_s: how long tokens may wait to come together, if longer than usual."""
         made: dict[str, Any] = {
             "temperature": 0.0 if sampling.greedy else sampling.temperature,
             "top_p": sampling.top_p,
             "max_new_tokens": most,
             "ignore_eos": sampling.ignore_eos,
-            "stream_interval": self._tokens_an_event(),
+            "stream_interval": self._tokens_an_event(interval_s),
         }
         if sampling.seed is not None and not sampling.greedy:
             made["sampling_seed"] = sampling.seed & 0x7FFFFFFF
         return made
 
     def _form(self, request: GenerationRequest) -> dict[str, Any]:
-        """The reply's form in the server's words; nothing where it has none.
+        """The form of the reply as sampling parameters of the server; empty if it has none.
 
         Raises:
-            UnsupportedByModel: the model, or the server as it was started, cannot keep it.
+            UnsupportedByModel: The model, or the server as it was started, cannot keep it.
         """
         form = sampling_form(request, self._tokenizer.tool_format)
         if form and not self._server.grammars:
-            raise UnsupportedByModel(FieldProblem(FIELD, "this server was started without a grammar backend"))
+            raise UnsupportedByModel(
+                FieldProblem(FIELD, "this SGLang server was started without a tokenizer or a grammar backend")
+            )
         return form
 
-    def _tokens_an_event(self) -> int:
+    def _tokens_an_event(self, interval_s: float | None) -> int:
         """How many tokens behind the first are to come together: as many as one stream makes in the time they may wait."""
         hold, running = self.options.hold, sum(request.computing for request in self._requests.values())
         if hold is None or not running:
             return 1
-        return max(1, min(hold.tokens, int(hold.seconds * self._throughput.per_second(time.monotonic()) / running)))
+        wait_s = max(hold.seconds, interval_s or 0.0)
+        return max(1, min(hold.tokens, int(wait_s * self._throughput.per_second(time.monotonic()) / running)))
 
     def _priority(self, priority: int) -> int | None:
         return priority if self._server.priorities else None
@@ -395,7 +417,7 @@ class SglangEngine(MovingRequests):
     async def _until_healthy(self) -> None:
         while not await self._client.healthy():
             if self.process is not None and self.process.lost:
-                raise EngineUnusable("the SGLang server ends whenever it is started: its log, above, says why")
+                raise EngineUnusable("the SGLang server ends whenever it is started; see its log above")
             await asyncio.sleep(POLL_S)
 
     async def _stop_server(self) -> None:
@@ -405,7 +427,10 @@ class SglangEngine(MovingRequests):
             await self.process.stop()
 
     async def _watch(self) -> None:
-        """Keep an eye on the server: start ours anew when it has died or is silent for `gone_s`; give another's up then."""
+        """Monitor the server.
+
+        If it has died or is silent for `gone_s`, restart an own server, or fail with an external one.
+        """
         loop, polls, restarts = asyncio.get_running_loop(), 0, 0
         answered_at = loop.time()
         while True:
@@ -447,7 +472,7 @@ class SglangEngine(MovingRequests):
 
 
 def _capabilities(server: ServerInfo) -> Iterator[Capability]:
-    """What this server can do, by how it was started."""
+    """The capabilities of this server, from its flags."""
     yield Capability.LOGPROBS
     yield Capability.VERIFY_GREEDY
     yield Capability.VERIFY_REJECTION
@@ -463,7 +488,7 @@ def _capabilities(server: ServerInfo) -> Iterator[Capability]:
 
 
 def config_vocab(folder: Path) -> int:
-    """A token id beyond the model's embedding would end the server."""
+    """The size of the model's embedding. A larger token id would end the server."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(str(folder), local_files_only=True)

@@ -1,7 +1,7 @@
-"""How to start an SGLang server: its command line and environment from what a tier asks for. No I/O.
+"""The command line and environment of an SGLang server for a tier. No I/O.
 
-Flags as of SGLang 0.5.23. What the server would do a second time is switched off (its warm-up, text, its own idea of which
-running request gives way), what we rely on is switched on (metrics, priorities, tokens sent once).
+The flags are those of SGLang 0.5.23. Features that the engine does itself are disabled (warm-up, text, preemption by
+priority), and features that it needs are enabled (metrics, priorities, incremental output).
 """
 
 from collections.abc import Mapping
@@ -11,13 +11,12 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class ServerShape:
-    """What one server is to be.
+    """The configuration of one server.
 
-    python: the interpreter that has sglang. tp, pp, dp: its parallelism. gpus: their ids; empty leaves them to the
-        environment.
-    mem_fraction: of a GPU's memory; None gives the KV cache room for `kv_tokens`.
-    kv_store: a folder shared with other servers of the model; empty for none.
-    trace_to: host:port of an OTLP collector; empty for none.
+    python: an interpreter with sglang. tp, pp, dp: parallelism. gpus: GPU ids; empty: the environment decides.
+    mem_fraction: of a GPU's memory; None: the KV cache holds `kv_tokens`.
+    kv_store: a folder shared with other servers of the model; empty: none.
+    trace_to: host:port of an OTLP collector; empty: none.
     """
 
     python: str
@@ -39,6 +38,7 @@ class ServerShape:
     max_context_tokens: int | None = None
     deterministic: bool = False
     kv_store: str = ""
+    structured_output: bool = False
     trace_to: str = ""
     flags: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class ServerShape:
 def command(shape: ServerShape, port: int) -> list[str]:
     """The command line of a server that listens on loopback at `port`."""
     device, _, number = shape.device.partition(":")
-    chunk = max(1, shape.max_step_tokens // shape.kv_block_tokens) * shape.kv_block_tokens  # whole pages
+    chunk = max(1, shape.max_step_tokens // shape.kv_block_tokens) * shape.kv_block_tokens  # full pages
     options: dict[str, object] = {
         "model-path": shape.model,
         "served-model-name": shape.name,
@@ -60,9 +60,9 @@ def command(shape: ServerShape, port: int) -> list[str]:
         "dp-size": shape.dp,
         "page-size": shape.kv_block_tokens,
         "chunked-prefill-size": chunk,
-        "log-level-http": "warning",  # one line for each poll of ours otherwise
+        "log-level-http": "warning",  # otherwise it logs a line per poll
         "max-running-requests": shape.max_running * shape.dp,
-        # all that come within one step stand in its queue before any is run
+        # requests that arrive within one step are queued before any is run
         "max-queued-requests": (shape.max_running + shape.max_queued) * shape.dp,
     }
     if number:
@@ -75,7 +75,6 @@ def command(shape: ServerShape, port: int) -> list[str]:
         options["context-length"] = shape.max_context_tokens
     switches = [
         "skip-server-warmup",
-        "skip-tokenizer-init",
         "enable-metrics",
         "enable-cache-report",
         "enable-priority-scheduling",
@@ -83,8 +82,10 @@ def command(shape: ServerShape, port: int) -> list[str]:
         "incremental-streaming-output",
         "sleep-on-idle",
     ]
+    # Forms of replies are compiled for a tokenizer. Without bounds on white space, weak models write nothing else.
+    switches.append("constrained-json-disable-any-whitespace" if shape.structured_output else "skip-tokenizer-init")
     if device == "cpu":
-        switches.append("disable-overlap-schedule")  # it computes at once: a token would only wait for the next step's
+        switches.append("disable-overlap-schedule")  # on a CPU, a token would only wait for the next step
     if shape.deterministic:
         switches.append("enable-deterministic-inference")
     if shape.trace_to:
@@ -105,8 +106,8 @@ def command(shape: ServerShape, port: int) -> list[str]:
 
 
 def environment(shape: ServerShape) -> dict[str, str]:
-    """What its process's environment holds beyond ours."""
-    # without OMP_NUM_THREADS torch takes every core for each process; logprobs are those before temperature and top-p
+    """The environment variables of the server, in addition to those of this process."""
+    # without OMP_NUM_THREADS, torch uses all cores in each process; logprobs are before temperature and top-p
     made = {"OMP_NUM_THREADS": str(shape.threads), "SGLANG_RETURN_ORIGINAL_LOGPROB": "1"}
     if shape.gpus:
         made["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, shape.gpus))
@@ -116,8 +117,12 @@ def environment(shape: ServerShape) -> dict[str, str]:
 
 
 def gpus_of(gpus: Seq[int], index: int, each: int) -> tuple[int, ...]:
-    """The GPUs of a tier's worker number `index`. ValueError if there are none left for it."""
-    mine = tuple(gpus[index * each : (index + 1) * each])
-    if gpus and len(mine) < each:
+    """The GPUs of the worker with this index in its tier.
+
+    Raises:
+        ValueError: There are not enough GPUs.
+    """
+    assigned = tuple(gpus[index * each : (index + 1) * each])
+    if gpus and len(assigned) < each:
         raise ValueError(f"no {each} GPUs for worker {index} among {len(gpus)}")
-    return mine
+    return assigned

@@ -1,15 +1,14 @@
-"""Running requests move between SGLang servers.
+"""Migration of running requests between SGLang servers.
 
-No server hands its KV out. What it computes anew, or loads from a hierarchical cache that both servers share
-(`--hicache-storage-backend`), is the KV of the same tokens: so what travels is tokens. Behind KvTransferring:
+A server does not export its KV. It computes the KV of the same tokens again, or loads it from a hierarchical cache that both
+servers share (`--hicache-storage-backend`); so tokens are transferred. KvTransferring is implemented as follows:
 
 - a block has no layers, and chunks are empty;
-- `reserve` has the target's server read the prefix ahead, while the source decodes on;
-- `pause` aborts at the source's server, at a token boundary; that also brings the rest of its KV to the store;
-- `enter` generates behind all tokens, and the target's server holds all of them but the last few.
+- `reserve` lets the target's server prefetch the prefix while the source keeps decoding;
+- `pause` aborts the request on the source's server at a token boundary, which also writes the rest of its KV to the store;
+- `enter` generates behind all tokens, of which the target's server has all but the last few.
 
-Without a shared store, or below its shortest prefix (256 tokens), the target computes what it would have loaded: slower, but
-still ahead.
+Without a shared store, or below its shortest prefix (256 tokens), the target computes the prefix in advance, which is slower.
 """
 
 import asyncio
@@ -26,13 +25,22 @@ from opentelemetry import trace
 from services.background import end
 from services.domain.errors import AlreadyRunning, NotFound, Overloaded, Unavailable, invalid
 from services.domain.requests import GenerationRequest, SamplingParams
-from worker_service.engine.interface import Blocks, EngineEvent, EngineInfo, HandedOver, KvLayout, LastBlocks, Stopped
+from services.event_streams import OnTokens
+from worker_service.engine.interface import (
+    Blocks,
+    EngineEvent,
+    EngineInfo,
+    HandedOver,
+    KvLayout,
+    LastBlocks,
+    Stopped,
+)
 from worker_service.engine.sglang.client import Piece, SglangClient
 from worker_service.text.encoder import EncodingAborted, PromptEncoder
 
 _log = logging.getLogger(__name__)
 
-AHEAD_S = 3.0  # a prefix that takes longer to read is refused for now; read it is all the same, for the next try
+AHEAD_S = 3.0  # a prefix that takes longer is refused for now, but still prefetched for the next attempt
 RETRY_S = 0.5
 MOVED, ABORTED = Piece([], [], "moved"), Piece([], [], "abort")
 _READ_ONLY = {"temperature": 0.0, "max_new_tokens": 1, "ignore_eos": True}
@@ -40,10 +48,10 @@ _READ_ONLY = {"temperature": 0.0, "max_new_tokens": 1, "ignore_eos": True}
 
 @dataclass(slots=True)
 class Running:
-    """One request. tokens: prompt and output so far. server_id: its name at the server, another one after each pause.
+    """One request. tokens: prompt and output so far. server_id: its id on the server, which changes with each pause.
 
-    computing: whether its first token has come. moved: it runs elsewhere.
-    stopped: set while it is being stopped; done once its last token is here. verdict: what becomes of it then.
+    computing: whether its first token has arrived. moved: whether it runs on another engine.
+    stopped: set while it is being paused; done when its last token has arrived. decision: whether it resumes or moves.
     """
 
     tokens: list[int]
@@ -51,7 +59,7 @@ class Running:
     server_id: str
     computing: bool = False
     stopped: "asyncio.Future[None] | None" = None
-    verdict: "asyncio.Future[Piece | None] | None" = None
+    decision: "asyncio.Future[Piece | None] | None" = None
     pauses: int = 0
     aborted: bool = False
     moved: bool = False
@@ -60,16 +68,16 @@ class Running:
     def output_tokens(self) -> int:
         return len(self.tokens) - self.prompt_tokens
 
-    def decide(self, verdict: Piece | None) -> bool:
-        """What becomes of a stopped request: its last piece, or None to go on. False if it is not stopped."""
-        if self.verdict is None or self.verdict.done():
+    def decide(self, decision: Piece | None) -> bool:
+        """Decide about a paused request: its last piece, or None to resume. False if it is not paused."""
+        if self.decision is None or self.decision.done():
             return False
-        self.verdict.set_result(verdict)
+        self.decision.set_result(decision)
         return True
 
 
 class MovingRequests:
-    """The part of the engine that lets requests leave and enter."""
+    """The part of the engine for migration."""
 
     _client: SglangClient
     _info: EngineInfo
@@ -77,10 +85,15 @@ class MovingRequests:
     _requests: dict[str, Running]
     _arriving: dict[str, "asyncio.Task[None]"]
 
-    def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineEvent, None]:
+    def generate(
+        self, request: GenerationRequest, on_tokens: OnTokens | None = None
+    ) -> AsyncGenerator[EngineEvent, None]:
         raise NotImplementedError
 
-    def _sampling(self, sampling: SamplingParams, most: int) -> dict[str, Any]:
+    def _sampling(self, sampling: SamplingParams, most: int, interval_s: float | None) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _form(self, request: GenerationRequest) -> dict[str, Any]:
         raise NotImplementedError
 
     def _priority(self, priority: int) -> int | None:
@@ -88,16 +101,16 @@ class MovingRequests:
 
     @property
     def kv_layout(self) -> KvLayout:
-        """No KV travels: a block has no layers."""
+        """A block has no layers, because no KV is transferred."""
         return KvLayout(self._info.model_digest, 0, 0, 0, self._info.kv_block_tokens, "float32")
 
     async def computed_tokens(self, request_id: str) -> tuple[int, ...]:
         return tuple(self._decoding(request_id).tokens[:-1])
 
     async def read_kv(self, request_id: str, first_block: int, blocks: int) -> Blocks:
-        whole = (len(self._decoding(request_id).tokens) - 1) // self._info.kv_block_tokens
-        if not 0 <= first_block < first_block + blocks <= whole:
-            raise invalid("first_block", f"blocks {first_block} to {first_block + blocks - 1} of {whole} whole ones")
+        full = (len(self._decoding(request_id).tokens) - 1) // self._info.kv_block_tokens
+        if not 0 <= first_block < first_block + blocks <= full:
+            raise invalid("first_block", f"blocks {first_block} to {first_block + blocks - 1} of {full} full ones")
         return _empty(self.kv_layout, blocks)
 
     async def pause(self, request_id: str, first_block: int) -> Stopped:
@@ -110,7 +123,7 @@ class MovingRequests:
             await self._client.abort(running.server_id)
             await stopped
         except BaseException:
-            stopped.cancel()  # where it stops all the same, it goes on at once
+            stopped.cancel()  # if it pauses anyway, it resumes at once
             running.decide(None)
             raise
         return Stopped(tuple(running.tokens), running.output_tokens, _empty(self.kv_layout, 0))
@@ -134,28 +147,33 @@ class MovingRequests:
         if not tokens:
             raise invalid("token_ids", "must not be empty")
         if len(self._requests) + len(self._arriving) >= self._info.max_requests:
-            raise Overloaded("as many requests run here as may", RETRY_S)
-        reading = self._arriving[transfer_id] = asyncio.create_task(self._read_ahead(transfer_id, list(tokens)))
+            raise Overloaded("the limit on running requests is reached", RETRY_S)
+        reading = self._arriving[transfer_id] = asyncio.create_task(self._prefetch(transfer_id, list(tokens)))
         try:
             async with asyncio.timeout(AHEAD_S):
                 await asyncio.shield(reading)
         except TimeoutError:
             reading.add_done_callback(lambda _: self._arriving.pop(transfer_id, None))
-            raise Overloaded(f"{len(tokens)} tokens are not here within {AHEAD_S:g} s", RETRY_S) from None
+            raise Overloaded(f"{len(tokens)} tokens were not prefetched within {AHEAD_S:g} s", RETRY_S) from None
         except BaseException:
             await self.release(transfer_id)
             raise
         return len(tokens) // layout.block_tokens
 
     async def write_kv(self, transfer_id: str, first_block: int, data: Blocks) -> None:
-        """Nothing to write: the prefix is here, and the few tokens behind it are computed when the request enters."""
+        """Do nothing: the prefix is prefetched, and the few tokens behind it are computed when the request starts."""
         if transfer_id not in self._arriving:
             raise NotFound("transfer", transfer_id)
 
     async def enter(
-        self, transfer_id: str, request: GenerationRequest, tokens: Seq[int], last: LastBlocks | None = None
+        self,
+        transfer_id: str,
+        request: GenerationRequest,
+        tokens: Seq[int],
+        last: LastBlocks | None = None,
+        on_tokens: OnTokens | None = None,
     ) -> AsyncGenerator[EngineEvent, None]:
-        """As `KvTransferring`; the last blocks are computed, so `last` is not read."""
+        """As in `KvTransferring`; the last blocks are computed, so `last` is ignored."""
         if self._arriving.pop(transfer_id, None) is None:
             raise NotFound("transfer", transfer_id)
         try:
@@ -163,9 +181,9 @@ class MovingRequests:
         except EncodingAborted:
             raise NotFound("request", request.request_id) from None
         if list(tokens[: len(prompt)]) != prompt:
-            raise invalid("token_ids", "do not begin with the request's prompt")
+            raise invalid("token_ids", "must begin with the prompt of the request")
         resumed = replace(request, resume_token_ids=tuple(tokens[len(prompt) :]))
-        async with aclosing(self.generate(resumed)) as events:
+        async with aclosing(self.generate(resumed, on_tokens)) as events:
             async for event in events:
                 yield event
 
@@ -175,8 +193,8 @@ class MovingRequests:
             await end(reading)
 
     async def _pieces(self, request: GenerationRequest, running: Running, most: int) -> AsyncGenerator[Piece, None]:
-        """A reply's pieces from the server, over its pauses; `most` output tokens in all. Whoever reads them adds their
-        tokens to `running`. The last one is MOVED where the request has left."""
+        """The pieces of a reply across its pauses, with at most `most` output tokens. The caller adds their tokens to
+        `running`. The last piece is MOVED if the request has moved."""
         resumed = running.output_tokens > 0
         form = self._form(request)
         try:
@@ -187,7 +205,10 @@ class MovingRequests:
                 pieces = self._client.generate(
                     running.server_id,
                     running.tokens[: len(running.tokens) - len(again)],
-                    self._sampling(request.sampling, most - running.output_tokens + len(again)) | form,
+                    self._sampling(
+                        request.sampling, most - running.output_tokens + len(again), request.output_interval_s
+                    )
+                    | form,
                     top_logprobs=request.sampling.top_logprobs,
                     priority=self._priority(request.priority),
                 )
@@ -195,37 +216,37 @@ class MovingRequests:
                     async for whole in pieces:
                         piece = _without(whole, again)
                         if resumed:
-                            _tell("kv taken over", request.request_id, len(running.tokens), piece)
+                            _record("kv taken over", request.request_id, len(running.tokens), piece)
                             resumed = False
                         stopped = piece.finish == "abort" and running.stopped is not None and not running.aborted
                         yield replace(piece, finish=None) if stopped else piece
                 if not stopped:
                     return
-                verdict = await self._verdict(running)
-                if verdict is not None:
-                    running.moved = verdict is MOVED
-                    yield verdict
+                decision = await self._decision(running)
+                if decision is not None:
+                    running.moved = decision is MOVED
+                    yield decision
                     return
                 running.pauses += 1
                 running.server_id = f"{request.request_id}#{running.pauses}"
         finally:
             if running.stopped is not None and not running.stopped.done():
-                running.stopped.set_exception(NotFound("decoding request", request.request_id))  # it has ended
+                running.stopped.set_exception(NotFound("decoding request", request.request_id))  # the request has ended
 
     @staticmethod
-    async def _verdict(running: Running) -> Piece | None:
-        """Wait for what becomes of a request that has stopped."""
+    async def _decision(running: Running) -> Piece | None:
+        """Wait for the decision about a paused request."""
         stopped = running.stopped
         assert stopped is not None
-        if stopped.done():  # nobody waits for it any more
+        if stopped.done():  # the caller was cancelled
             running.stopped = None
             return None
-        running.verdict = asyncio.get_running_loop().create_future()
+        running.decision = asyncio.get_running_loop().create_future()
         stopped.set_result(None)
         try:
-            return await running.verdict
+            return await running.decision
         finally:
-            running.stopped = running.verdict = None
+            running.stopped = running.decision = None
 
     def _decoding(self, request_id: str) -> Running:
         running = self._requests.get(request_id)
@@ -233,26 +254,31 @@ class MovingRequests:
             raise NotFound("decoding request", request_id)
         return running
 
-    async def _read_ahead(self, transfer_id: str, tokens: list[int]) -> None:
-        """Have the server load or compute a prefix, so that it holds it. Overloaded, Unavailable."""
+    async def _prefetch(self, transfer_id: str, tokens: list[int]) -> None:
+        """Let the server load or compute a prefix.
+
+        Raises:
+            Overloaded: The server is full.
+            Unavailable: The server does not respond.
+        """
         async for piece in self._client.generate(f"{transfer_id}#ahead", tokens, _READ_ONLY):
             if piece.finish is not None:
-                _tell("prefix read ahead", transfer_id, len(tokens), piece)
+                _record("prefix prefetched", transfer_id, len(tokens), piece)
 
 
-def _tell(what: str, who: str, tokens: int, piece: Piece) -> None:
-    """To the current span and the log: where the KV of so many tokens came from."""
+def _record(action: str, request_id: str, tokens: int, piece: Piece) -> None:
+    """Record in the current span and the log where the KV of the tokens came from."""
     computed = tokens - piece.cached_tokens
     held = piece.cached_tokens - piece.stored_tokens
     trace.get_current_span().add_event(
-        what,
+        action,
         {
             "penstock.kv.loaded_tokens": piece.stored_tokens,
             "penstock.kv.held_tokens": held,
             "penstock.kv.computed_tokens": computed,
         },
     )
-    _log.info("%s: %s: %d loaded, %d held, %d computed", who, what, piece.stored_tokens, held, computed)
+    _log.info("%s: %s: %d loaded, %d held, %d computed", request_id, action, piece.stored_tokens, held, computed)
 
 
 def _empty(layout: KvLayout, blocks: int) -> Blocks:

@@ -1,7 +1,7 @@
-"""Measures how long a running server's steps take, from outside: over batches, contexts and prompt chunks.
+"""Measures the step times of a running server from outside, over batches, contexts and prompt chunks.
 
-A decode step's time is the time between two tokens of a batch of streams, while all of them are decoding. A prompt step's is
-the server's own: from the start of its forward pass to its end. The server must have nothing else to do.
+The time of a decode step is the time between two tokens of a batch of streams while all of them are decoding. The time of a
+prompt step is reported by the server, from start to end of its forward pass. The server must be otherwise idle.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from services.domain.latency import StepLoad
 from worker_service.engine.sglang.client import ServerInfo, SglangClient
 from worker_service.profile import BATCHES, CONTEXTS, MAX_PROMPT_TOKENS, StepSample
 
-DECODES = 16  # steps of each batch; those while others still read their prompts are left out
+DECODES = 16  # steps per batch; steps during which prompts are computed are excluded
 REPEATS = 3  # of each prompt
 
 
@@ -29,7 +29,11 @@ async def measure_server(
     seed: int = 0,
     on_progress: Callable[[int, int], None] = lambda _, __: None,
 ) -> list[StepSample]:
-    """Time every batch size and context length, and every length of prompt within one step, that fits. Unavailable."""
+    """Measure every batch size and context length, and every prompt length within one step, that fits.
+
+    Raises:
+        Unavailable: The server does not respond.
+    """
     rng = random.Random(seed)
     batches = [
         (n, length, mixed)
@@ -64,7 +68,7 @@ def _random(rng: random.Random, vocab_size: int, count: int) -> list[int]:
 
 
 async def _decodes(client: SglangClient, prompts: Seq[Seq[int]]) -> list[StepSample]:
-    """The median step of this batch; none where no two steps had all of it."""
+    """The median step of this batch; none if no two steps had all of its requests."""
     sampling = {"temperature": 0.0, "max_new_tokens": DECODES, "ignore_eos": True}
 
     async def arrivals(i: int) -> list[float]:

@@ -1,4 +1,4 @@
-"""A server of our own: started, watched, started anew when it dies, stopped."""
+"""Runs an SGLang server as a supervised process."""
 
 import logging
 import os
@@ -9,12 +9,12 @@ from worker_service.engine.sglang.launch import ServerShape, command, environmen
 
 _log = logging.getLogger(__name__)
 
-STOP_S = 10.0  # it has nothing to end by then: requests are drained before
-LOST_CRASHES = 4  # in a row, none of them steady: another start would not help
+STOP_S = 10.0  # requests are drained before
+LOST_CRASHES = 4  # consecutive crashes after which a restart would not help
 
 
 class ServerProcess:
-    """One SGLang server as a process of this one. It writes where this process does, and ends with it."""
+    """An SGLang server as a child process, which shares the output of this process and ends with it."""
 
     def __init__(self, shape: ServerShape, port: int) -> None:
         self._shape, self._port = shape, port
@@ -23,7 +23,7 @@ class ServerProcess:
         self.endpoint = f"http://127.0.0.1:{port}"
 
     async def start(self) -> None:
-        """Start it and keep it running; it answers much later."""
+        """Start the server and keep it running. It is ready much later."""
         argv = command(self._shape, self._port)
         _log.info("starting %s", " ".join(argv))
         spec = ProcessSpec("sglang", argv, environment(self._shape), None, stop_order=0, stop_s=STOP_S)
@@ -33,13 +33,13 @@ class ServerProcess:
         await self._watcher.stop_all()
 
     def kill(self) -> None:
-        """End it as it is; it is started anew."""
+        """Kill the server; it is restarted."""
         if self.pid is not None:
             os.kill(self.pid, signal.SIGKILL)
 
     @property
     def pid(self) -> int | None:
-        """None while it is down."""
+        """The process id; None while it is down."""
         return self._entry.pid if self._entry is not None else None
 
     @property
@@ -48,5 +48,5 @@ class ServerProcess:
 
     @property
     def lost(self) -> bool:
-        """Whether it keeps dying."""
+        """Whether the server keeps crashing."""
         return self._entry is not None and (self._entry.fatal.is_set() or self._entry.crashes >= LOST_CRASHES)

@@ -1,4 +1,4 @@
-"""The simulated engine: the same schedulers, a latency model instead of a model."""
+"""The simulated engine: the same scheduler, with a latency model instead of a language model."""
 
 from worker_service.engine.simulated.engine import SimulatedEngineOptions, simulated_core, simulated_engine
 

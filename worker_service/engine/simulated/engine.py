@@ -1,7 +1,7 @@
-"""Steps that take time by a latency model and produce letters: for tests, planning and cluster-scale replays.
+"""An engine whose steps take time by a latency model and generate letters, for tests, planning and replays.
 
-The next token is a function of the last one and its position, so a reply is the same wherever and however it runs; it
-ends at each position with a fixed chance, drawn from the same numbers. A token's "KV" is the token itself.
+The next token is a function of the last one and its position, so a reply is the same on every instance. It ends at each
+position with a fixed probability, by the same random numbers. The "KV" of a token is the token itself.
 """
 
 import math
@@ -21,7 +21,7 @@ from worker_service.engine.runner import RawLogprobs, Row, RowResult
 from worker_service.scheduling import BatchLimits, BlockPool
 from worker_service.text import ByteTokenizer
 
-OWN_SHARE = 0.9  # the model's stated probability of the token it takes
+OWN_SHARE = 0.9  # probability that the model reports for the chosen token
 _VOCAB = ByteTokenizer.vocab_size
 _LETTERS = b"abcdefghijklmnopqrstuvwxyz "
 _SPACE = np.frombuffer(b" \t\r\n", np.uint8)
@@ -30,7 +30,7 @@ _CLOSING = np.frombuffer(b'"}]', np.uint8)
 
 @dataclass(frozen=True, slots=True)
 class SimulatedEngineOptions:
-    """latency: of a step. reply_tokens: mean length of a reply. The rest as in the mesh file's tier."""
+    """latency: of a step. reply_tokens: mean length of a reply. The other fields are as in the tier of a mesh file."""
 
     name: str
     latency: StepLatencyModel
@@ -44,7 +44,7 @@ class SimulatedEngineOptions:
 
 
 class SimulatedRunner:
-    """A ModelRunner that computes nothing but time."""
+    """A ModelRunner that only takes time."""
 
     def __init__(self, options: SimulatedEngineOptions, blocks: int, clock: Clock) -> None:
         self._options, self._clock = options, clock
@@ -91,7 +91,7 @@ class SimulatedRunner:
         return RowResult(chosen, said, spread)
 
     def _next(self, token: int, position: int, offset: int, endless: bool) -> int:
-        """The token behind `token` at `position`; the first of a reply never ends it."""
+        """The token that follows `token` at `position`; the first one never ends a reply."""
         if offset > 0 and not endless and uniform(token, position, 7) < 1 / self._options.reply_tokens:
             return ByteTokenizer.END
         return _LETTERS[int(uniform(token, position, 8) * len(_LETTERS))]
@@ -116,7 +116,7 @@ def _fitting(token: int, allowed: npt.NDArray[np.int32], last: int, position: in
 
 
 def simulated_core(options: SimulatedEngineOptions, clock: Clock) -> tuple[EngineCore, EngineInfo]:
-    """A core that sleeps on `clock`: hand in a VirtualClock and drive it step by step for a simulation."""
+    """A core that sleeps on `clock`. For a simulation, pass a VirtualClock and call `step`."""
     blocks = max(1, options.kv_tokens // options.kv_block_tokens)
     context = min(options.max_context_tokens, blocks * options.kv_block_tokens)
     runner = SimulatedRunner(options, blocks, clock)

@@ -1,4 +1,4 @@
-"""The embedded engine: model code and weights through Hugging Face transformers, everything else ours; CPU or GPU."""
+"""The built-in engine on torch: model code and weights from Hugging Face transformers; CPU or GPU."""
 
 from worker_service.engine.torch.engine import TorchEngineOptions, torch_engine
 

@@ -1,7 +1,7 @@
 """Paged attention behind transformers' attention interface.
 
-A step's tokens are one ragged row (1, N): decodes and prompt chunks of many sequences side by side. The model code of
-transformers hands us q, k and v of each layer; we write k and v into the paged pool and attend per sequence.
+The tokens of a step are one ragged row (1, N) of decodes and prompt chunks of many sequences. The model code of transformers
+passes q, k and v of each layer; k and v are written into the paged pool, and attention is computed per sequence.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from transformers import AttentionInterface
 from worker_service.engine.torch import kernels
 
 NAME = "penstock_paged"
-KERNEL_TOKENS = 8  # up to so many tokens of one sequence go through the compiled kernel one by one: measured break-even
+KERNEL_TOKENS = 8  # up to this many tokens of a sequence use the compiled kernel one by one; measured break-even
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class KvPool:
         self.v = [
             torch.zeros((blocks, kv_heads, block_tokens, head_dim), dtype=dtype, device=device) for _ in range(layers)
         ]
-        # zeros, not empty: what lies beyond a sequence's end is multiplied by weight 0 and must not be NaN
+        # zeros, not empty: values beyond the end of a sequence are multiplied by weight 0 and must not be NaN
 
     def read(self, blocks: list[int]) -> torch.Tensor:
         """A copy: (blocks, layers, 2, block_tokens, Hkv, D), on the CPU."""
@@ -60,10 +60,10 @@ class KvPool:
 
 
 class PagedBatch:
-    """What one step's attention needs to know; travels through the model as a keyword argument."""
+    """The data for the attention of one step, passed through the model as a keyword argument."""
 
     def __init__(self, pool: KvPool, segments: list[Segment], tables: np.ndarray, *, kernel: bool) -> None:
-        """tables: (sequences, most blocks) int64. kernel: use the compiled CPU kernel for short segments."""
+        """tables: (sequences, largest number of blocks) int64. kernel: use the compiled CPU kernel for short segments."""
         self.pool, self._tables = pool, tables
         size, device = pool.block_tokens, pool.k[0].device
         self._short = [s for s in segments if s.count <= KERNEL_TOKENS] if kernel else []
@@ -94,7 +94,7 @@ class PagedBatch:
             self._decode_mask = (torch.arange(most * size, device=device) < lengths[:, None])[:, None, None, :]
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
-        """Q (N, H, D), k and v (N, Hkv, D) of this step's tokens -> (N, H, D); the pool keeps k and v."""
+        """Q (N, H, D), k and v (N, Hkv, D) of this step's tokens -> (N, H, D); k and v are written to the pool."""
         pool_k, pool_v = self.pool.k[layer], self.pool.v[layer]
         if self._kernel:
             return self._attend_on_cpu(layer, q, k, v, scale)
@@ -109,7 +109,7 @@ class PagedBatch:
             keys = pool_k[tables].permute(0, 2, 1, 4, 3).flatten(2, 3)  # (B, Hkv, tokens, D)
             values = pool_v[tables].permute(0, 2, 1, 3, 4).flatten(2, 3)
             assert keys.shape[2] == shape[1]
-            got = scaled_dot_product_attention(
+            output = scaled_dot_product_attention(
                 q[self._decode_rows].unsqueeze(2),
                 keys,
                 values,
@@ -117,7 +117,7 @@ class PagedBatch:
                 scale=scale,
                 enable_gqa=True,
             )
-            out[self._decode_rows] = got.squeeze(2)
+            out[self._decode_rows] = output.squeeze(2)
         for segment in self._long:
             self._attend_to_segment(segment, pool_k, pool_v, q, k, v, scale, out)
         return out
@@ -154,12 +154,12 @@ class PagedBatch:
         scale: float,
         out: torch.Tensor,
     ) -> None:
-        """Many tokens of one sequence: fused attention over what is cached and what is new."""
+        """Fused attention for many tokens of one sequence, over cached and new tokens."""
         rows = slice(segment.first, segment.first + segment.count)
         query = q[rows].transpose(0, 1).unsqueeze(0)
         if segment.start == 0:
             keys, values = k[rows].transpose(0, 1).unsqueeze(0), v[rows].transpose(0, 1).unsqueeze(0)
-            got = scaled_dot_product_attention(query, keys, values, is_causal=True, scale=scale, enable_gqa=True)
+            output = scaled_dot_product_attention(query, keys, values, is_causal=True, scale=scale, enable_gqa=True)
         else:
             end = segment.start + segment.count
             table = torch.from_numpy(self._tables[segment.table, : -(-end // self.pool.block_tokens)]).to(pool_k.device)
@@ -167,8 +167,8 @@ class PagedBatch:
             values = pool_v[table].permute(1, 0, 2, 3).flatten(1, 2)[:, :end].unsqueeze(0)
             places = torch.arange(end, device=pool_k.device)
             mask = places[None, :] <= places[segment.start :, None]
-            got = scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale, enable_gqa=True)
-        out[rows] = got.squeeze(0).transpose(0, 1)
+            output = scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale, enable_gqa=True)
+        out[rows] = output.squeeze(0).transpose(0, 1)
 
 
 def _paged_attention(
@@ -182,7 +182,7 @@ def _paged_attention(
     paged: PagedBatch,
     **_: object,
 ) -> tuple[torch.Tensor, None]:
-    """What transformers calls in every layer: q (1, H, N, D), k and v (1, Hkv, N, D)."""
+    """Called by transformers in every layer: q (1, H, N, D), k and v (1, Hkv, N, D)."""
     layer: int = module.layer_idx  # type: ignore[assignment]
     q, k, v = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))
     return paged.attend(layer, q, k, v, scaling).unsqueeze(0), None

@@ -1,4 +1,4 @@
-"""Loads a model folder and builds the embedded engine around it."""
+"""Loads a model folder and creates the built-in engine for it."""
 
 import logging
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ MODEL_TYPES = ("llama", "qwen2", "qwen3")
 
 @dataclass(frozen=True, slots=True)
 class TorchEngineOptions:
-    """folder: a model in Hugging Face format. The rest as in the mesh file's tier."""
+    """folder: a model in Hugging Face format. The other fields are as in the tier of a mesh file."""
 
     folder: Path
     name: str
@@ -45,12 +45,12 @@ class TorchEngineOptions:
 def torch_engine(
     options: TorchEngineOptions, clock: Clock | None = None, hold: OutputCoalescing | None = None
 ) -> LoopEngine:
-    """The embedded engine; its start() raises EngineUnusable for a folder it cannot serve."""
+    """The built-in engine. Its start() raises EngineUnusable for a folder that it cannot serve."""
     return LoopEngine(lambda: torch_core(options, clock or SystemClock()), hold)
 
 
 def torch_core(options: TorchEngineOptions, clock: Clock) -> tuple[EngineCore, EngineInfo]:
-    """Load everything (seconds) and build the core."""
+    """Load the model, which takes seconds, and create the core."""
     torch.set_num_threads(options.threads)
     config = _checked_config(options.folder)
     try:
@@ -61,7 +61,7 @@ def torch_core(options: TorchEngineOptions, clock: Clock) -> tuple[EngineCore, E
         raise EngineUnusable(f"{options.folder}: {error}") from error
     try:
         model = model.eval().to(options.device)
-    except (RuntimeError, AssertionError) as error:  # no such device, no CUDA here, or no room for the weights
+    except (RuntimeError, AssertionError) as error:  # no such device, no CUDA, or not enough memory for the weights
         raise EngineUnusable(f"device {options.device}: {_first_line(error)}") from error
     tokenizer = HfTokenizer(options.folder, config.vocab_size, options.tool_format)
     blocks = max(1, options.kv_tokens // options.kv_block_tokens)
@@ -73,8 +73,8 @@ def torch_core(options: TorchEngineOptions, clock: Clock) -> tuple[EngineCore, E
     digest = model_digest(options.folder)
     try:
         runner = TorchRunner(model, blocks, options.kv_block_tokens, digest, kernel=options.kernel)
-    except RuntimeError as error:  # torch's way to say that memory is short
-        raise EngineUnusable(f"kv_tokens: no room for {options.kv_tokens}: {_first_line(error)}") from error
+    except RuntimeError as error:  # not enough memory
+        raise EngineUnusable(f"kv_tokens: not enough memory for {options.kv_tokens}: {_first_line(error)}") from error
     limits = CoreLimits(BatchLimits(options.max_running, options.max_step_tokens), options.max_queued, context)
     core = EngineCore(runner, tokenizer, BlockPool(blocks, options.kv_block_tokens), limits, clock)
     _warm_up(core)
@@ -98,7 +98,7 @@ def _first_line(error: Exception) -> str:
 
 def _checked_config(folder: Path) -> PretrainedConfig:
     if not (folder / "config.json").exists():
-        raise EngineUnusable(f"{folder}: no config.json: not a model in Hugging Face format")
+        raise EngineUnusable(f"{folder}: no config.json, so not a model in Hugging Face format")
     config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
     if config.model_type not in MODEL_TYPES:
         raise EngineUnusable(f"{folder}: model type '{config.model_type}' is not one of {', '.join(MODEL_TYPES)}")
@@ -108,7 +108,7 @@ def _checked_config(folder: Path) -> PretrainedConfig:
 
 
 def _warm_up(core: EngineCore) -> None:
-    """Compile and touch what the first request would wait for: a prompt's pass, and a decode's."""
+    """Run one prompt and one decode, so that the first request does not wait for compilation."""
     from services.domain.requests import GenerationRequest, SamplingParams, TokenPrompt
 
     sampling = SamplingParams(temperature=0.0, max_output_tokens=2, ignore_eos=True)

@@ -1,8 +1,8 @@
 """Paged attention for one query token at a time on a CPU, compiled by numba.
 
-Layouts are chosen for vector registers: keys lie (block, kv_head, dim, slot), so that one block's scores are `dim`
-multiply-adds over all slots at once; values lie (block, kv_head, slot, dim), so that the output is one multiply-add over
-`dim` per slot. Measured against gathering blocks and calling torch's SDPA: see docs/engine.md.
+The layouts are chosen for vector registers: with keys as (block, kv_head, dim, slot), the scores of a block are `dim`
+multiply-adds over all slots at once; with values as (block, kv_head, slot, dim), the output is one multiply-add over `dim`
+per slot. Measured against gathering blocks and calling torch's SDPA: see docs/engine.md.
 """
 
 import numba
@@ -17,7 +17,7 @@ _LOG2_E = np.float32(1.4426950408889634)
 
 @numba.njit(nogil=True, fastmath=True, cache=True)
 def store(k: F32, v: F32, k_pool: F32, v_pool: F32, slots: I64) -> None:
-    """Write keys and values (N, Hkv, D) of N tokens into the pools; `slots`: block * block_tokens + place."""
+    """Write keys and values (N, Hkv, D) of N tokens into the pools; `slots`: block * block_tokens + position in the block."""
     size = v_pool.shape[2]
     for n in range(k.shape[0]):
         block, at = slots[n] // size, slots[n] % size

@@ -16,12 +16,12 @@ _DTYPE_NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat
 
 
 class TorchRunner:
-    """A ModelRunner on CPU or CUDA. The model must have been loaded with our attention."""
+    """A ModelRunner on CPU or CUDA. The model must have been loaded with the paged attention."""
 
     def __init__(
         self, model: PreTrainedModel, blocks: int, block_tokens: int, model_digest: str, *, kernel: bool | None = None
     ) -> None:
-        """kernel: use the compiled CPU kernel; None decides by device and dtype."""
+        """kernel: use the compiled CPU kernel; None: depends on device and dtype."""
         config, device = model.config, model.device
         self._model, self._device = model, device
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -87,9 +87,9 @@ class TorchRunner:
         self._pool.write(list(blocks), tensor)
 
     def _read(self, rows: Seq[Row], logits: torch.Tensor) -> list[RowResult]:
-        """Hand the (wanted, V) logits back to their rows as tokens, logprobs and distributions.
+        """Convert (positions, V) logits to tokens, logprobs and distributions of their rows.
 
-        A row whose logits are not finite (KV that came so, an overflow in half precision) has an error instead.
+        A row whose logits are not finite (bad KV from a transfer, an overflow in half precision) gets an error instead.
         """
         places = [sampling.Position(row.sampling, row.offset + i) for row in rows for i in range(row.logits)]
         finite, free = sampling.finite(logits), logits

@@ -1,4 +1,4 @@
-"""From logits to tokens, for all rows at once; every random number comes from its row's seed and position."""
+"""Samples tokens from the logits of all rows at once. Random numbers depend on the seed and position of each row."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ from worker_service.engine.runner import RawLogprobs
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """One position that wants a token: its sampling, and its output position."""
+    """A position that needs a token: its sampling parameters and its output position."""
 
     sampling: SamplingParams
     offset: int
 
 
 def finite(logits: torch.Tensor) -> list[bool]:
-    """Whether each row of (R, V) logits has a likeliest token: no NaN, no +inf, and not -inf throughout."""
+    """Whether each row of (R, V) logits has a maximum: no NaN, no +inf, and not only -inf."""
     found: list[bool] = torch.isfinite(logits.amax(-1)).tolist()
     return found
 
@@ -37,24 +37,24 @@ def restricted(logits: torch.Tensor, rows: Seq[int], allowed: npt.NDArray[np.int
 
 
 def distributions(logits: torch.Tensor, positions: Seq[Position]) -> torch.Tensor:
-    """(R, V) probabilities after temperature and top-p; a greedy row has its one token."""
+    """(R, V) probabilities after temperature and top-p; a greedy row has one token."""
     rows = torch.zeros_like(logits)
     drawn = [i for i, p in enumerate(positions) if not p.sampling.greedy]
     greedy = [i for i, p in enumerate(positions) if p.sampling.greedy]
     if greedy:
         rows[greedy, logits[greedy].argmax(-1)] = 1.0
     if drawn:
-        ids, kept = _kept(logits[drawn], [positions[i] for i in drawn])
+        ids, kept = _top_p(logits[drawn], [positions[i] for i in drawn])
         rows[drawn] = torch.zeros_like(kept).scatter(1, ids, kept / kept.sum(-1, keepdim=True))
     return rows
 
 
 def choose(logits: torch.Tensor, positions: Seq[Position]) -> list[int]:
-    """The next token of every row of (R, V) logits; of a row that is not `finite`, any token."""
+    """The next token of every row of (R, V) logits; any token for a row that is not `finite`."""
     chosen = logits.argmax(-1)
     drawn = [i for i, p in enumerate(positions) if not p.sampling.greedy]
     if drawn:
-        ids, kept = _kept(logits[drawn], [positions[i] for i in drawn])
+        ids, kept = _top_p(logits[drawn], [positions[i] for i in drawn])
         chances = torch.tensor(
             [uniform(positions[i].sampling.seed or 0, positions[i].offset) for i in drawn],
             dtype=torch.float64,
@@ -68,14 +68,14 @@ def choose(logits: torch.Tensor, positions: Seq[Position]) -> list[int]:
     return found
 
 
-def _kept(logits: torch.Tensor, positions: Seq[Position]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and probabilities (R, V), likeliest first, 0 for what top-p leaves out; not normalised again.
+def _top_p(logits: torch.Tensor, positions: Seq[Position]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and probabilities (R, V) in descending order; 0 outside the top-p set, not renormalised.
 
-    Sound for every temperature over 0 and every top-p: logits are taken relative to the row's greatest before they are
-    divided, so a temperature however small gives its limit, the likeliest tokens alone.
+    Valid for every temperature above 0 and every top-p: the maximum of the row is subtracted from the logits before the
+    division, so very small temperatures give their limit, the most likely tokens only.
     """
     dtype, device = logits.dtype, logits.device
-    least = torch.finfo(dtype).tiny  # a temperature below it would be 0 in this dtype, and 0 / 0 is no logit
+    least = torch.finfo(dtype).tiny  # a lower temperature would be 0 in this dtype, and 0 / 0 is NaN
     temperature = torch.tensor([max(p.sampling.temperature, least) for p in positions], dtype=dtype, device=device)
     top_p = torch.tensor([p.sampling.top_p for p in positions], dtype=torch.float64, device=device)
     scaled = (logits - logits.amax(-1, keepdim=True)) / temperature[:, None]
@@ -88,7 +88,7 @@ def _kept(logits: torch.Tensor, positions: Seq[Position]) -> tuple[torch.Tensor,
 
 
 def logprobs(logits: torch.Tensor, chosen: Seq[int], counts: Seq[int]) -> list[RawLogprobs]:
-    """Logprobs of (R, V) logits before temperature and top-p: the chosen token's, and the `counts[r]` likeliest."""
+    """Logprobs of (R, V) logits before temperature and top-p: the chosen tokens and the `counts[r]` most likely ones."""
     values = torch.log_softmax(logits.float(), -1)
     most = max(counts)
     own = values.gather(1, torch.tensor(chosen, device=logits.device)[:, None]).squeeze(1).tolist()

@@ -252,7 +252,7 @@ class StructuredOutput(_message.Message):
     regex: _builtins.str
     """The whole reply matches; at most 8,192 characters, without look-around and references back."""
     grammar: _builtins.str
-    """A context-free grammar in Lark's notation, or GBNF; at most 65,536 characters."""
+    """A context-free grammar in Lark's notation, or GBNF (at most 256 rules); at most 65,536 characters."""
     @_builtins.property
     def choice(self) -> Global___Choices:
         """The reply is one of these."""

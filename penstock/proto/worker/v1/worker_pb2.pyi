@@ -136,6 +136,7 @@ class GenerateRequest(_message.Message):
     SLO_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     TRANSFER_ID_FIELD_NUMBER: _builtins.int
+    OUTPUT_INTERVAL_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Unique in the mesh while it runs; 1 to 128 characters."""
     priority: _builtins.int
@@ -152,6 +153,12 @@ class GenerateRequest(_message.Message):
 
     @_builtins.property
     def slo(self) -> _common_pb2.Slo: ...
+    @_builtins.property
+    def output_interval(self) -> _duration_pb2.Duration:
+        """How long output tokens may wait to be sent together: for a reply that nobody reads before its end. The first token is
+        sent at once all the same. Not negative; at least the worker's own interval and at most 1 s hold. [the worker's own]
+        """
+
     def __init__(
         self,
         *,
@@ -162,13 +169,19 @@ class GenerateRequest(_message.Message):
         slo: _common_pb2.Slo | None = ...,
         priority: _builtins.int = ...,
         transfer_id: _builtins.str | None = ...,
+        output_interval: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_transfer_id", b"_transfer_id", "prompt", b"prompt", "sampling", b"sampling", "slo", b"slo", "transfer_id", b"transfer_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_output_interval", b"_output_interval", "_transfer_id", b"_transfer_id", "output_interval", b"output_interval", "prompt", b"prompt", "sampling", b"sampling", "slo", b"slo", "transfer_id", b"transfer_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_transfer_id", b"_transfer_id", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "resume_token_ids", b"resume_token_ids", "sampling", b"sampling", "slo", b"slo", "transfer_id", b"transfer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_output_interval", b"_output_interval", "_transfer_id", b"_transfer_id", "output_interval", b"output_interval", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "resume_token_ids", b"resume_token_ids", "sampling", b"sampling", "slo", b"slo", "transfer_id", b"transfer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__output_interval: _TypeAlias = _typing.Literal["output_interval"]  # noqa: Y015
+    _WhichOneofArgType__output_interval: _TypeAlias = _typing.Literal["_output_interval", b"_output_interval"]  # noqa: Y015
     _WhichOneofReturnType__transfer_id: _TypeAlias = _typing.Literal["transfer_id"]  # noqa: Y015
     _WhichOneofArgType__transfer_id: _TypeAlias = _typing.Literal["_transfer_id", b"_transfer_id"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__output_interval) -> _WhichOneofReturnType__output_interval | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__transfer_id) -> _WhichOneofReturnType__transfer_id | None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
@@ -377,27 +390,80 @@ class ReplyEvent(_message.Message):
     REPLY_ID_FIELD_NUMBER: _builtins.int
     EVENT_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
+    TOKEN_COLUMNS_FIELD_NUMBER: _builtins.int
     reply_id: _builtins.int
+    """Unset with `token_columns`."""
     failure: _builtins.bytes
     """Terminal: a serialised google.rpc.Status, as in the trailer grpc-status-details-bin of a call that failed."""
     @_builtins.property
     def event(self) -> Global___GenerateResponse: ...
+    @_builtins.property
+    def token_columns(self) -> Global___TokenColumns:
+        """Output tokens of any number of replies: how tokens are sent, unless they have logprobs."""
+
     def __init__(
         self,
         *,
         reply_id: _builtins.int = ...,
         event: Global___GenerateResponse | None = ...,
         failure: _builtins.bytes = ...,
+        token_columns: Global___TokenColumns | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "failure", b"failure", "said", b"said"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "failure", b"failure", "said", b"said", "token_columns", b"token_columns"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "failure", b"failure", "reply_id", b"reply_id", "said", b"said"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "failure", b"failure", "reply_id", b"reply_id", "said", b"said", "token_columns", b"token_columns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_said: _TypeAlias = _typing.Literal["event", "failure"]  # noqa: Y015
+    _WhichOneofReturnType_said: _TypeAlias = _typing.Literal["event", "failure", "token_columns"]  # noqa: Y015
     _WhichOneofArgType_said: _TypeAlias = _typing.Literal["said", b"said"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_said) -> _WhichOneofReturnType_said | None: ...
 
 Global___ReplyEvent: _TypeAlias = ReplyEvent  # noqa: Y015
+
+@_typing.final
+class TokenColumns(_message.Message):
+    """Token frames in columns: what an engine's step gives to all replies is a few arrays, not a message for each reply. One row is
+    one frame; rows of one reply are in order. The columns of rows have the same length, at least one.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLY_IDS_FIELD_NUMBER: _builtins.int
+    OFFSETS_FIELD_NUMBER: _builtins.int
+    TOKEN_COUNTS_FIELD_NUMBER: _builtins.int
+    TEXTS_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def reply_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """As in TokenFrame: position in the reply's output of the row's first token."""
+
+    @_builtins.property
+    def token_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """As in TokenFrame."""
+
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The tokens of all rows, one row behind the other."""
+
+    def __init__(
+        self,
+        *,
+        reply_ids: _abc.Iterable[_builtins.int] | None = ...,
+        offsets: _abc.Iterable[_builtins.int] | None = ...,
+        token_counts: _abc.Iterable[_builtins.int] | None = ...,
+        texts: _abc.Iterable[_builtins.str] | None = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["offsets", b"offsets", "reply_ids", b"reply_ids", "texts", b"texts", "token_counts", b"token_counts", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenColumns: _TypeAlias = TokenColumns  # noqa: Y015
 
 @_typing.final
 class Admitted(_message.Message):

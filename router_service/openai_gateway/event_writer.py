@@ -1,0 +1,117 @@
+"""Server-sent events of one response: written where they come up, held only while the client does not read."""
+
+import asyncio
+import contextvars
+from contextlib import AbstractAsyncContextManager, suppress
+from types import TracebackType
+
+from aiohttp import web
+from aiohttp.http import HttpVersion11
+
+from services.background import end
+from services.domain.errors import PeerNotReading
+from services.write_timeouts import WriteTimeouts
+
+MAX_WRITE_BYTES = 1 << 16  # of what was held, at once: each write has the write time-out
+
+
+class EventWriter(AbstractAsyncContextManager["EventWriter"]):
+    """Writes one response. `send` never waits; leaving the context ends what is still to be written.
+
+    A write to a client that reads costs one call of the transport, and no task, timer or turn of the event loop. Once the
+    transport's buffer is full a task takes over, until all has been written.
+
+    Raises:
+        PeerNotReading: From the context, where a write has taken longer than the write time-out or something was still to be
+            written at the deadline.
+    """
+
+    def __init__(
+        self, request: web.Request, response: web.StreamResponse, timeouts: WriteTimeouts, deadline_s: float
+    ) -> None:
+        """deadline_s: on the event loop's clock."""
+        self._request, self._response = request, response
+        self._protocol, self._transport = request.protocol, request.transport
+        self._watched, self._deadline_s = timeouts.watched(), deadline_s
+        self._chunked = request.version >= HttpVersion11  # as aiohttp decides it
+        self._held: list[bytes] = []
+        self._task: asyncio.Task[None] | None = None
+        self._error: BaseException | None = None
+        self._closed = False
+        self._context = contextvars.copy_context()  # the deadline of the request's writes is in it
+        self.begun = False
+        """Whether anything has been sent: the status of the response stands."""
+
+    async def __aenter__(self) -> "EventWriter":
+        self._owner = asyncio.current_task()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closed = True
+        if self._task is not None:
+            await end(self._task)
+        if self._error is not None and isinstance(error, asyncio.CancelledError):
+            assert self._owner is not None
+            if self._owner.uncancel() == 0:  # else somebody else has cancelled the request as well
+                raise self._error from None
+
+    @property
+    def behind(self) -> bool:
+        """Whether the client has not read what has been sent so far."""
+        return self._task is not None
+
+    def send(self, event: bytes) -> None:
+        """Send one event, complete with its empty line; nothing any more once the context is left."""
+        if self._closed:
+            return
+        if self._task is None and self.begun and not self._protocol.writing_paused:
+            self._write(event)
+            return
+        self.begun = True
+        self._held.append(event)
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._write_held(), context=self._context)
+
+    async def sent(self) -> None:
+        """Return once all has been handed to the transport and its buffer has room."""
+        while self._task is not None:
+            await asyncio.wait([self._task])
+
+    def _write(self, data: bytes) -> None:
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return  # aiohttp sees a lost connection by itself and cancels the request
+        transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+
+    async def _write_held(self) -> None:
+        try:
+            with suppress(ConnectionError):
+                if not self._response.prepared:
+                    await self._response.prepare(self._request)
+                    with self._watched:
+                        await self._response.write(self._take())  # with the headers
+                while self._held or self._protocol.writing_paused:
+                    if asyncio.get_running_loop().time() >= self._deadline_s:
+                        raise PeerNotReading("the deadline passed while the client was reading")
+                    with self._watched:
+                        await self._request.writer.drain()
+                    if self._held:
+                        self._write(self._take())
+        except Exception as error:
+            self._error = error
+            assert self._owner is not None
+            self._owner.cancel()
+        finally:
+            self._task = None
+
+    def _take(self) -> bytes:
+        """The first of what is held, at least one event."""
+        count, size = 0, 0
+        while count < len(self._held) and (count == 0 or size + len(self._held[count]) <= MAX_WRITE_BYTES):
+            size += len(self._held[count])
+            count += 1
+        data = b"".join(self._held[:count])
+        del self._held[:count]
+        return data

@@ -1,0 +1,114 @@
+"""A reply as server-sent events: each choice's text in chunks made from a template, everything else as JSON."""
+
+import json
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from json.encoder import encode_basestring_ascii
+from typing import Any
+
+from router_service.domain.events import Finished, RouterEvent
+from router_service.openai_gateway import replies
+from router_service.openai_gateway.replies import Choice, Format, Json
+from services.domain.requests import TokenFrame
+
+_PLACE = json.dumps("\0")
+
+
+class StreamedReply:
+    """Turns the events of all choices into those of the stream.
+
+    send: takes each event of the stream, complete. batch: calls its argument now or soon, for parts of an answer that may
+    wait for each other. extension: what the cascade did, for the last chunk.
+    """
+
+    def __init__(
+        self,
+        shape: Format,
+        base: Json,
+        choices: Seq[Choice],
+        send: Callable[[bytes], None],
+        batch: Callable[[Callable[[], None]], None],
+        extension: Callable[[], Any],
+        *,
+        logprobs: bool,
+        usage: bool,
+    ) -> None:
+        self._shape, self._choices, self._send, self._extension = shape, choices, send, extension
+        self._batch = batch
+        self._base = base | {"usage": None} if usage else base
+        self._logprobs, self._usage = logprobs, usage
+        self._templates = [self._template(choice.index) for choice in choices]
+        self._characters = [0] * len(choices)
+        self._texts = [""] * len(choices)  # that wait for more
+        self._waiting = self._opened = False
+
+    def answer(self, index: int, _: str, frame: TokenFrame) -> None:
+        """The next part of a choice's answer, from whichever tier."""
+        if not self._logprobs:
+            self._texts[index] += frame.text
+            if not self._opened:
+                self._open()
+                self._send_texts()
+            elif not self._waiting:
+                self._waiting = True
+                self._batch(self._send_texts)
+            return
+        self._open_once()
+        delta = self._shape.delta(index, frame, self._characters[index], logprobs=True)
+        self._characters[index] += len(frame.text)
+        self._json(self._base | {"choices": [delta]})
+
+    def event(self, index: int, event: RouterEvent) -> None:
+        """Any other event of a choice."""
+        if not isinstance(event, Finished):
+            return
+        self._open_once()
+        self._send_texts()
+        choice = self._choices[index]
+        choice.saw(event)
+        last = all(c.finished is not None for c in self._choices)
+        extra = {"penstock": self._extension()} if last and not self._usage else {}
+        self._json(self._base | {"choices": [self._shape.closing(choice)]} | extra)
+
+    def end(self) -> None:
+        """All choices are complete."""
+        if self._usage:
+            extra = {"penstock": self._extension()}
+            self._json(self._base | {"choices": [], "usage": replies.usage(self._choices)} | extra)
+        self._send(b"data: [DONE]\n\n")
+
+    def error(self, body: Json) -> None:
+        """The reply ends with an error."""
+        self._send_texts()
+        self._json(body)
+
+    def _send_texts(self) -> None:
+        self._waiting = False
+        for index, text in enumerate(self._texts):
+            if text:
+                self._texts[index] = ""
+                before, after = self._templates[index]
+                self._send(f"{before}{encode_basestring_ascii(text)}{after}".encode())
+
+    def _open_once(self) -> None:
+        if not self._opened:
+            self._open()
+
+    def _open(self) -> None:
+        self._opened = True
+        for choice in self._choices:
+            if (opening := self._shape.opening(choice.index)) is not None:
+                self._json(self._base | {"choices": [opening]})
+
+    def _template(self, index: int) -> tuple[str, str]:
+        """What stands before and behind the JSON string of a piece of text; behind it stands nothing of the client's."""
+        delta = self._shape.delta(index, TokenFrame(0, (), "\0"), 0, logprobs=False)
+        before, _, after = _data(self._base | {"choices": [delta]}).rpartition(_PLACE)
+        return before, after
+
+    def _json(self, chunk: Json) -> None:
+        self._send(_data(chunk).encode())
+
+
+def _data(chunk: Json) -> str:
+    return f"data: {json.dumps(chunk, separators=(',', ':'))}\n\n"

@@ -1,0 +1,214 @@
+"""Serves replies of one engine, whichever RPC asks for them: their events, their measurements, their place in the drain."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, aclosing, contextmanager
+from typing import Protocol
+
+from opentelemetry import trace
+from opentelemetry.metrics import Counter, Meter, Observation
+
+from penstock.proto.worker.v1 import worker_pb2 as pb
+from services.domain.errors import InstanceDraining, InternalError, NotServed, RequestFailed
+from services.domain.requests import FinishReason, GenerationRequest, TokenFrame
+from worker_service import proto_codec as codec
+from worker_service.engine.interface import Admitted, Engine, Finished, HandedOver
+from worker_service.migration.receiver import KvReceiver
+from worker_service.output_coalescing import OutputCoalescer
+from worker_service.stage_tracker import StageTracker
+
+
+class ReplyWriter(Protocol):
+    """Where one reply's events go. Nothing here waits: whoever sends them holds what its peer has not taken."""
+
+    def tokens(self, frame: TokenFrame) -> None: ...
+
+    def event(self, event: pb.GenerateResponse) -> None:
+        """Any event but tokens and the terminal one."""
+        ...
+
+    def fail(self, error: Exception) -> None:
+        """End the reply with an error, from outside of the task that serves it."""
+        ...
+
+
+class Replies:
+    """All replies of a worker; counts what is running, so that draining knows when it is done."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        stages: StageTracker,
+        coalescer: OutputCoalescer,
+        meter: Meter,
+        *,
+        instance_id: str,
+        tier: str,
+        receiver: KvReceiver | None,
+    ) -> None:
+        """receiver: of an engine whose KV can move."""
+        self._engine, self._stages, self._coalescer, self._receiver = engine, stages, coalescer, receiver
+        self._instance_id, self._tier = instance_id, tier
+        self._labels = {"gen_ai.request.model": engine.info.model, "penstock.tier": tier}
+        self._ttft = meter.create_histogram("gen_ai.server.time_to_first_token", unit="s")
+        self._tpot = meter.create_histogram("gen_ai.server.time_per_output_token", unit="s")
+        self._duration = meter.create_histogram("gen_ai.server.request.duration", unit="s")
+        self._tokens = 0
+        meter.create_observable_counter(  # read now and then: cheaper than an addition for every token
+            "gen_ai.server.output_tokens",
+            callbacks=[lambda _: [Observation(self._tokens, self._labels)]],
+            unit="{token}",
+        )
+        self._advised = meter.create_counter(
+            "penstock.worker.move_advice", unit="{advice}", description="Requests advised to move, by reason."
+        )
+        self._failures = meter.create_counter(
+            "penstock.worker.failed_requests",
+            unit="{request}",
+            description="Requests that the engine could not compute; the others went on.",
+        )
+        self._running: set[str] = set()
+        self._none_running = asyncio.Event()
+        self._none_running.set()
+        self.draining = asyncio.Event()
+        """Set once no new requests are taken."""
+
+    @property
+    def running(self) -> set[str]:
+        """Ids of the requests that are running."""
+        return {key.rpartition("/")[0] for key in self._running}
+
+    async def drained(self) -> None:
+        """Take nothing new; return once nothing runs."""
+        self.draining.set()
+        await self._none_running.wait()
+
+    async def serve(self, request: pb.GenerateRequest, writer: ReplyWriter) -> pb.GenerateResponse:
+        """Serve one request; return the terminal event once its place is free again. The current span is its own.
+
+        Raises:
+            PenstockError: What ended it, behind all events that came before.
+        """
+        if self.draining.is_set():
+            raise InstanceDraining("this worker is draining")
+        wanted = codec.request_from_proto(request)
+        reply = _Reply(wanted, writer, self._stages, self._count_tokens, self._advised, self._tier)
+        key = f"{wanted.request_id}/{id(wanted)}"
+        self._running.add(key)
+        self._none_running.clear()
+        try:
+            async with AsyncExitStack() as stack:
+                stack.enter_context(self.counting_failures())
+                output = stack.enter_context(self._coalescer.output(reply.send, writer.fail, wanted.output_interval_s))
+                if request.transfer_id:
+                    if self._receiver is None:
+                        raise NotServed("this engine cannot take over running requests")
+                    incoming = await stack.enter_async_context(
+                        self._receiver.expect(request.transfer_id, wanted, output.add)
+                    )
+                    writer.event(codec.HEARTBEAT)  # it is waited for: the source may call
+                    events = incoming.events()
+                else:
+                    events = self._engine.generate(wanted, output.add)
+                async for event in await stack.enter_async_context(aclosing(events)):
+                    match event:
+                        case Admitted():
+                            reply.prompt_tokens = event.prompt_tokens
+                            writer.event(codec.event_to_proto(event))
+                        case Finished():
+                            output.flush()
+                            self._measure(event, reply)
+                            return codec.event_to_proto(event)
+                        case HandedOver():
+                            output.flush()
+                            return codec.event_to_proto(event)
+                        case TokenFrame():
+                            raise TypeError("an engine has iterated tokens that it was to pass on")
+            raise InternalError("the engine has ended a reply without its last event")
+        finally:
+            reply.span.set_attributes(
+                {
+                    "gen_ai.operation.name": "chat",
+                    "gen_ai.request.model": self._engine.info.model,
+                    "penstock.tier": self._tier,
+                    "penstock.instance_id": self._instance_id,
+                    "penstock.request_id": wanted.request_id,
+                    "penstock.resumed_tokens": len(wanted.resume_token_ids),
+                }
+            )
+            self._stages.left(wanted.request_id)
+            self._running.discard(key)
+            if not self._running:
+                self._none_running.set()
+
+    @contextmanager
+    def counting_failures(self) -> Iterator[None]:
+        """Count a request that the engine cannot compute."""
+        try:
+            yield
+        except RequestFailed:
+            self._failures.add(1, self._labels)
+            raise
+
+    def _count_tokens(self, count: int) -> None:
+        self._tokens += count
+
+    def _measure(self, done: Finished, reply: "_Reply") -> None:
+        reply.span.set_attributes(
+            {
+                "gen_ai.usage.input_tokens": done.usage.prompt_tokens,
+                "gen_ai.usage.output_tokens": done.usage.output_tokens,
+                "gen_ai.response.finish_reasons": [done.reason.value],
+                "penstock.cached_prompt_tokens": done.usage.cached_prompt_tokens,
+                "penstock.preemptions": done.preemptions,
+            }
+        )
+        total_s = time.monotonic() - reply.began_s
+        self._duration.record(total_s, self._labels | {"penstock.finish_reason": done.reason.value})
+        if reply.first_s is not None and done.reason is not FinishReason.ABORTED:
+            self._ttft.record(reply.first_s - reply.began_s, self._labels)
+            new_tokens = done.usage.output_tokens - len(reply.request.resume_token_ids)
+            if new_tokens > 1:
+                self._tpot.record((reply.last_s - reply.first_s) / (new_tokens - 1), self._labels)
+
+
+class _Reply:
+    """One reply on its way out. Times are of the monotonic clock; first_s: None before the first token."""
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        writer: ReplyWriter,
+        stages: StageTracker,
+        count_tokens: Callable[[int], None],
+        advised: Counter,
+        tier: str,
+    ) -> None:
+        self.request, self._writer, self._stages = request, writer, stages
+        self._count_tokens, self._advised, self._tier = count_tokens, advised, tier
+        self.span = trace.get_current_span()
+        self.began_s = time.monotonic()
+        self.first_s: float | None = None
+        self.last_s = 0.0
+        self.prompt_tokens = 0
+
+    def send(self, frame: TokenFrame | None) -> None:
+        """Send a frame, or a heartbeat, and the advice to move where there is any."""
+        now = time.monotonic()
+        if frame is None:
+            self._writer.event(codec.HEARTBEAT)
+        else:
+            self._writer.tokens(frame)
+            self.last_s = now
+            if self.first_s is None:
+                self.first_s = now
+                self.span.add_event("first token")
+            self._count_tokens(len(frame.token_ids))
+            self._stages.grew(self.request.request_id, self.prompt_tokens + frame.end)
+        advice = self._stages.advice(self.request.request_id, now)
+        if advice is not None:
+            reason = {"penstock.reason": advice.reason.value}
+            self._advised.add(1, {"penstock.tier": self._tier} | reason)
+            self.span.add_event("move advised", reason | {"penstock.sequence_tokens": advice.tokens})
+            self._writer.event(codec.advice_to_proto(advice))
