@@ -22,7 +22,7 @@ from router_service.domain.events import (
 )
 from services import proto_codec as common
 from services.domain.errors import FieldProblem, InvalidRequest
-from services.domain.requests import model_problems, prompt_problems, request_id_problems, token_id_problems
+from services.domain.requests import MAX_PROMPT_CHARS, model_problems, prompt_problems, request_id_problems, token_id_problems
 from services.state.traces import SpanRecord
 
 MAX_PRIORITY = 100
@@ -61,7 +61,9 @@ def request_from_proto(request: pb.GenerateRequest, new_id: str, deadline_s: flo
         problems += model_problems(request.resume.tier, "resume.tier")
         resumed = common.token_ids_from_proto(request.resume.token_ids, "resume.token_ids")
         problems += token_id_problems(resumed, "resume.token_ids")
-        resume = Resume(request.resume.tier, resumed)
+        if len(request.resume.text) > MAX_PROMPT_CHARS:
+            problems.append(FieldProblem("resume.text", f"longer than {MAX_PROMPT_CHARS} characters"))
+        resume = Resume(request.resume.tier, resumed, request.resume.text)
     if problems:
         raise InvalidRequest(*problems)
     return RouterRequest(

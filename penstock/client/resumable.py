@@ -142,6 +142,8 @@ class ResumableRequest:
             assert self._accepted is not None
             self._request.sampling.seed = self._accepted.seed
             self._request.resume.CopyFrom(pb.Resume(tier=self._tier, token_ids=self._token_ids))
+            if self._request.prompt.chat.tools:
+                self._request.resume.text = "".join(self._text)
         return self._request
 
     def silence_s(self, silence_s: float) -> float | None:

@@ -9,10 +9,11 @@ from services.domain.tools import ToolCall
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Go on behind these tokens of this tier."""
+    """Go on behind these tokens of this tier. text: what has come with them; needed where tools are offered."""
 
     tier: str
     token_ids: tuple[int, ...]
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -343,7 +343,9 @@ class RequestDriver:
         span = self._tracer.start_span(f"tier {tier.name}", attributes={"penstock.tier": tier.name})
         with_logprobs = request.sampling.top_logprobs is not None
         reply = _Reply(tier, asyncio.get_running_loop().time(), span, held, with_logprobs, on_answer)
-        reply.texts = [] if _tool_use(request).offered else None
+        if _tool_use(request).offered:
+            resumed = request.resume is not None and request.resume.tier == tier.name
+            reply.texts = [request.resume.text] if request.resume is not None and resumed else []
         return reply
 
     def _end(self, reply: _Reply, error: BaseException | None = None) -> None:

@@ -8,8 +8,12 @@ from typing import Any, Literal
 import openai
 import pydantic
 import pytest
+from grpc import aio
 
 from penstock import StructuredOutput, Tokens, Tool
+from penstock.proto.common.v1 import common_pb2
+from penstock.proto.router.v1 import router_pb2 as pb
+from penstock.proto.router.v1 import router_pb2_grpc
 from services.testing import RedisProcess
 from tests.support.mesh import TestMesh, running_mesh
 
@@ -262,3 +266,25 @@ async def test_the_sdk_calls_tools_and_asks_for_forms(mesh: TestMesh) -> None:
             await client.generate("hello", structured_output=StructuredOutput(regex="a", json_object=True))
         with pytest.raises(ValueError, match="without tools"):
             await client.generate("hello", tool_choice="required")
+
+
+async def test_a_resumed_reply_still_tells_its_calls(mesh: TestMesh) -> None:
+    """A client that goes on behind a broken stream hands in the text so far; the calls are read from the whole."""
+    message = pb.GenerateRequest(model="large")
+    message.prompt.chat.messages.add(role="user", content="hello")
+    message.prompt.chat.tools.add(name="clock")
+    message.prompt.chat.tool_choice.mode = common_pb2.TOOL_MODE_REQUIRED
+    message.sampling.temperature = 0.0
+    async with aio.insecure_channel(mesh.router.address) as channel:
+        stub = router_pb2_grpc.RouterServiceStub(channel)
+        whole = [event async for event in stub.Generate(message)]
+        tokens = [t for event in whole if event.HasField("tokens") for t in event.tokens.frame.token_ids]
+        text = "".join(event.tokens.frame.text for event in whole if event.HasField("tokens"))
+        half = len(tokens) // 2
+        message.resume.CopyFrom(pb.Resume(tier="large", token_ids=tokens[:half], text=text[:half]))  # a byte is a token
+        rest = [event async for event in stub.Generate(message)]
+    assert whole[-1].finished.tool_calls[0].name == "clock"
+    assert [(c.name, c.arguments_json) for c in rest[-1].finished.tool_calls] == [
+        (c.name, c.arguments_json) for c in whole[-1].finished.tool_calls
+    ]
+    assert text[half:] == "".join(event.tokens.frame.text for event in rest if event.HasField("tokens"))
