@@ -8,6 +8,7 @@ from benchmarks.public_data import DataMissing
 # Modules of this package, in the order in which they run.
 BENCHMARKS = (
     "engine",
+    "grammars",
     "overhead",
     "simulator",
     "kernel",
