@@ -22,7 +22,13 @@ from router_service.domain.events import (
 )
 from services import proto_codec as common
 from services.domain.errors import FieldProblem, InvalidRequest
-from services.domain.requests import MAX_PROMPT_CHARS, model_problems, prompt_problems, request_id_problems, token_id_problems
+from services.domain.requests import (
+    MAX_PROMPT_CHARS,
+    model_problems,
+    prompt_problems,
+    request_id_problems,
+    token_id_problems,
+)
 from services.state.traces import SpanRecord
 
 MAX_PRIORITY = 100

@@ -2,6 +2,7 @@
 
 import enum
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,9 @@ MAX_REGEX_CHARS = 8_192
 MAX_CHOICES = 1_024
 MAX_CHOICE_CHARS = 65_536
 """Of all choices together."""
+
+
+_BRACKETS = re.compile(r"[\[\]{}]")
 
 
 class StructureKind(enum.Enum):
@@ -84,12 +88,9 @@ def json_depth(text: str) -> int:
     """Greatest number of objects and lists around a place in a JSON text; linear in its length."""
     depth = deepest = 0
     for part in text.replace("\\\\", "").replace('\\"', "").split('"')[::2]:  # what stands outside strings
-        for char in part:
-            if char in "[{":
-                depth += 1
-                deepest = max(deepest, depth)
-            elif char in "]}":
-                depth -= 1
+        for bracket in _BRACKETS.findall(part):
+            depth += 1 if bracket in "[{" else -1
+            deepest = max(deepest, depth)
     return deepest
 
 

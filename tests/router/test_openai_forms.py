@@ -1,20 +1,25 @@
 """Tools and structured output over HTTP, asked for by the official client. The simulated engine writes letters; grammars make
 calls and forms of them."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any, Literal
 
 import openai
 import pydantic
 import pytest
 from grpc import aio
+from typer.testing import CliRunner, Result
 
-from penstock import StructuredOutput, Tokens, Tool
+from penstock import Escalated, Finished, InvalidRequestError, StructuredOutput, Tokens, Tool
+from penstock.cli.main import app
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.router.v1 import router_pb2 as pb
 from penstock.proto.router.v1 import router_pb2_grpc
 from services.testing import RedisProcess
+from tests.conftest import FAMILY
 from tests.support.mesh import TestMesh, running_mesh
 
 
@@ -288,3 +293,68 @@ async def test_a_resumed_reply_still_tells_its_calls(mesh: TestMesh) -> None:
         (c.name, c.arguments_json) for c in whole[-1].finished.tool_calls
     ]
     assert text[half:] == "".join(event.tokens.frame.text for event in rest if event.HasField("tokens"))
+
+
+async def test_the_cli_asks_for_forms_and_shows_calls(mesh: TestMesh, tmp_path: Path) -> None:
+    (tmp_path / "tools.json").write_text(json.dumps(TOOLS))
+    (tmp_path / "schema.json").write_text('{"enum": ["a", "b"]}')
+    (tmp_path / "grammar").write_text('root ::= "up" | "down"')
+
+    async def ask(*options: str) -> Result:
+        arguments = ["ask", "hello", "-t", mesh.router.address, *options]
+        return await asyncio.to_thread(lambda: CliRunner().invoke(app, arguments))
+
+    for options, texts in (
+        (("--regex", "x[yz]"), ["xy", "xz"]),
+        (("--choice", "left", "--choice", "right"), ["left", "right"]),
+        (("--json-schema", str(tmp_path / "schema.json")), ['"a"', '"b"']),
+        (("--grammar", str(tmp_path / "grammar")), ["up", "down"]),
+    ):
+        done = await ask("-q", *options)
+        assert (done.exit_code, done.stdout.strip() in texts) == (0, True), done.output
+    assert json.loads((await ask("-q", "--json-object")).stdout) is not None
+    called = await ask("--tools", str(tmp_path / "tools.json"), "--tool-choice", "convert")
+    assert "calls convert({" in called.output
+    for options, message in (
+        (("--regex", "a", "--choice", "b"), "--choice: cannot be combined with --regex"),
+        (("--tool-choice", "required"), "--tool-choice: needs --tools"),
+        (("--json-schema", str(tmp_path / "grammar")), "is not JSON"),
+        (("--tools", str(tmp_path / "schema.json")), "must hold a JSON list"),
+        (("--json-schema", str(tmp_path / "nowhere")), "does not exist"),
+    ):
+        refused = await ask(*options)
+        assert refused.exit_code == 2
+        assert message in refused.output
+
+
+async def test_a_tier_that_takes_no_tools_is_passed_over(redis: RedisProcess, tmp_path: Path) -> None:
+    """The shipped models' template takes none: the cascade goes on, and the tier alone says why it does not."""
+    import yaml
+
+    fast = {"overhead_ms": 0.5, "token_us": 1.0, "context_token_ns": 0.0, "reply_tokens": 12}
+    small = {"name": "small", "model": str(FAMILY / "small"), "threshold": 50, "kv_tokens": 4096}
+    content = {
+        "name": "test-no-tools",
+        "tiers": [small, {"name": "large", "model": "sim-l", "engine": "simulated", "simulated": fast}],
+        "judge": {"scorers": [{"name": "confidence", "kind": "confidence"}], "default_scorer": "confidence"},
+        "router": {"grpc_port": 0, "http_port": 0},
+    }
+    path = tmp_path / "mesh.yaml"
+    path.write_text(yaml.safe_dump(content))
+    tools = [Tool("clock")]
+    async with running_mesh(path, redis.url) as mesh, mesh.client() as client:
+        events = [event async for event in client.stream("hello", tools=tools, tool_choice="required")]
+        (escalated,) = (event for event in events if isinstance(event, Escalated))
+        assert (escalated.from_tier, escalated.to_tier, escalated.reason) == ("small", "large", "unsupported_by_model")
+        assert isinstance(events[-1], Finished)
+        assert events[-1].tool_calls[0].name == "clock"
+        with pytest.raises(InvalidRequestError, match="takes no tools") as refused:
+            await client.generate("hello", tools=tools, model="small")
+        assert refused.value.reason == "UNSUPPORTED_BY_MODEL"
+        async with openai.AsyncOpenAI(base_url=f"{mesh.http}/v1", api_key="unused", max_retries=0) as http:
+            with pytest.raises(openai.BadRequestError) as status:
+                await http.chat.completions.create(model="small", messages=HELLO, tools=TOOLS)
+            assert status.value.body["param"] == "tools"  # type: ignore[index]
+            assert status.value.code == "unsupported_by_model"
+            formed = await http.chat.completions.create(model="small", messages=HELLO, extra_body={"regex": "[0-9]{4}"})
+            assert len(formed.choices[0].message.content or "") == 4
