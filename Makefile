@@ -2,8 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Test files that run side by side.
-JOBS ?= 2
+# Test files that run side by side: more than two cores, for tests that wait for processes compute nothing meanwhile.
+JOBS ?= 3
 PIP := $(BIN)/pip --disable-pip-version-check
 
 .PHONY: help install demo test test-sglang check format stubs settings-page compose-check bench models clean
@@ -38,7 +38,7 @@ demo: $(VENV)/.mesh
 	$(BIN)/penstock demo $(DEMO)
 
 test: $(VENV)/.dev
-	$(BIN)/pytest -n $(JOBS) --dist loadfile $(TESTS)
+	$(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(TESTS)
 
 test-sglang: $(VENV)/.dev
 	tests/support/sglang_cpu/install.sh

@@ -2,7 +2,7 @@
 
 The engine is the simulated one with next to no latency of its own, so that what is measured is the way. The three ways
 are taken in turns in one run. CPU time is that of the router's process. Then the router's CPU time under load, of the version
-before the data path was rebuilt and of this one, in turns (`router_cost`).
+before the data path was rebuilt and of this one, in turns (`router_cost`), and that of other routers (`peers`).
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 from grpc import aio
 
-from benchmarks import report, router_cost
+from benchmarks import peers, report, router_cost
 from benchmarks.contenders import one_tier_mesh, worker_address
 from benchmarks.router_cost import cpu_s
 from benchmarks.spread import median_and_range
@@ -129,7 +129,9 @@ async def measure(rounds: int) -> dict[str, Any]:
 
 def run(rounds: int) -> None:
     figures = asyncio.run(measure(rounds))
-    path = report.write("overhead", {**figures, "router_cost": router_cost.measure(rounds)})
+    path = report.write(
+        "overhead", {**figures, "router_cost": router_cost.measure(rounds), "peers": peers.measure(rounds)}
+    )
     groups = [f"{n} at once" for n in CONCURRENCY]
     series = {}
     for name, by_concurrency in figures["ways"].items():

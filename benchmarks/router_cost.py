@@ -107,6 +107,11 @@ def cpu_s(pid: int, thread: int | None = None) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def group_cpu_s(pid: int) -> float:
+    """User and system time so far of a process and all below it."""
+    return sum(cpu_s(each) for each in (pid, *_descendants(pid)))
+
+
 def load(url: str, *, replies: int, connections: int, tokens: int, stream: bool) -> dict[str, Any]:
     """Run the load client to its end.
 

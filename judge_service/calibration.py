@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-from scipy.optimize import isotonic_regression
 
 MIN_SAMPLES = 20
 
@@ -71,6 +70,8 @@ def fit(raw: Seq[float], good: Seq[bool], uncalibrated: Seq[float]) -> Calibrati
         raise CalibrationError(f"at least {MIN_SAMPLES} samples are needed, good and bad ones, not {len(raw)}")
     order = np.argsort(raw, kind="stable")
     x, y = np.asarray(raw, float)[order], np.asarray(good, float)[order]
+    from scipy.optimize import isotonic_regression  # half a second of imports, which only fitting needs
+
     levels = isotonic_regression(y).x
     knots_x, knots_y = [], []
     for start in np.flatnonzero(np.diff(levels, prepend=-1.0)):  # one knot in the middle of each step

@@ -74,16 +74,13 @@ def build_scorer(scorer: MeshScorer, mesh: MeshFile, settings: ServiceSettings) 
                 chat = OpenAiChat(scorer.endpoint, scorer.model, api_key=key, timeout_s=scorer.timeout_s)
             return LlmScorer(chat, concurrency=scorer.concurrency)
         case "judge-model":
-            from judge_service.scorers.judge_model import (
-                BatchOptions,
-                JudgeModelScorer,
-            )  # torch takes seconds to import
-
             if not scorer.model:
                 raise SettingsError(f"judge.scorers: {scorer.name}: a judge-model scorer needs a model")
+            folder = model_folder(settings, scorer.model)  # checked before torch, which takes seconds to import
+            from judge_service.scorers.judge_model import BatchOptions, JudgeModelScorer
+
             judge = mesh.judge
             options = BatchOptions(judge.max_batch, judge.max_batch_tokens)
-            folder = model_folder(settings, scorer.model)
             return JudgeModelScorer(folder, options, threads=judge.threads, device=judge.device)
 
 

@@ -22,6 +22,7 @@ from router_service.routing.lease_probe import LeaseProbe
 from router_service.routing.readiness import readiness
 from router_service.servicer import MESH_SERVICE, ROUTER_SERVICE, MeshServicer, RouterServicer
 from router_service.status import MeshStatus
+from router_service.telemetry.late_traces import LateTraces
 from router_service.telemetry.sampling import WindowSampler, WorkloadReporter
 from router_service.telemetry.stats import RouterStats
 from services import open_files
@@ -67,7 +68,9 @@ async def compose(chassis: Chassis) -> None:
     if replan.enabled:
         sampler = WindowSampler(replan.sample, replan.window_s, SystemClock(), random.Random())
         await stack.enter_async_context(WorkloadReporter(sampler, WorkloadStore(chassis.redis, chassis.keys)))
-    driver = RequestDriver(view, queue, tiers, judge, stats, tracer, sampler)
+    late_traces = LateTraces(tracer, chassis.telemetry.keeps_trace, options.trace_slow_s)
+    driver = RequestDriver(view, queue, tiers, judge, stats, tracer, late_traces, sampler)
+    chassis.interceptor.refuse_early(f"/{ROUTER_SERVICE}/Generate", driver.refusal)
     draining, batching = InFlightRequests(), AnswerBatching()
     router_pb2_grpc.add_RouterServiceServicer_to_server(
         RouterServicer(driver, view, draining, batching, options.default_deadline_s, options.heartbeat_s),

@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, aclosing, nullcontext
+from functools import partial
 from typing import Any, NoReturn
 
 import grpc
@@ -13,7 +14,7 @@ from google.rpc import code_pb2, status_pb2
 from grpc import aio
 from grpc_status import rpc_status
 from opentelemetry.metrics import Histogram
-from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, StatusCode, Tracer
+from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, StatusCode
 
 from services import errors, telemetry
 from services.domain.errors import InvalidRequest, Overloaded, PenstockError, invalid
@@ -37,43 +38,68 @@ UNTRACED = (
 )
 
 
+Refusal = Callable[[], Overloaded | None]
+"""Called when a call comes: the error that refuses it, if there is no room. It counts the refusals."""
+
+_NO_SPAN = nullcontext(INVALID_SPAN)
+
+
 class CallRecorder:
     """Traces calls by the RPC conventions, and records their durations and statuses."""
 
     def __init__(self, measured: Telemetry) -> None:
-        self._tracer = measured.tracer
+        self._measured = measured
         self._duration = measured.meter.create_histogram(
             "rpc.server.duration", unit="s", description="Time of each RPC."
         )
+        self._methods: dict[str, _RecordedMethod] = {}
 
     def begin(self, method: str, headers: Mapping[str, str]) -> "RecordedCall":
-        """method: `package.Service/Method`. headers: with the trace context of the caller."""
-        return RecordedCall(self._tracer, self._duration, method, headers)
+        """method: `package.Service/Method`, one that is served. headers: where the caller's trace context stands."""
+        recorded = self._methods.get(method)
+        if recorded is None:
+            recorded = self._methods[method] = _RecordedMethod(self._measured, self._duration, method)
+        return RecordedCall(recorded, headers)
+
+
+class _RecordedMethod:
+    """What the calls of one method share. labels: of the duration, by status code."""
+
+    def __init__(self, measured: Telemetry, duration: Histogram, name: str) -> None:
+        self.measured, self.duration, self.name = measured, duration, name
+        self.untraced = f"/{name}".startswith(UNTRACED)
+        self.labels: dict[str, dict[str, str]] = {}
 
 
 class RecordedCall:
     """One active call."""
 
-    def __init__(self, tracer: Tracer, duration: Histogram, method: str, headers: Mapping[str, str]) -> None:
-        self._tracer, self._duration, self._method, self._headers = tracer, duration, method, headers
+    __slots__ = ("_began", "_headers", "_method")
+
+    def __init__(self, method: _RecordedMethod, headers: Mapping[str, str]) -> None:
+        self._method, self._headers = method, headers
         self._began = time.monotonic()
 
     def span(self) -> AbstractContextManager[Span]:
-        if f"/{self._method}".startswith(UNTRACED):
-            return nullcontext(INVALID_SPAN)
-        return self._tracer.start_as_current_span(
-            self._method,
+        """The current span as long as the context lasts; INVALID_SPAN, and none, where the call is not traced."""
+        method = self._method
+        if method.untraced or not method.measured.is_traced(self._headers.get("traceparent")):
+            return _NO_SPAN
+        return method.measured.tracer.start_as_current_span(
+            method.name,
             context=telemetry.extract(self._headers),
             kind=SpanKind.SERVER,
-            attributes={"rpc.system": "grpc", "rpc.method": self._method},
+            attributes={"rpc.system": "grpc", "rpc.method": method.name},
             record_exception=False,
             set_status_on_exception=False,
         )
 
     def end(self, code: str) -> None:
-        self._duration.record(
-            time.monotonic() - self._began, {"rpc.method": self._method, "rpc.response.status_code": code}
-        )
+        method = self._method
+        labels = method.labels.get(code)
+        if labels is None:
+            labels = method.labels[code] = {"rpc.method": method.name, "rpc.response.status_code": code}
+        method.duration.record(time.monotonic() - self._began, labels)
 
     def failed(self, error: BaseException, span: Span) -> status_pb2.Status | None:
         """The status for `error`; None for a call that was cancelled or already aborted with a status.
@@ -93,12 +119,12 @@ class RecordedCall:
             if code.name not in ("INVALID_ARGUMENT", "NOT_FOUND"):
                 span.set_status(StatusCode.ERROR, errors.message_of(error))
             level = logging.DEBUG if isinstance(error, Overloaded) else logging.INFO
-            _log.log(level, "%s: %s: %s", self._method, code.name, errors.message_of(error))
+            _log.log(level, "%s: %s: %s", self._method.name, code.name, errors.message_of(error))
             return errors.to_proto(error)
         self.end("INTERNAL")
         span.record_exception(error)
         span.set_status(StatusCode.ERROR, repr(error))
-        _log.error("%s failed", self._method, exc_info=error)
+        _log.error("%s failed", self._method.name, exc_info=error)
         return status_pb2.Status(code=code_pb2.INTERNAL, message="internal error; the log has more")
 
 
@@ -113,16 +139,29 @@ class ChassisInterceptor(aio.ServerInterceptor):
         self._calls = CallRecorder(measured)
         given_up = measured.meter.create_counter("penstock.rpc.server.write_timeouts", unit="{call}")
         self._writes = WriteTimeouts(write_timeout_s, lambda: given_up.add(1))
+        self._handlers: dict[str, Handler] = {}  # by method: only those that are served, so they are few
+        self._refusals: dict[str, Refusal] = {}
+
+    def refuse_early(self, method: str, refusal: Refusal) -> None:
+        """Ask `refusal` about each call of a method (`/package.Service/Method`), before anything of it is read.
+
+        method: one with a stream of responses.
+        """
+        self._refusals[method] = refusal
+        self._handlers.pop(method, None)
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler | None:
-        handler = await continuation(handler_call_details)
         method: str = handler_call_details.method
-        if handler is None:
-            return handler
+        handler = self._handlers.get(method)
+        if handler is None and (plain := await continuation(handler_call_details)) is not None:
+            handler = self._handlers[method] = self._recorded(method, plain)
+        return handler
+
+    def _recorded(self, method: str, handler: Handler) -> Handler:
         several = handler.request_streaming
         deserializer = _checked(handler.request_deserializer)
         if handler.response_streaming:
@@ -130,10 +169,14 @@ class ChassisInterceptor(aio.ServerInterceptor):
             made = grpc.stream_stream_rpc_method_handler
             if method.startswith(FOREIGN):
                 return made(_foreign(inner, several=several), deserializer, handler.response_serializer)
+            refusal = self._refusals.get(method, _admit)
+            begin = partial(self._calls.begin, method.lstrip("/"))
 
             # Not a generator, so that the span is current only in here, even if the client disconnects.
             async def stream(requests: AsyncIterator[Any], context: Context) -> None:
-                call, write = self._begin(method, context), self._writes.watched()
+                if (refused := refusal()) is not None:
+                    await context.abort_with_status(errors.to_status(refused))
+                call, write = begin(_trace_context(context)), self._writes.watched()
                 with call.span() as span:
                     try:
                         request = await _request(requests, several=several)
@@ -153,8 +196,10 @@ class ChassisInterceptor(aio.ServerInterceptor):
         if method.startswith(FOREIGN):
             return made_unary(_foreign(single, several=several), deserializer, handler.response_serializer)
 
+        begin_unary = partial(self._calls.begin, method.lstrip("/"))
+
         async def unary(requests: AsyncIterator[Any], context: Context) -> Any:
-            call = self._begin(method, context)
+            call = begin_unary(_trace_context(context))
             with call.span() as span:
                 try:
                     response = await single(await _request(requests, several=several), context)
@@ -165,9 +210,19 @@ class ChassisInterceptor(aio.ServerInterceptor):
 
         return made_unary(unary, deserializer, handler.response_serializer)
 
-    def _begin(self, method: str, context: Context) -> RecordedCall:
-        headers = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
-        return self._calls.begin(method.lstrip("/"), headers)
+
+def _admit() -> None:
+    """Refuse nothing."""
+
+
+_NO_HEADERS: Mapping[str, str] = {}
+_TRACE_HEADERS = ("traceparent", "tracestate", "baggage")
+
+
+def _trace_context(context: Context) -> Mapping[str, str]:
+    """What a call's metadata says of its caller's trace."""
+    headers = [(key, str(value)) for key, value in context.invocation_metadata() or () if key in _TRACE_HEADERS]
+    return dict(headers) if headers else _NO_HEADERS
 
 
 async def _abort(context: Context, status: status_pb2.Status | None, error: BaseException) -> NoReturn:

@@ -25,10 +25,12 @@ def model_folder(settings: ServiceSettings, model: str) -> Path:
     The environment variables of the hub apply: HF_HOME (the cache), HF_TOKEN, HF_HUB_OFFLINE.
 
     Raises:
-        SettingsError: There is no such folder, and the model cannot be downloaded.
+        SettingsError: There is no such folder, or the model cannot be downloaded.
     """
     folder = settings.resolve(model)
     if not is_hub_id(settings, model):
+        if not folder.is_dir():
+            raise SettingsError(f"model {model}: no folder {folder}")
         return folder
     from huggingface_hub import snapshot_download  # installed with engines, not with routers
 

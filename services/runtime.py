@@ -24,10 +24,11 @@ from services.domain.stages.places import StagePlace
 from services.health import Health
 from services.interceptors import ChassisInterceptor
 from services.mesh_file import load_mesh_file
-from services.settings import MeshFile, ServiceSettings, SettingsError
+from services.settings import MeshFile, MeshRouter, ServiceSettings, SettingsError
 from services.state import Registrar, connect
 from services.state.keys import Keys
 from services.telemetry import Telemetry
+from services.trace_sampling import SamplingLimits
 
 _log = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ class Chassis:
     keys: Keys
     telemetry: Telemetry
     server: aio.Server
+    interceptor: ChassisInterceptor
     health: Health
     stack: AsyncExitStack
     http_address: str = ""
@@ -78,6 +80,14 @@ class Chassis:
     def supervise(self, name: str, factory: Callable[[], Coroutine[Any, Any, object]], *, endless: bool = True) -> None:
         """Run `factory()` in the background until the service stops; see `background.supervise`."""
         self.stack.push_async_callback(end, supervise(name, factory, endless=endless))
+
+
+ENTRIES = (Role.ROUTER, Role.PLANNER)
+"""Services that clients call. The others trace what their callers do."""
+
+
+def _sampling(options: MeshRouter) -> SamplingLimits:
+    return SamplingLimits(options.trace_share, options.trace_per_s)
 
 
 class ServiceFailed(Exception):
@@ -125,7 +135,15 @@ async def serve(
     host = settings.advertise_host or (socket.gethostname() if settings.bind_host == "0.0.0.0" else settings.bind_host)
     stop = stop or _stop_on_signals()
     async with AsyncExitStack() as stack:
-        measured = telemetry.set_up(role.value, instance_id, settings, state_url=state_url, keys=keys, host=host)
+        measured = telemetry.set_up(
+            role.value,
+            instance_id,
+            settings,
+            state_url=state_url,
+            keys=keys,
+            host=host,
+            sampling=_sampling(mesh.router) if role in ENTRIES else None,
+        )
         stack.callback(measured.close)
         interceptor = ChassisInterceptor(measured, mesh.router.write_timeout_s)
         limits = grpc_server.client_limits(mesh.router) if role is Role.ROUTER else ()
@@ -147,6 +165,7 @@ async def serve(
             keys=keys,
             telemetry=measured,
             server=server,
+            interceptor=interceptor,
             health=Health(server, instance_id),
             stack=stack,
         )

@@ -254,6 +254,13 @@ class MeshRouter(BaseModel):
     max_refusals: int = Field(default=50, ge=1)
     """How often workers of one tier may refuse a request, because they are full or draining, before it is given up. If they
     are full, the error carries a retry delay. A worker that refused gets no requests for up to a second."""
+    trace_share: float = Field(default=0.01, ge=0, le=1)
+    """Share of requests that are traced. 1: all."""
+    trace_per_s: float = Field(default=1.0, ge=0, le=1000)
+    """Traces per second in addition to trace_share, with bursts of ten seconds' worth. It applies separately to requests
+    in general, to requests whose clients ask for a trace, and to untraced requests that failed or were slow."""
+    trace_slow_s: float = Field(default=30.0, gt=0)
+    """An untraced request that took longer than this is slow."""
 
 
 class MeshReplan(BaseModel):

@@ -27,7 +27,7 @@ from opentelemetry.sdk.metrics.view import ExplicitBucketHistogramAggregation, V
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
-from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer, format_span_id, format_trace_id
+from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, StatusCode, Tracer, format_span_id, format_trace_id
 from prometheus_client import CollectorRegistry, start_http_server
 
 from services import background
@@ -37,6 +37,7 @@ from services.settings import ServiceSettings
 from services.state.connection import connect_blocking
 from services.state.keys import Keys
 from services.state.traces import SpanRecord, write_spans
+from services.trace_sampling import EVERYTHING, NOTHING, Caller, SamplingLimits, TraceSampler
 
 _log = logging.getLogger(__name__)
 
@@ -53,9 +54,22 @@ class Telemetry:
     tracer: Tracer
     meter: Meter
     metrics_address: str
+    sampler: TraceSampler | None
+    """Decides which requests are traced; None where only traces that a caller has begun go on."""
     _tracers: TracerProvider
     _meters: MeterProvider
     _server: WSGIServer | None = None
+
+    def is_traced(self, traceparent: str | None) -> bool:
+        """Whether a call is traced. traceparent: its caller's header."""
+        caller = Caller.of(traceparent)
+        if self.sampler is None:
+            return caller is Caller.SAMPLED
+        return self.sampler.samples(caller, time.monotonic())
+
+    def keeps_trace(self) -> bool:
+        """Whether there is room for the trace of an untraced request that has failed or was slow."""
+        return self.sampler is not None and self.sampler.keeps(time.monotonic())
 
     def close(self) -> None:
         """Flush the exporters, within a few seconds, and stop the Prometheus endpoint."""
@@ -68,9 +82,19 @@ class Telemetry:
 
 
 def set_up(
-    service: str, instance_id: str, settings: ServiceSettings, *, state_url: str, keys: Keys, host: str
+    service: str,
+    instance_id: str,
+    settings: ServiceSettings,
+    *,
+    state_url: str,
+    keys: Keys,
+    host: str,
+    sampling: SamplingLimits | None = None,
 ) -> Telemetry:
-    """Set up the telemetry of this process and start the Prometheus endpoint."""
+    """Set up the telemetry of this process and start the Prometheus endpoint.
+
+    sampling: for a service that clients call.
+    """
     resource = Resource.create(
         {"service.name": f"penstock-{service}", "service.instance.id": instance_id, "service.namespace": keys.mesh}
     )
@@ -80,6 +104,7 @@ def set_up(
         tracers.add_span_processor(BatchSpanProcessor(redis_exporter, schedule_delay_millis=500))
     registry = CollectorRegistry()
     readers: list[MetricReader] = [PrometheusMetricReader(registry=registry)]
+    exported = bool(settings.trace_keep or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"))
     if os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"):
         from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
@@ -103,6 +128,7 @@ def set_up(
         tracers.get_tracer("penstock"),
         meters.get_meter("penstock"),
         f"{host}:{server.server_port}",
+        TraceSampler(sampling if exported else NOTHING, time.monotonic()) if sampling is not None else None,
         tracers,
         meters,
         server,
@@ -112,7 +138,8 @@ def set_up(
 def disabled() -> Telemetry:
     """Telemetry without exporters, for tests."""
     tracers, meters = TracerProvider(), MeterProvider()
-    return Telemetry(tracers.get_tracer("penstock"), meters.get_meter("penstock"), "", tracers, meters)
+    sampler = TraceSampler(EVERYTHING, time.monotonic())
+    return Telemetry(tracers.get_tracer("penstock"), meters.get_meter("penstock"), "", sampler, tracers, meters)
 
 
 class _RedisSpanExporter(SpanExporter):
@@ -174,19 +201,48 @@ def extract(metadata: Mapping[str, str]) -> Context:
     return propagate.extract(metadata)
 
 
-def inject() -> tuple[tuple[str, str], ...]:
-    """The current trace context as gRPC metadata."""
+def inject(context: Context | None = None) -> tuple[tuple[str, str], ...]:
+    """A trace context, or the current one, as gRPC metadata. Nothing where it is not traced."""
+    if not is_traced(context):
+        return ()
     carrier: dict[str, str] = {}
-    propagate.inject(carrier)
+    propagate.inject(carrier, context)
     return tuple(carrier.items())
+
+
+def child_span(
+    tracer: Tracer,
+    name: str,
+    attributes: Mapping[str, str | int | float],
+    *,
+    parent: Context | None = None,
+    kind: SpanKind = SpanKind.INTERNAL,
+) -> Span:
+    """Begin a span under the parent's, or the current one. INVALID_SPAN where that is not traced."""
+    if not is_traced(parent):
+        return INVALID_SPAN
+    return tracer.start_span(name, context=parent, kind=kind, attributes=attributes)
+
+
+def is_traced(context: Context | None = None) -> bool:
+    """Whether what happens in a context, or the current one, is traced."""
+    span = trace.get_current_span(context)
+    return span is not INVALID_SPAN and span.get_span_context().trace_flags.sampled
+
+
+def context_of(span: Span, context: Context | None = None) -> Context:
+    """A context, or the current one, with `span` as its span."""
+    return _UNTRACED if span is INVALID_SPAN else trace.set_span_in_context(span, context)
+
+
+_UNTRACED = Context()
 
 
 @contextmanager
 def client_span(tracer: Tracer, method: str, **attributes: str | int | float) -> Iterator[Span]:
     """A CLIENT span around one RPC, with name and attributes by the RPC conventions. `method` is `package.Service/Method`."""
-    with tracer.start_as_current_span(
-        method, kind=SpanKind.CLIENT, attributes={"rpc.system": "grpc", "rpc.method": method, **attributes}
-    ) as span:
+    described = {"rpc.system": "grpc", "rpc.method": method, **attributes}
+    with trace.use_span(child_span(tracer, method, described, kind=SpanKind.CLIENT), end_on_exit=True) as span:
         yield span
 
 

@@ -1,5 +1,6 @@
 """Shared by all tests: a real Redis, mesh files, the shipped models, tiny random ones."""
 
+import gc
 import os
 import uuid
 from collections.abc import Callable, Iterator
@@ -24,6 +25,25 @@ ROOT = Path(__file__).resolve().parent.parent
 FAMILY = ROOT / "models" / "family"
 TIERS = ("small", "medium", "large")
 
+FIRST = (
+    "planner/test_plan_cascade.py",  # compiles the kernels, which the other files then read from the cache
+    "local/test_demo.py",
+    "faults/test_kills.py",
+    "local/test_local_mesh.py",
+    "worker/test_torch_exactness.py",
+    "faults/test_thousand_streams.py",
+    "faults/test_stuck_router.py",
+    "test_wheel.py",
+    "local/test_examples.py",
+    "local/test_up_and_down.py",
+    "faults/test_storm.py",
+    "faults/test_migration_kills.py",
+    "faults/test_malformed_requests.py",
+    "planner/test_solver_rpcs.py",
+    "router/test_slow_clients.py",
+)
+"""Files that take long, the longest first: started last, one of them would run alone at the end. For `-n` of pytest-xdist."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--sglang", action="store_true", help="run the tests that need a real SGLang server")
@@ -31,12 +51,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    places = {ROOT / "tests" / name: place for place, name in enumerate(FIRST)}
+    items.sort(key=lambda item: places.get(item.path, len(FIRST)))  # stable: otherwise as collected
     if config.getoption("--sglang"):
         return
     skip = pytest.mark.skip(reason="a real SGLang server: `make test-sglang` installs one and runs this")
     for item in items:
         if item.get_closest_marker("sglang"):
             item.add_marker(skip)
+
+
+def pytest_collection_finish() -> None:
+    """What is imported stays: garbage collections need not look at it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

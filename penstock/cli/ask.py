@@ -47,6 +47,7 @@ def ask(
         tools=forms.tools(tools, tool_choice),
         tool_choice=tool_choice,
         structured_output=forms.structured_output(json_object, json_schema, regex, grammar, choice),
+        trace=True,
     )
     with cli_error_handling(routers), Client(routers, retry=targets.INTERACTIVE) as client:
         if json:
@@ -64,7 +65,7 @@ def chat(
 ) -> None:
     """Chat with the mesh. An empty line or Ctrl-D ends the chat."""
     routers = targets.resolve(target)
-    generation = Options(model=model, temperature=temperature, max_tokens=max_tokens)
+    generation = Options(model=model, temperature=temperature, max_tokens=max_tokens, trace=True)
     messages = [{"role": "system", "content": system}] if system else []
     with cli_error_handling(routers), Client(routers, retry=targets.INTERACTIVE) as client:
         while True:
@@ -127,5 +128,5 @@ def _line(event: object) -> str:
 def _summary(finished: Finished) -> str:
     return (
         f"  {finished.tier}, {finished.usage.output_tokens} tokens, first token {seconds(finished.ttft_s)}, "
-        f"total {seconds(finished.total_s)}, trace {finished.trace_id}"
+        f"total {seconds(finished.total_s)}" + (f", trace {finished.trace_id}" if finished.trace_id else "")
     )

@@ -172,7 +172,7 @@ class AsyncClient:
             if self._closed:
                 raise errors.client_closed()
             message, timeout_s = request.message(), max(0.0, request.deadline_s - loop.time())
-            call = self._router(request.router).Generate(message, timeout=timeout_s)
+            call = self._router(request.router).Generate(message, timeout=timeout_s, metadata=request.metadata)
             watch = SilenceWatch(partial(request.silence_s, self._silence_s))
             watcher, cancelling = LoopWatcher(watch, call), _cancelling()
             try:

@@ -7,6 +7,7 @@ token is repeated; after it, the next attempt resumes behind the tokens received
 
 import math
 import random
+import secrets
 from dataclasses import dataclass, field
 
 import grpc
@@ -77,6 +78,7 @@ class ResumableRequest:
     """The state of one request. Times are of a monotonic clock, in seconds.
 
     deadline_s: No attempt starts at or after it.
+    metadata: Metadata of the call of every attempt.
     """
 
     prompt: types.Prompt
@@ -87,6 +89,7 @@ class ResumableRequest:
     deadline_s: float
     rng: random.Random = field(default_factory=random.Random)
     router: int = field(init=False)
+    metadata: tuple[tuple[str, str], ...] = field(init=False)
     _request: pb.GenerateRequest = field(init=False)
     _tried: list[_Router] = field(init=False)
     _attempts: int = 0
@@ -106,6 +109,7 @@ class ResumableRequest:
     def __post_init__(self) -> None:
         self._request = transport.request_to_proto(self.prompt, self.options)
         self._request_id = self.options.request_id
+        self.metadata = _sampled_trace() if self.options.trace else ()
         self.router = self.routers.preferred
         self._tried = [_Router() for _ in range(self.routers.count)]
 
@@ -258,3 +262,8 @@ class ResumableRequest:
         limit_s = self.policy.unavailable_timeout_s
         if limit_s is not None and now - self._unavailable_since_s >= limit_s:
             raise failure
+
+
+def _sampled_trace() -> tuple[tuple[str, str], ...]:
+    """The context of a new trace, all attempts of a request being part of it (W3C Trace Context)."""
+    return (("traceparent", f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01"),)

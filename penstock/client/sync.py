@@ -153,7 +153,7 @@ class Client:
             if self._closed:
                 raise errors.client_closed()
             message, timeout_s = request.message(), max(0.0, request.deadline_s - time.monotonic())
-            call = self._router(request.router).Generate(message, timeout=timeout_s)
+            call = self._router(request.router).Generate(message, timeout=timeout_s, metadata=request.metadata)
             watch = SilenceWatch(partial(request.silence_s, self._silence_s))
             watch.waiting(time.monotonic())
             self._watcher.add(watch, call)

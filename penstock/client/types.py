@@ -86,6 +86,7 @@ class Options:
     tool_choice: auto (the model decides), none, required, or the name of the tool to call; None: auto.
     parallel_tool_calls: whether one reply may have several calls.
     structured_output: the form that the reply must have.
+    trace: request a trace; `trace_id` then names it. A router limits the number of traces, so it may be empty.
     """
 
     model: str = "cascade"
@@ -103,6 +104,7 @@ class Options:
     tool_choice: str | None = None
     parallel_tool_calls: bool = True
     structured_output: StructuredOutput | None = None
+    trace: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
 
 from router_service.admission.rules import Admission, Ticket, TicketState
 from services.domain.errors import DeadlineExceeded, Overloaded, invalid
@@ -15,12 +15,32 @@ RETRY_JITTER = 0.5  # retries come spread over the hint and half as much again, 
 class Places:
     """The places that one caller holds."""
 
-    def __init__(self, leave: Callable[[], None]) -> None:
-        self._leave = leave
+    __slots__ = ("_queue", "_ticket")
+
+    def __init__(self, queue: "AdmissionQueue", ticket: Ticket) -> None:
+        self._queue, self._ticket = queue, ticket
 
     def leave_one(self) -> None:
         """Give one back before the others."""
-        self._leave()
+        self._queue.leave_one(self._ticket)
+
+
+class HeldPlaces(AbstractAsyncContextManager[Places]):
+    """Places that are waited for on the way in and given back on the way out."""
+
+    __slots__ = ("_queue", "_request", "_ticket")
+
+    def __init__(self, queue: "AdmissionQueue", priority: int, deadline_s: float, places: int) -> None:
+        self._queue, self._request = queue, (priority, deadline_s, places)
+
+    async def __aenter__(self) -> Places:
+        self._ticket = await self._queue.enter(*self._request)
+        return Places(self._queue, self._ticket)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._queue.leave(self._ticket)
 
 
 class AdmissionQueue:
@@ -42,26 +62,46 @@ class AdmissionQueue:
         """Places that are waited for."""
         return self._admission.waiting
 
-    @asynccontextmanager
-    async def entered(self, priority: int, deadline_s: float, places: int = 1) -> AsyncIterator[Places]:
+    def refusal(self) -> Overloaded | None:
+        """The error that a request is refused with which comes now, whatever it is; None where it may get in.
+
+        Costs next to nothing, so it can be asked before the request is read. A refusal is counted as of one place.
+        """
+        if not self._admission.is_full:
+            return None
+        return self._refused(1, asyncio.get_running_loop().time())
+
+    def entered(self, priority: int, deadline_s: float, places: int = 1) -> "HeldPlaces":
         """Hold `places` places, all or none, as long as the context lasts.
 
-        Raises:
+        Entering it raises:
             InvalidRequest: more places than there are; names `n`.
             Overloaded: the queue is full.
             DeadlineExceeded: while waiting.
         """
+        return HeldPlaces(self, priority, deadline_s, places)
+
+    async def enter(self, priority: int, deadline_s: float, places: int) -> Ticket:
+        """Wait for places; they are held until `leave`. Raises as `entered` does."""
         if places > self._admission.max_active:
             limit = self._admission.max_active
             raise invalid("n", f"{places} choices in all (n times prompts), of which at most {limit} can run at once")
-        loop = asyncio.get_running_loop()
-        ticket = self._enter(priority, places, loop.time())
-        try:
-            if ticket.state is TicketState.WAITING:
+        ticket = self._enter(priority, places, asyncio.get_running_loop().time())
+        if ticket.state is TicketState.WAITING:
+            try:
                 await self._turn(ticket, deadline_s)
-            yield Places(lambda: self._admitted(self._admission.leave(ticket, 1, loop.time())))
-        finally:
-            self._admitted(self._admission.cancel(ticket, loop.time()))
+            except BaseException:
+                self.leave(ticket)
+                raise
+        return ticket
+
+    def leave_one(self, ticket: Ticket) -> None:
+        """Give one of a ticket's places back."""
+        self._admitted(self._admission.leave(ticket, 1, asyncio.get_running_loop().time()))
+
+    def leave(self, ticket: Ticket) -> None:
+        """Give back all places that a ticket still holds or waits for."""
+        self._admitted(self._admission.cancel(ticket, asyncio.get_running_loop().time()))
 
     def retry_after_s(self, now_s: float) -> float:
         """When to try again: as long as the queue takes to be worked off, with jitter."""
@@ -72,9 +112,12 @@ class AdmissionQueue:
         ticket, admitted = self._admission.enter(priority, places, now_s)
         self._admitted(admitted)
         if ticket.state is TicketState.GONE:
-            self.rejected += places
-            raise Overloaded(f"{self.waiting} requests are waiting already", self.retry_after_s(now_s))
+            raise self._refused(places, now_s)
         return ticket
+
+    def _refused(self, places: int, now_s: float) -> Overloaded:
+        self.rejected += places
+        return Overloaded(f"{self.waiting} requests are waiting already", self.retry_after_s(now_s))
 
     async def _turn(self, ticket: Ticket, deadline_s: float) -> None:
         turn = self._turns[id(ticket)] = asyncio.get_running_loop().create_future()

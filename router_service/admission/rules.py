@@ -69,6 +69,11 @@ class Admission:
         self._waiting_tickets = 0
         self._arrivals = 0
 
+    @property
+    def is_full(self) -> bool:
+        """Whether any request that comes now is refused, whatever its priority and the places it needs."""
+        return self.active >= self.max_active and self.waiting >= self.max_waiting
+
     def enter(self, priority: int, places: int, now_s: float) -> tuple[Ticket, list[Ticket]]:
         """Add a request; return its ticket and all that are admitted by this (at most itself).
 

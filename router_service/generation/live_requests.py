@@ -15,7 +15,15 @@ class LiveRequests:
 
     @contextmanager
     def entered(self, request_id: str, *, resumes: bool) -> Iterator[None]:
-        """The id is live as long as the context lasts.
+        """The id is live as long as the context lasts. Raises as `enter` does."""
+        self.enter(request_id, resumes=resumes)
+        try:
+            yield
+        finally:
+            self.leave(request_id)
+
+    def enter(self, request_id: str, *, resumes: bool) -> None:
+        """The id is live until `leave`, to be called as often as this.
 
         resumes: the request goes on behind tokens that its client has. It is let in beside the call that it takes over from,
         whose end this router may not have seen yet. It does not end that call: ids are chosen by clients, and one could
@@ -27,9 +35,9 @@ class LiveRequests:
         if self._calls[request_id] and not resumes:
             raise AlreadyRunning(request_id)
         self._calls[request_id] += 1
-        try:
-            yield
-        finally:
-            self._calls[request_id] -= 1
-            if not self._calls[request_id]:
-                del self._calls[request_id]
+
+    def leave(self, request_id: str) -> None:
+        """One request of the id has ended."""
+        self._calls[request_id] -= 1
+        if not self._calls[request_id]:
+            del self._calls[request_id]

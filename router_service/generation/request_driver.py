@@ -2,13 +2,13 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass, field, replace
+from types import TracebackType
 
 from opentelemetry import context as otel_context
-from opentelemetry import trace
-from opentelemetry.trace import Span, StatusCode, Tracer, format_trace_id
+from opentelemetry.trace import INVALID_SPAN, Span, StatusCode, Tracer, format_trace_id
 
 from router_service.admission.admission_queue import AdmissionQueue, Places
 from router_service.clients.judge_client import JudgeClient, Verdict
@@ -30,8 +30,10 @@ from router_service.generation import cascade
 from router_service.generation.cascade import Escalate
 from router_service.generation.live_requests import LiveRequests
 from router_service.generation.tier_generation import TierDone, TierGeneration
+from router_service.telemetry.late_traces import LateTraces, PastRequest, PastSpan
 from router_service.telemetry.sampling import WindowSampler
 from router_service.telemetry.stats import RouterStats
+from services import telemetry
 from services.domain.errors import (
     AlreadyRunning,
     DeadlineExceeded,
@@ -80,11 +82,25 @@ class _Reply:
     done: TierDone | None = None
     score: float | None = None
     accepted: bool = False
+    failure: str = ""
     ended_at: float = 0.0
 
     @property
     def text(self) -> str:
         return "".join(self.texts or ()) or "".join(frame.text for frame in self.frames)
+
+    def attributes(self) -> dict[str, str | float]:
+        """Of its span."""
+        optional = {"penstock.score": self.score, "penstock.threshold": self.tier.threshold}
+        return {
+            "penstock.tier": self.tier.name,
+            "penstock.instance_id": self.instance_id,
+            "penstock.accepted": self.accepted,
+            **{name: value for name, value in optional.items() if value is not None},
+        }
+
+    def past(self) -> PastSpan:
+        return PastSpan(_span_name(self.tier), self.started_at, self.ended_at, self.attributes(), self.failure)
 
     def take(self, frame: TokenFrame) -> None:
         """The next tokens: kept, or passed on as they come."""
@@ -111,6 +127,46 @@ class _Reply:
         return told if told.prompt_tokens else replace(told, prompt_tokens=self.prompt_tokens)
 
 
+class AdmittedRequests(AbstractAsyncContextManager[Places]):
+    """Requests whose ids are live and that hold places of the queue, as long as the context lasts."""
+
+    __slots__ = ("_live", "_live_ids", "_on_refused", "_places", "_queue", "_requests")
+
+    def __init__(
+        self,
+        queue: AdmissionQueue,
+        live: LiveRequests,
+        requests: Sequence[RouterRequest],
+        on_refused: Callable[[RouterRequest, PenstockError], None],
+    ) -> None:
+        self._queue, self._live, self._requests, self._on_refused = queue, live, requests, on_refused
+        self._live_ids: list[str] = []
+        self._places = queue.entered(requests[0].priority, requests[0].deadline_s, len(requests))
+
+    async def __aenter__(self) -> Places:
+        try:
+            for request in self._requests:
+                self._live.enter(request.request_id, resumes=request.resume is not None)
+                self._live_ids.append(request.request_id)
+            return await self._places.__aenter__()
+        except BaseException as error:
+            self._leave()
+            if isinstance(error, (AlreadyRunning, Overloaded, DeadlineExceeded)):
+                for request in self._requests:
+                    self._on_refused(request, error)
+            raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._places.__aexit__(kind, error, trace)
+        self._leave()
+
+    def _leave(self) -> None:
+        for request_id in self._live_ids:
+            self._live.leave(request_id)
+
+
 class RequestDriver:
     """Drives requests; one for the whole router, holding nothing of any request but its id while it is live."""
 
@@ -122,11 +178,19 @@ class RequestDriver:
         judge: JudgeClient,
         stats: RouterStats,
         tracer: Tracer,
+        late_traces: LateTraces,
         sampler: WindowSampler | None = None,
     ) -> None:
         self._view, self._queue, self._tiers, self._judge = view, queue, tiers, judge
-        self._stats, self._tracer, self._sampler = stats, tracer, sampler
+        self._stats, self._tracer, self._late_traces, self._sampler = stats, tracer, late_traces, sampler
         self._live = LiveRequests()
+
+    def refusal(self) -> Overloaded | None:
+        """The error that a request is refused with which comes now, before anything of it is known; it is counted."""
+        error = self._queue.refusal()
+        if error is not None:
+            self._stats.rejection()
+        return error
 
     async def drive(self, request: RouterRequest, on_answer: OnAnswer) -> AsyncGenerator[RouterEvent, None]:
         """Admit one request and run it, as `admitted` and `run` do."""
@@ -134,28 +198,16 @@ class RequestDriver:
             async for event in events:
                 yield event
 
-    @asynccontextmanager
-    async def admitted(self, requests: Sequence[RouterRequest]) -> AsyncIterator[Places]:
+    def admitted(self, requests: Sequence[RouterRequest]) -> "AdmittedRequests":
         """Wait until requests that belong together, of one priority and deadline, may run: all of them or none.
 
-        Raises:
+        Entering it raises:
             AlreadyRunning: a request of one of these ids is live here, and this one does not resume it.
             InvalidRequest: they are more than can ever run at once; names `n`.
             Overloaded: the queue is full.
             DeadlineExceeded: while waiting.
         """
-        async with AsyncExitStack() as stack:
-            try:
-                for request in requests:
-                    stack.enter_context(self._live.entered(request.request_id, resumes=request.resume is not None))
-                places = await stack.enter_async_context(
-                    self._queue.entered(requests[0].priority, requests[0].deadline_s, len(requests))
-                )
-            except (AlreadyRunning, Overloaded, DeadlineExceeded) as error:
-                for request in requests:
-                    self._count(request, error)
-                raise
-            yield places
+        return AdmittedRequests(self._queue, self._live, requests, self._count)
 
     async def run(
         self, request: RouterRequest, places: Places, on_answer: OnAnswer
@@ -173,9 +225,14 @@ class RequestDriver:
         """
         loop = asyncio.get_running_loop()
         arrival_s = self._sampler.arrived(request) if self._sampler is not None else 0.0
-        finished = False
+        finished, replies, began, traced = False, list[_Reply](), loop.time(), telemetry.is_traced()
+
+        def past() -> PastRequest:
+            tiers = [reply.past() for reply in replies]
+            return PastRequest(request.request_id, request.model, began, loop.time(), tiers)
+
         try:
-            async with aclosing(self._run_tiers(request, on_answer)) as events:
+            async with aclosing(self._run_tiers(request, replies, past, on_answer)) as events:
                 async for event in events:
                     if loop.time() >= request.deadline_s and not isinstance(event, Finished):
                         raise DeadlineExceeded("the deadline passed while the client was reading")
@@ -184,24 +241,38 @@ class RequestDriver:
                     if self._sampler is not None and isinstance(event, Finished):
                         self._sampler.finished(arrival_s, request, event)
                     yield event
-        except PenstockError as error:
-            self._count(request, error)
-            raise
         except (asyncio.CancelledError, GeneratorExit):  # its client left, or its deadline passed on the way to it
             if not finished:
                 self._stats.cancellation(request.model)
+                if not traced:
+                    self._late_traces.ended(loop.time() - began, past)
+            raise
+        except Exception as error:
+            if isinstance(error, PenstockError):
+                self._count(request, error)
+            if not traced:
+                self._late_traces.failed(past, error)
             raise
         finally:
             places.leave_one()
 
     def _count(self, request: RouterRequest, error: PenstockError) -> None:
         if isinstance(error, Overloaded):
-            self._stats.rejection(request.model)
+            self._stats.rejection()
         else:
             self._stats.failure(request.model, error.reason.lower())
 
-    async def _run_tiers(self, request: RouterRequest, on_answer: OnAnswer) -> AsyncGenerator[RouterEvent, None]:
-        """Tier after tier, until an answer stands. The plan is the one that holds now, to the end of the request."""
+    async def _run_tiers(
+        self,
+        request: RouterRequest,
+        replies: list[_Reply],
+        past: Callable[[], PastRequest],
+        on_answer: OnAnswer,
+    ) -> AsyncGenerator[RouterEvent, None]:
+        """Tier after tier, until an answer stands. The plan is the one that holds now, to the end of the request.
+
+        replies: to be filled. past: the request as it is by now.
+        """
         loop = asyncio.get_running_loop()
         began = loop.time()
         plan = self._view.plan
@@ -210,7 +281,7 @@ class RequestDriver:
         route = cascade.route(plan, request.model)
         sampling = request.sampling.with_seed(secrets.randbits(63))
         assert sampling.seed is not None
-        at, replies = self._entry(plan, route, request), list[_Reply]()
+        at = self._entry(plan, route, request)
         yield Accepted(request.request_id, plan.revision, sampling.seed)
         history = FailureHistory()
         while True:
@@ -250,7 +321,7 @@ class RequestDriver:
             if held:
                 for frame in reply.frames:
                     reply.answer(frame)
-            yield self._finished(request, reply, replies, began)
+            yield self._finished(request, reply, replies, began, past)
             return
 
     def _entry(self, plan: Plan, route: tuple[TierPlan, ...], request: RouterRequest) -> int:
@@ -287,7 +358,7 @@ class RequestDriver:
             priority=request.priority,
             output_interval_s=UNSTREAMED_INTERVAL_S if reply.held or not request.streamed else None,
         )
-        parent = trace.set_span_in_context(reply.span)
+        parent = telemetry.context_of(reply.span)
         events = self._tiers.generate(
             reply.tier.name,
             asked,
@@ -318,7 +389,7 @@ class RequestDriver:
 
     async def _judged(self, request: RouterRequest, plan: Plan, reply: _Reply) -> Verdict | None:
         assert reply.done is not None
-        token = otel_context.attach(trace.set_span_in_context(reply.span))
+        token = otel_context.attach(telemetry.context_of(reply.span))
         try:
             return await self._judge.score(
                 plan.scorer,
@@ -340,7 +411,7 @@ class RequestDriver:
         return record.model.tool_format if record is not None and record.model is not None else ""
 
     def _begin(self, tier: TierPlan, request: RouterRequest, on_answer: OnAnswer, *, held: bool) -> _Reply:
-        span = self._tracer.start_span(f"tier {tier.name}", attributes={"penstock.tier": tier.name})
+        span = self._tracer.start_span(_span_name(tier)) if telemetry.is_traced() else INVALID_SPAN
         with_logprobs = request.sampling.top_logprobs is not None
         reply = _Reply(tier, asyncio.get_running_loop().time(), span, held, with_logprobs, on_answer)
         if _tool_use(request).offered:
@@ -350,22 +421,29 @@ class RequestDriver:
 
     def _end(self, reply: _Reply, error: BaseException | None = None) -> None:
         reply.ended_at = asyncio.get_running_loop().time()
-        if isinstance(error, PenstockError):
-            reply.span.set_status(StatusCode.ERROR, str(error))
-        elif error is not None:
-            reply.span.set_status(StatusCode.ERROR, "cancelled")
-        reply.span.set_attribute("penstock.instance_id", reply.instance_id)
-        reply.span.set_attribute("penstock.accepted", reply.accepted)
-        if reply.score is not None:
-            reply.span.set_attribute("penstock.score", reply.score)
-        if reply.tier.threshold is not None:
-            reply.span.set_attribute("penstock.threshold", reply.tier.threshold)
+        if error is not None:
+            reply.failure = str(error) if isinstance(error, PenstockError) else "cancelled"
+        if not reply.span.is_recording():
+            return
+        if reply.failure:
+            reply.span.set_status(StatusCode.ERROR, reply.failure)
+        reply.span.set_attributes(reply.attributes())
         reply.span.end()
 
-    def _finished(self, request: RouterRequest, reply: _Reply, replies: list[_Reply], began: float) -> Finished:
+    def _finished(
+        self,
+        request: RouterRequest,
+        reply: _Reply,
+        replies: list[_Reply],
+        began: float,
+        past: Callable[[], PastRequest],
+    ) -> Finished:
         assert reply.done is not None
         form = FORMATS.get(reply.tool_format) if _tool_use(request).offered else None
         parsed = parse_reply(reply.text, form, request.request_id) if form is not None else None
+        total_s, span = asyncio.get_running_loop().time() - began, reply.span.get_span_context()
+        traced = span.trace_flags.sampled
+        trace_id = format_trace_id(span.trace_id) if traced else self._late_traces.ended(total_s, past)
         summaries = tuple(
             TierSummary(
                 tier=r.tier.name,
@@ -385,8 +463,8 @@ class RequestDriver:
             usage=reply.usage(),
             tiers=summaries,
             ttft_s=reply.answered_at - began if reply.answered_at is not None else None,
-            total_s=asyncio.get_running_loop().time() - began,
-            trace_id=format_trace_id(reply.span.get_span_context().trace_id),
+            total_s=total_s,
+            trace_id=trace_id,
             stop=reply.done.stop,
             tool_calls=parsed.calls if parsed is not None else (),
             content=parsed.content if parsed is not None else None,
@@ -405,6 +483,10 @@ def _why_unable(error: PenstockError) -> EscalationReason:
         case UnsupportedByModel():
             return EscalationReason.UNSUPPORTED_BY_MODEL
     return EscalationReason.TIER_UNAVAILABLE
+
+
+def _span_name(tier: TierPlan) -> str:
+    return f"tier {tier.name}"
 
 
 def worker_request_id(request_id: str, tier: str) -> str:

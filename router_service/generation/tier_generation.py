@@ -12,7 +12,6 @@ from collections.abc import AsyncGenerator
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass, replace
 
-from opentelemetry import propagate, trace
 from opentelemetry.context import Context
 from opentelemetry.metrics import Meter
 from opentelemetry.trace import SpanKind, StatusCode, Tracer
@@ -40,6 +39,7 @@ from router_service.migration.movable_reply import MovableReply, Moved, NotMoved
 from router_service.routing.instance_pool import MIN_FULL_S, InstancePool
 from router_service.routing.placement import Placed
 from router_service.routing.prompt_length import PromptLengths
+from services import telemetry
 from services.background import end
 from services.domain.errors import (
     DeadlineExceeded,
@@ -270,7 +270,7 @@ class TierGeneration:
         patient: bool,
     ) -> InstanceRecord:
         """An instance, as soon as there is one. Unavailable (none within the patience), DeadlineExceeded."""
-        loop = asyncio.get_running_loop()
+        loop, number = asyncio.get_running_loop(), self._pool.number()
         give_up_at = loop.time() + (self._policy.tier_wait_s if patient else 0.0)
         while True:
             found = self._pool.place(tier, request_id, tokens, avoid=avoid, prefix_holder=prefix_holder)
@@ -281,7 +281,8 @@ class TierGeneration:
                 raise DeadlineExceeded(f"the deadline passed while tier {tier} had no place")
             if not found.full and now >= give_up_at:
                 raise Unavailable(f"tier {tier} has no instance to try")
-            await self._pool.change(min(self._pool.wait_s(), deadline_s - now))
+            until_s = deadline_s if now >= give_up_at else min(deadline_s, give_up_at)
+            await self._pool.wait_for_place(tier, number, until_s)
 
     async def _attempt(
         self,
@@ -306,27 +307,27 @@ class TierGeneration:
                 new_tokens = len(assembler.token_ids) - begun_at if at_source else 0
                 self._record_failure(tier, request.request_id, failed.instance_id, error, new_tokens, history)
 
-        span = self._tracer.start_span(
+        span = telemetry.child_span(
+            self._tracer,
             "penstock.worker.v1.WorkerService/Generate",
-            context=parent,
-            kind=SpanKind.CLIENT,
-            attributes={
+            {
                 "rpc.system": "grpc",
                 "rpc.method": "penstock.worker.v1.WorkerService/Generate",
                 "server.address": record.address,
                 "penstock.instance_id": record.instance_id,
                 "penstock.offset": len(assembler.token_ids),
             },
+            parent=parent,
+            kind=SpanKind.CLIENT,
         )
-        carrier: dict[str, str] = {}
-        propagate.inject(carrier, trace.set_span_in_context(span, parent))
+        context = telemetry.context_of(span, parent)
         moving: asyncio.Task[Moved | NotMoved] | None = None
         reply = MovableReply(
             self._workers,
             record,
             asked,
             deadline_s,
-            tuple(carrier.items()),
+            telemetry.inject(context),
             on_failure=failed_meanwhile,
             may_move=lambda: not history.is_poisonous(self._policy.max_deaths),
         )
@@ -348,9 +349,8 @@ class TierGeneration:
                             case WorkerDeclined():
                                 yield TierDeclined(tier, reply.record.instance_id, event.reason)
                             case MoveAdvice() if moving is None or moving.done():
-                                inside = trace.set_span_in_context(span, parent)
                                 moving = asyncio.create_task(
-                                    self._agent.follow(tier, reply, name, event, inside), name="move"
+                                    self._agent.follow(tier, reply, name, event, context), name="move"
                                 )
                             case WorkerChanged():
                                 before, now, offset = (

@@ -11,13 +11,14 @@ from collections.abc import Sequence as Seq
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from opentelemetry import propagate, trace
+from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.metrics import Meter
-from opentelemetry.trace import Span, SpanKind, Tracer
+from opentelemetry.trace import Span, Tracer
 
 from router_service.clients.bid_client import BidClient, Confirmation, Metadata
 from router_service.migration.movable_reply import MovableReply, Moved, NotMoved
+from services import telemetry
 from services.domain.errors import PenstockError
 from services.domain.instances import InstanceRecord
 from services.domain.mesh_view import MeshView
@@ -77,11 +78,12 @@ class MoveAgent:
         """Have a reply move as its worker advised, if anybody takes it. request_id: the worker's."""
         sender_id = reply.record.instance_id
         attributes = {"penstock.tier": tier, "penstock.reason": advice.reason.value}
-        span = self._tracer.start_span(
-            "migration",
-            context=parent,
-            attributes={**attributes, "penstock.from": sender_id, "penstock.sequence_tokens": advice.tokens},
-        )
+        described: dict[str, str | int | float] = {
+            **attributes,
+            "penstock.from": sender_id,
+            "penstock.sequence_tokens": advice.tokens,
+        }
+        span = telemetry.child_span(self._tracer, "migration", described, parent=parent)
         outcome: Moved | NotMoved = NotMoved("cut off")
         try:
             outcome = await self._follow(tier, reply, request_id, advice, span, parent)
@@ -108,7 +110,7 @@ class MoveAgent:
     async def _follow(
         self, tier: str, reply: MovableReply, request_id: str, advice: MoveAdvice, span: Span, parent: Context
     ) -> Moved | NotMoved:
-        context = trace.set_span_in_context(span, parent)
+        context = telemetry.context_of(span, parent)
         async with self._arranged(tier, reply.record.instance_id, request_id, advice, context) as grant:
             if grant is None:
                 return NotMoved("nobody takes it")
@@ -133,20 +135,15 @@ class MoveAgent:
             return
         ask = Ask(request_id, sender_id, advice.tokens, advice.sender_tokens)
         asked = {r.instance_id: r for r in candidates(self._view.workers(tier), sender, advice)}
-        with self._tracer.start_as_current_span(
-            "bid-ask",
-            context=parent,
-            kind=SpanKind.INTERNAL,
-            attributes={
-                "penstock.request_id": request_id,
-                "penstock.reason": advice.reason.value,
-                "penstock.sequence_tokens": advice.tokens,
-                "penstock.candidates": len(asked),
-            },
-        ) as span:
-            carrier: dict[str, str] = {}
-            propagate.inject(carrier, trace.set_span_in_context(span, parent))
-            metadata = tuple(carrier.items())
+        described = {
+            "penstock.request_id": request_id,
+            "penstock.reason": advice.reason.value,
+            "penstock.sequence_tokens": advice.tokens,
+            "penstock.candidates": len(asked),
+        }
+        span = telemetry.child_span(self._tracer, "bid-ask", described, parent=parent)
+        with trace.use_span(span, end_on_exit=True):
+            metadata = telemetry.inject(telemetry.context_of(span, parent))
             bids = await self._bids(asked, ask, sender.model.digest, metadata)
             best = choose(bids)
             span.set_attribute("penstock.bids", len(bids))

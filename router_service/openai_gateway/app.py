@@ -3,13 +3,13 @@
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing, suppress
+from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from aiohttp import web
-from opentelemetry.trace import NoOpTracer, Span, SpanKind, StatusCode
+from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, StatusCode
 
 from router_service.admission.admission_queue import Places
 from router_service.answer_batching import AnswerBatching
@@ -31,7 +31,7 @@ from services import telemetry
 from services.background import end
 from services.domain.errors import InvalidRequest, NotFound, PeerNotReading, PenstockError, invalid, shortened
 from services.domain.mesh_view import MeshView
-from services.domain.requests import MAX_SEED, Prompt, SamplingParams
+from services.domain.requests import MAX_SEED, ChatPrompt, Prompt, SamplingParams
 from services.errors import http_status
 from services.telemetry import Telemetry
 from services.tool_calls import FORMATS, ToolFormat
@@ -43,7 +43,8 @@ MAX_TRACED_PATH_CHARS = 256
 MAX_WHOLE_LOGPROBS = 128
 """Logprobs per output position, of all choices together, that a reply may hold in memory until it is sent: 128 x 2,000
 positions are some 100 MB."""
-_NO_TRACER = NoOpTracer()
+_JSON = {"Content-Type": "application/json; charset=utf-8"}
+_NO_SPAN = nullcontext(INVALID_SPAN)
 UNTRACED = "/v1/models"  # polled by clients: traces of it would push those of requests out
 LINGERING_S = 1.0  # for the rest of a body that nobody wants: time for the client to read why
 
@@ -72,7 +73,7 @@ class OpenAiGateway:
         limits: HttpLimits,
     ) -> None:
         self._driver, self._view, self._draining, self._batching = driver, view, draining, batching
-        self._tracer, self._limits = measured.tracer, limits
+        self._measured, self._limits = measured, limits
         given_up = measured.meter.create_counter("penstock.http.server.write_timeouts", unit="{request}")
         self._bodies = RequestBodies(limits.body_timeout_s)
         self._writes = WriteTimeouts(limits.write_timeout_s, lambda: given_up.add(1))
@@ -112,16 +113,7 @@ class OpenAiGateway:
         """A span around each request, and every error in OpenAI's shape."""
         if request.path in health.PATHS:
             return await handler(request)
-        route = request.match_info.route.resource
-        tracer = _NO_TRACER if request.path.startswith(UNTRACED) else self._tracer
-        with tracer.start_as_current_span(
-            f"{request.method} {route.canonical if route is not None else 'unknown'}",
-            context=telemetry.extract(request.headers),
-            kind=SpanKind.SERVER,
-            attributes={"http.request.method": request.method, "url.path": _path(request)},
-            record_exception=False,
-            set_status_on_exception=False,
-        ) as span:
+        with self._span(request) as span:
             try:
                 response = await handler(request)
             except PeerNotReading as error:
@@ -150,6 +142,20 @@ class OpenAiGateway:
                 raise _cut_off(request, span, error) from error
             return response
 
+    def _span(self, request: web.Request) -> AbstractContextManager[Span]:
+        """The current span as long as the context lasts; INVALID_SPAN, and none, where the request is not traced."""
+        if request.path.startswith(UNTRACED) or not self._measured.is_traced(request.headers.get("traceparent")):
+            return _NO_SPAN
+        route = request.match_info.route.resource
+        return self._measured.tracer.start_as_current_span(
+            f"{request.method} {route.canonical if route is not None else 'unknown'}",
+            context=telemetry.extract(request.headers),
+            kind=SpanKind.SERVER,
+            attributes={"http.request.method": request.method, "url.path": _path(request)},
+            record_exception=False,
+            set_status_on_exception=False,
+        )
+
     async def _models(self, request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [_model_body(m) for m in models_of(self._view)]})
 
@@ -161,22 +167,27 @@ class OpenAiGateway:
         raise NotFound("model", wanted)
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
+        self._check_room()
         asked = await self._bodies.parsed(request, schema.parse_chat)
         with_logprobs = bool(asked.logprobs)
         try:
-            return await self._answer(request, asked, ChatFormat(), [asked.prompt()], asked.params(), with_logprobs)
+            return await self._answer(request, asked, ChatFormat(), [asked.prompt], asked.params, with_logprobs)
         except InvalidRequest as error:
             raise asked.in_own_fields(error) from error
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
+        self._check_room()
         asked = await self._bodies.parsed(request, schema.parse_completion)
         with_logprobs = asked.logprobs is not None
         try:
-            return await self._answer(
-                request, asked, CompletionFormat(), asked.prompts(), asked.params(), with_logprobs
-            )
+            return await self._answer(request, asked, CompletionFormat(), asked.prompts(), asked.params, with_logprobs)
         except InvalidRequest as error:
             raise asked.in_own_fields(error) from error
+
+    def _check_room(self) -> None:
+        """Refuse a request at once, before its body is read, where it could not even wait. Overloaded."""
+        if (refusal := self._driver.refusal()) is not None:
+            raise refusal
 
     async def _answer(
         self,
@@ -225,7 +236,7 @@ class OpenAiGateway:
         head = replies.envelope(shape, request_id, asked.model, chunk=False)
         head |= {"usage": replies.usage(choices), "penstock": _extension(request_id, choices)}
         body = await whole_replies.encoded(shape, head, choices, logprobs=with_logprobs)
-        return web.Response(text=body, content_type="application/json")
+        return web.Response(body=body.encode(), headers=_JSON)
 
     async def _stream(
         self,
@@ -240,7 +251,8 @@ class OpenAiGateway:
         """Server-sent events. Headers go out with the first event, so an error before it still has its own status."""
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         async with EventWriter(request, response, self._writes, requests[0].deadline_s) as writer:
-            offers_tools = isinstance(asked, schema.ChatRequest) and bool(asked.tool_use().offered)
+            prompt = requests[0].prompt
+            offers_tools = isinstance(prompt, ChatPrompt) and bool(prompt.tool_use.offered)
             reply = (partial(StreamedCalls, **self._calls(requests)) if offers_tools else StreamedReply)(
                 shape,
                 replies.envelope(shape, request_id, asked.model, chunk=True),

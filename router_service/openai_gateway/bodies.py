@@ -18,6 +18,7 @@ INLINE_BYTES = 64 * 1024
 RETRY_AFTER_S = 1.0
 
 _ENCODINGS = ("", "identity", "gzip", "deflate")
+_USUAL_TYPES = ("application/json", "application/json; charset=utf-8")
 _CHARSETS = ("utf-8", "utf8", "us-ascii", "ascii")
 
 _T = TypeVar("_T")
@@ -45,6 +46,8 @@ class RequestBodies:
                 encoding that is served).
         """
         _check_type(request)
+        if (whole := _whole(request)) is not None:
+            return parse(whole)
         own_bytes = 0
         try:
             body = bytearray()
@@ -71,6 +74,14 @@ class RequestBodies:
             self._buffered_bytes -= own_bytes
 
 
+def _whole(request: web.Request) -> bytes | None:
+    """The body, where it has come with the head and can be parsed at once, as most can."""
+    content = request.content
+    if content.is_eof() and content.total_bytes <= INLINE_BYTES and content.exception() is None:
+        return content.read_nowait()
+    return None
+
+
 def first_line(error: BaseException) -> str:
     """What a library says about a fault, without its drawings of where."""
     message = str(getattr(error, "message", "") or error)
@@ -80,6 +91,8 @@ def first_line(error: BaseException) -> str:
 
 def _check_type(request: web.Request) -> None:
     """Refuse what is not JSON in UTF-8. Bytes of no type are taken for it: clients' libraries send them so."""
+    if "Content-Encoding" not in request.headers and request.headers.get("Content-Type") in _USUAL_TYPES:
+        return
     kind = request.headers.get("Content-Type", "application/octet-stream").partition(";")[0].strip().lower()
     if kind not in ("application/json", "application/octet-stream"):
         raise web.HTTPUnsupportedMediaType(text=f"must be application/json, not '{shortened(kind)}'")

@@ -7,6 +7,7 @@ of ours or of others hold when they are sent back.
 
 import re
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -150,9 +151,11 @@ class ChatRequest(_Common, ToolFields):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
 
+    @cached_property
     def prompt(self) -> Prompt:
         return ChatPrompt(tuple(message.plain() for message in self.messages), self.tool_use())
 
+    @cached_property
     def params(self) -> SamplingParams:
         wanted = (self.top_logprobs or 0) if self.logprobs else None
         return self.sampling(self.max_completion_tokens or self.max_tokens, wanted)
@@ -164,9 +167,9 @@ class ChatRequest(_Common, ToolFields):
             if message.content is None and message.role != "assistant":
                 yield FieldProblem(f"messages[{i}].content", "must be given")
         yield from self.structured_problems()
-        sampling = InvalidRequest(*self.params().problems("sampling"))
-        yield from _renamed(iter(self.in_own_fields(sampling).problems))
-        yield from _renamed(prompt_problems(self.prompt(), "prompt"))
+        if problems := [*self.params.problems("sampling")]:
+            yield from _renamed(iter(self.in_own_fields(InvalidRequest(*problems)).problems))
+        yield from _renamed(prompt_problems(self.prompt, "prompt"))
 
 
 _TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
@@ -196,6 +199,7 @@ class CompletionRequest(_Common):
             return [TokenPrompt(tuple(given))]
         return [TextPrompt(p) if isinstance(p, str) else TokenPrompt(tuple(p)) for p in given]
 
+    @cached_property
     def params(self) -> SamplingParams:
         return self.sampling(self.max_tokens or COMPLETION_TOKENS, self.logprobs)
 
@@ -203,8 +207,8 @@ class CompletionRequest(_Common):
         for prompt in self.prompts():
             yield from _renamed(prompt_problems(prompt, "prompt"))
         yield from self.structured_problems()
-        sampling = InvalidRequest(*self.params().problems("sampling"))
-        yield from _renamed(iter(self.in_own_fields(sampling).problems))
+        if problems := [*self.params.problems("sampling")]:
+            yield from _renamed(iter(self.in_own_fields(InvalidRequest(*problems)).problems))
 
 
 _T = TypeVar("_T", ChatRequest, CompletionRequest)

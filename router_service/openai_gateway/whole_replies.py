@@ -18,17 +18,16 @@ SLICE_VALUES = 1000
 
 async def encoded(shape: Format, head: Json, choices: Seq[Choice], *, logprobs: bool) -> str:
     """A reply as JSON: `head` with its choices."""
+    if not logprobs:
+        return _dumps(head | {"choices": [shape.choice(choice, logprobs=False) for choice in choices]})
     pieces = [_dumps(head)[:-1], ',"choices":[']
     for number, choice in enumerate(choices):
         fields = shape.choice(choice, logprobs=False)
-        if logprobs:
-            del fields["logprobs"]
-        pieces += ["," if number else "", _dumps(fields)[:-1]]
-        if logprobs:
-            pieces.append(',"logprobs":')
-            for piece in _chat(choice) if isinstance(shape, ChatFormat) else _completion(choice):
-                pieces.append(piece)
-                await asyncio.sleep(0)
+        del fields["logprobs"]
+        pieces += ["," if number else "", _dumps(fields)[:-1], ',"logprobs":']
+        for piece in _chat(choice) if isinstance(shape, ChatFormat) else _completion(choice):
+            pieces.append(piece)
+            await asyncio.sleep(0)
         pieces.append("}")
     pieces.append("]}")
     return "".join(pieces)

@@ -1,13 +1,13 @@
 """Which instance of a tier takes a request. No I/O."""
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from services.domain.instances import InstanceRecord
-from services.domain.stages.places import by_preference, occupancy
+from services.domain.stages.places import PROMPT_WEIGHT, by_preference, occupancy
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,39 @@ class NotPlaced:
     full: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An instance as placement sees it: what follows from its record, worked out once for all requests.
+
+    places: requests it takes at once. requests: those it had when it published the record. busy: the same, one that waits
+    counted as `PROMPT_WEIGHT`. tokens: there. checksum: of its id, to be gone on with a request's.
+    """
+
+    record: InstanceRecord
+    instance_id: str
+    places: int
+    requests: int
+    busy: float
+    tokens: int
+    checksum: int
+
+    @classmethod
+    def of(cls, record: InstanceRecord) -> "Candidate":
+        load, card = record.load, record.model
+        requests, waiting = (load.requests, len(load.queued_tokens)) if load is not None else (0, 0)
+        return cls(
+            record=record,
+            instance_id=record.instance_id,
+            places=max(1, card.max_requests) if card is not None else 1,
+            requests=requests,
+            busy=occupancy(requests, waiting),
+            tokens=load.tokens if load is not None else 0,
+            checksum=zlib.crc32(f"{record.instance_id}/".encode()),
+        )
+
+
 def place(
-    candidates: Seq[InstanceRecord],
+    candidates: Seq[Candidate],
     *,
     request_id: str,
     tokens: int,
@@ -47,36 +78,54 @@ def place(
     Load is requests there per place, one that waits or is under way counted as `PROMPT_WEIGHT`; ties fall by tokens there,
     then by a checksum of instance and request, so that requests spread evenly and the same request always falls the same way.
     """
-    fit = [c for c in candidates if c.instance_id not in ejected]
+    fit = [c for c in candidates if c.instance_id not in ejected] if ejected else candidates
     if not fit:
         return NotPlaced(full=False)
-    free = [c for c in fit if c.instance_id not in full and _load(c, under_way) < 1.0]
+    free = [
+        c
+        for c in fit
+        if c.requests + under_way.get(c.instance_id, 0) < c.places and not (full and c.instance_id in full)
+    ]
     if not free:
         return NotPlaced(full=True)
-    others = [c for c in free if c.instance_id != avoid] or free
-
-    def cost(c: InstanceRecord) -> tuple[float, bool, int, int]:
-        held, known = c.load.tokens if c.load is not None else 0, c.instance_id == prefix_holder
-        sent, waiting = under_way.get(c.instance_id, 0), len(c.load.queued_tokens) if c.load is not None else 0
-        busy = occupancy(_requests(c) + sent, waiting + sent)
-        return (busy - known) / _places(c), not known, held, zlib.crc32(f"{c.instance_id}/{request_id}".encode())
-
-    by_id = {c.instance_id: c for c in others}
-    group = by_preference({i: c.place for i, c in by_id.items()}, tokens)[0]
-    best = min((by_id[i] for i in group), key=cost)
+    others = ([c for c in free if c.instance_id != avoid] or free) if avoid else free
+    group = _best_stage(others, tokens)
     if len(group) == 1:
-        return Placed(best, "only_one")
-    return Placed(best, "prefix_known" if best.instance_id == prefix_holder else "least_loaded")
+        return Placed(group[0].record, "only_one")
+    ranks = [
+        (
+            (c.busy + PROMPT_WEIGHT * under_way.get(c.instance_id, 0) - (c.instance_id == prefix_holder)) / c.places,
+            c.instance_id != prefix_holder,
+            c.tokens,
+        )
+        for c in group
+    ]
+    least = min(ranks)
+    equals = [c for c, rank in zip(group, ranks, strict=True) if rank == least]
+    name = request_id.encode()
+    best = equals[0] if len(equals) == 1 else min(equals, key=lambda c: zlib.crc32(name, c.checksum))
+    return Placed(best.record, "prefix_known" if best.instance_id == prefix_holder else "least_loaded")
 
 
-def _load(record: InstanceRecord, under_way: Mapping[str, int]) -> float:
-    """Requests there over places there; 1 or more is full."""
-    return (_requests(record) + under_way.get(record.instance_id, 0)) / _places(record)
+def free_places(
+    candidates: Iterable[Candidate],
+    *,
+    under_way: Mapping[str, int],
+    full: AbstractSet[str],
+    ejected: AbstractSet[str],
+) -> int | None:
+    """How many requests `place` would find room for, one after the other; None where nobody is fit to try."""
+    fit = [c for c in candidates if c.instance_id not in ejected]
+    if not fit:
+        return None
+    return sum(
+        max(0, c.places - c.requests - under_way.get(c.instance_id, 0)) for c in fit if c.instance_id not in full
+    )
 
 
-def _requests(record: InstanceRecord) -> int:
-    return record.load.requests if record.load is not None else 0
-
-
-def _places(record: InstanceRecord) -> int:
-    return max(1, record.model.max_requests) if record.model is not None else 1
+def _best_stage(candidates: Seq[Candidate], tokens: int) -> Seq[Candidate]:
+    """Those of the length stage that suits a request of so many tokens best."""
+    if all(c.record.place is None for c in candidates):
+        return candidates
+    by_id = {c.instance_id: c for c in candidates}
+    return [by_id[i] for i in by_preference({i: c.record.place for i, c in by_id.items()}, tokens)[0]]

@@ -6,6 +6,7 @@ from collections import Counter, deque
 from opentelemetry.metrics import Meter
 
 from router_service.domain.events import Escalated, Finished, Judged, RouterEvent
+from services.counters import LabelledCounter
 from services.domain.mesh_view import MeshView
 from services.domain.plans import CASCADE_MODEL
 
@@ -25,15 +26,19 @@ class RouterStats:
         self.escalated: Counter[str] = Counter()  # by tier that was left
         self._ttft: deque[float] = deque(maxlen=RECENT)
         self._ends: deque[float] = deque(maxlen=RECENT)
-        self._requests = meter.create_counter("penstock.router.requests", unit="{request}")
-        self._rejections = meter.create_counter("penstock.router.rejections", unit="{request}")
-        self._failovers = meter.create_counter("penstock.router.failovers", unit="{failover}")
-        self._migrations = meter.create_counter("penstock.router.migrations", unit="{migration}")
-        self._escalations = meter.create_counter("penstock.router.escalations", unit="{escalation}")
+        requests = ("gen_ai.request.model", "penstock.tier", "penstock.outcome")
+        self._requests = LabelledCounter(meter, "penstock.router.requests", requests, unit="{request}")
+        self._rejections = LabelledCounter(meter, "penstock.router.rejections", (), unit="{request}")
+        by_tier = ("penstock.tier",)
+        self._failovers = LabelledCounter(meter, "penstock.router.failovers", by_tier, unit="{failover}")
+        self._migrations = LabelledCounter(meter, "penstock.router.migrations", by_tier, unit="{migration}")
+        escalations = ("penstock.tier", "penstock.reason")
+        self._escalations = LabelledCounter(meter, "penstock.router.escalations", escalations, unit="{escalation}")
         self._judged = meter.create_histogram("penstock.router.score", unit="1")
         self._ttft_metric = meter.create_histogram("gen_ai.server.time_to_first_token", unit="s")
         self._duration = meter.create_histogram("gen_ai.server.request.duration", unit="s")
-        self._tokens = meter.create_counter("penstock.router.answer_tokens", unit="{token}")
+        answers = ("gen_ai.request.model", "penstock.tier")
+        self._tokens = LabelledCounter(meter, "penstock.router.answer_tokens", answers, unit="{token}")
 
     def saw(self, event: RouterEvent, model: str) -> None:
         """Count an event of a request to `model`."""
@@ -42,14 +47,15 @@ class RouterStats:
                 self._judged.record(score, {"penstock.tier": tier})
             case Escalated(from_tier=tier, reason=reason):
                 self.escalated[tier] += 1
-                self._escalations.add(1, {"penstock.tier": tier, "penstock.reason": reason.value})
+                self._escalations.add(1, tier, reason.value)
             case Finished():
                 self.finished += 1
                 self.answered[event.tier] += 1
-                labels = {"gen_ai.request.model": self._label(model), "penstock.tier": event.tier}
-                self._requests.add(1, labels | {"penstock.outcome": event.reason.value})
+                label = self._label(model)
+                labels = {"gen_ai.request.model": label, "penstock.tier": event.tier}
+                self._requests.add(1, label, event.tier, event.reason.value)
                 self._duration.record(event.total_s, labels)
-                self._tokens.add(event.usage.output_tokens, labels)
+                self._tokens.add(event.usage.output_tokens, label, event.tier)
                 self._ends.append(asyncio.get_running_loop().time())
                 if event.ttft_s is not None:
                     self._ttft.append(event.ttft_s)
@@ -58,7 +64,7 @@ class RouterStats:
     def failure(self, model: str, reason: str) -> None:
         """A request ended with an error: not for want of room, nor because its client left."""
         self.failed += 1
-        self._requests.add(1, {"gen_ai.request.model": self._label(model), "penstock.outcome": reason})
+        self._requests.add(1, self._label(model), "", reason)
 
     def _label(self, model: str) -> str:
         """The model's name if the current plan has it, else UNKNOWN_MODEL."""
@@ -68,21 +74,21 @@ class RouterStats:
 
     def cancellation(self, model: str) -> None:
         """A request ended because its client left, which may be by its own deadline."""
-        self._requests.add(1, {"gen_ai.request.model": self._label(model), "penstock.outcome": "cancelled"})
+        self._requests.add(1, self._label(model), "", "cancelled")
 
-    def rejection(self, model: str) -> None:
-        """A request was turned away for want of room; it may be tried again."""
+    def rejection(self) -> None:
+        """A request was turned away for want of room, as a rule before its model was known; it may be tried again."""
         self.rejected += 1
-        self._rejections.add(1, {"gen_ai.request.model": self._label(model)})
+        self._rejections.add(1)
 
     def failover(self, tier: str) -> None:
         self.failovers += 1
-        self._failovers.add(1, {"penstock.tier": tier})
+        self._failovers.add(1, tier)
 
     def migration(self, tier: str) -> None:
         """A reply goes on at another instance, with its KV."""
         self.migrations += 1
-        self._migrations.add(1, {"penstock.tier": tier})
+        self._migrations.add(1, tier)
 
     def ttft_percentile(self, share: float) -> float:
         """Of recent requests, in seconds; 0 without any."""

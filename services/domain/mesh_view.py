@@ -27,12 +27,15 @@ class MeshView:
 
     def __init__(self, keep_expired: Set[Role] = frozenset()) -> None:
         """keep_expired: roles whose instances are kept after their lease has expired, until the caller forgets them."""
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, _Entry] = {}  # sorted by instance id
+        self._expired = 0  # entries with an expired lease
         self._keep_expired = keep_expired
         self._plan: Plan | None = None
         self._connected_since: float | None = None
         self._synced_at: float | None = None
         self._alive_at = float("-inf")
+        self.version = 0
+        """Grows with every change of what instances are there, and what they say of themselves."""
 
     @property
     def plan(self) -> Plan | None:
@@ -78,17 +81,34 @@ class MeshView:
         known = self._entries.get(record.instance_id)
         if known is not None and known.record.version >= record.version:
             if known.record.version == record.version:
-                known.heard_at, known.expired = now, False
+                known.heard_at = now
+                self._renew(known)
             return False
-        for other in self.expired():
+        for other in self.expired() if self._expired else ():
             if other.address == record.address:
-                del self._entries[other.instance_id]
-        self._entries[record.instance_id] = _Entry(record, now)
+                self.forget(other.instance_id)
+        self.version += 1
+        known = self._entries.get(record.instance_id)
+        if known is None:
+            self._entries = dict(sorted([*self._entries.items(), (record.instance_id, _Entry(record, now))]))
+        else:
+            known.record, known.heard_at = record, now
+            self._renew(known)
         return True
 
     def forget(self, instance_id: str) -> None:
         """Remove an instance that has deregistered or is known to be gone."""
-        self._entries.pop(instance_id, None)
+        entry = self._entries.pop(instance_id, None)
+        if entry is not None:
+            self.version += 1
+            self._expired -= entry.expired
+
+    def _renew(self, entry: _Entry) -> None:
+        """It has a lease again, if it had none."""
+        if entry.expired:
+            entry.expired = False
+            self.version += 1
+            self._expired -= 1
 
     def follow(self, plan: Plan) -> bool:
         """Apply a plan; False if it is not newer than the current one.
@@ -115,10 +135,13 @@ class MeshView:
             i for i, e in self._entries.items() if not e.expired and alive - max(e.heard_at, since) > e.record.lease_s
         ]
         for instance_id in ended:
-            if self._entries[instance_id].record.role in self._keep_expired:
-                self._entries[instance_id].expired = True
+            entry = self._entries[instance_id]
+            if entry.record.role in self._keep_expired:
+                entry.expired = True
+                self._expired += 1
+                self.version += 1
             else:
-                del self._entries[instance_id]
+                self.forget(instance_id)
         return ended
 
     def instances(self, role: Role | None = None) -> list[InstanceRecord]:
@@ -134,6 +157,11 @@ class MeshView:
         entry = self._entries.get(instance_id)
         return entry.record if entry is not None else None
 
+    def find_leased(self, instance_id: str) -> InstanceRecord | None:
+        """The record of an instance with a lease."""
+        entry = self._entries.get(instance_id)
+        return entry.record if entry is not None and not entry.expired else None
+
     def workers(self, tier: str) -> list[InstanceRecord]:
         """Workers of a tier that accept new requests and have a valid lease, sorted by instance id."""
         return _taking(self.instances(Role.WORKER), tier)
@@ -142,19 +170,20 @@ class MeshView:
         """The same for workers with an expired lease: the last resort."""
         return _taking(self.expired(Role.WORKER), tier)
 
-    def heard_ago_s(self, instance_id: str, now: float) -> float:
+    def heard_at_s(self, instance_id: str) -> float:
+        """When its last record came; minus infinity for an instance that is not known."""
         entry = self._entries.get(instance_id)
-        return now - entry.heard_at if entry is not None else float("inf")
+        return entry.heard_at if entry is not None else float("-inf")
+
+    def heard_ago_s(self, instance_id: str, now: float) -> float:
+        return now - self.heard_at_s(instance_id)
 
     def _records(self, role: Role | None, *, expired: bool) -> list[InstanceRecord]:
-        return sorted(
-            (
-                e.record
-                for e in self._entries.values()
-                if e.expired is expired and (role is None or e.record.role is role)
-            ),
-            key=lambda r: r.instance_id,
-        )
+        if expired and not self._expired:
+            return []
+        return [
+            e.record for e in self._entries.values() if e.expired is expired and (role is None or e.record.role is role)
+        ]
 
 
 def _taking(workers: Iterable[InstanceRecord], tier: str) -> list[InstanceRecord]:

@@ -23,34 +23,68 @@ async def plan_is_back(mesh: TestMesh, redis: RedisProcess) -> None:
 
 
 SLOW = {"overhead_ms": 10.0, "token_us": 0.0, "context_token_ns": 0.0, "reply_tokens": 40}
+ONE_ATTEMPT = {"grpc_port": 0, "http_port": 0, "max_attempts": 1}
+TIERS = [{"name": "only", "model": "sim", "workers": 2, "simulated": SLOW}]
 
 
 @pytest.fixture
 async def mesh(redis: RedisProcess, mesh_file: MeshFileMaker) -> AsyncIterator[TestMesh]:
-    tiers = [{"name": "only", "model": "sim", "workers": 2, "simulated": SLOW}]
-    async with running_mesh(mesh_file(tiers), redis.url) as running:
+    async with running_mesh(mesh_file(TIERS), redis.url) as running:
         yield running
 
 
-async def test_a_draining_worker_ends_its_replies_and_gets_no_new_ones(mesh: TestMesh) -> None:
+@pytest.fixture
+async def strict_mesh(redis: RedisProcess, mesh_file: MeshFileMaker) -> AsyncIterator[TestMesh]:
+    """A reply gets one attempt: whatever costs one fails it."""
+    async with running_mesh(mesh_file(TIERS, router=ONE_ATTEMPT), redis.url) as running:
+        yield running
+
+
+async def test_a_drain_restarts_no_reply_and_the_worker_gets_no_new_ones(strict_mesh: TestMesh) -> None:
+    """Replies that run when a worker is told to stop end there, or move on with their KV; one that is still on its way there
+    is refused and starts at the other worker. No attempt is spent on any of it, and no token is lost, doubled or changed."""
+    mesh = strict_mesh
     async with mesh.client() as client:
+        prompts = [f"prompt {i}" for i in range(12)]
+        expected = [(await client.generate(p, temperature=0)).text for p in prompts]
         started = asyncio.Event()
 
-        async def one(i: int) -> list[object]:
+        async def read(prompt: str) -> list[object]:
             events: list[object] = []
-            async for event in client.stream(f"prompt {i}"):
+            async for event in client.stream(prompt, temperature=0):
                 events.append(event)
                 if isinstance(event, Tokens):
                     started.set()
             return events
 
-        running = [asyncio.create_task(one(i)) for i in range(12)]
+        running = [asyncio.create_task(read(p)) for p in prompts]
         await started.wait()
         await mesh.stop("worker-only-0")
         replies = await asyncio.gather(*running)
-        assert not any(isinstance(event, InstanceChanged) for events in replies for event in events)
+        assert ["".join(e.text for e in events if isinstance(e, Tokens)) for events in replies] == expected
+        assert {e.reason for events in replies for e in events if isinstance(e, InstanceChanged)} <= {"draining"}
         after = await asyncio.gather(*(client.generate(f"later {i}") for i in range(6)))
         assert {t.instance_id for r in after for t in r.tiers} == {"worker-only-1"}
+
+
+async def test_a_reply_that_a_draining_worker_refuses_runs_elsewhere_at_no_cost(
+    own_redis: RedisProcess, mesh_file: MeshFileMaker
+) -> None:
+    """The router has not heard of the drain, here because Redis is gone: it learns of it by the refusals."""
+    from grpc import aio
+
+    async with running_mesh(mesh_file(TIERS, router=ONE_ATTEMPT), own_redis.url) as mesh, mesh.client() as client:
+
+        async def served_by() -> list[str]:
+            replies = await asyncio.gather(*(client.generate(f"prompt {i}") for i in range(6)))
+            return [t.instance_id for r in replies for t in r.tiers]
+
+        own_redis.stop()
+        await mesh.until(lambda s: not s.connected)
+        assert set(await served_by()) == {"worker-only-0", "worker-only-1"}
+        async with aio.insecure_channel(mesh.parts["worker-only-0"].address) as channel:
+            await worker_pb2_grpc.WorkerServiceStub(channel).Drain(worker_pb2.DrainRequest(), timeout=60)
+        assert await served_by() == ["worker-only-1"] * 6
 
 
 async def test_the_drain_rpc_returns_when_the_last_reply_has_ended(mesh: TestMesh) -> None:

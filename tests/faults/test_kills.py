@@ -19,7 +19,7 @@ from penstock.local import LocalMesh, MeshOptions
 from tests.conftest import FAMILY
 
 # Long replies: a kill falls into the middle of them.
-PROMPTS = [p.prompt for p in tasks.held_out(1500, seed=41) if len(p.reply) > 90][:50]
+PROMPTS = [p.prompt for p in tasks.held_out(1500, seed=41) if len(p.reply) > 90][:24]
 MAX_TOKENS = 250
 SILENCE_S = 4.0
 
@@ -112,7 +112,7 @@ async def kill_amid(streams: list[Stream], action: Callable[[], None]) -> list[S
     return list(await asyncio.gather(*tasks_))
 
 
-async def test_a_killed_worker_costs_no_token_of_50_streams(
+async def test_a_killed_worker_costs_no_token_of_its_streams(
     mesh: LocalMesh, client: AsyncClient, undisturbed: dict[str, str]
 ) -> None:
     await until(client, whole(mesh))
@@ -144,10 +144,10 @@ async def test_a_killed_judge_sends_answers_to_the_largest_tier(
     mesh: LocalMesh, client: AsyncClient, undisturbed: dict[str, str]
 ) -> None:
     await until(client, whole(mesh))
-    usual = await asyncio.gather(*(Stream(client, p).run() for p in PROMPTS[:20]))
+    usual = await asyncio.gather(*(Stream(client, p).run() for p in PROMPTS[:10]))
     assert not any(isinstance(e, Escalated) and e.reason == "judge_unavailable" for s in usual for e in s.events)
     await killed(mesh, "judge-0")
-    streams = await asyncio.gather(*(Stream(client, p).run() for p in PROMPTS[:20]))
+    streams = await asyncio.gather(*(Stream(client, p).run() for p in PROMPTS[:10]))
     reasons = {e.reason for s in streams for e in s.events if isinstance(e, Escalated)}
     assert "judge_unavailable" in reasons
     assert all(s.text == undisturbed[s.prompt] for s in streams)
@@ -158,7 +158,7 @@ async def test_a_killed_judge_sends_answers_to_the_largest_tier(
             assert done.tier == "large"
             assert done.tiers[0].score is None
     await until(client, whole(mesh))
-    again = await asyncio.gather(*(Stream(client, p).run() for p in PROMPTS[:20]))
+    again = await asyncio.gather(*(Stream(client, p).run() for p in PROMPTS[:10]))
     for one, other in zip(usual, again, strict=True):
         first, second = one.events[-1], other.events[-1]
         assert isinstance(first, Finished)
@@ -204,7 +204,7 @@ async def test_a_killed_router_costs_a_client_of_two_routers_nothing(
     name = next(n for n, w in mesh.watcher.watched.items() if str(w.pid) == victim.instance_id.rpartition("-")[2])
     async with AsyncClient(mesh.grpc_addresses, timeout_s=120) as both:
         streams = await kill_amid(
-            [Stream(both, prompt, model="large") for prompt in PROMPTS[:30]], lambda: kill(mesh, name)
+            [Stream(both, prompt, model="large") for prompt in PROMPTS[:16]], lambda: kill(mesh, name)
         )
     assert all(s.text == undisturbed[s.prompt] for s in streams)
 

@@ -17,13 +17,14 @@ from penstock.proto.common.v1 import common_pb2
 from penstock.proto.router.v1 import router_pb2 as pb
 from penstock.proto.router.v1 import router_pb2_grpc
 
-STREAMS, MAX_ACTIVE, MAX_WAITING, TOKENS = 1000, 128, 128, 400
+STREAMS, MAX_ACTIVE, MAX_WAITING, TOKENS = 1000, 128, 128, 16
 
 
 @pytest.fixture(scope="module")
 async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalMesh]:
     folder = tmp_path_factory.mktemp("storm")
-    latency = {"overhead_ms": 5.0, "token_us": 20.0, "context_token_ns": 0.0, "reply_tokens": 10_000}
+    # A reply takes 3 s, long enough for all streams to be opened meanwhile, and few messages: those are not what is tested.
+    latency = {"overhead_ms": 200.0, "token_us": 20.0, "context_token_ns": 0.0, "reply_tokens": 1_000_000}
     tier = {"name": "large", "model": "sim-l", "engine": "simulated", "simulated": latency}
     content = {
         "name": "test-storm",

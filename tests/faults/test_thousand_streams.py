@@ -11,9 +11,13 @@ import yaml
 from benchmarks.fault_streams import StreamResult, grpc_stream, process_of, signal_process, until_whole
 from penstock import AsyncClient
 from penstock.local import LocalMesh, MeshOptions
+from services.clock import VirtualClock
+from services.domain import ChatMessage, ChatPrompt, GenerationRequest, SamplingParams, StepLatencyModel, TokenFrame
+from worker_service.engine.simulated import SimulatedEngineOptions, simulated_core
 
 STREAMS = 1000
-TOKENS = 24
+TOKENS = 12
+PACE = {"overhead_ms": 120.0, "token_us": 1.0, "context_token_ns": 0.0, "reply_tokens": 1_000_000}
 TIMEOUT_S = 150.0
 
 
@@ -21,11 +25,10 @@ TIMEOUT_S = 150.0
 async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalMesh]:
     """Two routers and two workers of one tier, as processes. Only the workers' room is set: the routers' is the usual one."""
     folder = tmp_path_factory.mktemp("thousand")
-    pace = {"overhead_ms": 60.0, "token_us": 1.0, "context_token_ns": 0.0, "reply_tokens": 1_000_000}
     room = {"max_running": 300, "max_queued": 300, "kv_tokens": 100_000}
     content: dict[str, Any] = {
         "name": "test-thousand",
-        "tiers": [{"name": "only", "model": "sim", "engine": "simulated", "workers": 2, "simulated": pace, **room}],
+        "tiers": [{"name": "only", "model": "sim", "engine": "simulated", "workers": 2, "simulated": PACE, **room}],
         "judge": {"scorers": [{"name": "confidence", "kind": "confidence"}], "default_scorer": "confidence"},
         "router": {"replicas": 2, "grpc_port": 0, "http_port": 0},
     }
@@ -36,14 +39,23 @@ async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalM
 
 
 @pytest.fixture(scope="module")
-async def texts(mesh: LocalMesh) -> dict[str, str]:
-    """Every prompt's text when nothing disturbs it."""
-    results = [StreamResult(f"question {i}") for i in range(STREAMS)]
-    async with AsyncClient(mesh.grpc_addresses[0], timeout_s=TIMEOUT_S) as client:
-        for at in range(0, STREAMS, 200):
-            stream = grpc_stream(client, model="only", max_tokens=TOKENS)
-            await asyncio.gather(*(stream(r.prompt, r) for r in results[at : at + 200]))
-    return {r.prompt: r.text for r in results}
+def texts() -> dict[str, str]:
+    """Every prompt's text as the engine alone computes it, without a mesh or time."""
+    latency = StepLatencyModel.linear(0.0, 0.0, 0.0)
+    options = SimulatedEngineOptions("sim", latency, PACE["reply_tokens"], kv_tokens=100_000, max_queued=STREAMS)
+    core, _ = simulated_core(options, VirtualClock())
+    texts = {f"question {i}": "" for i in range(STREAMS)}
+    for prompt in texts:
+        sampling, chat = (
+            SamplingParams(temperature=0.0, max_output_tokens=TOKENS),
+            ChatPrompt((ChatMessage("user", prompt),)),
+        )
+        core.add(GenerationRequest(prompt, chat, sampling), core.tokenizer.encode(chat))
+    while not core.idle:
+        for prompt, output in core.step():
+            if isinstance(output, TokenFrame):
+                texts[prompt] += output.text
+    return texts
 
 
 def check(results: list[StreamResult], texts: dict[str, str]) -> None:

@@ -33,6 +33,7 @@ from services.processes import (
 from services.state import WorkloadStore, connect
 from services.state.keys import Keys
 from tests.conftest import ROOT
+from tests.support.cli import penstock, penstock_process
 
 FAST = {"overhead_ms": 1.0, "token_us": 1.0, "context_token_ns": 0.0, "reply_tokens": 24}
 
@@ -149,32 +150,20 @@ asyncio.run(main())
         time.sleep(0.02)
 
 
-async def test_a_mesh_that_cannot_run_says_why_and_leaves_nothing(tmp_path: Path) -> None:
-    file = simulated_mesh(tmp_path)
-    file.write_text(file.read_text().replace("kind: confidence", "kind: judge-model\n    model: nowhere"))
-    with pytest.raises(MeshFailed, match="nowhere"):
-        async with LocalMesh(MeshOptions(file, tmp_path)):
-            pass
-    assert read_run_file(tmp_path) is None
-
-
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A mesh started with `penstock up --detach`; the folder it runs from."""
     folder = tmp_path_factory.mktemp("up")
     file = simulated_mesh(folder)
-    up = penstock("up", "--mesh", str(file), "--folder", str(folder), "--worker", "small=2", "--detach", "--json")
+    up = penstock_process(
+        "up", "--mesh", str(file), "--folder", str(folder), "--worker", "small=2", "--detach", "--json"
+    )
     assert up.returncode == 0, up.stderr
     assert json.loads(up.stdout)["grpc"]
     yield folder
     found = read_run_file(folder)
     if found is not None:
-        penstock("down", "--folder", str(folder))
-
-
-def penstock(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "penstock.cli.main", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **options)
+        penstock_process("down", "--folder", str(folder))
 
 
 def target(folder: Path) -> str:
@@ -208,7 +197,7 @@ def test_ask_shows_the_cascade_and_the_answer(running: Path) -> None:
 
 
 def test_chat_goes_turn_by_turn(running: Path) -> None:
-    said = penstock("chat", "-t", target(running), input="hello\nand more\n\n").stdout
+    said = penstock("chat", "-t", target(running), text="hello\nand more\n\n").stdout
     assert said.count("you") >= 2
     assert said.count("trace ") == 2
 
@@ -284,7 +273,7 @@ def test_a_plan_file_is_applied_and_told_in_the_history(running: Path, tmp_path:
     assert (listed[0]["source"], listed[0]["note"], listed[-1]["source"]) == ("planned", "first", "mesh-file")
     assert listed[0]["prediction"]["quality"] == 85.5
     assert listed[-1]["prediction"] is None
-    lines = penstock("plan", "history", "-t", target(running), env=os.environ | {"COLUMNS": "40"}).stdout.splitlines()
+    lines = penstock("plan", "history", "-t", target(running), columns=40).stdout.splitlines()
     assert "  predicted: quality 85.5, p95 2.50 s, end to end 3.50 s (target: quality >= 85)" in lines, (
         "a line is not wrapped"
     )
@@ -326,10 +315,10 @@ def test_errors_are_one_line_that_says_what_to_do(running: Path) -> None:
     failed = penstock("ask", "hello", "-t", "127.0.0.1:9")
     assert failed.returncode == 1
     assert "penstock up" in failed.stderr
-    again = penstock("up", "--mesh", str(running / "mesh.yaml"), "--folder", str(running))
+    again = penstock_process("up", "--mesh", str(running / "mesh.yaml"), "--folder", str(running))
     assert again.returncode == 1
     assert "penstock down" in again.stderr
-    for failed in (again, penstock("up", "--mesh", "nowhere.yaml", "--folder", str(running / "other"))):
+    for failed in (again, penstock_process("up", "--mesh", "nowhere.yaml", "--folder", str(running / "other"))):
         assert "Traceback" not in failed.stderr
 
 
@@ -340,7 +329,7 @@ def test_down_stops_everything(running: Path) -> None:
         ["pgrep", "-P", str(found.pid)], capture_output=True, text=True, check=False
     ).stdout.split()
     assert len(children) >= 6  # redis, planner, judge, router, three workers
-    down = penstock("down", "--folder", str(running))
+    down = penstock_process("down", "--folder", str(running))
     assert down.returncode == 0, down.stderr
     assert not any(alive(int(pid)) for pid in (str(found.pid), *children))
     assert read_run_file(running) is None
@@ -354,7 +343,10 @@ async def test_the_plan_moves_workers_between_tiers(tmp_path: Path, monkeypatch:
     The task that follows it is started again when it fails, and goes on where it was.
     """
     failures = background.failures["follow-plan"]
-    async with LocalMesh(MeshOptions(simulated_mesh(tmp_path), tmp_path)) as mesh:
+    pace = FAST | {"overhead_ms": 10.0}  # so that those who ask leave room to those who start
+    tiers = [{"name": n, "model": n, "engine": "simulated", "simulated": pace} for n in ("small", "large")]
+    tiers[0] |= {"threshold": 80}
+    async with LocalMesh(MeshOptions(simulated_mesh(tmp_path, tiers=tiers), tmp_path)) as mesh:
 
         async def fails_once(spec: ProcessSpec) -> Watched:
             monkeypatch.undo()

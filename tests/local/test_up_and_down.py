@@ -22,7 +22,8 @@ from penstock.local.start import Progress, start_timeout_s
 from services.mesh_file import load_mesh_file
 from services.settings import SettingsError
 from tests.conftest import FAMILY
-from tests.local.test_local_mesh import penstock, simulated_mesh
+from tests.local.test_local_mesh import simulated_mesh
+from tests.support.cli import penstock, penstock_process
 
 
 @pytest.fixture
@@ -184,12 +185,13 @@ def test_up_in_the_background_says_why_it_could_not(tmp_path: Path) -> None:
     """The reason is the end of the log of the process that ended; nothing is left."""
     file = simulated_mesh(tmp_path)
     file.write_text(file.read_text().replace("kind: confidence", "kind: judge-model\n    model: /no/such/folder"))
-    up = penstock("up", "--detach", "--mesh", str(file), "--folder", str(tmp_path))
+    up = penstock_process("up", "--detach", "--mesh", str(file), "--folder", str(tmp_path))
     assert up.returncode == 1
     assert "judge-0" in up.stderr
     assert "/no/such/folder" in up.stderr
     assert "Traceback (most recent call last)" not in up.stderr
     assert lock_holder(tmp_path) is None
+    assert read_run_file(tmp_path) is None
 
 
 async def test_a_process_that_dies_while_the_mesh_starts_ends_the_start_at_once(tmp_path: Path) -> None:

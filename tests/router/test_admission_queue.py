@@ -10,6 +10,7 @@ import pytest
 from router_service.admission.admission_queue import MAX_RETRY_S, RETRY_JITTER, AdmissionQueue
 from router_service.domain.events import RouterRequest
 from router_service.generation.request_driver import RequestDriver
+from router_service.telemetry.late_traces import LateTraces
 from router_service.telemetry.stats import RouterStats
 from services import telemetry
 from services.domain import DeadlineExceeded, Overloaded
@@ -159,7 +160,8 @@ async def test_each_of_several_requests_gives_its_own_place_back_and_errors_are_
     queue, measured, unused = AdmissionQueue(max_active=2, max_waiting=0), telemetry.disabled(), cast("Any", None)
     view = MeshView()  # no plan: a request fails at once
     stats = RouterStats(measured.meter, view)
-    driver = RequestDriver(view, queue, unused, unused, stats, measured.tracer)
+    late_traces = LateTraces(measured.tracer, measured.keeps_trace, slow_s=60.0)
+    driver = RequestDriver(view, queue, unused, unused, stats, measured.tracer, late_traces)
     requests = [RouterRequest(f"r{i}", "m", TextPrompt("p"), SamplingParams(), deadline_s=LATER) for i in range(3)]
     async with driver.admitted(requests[:2]) as places:
         with pytest.raises(Overloaded):

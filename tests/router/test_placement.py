@@ -1,11 +1,14 @@
 """Which instance takes a request: pure."""
 
+import zlib
 from collections import Counter
 from dataclasses import replace
+from random import Random
+from typing import Any
 
 import pytest
 
-from router_service.routing.placement import NotPlaced, Placed, place
+from router_service.routing.placement import Candidate, NotPlaced, Placed, free_places, place
 from router_service.routing.prefix_affinity import MAX_CHARACTERS, MAX_PARTS, PrefixAffinity, _parts
 from services.domain import (
     ChatMessage,
@@ -18,7 +21,7 @@ from services.domain import (
     TextPrompt,
     TokenPrompt,
 )
-from services.domain.stages.places import StagePlace
+from services.domain.stages.places import PROMPT_WEIGHT, StagePlace
 
 CARD = ModelCard("small", "m", "d", "torch", 100, 10, 16, 4)
 ROOMY = replace(CARD, max_requests=16)
@@ -37,7 +40,7 @@ def chosen(candidates: list[InstanceRecord], **more: object) -> str:
         "full": set(),
         "ejected": set(),
     } | more
-    found = place(candidates, **options)  # type: ignore[arg-type]
+    found = place([*map(Candidate.of, candidates)], **options)  # type: ignore[arg-type]
     assert isinstance(found, Placed)
     return found.record.instance_id
 
@@ -71,16 +74,17 @@ def test_equals_share_evenly_and_a_request_always_falls_the_same_way() -> None:
 
 
 def test_the_ejected_and_the_full_are_passed_over() -> None:
-    pair = [worker("a"), worker("b", 3)]
-    assert chosen(pair, ejected={"a"}) == "b"
-    assert chosen(pair, full={"a"}) == "b"
+    records = [worker("a"), worker("b", 3)]
+    assert chosen(records, ejected={"a"}) == "b"
+    assert chosen(records, full={"a"}) == "b"
+    pair = [*map(Candidate.of, records)]
     assert place(pair, request_id="r", tokens=8, under_way={}, full={"a", "b"}, ejected=set()) == NotPlaced(full=True)
     assert place(pair, request_id="r", tokens=8, under_way={}, full=set(), ejected={"a", "b"}) == NotPlaced(full=False)
     assert place([], request_id="r", tokens=8, under_way={}, full=set(), ejected=set()) == NotPlaced(full=False)
 
 
 def test_an_instance_without_a_free_place_is_full() -> None:
-    found = place([worker("a", 4)], request_id="r", tokens=8, under_way={}, full=set(), ejected=set())
+    found = place([Candidate.of(worker("a", 4))], request_id="r", tokens=8, under_way={}, full=set(), ejected=set())
     assert found == NotPlaced(full=True)
     assert chosen([worker("a", 4), worker("b", 3)]) == "b"
 
@@ -108,6 +112,80 @@ def test_a_known_prefix_counts_as_one_request_less() -> None:
     assert chosen([worker("a", 2), worker("b", 1)], prefix_holder="a") == "a"
     assert chosen([worker("a", 3), worker("b", 1)], prefix_holder="a") == "b"
     assert chosen(pair, prefix_holder="gone") == chosen(pair)
+
+
+def slow_choice(
+    records: list[InstanceRecord],
+    request_id: str,
+    under_way: dict[str, int],
+    full: set[str],
+    ejected: set[str],
+    holder: str,
+) -> str | None:
+    """What `place` says it does, for a tier without stages, in the plainest words."""
+    free = [
+        r
+        for r in records
+        if r.load is not None
+        and r.model is not None
+        and r.instance_id not in ejected | full
+        and r.load.requests + under_way.get(r.instance_id, 0) < r.model.max_requests
+    ]
+
+    def cost(r: InstanceRecord) -> tuple[float, bool, int, int]:
+        assert r.load is not None
+        assert r.model is not None
+        sent, knows = under_way.get(r.instance_id, 0), r.instance_id == holder
+        busy = len(r.load.running_tokens) + PROMPT_WEIGHT * (len(r.load.queued_tokens) + sent)
+        checksum = zlib.crc32(f"{r.instance_id}/{request_id}".encode())
+        return (busy - knows) / r.model.max_requests, not knows, r.load.tokens, checksum
+
+    return min(free, key=cost).instance_id if free else None
+
+
+def test_the_choice_is_the_one_that_its_rule_says_whatever_the_mesh() -> None:
+    rng = Random(11)
+    for case in range(2000):
+        names = [f"w{i}" for i in range(rng.randint(1, 12))]
+        records = [
+            replace(
+                worker(name),
+                load=Load((rng.choice([5, 5, 90]),) * rng.randint(0, 3), (7,) * rng.randint(0, 2), 9, 1.0),
+                model=replace(CARD, max_requests=rng.choice([2, 4, 4, 8])),
+            )
+            for name in names
+        ]
+        under_way = {name: rng.randint(1, 3) for name in names if rng.random() < 0.4}
+        full, ejected = ({name for name in names if rng.random() < share} for share in (0.2, 0.1))
+        holder = rng.choice([*names, ""])
+        candidates = [*map(Candidate.of, records)]
+        found = place(
+            candidates,
+            request_id=f"r{case}",
+            tokens=8,
+            under_way=under_way,
+            full=full,
+            ejected=ejected,
+            prefix_holder=holder,
+        )
+        name = found.record.instance_id if isinstance(found, Placed) else None
+        assert name == slow_choice(records, f"r{case}", under_way, full, ejected, holder)
+        room = free_places(candidates, under_way=under_way, full=full, ejected=ejected)
+        assert (room is None) == (found == NotPlaced(full=False))
+        assert (room == 0) == (found == NotPlaced(full=True))
+
+
+def test_free_places_are_how_many_requests_can_be_placed_one_after_the_other() -> None:
+    candidates = [*map(Candidate.of, [worker("a", 1), worker("b", 4), worker("c"), worker("d"), worker("e")])]
+    state: dict[str, Any] = {"full": {"d"}, "ejected": {"e"}}
+    under_way, placed = {"c": 2}, 0
+    room = free_places(candidates, under_way=under_way, **state)
+    while isinstance(
+        found := place(candidates, request_id=f"r{placed}", tokens=8, under_way=under_way, **state), Placed
+    ):
+        under_way[found.record.instance_id] = under_way.get(found.record.instance_id, 0) + 1
+        placed += 1
+    assert placed == room == 5
 
 
 def chat(*said: str) -> ChatPrompt:

@@ -64,7 +64,7 @@ def _calls(tool_use: ToolUse, form: ToolFormat) -> dict[str, Any]:
         {
             "type": "tag",
             "begin": f'{form.begin}{line}{{"name": {json.dumps(tool.name)}, "{form.arguments_key}": ',
-            "content": {"type": "json_schema", "json_schema": json.loads(tool.parameters)},
+            "content": {"type": "json_schema", "json_schema": json.loads(tool.parameters), "max_whitespace_cnt": 1},
             "end": f"}}{line}{form.end}",
         }
         for tool in tool_use.callable

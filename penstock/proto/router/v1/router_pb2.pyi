@@ -481,6 +481,7 @@ class Finished(_message.Message):
     tier: _builtins.str
     """The tier whose answer this is."""
     trace_id: _builtins.str
+    """Empty where the request is not traced."""
     content: _builtins.str
     @_builtins.property
     def usage(self) -> _common_pb2.TokenUsage:

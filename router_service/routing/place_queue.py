@@ -1,0 +1,78 @@
+"""Requests that wait for a place at an instance, by tier. Each is woken when there is room for it, in order of arrival."""
+
+import asyncio
+import contextlib
+import heapq
+import itertools
+from collections.abc import Callable
+
+
+class PlaceQueue:
+    """room: free places of a tier; None where none of its instances is fit to try. All that wait are woken when that begins.
+
+    next_change_s: seconds until there may be room though nothing is heard of any instance.
+    """
+
+    def __init__(self, room: Callable[[str], int | None], next_change_s: Callable[[], float]) -> None:
+        self._room, self._next_change_s = room, next_change_s
+        self._waiting: dict[str, dict[int, asyncio.Future[None]]] = {}  # by tier, then by number
+        self._deserted: set[str] = set()  # tiers that had no instance to try when last looked at
+        self._numbers = itertools.count()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def number(self) -> int:
+        """A request's place in line, to be kept until it has been placed."""
+        return next(self._numbers)
+
+    async def wait(self, tier: str, number: int, until_s: float) -> None:
+        """Return when the request with this number should try again: there may be room for it, or the time is up.
+
+        until_s: on the event loop's clock.
+        """
+        turn = asyncio.get_running_loop().create_future()
+        waiting = self._waiting.setdefault(tier, {})
+        waiting[number] = turn
+        self._set_timer()
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(until_s):
+                    await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():  # another takes the place that this one was woken for
+                self._wake_in(tier)
+            raise
+        finally:
+            waiting.pop(number, None)
+
+    def wake(self) -> None:
+        """Something has changed: wake as many as there is room for now."""
+        for tier in [tier for tier, waiting in self._waiting.items() if waiting]:
+            self._wake_in(tier)
+
+    def _wake_in(self, tier: str) -> None:
+        waiting, room = self._waiting[tier], self._room(tier)
+        if room is None:
+            room = 0 if tier in self._deserted else len(waiting)
+            self._deserted.add(tier)
+        else:
+            self._deserted.discard(tier)
+        for number in heapq.nsmallest(room, waiting):
+            turn = waiting.pop(number)
+            if not turn.done():
+                turn.set_result(None)
+
+    def _set_timer(self) -> None:
+        """Wake at the latest when the next pause of an instance ends."""
+        loop = asyncio.get_running_loop()
+        at = loop.time() + self._next_change_s()
+        if self._timer is not None:
+            if self._timer.when() <= at:
+                return
+            self._timer.cancel()
+        self._timer = loop.call_at(at, self._time_is_up)
+
+    def _time_is_up(self) -> None:
+        self._timer = None
+        self.wake()
+        if any(self._waiting.values()):
+            self._set_timer()

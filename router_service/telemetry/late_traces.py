@@ -1,0 +1,87 @@
+"""Traces that are made at a request's end.
+
+Most requests are not traced as they go along. One that failed or was slow is worth a trace nevertheless: what the router
+remembers of it by itself, from which its spans are made afterwards. The spans of other services are missing.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from opentelemetry.context import Context
+from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer, format_trace_id, set_span_in_context
+from opentelemetry.util.types import Attributes
+
+from services.domain.errors import AlreadyRunning, InvalidRequest, NotFound, NotServed, Overloaded, PenstockError
+from services.errors import message_of
+
+REASON = "penstock.trace.reason"
+_REFUSED = (InvalidRequest, NotFound, AlreadyRunning, Overloaded, NotServed)
+"""What a client has to mend itself, or to wait for: counted, not traced."""
+
+
+@dataclass(frozen=True, slots=True)
+class PastSpan:
+    """What a tier did. Times are the event loop's, in seconds. failure: empty where it did not fail."""
+
+    name: str
+    began_s: float
+    ended_s: float
+    attributes: Attributes
+    failure: str
+
+
+@dataclass(frozen=True, slots=True)
+class PastRequest:
+    """A request that has ended and was not traced."""
+
+    request_id: str
+    model: str
+    began_s: float
+    ended_s: float
+    tiers: Iterable[PastSpan]
+
+
+class LateTraces:
+    """keeps: asked for each one, whether there is room for it. slow_s: a request that took longer is slow."""
+
+    def __init__(self, tracer: Tracer, keeps: Callable[[], bool], slow_s: float) -> None:
+        self._tracer, self._keeps, self._slow_s = tracer, keeps, slow_s
+
+    def failed(self, request: Callable[[], PastRequest], error: BaseException) -> None:
+        """Trace a request that failed, for more reason than its client's."""
+        if isinstance(error, _REFUSED) or not self._keeps():
+            return
+        reason = error.reason if isinstance(error, PenstockError) else type(error).__name__
+        message = message_of(error) if isinstance(error, PenstockError) else repr(error)
+        self._trace(request(), {REASON: "failed", "error.type": reason}, message)
+
+    def ended(self, total_s: float, request: Callable[[], PastRequest]) -> str:
+        """Trace a request if it was slow; return the trace's id, empty where there is none."""
+        if total_s <= self._slow_s or not self._keeps():
+            return ""
+        return self._trace(request(), {REASON: "slow"}, "")
+
+    def _trace(self, request: PastRequest, attributes: dict[str, str], failure: str) -> str:
+        attributes |= {"gen_ai.request.model": request.model, "penstock.request_id": request.request_id}
+        whole = PastSpan("request", request.began_s, request.ended_s, attributes, failure)
+        epoch_s = time.time() - asyncio.get_running_loop().time()
+        root = self._span(whole, SpanKind.SERVER, Context(), epoch_s)
+        for tier in request.tiers:
+            self._span(tier, SpanKind.INTERNAL, set_span_in_context(root, Context()), epoch_s)
+        return format_trace_id(root.get_span_context().trace_id)
+
+    def _span(self, past: PastSpan, kind: SpanKind, parent: Context, epoch_s: float) -> Span:
+        """Begin and end a span of the past."""
+        span = self._tracer.start_span(
+            past.name,
+            context=parent,
+            kind=kind,
+            attributes=past.attributes,
+            start_time=round((past.began_s + epoch_s) * 1e9),
+        )
+        if past.failure:
+            span.set_status(StatusCode.ERROR, past.failure)
+        span.end(round((past.ended_s + epoch_s) * 1e9))
+        return span

@@ -1,0 +1,209 @@
+"""Requests that wait for a place: who is woken, and when."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from router_service.routing.instance_pool import InstancePool
+from router_service.routing.place_queue import PlaceQueue
+from router_service.routing.placement import NotPlaced, Placed
+from services.domain import InstanceRecord, Load, MeshView, ModelCard, Role
+
+SOON = 0.01
+NEVER = 1e9
+CARD = ModelCard("small", "m", "d", "torch", 100, 10, 16, 2)
+
+
+@dataclass
+class Line:
+    """A queue whose rooms the test sets, and who has been woken, in order."""
+
+    rooms: dict[str, int | None] = field(default_factory=dict)
+    pause_s: float = NEVER
+    woken: list[str] = field(default_factory=list)
+    tasks: dict[str, "asyncio.Task[None]"] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.queue = PlaceQueue(lambda tier: self.rooms.get(tier, 0), lambda: self.pause_s)
+
+    async def enter(self, name: str, tier: str = "small", number: int | None = None, until_s: float = NEVER) -> None:
+        number = self.queue.number() if number is None else number
+
+        async def wait() -> None:
+            await self.queue.wait(tier, number, until_s)
+            self.woken.append(name)
+
+        self.tasks[name] = asyncio.create_task(wait())
+        await asyncio.sleep(0)
+
+    async def wake(self) -> list[str]:
+        """Who is woken by a change."""
+        self.woken.clear()
+        self.queue.wake()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return [*self.woken]
+
+
+@asynccontextmanager
+async def line() -> AsyncIterator[Line]:
+    made = Line()
+    yield made
+    for task in made.tasks.values():
+        task.cancel()
+    await asyncio.gather(*made.tasks.values(), return_exceptions=True)
+
+
+async def test_as_many_are_woken_as_there_is_room_for_in_order_of_arrival() -> None:
+    async with line() as made:
+        for name in "abcde":
+            await made.enter(name)
+        assert await made.wake() == []
+        made.rooms["small"] = 2
+        assert await made.wake() == ["a", "b"]
+        assert await made.wake() == ["c", "d"]
+
+
+async def test_who_finds_nothing_keeps_its_turn() -> None:
+    async with line() as made:
+        first = made.queue.number()
+        await made.enter("later")
+        await made.enter("first", number=first)
+        made.rooms["small"] = 1
+        assert await made.wake() == ["first"]
+
+
+async def test_the_tiers_do_not_wake_each_other() -> None:
+    async with line() as made:
+        await made.enter("s", "small")
+        await made.enter("l", "large")
+        made.rooms["large"] = 9
+        assert await made.wake() == ["l"]
+
+
+async def test_all_are_woken_once_when_nobody_is_left_to_try() -> None:
+    """Each decides for itself then whether to give up."""
+    async with line() as made:
+        for name in "abc":
+            await made.enter(name)
+        made.rooms["small"] = None
+        assert await made.wake() == ["a", "b", "c"]
+        await made.enter("d")
+        assert await made.wake() == []
+        made.rooms["small"] = 1
+        assert await made.wake() == ["d"]
+
+
+async def test_the_turn_of_one_that_leaves_goes_to_the_next() -> None:
+    async with line() as made:
+        for name in "abc":
+            await made.enter(name)
+        made.rooms["small"] = 1
+        made.queue.wake()
+        made.tasks["a"].cancel()  # woken, and gone before it could take the place
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert made.woken == ["b"]
+        made.tasks["c"].cancel()
+        assert await made.wake() == []
+
+
+async def test_nobody_waits_longer_than_asked_for() -> None:
+    async with line() as made, asyncio.timeout(20):
+        await made.enter("a", until_s=asyncio.get_running_loop().time() + SOON)
+        await made.tasks["a"]
+
+
+async def test_a_pause_that_ends_wakes_without_any_news() -> None:
+    """Also one that begins after the wait and ends before a longer one that the wait knew of."""
+    async with line() as made, asyncio.timeout(20):
+        await made.enter("a")
+        made.rooms["small"], made.pause_s = 2, SOON
+        await made.enter("b")
+        await asyncio.gather(made.tasks["a"], made.tasks["b"])
+
+
+def worker(name: str, running: int, sequence: int = 1) -> InstanceRecord:
+    load = Load((5,) * running, (), 9, 1.0)
+    return InstanceRecord(name, Role.WORKER, f"{name}:1", 1.0, sequence, 3.0, model=CARD, load=load)
+
+
+async def test_news_of_a_worker_wakes_only_as_many_as_it_has_room_for() -> None:
+    """Ten wait for a full tier; a worker says that one of its requests has ended: one is woken, and placed there."""
+    view, now = MeshView(), asyncio.get_running_loop().time()
+    pool = InstancePool(view, ejection_s=60.0)
+    view.connect([worker("a", 2), worker("b", 2)], None, now)
+    tries, placed = 0, list[str]()
+
+    async def request(i: int) -> None:
+        nonlocal tries
+        number = pool.number()
+        while True:
+            tries += 1
+            found = pool.place("small", f"r{i}", 8)
+            if isinstance(found, Placed):
+                placed.append(f"r{i}")
+                with pool.sending(found.record.instance_id):
+                    await asyncio.Event().wait()
+            await pool.wait_for_place("small", number, NEVER)
+
+    tasks = [asyncio.create_task(request(i)) for i in range(10)]
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert (tries, placed) == (10, [])
+    view.hear(worker("b", 1, sequence=2), asyncio.get_running_loop().time())
+    pool.view_changed()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert (tries, placed) == (11, ["r0"])
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_the_pool_follows_every_change_of_the_view() -> None:
+    """Whatever the candidates were made of before: a new record, a lease that ends, a lease that begins again, a goodbye."""
+    view, loop = MeshView(keep_expired={Role.WORKER}), asyncio.get_running_loop()
+    pool = InstancePool(view, ejection_s=60.0)
+
+    def where() -> str | None:
+        found = pool.place("small", "r", 8)
+        return found.record.instance_id if isinstance(found, Placed) else None
+
+    assert pool.place("small", "r", 8) == NotPlaced(full=False)
+    view.connect([worker("a", 1), worker("b", 0)], None, loop.time())
+    assert where() == "b"
+    view.hear(worker("b", 2, sequence=2), loop.time())
+    assert where() == "a"
+    view.hear(replace(worker("a", 1, sequence=2), draining=True), loop.time())
+    assert where() is None
+    view.hear(worker("c", 0), loop.time())
+    assert where() == "c"
+    view.alive(loop.time() + 4)
+    assert set(view.expire()) == {"a", "b", "c"}
+    assert where() == "c", "the last resort"
+    view.hear(worker("b", 1, sequence=3), loop.time())
+    assert where() == "b"
+    view.forget("b")
+    view.forget("c")
+    assert where() is None
+    assert pool.is_leaving("a")
+
+
+@pytest.mark.parametrize("after", [False, True])
+async def test_what_was_sent_after_a_record_came_counts_on_top_of_it(after: bool) -> None:
+    view, loop = MeshView(), asyncio.get_running_loop()
+    pool = InstancePool(view, ejection_s=60.0)
+    view.connect([worker("a", 0), worker("b", 1)], None, loop.time())
+    with pool.sending("a"), pool.sending("a"):
+        if not after:
+            view.hear(worker("a", 0, sequence=2), loop.time() + 1)
+        found = pool.place("small", "r", 8)
+    assert isinstance(found, Placed)
+    assert found.record.instance_id == ("b" if after else "a")
+    found = pool.place("small", "r", 8)
+    assert isinstance(found, Placed)
+    assert found.record.instance_id == "a"
