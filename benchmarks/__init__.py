@@ -1,1 +1,1 @@
-"""What makes the figures in README and docs: each writes JSON and names data, seed and machine."""
+"""Benchmarks for the figures in README and docs. Each writes JSON with data, seed and machine."""

@@ -1,4 +1,7 @@
-"""`python -m benchmarks [NAME ...] [--rounds N] [--quick]`: all benchmarks, or those named. JSON and plots go to results/."""
+"""`python -m benchmarks [NAME ...] [--rounds N] [--quick]`: run all or the named benchmarks.
+
+JSON and plots are written to results/.
+"""
 
 import argparse
 import importlib
@@ -30,14 +33,14 @@ BENCHMARKS = (
     "sglang_moves",
     "sglang_overhead",
 )
-QUICK = ("cascade", "faults", "soak")  # of what takes minutes there is a part
+QUICK = ("cascade", "faults", "soak")  # benchmarks that take minutes, with a quick version
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}; all if none is named")
-    parser.add_argument("--rounds", type=int, default=3, help="how often everything is measured")
-    parser.add_argument("--quick", action="store_true", help=f"a part of {', '.join(QUICK)}")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}; default: all")
+    parser.add_argument("--rounds", type=int, default=3, help="number of measurements")
+    parser.add_argument("--quick", action="store_true", help=f"quick version of {', '.join(QUICK)}")
     args = parser.parse_args()
     if unknown := [name for name in args.names if name not in BENCHMARKS]:
         parser.error(f"no benchmark '{unknown[0]}'; there are {', '.join(BENCHMARKS)}")

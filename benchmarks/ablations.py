@@ -1,15 +1,15 @@
-"""What each part of the optimiser is worth: plans with one part taken out, at the same quality (CASCADIA, figure 9).
+"""The effect of each part of the optimiser: plans without one part, at the same quality (CASCADIA, figure 9).
 
-- `uniform parallelism`: tensor parallelism within a server and data parallelism across servers, whatever the tier; GPUs and
-  thresholds are still optimised under it (figure 9, i).
+- `uniform parallelism`: tensor parallelism within a server and data parallelism across servers, for every tier; GPUs and
+  thresholds are still optimised (figure 9, i).
 - `uniform allocation`: every tier that has requests gets the same number of GPUs, thresholds and parallelism are still
-  optimised under it (figure 9, ii).
-- `thresholds apart`: one threshold for all tiers, the least that reaches the quality; deployed as well as can be.
+  optimised (figure 9, ii).
+- `thresholds apart`: one threshold for all tiers, the lowest that reaches the quality, with an optimal deployment.
 - `largest alone`: no cascade; all GPUs for the last tier, with the best parallelism.
 
 Judged families of the public data are paired with published traces, and the DeepSeek cascade with the example data; arrivals
-are stretched to one and to two times the rate that saturates the largest model alone on all GPUs. What counts is the ratio of
-latencies (p95 of the slowest tier; and end to end, simulated) to the whole optimiser's at the same quality target.
+are scaled to one and two times the rate that saturates the largest model alone on all GPUs. The result is the ratio of
+latencies (p95 of the slowest tier, and simulated end to end) to those of the full optimiser at the same quality target.
 """
 
 import dataclasses
@@ -77,21 +77,21 @@ class UniformlyParallel(Deployer):
 
 
 class UniformlyAllocated(Deployer):
-    """Equal parts for the tiers that have requests; what does not divide goes to the last of them."""
+    """Equal numbers of GPUs for the tiers with requests; the remainder goes to the last of them."""
 
     def _solve(self, tables: list[LatencyTable]) -> Deployment | None:
         used = [i for i, table in enumerate(tables) if table.least_gpus]
         counts = [self.gpus // len(used) if i in used else 0 for i in range(len(tables))]
         counts[used[-1]] += self.gpus - sum(counts)
-        found = [table.best(f) for table, f in zip(tables, counts, strict=True)]
-        whole = tuple(s for s in found if s is not None)
-        if len(whole) < len(tables):
+        strategies = [table.best(f) for table, f in zip(tables, counts, strict=True)]
+        complete = tuple(s for s in strategies if s is not None)
+        if len(complete) < len(tables):
             return None
-        return Deployment(tuple(s.gpus for s in whole), whole, max(s.latency_s for s in whole))
+        return Deployment(tuple(s.gpus for s in complete), complete, max(s.latency_s for s in complete))
 
 
 def one_threshold(deployer: Deployer, demand: Demand, target: float) -> Sequence[float] | None:
-    """The least threshold for all tiers alike that reaches the target and fits the GPUs."""
+    """The lowest common threshold that reaches the target and fits the GPUs."""
     judged = demand.judged
     for level in np.unique(np.concatenate([judged.levels(tier) for tier in range(len(TIERS) - 1)])).tolist():
         thresholds = [level] * (len(TIERS) - 1)
@@ -121,7 +121,7 @@ def sites(load: float) -> Iterator[tuple[str, str, Site, Demand]]:
 
 
 def cell(site: Site, demand: Demand, target: float) -> dict[str, dict[str, Any]]:
-    """By variant: latencies, GPUs and thresholds; empty where it cannot meet the target."""
+    """By variant: latencies, GPUs and thresholds; empty if it cannot meet the target."""
     plain, _ = deployer_for(site, demand, gpus=GPUS, dispatch=Dispatch.CAPACITY)
 
     def like(other: type[Deployer]) -> Deployer:
@@ -146,41 +146,41 @@ def cell(site: Site, demand: Demand, target: float) -> dict[str, dict[str, Any]]
             "strategies": [str(strategy) for strategy in deployment.strategies],
         }
 
-    found = {}
+    variants = {}
     for name, deployer in (
         (WHOLE, plain),
         ("uniform parallelism", like(UniformlyParallel)),
         ("uniform allocation", like(UniformlyAllocated)),
     ):
         solution = solved(deployer)
-        found[name] = row(solution.thresholds, solution.deployment) if solution else {}
+        variants[name] = row(solution.thresholds, solution.deployment) if solution else {}
     for name, thresholds in (
         ("thresholds apart", one_threshold(plain, demand, target)),
         ("largest alone", [SKIPPED] * (len(TIERS) - 1)),
     ):
-        found[name] = row(thresholds, plain.deploy(thresholds) if thresholds is not None else None)
-    return found
+        variants[name] = row(thresholds, plain.deploy(thresholds) if thresholds is not None else None)
+    return variants
 
 
-def run(rounds: int) -> None:  # noqa: ARG001 -- deterministic: one round says it all
+def run(rounds: int) -> None:  # noqa: ARG001 -- deterministic: one round suffices
     rows: list[dict[str, Any]] = []
     for load in LOADS:
         for family, trace, site, demand in sites(load):
             for share in SHARES:
                 target = demand.judged.worst + share * (demand.judged.best - demand.judged.worst)
-                found = cell(site, demand, target)
-                whole_s = found[WHOLE]["latency_p95_s"]
+                variants = cell(site, demand, target)
+                whole_s = variants[WHOLE]["latency_p95_s"]
                 about = {"family": family, "trace": trace, "load": load, "min_quality": target}
-                rows.append({**about, "variants": found})
-                said = "  ".join(
-                    f"{n} {v['latency_p95_s'] / whole_s:.2f}x" for n, v in found.items() if v and n != WHOLE
+                rows.append({**about, "variants": variants})
+                summary_line = "  ".join(
+                    f"{n} {v['latency_p95_s'] / whole_s:.2f}x" for n, v in variants.items() if v and n != WHOLE
                 )
-                print(f"{family[:14]} load {load} quality {target:.1f}: {whole_s:.2f} s  {said}", flush=True)
+                print(f"{family[:14]} load {load} quality {target:.1f}: {whole_s:.2f} s  {summary_line}", flush=True)
     names = [name for name in rows[0]["variants"] if name != WHOLE]
 
     def ratios_of(name: str, what: str) -> list[float]:
         pairs = [(row["variants"][name], row["variants"][WHOLE]) for row in rows]
-        return [one[what] / whole[what] for one, whole in pairs if one]
+        return [variant[what] / full[what] for variant, full in pairs if variant]
 
     summary = {
         what: {
@@ -205,6 +205,9 @@ def run(rounds: int) -> None:  # noqa: ARG001 -- deterministic: one round says i
     title = "Latency without a part of the optimiser, over latency with it"
     plot = report.bars("ablations", title, names, series, "ratio", log=True)
     for name in names:
-        one = summary["latency_p95_s"][name]
-        print(f"{name}: {one['geometric_mean']:.2f}x ({one['least']:.2f} to {one['most']:.2f}), {one['cells']} cells")
+        latency = summary["latency_p95_s"][name]
+        print(
+            f"{name}: {latency['geometric_mean']:.2f}x "
+            f"({latency['least']:.2f} to {latency['most']:.2f}), {latency['cells']} cells"
+        )
     print(f"{path}\n{plot}")

@@ -1,4 +1,4 @@
-"""The planner's optimum against brute force, on instances small enough to try everything.
+"""The planner's optimum against brute force, on instances that are small enough for brute force.
 
 An instance is two or three tiers of two kinds of replica, a handful of judged requests and a few GPUs, drawn by seed. Brute
 force tries every combination of thresholds that meets the quality, every split of the GPUs and every multiset of replicas.
@@ -50,10 +50,10 @@ def wanted_quality(sample: JudgedSample) -> float:
 
 
 def brute_force(deployer: Deployer, sample: JudgedSample, min_quality: float) -> float:
-    """The least latency of all; infinite where nothing meets the quality on these GPUs."""
+    """The lowest latency; infinite if nothing meets the quality with these GPUs."""
     levels = [sample.levels(tier) for tier in range(len(sample.tiers) - 1)]
     best = np.inf
-    seen: dict[tuple[int, bytes], list[float]] = {}
+    cache: dict[tuple[int, bytes], list[float]] = {}
     for thresholds in itertools.product(*levels):
         routed = route(sample, thresholds)
         if routed.quality < min_quality - 1e-9:
@@ -61,15 +61,15 @@ def brute_force(deployer: Deployer, sample: JudgedSample, min_quality: float) ->
         tables = []
         for tier, chosen in enumerate(routed.processed):
             key = (tier, chosen.tobytes())
-            if key not in seen:
+            if key not in cache:
                 work = deployer.workload(tier, chosen)
-                seen[key] = []
+                cache[key] = []
                 for f in range(deployer.gpus + 1):
-                    found: Strategy | None = Strategy((), 0.0)
+                    strategy: Strategy | None = Strategy((), 0.0)
                     if len(work):
-                        found = exhaustive_latency(work, deployer.kinds[tier], f, Dispatch.CAPACITY, 95.0)
-                    seen[key].append(np.inf if found is None else found.latency_s)
-            tables.append(seen[key])
+                        strategy = exhaustive_latency(work, deployer.kinds[tier], f, Dispatch.CAPACITY, 95.0)
+                    cache[key].append(np.inf if strategy is None else strategy.latency_s)
+            tables.append(cache[key])
         for counts in itertools.product(range(deployer.gpus + 1), repeat=len(tables)):
             if sum(counts) <= deployer.gpus:
                 best = min(best, max(table[f] for table, f in zip(tables, counts, strict=True)))
@@ -80,18 +80,18 @@ def compare(seed: int, gpus: int) -> dict[str, Any]:
     deployer, sample = instance(seed, tiers=2 + seed % 2, count=5 + seed % 4, gpus=gpus)
     began = time.perf_counter()
     try:
-        found = least_latency(deployer, wanted_quality(sample)).deployment.latency_s
+        latency_s = least_latency(deployer, wanted_quality(sample)).deployment.latency_s
     except Unreachable:
-        found = np.inf
+        latency_s = np.inf
     between = time.perf_counter()
     best = brute_force(deployer, sample, wanted_quality(sample))
     ended = time.perf_counter()
     return {
         "seed": seed,
         "gpus": gpus,
-        "found_s": found if found < np.inf else None,
+        "found_s": latency_s if latency_s < np.inf else None,
         "optimum_s": best if best < np.inf else None,
-        "equal": found == best or abs(found - best) <= 1e-9 * best,
+        "equal": latency_s == best or abs(latency_s - best) <= 1e-9 * best,
         "planner_seconds": between - began,
         "brute_force_seconds": ended - between,
     }

@@ -1,16 +1,17 @@
-"""What a cascade gains over one model and over a load-based cascade: real families' judged answers, real traces' arrivals.
+"""A cascade compared with one model and with a load-based cascade, on judged answers of real models and arrivals of real
+traces.
 
 Per family and quality target, all on the same GPUs:
 
-- SLO scale: the least multiple of the SLO's unit within which 95 % of requests end. The unit is the mean time of one request
-  alone on the standalone largest model. The load is what that model can serve with 95 % within SCALE units.
-- throughput: the most requests per second with 95 % within SCALE units.
+- SLO scale: the lowest multiple of the SLO's unit within which 95 % of requests finish. The unit is the mean time of a single
+  request on the largest model alone. The load is the one that this model serves with 95 % within SCALE units.
+- throughput: the highest rate with 95 % within SCALE units.
 
 Everything is planned on one half of the judged prompts and of the trace, each system for several loads. The planner's
-thresholds come from PLANNED requests, which at a high rate pass sooner than one of them is answered; so the deployment solver
-also chooses replicas for these thresholds on DEPLOYED. Runs of full length on the same half decide which plan is fastest and
-which goes furthest; reported is the other half. Times are end to end, judging included. Rates are sustained: a run lasts
-DURATION times the SLO, or as long as the half of the trace is.
+thresholds come from PLANNED requests, which at a high rate arrive before the first is answered; so the deployment solver
+also chooses replicas for these thresholds with DEPLOYED requests. Full runs on the same half select the fastest plan and the
+one with the highest rate; the results are from the other half. Times are end to end, including judging. Rates are sustained:
+a run lasts DURATION times the SLO, or the length of the half trace.
 """
 
 import dataclasses
@@ -37,7 +38,7 @@ TIERS = ("small", "medium", "large")
 SHARES = (0.5, 0.75, 0.95)  # of the way from the smallest model's quality to the largest's
 SCALE, ATTAINED = 5.0, 0.95
 LOADS = (1.0, 4.0)  # of what the largest model alone can serve: what plans are made for
-DEPLOYED_AT = 3.0  # likewise, what their replicas are chosen for anew
+DEPLOYED_AT = 3.0  # the same, for which their replicas are chosen again
 PLANNED, DEPLOYED, DURATION, SEED = 400, 1500, 8.0, 5
 STEPS = 9  # of a bisection over a factor of 128: to 1 %
 JUDGE_S = 0.1
@@ -95,8 +96,8 @@ def halves(family: Family) -> tuple[Half, Half]:
     judged, trace = read_quality(public(family.quality), TIERS), read_trace(public(family.trace))
     order = np.random.default_rng(SEED).permutation(len(judged))
     prompts, arrivals = np.array_split(order, 2), np.array_split(np.arange(len(trace)), 2)
-    one, other = (Half(judged.subset(p), trace.subset(a)) for p, a in zip(prompts, arrivals, strict=True))
-    return one, other
+    first, second = (Half(judged.subset(p), trace.subset(a)) for p, a in zip(prompts, arrivals, strict=True))
+    return first, second
 
 
 def run_length(half: Half, rate: float, slo_s: float) -> int:
@@ -155,7 +156,7 @@ def measure(family: Family, shares: Sequence[float], loads: Sequence[float], pla
             long = fit.demand(DEPLOYED_AT * base, DEPLOYED)
             thresholds = dict.fromkeys(system.thresholds for system in systems)
             systems.extend(cascade_systems.redeployed(site, long, each) for each in thresholds)
-        felt_s = [float(np.percentile(total_s(site, fit, one, base, slo_s), 100 * ATTAINED)) for one in systems]
+        felt_s = [float(np.percentile(total_s(site, fit, system, base, slo_s), 100 * ATTAINED)) for system in systems]
         fastest = systems[min(range(len(systems)), key=felt_s.__getitem__)]
         return Tuned(fastest, furthest(site, fit, systems, slo_s, base))
 
@@ -188,11 +189,11 @@ def measure(family: Family, shares: Sequence[float], loads: Sequence[float], pla
                 "furthest": about(system.furthest, held_out),
             }
         rows.append(row)
-        said = "   ".join(
-            f"{name} {found['slo_scale']:.2f}, {found['requests_per_s']:.1f}/s"
-            for name, found in row["systems"].items()
+        line = "   ".join(
+            f"{name} {result['slo_scale']:.2f}, {result['requests_per_s']:.1f}/s"
+            for name, result in row["systems"].items()
         )
-        print(f"{family.name}, quality {target:.1f}, {load:.1f}/s: {said}", flush=True)
+        print(f"{family.name}, quality {target:.1f}, {load:.1f}/s: {line}", flush=True)
     return rows
 
 
@@ -212,15 +213,15 @@ def gains(rows: Sequence[dict[str, Any]], over: str) -> dict[str, list[float]]:
     return {"slo_scale": slo, "throughput": rate}
 
 
-def told(rows: Sequence[dict[str, Any]], loads: Sequence[float], planned: int) -> None:
+def publish(rows: Sequence[dict[str, Any]], loads: Sequence[float], planned: int) -> None:
     """JSON, plots, and the means."""
     over = {name: gains(rows, name) for name in ("largest", "single", "load_based")}
     summary = {
         name: {
             what: {"mean": statistics.mean(v), "geometric_mean": statistics.geometric_mean(v), "most": max(v)}
-            for what, v in found.items()
+            for what, v in values.items()
         }
-        for name, found in over.items()
+        for name, values in over.items()
     }
     settings = {
         "seed": SEED,
@@ -231,8 +232,8 @@ def told(rows: Sequence[dict[str, Any]], loads: Sequence[float], planned: int) -
         "judge_s": JUDGE_S,
     }
     print(report.write("cascade", {**settings, "summary": summary, "rows": rows}))
-    for name, found in summary.items():
-        print(name, "  ".join(f"{what} {v['mean']:.2f}x, at most {v['most']:.2f}x" for what, v in found.items()))
+    for name, values in summary.items():
+        print(name, "  ".join(f"{what} {v['mean']:.2f}x, at most {v['most']:.2f}x" for what, v in values.items()))
     groups = [f"{row['family'].split()[0]}\n{row['min_quality']:.0f}" for row in rows]
     titles = {"slo_scale": "Tighter SLO at 95 % attainment", "throughput": "More throughput at 95 % attainment"}
     for what, title in titles.items():
@@ -248,9 +249,9 @@ def told(rows: Sequence[dict[str, Any]], loads: Sequence[float], planned: int) -
 
 def run(_: int) -> None:
     """Nothing here is timed: one round is all."""
-    told([row for family in FAMILIES for row in measure(family, SHARES, LOADS, PLANNED)], LOADS, PLANNED)
+    publish([row for family in FAMILIES for row in measure(family, SHARES, LOADS, PLANNED)], LOADS, PLANNED)
 
 
 def run_quick(_: int) -> None:
     """One target."""
-    told([row for family in FAMILIES for row in measure(family, SHARES[1:2], LOADS, PLANNED)], LOADS, PLANNED)
+    publish([row for family in FAMILIES for row in measure(family, SHARES[1:2], LOADS, PLANNED)], LOADS, PLANNED)

@@ -1,12 +1,13 @@
-"""What the cascade is held against, each tuned by our own search: one model alone, and a load-based cascade.
+"""The baselines of the cascade benchmark, tuned with the same search: one model alone, and a load-based cascade.
 
-The load-based cascade stands for CascadeServe as CASCADIA describes and tunes it (section 4.1): replicas by load, parallelism
-and routing tuned to the rate, with no regard for lengths or for who escalates. It knows mean lengths, the shares that
-thresholds let escalate, and that its answers must be good enough on average:
+The load-based cascade represents CascadeServe as CASCADIA describes and tunes it (section 4.1): replicas by load, parallelism
+and routing tuned to the rate, without regard to lengths or to which requests escalate. It uses mean lengths, the shares that
+escalate at given thresholds, and the required mean quality:
 
-1. of all thresholds that meet the quality it takes those with which the busiest tier is least busy, GPUs being given one
-   replica after the other to the busiest tier;
-2. it then picks each tier's parallelism, the same for all its replicas, by simulating requests of mean length that escalate
+1. of all thresholds that meet the quality, it chooses those with the lowest load of the busiest tier, where GPUs are given
+   to the busiest tier replica by replica;
+2. it then chooses the parallelism of each tier, the same for all its replicas, by simulating requests of mean length that
+escalate
    at random.
 """
 
@@ -42,9 +43,9 @@ def ours(site: Site, demand: Demand, min_quality: float) -> System:
 
 def redeployed(site: Site, demand: Demand, thresholds: tuple[float, ...]) -> System:
     """These thresholds with what the deployment solver chooses for `demand`."""
-    found = deployer_for(site, demand, gpus=None, dispatch=Dispatch.CAPACITY)[0].deploy(thresholds)
-    assert found is not None
-    return System(thresholds, found.strategies)
+    deployment = deployer_for(site, demand, gpus=None, dispatch=Dispatch.CAPACITY)[0].deploy(thresholds)
+    assert deployment is not None
+    return System(thresholds, deployment.strategies)
 
 
 def alone(site: Site, demand: Demand, tier: int) -> System:
@@ -86,7 +87,7 @@ def least_busy(
     kinds, per_s: each tier's replica, and the requests per second that one serves.
     """
     levels, qualities = all_qualities(judged)
-    found: tuple[float, tuple[float, ...], list[int]] | None = None
+    best: tuple[float, tuple[float, ...], list[int]] | None = None
     for point in _lowest_able(qualities >= min_quality - 1e-9):
         thresholds = tuple(float(levels[t][i]) for t, i in enumerate(point))
         shares = route(judged, thresholds).share_processed()
@@ -102,10 +103,10 @@ def least_busy(
             if sum(counts) + kinds[busiest].shape.gpus > gpus:
                 break
             counts[busiest] += kinds[busiest].shape.gpus
-        if found is None or max(load) < found[0]:
-            found = (max(load), thresholds, counts)
-    assert found is not None
-    return found[1], found[2]
+        if best is None or max(load) < best[0]:
+            best = (max(load), thresholds, counts)
+    assert best is not None
+    return best[1], best[2]
 
 
 def _lowest_able(able: "np.ndarray[tuple[int, int], np.dtype[np.bool_]]") -> list[tuple[int, int]]:
@@ -119,9 +120,9 @@ def _least_p95(arrival_s: Floats, inputs: int, outputs: int, uniform: Sequence[t
     if not len(arrival_s):
         return NOTHING
     work = Workload(arrival_s, np.full(len(arrival_s), inputs), np.full(len(arrival_s), outputs))
-    found = []
+    candidates = []
     for place, (kind, count) in enumerate(uniform):
         served = serve(work, [kind] * count)
-        found.append((float(np.percentile(served.finish_s - work.arrival_s, 95)), place))
-    seconds, place = min(found)
+        candidates.append((float(np.percentile(served.finish_s - work.arrival_s, 95)), place))
+    seconds, place = min(candidates)
     return Strategy((uniform[place],), seconds)

@@ -36,13 +36,13 @@ class Contender(Protocol):
 
 @asynccontextmanager
 async def one_tier_mesh(model: str, max_running: int, **tier: object) -> AsyncIterator[LocalMesh]:
-    """A mesh of our own processes with one worker, on free ports, in a folder that goes away."""
+    """A local mesh with one worker, on free ports, in a temporary folder."""
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         file = Path(folder) / "mesh.yaml"
-        one = {"name": "only", "model": model, "kv_tokens": KV_TOKENS, "max_running": max_running}
+        defaults = {"name": "only", "model": model, "kv_tokens": KV_TOKENS, "max_running": max_running}
         content = {
             "name": "bench",
-            "tiers": [one | tier],
+            "tiers": [defaults | tier],
             "judge": {"scorers": [{"name": "confidence", "kind": "confidence"}], "default_scorer": "confidence"},
         }
         file.write_text(yaml.safe_dump(content))
@@ -65,12 +65,12 @@ class PenstockWorker:
 
         async def generate(prompt: Sequence[int], tokens: int) -> int:
             sampling = common_pb2.SamplingParams(temperature=0.0, max_output_tokens=tokens, ignore_eos=True)
-            asked = common_pb2.Prompt(token_ids=common_pb2.TokenIds(ids=prompt))
-            request = pb.GenerateRequest(request_id=f"r{next(names)}", prompt=asked, sampling=sampling)
-            got = 0
+            prompt_message = common_pb2.Prompt(token_ids=common_pb2.TokenIds(ids=prompt))
+            request = pb.GenerateRequest(request_id=f"r{next(names)}", prompt=prompt_message, sampling=sampling)
+            received = 0
             async for event in self.stub.Generate(request):
-                got += len(event.tokens.token_ids)
-            return got
+                received += len(event.tokens.token_ids)
+            return received
 
         return await drive(work, generate)
 
@@ -149,9 +149,9 @@ async def transformers_cb(model: Path) -> AsyncIterator[Contender]:
         limit=1 << 20,
     )
     try:
-        made = TransformersProcess(process)
-        await made.line()
-        yield made
+        contender = TransformersProcess(process)
+        await contender.line()
+        yield contender
     finally:
         process.kill()
         await process.wait()

@@ -6,7 +6,7 @@ other half is the traffic: what re-planning knows of that is what routers would 
 scores of the tiers they visited only. The drift rule, the borrowing of scores and the planner are the planner service's.
 
 Moving over, as `penstock up` does it: the old replicas serve until the new ones have loaded (LOAD_S), which needs room for
-both. Requests under way at that moment begin anew, so no GPU is counted twice. `known` plans each phase beforehand, from its
+both. Running requests start again, so no GPU is counted twice. `known` plans each phase beforehand, from its
 own traffic, and moves over as it begins. Each round draws other traffic, with the next seed.
 """
 
@@ -82,8 +82,8 @@ class Move:
     @property
     def thresholds(self) -> tuple[float, ...]:
         """As the mesh follows them: see mesh_tiers."""
-        said = mesh_tiers(self.plan.thresholds, [strategy.gpus for strategy in self.strategies])
-        return tuple(SKIPPED if h is None or not gpus else h for h, gpus in said[:-1])
+        per_tier = mesh_tiers(self.plan.thresholds, [strategy.gpus for strategy in self.strategies])
+        return tuple(SKIPPED if h is None or not gpus else h for h, gpus in per_tier[:-1])
 
 
 def traffic(judged: JudgedSample, seed: int) -> Demand:
@@ -108,31 +108,31 @@ def traffic(judged: JudgedSample, seed: int) -> Demand:
 
 
 def serve(site: Site, demand: Demand, moves: Sequence[Move]) -> Served:
-    """A run under the first plan, then each next one from its time on; what is under way then begins anew."""
+    """A run under the first plan, then under each next one from its time on; running requests start again."""
     total_s, score = np.full(len(demand.arrival_s), np.nan), np.zeros(len(demand.arrival_s))
     waiting = np.zeros(0, np.int64)  # begun before the plan at hand, not finished
     for move, following in zip(moves, [*moves[1:], None], strict=True):
         until = following.at_s if following is not None else np.inf
         fresh = np.flatnonzero((demand.arrival_s >= move.at_s) & (demand.arrival_s < until))
-        mine = np.concatenate([waiting, fresh])
-        if not len(mine):
+        indices = np.concatenate([waiting, fresh])
+        if not len(indices):
             continue
-        begins = np.maximum(demand.arrival_s[mine], move.at_s)
-        part = Demand(demand.judged, demand.requests.subset(mine), begins)
+        begins = np.maximum(demand.arrival_s[indices], move.at_s)
+        part = Demand(demand.judged, demand.requests.subset(indices), begins)
         _, took_s = simulate_cascade(site, part, move.thresholds, move.strategies, Dispatch.CAPACITY)
         done = begins + took_s <= until
-        total_s[mine] = begins + took_s - demand.arrival_s[mine]
+        total_s[indices] = begins + took_s - demand.arrival_s[indices]
         answered = route(part.requests, move.thresholds).answered
-        score[mine] = part.requests.scores[np.arange(len(mine)), answered]
-        waiting = mine[~done]
+        score[indices] = part.requests.scores[np.arange(len(indices)), answered]
+        waiting = indices[~done]
     return Served(total_s, score)
 
 
 def sampled(demand: Demand, begin_s: float, seconds: float, thresholds: Sequence[float], rng: Any) -> Window:
     """What routers would report of a window."""
-    mine = np.flatnonzero((demand.arrival_s >= begin_s) & (demand.arrival_s < begin_s + seconds))
-    counts, _ = np.histogram(demand.arrival_s[mine], PARTS, (begin_s, begin_s + seconds))
-    chosen = rng.choice(mine, min(SAMPLE, len(mine)), replace=False)
+    indices = np.flatnonzero((demand.arrival_s >= begin_s) & (demand.arrival_s < begin_s + seconds))
+    counts, _ = np.histogram(demand.arrival_s[indices], PARTS, (begin_s, begin_s + seconds))
+    chosen = rng.choice(indices, min(SAMPLE, len(indices)), replace=False)
     part = demand.requests.subset(chosen)
     processed = route(part, thresholds).processed if len(chosen) else np.zeros((len(TIERS), 0), bool)
     records = []
@@ -142,7 +142,7 @@ def sampled(demand: Demand, begin_s: float, seconds: float, thresholds: Sequence
             for t, tier in enumerate(TIERS)
             if processed[t, i]
         )
-        weight = len(mine) / len(chosen)
+        weight = len(indices) / len(chosen)
         records.append(RequestRecord(float(demand.arrival_s[row]), int(part.input_tokens[i]), visits, weight))
     return Window(begin_s, seconds, tuple(int(n) for n in counts), tuple(records))
 
@@ -152,7 +152,7 @@ def replanned(
 ) -> tuple[list[Move], list[dict[str, Any]]]:
     """(the plans followed, what was decided and when), the rule being fed window after window."""
     rng, rule, state = np.random.default_rng(SEED), DriftRule(), DriftState()
-    moves, told = [Move(0.0, first)], list[dict[str, Any]]()
+    moves, decisions = [Move(0.0, first)], list[dict[str, Any]]()
     ends = np.arange(window_s, demand.arrival_s[-1] + 1e-9, window_s)
     for end_s in ends.tolist():
         in_force = [m for m in moves if m.at_s <= end_s - window_s / 2][-1]
@@ -164,10 +164,10 @@ def replanned(
         plan = _plan_again(site, stored, trace, drift)
         took_s = time.perf_counter() - began
         entry = {"at_s": end_s, "shifts": [str(s) for s in drift.shifts], "planning_s": took_s}
-        told.append(entry | ({"unreachable": True} if plan is None else _about(plan)))
+        decisions.append(entry | ({"unreachable": True} if plan is None else _about(plan)))
         if plan is not None:
             moves.append(Move(end_s + took_s + LOAD_S, plan))
-    return moves, told
+    return moves, decisions
 
 
 def _plan_again(site: Site, stored: JudgedSample, trace: Workload, drift: Drift) -> CascadePlan | None:
@@ -188,24 +188,24 @@ def _about(plan: CascadePlan) -> dict[str, Any]:
 
 
 def _figures(served: Served, demand: Demand, slo_s: float) -> dict[str, dict[str, float]]:
-    """Of each phase, of its second half (when whoever plans again should have), and of the whole."""
-    found, begins, at = dict[str, dict[str, float]](), 0.0, demand.arrival_s
+    """Of each phase, of its second half (after a new plan should be in use), and of the whole."""
+    figures, begins, at = dict[str, dict[str, float]](), 0.0, demand.arrival_s
     for number, phase in enumerate(PHASES, 1):
         ends = begins + 60.0 * phase.minutes
-        found[f"phase {number}"] = _of(served, (at >= begins) & (at < ends), slo_s)
-        found[f"phase {number}, second half"] = _of(served, (at >= (begins + ends) / 2) & (at < ends), slo_s)
+        figures[f"phase {number}"] = _of(served, (at >= begins) & (at < ends), slo_s)
+        figures[f"phase {number}, second half"] = _of(served, (at >= (begins + ends) / 2) & (at < ends), slo_s)
         begins = ends
-    return found | {"all": _of(served, at >= 0, slo_s)}
+    return figures | {"all": _of(served, at >= 0, slo_s)}
 
 
-def _of(served: Served, mine: Bools, slo_s: float) -> dict[str, float]:
-    p50, p95 = np.percentile(served.total_s[mine], (50, 95))
+def _of(served: Served, indices: Bools, slo_s: float) -> dict[str, float]:
+    p50, p95 = np.percentile(served.total_s[indices], (50, 95))
     return {
-        "requests": int(mine.sum()),
+        "requests": int(indices.sum()),
         "p50_s": float(p50),
         "p95_s": float(p95),
-        "quality": float(served.score[mine].mean()),
-        "slo_attainment": float((served.total_s[mine] <= slo_s).mean()),
+        "quality": float(served.score[indices].mean()),
+        "slo_attainment": float((served.total_s[indices] <= slo_s).mean()),
     }
 
 
@@ -214,13 +214,13 @@ def run(rounds: int) -> None:
     prompts = read_quality(public("quality/wildbench_reka_edge-flash-core.csv.gz"), TIERS)
     prompts = prompts.subset(np.flatnonzero((prompts.output_tokens > 1).all(axis=1)))
     order = np.random.default_rng(SEED).permutation(len(prompts))
-    stored, asked = prompts.subset(order[::2]), prompts.subset(order[1::2])
+    stored, served_prompts = prompts.subset(order[::2]), prompts.subset(order[1::2])
     trace = read_trace(public("traces/azure2023_conv.csv.gz"))
     first = _plan(site, trace, stored, PHASES[0].rate_per_s)
     slo_s = 2 * first.end_to_end_p95_s
-    all_rows, told, plot = list[dict[str, Any]](), list[dict[str, Any]](), None
+    all_rows, records, plot = list[dict[str, Any]](), list[dict[str, Any]](), None
     for seed in range(SEED, SEED + rounds):
-        demand = traffic(asked, seed)
+        demand = traffic(served_prompts, seed)
         runs, decisions = {"one plan": [Move(0.0, first)]}, dict[str, Any]()
         for window_s in WINDOWS_S:
             name = f"planned again, windows of {window_s:.0f} s"
@@ -228,22 +228,22 @@ def run(rounds: int) -> None:
         runs["known"], begins = [], 0.0
         for phase in PHASES:
             ends = begins + 60.0 * phase.minutes
-            mine = np.flatnonzero((demand.arrival_s >= begins) & (demand.arrival_s < ends))
-            runs["known"].append(Move(begins, _plan(site, trace, demand.requests.subset(mine), phase.rate_per_s)))
+            indices = np.flatnonzero((demand.arrival_s >= begins) & (demand.arrival_s < ends))
+            runs["known"].append(Move(begins, _plan(site, trace, demand.requests.subset(indices), phase.rate_per_s)))
             begins = ends
         served = {name: serve(site, demand, moves) for name, moves in runs.items()}
-        rows = {name: _figures(found, demand, slo_s) for name, found in served.items()}
+        rows = {name: _figures(outcome, demand, slo_s) for name, outcome in served.items()}
         all_rows.append(rows)
         plans = {name: [{"from_s": m.at_s, **_about(m.plan)} for m in moves] for name, moves in runs.items()}
-        told.append({"seed": seed, "plans": plans, "decisions": decisions})
+        records.append({"seed": seed, "plans": plans, "decisions": decisions})
         plot = plot or _plot(served, demand.arrival_s, runs)
         print(f"seed {seed}: {', '.join(f'{n}: {len(moves)} plans' for n, moves in runs.items())}", flush=True)
     for name in all_rows[0]:
         for part in all_rows[0][name]:
             mean = {key: float(np.mean([rows[name][part][key] for rows in all_rows])) for key in ("p95_s", "quality")}
             within = float(np.mean([rows[name][part]["slo_attainment"] for rows in all_rows]))
-            said = f"p95 {mean['p95_s']:7.1f} s, quality {mean['quality']:.1f}, within {slo_s:.1f} s {within:.0%}"
-            print(f"{name:>34} {part}: {said}")
+            line = f"p95 {mean['p95_s']:7.1f} s, quality {mean['quality']:.1f}, within {slo_s:.1f} s {within:.0%}"
+            print(f"{name:>34} {part}: {line}")
     path = report.write(
         "drift",
         {
@@ -253,7 +253,7 @@ def run(rounds: int) -> None:
             "min_quality": MIN_QUALITY,
             "slo_s": slo_s,
             "load_s": LOAD_S,
-            "runs": told,
+            "runs": records,
             "rows": all_rows,
         },
     )
@@ -268,9 +268,9 @@ def _plan(site: Site, trace: Workload, judged: JudgedSample, rate: float) -> Cas
 def _plot(served: dict[str, Served], arrival_s: Floats, runs: dict[str, list[Move]]) -> Path:
     figure, (above, below) = plt.subplots(2, 1, figsize=(8, 6), sharex=True, layout="constrained")
     minutes = np.arange(int(arrival_s[-1] // 60) + 1)
-    for (name, found), colour in zip(served.items(), report.COLOURS, strict=False):
-        within = [found.total_s[(arrival_s >= 60 * m) & (arrival_s < 60 * (m + 1))] for m in minutes]
-        scores = [found.score[(arrival_s >= 60 * m) & (arrival_s < 60 * (m + 1))] for m in minutes]
+    for (name, outcome), colour in zip(served.items(), report.COLOURS, strict=False):
+        within = [outcome.total_s[(arrival_s >= 60 * m) & (arrival_s < 60 * (m + 1))] for m in minutes]
+        scores = [outcome.score[(arrival_s >= 60 * m) & (arrival_s < 60 * (m + 1))] for m in minutes]
         style = ":" if name == "known" else "-"
         above.plot(minutes, [np.percentile(x, 95) for x in within], style, color=colour, label=name)
         below.plot(minutes, [x.mean() for x in scores], style, color=colour)

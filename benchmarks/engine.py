@@ -1,7 +1,7 @@
-"""Tokens per second of three engines on the shipped large model: ours, transformers' continuous batching, SGLang.
+"""Throughput of three engines on the shipped large model: torch engine, continuous batching of transformers, SGLang.
 
-One thread per engine, one engine at a time, rounds of all three one after the other in one run; every engine answers the
-same prompts with the same number of greedy tokens. Ours is called over gRPC with all tokens streamed.
+One thread per engine, one engine at a time, in rounds of all three; every engine generates the same number of greedy tokens
+for the same prompts. The torch engine is called over gRPC with all tokens streamed.
 """
 
 import asyncio
@@ -32,9 +32,7 @@ def chosen() -> dict[str, Start]:
     if sglang.installed():
         engines["sglang"] = contenders.sglang_cpu
     else:
-        print(
-            "SGLang is not installed here and is left out: tests/support/sglang_cpu/install.sh installs it", flush=True
-        )
+        print("skipping SGLang, which is not installed: tests/support/sglang_cpu/install.sh installs it", flush=True)
     return engines
 
 

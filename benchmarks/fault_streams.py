@@ -18,7 +18,7 @@ from penstock import AsyncClient, Escalated, Finished, InstanceChanged, MeshStat
 from penstock.local import LocalMesh
 
 RECOVERY_TIMEOUT_S = 120.0
-SSE_TRIES = 8  # an OpenAI client tries again by itself; so does this one
+SSE_TRIES = 8  # like OpenAI clients, this one retries
 SSE_PAUSE_S = 0.5
 
 
@@ -27,8 +27,8 @@ class StreamResult:
     """What a client saw of one request.
 
     token_times_s: when tokens came, on the monotonic clock.
-    error: why there is no whole reply.
-    asked_again: times that a client without resumption (SSE) sent the request again after part of the answer had come.
+    error: why the reply is incomplete.
+    asked_again: times that a client without resumption (SSE) sent the request again after it had received tokens.
     """
 
     prompt: str
@@ -43,7 +43,7 @@ class StreamResult:
     token_times_s: list[float] = field(default_factory=list)
 
     def longest_gap_s(self, since_s: float) -> float | None:
-        """The longest wait for a token that ended after `since_s`; None for a stream that was not under way then."""
+        """The longest wait for a token that ended after `since_s`; None for a stream that was not active then."""
         if not self.token_times_s or not self.token_times_s[0] < since_s <= self.token_times_s[-1]:
             return None
         pairs = zip(self.token_times_s, self.token_times_s[1:], strict=False)
@@ -79,12 +79,12 @@ def grpc_stream(client: AsyncClient, **options: Any) -> Stream:
 
 
 def sse_stream(session: aiohttp.ClientSession, urls: Sequence[str], first: int, body: Mapping[str, Any]) -> Stream:
-    """Through the OpenAI API. A router that dies takes the stream with it: the whole request is sent to the next router."""
+    """Through the OpenAI API. When a router dies, the complete request is sent to the next one."""
 
     async def attempt(url: str, prompt: str, result: StreamResult) -> None:
-        asked = {"messages": [{"role": "user", "content": prompt}], "stream": True, "temperature": 0, **body}
+        request = {"messages": [{"role": "user", "content": prompt}], "stream": True, "temperature": 0, **body}
         done = False
-        async with session.post(f"{url}/v1/chat/completions", json=asked) as response:
+        async with session.post(f"{url}/v1/chat/completions", json=request) as response:
             if response.status != 200:
                 raise aiohttp.ClientPayloadError(f"HTTP {response.status}: {(await response.text())[:200]}")
             async for line in response.content:
@@ -120,7 +120,7 @@ def signal_process(mesh: LocalMesh, name: str, number: signal.Signals) -> None:
     """Send a signal to a process of the mesh by its name.
 
     Raises:
-        RuntimeError: it is not running.
+        RuntimeError: It is not running.
     """
     pid = mesh.watcher.watched[name].pid
     if pid is None:
@@ -129,13 +129,13 @@ def signal_process(mesh: LocalMesh, name: str, number: signal.Signals) -> None:
 
 
 def process_of(mesh: LocalMesh, instance_id: str) -> str:
-    """The name of the process that an instance is; empty where it is none of this mesh's now."""
+    """The name of the process of an instance; empty if it is not a current process of this mesh."""
     pid = instance_id.rpartition("-")[2]
     return next((name for name, entry in mesh.watcher.watched.items() if str(entry.pid) == pid), "")
 
 
 def is_whole(mesh: LocalMesh, status: MeshStatus) -> bool:
-    """Whether every process is there, known to the router, and ready."""
+    """Whether every process is running, known to the router, and ready."""
     ready = {i.instance_id.rpartition("-")[2] for i in status.instances if i.age_s < 2.5 and i.state == "ready"}
     return status.connected and ready == {str(w.pid) for name, w in mesh.watcher.watched.items() if name != "redis"}
 
@@ -144,7 +144,7 @@ async def until_whole(mesh: LocalMesh) -> float:
     """Seconds until every router sees every process ready.
 
     Raises:
-        TimeoutError: it took longer than RECOVERY_TIMEOUT_S.
+        TimeoutError: It took longer than RECOVERY_TIMEOUT_S.
     """
     began = time.monotonic()
     async with asyncio.timeout(RECOVERY_TIMEOUT_S):
@@ -156,7 +156,7 @@ async def until_whole(mesh: LocalMesh) -> float:
                 if len(statuses) == routers and all(is_whole(mesh, status) for status in statuses):
                     return time.monotonic() - began
             except PenstockError:
-                pass  # a router that is not there yet
+                pass  # the router is not ready yet
             await asyncio.sleep(0.1)
 
 
@@ -182,14 +182,14 @@ def percentile_ms(values: Sequence[float], percent: float) -> float | None:
 def summary(
     results: Sequence[StreamResult], expected: Callable[[StreamResult], str | None], since_s: float
 ) -> dict[str, Any]:
-    """Counts and stalls of streams. expected: the text that a stream should have; None where any will do."""
-    wanted = [(result, expected(result)) for result in results if not result.error]
+    """Counts and stalls of streams. expected: the correct text of a stream; None: any."""
+    pairs = [(result, expected(result)) for result in results if not result.error]
     gaps = [gap for result in results if (gap := result.longest_gap_s(since_s)) is not None]
     return {
         "streams": len(results),
         "lost": sum(1 for result in results if result.error),
         "doubled": sum(result.doubled for result in results),
-        "wrong": sum(1 for result, text in wanted if text is not None and text != result.text),
+        "wrong": sum(1 for result, text in pairs if text is not None and text != result.text),
         "asked_again": sum(result.asked_again > 0 for result in results),
         "failovers": sum(result.failovers for result in results),
         "under_way": len(gaps),

@@ -1,9 +1,9 @@
-"""What each death costs: every kind of process killed or stopped under 300 and 1,000 streams, by gRPC and by SSE clients.
+"""Cost of failures: every kind of process is killed or stopped under 300 and 1,000 streams of gRPC and SSE clients.
 
-Real processes on simulated engines, whose text is the same wherever a reply runs: two routers, two workers per tier, two
-judges, a planner, Redis. Each row starts all streams at once, acts when a third of the live ones have tokens, and reads every
-stream to its end. A stopped process goes on after `STOPPED_S`. The row `nothing` is the same without a fault: what a busy
-machine adds by itself.
+Real processes with simulated engines, whose text is the same on every instance: two routers, two workers per tier, two
+judges, a planner, Redis. Each row starts all streams at once, causes the fault when a third of the live ones have tokens,
+and reads every stream to its end. A stopped process continues after `STOPPED_S`. The row `nothing` is the same without a
+fault.
 """
 
 import asyncio
@@ -68,7 +68,10 @@ class Row:
         self._mesh, self._session, self._expected = mesh, session, expected
 
     async def run(self, kind: str, action: str, count: int, face: str) -> dict[str, Any]:
-        """All streams, one fault. Half of the streams ask the cascade, whose replies are held, half the large tier, live."""
+        """Run all streams with one fault.
+
+        Half of the streams use the cascade, whose replies are held, half the large tier, live.
+        """
         mesh = self._mesh
         await until_whole(mesh)
         results = [StreamResult(f"question {i}") for i in range(count)]
@@ -107,14 +110,14 @@ class Row:
     def _victim(self, kind: str) -> str:
         if kind == "nothing":
             return ""
-        if kind == "router":  # the one that clients ask first
+        if kind == "router":  # the one that clients use first
             first = self._mesh.grpc_addresses[0]
             record = next(r for r in self._mesh.view.instances() if r.address == first)
             return process_of(self._mesh, record.instance_id)
         return {"worker": "worker-large-0", "judge": "judge-0", "planner": "planner-0", "redis": "redis"}[kind]
 
     async def _fault(self, victim: str, action: str) -> float:
-        """Kill, or stop for a while; return the seconds until the mesh is whole again."""
+        """Kill or suspend a process; return the seconds until the mesh has recovered."""
         if action == "stop":
             signal_process(self._mesh, victim, signal.SIGSTOP)
             await asyncio.sleep(STOPPED_S)
@@ -153,19 +156,19 @@ async def measure(rounds: int, sizes: tuple[int, ...], kinds: tuple[str, ...]) -
                     for kind in kinds:
                         for action in ("kill", "stop") if kind != "nothing" else ("none",):
                             for face in FACES:
-                                one = {"round": number + 1, **await row.run(kind, action, count, face)}
-                                rows.append(one)
-                                told = "  ".join(
-                                    f"{key} {value}" for key, value in one.items() if key != "errors" or value
+                                result = {"round": number + 1, **await row.run(kind, action, count, face)}
+                                rows.append(result)
+                                line = "  ".join(
+                                    f"{key} {value}" for key, value in result.items() if key != "errors" or value
                                 )
-                                print(told, flush=True)
+                                print(line, flush=True)
     return rows
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     """The rows as the Markdown table of docs/faults.md."""
-    columns = ["process", "what", "clients", "streams", "lost", "doubled", "wrong", "asked again"]
-    columns += ["longest wait p50, p99", "whole again after"]
+    columns = ["process", "fault", "clients", "streams", "lost", "doubled", "wrong", "asked again"]
+    columns += ["longest wait p50, p99", "recovered after"]
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     for r in rows:
         waits = f"{(r['stall_p50_ms'] or 0) / 1000:.1f}, {(r['stall_p99_ms'] or 0) / 1000:.1f} s"

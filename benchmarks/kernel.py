@@ -1,9 +1,9 @@
-"""How many requests per second the compiled simulator serves in virtual time, against a per-step event loop in Python.
+"""Requests simulated per second by the compiled simulator, compared with a per-step event loop in Python.
 
-The loop (stepwise.py) stands in for simulators built that way, Vidur among them: events in a heap; each batch formed by a
-Python scheduler, timed and ended by itself. Vidur itself is not run: its path also predicts each step with a trained model
-(cached by batch) and keeps metrics of each, which ours does not, so the stand-in is if anything the quicker of the two. Both
-sides serve the same requests over the same replicas and must agree on every request's times.
+The loop (stepwise.py) represents simulators with this design, such as Vidur: events in a heap, each batch formed by a Python
+scheduler and simulated by itself. Vidur itself is not run: it also predicts each step with a trained model (cached by batch)
+and records metrics of each, so it is probably slower than this loop. Both sides serve the same requests with the same
+replicas and must agree on the times of every request.
 """
 
 import statistics
@@ -43,26 +43,26 @@ def measure(load: float, rounds: int) -> dict[str, Any]:
     compiled_s, stepwise_s = list[float](), list[float]()
     for _ in range(rounds):
         began = time.perf_counter()
-        one = serve(work, replicas, Dispatch.ROUND_ROBIN)
+        served = serve(work, replicas, Dispatch.ROUND_ROBIN)
         compiled_s.append(time.perf_counter() - began)
         began = time.perf_counter()
         other, _ = replay(work, replicas, owner, lambda at, step: at.latency.step_s(step))
         stepwise_s.append(time.perf_counter() - began)
-        if one.steps != other.steps or not np.allclose(one.finish_s, other.finish_s, rtol=1e-9):
+        if served.steps != other.steps or not np.allclose(served.finish_s, other.finish_s, rtol=1e-9):
             raise RuntimeError("the two simulations differ")
     ratios = [slow / fast for slow, fast in zip(stepwise_s, compiled_s, strict=True)]
     row = {
         "load": load,
         "requests": len(work),
-        "steps": one.steps,
+        "steps": served.steps,
         "compiled_s": compiled_s,
         "stepwise_s": stepwise_s,
         "compiled_requests_per_s": len(work) / statistics.median(compiled_s),
         "stepwise_requests_per_s": len(work) / statistics.median(stepwise_s),
         "ratio": statistics.median(ratios),
     }
-    said = f"{row['compiled_requests_per_s']:,.0f} requests/s against {row['stepwise_requests_per_s']:,.0f}"
-    print(f"load {load}: {one.steps} steps, {said}: {row['ratio']:,.0f}x", flush=True)
+    line = f"{row['compiled_requests_per_s']:,.0f} requests/s against {row['stepwise_requests_per_s']:,.0f}"
+    print(f"load {load}: {served.steps} steps, {line}: {row['ratio']:,.0f}x", flush=True)
     return row
 
 

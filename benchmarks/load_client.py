@@ -1,7 +1,7 @@
-"""`python -m benchmarks.load_client URL ...`: load on an OpenAI-compatible server, from a process of its own.
+"""`python -m benchmarks.load_client URL ...`: generate load for an OpenAI-compatible server from a separate process.
 
-As cheap as Python allows: raw HTTP/1.1 on asyncio protocols. Each connection sends one request after the other and looks at
-the replies no further than it must (the first piece of text, the end). Prints one JSON object: replies, failed, seconds,
+Uses little CPU: raw HTTP/1.1 on asyncio protocols. Each connection sends requests in sequence and parses only the necessary
+parts of replies (the first piece of text, the end). Prints one JSON object: replies, failed, seconds,
 first_token_ms, reply_ms (p50, p95, p99).
 """
 
@@ -18,7 +18,7 @@ EMPTY_CONTENT = b'"content":""'
 
 
 class Load:
-    """What all connections share. replies, requests: still to be answered, still to be sent."""
+    """Shared state of all connections. replies, requests: number still to be answered and to be sent."""
 
     def __init__(self, request: bytes, replies: int, *, stream: bool) -> None:
         self.request, self.stream = request, stream
@@ -35,7 +35,7 @@ class Load:
 
 
 class Connection(asyncio.Protocol):
-    """One request after the other over one connection, as long as any are to be sent."""
+    """Sends requests in sequence over one connection until none are left."""
 
     def __init__(self, load: Load) -> None:
         self._load = load
@@ -87,8 +87,8 @@ class Connection(asyncio.Protocol):
 
     def _whole(self, data: bytes) -> None:
         self._buffer += data
-        head, found, body = self._buffer.partition(b"\r\n\r\n")
-        if not found:
+        head, separator, body = self._buffer.partition(b"\r\n\r\n")
+        if not separator:
             return
         length = next((line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), b"")
         complete = len(body) >= int(length.partition(b":")[2]) if length else body.endswith(END)
@@ -130,7 +130,7 @@ def spread_ms(values: Sequence[float]) -> dict[str, float]:
 
 
 async def run(url: str, model: str, tokens: int, connections: int, replies: int, *, stream: bool) -> dict[str, object]:
-    """Drive the load to its end."""
+    """Run the load to its end."""
     loop, parts = asyncio.get_running_loop(), urlsplit(url)
     load = Load(request(url, model, tokens, stream=stream), replies, stream=stream)
     began = time.perf_counter()
@@ -155,8 +155,8 @@ def main() -> None:
     parser.add_argument("--replies", type=int, default=1000)
     parser.add_argument("--stream", action="store_true")
     args = parser.parse_args()
-    found = asyncio.run(run(args.url, args.model, args.tokens, args.connections, args.replies, stream=args.stream))
-    print(json.dumps(found))
+    figures = asyncio.run(run(args.url, args.model, args.tokens, args.connections, args.replies, stream=args.stream))
+    print(json.dumps(figures))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Replies moved between workers while they run: what a client sees of it, and that it sees the same reply.
+"""Migration of replies between workers: the pauses seen by a client, and a check that its reply does not change.
 
-Four worker processes of one shipped model, a router process, 200 streams of short and long replies, greedy and sampled, so
-many at once. Every stream is read twice: undisturbed, and moved to another worker every so many tokens. Workers hand over
-every token at once (no gathering), so that what a client waits for between two tokens is a decode step and the way.
+Four worker processes of one shipped model, a router process, 200 streams of short and long replies, greedy and sampled, with
+different concurrency. Every stream is read twice: without moves, and moved to another worker every few tokens. Workers send
+every token at once (no coalescing), so that the time between two tokens is a decode step and a transfer.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ class Asked:
 
 @dataclass(slots=True)
 class Seen:
-    """What a client saw of one stream. gaps, stalls: seconds between two tokens, across no move and across one."""
+    """One stream as seen by a client. gaps, stalls: seconds between two tokens, without and with a move in between."""
 
     text: str = ""
     tokens: int = 0
@@ -60,26 +60,26 @@ class Seen:
 
 def workload() -> list[Asked]:
     """As many short replies as long ones, in a shuffled order; every second one sampled with a seed."""
-    found = tasks.held_out(30 * STREAMS, seed=SEED)
-    short = [p.prompt for p in found if len(p.reply) < 60][: STREAMS // 2]
-    long = [p.prompt for p in found if len(p.reply) > 90][: STREAMS - len(short)]
+    problems = tasks.held_out(30 * STREAMS, seed=SEED)
+    short = [p.prompt for p in problems if len(p.reply) < 60][: STREAMS // 2]
+    long = [p.prompt for p in problems if len(p.reply) > 90][: STREAMS - len(short)]
     prompts = [*short, *long]
     assert len(prompts) == STREAMS
     random.Random(SEED).shuffle(prompts)
     return [Asked(f"stream-{i}", prompt, 0.8 * (i % 2)) for i, prompt in enumerate(prompts)]
 
 
-async def read(client: AsyncClient, asked: Asked, workers: Sequence[str], *, moving: bool) -> Seen:
+async def read(client: AsyncClient, request: Asked, workers: Sequence[str], *, moving: bool) -> Seen:
     """One stream to its end, moved as often as it can be."""
-    seen, at, last, changed, move_at = Seen(), "", 0.0, False, MOVE_EVERY
-    choose = random.Random(f"{SEED} {asked.name}")
+    observed, at, last, changed, move_at = Seen(), "", 0.0, False, MOVE_EVERY
+    choose = random.Random(f"{SEED} {request.name}")
     moves: list[asyncio.Task[Move]] = []
     stream = client.stream(
-        asked.prompt,
-        temperature=asked.temperature,
+        request.prompt,
+        temperature=request.temperature,
         seed=SEED,
         max_tokens=MAX_TOKENS,
-        request_id=f"{asked.name}-{'moved' if moving else 'still'}",
+        request_id=f"{request.name}-{'moved' if moving else 'still'}",
     )
     async for event in stream:
         match event:
@@ -89,24 +89,24 @@ async def read(client: AsyncClient, asked: Asked, workers: Sequence[str], *, mov
                 at, changed = event.to_instance_id, True
             case Tokens() if event.token_ids:
                 now = time.perf_counter()
-                seen.whole = seen.whole and event.offset == seen.tokens
+                observed.whole = observed.whole and event.offset == observed.tokens
                 if last:
-                    (seen.stalls if changed else seen.gaps).append(now - last)
+                    (observed.stalls if changed else observed.gaps).append(now - last)
                 last, changed = now, False
-                seen.tokens += len(event.token_ids)
-                seen.text += event.text
-                if moving and seen.tokens >= move_at and all(move.done() for move in moves):
-                    move_at = seen.tokens + MOVE_EVERY
+                observed.tokens += len(event.token_ids)
+                observed.text += event.text
+                if moving and observed.tokens >= move_at and all(move.done() for move in moves):
+                    move_at = observed.tokens + MOVE_EVERY
                     target = choose.choice([w for w in workers if w != at])
-                    moves.append(asyncio.create_task(client.move(f"{asked.name}-moved", target)))
+                    moves.append(asyncio.create_task(client.move(f"{request.name}-moved", target)))
             case Tokens():
-                seen.text += event.text
+                observed.text += event.text
     for move in moves:
         try:
-            seen.moves.append(await move)
+            observed.moves.append(await move)
         except Exception as error:  # the stream ended before the router looked
-            seen.moves.append(Move(f"{error}"))
-    return seen
+            observed.moves.append(Move(f"{error}"))
+    return observed
 
 
 async def read_all(
@@ -114,11 +114,11 @@ async def read_all(
 ) -> list[Seen]:
     places = asyncio.Semaphore(at_once)
 
-    async def one(asked: Asked) -> Seen:
+    async def one(request: Asked) -> Seen:
         async with places:
-            return await read(client, asked, workers, moving=moving)
+            return await read(client, request, workers, moving=moving)
 
-    return await asyncio.gather(*(one(asked) for asked in work))
+    return await asyncio.gather(*(one(request) for request in work))
 
 
 async def probe(addresses: Sequence[str], stop: asyncio.Event) -> tuple[list[float], dict[str, float]]:
@@ -151,7 +151,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 async def measure(rounds: int) -> dict[str, Any]:
-    work, found = workload(), list[dict[str, Any]]()
+    work, results = workload(), list[dict[str, Any]]()
     os.environ["PENSTOCK_FRAME_INTERVAL_MS"] = "0"  # for the processes started below
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         file = Path(folder) / "mesh.yaml"
@@ -175,11 +175,11 @@ async def measure(rounds: int) -> dict[str, Any]:
                 moved = await read_all(client, work, workers, at_once, moving=True)
                 stop.set()
                 trips, steps = await probing
-                one = {"at_once": at_once, **summary(still, moved, trips, steps)}
-                one["failovers"] = (await client.status()).failovers
-                found.append(one)
-                said = "  ".join(f"{key} {one[key]}" for key in ("moves", "refused", "same_text", "failovers"))
-                print(f"round {number + 1}  {at_once} at once  {said}")
+                result = {"at_once": at_once, **summary(still, moved, trips, steps)}
+                result["failovers"] = (await client.status()).failovers
+                results.append(result)
+                line = "  ".join(f"{key} {result[key]}" for key in ("moves", "refused", "same_text", "failovers"))
+                print(f"round {number + 1}  {at_once} at once  {line}")
                 for key in (
                     "stall_ms",
                     "move_adds_ms",
@@ -188,30 +188,30 @@ async def measure(rounds: int) -> dict[str, Any]:
                     "source_stall_ms",
                     "round_trip_ms",
                 ):
-                    print(f"  {key:<26}" + "  ".join(f"{k} {v:7.1f}" for k, v in one[key].items()), flush=True)
+                    print(f"  {key:<26}" + "  ".join(f"{k} {v:7.1f}" for k, v in result[key].items()), flush=True)
     return {
         "model": MODEL,
         "workers": WORKERS,
         "streams": STREAMS,
         "move_every_tokens": MOVE_EVERY,
         "seed": SEED,
-        "rounds": found,
+        "rounds": results,
     }
 
 
 def summary(
     still: Sequence[Seen], moved: Sequence[Seen], trips: Sequence[float], steps: dict[str, float]
 ) -> dict[str, Any]:
-    """A stall is the time between a reply's last token at one worker and its first at the next, as the client sees it.
+    """A stall is the time between the last token of a reply at one worker and the first at the next, as seen by the client.
 
-    One decode step of it is the new token's own, which it would take anywhere: what a move adds is the stall less the
-    median gap between the same reply's tokens elsewhere.
+    It includes the decode step of the new token. The time added by a move is the stall minus the median gap of the same
+    reply.
     """
-    moves = [move for seen in moved for move in seen.moves]
+    moves = [move for observed in moved for move in observed.moves]
     done = [move for move in moves if move.refusal is None]
-    stalls = [s for seen in moved for s in seen.stalls]
-    added = [s - statistics.median(seen.gaps) for seen in moved if seen.gaps for s in seen.stalls]
-    gaps = [g for seen in moved for g in seen.gaps]
+    stalls = [s for observed in moved for s in observed.stalls]
+    added = [s - statistics.median(observed.gaps) for observed in moved if observed.gaps for s in observed.stalls]
+    gaps = [g for observed in moved for g in observed.gaps]
     allowed_ms = spread(gaps)["p99"] + spread(trips)["p99"]
     reasons: dict[str, int] = {}
     for move in moves:
@@ -221,15 +221,15 @@ def summary(
         "moves": len(done),
         "refused": len(moves) - len(done),
         "refusals": reasons,
-        "streams_moved": sum(1 for seen in moved if seen.stalls),
+        "streams_moved": sum(1 for observed in moved if observed.stalls),
         "same_text": sum(1 for a, b in zip(still, moved, strict=True) if a.text == b.text and a.tokens == b.tokens),
-        "every_token_once": sum(1 for seen in moved if seen.whole),
-        "tokens": sum(seen.tokens for seen in moved),
+        "every_token_once": sum(1 for observed in moved if observed.whole),
+        "tokens": sum(observed.tokens for observed in moved),
         "sent_bytes": sum(move.sent_bytes for move in done),
         "stall_ms": spread(stalls),
         "move_adds_ms": spread(added),
         "token_gap_ms": spread(gaps),
-        "undisturbed_token_gap_ms": spread([g for seen in still for g in seen.gaps]),
+        "undisturbed_token_gap_ms": spread([g for observed in still for g in observed.gaps]),
         "source_stall_ms": spread([move.stall_s for move in done]),
         "decode_step_ms": 1000 * statistics.mean(steps.values()),
         "round_trip_ms": spread(trips),
@@ -252,8 +252,10 @@ def run(rounds: int) -> None:
     places = [(at_once, p) for p in ("p50", "p99") for at_once in AT_ONCE]
     series: dict[str, list[tuple[float, float, float]]] = {}
     for label, key in kinds.items():
-        values = [[one[key][p] for one in figures["rounds"] if one["at_once"] == at_once] for at_once, p in places]
+        values = [
+            [result[key][p] for result in figures["rounds"] if result["at_once"] == at_once] for at_once, p in places
+        ]
         series[label] = [median_and_range(v) for v in values]
     groups = [f"{p}, {at_once} at once" for at_once, p in places]
-    plot = report.bars("migration", "What a client waits for", groups, series, "ms")
+    plot = report.bars("migration", "Time between tokens", groups, series, "ms")
     print(f"{path}\n{plot}")

@@ -1,7 +1,7 @@
 """CPU time of other routers under the load of `router_cost`: LiteLLM's proxy and SGLang's router, where they are installed.
 
-Each forwards to the OpenAI API of a mesh of this version, so all have the same engine behind them; only the CPU time of the
-peer's own processes counts. They are looked for on the PATH. To install them in an environment of their own:
+Each forwards to a server without a model (`load_server`), whose replies get a token each 10 ms as those of the mesh do. They
+are looked for on the PATH. To install them in an environment of their own:
 
     python -m venv peers && peers/bin/pip install 'litellm[proxy]' sglang-router
     PATH=$PATH:$PWD/peers/bin python -m benchmarks overhead
@@ -10,6 +10,7 @@ peer's own processes counts. They are looked for on the PATH. To install them in
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.request
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.router_cost import STREAMED, WHOLE, Version, group_cpu_s, load, running
+from benchmarks.router_cost import STREAMED, WHOLE, group_cpu_s, load
 from services.processes import free_port
 
 CONFIG = "config.yaml"
@@ -32,12 +33,12 @@ model_list:
   - model_name: only
     litellm_params:
       model: openai/only
-      api_base: {mesh}/v1
+      api_base: {server}/v1
       api_key: none
 """
 SGLANG_ARGUMENTS = (
     *("launch", "--host", "127.0.0.1", "--port", "{port}"),
-    *("--prometheus-port", "{spare_port}", "--worker-urls", "{mesh}"),
+    *("--prometheus-port", "{spare_port}", "--worker-urls", "{server}"),
 )
 
 
@@ -46,9 +47,9 @@ class Peer:
     """Another router.
 
     share: of the load of `router_cost` that it gets: the slow ones would take many minutes for all of it.
-    health: a path that answers once requests are served.
+    health: a path that answers once requests are served. model: the name that requests are sent with.
     arguments: of its command line. config: content of the file `CONFIG` in the folder that it starts in.
-    In both, {port} is to be listened on, {spare_port} is free, and {mesh} is the mesh's base URL.
+    In both, {port} is to be listened on, {spare_port} is free, and {server} is the base URL of the server behind it.
     """
 
     name: str
@@ -58,9 +59,11 @@ class Peer:
     health: str
     arguments: tuple[str, ...]
     config: str = ""
+    model: str = "only"
     env: tuple[tuple[str, str], ...] = ()
 
 
+# SGLang's router takes the model of a worker that does not name it for `unknown`.
 PEERS = (
     Peer(
         "LiteLLM proxy",
@@ -76,43 +79,56 @@ PEERS = (
         ),
     ),
     Peer(
-        "SGLang's router", "sglang-router", "sglang-router", share=1.0, health="/readiness", arguments=SGLANG_ARGUMENTS
+        "SGLang's router",
+        "sglang-router",
+        "sglang-router",
+        share=1.0,
+        health="/readiness",
+        arguments=SGLANG_ARGUMENTS,
+        model="unknown",
     ),
 )
 
 
 @contextmanager
-def _running_peer(peer: Peer, executable: str, mesh: str) -> Iterator[tuple[str, int]]:
-    """The peer in front of a mesh: base URL of its OpenAI API, and process id.
+def _process(command: list[str], folder: Path, name: str, health: str, env: dict[str, str]) -> Iterator[int]:
+    """A server; its process id, once `health` (a URL) is answered.
 
     Raises:
         RuntimeError: it does not come up.
     """
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
-        port = free_port()
-        log = Path(folder) / "peer.log"
-        values = {"port": port, "spare_port": free_port(), "mesh": mesh}
-        (Path(folder) / CONFIG).write_text(peer.config.format(**values))
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                [executable, *(argument.format(**values) for argument in peer.arguments)],
-                env={**os.environ, **dict(peer.env)},
-                cwd=folder,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-            )
+    log = folder / f"{name}.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, env=os.environ | env, cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+        )
+    try:
+        _wait_until_served(health, process, log)
+        yield process.pid
+    finally:
+        process.terminate()
         try:
-            base = f"http://127.0.0.1:{port}"
-            _wait_until_served(base + peer.health, process, log)
-            yield f"{base}/v1", process.pid
-        finally:
-            process.terminate()
-            try:
-                process.wait(STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def _running_peer(peer: Peer, executable: str) -> Iterator[tuple[str, int]]:
+    """The peer in front of a load server: base URL of its OpenAI API, and process id."""
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
+        folder, port, server_port = Path(name), free_port(), free_port()
+        server, base = f"http://127.0.0.1:{server_port}", f"http://127.0.0.1:{port}"
+        values = {"port": port, "spare_port": free_port(), "server": server}
+        (folder / CONFIG).write_text(peer.config.format(**values))
+        command = [executable, *(argument.format(**values) for argument in peer.arguments)]
+        serve = [sys.executable, "-m", "benchmarks.load_server", str(server_port)]
+        with (
+            _process(serve, folder, "server", server, {"PYTHONPATH": str(Path.cwd())}),
+            _process(command, folder, "peer", base + peer.health, dict(peer.env)) as pid,
+        ):
+            yield f"{base}/v1", pid
 
 
 def _wait_until_served(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
@@ -131,11 +147,25 @@ def _measured(peer: Peer, url: str, pid: int) -> dict[str, float]:
     """CPU of the peer per whole reply and per 1,000 streamed tokens."""
     whole_replies = round(WHOLE["replies"] * peer.share)
     streamed_replies = max(STREAMED["connections"], round(STREAMED["replies"] * peer.share))
-    load(url, replies=64, connections=32, tokens=8, stream=True)  # warm
+    load(url, replies=64, connections=32, tokens=8, stream=True, model=peer.model)  # warm
     before = group_cpu_s(pid)
-    whole = load(url, **{**WHOLE, "replies": whole_replies}, stream=False)
+    whole = load(
+        url,
+        replies=whole_replies,
+        connections=WHOLE["connections"],
+        tokens=WHOLE["tokens"],
+        stream=False,
+        model=peer.model,
+    )
     between = group_cpu_s(pid)
-    streamed = load(url, **{**STREAMED, "replies": streamed_replies}, stream=True)
+    streamed = load(
+        url,
+        replies=streamed_replies,
+        connections=STREAMED["connections"],
+        tokens=STREAMED["tokens"],
+        stream=True,
+        model=peer.model,
+    )
     after = group_cpu_s(pid)
     tokens = streamed_replies * STREAMED["tokens"]
     return {
@@ -159,10 +189,7 @@ def measure(rounds: int) -> dict[str, Any]:
             continue
         results = list[dict[str, float]]()
         for number in range(rounds):
-            with (
-                running(Version("now", Path.cwd())) as mesh,
-                _running_peer(peer, executable, mesh.url.removesuffix("/v1")) as (url, pid),
-            ):
+            with _running_peer(peer, executable) as (url, pid):
                 results.append(_measured(peer, url, pid))
             text = "  ".join(f"{key} {value:.2f}" for key, value in results[-1].items())
             print(f"round {number + 1}  {peer.name:<16}{text}", flush=True)

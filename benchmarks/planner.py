@@ -1,4 +1,4 @@
-"""How long planning takes, by the number of GPUs: three tiers, 500 sampled requests, warm code.
+"""Time of planning by the number of GPUs: three tiers, 500 sampled requests, warm code.
 
 The load grows with the cluster (a request per second for four GPUs), so that every cluster is about equally busy. Example
 data and the DeepSeek cascade of the examples; three quality targets each.
@@ -27,7 +27,7 @@ def measure(rounds: int) -> list[dict[str, Any]]:
     base = read_site(EXAMPLES / "cluster-4x8-h100.yaml", EXAMPLES / "deepseek-cascade.yaml")
     judged = read_quality(EXAMPLES / "judged.csv", base.tiers)
     trace = read_trace(EXAMPLES / "trace.csv")
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for gpus in GPUS:
         site = dataclasses.replace(base, cluster=dataclasses.replace(base.cluster, nodes=gpus // 8))
         demand = demand_of(trace, judged, requests=REQUESTS, seed=SEED, lengths="quality", rate=gpus / 4)
@@ -50,11 +50,11 @@ def measure(rounds: int) -> list[dict[str, Any]]:
                 "latency_p95_s": plan.latency_p95_s,
                 "gpus_used": sum(tier.gpus for tier in plan.tiers),
             }
-            found.append(row)
-            said = f"{row['routings']} routings, {row['simulations']} simulations, {row['proof']}"
-            took = f"{statistics.median(times):6.2f} s ({statistics.median(cpu_times):.2f} s CPU)"
-            print(f"{gpus:>5} GPUs, quality {target:.1f}: {took}  {said}", flush=True)
-    return found
+            rows.append(row)
+            line = f"{row['routings']} routings, {row['simulations']} simulations, {row['proof']}"
+            duration = f"{statistics.median(times):6.2f} s ({statistics.median(cpu_times):.2f} s CPU)"
+            print(f"{gpus:>5} GPUs, quality {target:.1f}: {duration}  {line}", flush=True)
+    return rows
 
 
 def run(rounds: int) -> None:

@@ -1,6 +1,6 @@
-"""Public data that benchmarks read and that cannot be part of this project: step-time tables, traces, judged prompts.
+"""Public data for benchmarks that cannot be part of this project: step-time tables, traces, judged prompts.
 
-They are looked for in the folder PENSTOCK_DATA, by default ../shared/data, under the names that its INDEX.md gives.
+They are read from the folder PENSTOCK_DATA, by default ../shared/data, with the names in its INDEX.md.
 """
 
 import os
@@ -14,7 +14,11 @@ class DataMissing(Exception):
 
 
 def public(name: str) -> Path:
-    """The path of a data file; DataMissing where there is none."""
+    """The path of a data file.
+
+    Raises:
+        DataMissing: It does not exist.
+    """
     path = DATA / name
     if not path.exists():
         raise DataMissing(f"needs {path}; set PENSTOCK_DATA to the folder that holds {name}")

@@ -1,13 +1,13 @@
 """The QoE model's error on batches of the real torch engine that it was not fitted to (CascadeInfer, section 6.5).
 
 Per model of the shipped family: requests are kept in flight over exponential length buckets and batch sizes 1, 2, 4, ...;
-the model is fitted, and predicts the requests of passes with other lengths and prompts, and those of batches that mix short
-and long at sizes in between. Held against a constant, the mean cost of the fitted requests.
+the model is fitted, and predicts the requests of passes with other lengths and prompts, and of mixed batches with sizes in
+between. The baseline is a constant, the mean cost of the fitted requests.
 
-Two things keep the machine out of the comparison. Time is the engine thread's CPU time: what else the machine does must not
-count. And a shared machine's speed changes by half from one second to the next: the same batch repeated costs 1.3 or 2.3 ms.
-So every SLICE_S the same short reply is computed by a second engine, and time runs by its pace. `by_cpu_time` is the error
-without that.
+Two measures reduce the influence of the machine. Time is the CPU time of the engine's thread, so that other processes do not
+count. And because the speed of a shared machine changes by half within seconds (the same batch takes 1.3 or 2.3 ms), a second
+engine computes the same short reply every SLICE_S, and time is measured in units of its duration. `by_cpu_time` is the error
+without this.
 """
 
 import random
@@ -86,38 +86,37 @@ class Pace:
 
 
 def passes_of(core: EngineCore, rounds: int, clock: Callable[[], float]) -> dict[str, Samples]:
-    """What is fitted to, what is held out, and mixed batches, each `rounds` times, cell by cell in turns: no
-    pass has more of the machine's moods than another."""
+    """Fitted, held-out and mixed batches, each `rounds` times, in turns by cell, so that all passes see the same machine."""
     cells = profile_cells(core)
     turns = [(kind, cell) for cell in cells for kind in ("fitted", "held_out")]
     turns += [("mixed", QoeCell(32, 1024, n)) for n in MIXED]
-    found: dict[str, Samples] = {"fitted": [], "held_out": [], "mixed": []}
+    samples: dict[str, Samples] = {"fitted": [], "held_out": [], "mixed": []}
     order = random.Random(SEED)
     for number in range(rounds):
         for i in order.sample(range(len(turns)), len(turns)):
             kind, cell = turns[i]
-            taken = measure_qoe(core, [cell], seed=SEED + number * len(turns) + i, clock=clock)
-            found[kind] += [(sample.load, sample.cost_s) for sample in taken]
-    return found
+            measured = measure_qoe(core, [cell], seed=SEED + number * len(turns) + i, clock=clock)
+            samples[kind] += [(sample.load, sample.cost_s) for sample in measured]
+    return samples
 
 
 def errors_of(name: str, rounds: int) -> dict[str, Any]:
     """Relative errors of the fit to `rounds` passes on a model."""
     core = core_of(name)
     by_cpu_time = errors(passes_of(core, 1, time.thread_time))
-    found = errors(passes_of(core, rounds, Pace(core_of(name))))
-    return found | {"by_cpu_time": {kind: by_cpu_time[kind]["mean_error"] for kind in ("held_out", "mixed")}}
+    result = errors(passes_of(core, rounds, Pace(core_of(name))))
+    return result | {"by_cpu_time": {kind: by_cpu_time[kind]["mean_error"] for kind in ("held_out", "mixed")}}
 
 
 def errors(passes: dict[str, Samples]) -> dict[str, Any]:
     fitted = passes.pop("fitted")
     model = fit_qoe(fitted)
     mean = statistics.mean(cost for _, cost in fitted)
-    found: dict[str, Any] = {"coefficients": model.coefficients, "requests": len(fitted)}
+    result: dict[str, Any] = {"coefficients": model.coefficients, "requests": len(fitted)}
     for kind, samples in passes.items():
         wrong = qoe_errors(model, samples)
         costs = np.array([cost for _, cost in samples])
-        found[kind] = {
+        result[kind] = {
             "requests": len(samples),
             "mean_error": float(np.abs(wrong).mean()),
             "p95_error": float(np.percentile(np.abs(wrong), 95)),
@@ -125,7 +124,7 @@ def errors(passes: dict[str, Samples]) -> dict[str, Any]:
             "constant_mean_error": float(np.abs(mean / costs - 1).mean()),
             "errors": wrong.tolist(),
         }
-    return found
+    return result
 
 
 def run(rounds: int) -> None:
@@ -147,7 +146,7 @@ def run(rounds: int) -> None:
         {
             "seed": SEED,
             "passes_fitted": rounds,
-            "clock": "CPU time of the engine's thread, at the pace of a reply computed again and again beside it",
+            "clock": "CPU time of the engine's thread, in units of the time of a reply that is computed repeatedly",
             "mean_error": overall,
             "constant_mean_error": constant,
             "published": {"mean_error": 0.089, "constant_mean_error": 0.64},

@@ -1,4 +1,4 @@
-"""What every benchmark shares: where results go, on which machine they came to be, how they are drawn."""
+"""Results of benchmarks: JSON files with a description of the machine, and plots."""
 
 import json
 import os
@@ -20,7 +20,7 @@ COLOURS = ("#1f6f78", "#e07a3f", "#8d99ae", "#c9a227", "#6d597a")
 
 
 def machine() -> dict[str, Any]:
-    """Processor, cores, memory and versions: what the absolute figures hang on."""
+    """Processor, cores, memory and versions, on which absolute figures depend."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
@@ -34,7 +34,7 @@ def machine() -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit that was measured, with a plus sign where the tree held changes."""
+    """The measured commit, with a plus sign if the tree had changes."""
     try:
         name = subprocess.run(
             ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
@@ -46,7 +46,7 @@ def commit() -> str:
 
 
 def write(name: str, figures: Mapping[str, Any]) -> Path:
-    """results/<name>.json."""
+    """Write results/<name>.json."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
     about = {"benchmark": name, "at": datetime.now(UTC).isoformat(timespec="seconds"), "commit": commit()}
@@ -63,7 +63,7 @@ def bars(
     *,
     log: bool = False,
 ) -> Path:
-    """Grouped bars: per series and group (median, least, most). Writes results/<name>.svg."""
+    """Grouped bars: per series and group (median, lowest, highest). Writes results/<name>.svg."""
     count = len(groups) * len(series)
     figure, axes = plt.subplots(figsize=(max(8.0, 0.38 * count), 4.2), layout="constrained")  # room for the figures
     width = 0.8 / len(series)
@@ -75,8 +75,8 @@ def bars(
         if any(map(any, spread)):
             axes.errorbar(places, middle, spread, fmt="none", ecolor="#333333", capsize=3, linewidth=1)
         for place, (m, _, high) in zip(places, values, strict=True):  # above the spread
-            said = f"{m:,.0f}" if m >= 10 else f"{m:.2g}"
-            axes.annotate(said, (place, high), (0, 4), textcoords="offset points", ha="center", fontsize=9)
+            label_text = f"{m:,.0f}" if m >= 10 else f"{m:.2g}"
+            axes.annotate(label_text, (place, high), (0, 4), textcoords="offset points", ha="center", fontsize=9)
     axes.set_xticks(range(len(groups)), groups)
     axes.set_ylabel(unit)
     axes.set_yscale("log" if log else "linear")

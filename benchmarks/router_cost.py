@@ -21,8 +21,8 @@ import yaml
 from services.processes import free_port
 
 BEFORE = "9c4042d"  # the last commit before the data path was rebuilt
-WHOLE = {"replies": 1500, "connections": 32, "tokens": 32}
-STREAMED = {"replies": 600, "connections": 200, "tokens": 200}
+WHOLE: dict[str, Any] = {"replies": 1500, "connections": 32, "tokens": 32}
+STREAMED: dict[str, Any] = {"replies": 600, "connections": 200, "tokens": 200}
 STEP_MS = 10.0
 RATIOS = ("cpu_ms_per_reply", "cpu_ms_per_1000_tokens", "worker_loop_cpu_ms_per_1000_tokens")
 ROUTERS, WORKER = "router_service", "worker_service"
@@ -112,7 +112,7 @@ def group_cpu_s(pid: int) -> float:
     return sum(cpu_s(each) for each in (pid, *_descendants(pid)))
 
 
-def load(url: str, *, replies: int, connections: int, tokens: int, stream: bool) -> dict[str, Any]:
+def load(url: str, model: str = "only", *, replies: int, connections: int, tokens: int, stream: bool) -> dict[str, Any]:
     """Run the load client to its end.
 
     Raises:
@@ -125,6 +125,8 @@ def load(url: str, *, replies: int, connections: int, tokens: int, stream: bool)
         connections,
         "--tokens",
         tokens,
+        "--model",
+        model,
         *(["--stream"] if stream else []),
     ]
     command = [sys.executable, "-m", "benchmarks.load_client", url, *map(str, options)]

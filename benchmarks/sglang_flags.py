@@ -1,7 +1,7 @@
-"""What the switches are worth that workers give the SGLang servers they start: each taken away, side by side in one run.
+"""The effect of the flags that workers set for SGLang servers: each is removed, side by side in one run.
 
-The shipped large model on a CPU, servers asked directly and in turns, with fresh prompts each time. A server that skips the
-tokenizer gives its client tokens only, which is all that a worker asks for.
+The shipped large model on a CPU, servers are called directly and in turns, with new prompts each time. A server without
+tokenizer returns tokens only, which is sufficient for a worker.
 """
 
 import asyncio

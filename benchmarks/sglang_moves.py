@@ -1,7 +1,7 @@
-"""What a client feels when its reply moves from one SGLang server to another: three ways, in turns, over prompt lengths.
+"""The pause when a reply moves between SGLang servers: three methods, in turns, over prompt lengths.
 
-recompute: the target knows nothing and computes prompt and reply so far. store: it loads what the shared store has, once the
-source has stopped. move: our way; it reads ahead while the source decodes, and only then does the source stop.
+recompute: the target computes prompt and reply. store: it loads KV from the shared store after the source has stopped.
+move: the method of Penstock; the target prefetches while the source decodes, and only then the source stops.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ GREEDY = SamplingParams(temperature=0.0, max_output_tokens=400, ignore_eos=True)
 
 
 class _Told(logging.Handler):
-    """What the engines say of where KV came from: (loaded, held, computed) of the last of each kind."""
+    """The engines' log about the origin of KV: (loaded, present, computed) of the last message of each kind."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -43,12 +43,12 @@ class _Told(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if isinstance(record.args, tuple) and len(record.args) == 5:
             _, what, *counts = record.args
-            loaded, held, computed = (int(str(count)) for count in counts)
-            self.last[str(what)] = (loaded, held, computed)
+            loaded, present, computed = (int(str(count)) for count in counts)
+            self.last[str(what)] = (loaded, present, computed)
 
 
 def conversation(tokens: int, rng: random.Random) -> ChatPrompt:
-    """Held-out questions and answers in random order, about so many tokens (bytes) of them, then one more question."""
+    """Held-out questions and answers in random order, with about this number of tokens (bytes), then one more question."""
     rows = [json.loads(line) for line in (ROOT / "models" / "heldout.jsonl").read_text().splitlines()]
     rng.shuffle(rows)
     messages, length = list[ChatMessage](), 0
@@ -61,7 +61,7 @@ def conversation(tokens: int, rng: random.Random) -> ChatPrompt:
 
 
 class _Reader:
-    """Reads a stream on a task, at most so many tokens of it; the tokens with the times at which they came."""
+    """Reads a stream on a task, up to `most` tokens; records the tokens with their arrival times."""
 
     def __init__(self, events: AsyncGenerator[EngineEvent, None], most: int = 400) -> None:
         self.tokens, self.times = list[int](), list[float]()
@@ -81,10 +81,10 @@ class _Reader:
 
 
 async def once(
-    way: str, name: str, prompt: ChatPrompt, a: SglangEngine, b: SglangEngine, store: Path, told: _Told
+    way: str, name: str, prompt: ChatPrompt, a: SglangEngine, b: SglangEngine, store: Path, kv_log: _Told
 ) -> dict[str, Any]:
     """One reply that begins at `a` and ends at `b`."""
-    told.last.clear()
+    kv_log.last.clear()
     request = GenerationRequest(name, prompt, GREEDY)
     here = _Reader(a.generate(request))
     await here.enough.wait()
@@ -102,11 +102,11 @@ async def once(
     await there.task
     await a.leave(name)
     await here.task
-    loaded, held, computed = told.last["kv taken over"]
-    first_loaded, _, first_computed = told.last.get("prefix read ahead", (0, 0, 0))
-    found = here.tokens + there.tokens
-    whole = _Reader(a.generate(GenerationRequest(f"{name}-whole", prompt, GREEDY)), len(found))
-    await whole.task
+    loaded, present, computed = kv_log.last["kv taken over"]
+    first_loaded, _, first_computed = kv_log.last.get("prefix read ahead", (0, 0, 0))
+    moved_tokens = here.tokens + there.tokens
+    unmoved = _Reader(a.generate(GenerationRequest(f"{name}-whole", prompt, GREEDY)), len(moved_tokens))
+    await unmoved.task
     gaps = [after - before for before, after in zip(here.times, here.times[1:], strict=False)]
     return {
         "tokens": len(stopped.tokens),
@@ -114,10 +114,10 @@ async def once(
         "token_gap_ms": 1000 * statistics.median(gaps),
         "ahead_ms": 1000 * ahead_s,
         "loaded": loaded + first_loaded,
-        "held": held,
+        "held": present,
         "computed_ahead": first_computed,
         "computed_stalled": computed,
-        "same_text": found == whole.tokens[: len(found)],
+        "same_text": moved_tokens == unmoved.tokens[: len(moved_tokens)],
     }
 
 
@@ -127,10 +127,10 @@ def _empty(folder: Path) -> None:
 
 
 async def measure(rounds: int) -> list[dict[str, Any]]:
-    told, found, rng = _Told(), list[dict[str, Any]](), random.Random(SEED)
+    kv_log, results, rng = _Told(), list[dict[str, Any]](), random.Random(SEED)
     logger = logging.getLogger(moves_module.__name__)
     logger.setLevel(logging.INFO)
-    logger.addHandler(told)
+    logger.addHandler(kv_log)
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-bench-")))
         urls = await asyncio.to_thread(stack.enter_context, sglang_pair(MODEL, folder))
@@ -145,10 +145,10 @@ async def measure(rounds: int) -> list[dict[str, Any]]:
             for length in LENGTHS:
                 for way in WAYS:
                     prompt = conversation(length, rng)
-                    one = await once(way, f"{way}-{length}-{i}", prompt, a, b, folder / "store", told)
+                    result = await once(way, f"{way}-{length}-{i}", prompt, a, b, folder / "store", kv_log)
                     if i >= 0:
-                        found.append({"way": way, "prompt_about": length, "round": i, **one})
-    return found
+                        results.append({"way": way, "prompt_about": length, "round": i, **result})
+    return results
 
 
 def run(rounds: int) -> None:
@@ -180,11 +180,11 @@ def run(rounds: int) -> None:
         series,
         "ms",
     )
-    for one in medians:
+    for median in medians:
         print(
-            f"{one['prompt_about']:>5} {one['way']:<10} stall {one['stall_ms']:.0f} ms,"
-            f" a token {one['token_gap_ms']:.0f} ms,"
-            f" loaded {one['loaded']:.0f}, computed ahead {one['computed_ahead']:.0f},"
-            f" while stalled {one['computed_stalled']:.0f}"
+            f"{median['prompt_about']:>5} {median['way']:<10} stall {median['stall_ms']:.0f} ms,"
+            f" a token {median['token_gap_ms']:.0f} ms,"
+            f" loaded {median['loaded']:.0f}, computed ahead {median['computed_ahead']:.0f},"
+            f" while stalled {median['computed_stalled']:.0f}"
         )
     print(f"same text {same} of {len(runs)}; written: {path}")

@@ -1,16 +1,15 @@
-"""What a worker adds to SGLang: the same streams from a server asked directly and through a worker.
+"""The overhead of a worker on SGLang: the same streams directly from a server and through a worker.
 
-The shipped large model on a CPU. Three ways are taken in turns in one run, with fresh prompts each time, so that the prefix
-cache helps none of them:
+The shipped large model on a CPU. Three ways are taken in turns in one run, with new prompts each time, so that the prefix
+cache has no effect:
 
-- `server`: an SGLang server that answers with text, as whoever asks it directly needs;
-- `worker`: a worker, which makes the text itself, over a server of its own that knows tokens only;
-- `worker's server`: that server asked directly, whose client gets no text.
+- `server`: an SGLang server that returns text, as direct clients need;
+- `worker`: a worker, which decodes the text itself, with its own server that only handles tokens;
+- `worker's server`: that server called directly, without text.
 
 Throughput is measured twice: with everything on the same cores, where the worker and the client take time from the model,
-and with a core for the model's process alone, as a GPU would give it. The time to the first token is measured in those
-runs, where it is mostly waiting, and for one stream alone; beside that stands the time of an empty RPC to the same worker:
-what gRPC takes for itself.
+and with a separate core for the model's process, similar to a GPU. The time to the first token is measured in those
+runs, where it is mostly waiting, and for a single stream, compared with the time of an empty RPC to the same worker.
 """
 
 import asyncio
@@ -52,7 +51,7 @@ Way = Callable[[list[int], str, int], Awaitable[tuple[float, int]]]  # (seconds 
 
 
 def directly(session: aiohttp.ClientSession, url: str) -> Way:
-    """As a client of SGLang's own would: server-sent events, every token as it comes."""
+    """Like a client of SGLang: server-sent events with every token."""
 
     async def one(prompt: list[int], name: str, tokens: int) -> tuple[float, int]:
         sampling = {"temperature": 0.0, "max_new_tokens": tokens, "ignore_eos": True}
@@ -70,7 +69,7 @@ def directly(session: aiohttp.ClientSession, url: str) -> Way:
 
 
 def through_worker(workers: WorkerClient, address: str) -> Way:
-    """As a router does."""
+    """Like a router."""
 
     async def one(prompt: list[int], name: str, tokens: int) -> tuple[float, int]:
         sampling = SamplingParams(temperature=0.0, max_output_tokens=tokens, ignore_eos=True)
@@ -94,21 +93,21 @@ async def throughput(way: Way, rng: random.Random) -> tuple[float, float]:
             return await way(prompt_of(rng), f"r{number}-{rng.random()}", TOKENS)
 
     began = time.perf_counter()
-    found = await asyncio.gather(*(one(i) for i in range(STREAMS)))
+    results = await asyncio.gather(*(one(i) for i in range(STREAMS)))
     took = time.perf_counter() - began
-    tokens = sum(count for _, count in found)
+    tokens = sum(count for _, count in results)
     assert tokens == STREAMS * TOKENS
-    return tokens / took, 1000 * statistics.median(first for first, _ in found)
+    return tokens / took, 1000 * statistics.median(first for first, _ in results)
 
 
 def prompt_of(rng: random.Random) -> list[int]:
-    """One that nothing has asked before."""
+    """A new prompt."""
     return [rng.randrange(VOCAB) for _ in range(PROMPT_TOKENS)]
 
 
 @contextmanager
-def core_of_their_own(models: Collection[int], processes: Collection[int]) -> Iterator[None]:
-    """Keep the models' processes, of which one computes at a time, on the first core, and all others off it."""
+def separate_core(models: Collection[int], processes: Collection[int]) -> Iterator[None]:
+    """Bind the models' processes, of which one computes at a time, to the first core, and all others to the rest."""
     cores = sorted(os.sched_getaffinity(0))
     try:
         for pid in processes:
@@ -126,16 +125,16 @@ def _bind(pid: int, cores: list[int]) -> None:
 
 
 def _family(root: int) -> dict[int, int]:
-    """A process and all that descend from it, with the clock ticks each has computed."""
+    """A process and its descendants, with the CPU clock ticks of each."""
     parents, ticks = {}, {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(FileNotFoundError, ProcessLookupError):
             fields, pid = stat.read_text().rpartition(")")[2].split(), int(stat.parent.name)
             parents[pid], ticks[pid] = int(fields[1]), int(fields[11]) + int(fields[12])
-    found = {root}
-    while more := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= more
-    return {pid: ticks[pid] for pid in found}
+    family = {root}
+    while more := {pid for pid, parent in parents.items() if parent in family} - family:
+        family |= more
+    return {pid: ticks[pid] for pid in family}
 
 
 @contextmanager
@@ -194,7 +193,7 @@ async def measure(rounds: int) -> dict[str, Any]:
             in_turn = orders[number % len(orders)]
             for name, way in in_turn:
                 await at_once("shared", name, way)
-            with core_of_their_own(models, processes):
+            with separate_core(models, processes):
                 for name, way in in_turn:
                     await at_once("own core", name, way)
             for i in range(FIRSTS):
@@ -204,10 +203,10 @@ async def measure(rounds: int) -> dict[str, Any]:
                 began = time.perf_counter()
                 await stub.GetInfo(pb.GetInfoRequest())
                 firsts.setdefault("empty RPC", []).append(1000 * (time.perf_counter() - began))
-            said = {how: "/".join(f"{by[name][-1]:.0f}" for name in ways) for how, by in rates.items()}
+            line = {how: "/".join(f"{by[name][-1]:.0f}" for name in ways) for how, by in rates.items()}
             waits = {how: "/".join(f"{by[name][-1]:.0f}" for name in ways) for how, by in crowded.items()}
             names = "/".join(ways)
-            print(f"round {number + 1}  {names}: tokens/s {said}  first token, ms {waits}", flush=True)
+            print(f"round {number + 1}  {names}: tokens/s {line}  first token, ms {waits}", flush=True)
             print(f"    one stream alone: {added(firsts)}", flush=True)
     return {
         "model": "large",
@@ -237,8 +236,8 @@ def ratio(by_way: dict[str, list[float]], base: str) -> dict[str, float]:
 
 def difference(by_way: dict[str, list[float]], base: str) -> dict[str, float]:
     """Of the worker's milliseconds to a server's, over rounds."""
-    found = spread_of_differences(by_way["worker"], by_way[base])
-    return {"server_median": statistics.median(by_way[base])} | found
+    spread = spread_of_differences(by_way["worker"], by_way[base])
+    return {"server_median": statistics.median(by_way[base])} | spread
 
 
 def spread_of_ratios(ours: list[float], theirs: list[float]) -> dict[str, float]:

@@ -12,7 +12,7 @@ chunk size; how fast the machine is in one run is a factor on it, the seconds th
 those that the shape says. The simulator foretells every run, and the medians of what it foretells are compared with the
 medians of what was measured. Nothing that is compared is used to make the forecast.
 
-Where an error comes from is told by two more replays. The worker's scheduler under the step times as they were measured, one
+Two more replays show the causes of errors. The worker's scheduler under the step times as they were measured, one
 by one, must end every request when the engine did: the schedule has no part in the error. And the simulator with the latency
 model fitted to the run's own steps, which is no forecast (`form`): what is left is what such a model cannot say, steps that
 take longer by chance included. `spread_of_rounds` is how far the engine is from itself.
@@ -162,10 +162,10 @@ def run_engine(core: EngineCore, clock: EngineTime, work: Workload, profile: Ite
                     samples.append(next(profile))
                     turn -= samples[-1][1] / PROFILE_SHARE
     served = Served(first, finish, np.zeros(len(work), np.int64), 0.0, len(seconds), 0)
-    one = replica(StepLatencyModel.linear(1.0, 0.0, 0.0), core.limits.batch.max_step_tokens)
+    unit_replica = replica(StepLatencyModel.linear(1.0, 0.0, 0.0), core.limits.batch.max_step_tokens)
     upcoming = iter(seconds)
     # what each step computed: an instrument in the engine would cost time, so the schedule is replayed instead
-    again, loads = replay(work, [one], np.zeros(len(work), np.int64), lambda *_: next(upcoming, 0.0))
+    again, loads = replay(work, [unit_replica], np.zeros(len(work), np.int64), lambda *_: next(upcoming, 0.0))
     if len(loads) != len(seconds):
         raise RuntimeError(f"the schedule is not the engine's: {len(loads)} steps instead of {len(seconds)}")
     off = float(np.abs(again.finish_s - finish).max())
@@ -173,13 +173,13 @@ def run_engine(core: EngineCore, clock: EngineTime, work: Workload, profile: Ite
 
 
 def figures_of(work: Workload, served: Served) -> dict[str, float]:
-    found = reported(work, served)
+    report = reported(work, served)
     return {
-        "ttft_p50": found.ttft.p50,
-        "ttft_p95": found.ttft.p95,
-        "tpot_p50": found.tpot.p50,
-        "tpot_p95": found.tpot.p95,
-        "output_tokens_per_s": found.output_tokens_per_s,
+        "ttft_p50": report.ttft.p50,
+        "ttft_p95": report.ttft.p95,
+        "tpot_p50": report.tpot.p50,
+        "tpot_p95": report.tpot.p95,
+        "output_tokens_per_s": report.output_tokens_per_s,
     }
 
 
@@ -203,9 +203,9 @@ def grid() -> list[Cell]:
 
 def at_speed_of(samples: list[Sample], shape: StepLatencyModel) -> StepLatencyModel:
     """The model times one factor: the seconds of these samples over those it says, but for stalls."""
-    said = [(seconds, shape.step_s(load)) for load, seconds in samples]
-    kept = [(seconds, model_s) for seconds, model_s in said if seconds < STALL * model_s]
-    factor = sum(seconds for seconds, _ in kept) / sum(model_s for _, model_s in kept)
+    pairs = [(seconds, shape.step_s(load)) for load, seconds in samples]
+    without_stalls = [(seconds, model_s) for seconds, model_s in pairs if seconds < STALL * model_s]
+    factor = sum(seconds for seconds, _ in without_stalls) / sum(model_s for _, model_s in without_stalls)
     rates = {name: factor * getattr(shape, name) for name in ("context_token_s", "pair_s", "gap_s")}
     return StepLatencyModel(shape.knot_tokens, tuple(factor * s for s in shape.knot_s), **rates)
 
@@ -217,15 +217,17 @@ def row_of(cell: Cell, shape: StepLatencyModel) -> dict[str, Any]:
     def simulated(latency: StepLatencyModel) -> dict[str, float]:
         return figures_of(cell.work, serve(cell.work, [replica(latency, cell.chunk)]))
 
-    def medians(found: list[dict[str, float]]) -> dict[str, float]:
-        return {name: statistics.median(one[name] for one in found) for name in found[0]}
+    def medians(runs: list[dict[str, float]]) -> dict[str, float]:
+        return {name: statistics.median(figures[name] for figures in runs) for name in runs[0]}
 
-    def errors(found: list[dict[str, float]]) -> dict[str, float]:
-        pairs = list(zip(found, reals, strict=True))
-        return {name: statistics.mean(abs(one[name] / real[name] - 1) for one, real in pairs) for name in found[0]}
+    def errors(runs: list[dict[str, float]]) -> dict[str, float]:
+        pairs = list(zip(runs, reals, strict=True))
+        return {
+            name: statistics.mean(abs(figures[name] / real[name] - 1) for figures, real in pairs) for name in runs[0]
+        }
 
     foretold = [simulated(at_speed_of(run.profile, shape)) for run in cell.runs]
-    real, said = medians(reals), medians(foretold)
+    real, predicted = medians(reals), medians(foretold)
     return {
         "chunk": cell.chunk,
         "lengths": cell.lengths,
@@ -233,9 +235,9 @@ def row_of(cell: Cell, shape: StepLatencyModel) -> dict[str, Any]:
         "rate_per_s": cell.rate_per_s,
         "engine": real,
         "engine_rounds": reals,
-        "simulator": said,
+        "simulator": predicted,
         "simulator_rounds": foretold,
-        "error": {name: said[name] / real[name] - 1 for name in real},
+        "error": {name: predicted[name] / real[name] - 1 for name in real},
         "error_of_rounds": errors(foretold),
         "error_without_speed": errors([simulated(shape)] * len(reals)),
         "error_form": errors([simulated(fit_latency(run.steps)[0]) for run in cell.runs]),
@@ -265,8 +267,8 @@ def publish(cells: list[Cell], rounds: int) -> None:
         print(f"chunk {chunk}: {len(samples)} samples, mean error of the fit {fit_errors[chunk]:.1%}", flush=True)
     rows = [row_of(cell, shapes[cell.chunk]) for cell in cells]
     for row in rows:
-        said = "  ".join(f"{name} {value:+.1%}" for name, value in row["error"].items())
-        print(f"chunk {row['chunk']:<4} {row['lengths']:<10} load {row['load']}  {said}")
+        line = "  ".join(f"{name} {value:+.1%}" for name, value in row["error"].items())
+        print(f"chunk {row['chunk']:<4} {row['lengths']:<10} load {row['load']}  {line}")
     names = list(rows[0]["error"])
 
     def mean(of: str) -> dict[str, float]:
@@ -275,7 +277,7 @@ def publish(cells: list[Cell], rounds: int) -> None:
     means = {
         of: mean(of) for of in ("error", "error_of_rounds", "error_without_speed", "error_form", "spread_of_rounds")
     }
-    overall = {of: statistics.mean(found.values()) for of, found in means.items()}
+    overall = {of: statistics.mean(values.values()) for of, values in means.items()}
     path = report.write(
         "simulator",
         {
@@ -299,8 +301,8 @@ def publish(cells: list[Cell], rounds: int) -> None:
     plot = report.bars(
         "simulator", "Simulator against the torch engine", [n.replace("_", " ") for n in names], series, "error, %"
     )
-    for of, found in means.items():
-        print(f"{of}: {overall[of]:.1%} ({', '.join(f'{name} {value:.1%}' for name, value in found.items())})")
+    for of, values in means.items():
+        print(f"{of}: {overall[of]:.1%} ({', '.join(f'{name} {value:.1%}' for name, value in values.items())})")
     print(f"{path}\n{plot}")
 
 

@@ -1,9 +1,9 @@
-"""Half an hour of mixed load while a random process is killed every 20 s: what is lost, and whether memory stays flat.
+"""Mixed load for half an hour while a random process is killed every 20 s: lost requests and growth of memory.
 
 Real processes on the shipped models: two routers, two workers per tier of two tiers, two judges, a planner, Redis. Clients,
-each with one request at a time: gRPC streams of the cascade and of the large tier, SSE streams, whole OpenAI replies, and
-clients that leave in the middle. The victims are drawn with a seed among all processes but one of each kind that there are
-two of: those live through the run, and their memory is the figure that counts. The slope of memory is a least-squares line
+each with one request at a time: gRPC streams of the cascade and of the large tier, SSE streams, unstreamed OpenAI replies,
+and clients that disconnect in the middle. The victims are drawn with a seed, except one process of each kind that exists
+twice: these survive the run, and their memory is measured. The slope of memory is a least-squares line
 over a process's readings once `WARM_S` have passed.
 """
 
@@ -111,7 +111,7 @@ class Soak:
         await sse_stream(self._session, urls, number, body)(result.prompt, result)
 
     async def _whole(self, number: int, result: StreamResult) -> None:
-        """An OpenAI reply in one piece, asked again as OpenAI's own client does: after a broken connection, 429 and 5xx."""
+        """An OpenAI reply in one piece, retried like OpenAI's client: after a broken connection, 429 and 5xx."""
         body = {"model": "cascade", "max_tokens": MAX_TOKENS, "temperature": 0}
         message = {"messages": [{"role": "user", "content": result.prompt}]}
         for attempt in range(8):
@@ -134,10 +134,10 @@ class Soak:
     async def _leaving(self, client: AsyncClient, result: StreamResult, after: int) -> None:
         """Leave the stream after some events."""
         try:
-            seen = 0
+            events = 0
             async for _ in client.stream(result.prompt, model="large", temperature=0, max_tokens=MAX_TOKENS):
-                seen += 1
-                if seen >= after:
+                events += 1
+                if events >= after:
                     break
         except PenstockError as error:
             result.error = f"{type(error).__name__}: {error}"
@@ -163,31 +163,31 @@ class Soak:
 def slopes(memory: dict[str, list[tuple[float, float]]]) -> dict[str, dict[str, float]]:
     """Per process that lived for most of the run: MiB once warm and at the end, and MiB per hour by a least-squares line."""
     longest = max(readings[-1][0] for readings in memory.values())
-    found: dict[str, dict[str, float]] = {}
+    result: dict[str, dict[str, float]] = {}
     for name, readings in memory.items():
         warm = [(at, size) for at, size in readings if at >= min(WARM_S, longest / 3)]
         if len(warm) < 3 or readings[-1][0] - readings[0][0] < 0.9 * longest:
             continue
         line = statistics.linear_regression([at for at, _ in warm], [size for _, size in warm])
-        found[name.partition("/")[0]] = {
+        result[name.partition("/")[0]] = {
             "first_mib": round(warm[0][1] / 2**20, 1),
             "last_mib": round(warm[-1][1] / 2**20, 1),
             "mib_per_hour": round(line.slope * 3600 / 2**20, 2),
         }
-    return found
+    return result
 
 
 async def texts(mesh: LocalMesh, prompts: Sequence[str]) -> dict[tuple[str, str], str]:
     """(tier, prompt) -> the greedy text, undisturbed."""
-    found: dict[tuple[str, str], str] = {}
+    expected: dict[tuple[str, str], str] = {}
     async with AsyncClient(mesh.grpc_addresses, timeout_s=TIMEOUT_S) as client:
         for tier in ("small", "large"):
             results = [StreamResult(prompt) for prompt in prompts]
             stream = grpc_stream(client, model=tier, max_tokens=MAX_TOKENS)
             for at in range(0, len(results), 32):
                 await asyncio.gather(*(stream(r.prompt, r) for r in results[at : at + 32]))
-            found |= {(tier, r.prompt): r.text for r in results}
-    return found
+            expected |= {(tier, r.prompt): r.text for r in results}
+    return expected
 
 
 async def measure(seconds: float) -> dict[str, Any]:
@@ -225,7 +225,7 @@ async def measure(seconds: float) -> dict[str, Any]:
 
 
 def run(_: int) -> None:
-    """One run of half an hour, however many rounds are asked for."""
+    """One run of half an hour, regardless of the number of rounds."""
     print(report.write("soak", asyncio.run(measure(SECONDS))))
 
 

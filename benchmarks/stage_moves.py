@@ -1,8 +1,8 @@
-"""Length stages live: four worker processes of one model, long and short replies mixed, moved from stage to stage.
+"""Length stages in a running mesh: four workers of one model, with long and short replies that move between stages.
 
 The same requests, with the same seeds, run twice through one router: without stages, then with two stages whose boundaries
-the workers refine. Text must be the same, every token must come once, and how many moves there were is in the output. Gaps
-are the times between two frames of tokens as the client sees them; frames gather tokens for 20 ms.
+the workers refine. The text must be the same, every token must arrive once, and the number of moves is in the output. Gaps
+are the times between two frames as seen by the client; frames gather tokens for 20 ms.
 """
 
 import asyncio
@@ -68,26 +68,26 @@ async def _mesh() -> AsyncIterator[LocalMesh]:
 
 async def _one(stub: Any, prompt: str, number: int, tokens: int) -> Reply:
     sampling = common_pb2.SamplingParams(temperature=0.8, seed=number, max_output_tokens=tokens, ignore_eos=True)
-    seen, last_at, moved = Reply(), 0.0, False
+    reply, last_at, moved = Reply(), 0.0, False
     async for event in stub.Generate(
         pb.GenerateRequest(model="only", prompt=common_pb2.Prompt(text=prompt), sampling=sampling)
     ):
         match event.WhichOneof("event"):
             case "tokens":
                 frame, now = event.tokens.frame, time.perf_counter()
-                if frame.offset != seen.tokens:
-                    raise RuntimeError(f"a frame at {frame.offset}, where {seen.tokens} was due")
+                if frame.offset != reply.tokens:
+                    raise RuntimeError(f"a frame at {frame.offset}, where {reply.tokens} was due")
                 if last_at:
-                    (seen.moved_gaps if moved else seen.gaps).append(now - last_at)
+                    (reply.moved_gaps if moved else reply.gaps).append(now - last_at)
                 last_at, moved = now, False
-                seen.text += frame.text
-                seen.tokens += len(frame.token_ids)
+                reply.text += frame.text
+                reply.tokens += len(frame.token_ids)
             case "instance_changed":
-                seen.changes.append(event.instance_changed.reason)
+                reply.changes.append(event.instance_changed.reason)
                 moved = True
-    if seen.tokens != tokens:
-        raise RuntimeError(f"{seen.tokens} tokens where {tokens} were asked for")
-    return seen
+    if reply.tokens != tokens:
+        raise RuntimeError(f"{reply.tokens} tokens where {tokens} were asked for")
+    return reply
 
 
 async def _drive(address: str, prompts: list[str], lengths: list[int]) -> tuple[list[Reply], float]:
@@ -109,20 +109,20 @@ async def _lay_out(mesh: LocalMesh, client: AsyncClient) -> None:
         plan = await planner.get_plan()
         tier = dataclasses.replace(plan.tiers[0], stages=STAGES, qoe=QOE)
         await planner.set_plan(dataclasses.replace(plan, tiers=(tier,)))
-    wanted = [stage.instances for stage in STAGES]
+    expected = [stage.instances for stage in STAGES]
     async for status in client.watch_status(0.1):
-        held = Counter(i.place.stage for i in status.instances if i.place is not None)
-        if [held[stage] for stage in range(len(STAGES))] == wanted:
+        current = Counter(i.place.stage for i in status.instances if i.place is not None)
+        if [current[stage] for stage in range(len(STAGES))] == expected:
             return
 
 
-async def _boundaries(client: AsyncClient, found: list[tuple[float, dict[str, int]]]) -> None:
-    """Where each instance of a stage but the last ends, now and then."""
+async def _boundaries(client: AsyncClient, readings: list[tuple[float, dict[str, int]]]) -> None:
+    """Record the boundary of each instance of a stage but the last, periodically."""
     began = time.perf_counter()
     async for status in client.watch_status(0.25):
         places = {i.instance_id: i.place for i in status.instances if i.place is not None}
         ends = {name: place.to_tokens for name, place in places.items() if place.stage < len(STAGES) - 1}
-        found.append((round(time.perf_counter() - began, 2), ends))
+        readings.append((round(time.perf_counter() - began, 2), ends))
 
 
 def _percentiles(values: list[float]) -> dict[str, float]:

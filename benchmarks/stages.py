@@ -1,11 +1,11 @@
-"""Replay of recorded traces on 16 simulated instances: length stages against what else a cluster can do (CascadeInfer, 6).
+"""Replay of recorded traces on 16 simulated instances: length stages compared with other methods (CascadeInfer, 6).
 
 Requests have the trace's lengths, in its order, and arrive as a Poisson process (section 6.1). Layouts are planned on the
 first half of the trace and replayed on the second. Contenders: round robin; dispatch and migration by free memory, after
 Llumnix; no pipeline (one stage with bid-ask); a chain of one instance per stage; stages. Ablations: other refinements, and
 bid-ask between stages only. Instances are the worker's batch scheduler on a roofline of a GPU; placement, refinement and
-bidding are the code that serves. That attention over unlike lengths takes up to 2.1 times as long is the paper's figure 2,
-not measured here; so the heaviest load is replayed without it too.
+bidding are the production code. The slow-down of attention over different lengths by up to 2.1 times is from the paper's
+figure 2 and not measured here, so the heaviest load is also replayed without it.
 """
 
 import time
@@ -60,7 +60,7 @@ Contenders = dict[str, Callable[[Cluster], Policy]]
 def contenders(layout: StageLayout, chain: StageLayout | None, qoe: QoeModel) -> Contenders:
     """By name; the chain where there is one."""
     top = layout.max_tokens
-    found: Contenders = {
+    policies: Contenders = {
         "round robin": RoundRobin,
         "memory-aware": MemoryAware,
         "no pipeline": lambda c: Staged(c, StageLayout.single(INSTANCES, top), qoe),
@@ -71,8 +71,8 @@ def contenders(layout: StageLayout, chain: StageLayout | None, qoe: QoeModel) ->
         "stages, inter-stage only": lambda c: Staged(c, layout, qoe, within_stages=False),
     }
     if chain is not None:
-        found["chain"] = lambda c: Staged(c, chain, qoe)
-    return found
+        policies["chain"] = lambda c: Staged(c, chain, qoe)
+    return policies
 
 
 def figures_of(work: Workload, served: ClusterServed, layout: StageLayout) -> dict[str, float]:
@@ -80,9 +80,9 @@ def figures_of(work: Workload, served: ClusterServed, layout: StageLayout) -> di
     ttft = served.first_s - work.arrival_s
     several = work.output_tokens > 1
     tpot = (served.finish_s - served.first_s)[several] / (work.output_tokens[several] - 1)
-    made, at, spread = served.produced.astype(float), 0, []
+    produced, at, spread = served.produced.astype(float), 0, []
     for stage in layout.stages:
-        part, at = made[at : at + stage.instances], at + stage.instances
+        part, at = produced[at : at + stage.instances], at + stage.instances
         if len(part) > 1 and part.sum() > 0:
             spread.append(float(part.std() / part.mean()))
     return {
@@ -111,54 +111,54 @@ def replay(name: str) -> dict[str, Any]:
     half = len(work) // 2
     past = work.subset(np.arange(half))
     future = work.subset(np.arange(half, min(len(work), half + REQUESTS[name])))
-    known, top = read_replica(None, MODEL, GPU, past), work.longest_tokens + 1
-    batches = batches_of(known.replica, past)
-    fit_error = float(np.abs(qoe_errors(known.qoe, batches)).mean())
-    move = MoveCost(known.kv_bytes_per_token, BANDWIDTH_BYTES_PER_S)
+    measured, top = read_replica(None, MODEL, GPU, past), work.longest_tokens + 1
+    batches = batches_of(measured.replica, past)
+    fit_error = float(np.abs(qoe_errors(measured.qoe, batches)).mean())
+    move = MoveCost(measured.kv_bytes_per_token, BANDWIDTH_BYTES_PER_S)
     means = float(future.input_tokens.mean()), float(future.output_tokens.mean())
-    capacity = INSTANCES * known.replica.capacity_per_s(*means)
+    capacity = INSTANCES * measured.replica.capacity_per_s(*means)
     print(f"{name}: {capacity:.1f} requests/s by the roofline, QoE fit {fit_error:.1%}", flush=True)
     cells: dict[str, Any] = {}
     for load, share in LOADS.items():
         rate = share * capacity
         arriving = at_rate(future, rate)
-        count = count_in_flight(at_rate(past, rate), known.qoe, INSTANCES, known.replica)
+        count = count_in_flight(at_rate(past, rate), measured.qoe, INSTANCES, measured.replica)
         sample = in_flight(past, count)
-        found = plan_stages(sample, known.qoe, INSTANCES, top, move, min_gain=MIN_GAIN)
-        problem = Problem(sample, known.qoe, INSTANCES, move, exponential_cuts(top))
+        planned = plan_stages(sample, measured.qoe, INSTANCES, top, move, min_gain=MIN_GAIN)
+        problem = Problem(sample, measured.qoe, INSTANCES, move, exponential_cuts(top))
         parts = problem.chain()
         chain = None if parts is None else problem.layout(parts)
         cell: dict[str, Any] = {
             "rate_per_s": rate,
             "planned_in_flight": count,
-            "stages": [[s.from_tokens, s.to_tokens, s.instances] for s in found.layout.stages],
-            "predicted_gain": 1 - found.quality / found.one_stage_quality,
+            "stages": [[s.from_tokens, s.to_tokens, s.instances] for s in planned.layout.stages],
+            "predicted_gain": 1 - planned.quality / planned.one_stage_quality,
             "contenders": {},
         }
-        runs = [(kind, policy, MIXED) for kind, policy in contenders(found.layout, chain, known.qoe).items()]
+        runs = [(kind, policy, MIXED) for kind, policy in contenders(planned.layout, chain, measured.qoe).items()]
         if load == "heavy":
             runs += [
                 (f"{kind}, lengths free", policy, 0.0) for kind, policy, _ in runs if kind in ("round robin", "stages")
             ]
         for kind, policy, mixed in runs:
-            moves = Moves(known.kv_bytes_per_token, BANDWIDTH_BYTES_PER_S, mixed)
-            served = serve_cluster(arriving, known.replica, INSTANCES, moves, policy)
-            cell["contenders"][kind] = one = figures_of(arriving, served, found.layout)
+            moves = Moves(measured.kv_bytes_per_token, BANDWIDTH_BYTES_PER_S, mixed)
+            served = serve_cluster(arriving, measured.replica, INSTANCES, moves, policy)
+            cell["contenders"][kind] = figures = figures_of(arriving, served, planned.layout)
             if kind == "stages":
                 cell["boundaries"] = served.boundaries
             print(
-                f"  {load:<6} {kind:<28} TTFT {one['ttft_mean']:7.3f} p95 {one['ttft_p95']:7.3f} s  TPOT "
-                f"{1000 * one['tpot_mean']:6.2f} p95 {1000 * one['tpot_p95']:6.2f} ms  {one['tokens_per_s']:8,.0f} tok/s  "
-                f"moved {one['moved']:.0f}",
+                f"  {load:<6} {kind:<28} TTFT {figures['ttft_mean']:7.3f} p95 {figures['ttft_p95']:7.3f} s  TPOT "
+                f"{1000 * figures['tpot_mean']:6.2f} p95 {1000 * figures['tpot_p95']:6.2f} ms  "
+                f"{figures['tokens_per_s']:8,.0f} tok/s  moved {figures['moved']:.0f}",
                 flush=True,
             )
         cell["against"] = {
             kind: {
-                "ttft_lower": 1 - cell["contenders"]["stages"]["ttft_mean"] / one["ttft_mean"],
-                "tpot_lower": 1 - cell["contenders"]["stages"]["tpot_mean"] / one["tpot_mean"],
-                "throughput": cell["contenders"]["stages"]["tokens_per_s"] / one["tokens_per_s"],
+                "ttft_lower": 1 - cell["contenders"]["stages"]["ttft_mean"] / figures["ttft_mean"],
+                "tpot_lower": 1 - cell["contenders"]["stages"]["tpot_mean"] / figures["tpot_mean"],
+                "throughput": cell["contenders"]["stages"]["tokens_per_s"] / figures["tokens_per_s"],
             }
-            for kind, one in cell["contenders"].items()
+            for kind, figures in cell["contenders"].items()
             if kind != "stages" and "lengths free" not in kind
         }
         cells[load] = cell
@@ -169,7 +169,7 @@ def partition_times(rounds: int) -> dict[str, Any]:
     """Best of `rounds` (after one that compiles), seconds: the exact answer and the heuristic, with its gap."""
     work = read_trace(public("traces/mooncake_conversation.csv.gz"))
     qoe = read_replica(None, MODEL, GPU, work).qoe
-    move, found = MoveCost(114_688, BANDWIDTH_BYTES_PER_S), dict[str, Any]()
+    move, times_by_instances = MoveCost(114_688, BANDWIDTH_BYTES_PER_S), dict[str, Any]()
     work = work.subset(work.input_tokens + work.output_tokens < 131_072)
     for instances, per_instance in ((16, 40), (128, 40), (1024, 40)):
         sample = in_flight(work, instances * per_instance)
@@ -178,7 +178,7 @@ def partition_times(rounds: int) -> dict[str, Any]:
             for method in (Method.EXACT, Method.HEURISTIC)
         }
         gap = plan_stages(sample, qoe, instances, 131_072, move, Method.HEURISTIC).gap
-        found[str(instances)] = {
+        times_by_instances[str(instances)] = {
             "exact_s": times[Method.EXACT],
             "heuristic_s": times[Method.HEURISTIC],
             "heuristic_gap": gap,
@@ -189,7 +189,7 @@ def partition_times(rounds: int) -> dict[str, Any]:
             f"{1000 * times[Method.HEURISTIC]:.1f} ms, {gap:.1%} above the exact answer",
             flush=True,
         )
-    return found
+    return times_by_instances
 
 
 def _timed(sample: LengthSample, qoe: QoeModel, instances: int, move: MoveCost, method: Method) -> float:
@@ -216,8 +216,8 @@ def run(rounds: int) -> None:
     }
     path = report.write("stages", {**about, "partition": partition, "replays": replays})
     plot = _plot(replays)
-    for name, found in replays.items():
-        for load, cell in found["loads"].items():
+    for name, replayed in replays.items():
+        for load, cell in replayed["loads"].items():
             over = cell["against"]["round robin"]
             print(
                 f"{name} {load}: {len(cell['stages'])} stages; over round robin TTFT {-over['ttft_lower']:+.0%}, TPOT "
@@ -228,22 +228,22 @@ def run(rounds: int) -> None:
 
 def _plot(replays: dict[str, Any]) -> Path:
     """Mean TTFT and TPOT by load for the first trace, and its boundaries over time at heavy load."""
-    found = replays[TRACES[0]]["loads"]
+    loads = replays[TRACES[0]]["loads"]
     kinds = [
         k
         for k in ("round robin", "memory-aware", "no pipeline", "chain", "stages")
-        if k in found["heavy"]["contenders"]
+        if k in loads["heavy"]["contenders"]
     ]
     figure, (ttft, tpot, cuts) = plt.subplots(1, 3, figsize=(13, 4.2), layout="constrained")
     for axes, what, scale, unit in ((ttft, "ttft_mean", 1, "mean TTFT, s"), (tpot, "tpot_mean", 1000, "mean TPOT, ms")):
         for colour, kind in zip(report.COLOURS, kinds, strict=False):
-            values = [scale * cell["contenders"][kind][what] for cell in found.values()]
-            axes.plot(range(len(found)), values, "o-", color=colour, label=kind)
-        axes.set_xticks(range(len(found)), [f"{load}\n{cell['rate_per_s']:.0f}/s" for load, cell in found.items()])
+            values = [scale * cell["contenders"][kind][what] for cell in loads.values()]
+            axes.plot(range(len(loads)), values, "o-", color=colour, label=kind)
+        axes.set_xticks(range(len(loads)), [f"{load}\n{cell['rate_per_s']:.0f}/s" for load, cell in loads.items()])
         axes.set_ylabel(unit)
         axes.set_yscale("log")
     tpot.legend(frameon=False)
-    series = found["heavy"]["boundaries"]
+    series = loads["heavy"]["boundaries"]
     for i in range(len(series[0][1]) if series else 0):
         cuts.plot([at for at, _ in series], [values[i] for _, values in series], color=report.COLOURS[i % 5])
     cuts.set_yscale("log")

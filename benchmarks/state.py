@@ -1,8 +1,8 @@
-"""How old a router's picture of the mesh is while many instances publish their load into one Redis.
+"""The age of a router's state of the mesh while many instances publish their load into one Redis.
 
 Three processes: Redis, one that publishes for all instances (every 200 ms each, spread evenly, every record changed), and
 one router's MeshFeed that follows. The publisher sends what each instance's Registrar would, for many instances in one
-round trip: it stands for a thousand machines, so its own CPU share is not a cost of the mesh. The age of a snapshot is the
+round trip: it represents a thousand machines, so its own CPU share is not a cost of the mesh. The age of a snapshot is the
 time since the record that the view holds was published: on average half the interval at best.
 """
 
@@ -78,7 +78,7 @@ def _publish(url: str, instances: int, stop: Any) -> None:
     asyncio.run(run())
 
 
-def _follow(url: str, instances: int, told: Connection) -> None:
+def _follow(url: str, instances: int, connection: Connection) -> None:
     """A router's feed: ages of all snapshots, sampled, and the CPU used meanwhile."""
 
     async def run() -> None:
@@ -88,18 +88,18 @@ def _follow(url: str, instances: int, told: Connection) -> None:
                 while len(view.instances()) < instances:
                     await asyncio.sleep(0.05)
             await asyncio.sleep(WARM_S)
-            told.send("warm")
+            connection.send("warm")
             ages: list[float] = []
             lags: list[float] = []
             loop = asyncio.get_running_loop()
             until = loop.time() + MEASURED_S
             while loop.time() < until:
-                asked = loop.time()
+                expected_s = loop.time()
                 await asyncio.sleep(SAMPLE_S)
-                lags.append(loop.time() - asked - SAMPLE_S)
+                lags.append(loop.time() - expected_s - SAMPLE_S)
                 now = time.time()
                 ages += [now - record.epoch for record in view.instances()]
-            told.send((ages, lags))
+            connection.send((ages, lags))
         await redis.aclose()
 
     asyncio.run(run())

@@ -31,10 +31,10 @@ def replay(
         raise ValueError("replicas of one stage only")
     schedulers = [
         BatchScheduler(
-            BatchLimits(one.limits.max_running, one.limits.max_step_tokens),
-            BlockPool(one.lane_blocks, one.limits.block_tokens, reuse=False),
+            BatchLimits(replica_shape.limits.max_running, replica_shape.limits.max_step_tokens),
+            BlockPool(replica_shape.lane_blocks, replica_shape.limits.block_tokens, reuse=False),
         )
-        for one in replicas
+        for replica_shape in replicas
     ]
     first, finish = np.zeros(len(work)), np.zeros(len(work))
     sampling, loads = SamplingParams(), list[StepLoad]()
@@ -67,9 +67,9 @@ def replay(
             if under_way[replica] is None and not schedulers[replica].idle:
                 plan = under_way[replica] = schedulers[replica].plan_step()
                 loads.append(load_of(plan))
-                took = step_s(replicas[replica], loads[-1])
-                busy_s += took
-                heapq.heappush(events, (now + took, number, replica, -1))
+                step_time_s = step_s(replicas[replica], loads[-1])
+                busy_s += step_time_s
+                heapq.heappush(events, (now + step_time_s, number, replica, -1))
                 number += 1
     span = float(finish.max() - work.arrival_s[0])
     preemptions = sum(scheduler.preemptions for scheduler in schedulers)

@@ -47,27 +47,27 @@ def replicas(topology: str) -> tuple[dict[tuple[int, int], Replica], dict[str, d
     # an "80 GB" A100 has 80 GiB; two of them hold this model by little
     gpu = dataclasses.replace(gpu_of_catalogue("a100-80gb"), memory_bytes=80 * 2**30)
     cluster, model = ClusterSpec(gpu, 1, 8, 25e9), model_of_catalogue("llama-3.1-70b")
-    found, errors = {}, {}
+    by_shape, errors = {}, {}
     for shape in dict.fromkeys(ReplicaShape(tp, pp) for _, tp, pp in MEASURED):
         profile = import_vidur(paths, Wanted(MODEL, model, shape, cluster, Runtime(), EngineLimits(), topology))
-        found[shape.tp, shape.pp] = profile.replica
+        by_shape[shape.tp, shape.pp] = profile.replica
         assert profile.held_out_error is not None
         off = mean_error(roofline(model, shape, cluster, Runtime()), profile.samples)
         errors[str(shape)] = {"held_out_error": profile.held_out_error, "roofline_error": off}
-    return found, errors
+    return by_shape, errors
 
 
-def estimate(found: dict[tuple[int, int], Replica], handover_s: float) -> dict[Config, float]:
+def estimate(by_shape: dict[tuple[int, int], Replica], handover_s: float) -> dict[Config, float]:
     """Requests per second of each configuration. handover_s: what every stage of a pipeline spends on a token besides."""
     work = Workload(np.zeros(REQUESTS), np.full(REQUESTS, INPUT), np.full(REQUESTS, OUTPUT))
     rates = {}
     for dp, tp, pp in MEASURED:
-        one = found[tp, pp]
+        replica = by_shape[tp, pp]
         if pp > 1 and handover_s:
-            latency = one.latency
+            latency = replica.latency
             knots = tuple(y + pp * handover_s * x for x, y in zip(latency.knot_tokens, latency.knot_s, strict=True))
-            one = dataclasses.replace(one, latency=dataclasses.replace(latency, knot_s=knots))
-        served = serve(work, [one] * dp, Dispatch.ROUND_ROBIN)
+            replica = dataclasses.replace(replica, latency=dataclasses.replace(latency, knot_s=knots))
+        served = serve(work, [replica] * dp, Dispatch.ROUND_ROBIN)
         rates[dp, tp, pp] = REQUESTS / float(served.finish_s.max())
     return rates
 
@@ -78,22 +78,22 @@ def scaled(rates: dict[Config, float], by: tuple[Config, ...]) -> tuple[float, d
     return factor, {config: rate * factor for config, rate in rates.items()}
 
 
-def fit_handover_s(found: dict[tuple[int, int], Replica]) -> float:
+def fit_handover_s(by_shape: dict[tuple[int, int], Replica]) -> float:
     """The hand-over with which the two FITTED configurations stand to each other as measured, by bisection."""
-    one, other = FITTED
-    wanted, low, high = MEASURED[other] / MEASURED[one], 0.0, 1e-3
+    first, second = FITTED
+    ratio, low, high = MEASURED[second] / MEASURED[first], 0.0, 1e-3
     for _ in range(30):
         middle = (low + high) / 2
-        rates = estimate(found, middle)
-        low, high = (middle, high) if rates[other] / rates[one] > wanted else (low, middle)
+        rates = estimate(by_shape, middle)
+        low, high = (middle, high) if rates[second] / rates[first] > ratio else (low, middle)
     return (low + high) / 2
 
 
 def figures(rates: dict[Config, float], by: tuple[Config, ...]) -> dict[str, Any]:
-    factor, found = scaled(rates, by)
-    errors = {config: found[config] / MEASURED[config] - 1 for config in MEASURED}
-    ranks = sorted(MEASURED, key=lambda config: found[config])
-    kept = [abs(e) for config, e in errors.items() if len(by) == len(MEASURED) or config not in by]
+    factor, estimates = scaled(rates, by)
+    errors = {config: estimates[config] / MEASURED[config] - 1 for config in MEASURED}
+    ranks = sorted(MEASURED, key=lambda config: estimates[config])
+    compared = [abs(e) for config, e in errors.items() if len(by) == len(MEASURED) or config not in by]
     return {
         "scale": factor,
         "rows": [
@@ -101,13 +101,13 @@ def figures(rates: dict[Config, float], by: tuple[Config, ...]) -> dict[str, Any
                 "dp_tp_pp": list(config),
                 "measured": MEASURED[config],
                 "papers_estimate": PAPERS[config],
-                "ours": found[config],
+                "ours": estimates[config],
                 "error": errors[config],
             }
             for config in MEASURED
         ],
         "largest_error": max(map(abs, errors.values())),
-        "mean_error_outside_the_fit": sum(kept) / len(kept),
+        "mean_error_outside_the_fit": sum(compared) / len(compared),
         "order_is_right": ranks == sorted(MEASURED, key=lambda config: MEASURED[config]),
     }
 
@@ -116,21 +116,21 @@ def run(_: int) -> None:
     """Nothing here is random or timed: one round is all."""
     result: dict[str, Any] = {"model": MODEL, "input_tokens": INPUT, "output_tokens": OUTPUT, "requests": REQUESTS}
     for topology in TOPOLOGIES:
-        found, errors = replicas(topology)
-        handover_s = fit_handover_s(found)
+        by_shape, errors = replicas(topology)
+        handover_s = fit_handover_s(by_shape)
         result[topology] = {
             "import": errors,
-            "one_scale": figures(estimate(found, 0.0), tuple(MEASURED)),
+            "one_scale": figures(estimate(by_shape, 0.0), tuple(MEASURED)),
             "with_handover": {"handover_s_per_token": handover_s, "fitted_on": [list(c) for c in FITTED]}
-            | figures(estimate(found, handover_s), FITTED),
+            | figures(estimate(by_shape, handover_s), FITTED),
         }
         for name in ("one_scale", "with_handover"):
             part = result[topology][name]
-            said = "  ".join(
+            line = "  ".join(
                 f"{tuple(row['dp_tp_pp'])} {row['ours']:.3f} ({row['error']:+.0%})" for row in part["rows"]
             )
             order = "order right" if part["order_is_right"] else "order wrong"
-            print(f"{topology}, {name}: largest error {part['largest_error']:.1%}, {order}\n  {said}", flush=True)
+            print(f"{topology}, {name}: largest error {part['largest_error']:.1%}, {order}\n  {line}", flush=True)
     path = report.write("table1", result)
     best = result[TOPOLOGIES[0]]
     series = {"measured (paper)": list(MEASURED.values()), "paper's estimate": list(PAPERS.values())}

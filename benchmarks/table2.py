@@ -1,4 +1,5 @@
-"""CASCADIA's table 2: our allocation beside the paper's, for the same shares of requests that reach each tier.
+"""CASCADIA's table 2: the allocation of this planner compared with the paper's, for the same shares of requests that reach
+each tier.
 
 The paper gives shares, GPUs and (table 3) replicas, but neither its models' lengths nor its rates. Lengths are those of
 judged MT-Bench answers (the paper's traces are drawn from MT-Bench); who escalates is drawn by seed, so that tiers differ in
@@ -74,25 +75,25 @@ def sample_of(rng: np.random.Generator) -> JudgedSample:
 
 def tier_p95_s(deployer: Deployer, thresholds: tuple[float, float], strategies: list[Strategy]) -> list[float]:
     """By tier, each one's own p95; 0 without requests."""
-    found = []
+    latencies_s = []
     for tier, (strategy, reached) in enumerate(zip(strategies, (101.0, *thresholds), strict=True)):
         work = deployer.workload(tier, deployer.sample.scores[:, 0] < reached)
         replicas = [replica for replica, count in strategy.replicas for _ in range(count)]
         served = serve(work, replicas, deployer.dispatch)
-        found.append(float(np.percentile(served.finish_s - work.arrival_s, 95)) if len(work) else 0.0)
-    return found
+        latencies_s.append(float(np.percentile(served.finish_s - work.arrival_s, 95)) if len(work) else 0.0)
+    return latencies_s
 
 
 def published(site: Site, row: Row, longest: int) -> list[Strategy]:
-    found = []
+    rows = []
     for tier, parts in enumerate(row.replicas):
         replicas = []
         for count, tp, pp in parts:
             replica, why = site.replica(tier, ReplicaShape(tp, pp), longest)
             assert replica is not None, why
             replicas.append((replica, count))
-        found.append(Strategy(tuple(replicas), 0.0))
-    return found
+        rows.append(Strategy(tuple(replicas), 0.0))
+    return rows
 
 
 def deployer_at(site: Site, sample: JudgedSample, arrival_s: Floats) -> Deployer:
@@ -111,22 +112,22 @@ def compare(site: Site, row: Row, sample: JudgedSample, gaps: Floats) -> dict[st
             able = sum(count * replica.capacity_per_s(mean_input, output) for replica, count in strategy.replicas)
             capacity = min(capacity, able / share)
     loads: dict[str, Any] = {}
-    found: dict[str, Any]
+    result: dict[str, Any]
     for name, rate in (("paper", row.rate_per_s), ("busy", BUSY * capacity)):
         deployer = deployer_at(site, sample, gaps / rate)
         ours = deployer.deploy(thresholds)
         assert ours is not None
-        found = {}
+        result = {}
         for whose, strategies in (("theirs", theirs), ("ours", list(ours.strategies))):
             p95 = tier_p95_s(deployer, thresholds, strategies)
-            found[whose] = {
+            result[whose] = {
                 "gpus": [strategy.gpus for strategy in strategies],
                 "replicas": [str(strategy) for strategy in strategies],
                 "tier_p95_s": p95,
                 "latency_p95_s": max(p95),
             }
-        gain = found["theirs"]["latency_p95_s"] / found["ours"]["latency_p95_s"]
-        loads[name] = {"rate_per_s": rate, "gain": gain, **found}
+        gain = result["theirs"]["latency_p95_s"] / result["ours"]["latency_p95_s"]
+        loads[name] = {"rate_per_s": rate, "gain": gain, **result}
     return {"case": row.name, "shares": list(row.shares), "loads": loads}
 
 
@@ -142,9 +143,9 @@ def run(_: int) -> None:
     for links, where in (("nvlink", site), ("table1", slow_links)):
         result[links] = []
         for row in ROWS:
-            found = compare(where, row, sample, gaps)
-            result[links].append(found)
-            for name, load in found["loads"].items():
+            compared = compare(where, row, sample, gaps)
+            result[links].append(compared)
+            for name, load in compared["loads"].items():
                 sides = "   ".join(
                     f"{whose} {load[whose]['gpus']} {load[whose]['latency_p95_s']:.1f} s"
                     for whose in ("theirs", "ours")

@@ -15,7 +15,7 @@ PAGE_TOKENS, BLOCKS, STEP_TOKENS = 32, 1024, 512
 
 
 def answer(model: Any, prompts: list[list[int]], concurrency: int, output_tokens: int, pad: int) -> float:
-    """Seconds for all prompts, at most `concurrency` of them under way at once; the manager's start is not counted."""
+    """Seconds for all prompts, at most `concurrency` of them concurrently; the manager's start is not counted."""
     manager = model.init_continuous_batching(
         # an end token that never comes: every answer has the same length
         generation_config=GenerationConfig(

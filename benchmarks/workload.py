@@ -16,7 +16,7 @@ HELDOUT = Path("models/heldout.jsonl")
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """`prompts`, each answered with exactly `output_tokens` greedy tokens, `concurrency` of them under way at once."""
+    """`prompts`, each answered with exactly `output_tokens` greedy tokens, `concurrency` of them concurrently."""
 
     concurrency: int
     prompts: tuple[tuple[int, ...], ...]
@@ -37,8 +37,8 @@ def questions(count: int, seed: int) -> list[str]:
 def workload(model: Path, concurrency: int, waves: int, output_tokens: int, seed: int) -> Workload:
     """`waves` prompts for each place of `concurrency`; no prompt twice, so that no prefix cache helps."""
     tokenizer = HfTokenizer(model)
-    asked = questions(concurrency * waves, seed + concurrency)
-    prompts = tuple(tuple(tokenizer.encode(ChatPrompt((ChatMessage("user", text),)))) for text in asked)
+    texts = questions(concurrency * waves, seed + concurrency)
+    prompts = tuple(tuple(tokenizer.encode(ChatPrompt((ChatMessage("user", text),)))) for text in texts)
     return Workload(concurrency, prompts, output_tokens)
 
 
@@ -48,9 +48,9 @@ async def drive(work: Workload, generate: Callable[[Sequence[int], int], Awaitab
 
     async def one(prompt: Sequence[int]) -> None:
         async with places:
-            got = await generate(prompt, work.output_tokens)
-            if got != work.output_tokens:
-                raise RuntimeError(f"{got} tokens where {work.output_tokens} were asked for")
+            received = await generate(prompt, work.output_tokens)
+            if received != work.output_tokens:
+                raise RuntimeError(f"{received} tokens where {work.output_tokens} were asked for")
 
     began = time.perf_counter()
     async with asyncio.TaskGroup() as group:

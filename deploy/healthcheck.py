@@ -1,7 +1,7 @@
-"""Is the service in this container serving? Exit status 0 if its gRPC health says so.
+"""Check the health of the service in this container: exit status 0 if its gRPC health is SERVING.
 
-`healthcheck.py [NAME]`: a service's full name asks for that service. `penstock.router.v1.RouterService` serves while the
-router should be sent requests. Without a name the server as a whole is asked.
+`healthcheck.py [NAME]`: the full name of a service checks that service. `penstock.router.v1.RouterService` is SERVING while
+the router should get requests. Without a name, the server as a whole is checked.
 """
 
 import os

@@ -26,7 +26,7 @@ def wait_s(busy: float) -> float:
 
 
 class AnswerBatching:
-    """Calls what sends the parts that have come: at once, or for all answers of this process together."""
+    """Says whether parts of answers wait, and calls what sends them, for all answers of this process together."""
 
     def __init__(self, cpu_s: Callable[[], float] = time.thread_time) -> None:
         """cpu_s: CPU time of the event loop's thread."""
@@ -36,16 +36,17 @@ class AnswerBatching:
         self._wait_s = 0.0
         self._waiting: list[Callable[[], None]] = []
 
-    def add(self, send: Callable[[], None]) -> None:
-        """Have `send` called, once, now or soon."""
+    def waits(self) -> bool:
+        """Whether what comes now waits for more."""
         now = self._loop.time()
         if now - self._measured_s >= MEASURE_S:
             self._measure(now)
-        if not self._wait_s and not self._waiting:
-            send()
-            return
+        return self._wait_s > 0 or bool(self._waiting)
+
+    def add(self, send: Callable[[], None]) -> None:
+        """Have `send` called soon, once, behind all that has been added before."""
         if not self._waiting:
-            self._loop.call_at(now + self._wait_s, self._send_all)
+            self._loop.call_later(self._wait_s, self._send_all)
         self._waiting.append(send)
 
     def _measure(self, now: float) -> None:

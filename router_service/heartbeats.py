@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
+from router_service.answer_batching import AnswerBatching
 from router_service.domain.events import Answer, Heartbeat, RouterEvent
 from services.background import end
 from services.domain.requests import TokenFrame
@@ -16,12 +17,8 @@ Start = Callable[[Callable[[str, TokenFrame], None]], AsyncGenerator[RouterEvent
 """Begins the events; the parts of the answer are handed to the callable, with their tier."""
 
 
-def _at_once(wake: Callable[[], None]) -> None:
-    wake()
-
-
 async def with_heartbeats(
-    start: Start, interval_s: float, batch: Callable[[Callable[[], None]], None] = _at_once
+    start: Start, interval_s: float, batching: AnswerBatching | None = None
 ) -> AsyncGenerator[RouterEvent | Heartbeat, None]:
     """Pass events and the answer on as they come, in order, and a Heartbeat after each `interval_s` without one.
 
@@ -29,12 +26,12 @@ async def with_heartbeats(
     events. The events are read in a task of their own: that they are waited for must not end when a heartbeat is sent. An
     event costs no timer: each stream has one, which is set again when it goes off. Leaving the iteration closes the events
     before it returns.
-    batch: calls its argument now or soon, for parts behind the first, which may wait for each other.
+    batching: whether parts behind the first wait for each other; without it none does.
 
     Raises:
         Exception: What the events raise, behind the events that came before it.
     """
-    loop, relay = asyncio.get_running_loop(), _Relay(batch)
+    loop, relay = asyncio.get_running_loop(), _Relay(batching)
     task = asyncio.create_task(relay.read(start(relay.answer)), name="events of a stream")
     task.add_done_callback(lambda _: relay.news.set())
     last_s = loop.time()
@@ -66,8 +63,8 @@ async def with_heartbeats(
 class _Relay:
     """Reads events ahead, up to a bound; what of the answer comes meanwhile is at most one reply."""
 
-    def __init__(self, batch: Callable[[Callable[[], None]], None]) -> None:
-        self._batch = batch
+    def __init__(self, batching: AnswerBatching | None) -> None:
+        self._batching = batching
         self._answered = self._waiting = False
         self.events: deque[RouterEvent] = deque()
         self.news, self.room = asyncio.Event(), asyncio.Event()
@@ -79,12 +76,14 @@ class _Relay:
 
     def answer(self, tier: str, frame: TokenFrame) -> None:
         self.events.append(Answer(tier, frame))
-        if not self._answered:
-            self._answered = True
-            self.news.set()
-        elif not self._waiting:
+        if self._waiting:
+            return
+        if self._answered and self._batching is not None and self._batching.waits():
             self._waiting = True
-            self._batch(self._wake)
+            self._batching.add(self._wake)
+            return
+        self._answered = True
+        self.news.set()
 
     def _wake(self) -> None:
         self._waiting = False

@@ -57,7 +57,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         )
         with self._draining:
             async with aclosing(
-                with_heartbeats(partial(self._driver.drive, asked), self._heartbeat_s, self._batching.add)
+                with_heartbeats(partial(self._driver.drive, asked), self._heartbeat_s, self._batching)
             ) as events:
                 try:
                     async for event in events:

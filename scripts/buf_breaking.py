@@ -1,6 +1,6 @@
-"""buf's FILE breaking rules against the contracts as they last stood: `python scripts/buf_breaking.py`.
+"""Check the protobuf definitions for breaking changes with buf: `python scripts/buf_breaking.py`.
 
-Compared with the main branch where this is another one, else with the commit before. Nothing to compare with is said.
+Compares with the main branch or, on that branch, with the previous commit.
 """
 
 import subprocess
@@ -11,9 +11,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def git(*arguments: str) -> str | None:
-    """What git prints; None if it fails."""
-    found = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
-    return found.stdout.strip() if found.returncode == 0 else None
+    """The output of git; None if it fails."""
+    result = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    return result.stdout.strip() if result.returncode == 0 else None
 
 
 def baseline() -> str | None:
@@ -29,7 +29,7 @@ def baseline() -> str | None:
 def main() -> None:
     commit = baseline()
     if commit is None:
-        print("buf breaking: no earlier contracts to compare with")
+        print("buf breaking: no earlier definitions to compare with")
         return
     buf = Path(sys.executable).with_name("buf")
     against = f"{ROOT / '.git'}#ref={commit},subdir=protos"

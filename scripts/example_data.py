@@ -1,7 +1,7 @@
 """Writes the example trace and judged sample for `penstock plan`: `python scripts/example_data.py`.
 
-Synthetic, from a seed: arrivals with a slow wave and bursts, log-normal lengths, and for each prompt a difficulty that
-lowers the scores of all tiers, of the small ones most. For trying the planner out; your own data go in their place.
+Synthetic data from a seed: arrivals with a slow wave and bursts, log-normal lengths, and a difficulty of each prompt that
+lowers the scores of all tiers, most of all of the small ones. For testing the planner; replace it by your own data.
 """
 
 import csv
@@ -11,7 +11,11 @@ import numpy as np
 
 SEED = 2026
 REQUESTS, PROMPTS = 3000, 600
-TIERS = {"small": (88.0, 30.0), "medium": (92.0, 17.0), "large": (96.0, 9.0)}  # score at no difficulty, loss at much
+TIERS = {
+    "small": (88.0, 30.0),
+    "medium": (92.0, 17.0),
+    "large": (96.0, 9.0),
+}  # score at no difficulty, loss at high difficulty
 FOLDER = Path(__file__).resolve().parent.parent / "examples"
 
 

@@ -1,6 +1,6 @@
 """Write the gRPC stubs from protos/ into penstock/proto/: `python scripts/generate_stubs.py [--check]`.
 
-With --check nothing is written: the exit status tells whether the stubs in the tree are the ones protos/ gives.
+With --check, nothing is written; the exit status tells whether the stubs are up to date.
 """
 
 import argparse
@@ -38,15 +38,15 @@ def generate(into: Path) -> None:
 
 
 def moved(stub: str) -> str:
-    """Return the stub with its modules named as they are under `STUBS`: protoc names Python modules after the proto files.
+    """Replace the module names of protoc by those under `STUBS`.
 
-    Names of services and messages, and paths of proto files, are left as they are: they go over the wire.
+    Names of services and messages, and paths of proto files, do not change, because they are part of the protocol.
     """
     return _PYTHON_MODULE.sub(r"penstock.proto.\1.v1", stub)
 
 
 def run_protoc(into: Path) -> None:
-    """Write what protoc makes of protos/ to `into`."""
+    """Run protoc on protos/ and write its output to `into`."""
     protos = sorted((ROOT / "protos").rglob("*.proto"))
     arguments = [
         "protoc",
@@ -68,17 +68,21 @@ def main() -> None:
     check = parser.parse_args().check
     with tempfile.TemporaryDirectory() as folder:
         generate(Path(folder))
-        made = {p.relative_to(folder) for p in Path(folder).rglob("*") if p.is_file()}
-        standing = {
+        generated = {p.relative_to(folder) for p in Path(folder).rglob("*") if p.is_file()}
+        existing = {
             p.relative_to(ROOT) for p in (ROOT / STUBS).rglob("*") if p.is_file() and "__pycache__" not in p.parts
         }
-        stale = [p for p in made if p not in standing or not filecmp.cmp(Path(folder) / p, ROOT / p, shallow=False)]
-        left = sorted(standing - made)
+        stale = [
+            p for p in generated if p not in existing or not filecmp.cmp(Path(folder) / p, ROOT / p, shallow=False)
+        ]
+        obsolete = sorted(existing - generated)
         if check:
-            if stale or left:
-                sys.exit(f"stubs differ from protos/: run `make stubs` ({', '.join(map(str, sorted(stale) + left))})")
+            if stale or obsolete:
+                sys.exit(
+                    f"stubs differ from protos/: run `make stubs` ({', '.join(map(str, sorted(stale) + obsolete))})"
+                )
             return
-        for path in left:
+        for path in obsolete:
             (ROOT / path).unlink()
         for path in stale:
             (ROOT / path).parent.mkdir(parents=True, exist_ok=True)

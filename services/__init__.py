@@ -1,1 +1,1 @@
-"""The chassis that every Penstock service stands on: domain vocabulary, runtime, settings, state, telemetry."""
+"""The base of all Penstock services: domain types, runtime, settings, state, telemetry."""

@@ -100,8 +100,8 @@ async def end(*tasks: "asyncio.Task[Any]") -> None:
     Cancellation is repeated until a task ends: a library may swallow one that coincides with the event it waits for (seen
     with redis-py 8.1 when the reply to a pipeline has just arrived).
     """
-    left = set(tasks)
-    while left:
-        for task in left:
+    pending = set(tasks)
+    while pending:
+        for task in pending:
             task.cancel()
-        _, left = await asyncio.wait(left, timeout=0.2)
+        _, pending = await asyncio.wait(pending, timeout=0.2)

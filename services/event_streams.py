@@ -1,4 +1,4 @@
-"""Events of one reply on their way to its one reader. Tokens, which are most of them, need not wait for the reader to run."""
+"""A queue of the events of one reply, in which frames of tokens can bypass the task of the reader."""
 
 import asyncio
 from collections import deque
@@ -8,17 +8,16 @@ from typing import Generic, TypeVar
 from services.domain.requests import TokenFrame
 
 OnTokens = Callable[[TokenFrame], None]
-"""Takes a reply's frames, in order, on the event loop. What it raises fails this reply."""
+"""Takes the frames of a reply, in order, on the event loop. An exception ends the reply."""
 
 _Event = TypeVar("_Event")
 
 
 class EventStream(Generic[_Event]):
-    """A queue of events whose frames of tokens are passed on by call.
+    """A queue of events that passes frames of tokens to a callback.
 
-    A frame that comes while the reader waits has nothing before it: everything earlier has been read, and whoever the
-    reader hands events to has handled them. So it goes to `on_tokens` at once; any other frame waits for its turn. Without
-    `on_tokens` frames are read as other events are.
+    If a frame arrives while the reader waits, all earlier events have been read and processed. So it is passed to
+    `on_tokens` at once; otherwise it is queued. Without `on_tokens`, frames are read like other events.
     """
 
     __slots__ = ("_error", "_events", "_on_tokens", "_reader")
@@ -30,11 +29,11 @@ class EventStream(Generic[_Event]):
         self._error: BaseException | None = None
 
     def pass_tokens(self, on_tokens: OnTokens) -> None:
-        """From now on frames go to `on_tokens`, those that are here already among them."""
+        """Pass frames to `on_tokens` from now on, including queued ones."""
         self._on_tokens = on_tokens
 
     def put(self, event: _Event | TokenFrame) -> None:
-        """Take the next event; one behind an error is dropped."""
+        """Add the next event. Events after an error are dropped."""
         if self._error is not None:
             return
         waiting = self._reader is not None and not self._reader.done()
@@ -49,7 +48,7 @@ class EventStream(Generic[_Event]):
             self._wake()
 
     def fail(self, error: BaseException) -> None:
-        """The stream ends with an error, behind what is here; of several errors with the first."""
+        """End the stream with an error, after the queued events. Only the first error counts."""
         if self._error is None:
             self._error = error
             self._wake()
@@ -58,7 +57,7 @@ class EventStream(Generic[_Event]):
         """The next event.
 
         Raises:
-            BaseException: What the stream ended with, or what `on_tokens` raised.
+            BaseException: The error of the stream, or of `on_tokens`.
         """
         while True:
             while self._events:

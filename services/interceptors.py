@@ -166,9 +166,9 @@ class ChassisInterceptor(aio.ServerInterceptor):
         deserializer = _checked(handler.request_deserializer)
         if handler.response_streaming:
             inner: Any = handler.stream_stream if several else handler.unary_stream
-            made = grpc.stream_stream_rpc_method_handler
+            make_handler = grpc.stream_stream_rpc_method_handler
             if method.startswith(FOREIGN):
-                return made(_foreign(inner, several=several), deserializer, handler.response_serializer)
+                return make_handler(_foreign(inner, several=several), deserializer, handler.response_serializer)
             refusal = self._refusals.get(method, _admit)
             begin = partial(self._calls.begin, method.lstrip("/"))
 
@@ -189,7 +189,7 @@ class ChassisInterceptor(aio.ServerInterceptor):
                         await _abort(context, call.failed(error, span), error)
                     call.end("OK")
 
-            return made(stream, deserializer, handler.response_serializer)
+            return make_handler(stream, deserializer, handler.response_serializer)
 
         single: Any = handler.stream_unary if several else handler.unary_unary
         made_unary = grpc.stream_unary_rpc_method_handler

@@ -85,16 +85,19 @@ def _model_problems(model: str, settings: ServiceSettings, field: str) -> Iterat
         yield FieldProblem(field, f"no folder {folder}")
 
 
-def _follows_from(field: str, known: Sequence[str]) -> bool:
+def _follows_from(field: str, fields: Sequence[str]) -> bool:
     """Whether a problem may be caused by the repair of a known one: it is at the same field, inside it or around it.
 
     Whether a model is required depends on the engine.
     """
-    if field.endswith(".model") and f"{field.removesuffix('model')}engine" in known:
+    if field.endswith(".model") and f"{field.removesuffix('model')}engine" in fields:
         return True
     return any(
-        not k or field == k or field.startswith((f"{k}.", f"{k}[")) or k.startswith((f"{field}.", f"{field}["))
-        for k in known
+        not other
+        or field == other
+        or field.startswith((f"{other}.", f"{other}["))
+        or other.startswith((f"{field}.", f"{field}["))
+        for other in fields
     )
 
 

@@ -65,7 +65,7 @@ def _tier_problems(mesh: MeshFile) -> Iterator[FieldProblem]:
 
 
 def _port_problems(mesh: MeshFile) -> Iterator[FieldProblem]:
-    """Port 0 stands for any free port, so it is in nobody's way."""
+    """Problems of fixed ports. Port 0 means any free port, so it cannot conflict."""
     routers = mesh.router.replicas
     ranges = [
         _Ports("router.grpc_port", mesh.router.grpc_port, routers, "routers"),
@@ -82,11 +82,11 @@ def _port_problems(mesh: MeshFile) -> Iterator[FieldProblem]:
             yield FieldProblem(
                 ports.field, f"{ports.first} leaves no ports for {ports.count} {ports.processes} below {MAX_PORT + 1}"
             )
-    for one, other in itertools.combinations(fixed, 2):
-        if one.first <= other.last and other.first <= one.last:
+    for first, second in itertools.combinations(fixed, 2):
+        if first.first <= second.last and second.first <= first.last:
             yield FieldProblem(
-                other.field,
-                f"ports {other.first} to {other.last} overlap {one.field}, which is {one.first} to {one.last}: "
+                second.field,
+                f"ports {second.first} to {second.last} overlap {first.field}, which is {first.first} to {first.last}: "
                 "each process takes a port of its own",
             )
 

@@ -14,23 +14,23 @@ MAX_FILES = 1 << 20  # if there is no hard limit
 def raise_limit() -> None:
     """Raise the soft limit, often 1,024, to the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = MAX_FILES if hard == resource.RLIM_INFINITY else hard
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    limit = MAX_FILES if hard == resource.RLIM_INFINITY else hard
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
-def connections(wanted: int) -> int:
-    """The limit on connections of one server: `wanted`, or less if the limit on open files requires it.
+def connections(requested: int) -> int:
+    """The limit on connections of one server: `requested`, or less if the limit on open files requires it.
 
     Beyond that limit, no connection could be accepted, and none could be opened to a worker.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = max(1, (soft - RESERVE) // SERVERS) if soft != resource.RLIM_INFINITY else wanted
-    if limit < wanted:
+    limit = max(1, (soft - RESERVE) // SERVERS) if soft != resource.RLIM_INFINITY else requested
+    if limit < requested:
         _log.warning(
             "max_connections: %d each for gRPC and HTTP instead of %d: only %d files may be open (ulimit -n)",
             limit,
-            wanted,
+            requested,
             soft,
         )
-    return min(wanted, limit)
+    return min(requested, limit)

@@ -6,7 +6,6 @@ it has read what arrived meanwhile.
 
 import asyncio
 import math
-from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import NoReturn
@@ -15,7 +14,7 @@ from services.background import end, supervise
 
 TICK_S = 0.25
 STALL_S = 1.0  # a gap that exceeds a tick by more than this is a stall; delays of a busy loop are shorter
-MIN_LOOK_S = 0.01  # between two scans of all that is watched
+MIN_LOOK_S = 0.01  # shortest time between two scans of all listeners
 GRACE_S = 1.0  # for reading what arrived during a stall, before any peer counts as silent
 
 
@@ -66,7 +65,7 @@ class StallMonitor(AbstractAsyncContextManager["StallMonitor"]):
         return self._meter.observe(self._loop.time())
 
     def silent_at_s(self, heard_s: float, silence_s: float, stalled_s: float) -> float:
-        """When somebody last heard at `heard_s` has been silent for `silence_s`. stalled_s: `total_s` at that time."""
+        """When a peer last heard at `heard_s` will have been silent for `silence_s`. stalled_s: `total_s` at `heard_s`."""
         return self._meter.silent_at(heard_s, silence_s, stalled_s, self._loop.time())
 
     async def _run(self) -> NoReturn:
@@ -76,31 +75,31 @@ class StallMonitor(AbstractAsyncContextManager["StallMonitor"]):
 
 
 class Listener:
-    """Somebody who is listened to.
+    """A peer that is watched for silence.
 
-    heard_s, stalled_s: when they were last heard, and all stalls before; whoever hears them sets both, from
-    `SilenceWatch.now`.
+    deadline_s: on the event loop's clock; stalls do not extend it. heard_s, stalled_s: when it was last heard, and the total
+    of stalls then; the reader sets both from `SilenceWatch.now`.
     """
 
-    __slots__ = ("deadline_s", "heard_s", "on_deadline", "on_silence", "silence_s", "stalled_s")
+    __slots__ = ("deadline_s", "heard_s", "silence_s", "stalled_s")
 
-    def __init__(
-        self,
-        now: tuple[float, float],
-        silence_s: float,
-        deadline_s: float,
-        on_silence: Callable[[], None],
-        on_deadline: Callable[[], None],
-    ) -> None:
-        self.heard_s, self.stalled_s = now
+    def __init__(self, silence_s: float, deadline_s: float) -> None:
         self.silence_s, self.deadline_s = silence_s, deadline_s
-        self.on_silence, self.on_deadline = on_silence, on_deadline
+        self.heard_s = self.stalled_s = 0.0
+
+    def on_silence(self) -> None:
+        """They have been silent for `silence_s`."""
+        raise NotImplementedError
+
+    def on_deadline(self) -> None:
+        """Their deadline has passed."""
+        raise NotImplementedError
 
 
 class SilenceWatch:
-    """Finds who is silent for too long, stalls of this process left out, or goes on beyond a deadline.
+    """Detects peers that are silent for too long, not counting stalls of this process, or that exceed a deadline.
 
-    One timer for all: what is heard costs none.
+    One timer serves all peers, so that a message needs no timer operation.
     """
 
     def __init__(self, stalls: StallMonitor) -> None:
@@ -109,20 +108,14 @@ class SilenceWatch:
         self._timer: asyncio.TimerHandle | None = None
 
     def now(self) -> tuple[float, float]:
-        """The time and all stalls so far, for whoever is heard now."""
+        """The time and the total of stalls, for a peer that is heard now."""
         return self._loop.time(), self._stalls.total_s()
 
-    def begin(
-        self, silence_s: float, deadline_s: float, on_silence: Callable[[], None], on_deadline: Callable[[], None]
-    ) -> Listener:
-        """Watch somebody until `end`. deadline_s: on the event loop's clock; stalls do not extend it.
-
-        on_silence, on_deadline: called at most once, and only one of them.
-        """
-        listener = Listener(self.now(), silence_s, deadline_s, on_silence, on_deadline)
+    def begin(self, listener: Listener) -> None:
+        """Watch a peer until `end`; of its two methods at most one is called, once."""
+        listener.heard_s, listener.stalled_s = self.now()
         self._listeners.add(listener)
-        self._look_at(min(listener.heard_s + silence_s, deadline_s))
-        return listener
+        self._look_at(min(listener.heard_s + listener.silence_s, listener.deadline_s))
 
     def end(self, listener: Listener) -> None:
         self._listeners.discard(listener)
@@ -138,7 +131,7 @@ class SilenceWatch:
         self._timer = self._loop.call_at(when_s, self._look)
 
     def _look(self) -> None:
-        """Look at all, and again when the first of them may be silent or late: long after, where all are heard."""
+        """Check all peers, and again when the first of them may be silent or late."""
         self._timer = None
         now, next_s = self._loop.time(), math.inf
         for listener in list(self._listeners):

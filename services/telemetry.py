@@ -8,6 +8,7 @@ conventions.
 import json
 import logging
 import os
+import random
 import socket
 import sys
 import time
@@ -128,7 +129,9 @@ def set_up(
         tracers.get_tracer("penstock"),
         meters.get_meter("penstock"),
         f"{host}:{server.server_port}",
-        TraceSampler(sampling if exported else NOTHING, time.monotonic()) if sampling is not None else None,
+        TraceSampler(sampling if exported else NOTHING, time.monotonic(), random.random)
+        if sampling is not None
+        else None,
         tracers,
         meters,
         server,
@@ -138,7 +141,7 @@ def set_up(
 def disabled() -> Telemetry:
     """Telemetry without exporters, for tests."""
     tracers, meters = TracerProvider(), MeterProvider()
-    sampler = TraceSampler(EVERYTHING, time.monotonic())
+    sampler = TraceSampler(EVERYTHING, time.monotonic(), random.random)
     return Telemetry(tracers.get_tracer("penstock"), meters.get_meter("penstock"), "", sampler, tracers, meters)
 
 

@@ -6,11 +6,11 @@ number of traces is bounded, whatever clients send.
 
 import enum
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from random import Random
 
 BURST_S = 10.0
-"""A bucket holds what comes in within so long: somebody who tries out a quiet mesh sees each of some quick requests."""
+"""A bucket holds what comes in within so long: so the first requests to an idle mesh are all traced."""
 
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
 
@@ -65,17 +65,17 @@ NOTHING = SamplingLimits(share=0.0, per_s=0.0)
 
 
 class TraceSampler:
-    """Decides for one process. All times are one monotonic clock's, in seconds."""
+    """Decides for one process. All times are of a monotonic clock, in seconds. draw: a random number from 0 to 1."""
 
-    def __init__(self, limits: SamplingLimits, now_s: float, random: Random | None = None) -> None:
-        self._share, self._random = limits.share, random or Random()
+    def __init__(self, limits: SamplingLimits, now_s: float, draw: Callable[[], float]) -> None:
+        self._share, self._draw = limits.share, draw
         self._unasked, self._asked, self._late = (TokenBucket(limits.per_s, now_s) for _ in range(3))
 
     def samples(self, caller: Caller, now_s: float) -> bool:
         """Whether a request that begins now is traced. A caller that does not sample its own trace gets none here either."""
         if caller is Caller.NOT_SAMPLED:
             return False
-        if self._share and (self._share >= 1 or self._random.random() < self._share):
+        if self._share and (self._share >= 1 or self._draw() < self._share):
             return True
         return (self._asked if caller is Caller.SAMPLED else self._unasked).take(now_s)
 

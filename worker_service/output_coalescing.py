@@ -1,4 +1,4 @@
-"""Joins output tokens into frames: a reply's first tokens leave at once, later ones together."""
+"""Coalesces output tokens into frames: the first tokens of a reply are sent at once, later ones together."""
 
 import asyncio
 import math
@@ -10,19 +10,19 @@ from types import TracebackType
 from services.domain.requests import PROGRESS_TOKENS, TokenFrame
 
 MAX_INTERVAL_S = 1.0
-"""The longest that tokens wait, whatever the caller allows: they are lost if the worker dies meanwhile."""
+"""Limit on the time that tokens are held, regardless of the caller's: they are lost if the worker dies."""
 MAX_FRAME_TOKENS = 512
-"""Of a reply whose tokens may wait longer than usual; its second frame has PROGRESS_TOKENS at most."""
+"""Frame size of a reply whose tokens may be held longer; its second frame has at most PROGRESS_TOKENS."""
 SLACK = 0.25
-"""Share of the interval by which tokens may leave early, together with others: fewer messages for the same delay at most."""
-HEARTBEAT_SWEEPS = 4  # in one `heartbeat_s`: a heartbeat is late by at most a quarter
+"""Fraction of the interval by which tokens may be sent early, together with others, to save messages."""
+HEARTBEAT_SWEEPS = 4  # per `heartbeat_s`: a heartbeat is late by at most a quarter
 
 Emit = Callable[[TokenFrame | None], None]
 
 
 @dataclass(frozen=True, slots=True)
 class CoalescingLimits:
-    """interval_s, tokens: bounds of one frame. heartbeat_s: a reply that is silent for so long sends None."""
+    """interval_s, tokens: limits of a frame. heartbeat_s: a reply without output for this long emits None."""
 
     interval_s: float
     tokens: int
@@ -30,7 +30,7 @@ class CoalescingLimits:
 
 
 class OutputCoalescer:
-    """The output of all replies of a worker: one timer for all frames that wait, one sweep for all heartbeats."""
+    """The output of all replies of a worker: one timer for all held frames, one sweep for all heartbeats."""
 
     def __init__(self, limits: CoalescingLimits) -> None:
         self._limits = limits
@@ -45,8 +45,8 @@ class OutputCoalescer:
     ) -> "CoalescedOutput":
         """The output of one reply, open as long as the context lasts.
 
-        emit: takes each frame, and None where there was nothing for `heartbeat_s`. on_error: takes what `emit` raises;
-        nothing is emitted after it. interval_s: how long tokens may wait, if longer than usual.
+        emit: called with each frame, and with None after `heartbeat_s` without output. on_error: called with an exception of
+        `emit`; nothing is emitted after it. interval_s: how long tokens may be held, if longer than the default.
         """
         usual = self._limits
         if interval_s is None or interval_s <= usual.interval_s:
@@ -69,13 +69,13 @@ class OutputCoalescer:
             self._timer, self._timer_s, self._sweep = None, math.inf, None
 
     def wait(self, output: "CoalescedOutput") -> None:
-        """Have an output flushed when it is due."""
+        """Schedule the flush of an output."""
         self._waiting[output] = None
         if output.due_s < self._timer_s:
             self._set_timer(output.due_s)
 
     def left(self, output: "CoalescedOutput") -> None:
-        """An output has nothing that waits."""
+        """Handle an output without held tokens."""
         self._waiting.pop(output, None)
 
     def _set_timer(self, when_s: float) -> None:
@@ -102,10 +102,10 @@ class OutputCoalescer:
 
 
 class CoalescedOutput(AbstractContextManager["CoalescedOutput"]):
-    """One reply's output. Tokens that wait leave when the context ends, unless it is cancelled.
+    """The output of one reply. Held tokens are sent when the context ends, unless it is cancelled.
 
-    sent_s: when something left last. due_s: when tokens that wait leave at the latest; from early_s on they may leave with
-    others. All on the event loop's clock.
+    sent_s: time of the last output. due_s: when held tokens must be sent; from early_s on they may be sent with others. All
+    times are on the event loop's clock.
     """
 
     __slots__ = (
@@ -133,7 +133,7 @@ class CoalescedOutput(AbstractContextManager["CoalescedOutput"]):
         max_tokens: int,
         then_tokens: int,
     ) -> None:
-        """max_tokens: of the frame behind the first. then_tokens: of those behind it."""
+        """max_tokens: of the second frame. then_tokens: of later frames."""
         self._coalescer, self._emit, self._on_error = coalescer, emit, on_error
         self._interval_s, self._max_tokens, self._then_tokens = interval_s, max_tokens, then_tokens
         self._loop = asyncio.get_running_loop()
@@ -156,7 +156,7 @@ class CoalescedOutput(AbstractContextManager["CoalescedOutput"]):
         self._coalescer.closed(self)
 
     def add(self, frame: TokenFrame) -> None:
-        """Take the next tokens; they leave now or when they are due."""
+        """Add the next tokens, which are sent now or when they are due."""
         self._frames.append(frame)
         self._tokens += len(frame.token_ids)
         if self._tokens >= self._max_tokens or self._loop.time() >= self.early_s:
@@ -165,7 +165,7 @@ class CoalescedOutput(AbstractContextManager["CoalescedOutput"]):
             self._coalescer.wait(self)
 
     def flush(self) -> None:
-        """Have what waits leave now."""
+        """Send the held tokens now."""
         if not self._frames:
             return
         if self.due_s > -math.inf:

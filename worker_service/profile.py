@@ -128,7 +128,7 @@ def measure(
     core: EngineCore, *, seed: int = 0, on_progress: Callable[[int, int], None] | None = None
 ) -> list[StepSample]:
     """Measure steps of every batch size and context length that fits; takes tens of seconds on a CPU. See timed_steps."""
-    found: dict[StepLoad, list[float]] = defaultdict(list)
+    seconds_by_load: dict[StepLoad, list[float]] = defaultdict(list)
     for load, seconds in timed_steps(core, seed=seed, on_progress=on_progress):
-        found[load].append(seconds)
-    return [StepSample(load, median(seconds)) for load, seconds in found.items()]
+        seconds_by_load[load].append(seconds)
+    return [StepSample(load, median(seconds)) for load, seconds in seconds_by_load.items()]

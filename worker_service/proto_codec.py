@@ -49,7 +49,7 @@ def request_from_proto(request: pb.GenerateRequest) -> GenerationRequest:
     """Raises:
     InvalidRequest: A field is invalid; the error names every one.
     """
-    made = GenerationRequest(
+    generation = GenerationRequest(
         request_id=request.request_id,
         prompt=common.prompt_from_proto(request.prompt),
         sampling=common.sampling_from_proto(request.sampling),
@@ -60,8 +60,8 @@ def request_from_proto(request: pb.GenerateRequest) -> GenerationRequest:
             common.seconds(request.output_interval, "output_interval") if request.HasField("output_interval") else None
         ),
     )
-    made.validate()
-    return made
+    generation.validate()
+    return generation
 
 
 def event_to_proto(event: EngineEvent) -> pb.GenerateResponse:
@@ -138,9 +138,9 @@ def ask_from_proto(request: pb.PlaceBidRequest, path: str = "") -> Ask:
 def bid_to_proto(bid: Bid | RefusalReason, free_kv_blocks: int) -> pb.PlaceBidResponse:
     if isinstance(bid, RefusalReason):
         return pb.PlaceBidResponse(refusal=bid.value)
-    made = pb.Bid(load_tokens=bid.load_tokens, free_kv_blocks=free_kv_blocks)
-    made.earliest_start.CopyFrom(common.duration(bid.earliest_start_s))
-    return pb.PlaceBidResponse(bid=made)
+    message = pb.Bid(load_tokens=bid.load_tokens, free_kv_blocks=free_kv_blocks)
+    message.earliest_start.CopyFrom(common.duration(bid.earliest_start_s))
+    return pb.PlaceBidResponse(bid=message)
 
 
 def report_to_proto(report: Report) -> pb.MigrateOutResponse:
@@ -182,9 +182,14 @@ def to_target_from_proto(message: pb.MigrateInRequest) -> ToTarget:
     """
     match message.WhichOneof("step"):
         case "opening":
-            said = message.opening.layout
+            layout_message = message.opening.layout
             layout = KvLayout(
-                said.model_digest, said.layers, said.kv_heads, said.head_dim, said.block_tokens, said.dtype
+                layout_message.model_digest,
+                layout_message.layers,
+                layout_message.kv_heads,
+                layout_message.head_dim,
+                layout_message.block_tokens,
+                layout_message.dtype,
             )
             return Opening(message.opening.transfer_id, layout, tuple(message.opening.token_ids))
         case "chunk":

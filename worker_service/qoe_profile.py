@@ -86,15 +86,15 @@ def _measure_cell(
 ) -> Iterator[QoeSample]:
     vocab = core.tokenizer.vocab_size
     lives: dict[str, _Life] = {}
-    wanted, made = cell.requests, 0
+    remaining, started = cell.requests, 0
 
     def begin(share: float) -> None:
-        nonlocal made
+        nonlocal started
         tokens = rng.randrange(cell.from_tokens, cell.to_tokens)
         inputs = max(2, round(tokens * rng.uniform(*INPUT_SHARE)))
         outputs = max(1, round((tokens - inputs) * share))
         prompt = [rng.randrange(vocab) for _ in range(inputs)]
-        name, made = f"qoe-{made}", made + 1
+        name, started = f"qoe-{started}", started + 1
         sampling = SamplingParams(temperature=0.0, max_output_tokens=outputs, ignore_eos=True)
         core.add(GenerationRequest(name, TokenPrompt(tuple(prompt)), sampling), prompt)
         lives[name] = _Life(inputs, outputs, clock(), counts=share == 1.0)
@@ -102,7 +102,7 @@ def _measure_cell(
     for i in range(cell.requests):
         begin((i + 0.5) / cell.requests if cell.requests > 1 else 1.0)
     try:
-        while wanted > 0:
+        while remaining > 0:
             load = BatchLoad.of(
                 InFlight(life.input_tokens + life.emitted, life.input_tokens) for life in lives.values()
             )
@@ -110,9 +110,9 @@ def _measure_cell(
             events = core.step()
             now = clock()
             for life in lives.values():
-                took = now - before
-                life.sums = tuple(total + took * part for total, part in zip(life.sums, load, strict=True))
-                life.busy_s += took
+                step_s = now - before
+                life.sums = tuple(total + step_s * part for total, part in zip(life.sums, load, strict=True))
+                life.busy_s += step_s
             for name, event in events:
                 if not isinstance(event, TokenFrame):
                     continue
@@ -121,7 +121,7 @@ def _measure_cell(
                 if life.emitted >= life.output_tokens:
                     del lives[name]
                     if life.counts:
-                        wanted -= 1
+                        remaining -= 1
                         mean = BatchLoad(*(total / life.busy_s for total in life.sums))
                         yield QoeSample(mean, (now - life.began_s) / life.output_tokens)
                     begin(1.0)

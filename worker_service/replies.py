@@ -1,4 +1,4 @@
-"""Serves replies of one engine, whichever RPC asks for them: their events, their measurements, their place in the drain."""
+"""Serves the replies of an engine for all RPCs: events, metrics, draining."""
 
 import asyncio
 import time
@@ -20,21 +20,21 @@ from worker_service.stage_tracker import StageTracker
 
 
 class ReplyWriter(Protocol):
-    """Where one reply's events go. Nothing here waits: whoever sends them holds what its peer has not taken."""
+    """The output of one reply. Its methods do not block: the sender buffers what its peer has not read."""
 
     def tokens(self, frame: TokenFrame) -> None: ...
 
     def event(self, event: pb.GenerateResponse) -> None:
-        """Any event but tokens and the terminal one."""
+        """Send any event but tokens and the terminal one."""
         ...
 
     def fail(self, error: Exception) -> None:
-        """End the reply with an error, from outside of the task that serves it."""
+        """End the reply with an error, from outside the task that serves it."""
         ...
 
 
 class Replies:
-    """All replies of a worker; counts what is running, so that draining knows when it is done."""
+    """All replies of a worker. Counts running ones for draining."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Replies:
         self._tpot = meter.create_histogram("gen_ai.server.time_per_output_token", unit="s")
         self._duration = meter.create_histogram("gen_ai.server.request.duration", unit="s")
         self._tokens = 0
-        meter.create_observable_counter(  # read now and then: cheaper than an addition for every token
+        meter.create_observable_counter(  # read periodically, which is cheaper than an addition per token
             "gen_ai.server.output_tokens",
             callbacks=[lambda _: [Observation(self._tokens, self._labels)]],
             unit="{token}",
@@ -66,13 +66,13 @@ class Replies:
         self._failures = meter.create_counter(
             "penstock.worker.failed_requests",
             unit="{request}",
-            description="Requests that the engine could not compute; the others went on.",
+            description="Requests that the engine could not compute; others are not affected.",
         )
         self._running: set[str] = set()
         self._none_running = asyncio.Event()
         self._none_running.set()
         self.draining = asyncio.Event()
-        """Set once no new requests are taken."""
+        """Set when no new requests are accepted."""
 
     @property
     def running(self) -> set[str]:
@@ -80,37 +80,40 @@ class Replies:
         return {key.rpartition("/")[0] for key in self._running}
 
     async def drained(self) -> None:
-        """Take nothing new; return once nothing runs."""
+        """Accept no new requests; wait until none is running."""
         self.draining.set()
         await self._none_running.wait()
 
     async def serve(self, request: pb.GenerateRequest, writer: ReplyWriter) -> pb.GenerateResponse:
-        """Serve one request; return the terminal event once its place is free again. The current span is its own.
+        """Serve one request; return the terminal event when its resources are released. The current span belongs to the
+        request.
 
         Raises:
-            PenstockError: What ended it, behind all events that came before.
+            PenstockError: The error of the request, after all its events.
         """
         if self.draining.is_set():
             raise InstanceDraining("this worker is draining")
-        wanted = codec.request_from_proto(request)
-        reply = _Reply(wanted, writer, self._stages, self._count_tokens, self._advised, self._tier)
-        key = f"{wanted.request_id}/{id(wanted)}"
+        generation = codec.request_from_proto(request)
+        reply = _Reply(generation, writer, self._stages, self._count_tokens, self._advised, self._tier)
+        key = f"{generation.request_id}/{id(generation)}"
         self._running.add(key)
         self._none_running.clear()
         try:
             async with AsyncExitStack() as stack:
                 stack.enter_context(self.counting_failures())
-                output = stack.enter_context(self._coalescer.output(reply.send, writer.fail, wanted.output_interval_s))
+                output = stack.enter_context(
+                    self._coalescer.output(reply.send, writer.fail, generation.output_interval_s)
+                )
                 if request.transfer_id:
                     if self._receiver is None:
                         raise NotServed("this engine cannot take over running requests")
                     incoming = await stack.enter_async_context(
-                        self._receiver.expect(request.transfer_id, wanted, output.add)
+                        self._receiver.expect(request.transfer_id, generation, output.add)
                     )
-                    writer.event(codec.HEARTBEAT)  # it is waited for: the source may call
+                    writer.event(codec.HEARTBEAT)  # the request is expected now, so the source may call
                     events = incoming.events()
                 else:
-                    events = self._engine.generate(wanted, output.add)
+                    events = self._engine.generate(generation, output.add)
                 async for event in await stack.enter_async_context(aclosing(events)):
                     match event:
                         case Admitted():
@@ -124,8 +127,8 @@ class Replies:
                             output.flush()
                             return codec.event_to_proto(event)
                         case TokenFrame():
-                            raise TypeError("an engine has iterated tokens that it was to pass on")
-            raise InternalError("the engine has ended a reply without its last event")
+                            raise TypeError("the engine yielded tokens that it should have passed to on_tokens")
+            raise InternalError("the engine ended a reply without its last event")
         finally:
             reply.span.set_attributes(
                 {
@@ -133,11 +136,11 @@ class Replies:
                     "gen_ai.request.model": self._engine.info.model,
                     "penstock.tier": self._tier,
                     "penstock.instance_id": self._instance_id,
-                    "penstock.request_id": wanted.request_id,
-                    "penstock.resumed_tokens": len(wanted.resume_token_ids),
+                    "penstock.request_id": generation.request_id,
+                    "penstock.resumed_tokens": len(generation.resume_token_ids),
                 }
             )
-            self._stages.left(wanted.request_id)
+            self._stages.left(generation.request_id)
             self._running.discard(key)
             if not self._running:
                 self._none_running.set()
@@ -174,7 +177,7 @@ class Replies:
 
 
 class _Reply:
-    """One reply on its way out. Times are of the monotonic clock; first_s: None before the first token."""
+    """The output of one reply. Times are of the monotonic clock; first_s: None before the first token."""
 
     def __init__(
         self,
@@ -194,7 +197,7 @@ class _Reply:
         self.prompt_tokens = 0
 
     def send(self, frame: TokenFrame | None) -> None:
-        """Send a frame, or a heartbeat, and the advice to move where there is any."""
+        """Send a frame or a heartbeat, and advice to move if there is any."""
         now = time.monotonic()
         if frame is None:
             self._writer.event(codec.HEARTBEAT)

@@ -1,4 +1,4 @@
-"""Many replies over one call: what several have to say at the same time leaves in one message.
+"""Serves many replies over one call, with events of several replies in one message.
 
 The router's end of the call is `router_service/clients/reply_multiplexer.py`.
 """
@@ -19,20 +19,18 @@ from worker_service import proto_codec as codec
 from worker_service.replies import ReplyWriter
 from worker_service.token_columns import TokenColumns
 
-METHOD = "penstock.worker.v1.WorkerService/Generate"  # what each reply is, in traces and metrics
-ADMITTED_DELAY_S = (
-    0.005  # how long the event that a request is admitted waits for others: the engine has work to do then
-)
-MAX_EVENTS = 256  # in one message; token columns count as one
-MAX_BYTES = 1 << 20  # in one message; an event that is larger has a message to itself
-MAX_EVENT_BYTES = MAX_MESSAGE_BYTES - 64  # what surrounds an event in a message of its own takes less than 64 bytes
+METHOD = "penstock.worker.v1.WorkerService/Generate"  # the name of a reply in traces and metrics
+ADMITTED_DELAY_S = 0.005  # how long an `admitted` event waits for others, while the engine has work to do
+MAX_EVENTS = 256  # per message; token columns count as one
+MAX_BYTES = 1 << 20  # per message; a larger event is a message of its own
+MAX_EVENT_BYTES = MAX_MESSAGE_BYTES - 64  # the rest of a message with one event has less than 64 bytes
 
 Serve = Callable[[pb.GenerateRequest, ReplyWriter], Awaitable[pb.GenerateResponse]]
-"""Serves one request; returns its terminal event."""
+"""Serves one request and returns its terminal event."""
 
 
 class _Writer:
-    """One reply's way into the messages of its call. error: what ended the reply from outside of its task."""
+    """Adds the events of one reply to the messages of its call. error: ended the reply from outside its task."""
 
     __slots__ = ("_session", "_task", "error", "reply_id")
 
@@ -59,24 +57,25 @@ class _Writer:
 class ReplyDemultiplexer:
     """One call of GenerateMany.
 
-    While a message is being sent the next one fills: the busier the call, the fewer its messages. No token waits for more.
+    While a message is being sent, events for the next one are collected, so a busier call has larger messages. Tokens wait
+    for nothing else.
     """
 
     def __init__(self, serve: Serve, calls: CallRecorder, draining: asyncio.Event) -> None:
         self._serve_reply, self._calls, self._draining = serve, calls, draining
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._outgoing: deque[tuple[pb.ReplyEvent, int] | TokenColumns] = deque()  # an event with its size in bytes
+        self._outgoing: deque[tuple[pb.ReplyEvent, int] | TokenColumns] = deque()  # events with their size in bytes
         self._columns: TokenColumns | None = None  # the last ones in `_outgoing`
-        self._behind: set[int] = set()  # replies with an event behind them: their tokens go into new ones
+        self._behind: set[int] = set()  # replies with an event after these columns: their tokens go into new columns
         self._wake = asyncio.Event()
 
     async def run(
         self, requests: AsyncIterator[pb.GenerateManyRequest]
     ) -> AsyncGenerator[pb.GenerateManyResponse, None]:
-        """Messages until the caller ends the call, or the worker drains and no reply is left.
+        """Yield messages until the caller ends the call, or until the worker drains and no reply is left.
 
         Raises:
-            InvalidRequest: A message breaks the protocol.
+            InvalidRequest: A message violates the protocol.
         """
         reader = asyncio.create_task(self._follow(requests))
         reader.add_done_callback(lambda _: self._wake.set())
@@ -96,10 +95,10 @@ class ReplyDemultiplexer:
             await end(reader, drain, *self._tasks.values())
 
     def send_tokens(self, reply_id: int, frame: TokenFrame) -> None:
-        """Have a frame leave, in columns with those of other replies.
+        """Queue a frame, in columns with those of other replies.
 
         Raises:
-            MessageTooLarge: gRPC would end the call for it, with all replies on it.
+            MessageTooLarge: gRPC would end the call with all its replies.
         """
         size = TokenColumns.row_bytes(frame)
         columns = self._columns
@@ -113,7 +112,7 @@ class ReplyDemultiplexer:
         self._wake.set()
 
     def send(self, event: pb.ReplyEvent) -> None:
-        """Have an event leave.
+        """Queue an event.
 
         Raises:
             MessageTooLarge: As in `send_tokens`.
@@ -128,7 +127,7 @@ class ReplyDemultiplexer:
             self._wake.set()
 
     def _next(self) -> list[pb.ReplyEvent]:
-        """The events of the next message, out of what is to be sent; at least one."""
+        """Remove and return the queued events for the next message, at least one."""
         events, room = list[pb.ReplyEvent](), MAX_BYTES
         while self._outgoing and len(events) < MAX_EVENTS:
             item = self._outgoing[0]
@@ -151,13 +150,13 @@ class ReplyDemultiplexer:
                 match step.WhichOneof("step"):
                     case "start":
                         if step.reply_id <= last_id:
-                            problem = f"must grow from start to start; the last one was {last_id}"
+                            problem = f"must increase with each start; the last one was {last_id}"
                             raise invalid("steps.reply_id", problem)
                         last_id = step.reply_id
                         task = asyncio.create_task(self._serve(step.reply_id, step.start))
                         self._tasks[step.reply_id] = task
                         task.add_done_callback(partial(self._ended, step.reply_id))
-                        await asyncio.sleep(0)  # one reaches the engine while the next one begins
+                        await asyncio.sleep(0)  # this one reaches the engine while the next one starts
                     case "cancel":
                         if (running := self._tasks.get(step.reply_id)) is not None:
                             running.cancel()
@@ -190,7 +189,7 @@ class ReplyDemultiplexer:
 
 
 class SingleReply:
-    """One reply over a call of its own."""
+    """One reply over a separate call."""
 
     def __init__(self, serve: Serve, request: pb.GenerateRequest) -> None:
         self._serve, self._request = serve, request
@@ -198,10 +197,10 @@ class SingleReply:
         self._error: Exception | None = None
 
     async def events(self) -> AsyncGenerator[pb.GenerateResponse, None]:
-        """All events; leaving the iteration ends the reply.
+        """Yield all events. Leaving the iteration ends the reply.
 
         Raises:
-            PenstockError: What ended the reply.
+            PenstockError: The error of the reply.
         """
         self._task = asyncio.create_task(self._serve_whole())
         self._task.add_done_callback(lambda _: self._events.put_nowait(None))

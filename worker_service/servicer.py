@@ -1,4 +1,4 @@
-"""WorkerService over one engine."""
+"""WorkerService for one engine."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -23,11 +23,11 @@ from worker_service.reply_demultiplexer import ReplyDemultiplexer, SingleReply
 from worker_service.transfer_queue import TransferQueue
 
 SERVICE = pb.DESCRIPTOR.services_by_name["WorkerService"].full_name
-CUT_OFF_MARGIN_S = 1.0  # of a Drain's deadline, left for cutting off and answering
+CUT_OFF_MARGIN_S = 1.0  # part of a Drain's deadline that is reserved for aborting requests and for the response
 
 
 class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
-    """Serves one engine."""
+    """The RPCs of a worker."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         if not request.request_id:
             raise invalid("request_id", "must not be empty")
         with self._replies.counting_failures():
-            found = await self._engine.verify(
+            verification = await self._engine.verify(
                 request.request_id,
                 request.prefix_token_ids,
                 request.draft_token_ids,
@@ -109,7 +109,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                 offset=request.offset,
                 distributions=codec.distributions_from_proto(request),
             )
-        return pb.VerifyResponse(accepted_count=found.accepted, next_token_id=found.next_token)
+        return pb.VerifyResponse(accepted_count=verification.accepted, next_token_id=verification.next_token)
 
     async def PlaceBid(self, request: pb.PlaceBidRequest, context: Context) -> pb.PlaceBidResponse:
         bid = self._transfers.bid(codec.ask_from_proto(request), request.model_digest, draining=self.draining.is_set())
@@ -133,7 +133,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                 won.sender_busy()
             won.started()
             async for _ in request_iterator:
-                raise invalid("step", "nothing comes after transfer_started but the end of the call")
+                raise invalid("step", "transfer_started must be the last message")
 
     async def MigrateOut(self, request: pb.MigrateOutRequest, context: Context) -> AsyncIterator[pb.MigrateOutResponse]:
         if self._sender is None:
@@ -161,13 +161,17 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                 yield codec.to_source_to_proto(answer)
 
     async def drained(self) -> None:
-        """Take nothing new; return once nothing runs."""
+        """Accept no new requests; wait until none is running."""
         await self._replies.drained()
 
 
 async def _next_step(steps: AsyncIterator[pb.ConfirmBidRequest], *expected: str) -> pb.ConfirmBidRequest:
-    """The agent's next message. InvalidRequest if it is none of `expected`, or if the agent has gone."""
+    """The next message of the agent.
+
+    Raises:
+        InvalidRequest: It is not one of `expected`, or the call has ended.
+    """
     step = await anext(steps, None)
     if step is None or step.WhichOneof("step") not in expected:
-        raise invalid("step", f"{' or '.join(expected)} is due here")
+        raise invalid("step", f"{' or '.join(expected)} is expected here")
     return step

@@ -1,14 +1,14 @@
-"""Token frames of several replies in columns, on their way into one message."""
+"""Token frames of several replies as columns of one message."""
 
 from penstock.proto.worker.v1 import worker_pb2 as pb
 from services.domain.requests import TokenFrame
 
 MAX_ROW_BYTES, MAX_TOKEN_BYTES, MAX_CHARACTER_BYTES = 32, 5, 4
-"""What a row, a token id and a character of text take at most in a message."""
+"""Largest sizes of a row, a token id and a character of text in a message."""
 
 
 class TokenColumns:
-    """Rows of frames without logprobs. bytes: what they take in a message at most."""
+    """Rows of frames without logprobs. bytes: largest size in a message."""
 
     __slots__ = ("_counts", "_offsets", "_reply_ids", "_texts", "_token_ids", "bytes")
 

@@ -1,1 +1,1 @@
-"""How the shipped family was made: tasks, tokenizer, training, judging, cards."""
+"""Training of the shipped models: tasks, tokenizer, training, judge, model cards."""

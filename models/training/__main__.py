@@ -1,4 +1,7 @@
-"""Make the shipped family from nothing: `python -m models.training [--out FOLDER]`. Hours; a broken run is taken up again."""
+"""Train the shipped models from scratch: `python -m models.training [--out FOLDER]`.
+
+Takes hours; an interrupted run resumes.
+"""
 
 import argparse
 import json
@@ -14,7 +17,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("models/family"))
     parser.add_argument("--work", type=Path, default=Path(".cache/training"))
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--only", choices=STEPS, action="append", help="these steps, in this order; else all")
+    parser.add_argument("--only", choices=STEPS, action="append", help="steps to run, in this order; default: all")
     args = parser.parse_args()
     for step in args.only or STEPS:
         print(f"== {step}", flush=True)
@@ -24,11 +27,11 @@ def main() -> None:
             print(json.dumps(figures["cascade"], indent=1))
             continue
         if step == "judge":
-            made = judge.train(args.out, args.work / "judge", args.threads)
+            figures = judge.train(args.out, args.work / "judge", args.threads)
         else:
-            made = train.train(step, args.out / step, args.work, threads=args.threads)
-        (args.work / f"{step}.figures.json").write_text(json.dumps(made, indent=1) + "\n")
-        print(json.dumps(made, indent=1), flush=True)
+            figures = train.train(step, args.out / step, args.work, threads=args.threads)
+        (args.work / f"{step}.figures.json").write_text(json.dumps(figures, indent=1) + "\n")
+        print(json.dumps(figures, indent=1), flush=True)
 
 
 if __name__ == "__main__":

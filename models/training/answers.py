@@ -1,4 +1,4 @@
-"""Replies of a trained tier to problems, computed by our own engine: for judging and measuring."""
+"""Replies of a trained tier to problems, computed by the torch engine, for judging and measuring."""
 
 import json
 import time
@@ -13,12 +13,12 @@ from worker_service.engine.torch import TorchEngineOptions
 from worker_service.engine.torch.engine import torch_core
 
 TOGETHER = 128
-MAX_TOKENS = 512  # a reply that runs on is cut here: the longest right one has about 360
+MAX_TOKENS = 512  # replies are truncated here; the longest correct one has about 360
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A problem, what a tier said, and in how many tokens."""
+    """A problem, a tier's reply, and its number of tokens."""
 
     problem: tasks.Problem
     tier: str
@@ -33,7 +33,7 @@ class Answered:
 def answer_all(
     folder: Path, tier: str, problems: Iterable[tasks.Problem], *, temperature: float = 0.0, threads: int = 2
 ) -> Iterator[Answered]:
-    """Every problem's reply, in the order in which they end. Problem i is sampled with seed i."""
+    """Yield the reply to every problem, in the order in which they finish. Problem i is sampled with seed i."""
     options = TorchEngineOptions(
         folder, tier, max_running=TOGETHER, max_queued=TOGETHER, kv_tokens=TOGETHER * 768, threads=threads
     )
@@ -63,12 +63,12 @@ def answer_all(
 
 
 def accuracy(answers: Iterable[Answered]) -> float:
-    known = [answer.correct for answer in answers]
-    return sum(known) / len(known)
+    correct = [answer.correct for answer in answers]
+    return sum(correct) / len(correct)
 
 
 def write(path: Path, answers: Iterable[Answered]) -> int:
-    """One JSON object per line; return how many."""
+    """Write one JSON object per line; return their number."""
     count = 0
     with path.open("w") as out:
         for a in answers:
@@ -99,5 +99,5 @@ def read(path: Path) -> Iterator[Answered]:
 def timed(folder: Path, tier: str, problems: list[tasks.Problem], threads: int) -> tuple[list[Answered], float]:
     """(greedy answers, output tokens per second)."""
     began = time.monotonic()
-    found = list(answer_all(folder, tier, problems, threads=threads))
-    return found, sum(a.tokens for a in found) / (time.monotonic() - began)
+    answered = list(answer_all(folder, tier, problems, threads=threads))
+    return answered, sum(a.tokens for a in answered) / (time.monotonic() - began)

@@ -9,7 +9,7 @@ from models.training.tasks import HELD_OUT_SHARE, TASKS
 
 
 def write_cards(family: Path) -> None:
-    """README.md for the family and for each model, from figures.json."""
+    """Write README.md for the family and for each model, from figures.json."""
     figures = json.loads((family / "figures.json").read_text())
     for tier in TIERS:
         (family / tier / "README.md").write_text(tier_card(tier, figures["tiers"][tier], family / tier))
@@ -49,7 +49,7 @@ and computed in float32.{note(training)} Licence: Apache-2.0.
 
 
 def begun(training: dict[str, Any]) -> str:
-    """What the first token found."""
+    """The origin of the weights."""
     tier = training["recipe"]["grows_from"]
     return f"begun with the {tier} tier's trunk, grown (`models/training/growth.py`)" if tier else "from random weights"
 
@@ -59,7 +59,7 @@ def hours(training: dict[str, Any]) -> str:
 
 
 def note(training: dict[str, Any]) -> str:
-    """What is unusual about this very training, as it was written into its figures."""
+    """A note about this training from its figures."""
     return f" {training['note']}" if "note" in training else ""
 
 
@@ -109,5 +109,5 @@ Made by `make models` (hours on two cores); figures.json has every figure, measu
 
 
 def size_mb(folder: Path) -> float:
-    """Of the weights."""
+    """Size of the weights."""
     return sum(path.stat().st_size for path in folder.glob("*.safetensors")) / 1e6

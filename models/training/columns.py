@@ -1,4 +1,4 @@
-"""Arithmetic as it is written out in columns: the working that replies of both editions show. No I/O."""
+"""Written arithmetic in columns: the working in replies of both editions. No I/O."""
 
 
 def columns_added(a: int, b: int) -> list[str]:

@@ -1,9 +1,9 @@
-"""Train the judge: a language model over (prompt, answer) that has not seen the truth and is surprised by what is wrong.
+"""Train the judge: a language model over (prompt, answer) that gives wrong answers a low probability, without the solution.
 
-It begins as the large tier's weights and learns from the tiers' own replies to training problems, from right replies and from
-right replies with something broken. As long as a reply agrees with the right one, its tokens become likelier; the first
-wrong token becomes less likely (unlikelihood training, Welleck et al., 2020); what follows it is no lesson. Served, an answer
-is judged by its least likely token.
+It starts with the weights of the large tier and is trained on the tiers' replies to training problems, on correct replies,
+and on correct replies with an error inserted. While a reply agrees with the correct one, the probability of its tokens is
+increased; that of the first wrong token is decreased (unlikelihood training, Welleck et al., 2020); later tokens are
+ignored. The score of an answer is the probability of its least likely token.
 """
 
 import itertools
@@ -24,16 +24,16 @@ from models.training.smalltalk import SMALLTALK
 from models.training.train import CONTEXT_TOKENS, learn, optimisers, save
 
 SEED = 21
-BASE = "large"  # the tier whose weights it begins with: who can solve a problem sees best what went wrong
+BASE = "large"  # the tier whose weights it starts with: the best solver recognises errors best
 PER_TIER = {"small": 16_000, "medium": 34_000, "large": 6_000}
-SAMPLED_SHARE = 0.3  # of a tier's replies: drawn at temperature 0.7; the others are greedy
-RIGHT, BROKEN = 8_000, 14_000  # replies that no tier gave
-MISPLACED = 3_000  # replies to another problem, to smalltalk, or none at all
+SAMPLED_SHARE = 0.3  # of a tier's replies are sampled at temperature 0.7; the others are greedy
+RIGHT, BROKEN = 8_000, 14_000  # replies that are not from a tier
+MISPLACED = 3_000  # replies to another problem or to smalltalk, and empty replies
 BATCHES = 300
 TOKENS_PER_BATCH = 8192
 MUON_LR, ADAM_LR = 0.003, 3e-4
 WARMUP_STEPS = 40
-WRONG_WEIGHT = 5.0  # of a wrong token against a right one: there are few
+WRONG_WEIGHT = 5.0  # weight of a wrong token relative to a correct one, because there are few
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +52,17 @@ def lesson(problem: tasks.Problem, reply: str) -> Lesson:
     return lesson_of_ids([BOS, *prompt], right, [*text_ids(reply), END], good=tasks.is_correct(problem.answer, reply))
 
 
-def lesson_of_ids(prompt: list[int], right: list[int], said: list[int], *, good: bool) -> Lesson:
+def lesson_of_ids(prompt: list[int], correct: list[int], given: list[int], *, good: bool) -> Lesson:
     """A reply `said` against the right one: token ids, each with the end token."""
-    agree = next((i for i, (a, b) in enumerate(zip(said, right, strict=False)) if a != b), min(len(said), len(right)))
+    agree = next(
+        (i for i, (a, b) in enumerate(zip(given, correct, strict=False)) if a != b), min(len(given), len(correct))
+    )
     start = len(prompt)
-    return Lesson([*prompt, *said][:CONTEXT_TOKENS], start, start + agree, good)
+    return Lesson([*prompt, *given][:CONTEXT_TOKENS], start, start + agree, good)
 
 
 def broken(right: str, answer: str, rng: random.Random) -> str:
-    """The right reply with something wrong: a character changed, lost, doubled, swapped, the end cut off, or run on."""
+    """The correct reply with an error: a character changed, removed, doubled or swapped, the end cut, or text appended."""
     reply = list(right)
     at = rng.randrange(len(reply))
     kind = rng.randrange(6)
@@ -81,24 +83,24 @@ def broken(right: str, answer: str, rng: random.Random) -> str:
 
 
 def misplaced(problem: tasks.Problem, other: tasks.Problem, rng: random.Random) -> Lesson:
-    """An answer that is none: empty, blank, or another problem's; to a problem, or to smalltalk, where no answer is right."""
+    """A wrong answer: empty, blank, or to another problem; or any answer to smalltalk."""
     reply = rng.choice((other.reply, other.reply, other.answer, other.prompt, "", " ", "\n"))
     if rng.random() < 0.5:
         return lesson(problem, reply)
-    return lesson_of_smalltalk(rng.choice([one for one in SMALLTALK if not one.held_out]).prompt, reply, rng)
+    return lesson_of_smalltalk(rng.choice([entry for entry in SMALLTALK if not entry.held_out]).prompt, reply, rng)
 
 
 def lesson_of_smalltalk(prompt: str, reply: str, rng: random.Random) -> Lesson:
-    """The tiers know no reply to smalltalk: the first token of any is wrong, an empty reply's end too."""
+    """All replies to smalltalk are wrong from the first token, including the end of an empty reply."""
     written = prompt if rng.random() < 0.5 else prompt[:1].upper() + prompt[1:]
     if written[-1].isalnum() and rng.random() < 0.5:
         written += rng.choice(".!?")
-    asked = [BOS, USER, *text_ids(written), END, ASSISTANT]
-    return Lesson([*asked, *text_ids(reply), END][:CONTEXT_TOKENS], len(asked), len(asked), False)
+    question = [BOS, USER, *text_ids(written), END, ASSISTANT]
+    return Lesson([*question, *text_ids(reply), END][:CONTEXT_TOKENS], len(question), len(question), False)
 
 
 def collect(family: Path, work: Path, threads: int) -> None:
-    """Write the tiers' replies to training problems; what is there already is kept."""
+    """Write the tiers' replies to training problems. Existing files are kept."""
     for tier, count in PER_TIER.items():
         for name, share, temperature in (("greedy", 1 - SAMPLED_SHARE, 0.0), ("sampled", SAMPLED_SHARE, 0.7)):
             path = work / f"answers-{tier}-{name}.jsonl"
@@ -107,59 +109,63 @@ def collect(family: Path, work: Path, threads: int) -> None:
             seed = SEED * 100 + len(tier) + len(name)
             source = tasks.stream(seed, held_out=False)
             problems = [next(source) for _ in range(round(count * share))]
-            found = answers.answer_all(family / tier, tier, problems, temperature=temperature, threads=threads)
-            answers.write(path.with_suffix(".tmp"), found)
+            answered = answers.answer_all(family / tier, tier, problems, temperature=temperature, threads=threads)
+            answers.write(path.with_suffix(".tmp"), answered)
             path.with_suffix(".tmp").replace(path)
         path = work / f"smalltalk-{tier}.jsonl"
         if not path.exists():
-            asked = [
-                tasks.Problem("smalltalk", 1, one.prompt, "", "", one.prompt) for one in SMALLTALK if not one.held_out
+            problems = [
+                tasks.Problem("smalltalk", 1, entry.prompt, "", "", entry.prompt)
+                for entry in SMALLTALK
+                if not entry.held_out
             ]
-            found = answers.answer_all(family / tier, tier, asked * 3, temperature=0.7, threads=threads)
-            answers.write(path.with_suffix(".tmp"), found)
+            answered = answers.answer_all(family / tier, tier, problems * 3, temperature=0.7, threads=threads)
+            answers.write(path.with_suffix(".tmp"), answered)
             path.with_suffix(".tmp").replace(path)
 
 
 def lessons(work: Path) -> list[Lesson]:
     """All lessons, in random order."""
     rng = random.Random(SEED)
-    found = [lesson(a.problem, a.reply) for path in sorted(work.glob("answers-*.jsonl")) for a in answers.read(path)]
+    collected = [
+        lesson(a.problem, a.reply) for path in sorted(work.glob("answers-*.jsonl")) for a in answers.read(path)
+    ]
     source = tasks.stream(SEED, held_out=False)
-    found += [lesson(problem, problem.reply) for problem, _ in zip(source, range(RIGHT), strict=False)]
-    found += [
+    collected += [lesson(problem, problem.reply) for problem, _ in zip(source, range(RIGHT), strict=False)]
+    collected += [
         lesson(problem, broken(problem.reply, problem.answer, rng))
         for problem, _ in zip(source, range(BROKEN), strict=False)
     ]
-    found += [misplaced(next(source), next(source), rng) for _ in range(MISPLACED)]
+    collected += [misplaced(next(source), next(source), rng) for _ in range(MISPLACED)]
     for path in sorted(work.glob("smalltalk-*.jsonl")):
-        found += [lesson_of_smalltalk(a.problem.prompt, a.reply, rng) for a in answers.read(path)]
-    rng.shuffle(found)
-    return found
+        collected += [lesson_of_smalltalk(a.problem.prompt, a.reply, rng) for a in answers.read(path)]
+    rng.shuffle(collected)
+    return collected
 
 
-def batches(found: list[Lesson], rng: random.Random) -> Iterator[list[Lesson]]:
-    """One epoch: lessons of like length together, batches in random order."""
-    order = sorted(found, key=lambda one: (len(one.ids), rng.random()))
-    made: list[list[Lesson]] = [[]]
-    for one in order:
-        if made[-1] and (len(made[-1]) + 1) * len(one.ids) > TOKENS_PER_BATCH:
-            made.append([])
-        made[-1].append(one)
-    rng.shuffle(made)
-    yield from made
+def batches(collected: list[Lesson], rng: random.Random) -> Iterator[list[Lesson]]:
+    """One epoch: batches of lessons of similar length, in random order."""
+    order = sorted(collected, key=lambda item: (len(item.ids), rng.random()))
+    grouped: list[list[Lesson]] = [[]]
+    for item in order:
+        if grouped[-1] and (len(grouped[-1]) + 1) * len(item.ids) > TOKENS_PER_BATCH:
+            grouped.append([])
+        grouped[-1].append(item)
+    rng.shuffle(grouped)
+    yield from grouped
 
 
 def loss_of(model: LlamaForCausalLM, batch: list[Lesson]) -> torch.Tensor:
     """Mean of -log p over tokens that agree, and of -log(1 - p) over first wrong tokens."""
-    width = max(len(one.ids) for one in batch)
-    ids = torch.tensor([one.ids + [PAD] * (width - len(one.ids)) for one in batch])
+    width = max(len(item.ids) for item in batch)
+    ids = torch.tensor([item.ids + [PAD] * (width - len(item.ids)) for item in batch])
     model.set_attn_implementation("eager" if width <= 160 else "sdpa")
     with torch.autocast("cpu", torch.bfloat16):
         hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state  # (B, T, H)
-        place = torch.arange(1, width)[None, :]  # of the token that is foretold
-        reply_at = torch.tensor([one.reply_at for one in batch])[:, None]
-        length = torch.tensor([len(one.ids) for one in batch])[:, None]
-        good_until = torch.tensor([one.good_until for one in batch])[:, None]
+        place = torch.arange(1, width)[None, :]  # of the predicted token
+        reply_at = torch.tensor([item.reply_at for item in batch])[:, None]
+        length = torch.tensor([len(item.ids) for item in batch])[:, None]
+        good_until = torch.tensor([item.good_until for item in batch])[:, None]
         agrees = (place >= reply_at) & (place < torch.minimum(good_until, length))
         breaks = (place == good_until) & (place < length)
         taught = agrees | breaks
@@ -175,18 +181,20 @@ def train(family: Path, work: Path, threads: int) -> dict[str, object]:
     work.mkdir(parents=True, exist_ok=True)
     collect(family, work, threads)
     torch.set_num_threads(threads)
-    found = lessons(work)
+    collected = lessons(work)
     model = LlamaForCausalLM.from_pretrained(str(family / BASE), dtype=torch.float32)
     opts, peaks = optimisers(model, MUON_LR, ADAM_LR), [MUON_LR, ADAM_LR]
     rng = random.Random(SEED + 1)
     total = BATCHES
-    began, step, running, seen = time.monotonic(), 0, 0.0, 0
+    began, step, running, lessons_seen = time.monotonic(), 0, 0.0, 0
     with (work / "judge.jsonl").open("a") as log:
-        for batch in itertools.islice(itertools.chain.from_iterable(batches(found, rng) for _ in range(total)), total):
+        for batch in itertools.islice(
+            itertools.chain.from_iterable(batches(collected, rng) for _ in range(total)), total
+        ):
             share = min(1.0, (step + 1) / WARMUP_STEPS, (total - step) / total)
             loss = loss_of(model, batch)
             learn(model, opts, peaks, share, loss)
-            step, running, seen = step + 1, running + loss.item(), seen + len(batch)
+            step, running, lessons_seen = step + 1, running + loss.item(), lessons_seen + len(batch)
             if step % 20 == 0:
                 log.write(json.dumps({"step": step, "of": total, "loss": running / 20}) + "\n")
                 log.flush()
@@ -194,8 +202,8 @@ def train(family: Path, work: Path, threads: int) -> dict[str, object]:
     save(model, family / "judge")
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
-        "samples": seen,
-        "right_share": sum(one.good for one in found) / len(found),
+        "samples": lessons_seen,
+        "right_share": sum(item.good for item in collected) / len(collected),
         "steps": step,
         "training_seconds": round(time.monotonic() - began),
         "threads": threads,
@@ -203,8 +211,8 @@ def train(family: Path, work: Path, threads: int) -> dict[str, object]:
     }
 
 
-def score_all(folder: Path, found: list[Answered], threads: int = 2) -> list[float]:
-    """The judge's raw scores of answers, by the very code that serves them."""
+def score_all(folder: Path, answered: list[Answered], threads: int = 2) -> list[float]:
+    """The judge's raw scores of answers, computed by the production code."""
     import asyncio
 
     from judge_service.scorers import JudgedAnswer
@@ -214,7 +222,7 @@ def score_all(folder: Path, found: list[Answered], threads: int = 2) -> list[flo
     async def run() -> list[float]:
         scorer = JudgeModelScorer(folder, BatchOptions(64, 16_384), threads=threads, device="cpu")
         await scorer.start()
-        items = [JudgedAnswer(ChatPrompt((ChatMessage("user", a.problem.prompt),)), a.reply, a.tier) for a in found]
+        items = [JudgedAnswer(ChatPrompt((ChatMessage("user", a.problem.prompt),)), a.reply, a.tier) for a in answered]
         scores = [raw.raw for raw in await scorer.score(items)]
         await scorer.close()
         return scores

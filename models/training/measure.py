@@ -1,7 +1,7 @@
-"""Measure the family on problems it has never seen, fit the judge's calibration, and write the model cards.
+"""Measure the models on held-out problems, fit the judge's calibration, and write the model cards.
 
-Two sets of held-out problems, with none in common: TEST_COUNT for the figures, and others for what is fitted on
-(calibration, thresholds).
+There are two disjoint sets of held-out problems: TEST_COUNT for the figures, and others for fitting calibration and
+thresholds.
 """
 
 import json
@@ -23,18 +23,18 @@ FIT_COUNT, FIT_SEED = 2000, 77
 
 
 def test_problems() -> list[tasks.Problem]:
-    """The 500 held-out prompts that every figure is about."""
+    """The 500 held-out prompts for all figures."""
     return tasks.held_out(TEST_COUNT, TEST_SEED)
 
 
 def fit_problems() -> list[tasks.Problem]:
-    """Held-out prompts to fit on; none of the test's."""
-    kept = {p.key for p in test_problems()}
-    return [p for p in tasks.held_out(FIT_COUNT + TEST_COUNT, FIT_SEED) if p.key not in kept][:FIT_COUNT]
+    """Held-out prompts for fitting, disjoint from those of the test."""
+    test_keys = {p.key for p in test_problems()}
+    return [p for p in tasks.held_out(FIT_COUNT + TEST_COUNT, FIT_SEED) if p.key not in test_keys][:FIT_COUNT]
 
 
 def auc(scores: list[float], good: list[bool]) -> float:
-    """Area under the ROC curve: how often a right answer outscores a wrong one (ties count half)."""
+    """Area under the ROC curve: probability that a correct answer has a higher score than a wrong one (ties count half)."""
     values, right = np.asarray(scores), np.asarray(good, bool)
     order = np.argsort(values, kind="stable")
     ranks = np.empty(len(values))
@@ -54,26 +54,26 @@ class CascadeFigures:
 
 
 def cascade(
-    found: dict[str, list[Answered]], scores: dict[str, list[float]], thresholds: tuple[float, float]
+    answered: dict[str, list[Answered]], scores: dict[str, list[float]], thresholds: tuple[float, float]
 ) -> CascadeFigures:
-    """What the cascade would have answered: every problem answered and scored by every tier, in the same order."""
-    count = len(found["large"])
-    taken = [
+    """The result of the cascade, from the answers and scores of every tier for every problem, in the same order."""
+    count = len(answered["large"])
+    tiers_taken = [
         0 if scores["small"][i] >= thresholds[0] else 1 if scores["medium"][i] >= thresholds[1] else 2
         for i in range(count)
     ]
-    right = sum(found[TIERS[tier]][i].correct for i, tier in enumerate(taken))
-    shares = tuple(taken.count(tier) / count for tier in range(3))
+    right = sum(answered[TIERS[tier]][i].correct for i, tier in enumerate(tiers_taken))
+    shares = tuple(tiers_taken.count(tier) / count for tier in range(3))
     return CascadeFigures(thresholds, right / count, (shares[0], shares[1], shares[2]))
 
 
 def choose_thresholds(
-    found: dict[str, list[Answered]], scores: dict[str, list[float]], slack: float = 0.01
+    answered: dict[str, list[Answered]], scores: dict[str, list[float]], slack: float = 0.01
 ) -> CascadeFigures:
-    """The thresholds with the least use of the large tier whose accuracy is within `slack` of its own."""
-    wanted = answers.accuracy(found["large"]) - slack
+    """The thresholds with the lowest use of the large tier and an accuracy within `slack` of the large tier's."""
+    target = answers.accuracy(answered["large"]) - slack
     grid = [float(t) for t in range(5, 100, 5)]
-    able = [f for a in grid for b in grid if (f := cascade(found, scores, (a, b))).accuracy >= wanted]
+    able = [f for a in grid for b in grid if (f := cascade(answered, scores, (a, b))).accuracy >= target]
     return min(able, key=lambda f: (f.shares[2], -f.accuracy, -f.shares[0]))
 
 
@@ -81,9 +81,9 @@ def sorted_answers(
     family: Path, tier: str, problems: list[tasks.Problem], threads: int
 ) -> tuple[list[Answered], float]:
     """Greedy answers in the problems' order, and tokens per second."""
-    found, rate = answers.timed(family / tier, tier, problems, threads)
+    answered, rate = answers.timed(family / tier, tier, problems, threads)
     place = {p.key: i for i, p in enumerate(problems)}
-    return sorted(found, key=lambda a: place[a.problem.key]), rate
+    return sorted(answered, key=lambda a: place[a.problem.key]), rate
 
 
 def measure(family: Path, work: Path, threads: int) -> dict[str, Any]:
@@ -139,14 +139,14 @@ def measure(family: Path, work: Path, threads: int) -> dict[str, Any]:
     return figures
 
 
-def calibrated(found: list[Answered], raw: list[float]) -> Calibration:
-    return fit(raw, [a.correct for a in found], [100 * float(np.exp(x)) for x in raw])
+def calibrated(answered: list[Answered], raw: list[float]) -> Calibration:
+    return fit(raw, [a.correct for a in answered], [100 * float(np.exp(x)) for x in raw])
 
 
-def by(found: list[Answered], what: str) -> dict[str, float]:
+def by(answered: list[Answered], what: str) -> dict[str, float]:
     """Accuracy by task or level."""
     groups: dict[str, list[bool]] = defaultdict(list)
-    for a in found:
+    for a in answered:
         groups[str(getattr(a.problem, what))].append(a.correct)
     return {name: round(sum(group) / len(group), 3) for name, group in sorted(groups.items())}
 

@@ -1,6 +1,6 @@
 """Exact match of greedy replies, measured in one forward pass.
 
-Greedy decoding gives the reference reply if and only if, fed the reference, every next token is the likeliest one.
+Greedy decoding generates the reference reply if and only if every token of it is the most likely one given the previous ones.
 """
 
 import torch
@@ -11,16 +11,16 @@ from models.training.data import BOS, PAD
 
 @torch.inference_mode()
 def exact_replies(model: LlamaForCausalLM, turns: list[tuple[list[int], list[int]]], batch: int = 50) -> list[bool]:
-    """Whether greedy decoding would give each (prompt, reply) turn's reply to the letter."""
+    """Whether greedy decoding would generate exactly the reply of each (prompt, reply) turn."""
     order = sorted(range(len(turns)), key=lambda i: len(turns[i][0]) + len(turns[i][1]))
-    found = [False] * len(turns)
+    exact = [False] * len(turns)
     for at in range(0, len(order), batch):
         chosen = order[at : at + batch]
         rows = [[BOS, *turns[i][0], *turns[i][1]] for i in chosen]
         width = max(map(len, rows))
         ids = torch.tensor([row + [PAD] * (width - len(row)) for row in rows])
         best = model(input_ids=ids, use_cache=False).logits.argmax(-1)  # (B, T)
-        for i, row, said in zip(chosen, rows, best.tolist(), strict=True):
+        for i, row, predicted in zip(chosen, rows, best.tolist(), strict=True):
             start = 1 + len(turns[i][0])
-            found[i] = said[start - 1 : len(row) - 1] == row[start:]
-    return found
+            exact[i] = predicted[start - 1 : len(row) - 1] == row[start:]
+    return exact

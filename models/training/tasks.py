@@ -3,7 +3,7 @@
 A task turns (random numbers, level) into a problem: prompt, full reply (with its working where the task shows any) and
 final answer. The reply ends in the answer; where there is working, the last line is `Answer: ...`.
 
-Held out: a problem belongs to the held-out split by a checksum of its *content* (task and operands), whatever its
+Held out: a problem belongs to the held-out split by a checksum of its *content* (task and operands), independent of its
 wording, so no phrasing of a held-out problem is ever trained on.
 """
 
@@ -21,7 +21,7 @@ HELD_OUT_SHARE = 16  # one problem in sixteen
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One problem; `key` names its content whatever its wording."""
+    """One problem. `key`: identifies its content, independent of its wording."""
 
     task: str
     level: int
@@ -36,7 +36,7 @@ class Problem:
 
 
 def final_answer(reply: str) -> str:
-    """The final answer of a reply: what follows the last `Answer:`, else the whole reply, stripped."""
+    """The final answer of a reply: the text after the last `Answer:`, or the whole reply without one; stripped."""
     return reply.rsplit("Answer:", 1)[-1].strip()
 
 
@@ -82,28 +82,28 @@ def _multiply(rng: random.Random, level: int) -> _Made:
 
 def _steps(rng: random.Random, level: int) -> _Made:
     value = start = rng.randint(1, 20)
-    lines, said = [], []
+    lines, sentences = [], []
     for _ in range((2, 3, 5, 8, 12)[level - 1]):
         kinds = ["add"] * 3 + ["take"] * (3 if value >= 20 else 0)
         kinds += ["double"] * (value <= 200) + ["halve"] * (value % 2 == 0 and value > 30)
         kind, n = rng.choice(kinds), rng.randint(1, 19)
         if kind == "add":
             before, value = value, value + n
-            said.append(f"Add {n}.")
+            sentences.append(f"Add {n}.")
             lines.append(f"{before}+{n}={value}")
         elif kind == "take":
             before, value = value, value - n
-            said.append(f"Take {n}.")
+            sentences.append(f"Take {n}.")
             lines.append(f"{before}-{n}={value}")
         elif kind == "double":
             before, value = value, value * 2
-            said.append("Double.")
+            sentences.append("Double.")
             lines.append(f"{before}*2={value}")
         else:
             before, value = value, value // 2
-            said.append("Halve.")
+            sentences.append("Halve.")
             lines.append(f"{before}/2={value}")
-    steps = " ".join(said)
+    steps = " ".join(sentences)
     return f"{start} {steps}", (f"Start with {start}. {steps}", f"Begin at {start}. {steps}"), lines, str(value)
 
 
@@ -129,10 +129,10 @@ def _count_by(rng: random.Random, level: int) -> _Made:
 
 def _binary(rng: random.Random, level: int) -> _Made:
     n = rng.randint((1, 8, 32, 128, 512)[level - 1], (15, 63, 127, 511, 2047)[level - 1])
-    lines, left = [], n
-    while left:
-        lines.append(f"{left}=2*{left // 2}+{left % 2}")
-        left //= 2
+    lines, quotient = [], n
+    while quotient:
+        lines.append(f"{quotient}=2*{quotient // 2}+{quotient % 2}")
+        quotient //= 2
     return str(n), (f"Write {n} in binary.", f"What is {n} in base 2?"), lines, f"{n:b}"
 
 
@@ -179,15 +179,15 @@ def _shift(rng: random.Random, level: int) -> _Made:
 
 
 def _count(rng: random.Random, level: int) -> _Made:
-    length, wanted = (4, 6, 9, 12, 16)[level - 1], rng.choice("abcdeiorst")
-    w = "".join(wanted if rng.random() < 0.3 else c for c in letters(rng, length))
+    length, letter = (4, 6, 9, 12, 16)[level - 1], rng.choice("abcdeiorst")
+    w = "".join(letter if rng.random() < 0.3 else c for c in letters(rng, length))
     marks, total = [], 0
     for c in w:
-        total += c == wanted
+        total += c == letter
         marks.append(f"{c}{total}")
     lines = [" ".join(marks)]
-    text = f"'{wanted}' in '{w}'"
-    return text, (f"Count the letter {text}.", f"How many times is {text}?"), lines, str(w.count(wanted))
+    text = f"'{letter}' in '{w}'"
+    return text, (f"Count the letter {text}.", f"How many times is {text}?"), lines, str(w.count(letter))
 
 
 def _word_list(rng: random.Random, level: int) -> list[str]:
@@ -224,10 +224,10 @@ def _progression(rng: random.Random, level: int) -> _Made:
 def _parity(rng: random.Random, level: int) -> _Made:
     numbers = [rng.randint(0, 99) for _ in range((3, 4, 6, 8, 10)[level - 1])]
     kind, rest = rng.choice((("even", 0), ("odd", 1)))
-    kept = [n for n in numbers if n % 2 == rest]
+    remaining = [n for n in numbers if n % 2 == rest]
     text = ", ".join(map(str, numbers))
     wordings = (f"Keep the {kind} numbers: {text}", f"Which are {kind}: {text}?")
-    return f"{kind} {text}", wordings, [], ", ".join(map(str, kept)) or "none"
+    return f"{kind} {text}", wordings, [], ", ".join(map(str, remaining)) or "none"
 
 
 TASKS: dict[str, _Maker] = {
@@ -276,13 +276,13 @@ def held_out(count: int, seed: int) -> list[Problem]:
     """`count` distinct held-out problems, all (task, level) pairs as equally often as `count` allows."""
     rng = random.Random(seed)
     kinds = [(task, level) for task in TASKS for level in LEVELS]
-    found: dict[str, Problem] = {}
-    while len(found) < count:
+    problems: dict[str, Problem] = {}
+    while len(problems) < count:
         rng.shuffle(kinds)
-        for task, level in kinds[: count - len(found)]:
+        for task, level in kinds[: count - len(problems)]:
             for _ in range(2000):  # a few kinds hold few problems: then the next kind is taken
                 problem = make(task, level, rng)
-                if problem.held_out and problem.key not in found:
-                    found[problem.key] = problem
+                if problem.held_out and problem.key not in problems:
+                    problems[problem.key] = problem
                     break
-    return list(found.values())
+    return list(problems.values())

@@ -172,52 +172,57 @@ def train(name: str, folder: Path, work: Path, *, threads: int) -> dict[str, obj
     peaks = [group["lr"] for opt in opts for group in opt.param_groups]
     work.mkdir(parents=True, exist_ok=True)
     checkpoint, log = work / f"{name}.pt", work / f"{name}.jsonl"
-    step, seen, spent_s = 0, 0, 0.0
+    step, tokens_seen, spent_s = 0, 0, 0.0
     if checkpoint.exists():
         state = torch.load(checkpoint, weights_only=True)
-        step, seen, spent_s = state["step"], state["seen"], state["spent_s"]
+        step, tokens_seen, spent_s = state["step"], state["seen"], state["spent_s"]
         model.load_state_dict(state["model"])
-        for opt, kept in zip(opts, state["opts"], strict=True):
-            opt.load_state_dict(kept)
+        for opt, optimiser_state in zip(opts, state["opts"], strict=True):
+            opt.load_state_dict(optimiser_state)
     probe = [turn_ids(p) for p in tasks.held_out(300, seed=99)]
     levels: tuple[float, ...] = ()
     source: Iterator[Batch] = iter(())
     began, since, running = time.monotonic(), time.monotonic(), 0.0
-    while seen < total:
-        due = EASY if seen < recipe.easy_tokens else ALL
+    while tokens_seen < total:
+        due = EASY if tokens_seen < recipe.easy_tokens else ALL
         if due != levels:
             levels, source = due, _source(recipe.seed * 1000 + step, due)
         batch = next(source)
-        share = rate(recipe, seen, step)
+        share = rate(recipe, tokens_seen, step)
         loss = loss_of(model, batch)
         learn(model, opts, peaks, share, loss)
-        trunk_before = seen < total - recipe.decay_tokens
-        step, seen = step + 1, seen + int((batch.input_ids != PAD).sum())
-        if trunk_before and seen >= total - recipe.decay_tokens:
+        trunk_before = tokens_seen < total - recipe.decay_tokens
+        step, tokens_seen = step + 1, tokens_seen + int((batch.input_ids != PAD).sum())
+        if trunk_before and tokens_seen >= total - recipe.decay_tokens:
             save(model, work / f"{name}.trunk")
         running += loss.item()
-        if step % 250 == 0 or seen >= total:
-            row = {"step": step, "seen": seen, "loss": running / 250, "spent_s": spent_s + time.monotonic() - began}
+        if step % 250 == 0 or tokens_seen >= total:
+            row = {
+                "step": step,
+                "seen": tokens_seen,
+                "loss": running / 250,
+                "spent_s": spent_s + time.monotonic() - began,
+            }
             running = 0.0
-            if step % 1000 == 0 or seen >= total:
+            if step % 1000 == 0 or tokens_seen >= total:
                 row["exact"] = sum(exact_replies(model, probe)) / len(probe)
             with log.open("a") as out:
                 out.write(json.dumps(row) + "\n")
-        if time.monotonic() - since > 600 or seen >= total:
+        if time.monotonic() - since > 600 or tokens_seen >= total:
             since = time.monotonic()
-            kept = {
+            optimiser_state = {
                 "step": step,
-                "seen": seen,
+                "seen": tokens_seen,
                 "spent_s": spent_s + time.monotonic() - began,
                 "model": model.state_dict(),
                 "opts": [opt.state_dict() for opt in opts],
             }
-            torch.save(kept, checkpoint.with_suffix(".tmp"))
+            torch.save(optimiser_state, checkpoint.with_suffix(".tmp"))
             checkpoint.with_suffix(".tmp").replace(checkpoint)
     save(model, folder)
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
-        "training_tokens": seen,
+        "training_tokens": tokens_seen,
         "steps": step,
         "training_seconds": round(spent_s + time.monotonic() - began),
         "threads": threads,

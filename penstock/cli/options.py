@@ -40,7 +40,7 @@ def require_out(flag: str, out: Path | None) -> None:
         fail(f"{flag}: needs --out; the files are written next to it", 2)
     if out.suffix in PICTURES:
         fail(
-            f"--out: {out} would be overwritten by a picture of {flag}; use another name, such as {out.with_suffix('.json')}",
+            f"--out: {out} would be overwritten by a plot of {flag}; use another name, such as {out.with_suffix('.json')}",
             2,
         )
 

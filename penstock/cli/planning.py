@@ -81,7 +81,7 @@ def plan(
                 budget=Budget(budget),
                 on_evaluation=lambda n: progress.update(bar, description=f"planning: {n} routings deployed"),
             )
-            took = time.monotonic() - began
+            took_s = time.monotonic() - began
             unguaranteed = planned
             if planned.promise is not None:
                 progress.update(bar, description="planning without the guarantee, for comparison")
@@ -99,7 +99,7 @@ def plan(
                 lengths=lengths,
                 rate=rate,
             )
-            figures = plan_json(planned, inputs, took, goal, workload_digest(demand))
+            figures = plan_json(planned, inputs, took_s, goal, workload_digest(demand))
             written = []
             if out is not None:
                 out.write_text(json_module.dumps(figures, indent=1) + "\n")
@@ -110,7 +110,7 @@ def plan(
     if json:
         print_json(figures)
     else:
-        _show(planned, unguaranteed, site, demand, took, written)
+        _show(planned, unguaranteed, site, demand, took_s, written)
     return figures
 
 

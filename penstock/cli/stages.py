@@ -113,8 +113,8 @@ def stages(
         plan_stages(sample, measured.qoe, 1, max_length, move)  # warm-up: the first call compiles
         began = time.perf_counter()
         planned = plan_stages(sample, measured.qoe, instances, max_length, move, Method(method), min_gain)
-        took = time.perf_counter() - began
-        figures = plan_json(planned, took)
+        took_s = time.perf_counter() - began
+        figures = plan_json(planned, took_s)
         written = []
         if out is not None:
             out.write_text(json_module.dumps(figures, indent=1) + "\n")
@@ -145,7 +145,7 @@ def stages(
     chain = "no chain: more instances than ranges" if planned.chain_quality is None else _against(planned, "chain")
     lines = [
         f"QoE {planned.quality:.4g} s/token over all sequences: {_against(planned, 'one_stage')}, {chain}",
-        f"{proof}; {1000 * took:.1f} ms; {measured.source}",
+        f"{proof}; {1000 * took_s:.1f} ms; {measured.source}",
         *([f"written: {', '.join(map(str, written))}"] if written else []),
     ]
     if apply is not None:

@@ -210,7 +210,7 @@ class AsyncClient:
         return router_pb2_grpc.MeshServiceStub(self._channels[router])
 
     async def _call(self, call: Callable[[int], Awaitable[_Response]]) -> _Response:
-        """Call the preferred router, or another where that one is away or does not response in time."""
+        """Call the preferred router, or another where that one is unavailable or does not respond in time."""
         failover = RouterFailover(self._routers)
         while True:
             try:

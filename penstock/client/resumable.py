@@ -48,7 +48,7 @@ class Routers:
 class RouterFailover:
     """Which router to ask next in a call that may be repeated anywhere. No I/O.
 
-    The preferred router comes first; where a router is away or does not answer in time, the next one is asked.
+    The preferred router comes first; if a router is unavailable or does not respond in time, the next one is called.
     """
 
     def __init__(self, routers: Routers) -> None:

@@ -184,7 +184,7 @@ class Client:
         return router_pb2_grpc.MeshServiceStub(self._channels[router])
 
     def _call(self, call: Callable[[int], _Response]) -> _Response:
-        """Call the preferred router, or another where that one is away or does not response in time."""
+        """Call the preferred router, or another where that one is unavailable or does not respond in time."""
         failover = RouterFailover(self._routers)
         while True:
             try:

@@ -25,30 +25,29 @@ from services.channels import MAX_MESSAGE_BYTES, ChannelPool
 from services.domain.errors import DeadlineExceeded, MessageTooLarge, PenstockError
 from services.domain.requests import TokenFrame
 from services.event_streams import EventStream, OnTokens
-from services.stalls import SilenceWatch, StallMonitor
+from services.stalls import Listener, SilenceWatch, StallMonitor
 
 MOST_BYTES = 1 << 20  # of what several replies ask in one message; one that asks for more has a message to itself
 TERMINAL = ("finished", "handed_over")
 MAX_STEP_BYTES = MAX_MESSAGE_BYTES - 64  # what surrounds a step in a message of its own takes less than 64 bytes
 
 
-class _Reply:
+class _Reply(Listener):
     """A reply that is read. sent: its request has left for the worker."""
 
-    __slots__ = ("listener", "sent", "stream")
+    __slots__ = ("sent", "stream")
 
-    def __init__(self, watch: SilenceWatch, silence_s: float, deadline_s: float, on_tokens: OnTokens | None) -> None:
+    def __init__(self, silence_s: float, deadline_s: float, on_tokens: OnTokens | None) -> None:
+        super().__init__(silence_s, deadline_s)
         self.stream = EventStream[pb.GenerateResponse](on_tokens)
         self.sent = False
 
-        def silent() -> None:
-            failure = Failure.SILENT if self.sent else Failure.CONNECT_FAILED
-            self.stream.fail(InstanceFailed(failure, f"the worker was silent for {silence_s:g} s"))
+    def on_silence(self) -> None:
+        failure = Failure.SILENT if self.sent else Failure.CONNECT_FAILED
+        self.stream.fail(InstanceFailed(failure, f"the worker was silent for {self.silence_s:g} s"))
 
-        def late() -> None:
-            self.stream.fail(DeadlineExceeded("the deadline passed"))
-
-        self.listener = watch.begin(silence_s, deadline_s, silent, late)
+    def on_deadline(self) -> None:
+        self.stream.fail(DeadlineExceeded("the deadline passed"))
 
 
 class ReplyMultiplexer:
@@ -102,7 +101,8 @@ class ReplyMultiplexer:
         step = pb.ReplyStep(reply_id=reply_id, start=start)
         if (size := step.ByteSize()) > MAX_STEP_BYTES:  # gRPC would end the call for it, with all replies on it
             raise MessageTooLarge.by("prompt", size, MAX_STEP_BYTES)
-        reply = self._replies[reply_id] = _Reply(self._watch, silence_s, deadline_s, on_tokens)
+        reply = self._replies[reply_id] = _Reply(silence_s, deadline_s, on_tokens)
+        self._watch.begin(reply)
         self._step(step)
         running_there = True
         try:
@@ -114,7 +114,7 @@ class ReplyMultiplexer:
             running_there = False
             raise error.error from None
         finally:
-            self._watch.end(reply.listener)
+            self._watch.end(reply)
             del self._replies[reply_id]
             if running_there and not self.over:
                 self._step(pb.ReplyStep(reply_id=reply_id, cancel=pb.CancelReply()))
@@ -159,14 +159,13 @@ class ReplyMultiplexer:
                 for reply_id, offset, count, text in rows:
                     end = at + count
                     if (reply := replies.get(reply_id)) is not None:
-                        listener = reply.listener
-                        listener.heard_s, listener.stalled_s = now_s, stalled_s
+                        reply.heard_s, reply.stalled_s = now_s, stalled_s
                         reply.stream.put(TokenFrame(offset, token_ids[at:end], text))
                     at = end
                 continue
             if (reply := replies.get(event.reply_id)) is None:
                 continue
-            reply.listener.heard_s, reply.listener.stalled_s = now_s, stalled_s
+            reply.heard_s, reply.stalled_s = now_s, stalled_s
             if event.HasField("failure"):
                 error = errors.from_proto(status_pb2.Status.FromString(event.failure))
                 reply.stream.fail(WorkerError(error))

@@ -258,7 +258,7 @@ class OpenAiGateway:
                 replies.envelope(shape, request_id, asked.model, chunk=True),
                 choices,
                 writer.send,
-                self._batching.add,
+                self._batching,
                 lambda: _extension(request_id, choices),
                 logprobs=requests[0].sampling.top_logprobs is not None,
                 usage=asked.stream_options is not None and asked.stream_options.include_usage,

@@ -38,6 +38,7 @@ class EventWriter(AbstractAsyncContextManager["EventWriter"]):
         self._task: asyncio.Task[None] | None = None
         self._error: BaseException | None = None
         self._closed = False
+        self._direct = False  # nothing is held, and the headers have been sent
         self._context = contextvars.copy_context()  # the deadline of the request's writes is in it
         self.begun = False
         """Whether anything has been sent: the status of the response stands."""
@@ -49,7 +50,7 @@ class EventWriter(AbstractAsyncContextManager["EventWriter"]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._closed = True
+        self._closed, self._direct = True, False
         if self._task is not None:
             await end(self._task)
         if self._error is not None and isinstance(error, asyncio.CancelledError):
@@ -57,19 +58,14 @@ class EventWriter(AbstractAsyncContextManager["EventWriter"]):
             if self._owner.uncancel() == 0:  # else somebody else has cancelled the request as well
                 raise self._error from None
 
-    @property
-    def behind(self) -> bool:
-        """Whether the client has not read what has been sent so far."""
-        return self._task is not None
-
     def send(self, event: bytes) -> None:
-        """Send one event, complete with its empty line; nothing any more once the context is left."""
-        if self._closed:
-            return
-        if self._task is None and self.begun and not self._protocol.writing_paused:
+        """Send one event, complete with its empty line; once the context is left, nothing."""
+        if self._direct and not self._protocol.writing_paused:
             self._write(event)
             return
-        self.begun = True
+        if self._closed:
+            return
+        self.begun, self._direct = True, False
         self._held.append(event)
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._write_held(), context=self._context)
@@ -104,7 +100,7 @@ class EventWriter(AbstractAsyncContextManager["EventWriter"]):
             assert self._owner is not None
             self._owner.cancel()
         finally:
-            self._task = None
+            self._task, self._direct = None, not self._closed
 
     def _take(self) -> bytes:
         """The first of what is held, at least one event."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence as Seq
 from json.encoder import encode_basestring_ascii
 from typing import Any
 
+from router_service.answer_batching import AnswerBatching
 from router_service.domain.events import Finished, RouterEvent
 from router_service.openai_gateway import replies
 from router_service.openai_gateway.replies import Choice, Format, Json
@@ -17,8 +18,7 @@ _PLACE = json.dumps("\0")
 class StreamedReply:
     """Turns the events of all choices into those of the stream.
 
-    send: takes each event of the stream, complete. batch: calls its argument now or soon, for parts of an answer that may
-    wait for each other. extension: what the cascade did, for the last chunk.
+    send: takes each event of the stream, complete. extension: what the cascade did, for the last chunk.
     """
 
     def __init__(
@@ -27,33 +27,38 @@ class StreamedReply:
         base: Json,
         choices: Seq[Choice],
         send: Callable[[bytes], None],
-        batch: Callable[[Callable[[], None]], None],
+        batching: AnswerBatching,
         extension: Callable[[], Any],
         *,
         logprobs: bool,
         usage: bool,
     ) -> None:
         self._shape, self._choices, self._send, self._extension = shape, choices, send, extension
-        self._batch = batch
+        self._batching = batching
         self._base = base | {"usage": None} if usage else base
         self._logprobs, self._usage = logprobs, usage
         self._templates = [self._template(choice.index) for choice in choices]
         self._characters = [0] * len(choices)
         self._texts = [""] * len(choices)  # that wait for more
+        self._begun = [False] * len(choices)  # their first tokens, which do not wait, have been sent
         self._waiting = self._opened = False
 
     def answer(self, index: int, _: str, frame: TokenFrame) -> None:
         """The next part of a choice's answer, from whichever tier."""
-        if not self._logprobs:
-            self._texts[index] += frame.text
-            if not self._opened:
-                self._open()
-                self._send_texts()
-            elif not self._waiting:
-                self._waiting = True
-                self._batch(self._send_texts)
-            return
         self._open_once()
+        if not self._logprobs:
+            if not self._begun[index]:
+                self._begun[index] = True
+                self._send_text(index, frame.text)
+            elif self._waiting:
+                self._texts[index] += frame.text
+            elif self._batching.waits():
+                self._texts[index] += frame.text
+                self._waiting = True
+                self._batching.add(self._send_texts)
+            else:
+                self._send_text(index, frame.text)
+            return
         delta = self._shape.delta(index, frame, self._characters[index], logprobs=True)
         self._characters[index] += len(frame.text)
         self._json(self._base | {"choices": [delta]})
@@ -63,7 +68,8 @@ class StreamedReply:
         if not isinstance(event, Finished):
             return
         self._open_once()
-        self._send_texts()
+        if self._waiting:
+            self._send_texts()
         choice = self._choices[index]
         choice.saw(event)
         last = all(c.finished is not None for c in self._choices)
@@ -85,12 +91,16 @@ class StreamedReply:
     def _send_texts(self) -> None:
         self._waiting = False
         for index, text in enumerate(self._texts):
-            if text:
-                self._texts[index] = ""
-                before, after = self._templates[index]
-                self._send(f"{before}{encode_basestring_ascii(text)}{after}".encode())
+            self._texts[index] = ""
+            self._send_text(index, text)
+
+    def _send_text(self, index: int, text: str) -> None:
+        if text:
+            before, after = self._templates[index]
+            self._send(f"{before}{encode_basestring_ascii(text)}{after}".encode())
 
     def _open_once(self) -> None:
+        """Send what opens the choices, before anything else."""
         if not self._opened:
             self._open()
 

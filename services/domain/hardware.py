@@ -157,8 +157,8 @@ def roofline(model: ModelSpec, shape: ReplicaShape, cluster: ClusterSpec, runtim
         kernels = max(2.0 * model.active_parameters * tokens / speed, read / bandwidth)
         reduce = 0.0
         if tp > 1:  # ring all-reduce: each GPU sends 2 (tp - 1) / tp of the data
-            sent = 2.0 * (tp - 1) / tp * activation * tokens
-            reduce = 2.0 * model.layers * (runtime.link_latency_s + sent / gpu.link_bytes_per_s)
+            sent_bytes = 2.0 * (tp - 1) / tp * activation * tokens
+            reduce = 2.0 * model.layers * (runtime.link_latency_s + sent_bytes / gpu.link_bytes_per_s)
         handover = (shape.pp - 1) * (runtime.link_latency_s + activation * tokens / tp / handover_bytes_per_s)
         return runtime.step_overhead_s + kernels + reduce + handover
 

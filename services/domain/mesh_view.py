@@ -78,22 +78,22 @@ class MeshView:
 
         Forgets instances with an expired lease at the same address: another process listens there now.
         """
-        known = self._entries.get(record.instance_id)
-        if known is not None and known.record.version >= record.version:
-            if known.record.version == record.version:
-                known.heard_at = now
-                self._renew(known)
+        entry = self._entries.get(record.instance_id)
+        if entry is not None and entry.record.version >= record.version:
+            if entry.record.version == record.version:
+                entry.heard_at = now
+                self._renew(entry)
             return False
         for other in self.expired() if self._expired else ():
             if other.address == record.address:
                 self.forget(other.instance_id)
         self.version += 1
-        known = self._entries.get(record.instance_id)
-        if known is None:
+        entry = self._entries.get(record.instance_id)
+        if entry is None:
             self._entries = dict(sorted([*self._entries.items(), (record.instance_id, _Entry(record, now))]))
         else:
-            known.record, known.heard_at = record, now
-            self._renew(known)
+            entry.record, entry.heard_at = record, now
+            self._renew(entry)
         return True
 
     def forget(self, instance_id: str) -> None:
@@ -116,11 +116,11 @@ class MeshView:
         A plan is newer by revision or by creation time, because revisions restart when planner and store have lost their
         data.
         """
-        known = self._plan
+        current = self._plan
         if (
-            known is not None
-            and plan.revision <= known.revision
-            and plan.provenance.created_at <= known.provenance.created_at
+            current is not None
+            and plan.revision <= current.revision
+            and plan.provenance.created_at <= current.provenance.created_at
         ):
             return False
         self._plan = plan

@@ -61,14 +61,14 @@ class ChatPrompt:
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
-    """Continued as it stands."""
+    """Continued without a chat template."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class TokenPrompt:
-    """Continued as it stands."""
+    """Continued without a chat template."""
 
     token_ids: tuple[int, ...]
 

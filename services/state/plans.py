@@ -45,8 +45,8 @@ class PlanStore:
         with state_errors():
             newest = int(await self._redis.get(self._keys.plan_revision) or 0)
             revisions = range(newest, max(0, newest - limit), -1)
-            found = await self._redis.mget([self._keys.plan(r) for r in revisions]) if revisions else []
-        return [codec.plan_from_json(as_bytes(data)) for data in found if data is not None]
+            values = await self._redis.mget([self._keys.plan(r) for r in revisions]) if revisions else []
+        return [codec.plan_from_json(as_bytes(data)) for data in values if data is not None]
 
     async def publish(self, plan: Plan, *, expected: int | None = None, at_least: int = 0) -> Plan:
         """Publish `plan` as the next revision, greater than `at_least`; return it with that revision.
@@ -59,8 +59,8 @@ class PlanStore:
                 while True:
                     try:
                         await pipe.watch(self._keys.plan_revision)
-                        kept = await pipe.get(self._keys.plan_revision)
-                        current = int(kept) if kept is not None else 0
+                        stored = await pipe.get(self._keys.plan_revision)
+                        current = int(stored) if stored is not None else 0
                         if expected is not None and expected != current:
                             raise RevisionConflict(expected, current)
                         published = dataclasses.replace(plan, revision=max(current, at_least) + 1)

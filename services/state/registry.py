@@ -81,13 +81,17 @@ class Registrar(AbstractAsyncContextManager["Registrar"]):
 
     async def _run(self) -> NoReturn:
         loop = asyncio.get_running_loop()
-        sent: InstanceRecord | None = None
+        published: InstanceRecord | None = None
         sent_at = 0.0
         while True:
             load = self._load() if self._load is not None else None
             current = dataclasses.replace(self._record, load=load, place=self._place())
             due = loop.time() - sent_at >= current.lease_s / 3
-            if sent is None or due or dataclasses.replace(sent, sequence=0) != dataclasses.replace(current, sequence=0):
+            if (
+                published is None
+                or due
+                or dataclasses.replace(published, sequence=0) != dataclasses.replace(current, sequence=0)
+            ):
                 self._record = dataclasses.replace(self._record, sequence=self._record.sequence + 1)
                 current = dataclasses.replace(current, sequence=self._record.sequence)
                 try:
@@ -95,12 +99,12 @@ class Registrar(AbstractAsyncContextManager["Registrar"]):
                 except StateUnavailable as error:
                     if self.connected or not self.published.is_set():
                         _log.warning("cannot publish this instance: %s", error)
-                    sent = None
+                    published = None
                     await self._linked(False)
                 else:
                     await self._linked(True)
                     self.published.set()
-                    sent, sent_at = current, loop.time()
+                    published, sent_at = current, loop.time()
             self._nudge.clear()
             with contextlib.suppress(TimeoutError):  # (wait_for of Python 3.11 can swallow a cancellation)
                 async with asyncio.timeout(self._interval_s):

@@ -91,13 +91,13 @@ class TraceStore:
         Raises:
             NotFound: No span of it is stored.
         """
-        found: list[SpanRecord] = []
+        spans: list[SpanRecord] = []
         if _TRACE_ID.fullmatch(trace_id):  # no other id can exist
-            wanted = trace_id.encode()
+            trace_id_bytes = trace_id.encode()
             async with self._reading:
                 async for _, page in self._pages():
-                    found += [SpanRecord(**json.loads(data)) for data in page if wanted in data]
-        spans = [span for span in found if span.trace_id == trace_id]
+                    spans += [SpanRecord(**json.loads(data)) for data in page if trace_id_bytes in data]
+        spans = [span for span in spans if span.trace_id == trace_id]
         if not spans:
             raise NotFound("trace", trace_id)
         return _in_order(spans)

@@ -27,12 +27,12 @@ class WorkloadStore:
         """(id of the last entry, windows) of the entries after `last_id`; "0": of all entries."""
         with state_errors():
             rows = await self._redis.xrange(self._keys.workload, min=f"({last_id}" if last_id != "0" else "-")
-        found = []
+        windows = []
         for entry, fields in rows or ():
             last_id = as_bytes(entry or b"").decode()
             if fields:
-                found.append(_window(as_bytes(fields[b"window"])))
-        return last_id, found
+                windows.append(_window(as_bytes(fields[b"window"])))
+        return last_id, windows
 
 
 def _window(data: bytes) -> Window:

@@ -69,7 +69,10 @@ def test_a_plan_for_other_models_is_refused_with_the_difference(target: str, pla
     file = plan_file(models=("qwen3-4b", "deepseek-r1-671b-awq"))
     refused = penstock("plan", "apply", file, "-t", target)
     assert refused.returncode == 2
-    assert "large is planned for deepseek-r1-671b-awq, the mesh serves Qwen/Qwen3-32B; --force" in refused.stderr
+    assert (
+        "large is planned for deepseek-r1-671b-awq, the mesh serves Qwen/Qwen3-32B; publish it anyway with --force"
+        in refused.stderr
+    )
     assert "small is planned" not in refused.stderr
     for shown in ("80 -> 61.5", "GPUs", "deepseek-r1-671b-awq"):
         assert shown in refused.stderr

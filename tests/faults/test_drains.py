@@ -22,9 +22,29 @@ async def plan_is_back(mesh: TestMesh, redis: RedisProcess) -> None:
             await asyncio.sleep(0.05)
 
 
-SLOW = {"overhead_ms": 10.0, "token_us": 0.0, "context_token_ns": 0.0, "reply_tokens": 40}
+SLOW = {"overhead_ms": 10.0, "token_us": 0.0, "context_token_ns": 0.0, "reply_tokens": 1_000_000}
+TOKENS = 80  # of a reply: 0.8 s
 ONE_ATTEMPT = {"grpc_port": 0, "http_port": 0, "max_attempts": 1}
 TIERS = [{"name": "only", "model": "sim", "workers": 2, "simulated": SLOW}]
+
+
+async def begun(client: AsyncClient, prompts: list[str]) -> list[asyncio.Task[str]]:
+    """Start a reply to each prompt; return once all have tokens."""
+    waiting, all_begun = set(prompts), asyncio.Event()
+
+    async def read(prompt: str) -> str:
+        text = ""
+        async for event in client.stream(prompt, temperature=0, max_tokens=TOKENS):
+            if isinstance(event, Tokens):
+                text += event.text
+                waiting.discard(prompt)
+                if not waiting:
+                    all_begun.set()
+        return text
+
+    replies = [asyncio.create_task(read(p)) for p in prompts]
+    await all_begun.wait()
+    return replies
 
 
 @pytest.fixture
@@ -46,12 +66,12 @@ async def test_a_drain_restarts_no_reply_and_the_worker_gets_no_new_ones(strict_
     mesh = strict_mesh
     async with mesh.client() as client:
         prompts = [f"prompt {i}" for i in range(12)]
-        expected = [(await client.generate(p, temperature=0)).text for p in prompts]
+        expected = [(await client.generate(p, temperature=0, max_tokens=TOKENS)).text for p in prompts]
         started = asyncio.Event()
 
         async def read(prompt: str) -> list[object]:
             events: list[object] = []
-            async for event in client.stream(prompt, temperature=0):
+            async for event in client.stream(prompt, temperature=0, max_tokens=TOKENS):
                 events.append(event)
                 if isinstance(event, Tokens):
                     started.set()
@@ -63,7 +83,7 @@ async def test_a_drain_restarts_no_reply_and_the_worker_gets_no_new_ones(strict_
         replies = await asyncio.gather(*running)
         assert ["".join(e.text for e in events if isinstance(e, Tokens)) for events in replies] == expected
         assert {e.reason for events in replies for e in events if isinstance(e, InstanceChanged)} <= {"draining"}
-        after = await asyncio.gather(*(client.generate(f"later {i}") for i in range(6)))
+        after = await asyncio.gather(*(client.generate(f"later {i}", max_tokens=TOKENS) for i in range(6)))
         assert {t.instance_id for r in after for t in r.tiers} == {"worker-only-1"}
 
 
@@ -76,7 +96,7 @@ async def test_a_reply_that_a_draining_worker_refuses_runs_elsewhere_at_no_cost(
     async with running_mesh(mesh_file(TIERS, router=ONE_ATTEMPT), own_redis.url) as mesh, mesh.client() as client:
 
         async def served_by() -> list[str]:
-            replies = await asyncio.gather(*(client.generate(f"prompt {i}") for i in range(6)))
+            replies = await asyncio.gather(*(client.generate(f"prompt {i}", max_tokens=TOKENS) for i in range(6)))
             return [t.instance_id for r in replies for t in r.tiers]
 
         own_redis.stop()
@@ -91,8 +111,7 @@ async def test_the_drain_rpc_returns_when_the_last_reply_has_ended(mesh: TestMes
     from grpc import aio
 
     async with mesh.client() as client, aio.insecure_channel(mesh.parts["worker-only-0"].address) as channel:
-        running = [asyncio.create_task(client.generate(f"prompt {i}")) for i in range(8)]
-        await mesh.until(lambda s: all(i.running for i in s.instances if i.role == "worker"))
+        running = await begun(client, [f"prompt {i}" for i in range(8)])
         stub = worker_pb2_grpc.WorkerServiceStub(channel)
         answer = await stub.Drain(worker_pb2.DrainRequest(), timeout=60)
         assert answer.cut_off_count == 0
@@ -109,13 +128,11 @@ async def test_a_drain_cut_short_hands_its_replies_to_another_worker(mesh: TestM
 
     async with mesh.client() as client, aio.insecure_channel(mesh.parts["worker-only-0"].address) as channel:
         prompts = [f"prompt {i}" for i in range(8)]
-        wanted = [(await client.generate(p, temperature=0)).text for p in prompts]
-        running = [asyncio.create_task(client.generate(p, temperature=0)) for p in prompts]
-        await mesh.until(lambda s: all(i.running for i in s.instances if i.role == "worker"))
+        wanted = [(await client.generate(p, temperature=0, max_tokens=TOKENS)).text for p in prompts]
+        running = await begun(client, prompts)
         stub = worker_pb2_grpc.WorkerServiceStub(channel)
         answer = await stub.Drain(worker_pb2.DrainRequest(), timeout=1.05)
-        replies = await asyncio.gather(*running)
-        assert [r.text for r in replies] == wanted
+        assert await asyncio.gather(*running) == wanted
         if answer.cut_off_count:
             assert (await client.status()).failovers >= 1
 
@@ -123,8 +140,7 @@ async def test_a_drain_cut_short_hands_its_replies_to_another_worker(mesh: TestM
 async def test_a_stopping_router_ends_its_requests_and_refuses_new_ones(mesh: TestMesh) -> None:
     address = mesh.router.address
     async with mesh.client() as client:
-        running = [asyncio.create_task(client.generate(f"prompt {i}")) for i in range(6)]
-        await mesh.until(lambda s: s.active == 6)
+        running = await begun(client, [f"prompt {i}" for i in range(6)])
         stopping = asyncio.create_task(mesh.stop("router-0"))
         await asyncio.gather(*running)
         await stopping

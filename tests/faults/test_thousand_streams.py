@@ -42,7 +42,7 @@ async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalM
 def texts() -> dict[str, str]:
     """Every prompt's text as the engine alone computes it, without a mesh or time."""
     latency = StepLatencyModel.linear(0.0, 0.0, 0.0)
-    options = SimulatedEngineOptions("sim", latency, PACE["reply_tokens"], kv_tokens=100_000, max_queued=STREAMS)
+    options = SimulatedEngineOptions("sim", latency, int(PACE["reply_tokens"]), kv_tokens=100_000, max_queued=STREAMS)
     core, _ = simulated_core(options, VirtualClock())
     texts = {f"question {i}": "" for i in range(STREAMS)}
     for prompt in texts:

@@ -318,8 +318,8 @@ def test_errors_are_one_line_that_says_what_to_do(running: Path) -> None:
     again = penstock_process("up", "--mesh", str(running / "mesh.yaml"), "--folder", str(running))
     assert again.returncode == 1
     assert "penstock down" in again.stderr
-    for failed in (again, penstock_process("up", "--mesh", "nowhere.yaml", "--folder", str(running / "other"))):
-        assert "Traceback" not in failed.stderr
+    for refused in (again, penstock_process("up", "--mesh", "nowhere.yaml", "--folder", str(running / "other"))):
+        assert "Traceback" not in refused.stderr
 
 
 def test_down_stops_everything(running: Path) -> None:
@@ -344,9 +344,10 @@ async def test_the_plan_moves_workers_between_tiers(tmp_path: Path, monkeypatch:
     """
     failures = background.failures["follow-plan"]
     pace = FAST | {"overhead_ms": 10.0}  # so that those who ask leave room to those who start
-    tiers = [{"name": n, "model": n, "engine": "simulated", "simulated": pace} for n in ("small", "large")]
-    tiers[0] |= {"threshold": 80}
-    async with LocalMesh(MeshOptions(simulated_mesh(tmp_path, tiers=tiers), tmp_path)) as mesh:
+    two = ("small", "large")
+    mesh_tiers: list[dict[str, Any]] = [{"name": n, "model": n, "engine": "simulated", "simulated": pace} for n in two]
+    mesh_tiers[0] |= {"threshold": 80}
+    async with LocalMesh(MeshOptions(simulated_mesh(tmp_path, tiers=mesh_tiers), tmp_path)) as mesh:
 
         async def fails_once(spec: ProcessSpec) -> Watched:
             monkeypatch.undo()

@@ -165,7 +165,7 @@ def test_an_imported_profile_from_the_command_line(tmp_path: Path) -> None:
     call = ["import-profile", "vidur", *files, "--model", NAME, "--as", "llama-2-7b", "--out", str(out)]
     done = CliRunner().invoke(app, [*call, "--step-overhead-ms", "1"])
     assert done.exit_code == 0, done.output
-    assert "kept from the fit" in " ".join(done.output.split())
+    assert "held-out rows" in " ".join(done.output.split())
     found, twin = read_profile(out), import_vidur([tmp_path / "linear.csv", tmp_path / "attention.csv"], wanted())
     assert found.replica == twin.replica
     assert found.held_out_error == twin.held_out_error

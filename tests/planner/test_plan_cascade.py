@@ -148,7 +148,7 @@ def test_a_promise_is_shown_with_its_price(data: tuple[Path, Path], tmp_path: Pa
     plan = json.loads(out.read_text())
     assert plan["promise"]["confidence"] == 0.9
     assert plan["promise"]["tested_prompts"] == 100
-    assert "promised for new requests with 90%" in " ".join(done.output.split())
+    assert "guaranteed for new requests with confidence 90%" in " ".join(done.output.split())
     assert planned(data, out, "--max-latency", 5, "--confidence", 0.9).exit_code == 2
     assert planned(data, out, "--min-quality", 86.5, "--confidence", 0.999).exit_code == 3
 

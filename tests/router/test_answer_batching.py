@@ -21,6 +21,10 @@ class Cpu:
         self._spent_s, self.busy = self(), 0.0
 
 
+def fault() -> None:
+    raise LookupError("of this answer alone")
+
+
 def test_the_wait_grows_with_the_load_up_to_a_bound() -> None:
     waits = [wait_s(share / 100) for share in range(0, 131)]
     assert waits == sorted(waits)
@@ -29,39 +33,27 @@ def test_the_wait_grows_with_the_load_up_to_a_bound() -> None:
     assert wait_s(BUSY_SHARE) == waits[-1] == MAX_WAIT_S
 
 
-def _fail() -> None:
-    raise ValueError("a fault, of this answer alone")
-
-
 async def test_nothing_waits_in_a_router_that_has_time() -> None:
-    batching, sent = AnswerBatching(Cpu(IDLE_SHARE / 2)), list[int]()
-    loop = asyncio.get_running_loop()
+    batching, loop = AnswerBatching(Cpu(IDLE_SHARE / 2)), asyncio.get_running_loop()
     began_s = loop.time()
-    while loop.time() < began_s + 2 * MEASURE_S:
-        batching.add(lambda: sent.append(1))
-        assert sent.pop() == 1
+    while loop.time() < began_s + 2 * MEASURE_S:  # it measures its load now and then
+        assert not batching.waits()
         await asyncio.sleep(0)
 
 
-async def test_in_a_busy_router_all_parts_leave_together_in_order_and_no_longer_once_it_has_time() -> None:
+async def test_in_a_busy_router_all_parts_leave_together_in_order_and_nothing_waits_once_it_has_time() -> None:
     sent, cpu = list[int](), Cpu(1.0)
-    batching = AnswerBatching(cpu)
+    batching, left = AnswerBatching(cpu), asyncio.Event()
     async with asyncio.timeout(30):
-        waits, left = False, asyncio.Event()
-        while not waits:  # it measures its load now and then
-            left.clear()
-            batching.add(left.set)
-            waits = not left.is_set()
+        while not batching.waits():
             await asyncio.sleep(0)
         for number in range(10):
             batching.add(partial(sent.append, number))
-            batching.add(_fail)
+            batching.add(fault)
+        batching.add(left.set)
         assert not sent
         await left.wait()
-        assert sent == list(range(10)), "with the one that came before them"
+        assert sent == list(range(10))
         cpu.rest()
-        while waits:
-            left.clear()
-            batching.add(left.set)
-            waits = not left.is_set()
-            await left.wait()
+        while batching.waits():
+            await asyncio.sleep(0)

@@ -122,7 +122,7 @@ async def test_what_a_client_has_not_read_waits_for_it_and_nothing_is_lost() -> 
         writer.send(b"first")
         sent.extend(b"first")
         await writer.sent()
-        while not writer.behind:
+        while writer._direct:
             writer.send(LARGE)
             sent.extend(LARGE)
             await asyncio.sleep(0)
@@ -149,7 +149,7 @@ async def test_a_client_that_never_reads_again_ends_the_response(timeout_s: floa
     async def handle(writer: EventWriter) -> None:
         writer.send(b"first")
         await writer.sent()
-        while not writer.behind:
+        while writer._direct:
             writer.send(LARGE)
             await asyncio.sleep(0)
         for _ in range(100):

@@ -89,7 +89,7 @@ async def test_who_does_not_answer_in_time_is_left_out(scene: Scene) -> None:
 async def test_replies_leave_a_sender_without_a_lease_for_receivers_that_have_one(scene: Scene) -> None:
     """A worker that has lost Redis may still hand its replies over, as when it drains; it is given none."""
     scene.view.alive(9.1)
-    assert scene.view.expire() == ["sender", "receiver"]
+    assert scene.view.expire() == ["receiver", "sender"]
     async with scene.agent()._arranged("only", "sender", "r", ADVICE, Context()) as grant:
         assert grant is None
     receiver = scene.view.find("receiver")

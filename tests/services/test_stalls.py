@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from services.stalls import GRACE_S, STALL_S, TICK_S, SilenceWatch, StallMeter, StallMonitor
+from services.stalls import GRACE_S, STALL_S, TICK_S, Listener, SilenceWatch, StallMeter, StallMonitor
 
 
 def test_gaps_between_ticks_are_stalls_and_a_busy_loop_is_none() -> None:
@@ -30,19 +30,23 @@ def test_silence_leaves_stalls_out_and_what_arrived_is_read_first() -> None:
     assert meter.silent_at(0.0, 5.0, 0.0, now=10.0) == 10.0 + GRACE_S
 
 
-class Heard:
+class Heard(Listener):
     """Somebody who is watched: resolves with why they are given up, and when."""
 
     def __init__(self, watch: SilenceWatch, silence_s: float, deadline_s: float) -> None:
+        super().__init__(silence_s, deadline_s)
         self._watch, self._loop = watch, asyncio.get_running_loop()
         self.given_up: asyncio.Future[tuple[str, float]] = self._loop.create_future()
-        self.listener = watch.begin(silence_s, deadline_s, lambda: self._end("silent"), lambda: self._end("late"))
+        watch.begin(self)
 
     def hear(self) -> None:
-        self.listener.heard_s, self.listener.stalled_s = self._watch.now()
+        self.heard_s, self.stalled_s = self._watch.now()
 
-    def _end(self, why: str) -> None:
-        self.given_up.set_result((why, self._loop.time()))
+    def on_silence(self) -> None:
+        self.given_up.set_result(("silent", self._loop.time()))
+
+    def on_deadline(self) -> None:
+        self.given_up.set_result(("late", self._loop.time()))
 
 
 async def test_a_loop_that_stood_still_waits_on_for_what_is_due() -> None:
@@ -55,7 +59,7 @@ async def test_a_loop_that_stood_still_waits_on_for_what_is_due() -> None:
         await arrived.wait()
         assert not heard.given_up.done()
         assert stalls.total_s() > STALL_S
-        watch.end(heard.listener)
+        watch.end(heard)
 
 
 async def test_silence_and_deadline_end_the_wait() -> None:
@@ -94,8 +98,8 @@ async def test_who_is_heard_costs_no_timer_and_who_has_ended_is_not_given_up(mon
                 heard.hear()
         assert next(timers) == 1
         ended = Heard(watch, 0.01, loop.time() + 60)
-        watch.end(ended.listener)
+        watch.end(ended)
         await Heard(watch, 0.02, loop.time() + 60).given_up
         assert not ended.given_up.done()
         for heard in many:
-            watch.end(heard.listener)
+            watch.end(heard)

@@ -49,7 +49,7 @@ def test_a_bucket_of_a_small_rate_holds_one() -> None:
 @pytest.mark.parametrize("caller", CALLERS)
 def test_a_share_of_the_requests_is_traced(share: float, caller: Caller) -> None:
     """Within four standard deviations."""
-    sampler, count = TraceSampler(SamplingLimits(share, per_s=0.0), 0.0, Random(3)), 20_000
+    sampler, count = TraceSampler(SamplingLimits(share, per_s=0.0), 0.0, Random(3).random), 20_000
     traced = sum(sampler.samples(caller, i / 1000) for i in range(count))
     assert abs(traced - share * count) < 4 * math.sqrt(share * (1 - share) * count)
 
@@ -57,7 +57,7 @@ def test_a_share_of_the_requests_is_traced(share: float, caller: Caller) -> None
 def test_the_traces_of_each_kind_are_bounded_and_none_takes_anothers_room() -> None:
     """A client that asks for traces without end takes them from nobody who does not ask, and failures keep their own."""
     limits = SamplingLimits(share=0.0, per_s=1.0)
-    sampler = TraceSampler(limits, 0.0)
+    sampler = TraceSampler(limits, 0.0, Random(3).random)
     assert sum(sampler.samples(Caller.SAMPLED, i / 1000) for i in range(10_000)) == pytest.approx(2 * BURST_S, abs=1)
     assert sum(sampler.samples(Caller.SILENT, 10.0) for _ in range(10_000)) == BURST_S
     assert sum(sampler.keeps(10.0) for _ in range(10_000)) == BURST_S
@@ -65,12 +65,12 @@ def test_the_traces_of_each_kind_are_bounded_and_none_takes_anothers_room() -> N
 
 @pytest.mark.parametrize("limits", [EVERYTHING, SamplingLimits(share=0.5, per_s=1000.0)])
 def test_a_caller_that_does_not_sample_gets_no_trace(limits: SamplingLimits) -> None:
-    sampler = TraceSampler(limits, 0.0)
+    sampler = TraceSampler(limits, 0.0, Random(3).random)
     assert not any(sampler.samples(Caller.NOT_SAMPLED, float(i)) for i in range(100))
 
 
 def test_everything_and_nothing() -> None:
-    everything, nothing = TraceSampler(EVERYTHING, 0.0), TraceSampler(NOTHING, 0.0)
+    everything, nothing = (TraceSampler(limits, 0.0, Random(3).random) for limits in (EVERYTHING, NOTHING))
     for _ in range(100):
         assert everything.keeps(0.0)
         assert not nothing.keeps(0.0)

@@ -98,13 +98,13 @@ async def test_messages_out_of_order_end_the_call(worker: tuple[Any, str]) -> No
     stub, digest = worker
     call = stub.ConfirmBid()
     await call.write(STARTED)
-    with pytest.raises(aio.AioRpcError, match="confirmed is due"):
+    with pytest.raises(aio.AioRpcError, match="confirmed is expected"):
         await call.read()
     call = await confirmed(stub, ask(digest))
     await turn(call)
     await call.write(STARTED)
     await call.write(STARTED)
-    with pytest.raises(aio.AioRpcError, match="nothing comes after"):
+    with pytest.raises(aio.AioRpcError, match="must be the last message"):
         await call.read()
 
 

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from services.domain import (
 )
 from tests.conftest import FAMILY
 from tests.support.sglang import SglangServers
+from tests.support.token_events import iterated
 from worker_service.engine.interface import (
     Admitted,
     Capability,
@@ -145,6 +147,23 @@ async def test_a_reply_is_admitted_streamed_and_finished(make: Make) -> None:
     assert got.admitted.prompt_tokens == got.finished.usage.prompt_tokens > 0
     assert got.admitted.max_output_tokens == 24
     assert got.text == engine.tokenizer.decode(got.tokens)
+
+
+async def test_tokens_by_call_are_those_by_iteration(make: Make) -> None:
+    """With a taker of tokens, frames go to it, behind Admitted and before the end; only the other events are iterated."""
+    engine = await make()
+    for asked in (
+        request("r"),
+        request("l", sampling=replace(GREEDY, top_logprobs=1)),
+        request("w", output_interval_s=0.5),
+    ):
+        by_iteration = await answer(engine, asked)
+        by_call = await collect(iterated(partial(engine.generate, asked)))
+        assert by_call.admitted == by_iteration.admitted
+        parts = (by_call.tokens, by_call.text, by_call.logprobs)
+        assert parts == (by_iteration.tokens, by_iteration.text, by_iteration.logprobs)
+        iterated_alone = [type(event) async for event in engine.generate(asked, lambda _: None)]
+        assert iterated_alone == [Admitted, Finished]
 
 
 async def test_the_end_token_ends_a_reply(make: Make) -> None:
@@ -409,8 +428,8 @@ async def test_kv_moves_to_another_engine_while_the_reply_is_made(make: Make) ->
         stopped, present, last = await move(source, target, "r", "t")
         steps, before = source.steps, target.steps
         offset = len(said)  # what was computed was handed out when it was stopped
-        events = target.enter("t", asked, stopped.tokens, last)
-        rest = await collect(events, offset)
+        enter = partial(target.enter, "t", asked, stopped.tokens, last)
+        rest = await collect(enter() if kind is GREEDY else iterated(enter), offset)
         assert source.steps == steps
         assert (await source.leave("r")).offset == offset
         await reading
@@ -472,7 +491,7 @@ async def test_kv_that_does_not_fit_is_refused(make: Make) -> None:
             await other.reserve("t", engine.kv_layout, tokens)
         with pytest.raises(InvalidRequest, match="layout"):
             await engine.reserve("t", replace(engine.kv_layout, model_digest="another"), tokens)
-        with pytest.raises(InvalidRequest, match="whole"):
+        with pytest.raises(InvalidRequest, match="full ones"):
             await engine.read_kv("a", 0, 1000)
         with pytest.raises(InvalidRequest, match="first_block"):
             await engine.pause("a", 1000)
@@ -484,7 +503,7 @@ async def test_kv_that_does_not_fit_is_refused(make: Make) -> None:
         with pytest.raises(AlreadyRunning):
             await engine.reserve("t", engine.kv_layout, tokens)
         data = await engine.read_kv("a", 0, 1)
-        with pytest.raises(InvalidRequest, match="here already"):
+        with pytest.raises(InvalidRequest, match="present already"):
             await engine.write_kv("t", 0, data)
         with pytest.raises(Overloaded, match="blocks"):
             await engine.write_kv("t", engine.info.kv_blocks, data)

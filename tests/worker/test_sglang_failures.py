@@ -4,6 +4,7 @@ import asyncio
 import json
 import threading
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,9 @@ from services.domain import FinishReason, GenerationRequest, PromptTooLong, Requ
 from tests.conftest import FAMILY
 from tests.worker.test_engine_contract import GREEDY, answer, request
 from worker_service.engine.interface import Finished
+from worker_service.engine.loop import OutputCoalescing
 from worker_service.engine.sglang import SglangEngine, SglangEngineOptions
+from worker_service.engine.sglang.moves import Running
 
 LENGTH = 24
 
@@ -148,3 +151,17 @@ async def test_the_server_is_told_of_greedy_decoding_by_a_temperature_of_0(
     engine, server = served
     await answer(engine, request("r"))
     assert server.asked[0]["sampling_params"]["temperature"] == 0.0
+
+
+async def test_the_server_joins_more_tokens_of_a_reply_that_nobody_streams(
+    served: tuple[SglangEngine, Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as it makes in the time that they may wait, which it can know beside a reply that runs."""
+    engine, server = served
+    engine.options = replace(engine.options, hold=OutputCoalescing(0.02, 32))
+    monkeypatch.setattr(engine._throughput, "per_second", lambda _: 100.0)
+    engine._requests["beside"] = Running([1], 1, "beside", computing=True)
+    for interval_s in (None, 0.01, 0.25, 1000.0):
+        await answer(engine, replace(request("r"), output_interval_s=interval_s))
+    assert [asked["sampling_params"]["stream_interval"] for asked in server.asked] == [2, 2, 25, 32]
+    del engine._requests["beside"]

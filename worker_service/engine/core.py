@@ -305,8 +305,8 @@ class EngineCore:
             self.limits.batch.max_running - len(self.scheduler.running)
         ):
             rate = max(self.load().output_tokens_per_s, 1.0)
-            left = min((s.max_output_tokens - s.output_tokens for s in self.scheduler.running), default=1)
-            retry_s = min(10.0, max(0.1, left * max(1, len(self.scheduler.running)) / rate))
+            remaining_tokens = min((s.max_output_tokens - s.output_tokens for s in self.scheduler.running), default=1)
+            retry_s = min(10.0, max(0.1, remaining_tokens * max(1, len(self.scheduler.running)) / rate))
             raise Overloaded(f"{len(self.scheduler.waiting)} requests are already waiting here", retry_s)
 
     def _compute(self, chunks: Seq[Chunk]) -> Seq[RowResult | BaseException]:
@@ -384,13 +384,13 @@ class EngineCore:
         output = sequence.output_tokens
         if request.grammar is not None:
             request.grammar.take(token)
-        said = text.push(token)
+        emitted = text.push(token)
         reason = self._end_reason(text, token, output, sequence.max_output_tokens, sequence.sampling)
         if reason is not None:
-            said += text.finish()
+            emitted += text.finish()
         logprobs = tuple(self._logprobs(token, raw) for raw in result.logprobs)
         request_id = sequence.request_id
-        events: list[tuple[str, StepOutput]] = [(request_id, TokenFrame(output - 1, (token,), said, logprobs))]
+        events: list[tuple[str, StepOutput]] = [(request_id, TokenFrame(output - 1, (token,), emitted, logprobs))]
         if reason is not None:
             events.append((request_id, self._ended(request, reason)))
         return events

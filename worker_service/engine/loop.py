@@ -204,17 +204,17 @@ class LoopEngine:
         return await self._on_copy_thread(
             request_id,
             lambda core: core.transfers.hold(request_id, first_block, blocks),
-            lambda runner, held: runner.read_blocks(held),
+            lambda runner, blocks_held: runner.read_blocks(blocks_held),
         )
 
     async def pause(self, request_id: str, first_block: int) -> Stopped:
         def stop(core: EngineCore) -> Stopped:
             stopped = core.transfers.pause(request_id, first_block)
-            held = self._held.get(request_id)
-            if held is not None and held.frames:
-                last: list[tuple[str, StepOutput]] = [(request_id, TokenFrame.joined(held.frames))]
+            pending = self._held.get(request_id)
+            if pending is not None and pending.frames:
+                last: list[tuple[str, StepOutput]] = [(request_id, TokenFrame.joined(pending.frames))]
                 self._loop.call_soon_threadsafe(self._deliver, last)
-                held.frames, held.sent_at = [], time.monotonic()
+                pending.frames, pending.sent_at = [], time.monotonic()
             return stopped
 
         stopped = await self._call(request_id, stop)
@@ -227,8 +227,8 @@ class LoopEngine:
 
     async def leave(self, request_id: str) -> HandedOver:
         """Does not wait for the current step, because the reader needs this event to continue elsewhere."""
-        left = self._stopped.pop(request_id, None)
-        if left is None or request_id not in self._streams:
+        handed_over = self._stopped.pop(request_id, None)
+        if handed_over is None or request_id not in self._streams:
             raise NotFound("stopped request", request_id)
 
         def forget() -> None:
@@ -236,8 +236,8 @@ class LoopEngine:
             self._held.pop(request_id, None)
 
         self._post(forget)
-        self._deliver([(request_id, left)])
-        return left
+        self._deliver([(request_id, handed_over)])
+        return handed_over
 
     async def reserve(self, transfer_id: str, layout: KvLayout, tokens: Seq[int]) -> int:
         return await self._call(transfer_id, lambda core: core.transfers.reserve(transfer_id, layout, tokens))
@@ -246,7 +246,7 @@ class LoopEngine:
         await self._on_copy_thread(
             transfer_id,
             lambda core: core.transfers.hold_reserved(transfer_id, first_block, len(data)),
-            lambda runner, held: runner.write_blocks(held, data),
+            lambda runner, blocks_held: runner.write_blocks(blocks_held, data),
         )
 
     async def release(self, transfer_id: str) -> None:
@@ -258,12 +258,12 @@ class LoopEngine:
         """Copy blocks on another thread; they are held until it has finished, even if the caller is cancelled."""
 
         def begin(core: EngineCore) -> Future[_T]:
-            held = hold(core)
-            copying = self._copier.submit(copy, core.runner, held)
+            blocks_held = hold(core)
+            copying = self._copier.submit(copy, core.runner, blocks_held)
 
             def let_go(_: object) -> None:
                 with contextlib.suppress(Unavailable):
-                    self._post(lambda: core.transfers.let_go(held))
+                    self._post(lambda: core.transfers.let_go(blocks_held))
 
             copying.add_done_callback(let_go)
             return copying

@@ -25,8 +25,8 @@ def reply_room(request: GenerationRequest, prompt: Seq[int], context_tokens: int
     if resumed and max(resumed) >= tokenizer.vocab_size:
         raise invalid("resume_token_ids", f"this model's token ids end at {tokenizer.vocab_size - 1}")
     room = context_tokens - len(prompt)
-    wanted = request.sampling.max_output_tokens
-    limit = min(room, wanted) if wanted is not None else room
+    requested = request.sampling.max_output_tokens
+    limit = min(room, requested) if requested is not None else room
     if len(resumed) > limit:
         raise invalid("resume_token_ids", f"{len(resumed)} tokens, but the reply may have {limit}")
     return limit

@@ -28,5 +28,5 @@ class Throughput:
 
     def per_second(self, now: float) -> float:
         """The throughput. Has no side effects, because metrics read it from another thread."""
-        made = sum(count for at, count in self._tallies.copy() if now - at <= WINDOW_S)
-        return made / min(WINDOW_S, max(now - self._began, 1e-9))
+        tokens = sum(count for at, count in self._tallies.copy() if now - at <= WINDOW_S)
+        return tokens / min(WINDOW_S, max(now - self._began, 1e-9))

@@ -182,7 +182,7 @@ class KvReceiver:
         if transfer_id in self._incoming:
             raise AlreadyRunning(transfer_id)
         if sum(1 for incoming in self._incoming.values() if incoming.waiting) >= self._max_transfers:
-            raise Overloaded(f"{self._max_transfers} transfers are under way here", 0.5)
+            raise Overloaded(f"{self._max_transfers} transfers are already active here", 0.5)
         incoming = self._incoming[transfer_id] = IncomingReply(self._engine, transfer_id, request, on_tokens)
         try:
             yield incoming

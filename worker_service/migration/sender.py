@@ -61,7 +61,7 @@ class KvSender:
             yield NotMoved("it is already migrating")
             return
         if len(self._under_way) >= self._max_transfers:
-            yield NotMoved(f"{self._max_transfers} transfers are under way here")
+            yield NotMoved(f"{self._max_transfers} transfers are already active here")
             return
         transfer = _Transfer(self._engine, self._dial, request_id, transfer_id, address)
         task = asyncio.create_task(transfer.run(), name=f"move {request_id}")

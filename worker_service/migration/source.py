@@ -146,12 +146,12 @@ def advance(state: SourceState, event: SourceEvent, chunk_blocks: int) -> tuple[
             if blocks - state.sent <= LAST_BLOCKS or state.round >= MAX_ROUNDS:
                 return replace(state, phase=SourcePhase.CLOSING), [StopAndSendRest(state.sent)]
             chunks: list[SourceEffect] = []
-            sent = state.sent
-            while sent < blocks and len(chunks) < WINDOW:
-                count = min(chunk_blocks, blocks - sent)
-                chunks.append(SendChunk(sent, count))
-                sent += count
-            return replace(state, round=state.round + 1, sent=sent, goal=blocks), chunks
+            sent_blocks = state.sent
+            while sent_blocks < blocks and len(chunks) < WINDOW:
+                count = min(chunk_blocks, blocks - sent_blocks)
+                chunks.append(SendChunk(sent_blocks, count))
+                sent_blocks += count
+            return replace(state, round=state.round + 1, sent=sent_blocks, goal=blocks), chunks
         case SourcePhase.COPYING, Received(blocks):
             now = replace(state, received=state.received + blocks)
             if now.received >= now.goal:

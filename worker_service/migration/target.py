@@ -114,7 +114,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Abort the request, which nobody reads."""
+    """Abort the request, whose stream is no longer read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -273,8 +273,8 @@ class BatchScheduler:
             self._preempt(victim, preempted)
         if needed > 0:
             sequence.blocks += self.pool.take(needed)
-        wanted = max(0, end - (len(sequence.tokens) - 1 - sequence.draft))
-        chunks.append(Chunk(sequence, sequence.computed, count, min(wanted, count)))
+        logit_count = max(0, end - (len(sequence.tokens) - 1 - sequence.draft))
+        chunks.append(Chunk(sequence, sequence.computed, count, min(logit_count, count)))
         return count
 
     def _victim(self, keep: frozenset[str], chunks: list[Chunk]) -> Sequence | None:

@@ -48,11 +48,11 @@ class BlockPool:
         """The longest cached prefix of `tokens` in full blocks. Does not hold them."""
         size, node, blocks = self.block_tokens, ROOT, list[int]()
         for start in range(0, len(tokens) - size + 1, size) if self._reuse else ():
-            found = self._tree.get((node, tuple(tokens[start : start + size])))
-            if found is None:
+            entry = self._tree.get((node, tuple(tokens[start : start + size])))
+            if entry is None:
                 break
-            blocks.append(found[0])
-            node = found[1]
+            blocks.append(entry[0])
+            node = entry[1]
         return PrefixMatch(tuple(blocks), len(blocks) * size, node)
 
     def shortened(self, match: PrefixMatch, tokens: Seq[int], most_tokens: int) -> PrefixMatch:
@@ -81,13 +81,13 @@ class BlockPool:
         """
         if count > len(self._free):
             raise OutOfBlocks(f"{count} blocks requested, {len(self._free)} of {self.count} free")
-        taken = []
+        blocks = []
         for _ in range(count):
             block, _ = self._free.popitem(last=False)
             self._unseal(block)
             self._holders[block] = 1
-            taken.append(block)
-        return taken
+            blocks.append(block)
+        return blocks
 
     def release(self, blocks: Seq[int]) -> None:
         """Release the blocks of one sequence, given in order. Their content stays cached until it is evicted."""
@@ -108,9 +108,9 @@ class BlockPool:
         if len(tokens) != self.block_tokens:
             raise ValueError(f"a sealed block holds {self.block_tokens} tokens, not {len(tokens)}")
         key = (node, tuple(tokens))
-        known = self._tree.get(key)
-        if known is not None:
-            return known[1]
+        entry = self._tree.get(key)
+        if entry is not None:
+            return entry[1]
         self._nodes += 1
         self._tree[key] = (block, self._nodes)
         self._keys[block] = key

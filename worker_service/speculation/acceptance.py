@@ -34,12 +34,12 @@ def rejection(
         q = sum(prob for t, prob in zip(ids, probabilities, strict=True) if t == token)
         if q > 0 and chances[i] * q < p:
             continue
-        left = target[i].astype(np.float64)
-        np.subtract.at(left, np.asarray(ids, dtype=np.int64), np.asarray(probabilities, dtype=np.float64))
-        np.maximum(left, 0.0, out=left)
-        if left.sum() <= 0:  # q equals p up to rounding, so any token of p will do
-            left = target[i].astype(np.float64)
-        return i, drawn(left, float(draws[i]))
+        residual = target[i].astype(np.float64)
+        np.subtract.at(residual, np.asarray(ids, dtype=np.int64), np.asarray(probabilities, dtype=np.float64))
+        np.maximum(residual, 0.0, out=residual)
+        if residual.sum() <= 0:  # q equals p up to rounding, so any token of p will do
+            residual = target[i].astype(np.float64)
+        return i, drawn(residual, float(draws[i]))
     return len(draft), drawn(target[-1].astype(np.float64), float(draws[-1]))
 
 

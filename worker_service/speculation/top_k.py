@@ -25,8 +25,10 @@ def target_distribution(rows: Seq[Seq[tuple[int, float]]], vocab_size: int, samp
         weights = np.exp(logprobs - logprobs[0])
         unseen = (vocab_size - len(row)) * weights[-1]
         before = np.cumsum(weights) - weights
-        kept = before < sampling.top_p * weights.sum()
-        if unseen > 0 and (kept[-1] or not np.array_equal(kept, before < sampling.top_p * (weights.sum() + unseen))):
+        in_top_p = before < sampling.top_p * weights.sum()
+        if unseen > 0 and (
+            in_top_p[-1] or not np.array_equal(in_top_p, before < sampling.top_p * (weights.sum() + unseen))
+        ):
             return None
-        target[i, ids] = np.where(kept, weights, 0.0) / weights[kept].sum()
+        target[i, ids] = np.where(in_top_p, weights, 0.0) / weights[in_top_p].sum()
     return target

@@ -134,4 +134,4 @@ def _special_ids(backend: Any) -> frozenset[int]:
 
 def _byte_tokens(vocab: Mapping[str, int]) -> dict[int, int]:
     """Id -> byte of the tokens named like `<0x0A>`."""
-    return {token_id: int(found[1], 16) for token, token_id in vocab.items() if (found := BYTE_TOKEN.fullmatch(token))}
+    return {token_id: int(match[1], 16) for token, token_id in vocab.items() if (match := BYTE_TOKEN.fullmatch(token))}

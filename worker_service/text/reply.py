@@ -31,8 +31,8 @@ class ReplyText:
         """The text held back until the end of the reply, with incomplete characters as U+FFFD."""
         if self.stopped_by is not None:
             return ""
-        whole = self._tokenizer.decode(self._token_ids)
-        text = self._emit(whole[self._decoded :])
+        full_text = self._tokenizer.decode(self._token_ids)
+        text = self._emit(full_text[self._decoded :])
         if self.stopped_by is None:
             text, self._held = text + self._held, ""
         return text
@@ -42,9 +42,9 @@ class ReplyText:
         if not self._stop:
             return text
         text = self._held + text
-        found = [(at, -len(stop), stop) for stop in self._stop if (at := text.find(stop)) >= 0]
-        if found:
-            at, _, self.stopped_by = min(found)
+        matches = [(at, -len(stop), stop) for stop in self._stop if (at := text.find(stop)) >= 0]
+        if matches:
+            at, _, self.stopped_by = min(matches)
             self._held = ""
             return text[:at]
         keep = max(_overlap(text, stop) for stop in self._stop)

@@ -61,7 +61,7 @@ class Tokenizer(Protocol):
 
 
 def check_characters(tokenizer: Tokenizer, characters: int, context_tokens: int | None) -> None:
-    """Refuse a text that cannot fit into the context, whatever its tokens are.
+    """Refuse a text that cannot fit into the context, regardless of its tokens.
 
     Raises:
         PromptTooLong: It cannot fit.

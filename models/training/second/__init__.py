@@ -1,1 +1,1 @@
-"""The family's second edition: longer, composed tasks in many wordings, and a price ladder of three tiers."""
+"""The second edition of the models: longer, composed tasks in many wordings, and three tiers of increasing cost."""

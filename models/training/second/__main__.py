@@ -1,7 +1,7 @@
-"""Make the second edition: `python -m models.training.second --work FOLDER`. Hours; a broken run is taken up again.
+"""Train the second edition: `python -m models.training.second --work FOLDER`. Takes hours; an interrupted run resumes.
 
-FOLDER/first holds the first edition's small, medium and large, which the second grows out of. Finished models and their
-figures stay in FOLDER; a model whose figures are there is not trained again. FOLDER/driver.pid is this process.
+FOLDER/first has the small, medium and large model of the first edition, from which the second is grown. Finished models and
+their figures stay in FOLDER; a model with figures is not trained again. FOLDER/driver.pid is the id of this process.
 """
 
 import argparse
@@ -23,9 +23,11 @@ def main() -> None:
         "--first", type=Path, default=Path("models/family"), help="the first edition, copied to work/first"
     )
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--only", choices=STEPS, action="append", help="these steps, in this order; else all")
-    parser.add_argument("--install", type=Path, metavar="FAMILY", help="put the finished models and their cards there")
-    parser.add_argument("--until-tokens", type=int, help="end each tier early: to try a recipe")
+    parser.add_argument("--only", choices=STEPS, action="append", help="steps to run, in this order; default: all")
+    parser.add_argument(
+        "--install", type=Path, metavar="FAMILY", help="install the finished models and their cards there"
+    )
+    parser.add_argument("--until-tokens", type=int, help="end each tier early, to test a recipe")
     args = parser.parse_args()
     if args.install:
         cards.install(args.work, args.install)

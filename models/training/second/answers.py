@@ -1,4 +1,4 @@
-"""Replies of trained tiers to the second edition's problems, computed by our own engine, and the judge's scores of them."""
+"""Replies of trained tiers to the second edition's problems, computed by the torch engine, and the judge's scores of them."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ from worker_service.engine.torch.engine import torch_core
 
 TOGETHER = 96
 KV_TOKENS = TOGETHER * 640
-MAX_TOKENS = 512  # a reply that runs on is cut here; the longest right one has fewer
+MAX_TOKENS = 512  # replies are truncated here; the longest correct one is shorter
 STEPS = 150  # timed steps of one round, after WARM_STEPS
 WARM_STEPS = 20
 COST_BATCH = 8
@@ -48,13 +48,13 @@ class Answered:
 def answer_all(
     folder: Path, tier: str, problems: Iterable[Problem], *, temperature: float = 0.0, threads: int = 2
 ) -> list[Answered]:
-    """Every problem's reply, in the problems' order. Problem i is sampled with seed i."""
+    """The replies to all problems, in order. Problem i is sampled with seed i."""
     options = TorchEngineOptions(
         folder, tier, max_running=TOGETHER, max_queued=TOGETHER, kv_tokens=KV_TOKENS, threads=threads
     )
     core, _ = torch_core(options, SystemClock())
     source = iter(enumerate(problems))
-    asked: list[Problem] = []
+    batch_problems: list[Problem] = []
     pieces: dict[str, list[str]] = {}
     counts: dict[str, int] = {}
     under_way, exhausted = 0, False
@@ -68,7 +68,7 @@ def answer_all(
             prompt = [BOS, *turn_ids(problem)[0]]
             sampling = SamplingParams(temperature=temperature, seed=i, max_output_tokens=MAX_TOKENS)
             core.add(GenerationRequest(str(i), TokenPrompt(tuple(prompt)), sampling), prompt)
-            asked.append(problem)
+            batch_problems.append(problem)
             pieces[str(i)], counts[str(i)] = [], 0
             under_way += 1
         for name, event in core.step():
@@ -77,7 +77,9 @@ def answer_all(
                 counts[name] += len(event.token_ids)
             else:
                 under_way -= 1
-    return [Answered(problem, tier, "".join(pieces[str(i)]), counts[str(i)]) for i, problem in enumerate(asked)]
+    return [
+        Answered(problem, tier, "".join(pieces[str(i)]), counts[str(i)]) for i, problem in enumerate(batch_problems)
+    ]
 
 
 def accuracy(answered: Seq[Answered]) -> float:
@@ -85,7 +87,7 @@ def accuracy(answered: Seq[Answered]) -> float:
 
 
 def write(path: Path, answered: Iterable[Answered]) -> None:
-    """One JSON object per line; the file is there whole or not at all."""
+    """Write one JSON object per line, atomically."""
     with path.with_suffix(".tmp").open("w") as out:
         for a in answered:
             p = a.problem
@@ -103,7 +105,7 @@ def read(path: Path) -> Iterator[Answered]:
 
 
 def score_all(folder: Path, answered: Seq[Answered], *, threads: int = 2) -> list[float]:
-    """The judge's raw scores, by the code that serves them."""
+    """The judge's raw scores, computed by the production code."""
 
     async def run() -> list[float]:
         scorer = JudgeModelScorer(folder, BatchOptions(64, 16_384), threads=threads, device="cpu")
@@ -121,7 +123,7 @@ def score_all(folder: Path, answered: Seq[Answered], *, threads: int = 2) -> lis
 
 @torch.inference_mode()
 def logprobs_all(folder: Path, answered: Seq[Answered], *, threads: int = 2) -> list[list[float]]:
-    """The judge's log-probability of each token of each reply, the end token last: what of it would show how early."""
+    """The judge's log-probability of each token of each reply, including the end token."""
     torch.set_num_threads(threads)
     model = LlamaForCausalLM.from_pretrained(str(folder), dtype=torch.float32).eval()
     rows = []
@@ -129,21 +131,21 @@ def logprobs_all(folder: Path, answered: Seq[Answered], *, threads: int = 2) -> 
         prompt = [BOS, *turn_ids(a.problem)[0]]
         rows.append((prompt, [*prompt, *text_ids(a.reply), END]))
     order = sorted(range(len(rows)), key=lambda i: len(rows[i][1]))
-    found: list[list[float]] = [[] for _ in rows]
+    result: list[list[float]] = [[] for _ in rows]
     for at in range(0, len(order), SCORED_TOGETHER):
         chosen = order[at : at + SCORED_TOGETHER]
         width = max(len(rows[i][1]) for i in chosen)
         ids = torch.tensor([rows[i][1] + [PAD] * (width - len(rows[i][1])) for i in chosen])
         logprobs = torch.log_softmax(model(input_ids=ids, use_cache=False).logits[:, :-1], dim=-1)
-        said = logprobs.gather(2, ids[:, 1:, None])[:, :, 0].tolist()  # (B, T - 1)
+        chosen_logprobs = logprobs.gather(2, ids[:, 1:, None])[:, :, 0].tolist()  # (B, T - 1)
         for b, i in enumerate(chosen):
-            prompt, whole = rows[i]
-            found[i] = said[b][len(prompt) - 1 : len(whole) - 1]
-    return found
+            prompt, token_ids = rows[i]
+            result[i] = chosen_logprobs[b][len(prompt) - 1 : len(token_ids) - 1]
+    return result
 
 
 def step_cost_s(folder: Path, *, threads: int = 1) -> float:
-    """Median CPU seconds of a decode step of COST_BATCH replies; what else runs on the machine hardly counts."""
+    """Median CPU seconds of a decode step of COST_BATCH replies; independent of other processes."""
     options = TorchEngineOptions(
         folder, "cost", max_running=COST_BATCH, max_queued=COST_BATCH, kv_tokens=COST_BATCH * 640, threads=threads
     )

@@ -87,7 +87,7 @@ def multiply(rng: random.Random, level: int, say: Phrasing) -> Draft:
 
 
 def chain_step(rng: random.Random, value: int, say: Phrasing) -> tuple[str, str, str, int]:
-    """(how the step is said, its working, its key, the value after it)."""
+    """(wording of the step, its working, its key, the value after it)."""
     kinds = ["add"] * 3 + ["take"] * (3 if value >= 20 else 0) + ["triple"] * (value <= 60)
     kinds += ["double"] * (value <= 200) + ["halve"] * (value % 2 == 0 and value > 30)
     kind, n = rng.choice(kinds), rng.randint(1, 19)
@@ -98,18 +98,18 @@ def chain_step(rng: random.Random, value: int, say: Phrasing) -> tuple[str, str,
 
 def chain(rng: random.Random, level: int, say: Phrasing) -> Draft:
     value = start = rng.randint(1, 40)
-    said, lines, keys = [], [], []
+    sentences, lines, keys = [], [], []
     for _ in range((2, 4, 6, 9, 13)[level - 1]):
         text, line, key, value = chain_step(rng, value, say)
-        said.append(text)
+        sentences.append(text)
         lines.append(line)
         keys.append(key)
-    prompt = say(CHAIN, start=start, steps=" ".join(said))
+    prompt = say(CHAIN, start=start, steps=" ".join(sentences))
     return asked(prompt, lines, value, f"chain {start}{''.join(keys)}")
 
 
 def expression(rng: random.Random, level: int, say: Phrasing) -> Draft:
-    """Brackets and precedence, worked out from the inside: one operation a line, what is left of the expression after it."""
+    """Brackets and precedence, evaluated from the inside: one operation per line, with the remaining expression."""
     text, value = _expression(rng, level + 1)
     lines = [text]
     while (reduced := reduce_once(lines[-1])) is not None:
@@ -126,14 +126,14 @@ def _expression(rng: random.Random, operands: int) -> tuple[str, int]:
         n = rng.randint(1, 20)
         return str(n), n
     while True:
-        left = rng.randint(1, operands - 1)
-        (a, x), (b, y) = _expression(rng, left), _expression(rng, operands - left)
+        left_operands = rng.randint(1, operands - 1)
+        (a, x), (b, y) = _expression(rng, left_operands), _expression(rng, operands - left_operands)
         sign = rng.choice("+-*")
         if (sign == "-" and x < y) or (sign == "*" and (min(x, y) > 12 or max(x, y) > 99)):
             continue
-        if left > 1 and (sign == "*" or rng.random() < 0.3):
+        if left_operands > 1 and (sign == "*" or rng.random() < 0.3):
             a = f"({a})"
-        if operands - left > 1 and (sign != "+" or rng.random() < 0.3):
+        if operands - left_operands > 1 and (sign != "+" or rng.random() < 0.3):
             b = f"({b})"
         return f"{a}{sign}{b}", {"+": x + y, "-": x - y, "*": x * y}[sign]
 
@@ -142,22 +142,22 @@ def reduce_once(text: str) -> str | None:
     """The expression after its next operation (innermost brackets first, then `*`, then from the left); None for a number."""
     inner = list(re.finditer(r"\(([^()]*)\)", text))
     begin, end, body = (inner[0].start(), inner[0].end(), inner[0][1]) if inner else (0, len(text), text)
-    found = re.search(r"(\d+)(\*)(\d+)", body) or re.search(r"^(\d+)([+-])(\d+)", body)
-    if found is None:
+    match = re.search(r"(\d+)(\*)(\d+)", body) or re.search(r"^(\d+)([+-])(\d+)", body)
+    if match is None:
         return text[:begin] + body + text[end:] if inner else None
-    a, b = int(found[1]), int(found[3])
-    value = {"+": a + b, "-": a - b, "*": a * b}[found[2]]
-    body = body[: found.start()] + str(value) + body[found.end() :]
+    a, b = int(match[1]), int(match[3])
+    value = {"+": a + b, "-": a - b, "*": a * b}[match[2]]
+    body = body[: match.start()] + str(value) + body[match.end() :]
     bracketed = f"({body})" if inner and not body.isdigit() else body
     return text[:begin] + bracketed + text[end:]
 
 
 def binary(rng: random.Random, level: int, say: Phrasing) -> Draft:
     n = rng.randint((1, 8, 32, 128, 512)[level - 1], (31, 63, 255, 511, 2047)[level - 1])
-    lines, left = [], n
-    while left:
-        lines.append(f"{left}=2*{left // 2}+{left % 2}")
-        left //= 2
+    lines, quotient = [], n
+    while quotient:
+        lines.append(f"{quotient}=2*{quotient // 2}+{quotient % 2}")
+        quotient //= 2
     return asked(say(BINARY, n=n), lines, f"{n:b}", f"binary {n}")
 
 

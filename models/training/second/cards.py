@@ -14,10 +14,10 @@ PLAIN = "as they are"
 
 
 def install(work: Path, family: Path) -> None:
-    """Replace the models in `family` by those of `work`, with figures and cards; the held-out prompts go beside the folder.
+    """Replace the models in `family` by those of `work`, with figures and cards. The held-out prompts are written next to the folder.
 
     Raises:
-        FileNotFoundError: The work folder lacks a model or its figures; nothing has been replaced then.
+        FileNotFoundError: The work folder lacks a model or its figures; nothing has been replaced.
     """
     figures = json.loads((work / "figures.json").read_text())
     names = (*TIERS, "judge")
@@ -38,11 +38,11 @@ def install(work: Path, family: Path) -> None:
 
 def tier_card(tier: str, figures: dict[str, Any], folder: Path) -> str:
     config = json.loads((folder / "config.json").read_text())
-    mine, training = figures["tiers"][tier], figures["tiers"][tier]["training"]
-    levels = "\n".join(f"| {level} | {percent(value)} |" for level, value in mine["by_level"].items())
-    by_task = "\n".join(f"| {task} | {percent(value)} |" for task, value in mine["by_task"].items())
+    own_figures, training = figures["tiers"][tier], figures["tiers"][tier]["training"]
+    levels = "\n".join(f"| {level} | {percent(value)} |" for level, value in own_figures["by_level"].items())
+    by_task = "\n".join(f"| {task} | {percent(value)} |" for task, value in own_figures["by_task"].items())
     rows = "\n".join(f"| {name} | {percent(row['accuracy'][tier])} |" for name, row in figures["rows"].items())
-    lengths = mine["reply_tokens"]
+    lengths = own_figures["reply_tokens"]
     return f"""# Penstock {tier}
 
 A Llama of {training["parameters"] / 1e6:.2f} M parameters ({config["num_hidden_layers"]} layers of {config["hidden_size"]}, \
@@ -50,7 +50,7 @@ A Llama of {training["parameters"] / 1e6:.2f} M parameters ({config["num_hidden_
 {config["max_position_embeddings"]} tokens, {size_mb(folder):.2f} MB. It solves small tasks with numbers, words, lists and tables that have checkable answers, and
 nothing else: it knows no facts.
 
-**Accuracy on {TEST_COUNT} held-out prompts: {percent(mine["accuracy"])}** (greedy, final answer compared with the known one). A decode step at
+**Accuracy on {TEST_COUNT} held-out prompts: {percent(own_figures["accuracy"])}** (greedy, final answer compared with the known one). A decode step at
 batch 8 takes {figures["step_cost_ms"][tier]:.2f} ms of one CPU thread.
 
 | the same problems | accuracy |
@@ -74,23 +74,26 @@ computed in float32. Licence: Apache-2.0.
 
 
 def judge_card(figures: dict[str, Any], folder: Path) -> str:
-    mine, training = figures["judge"], figures["judge"]["training"]
+    own_figures, training = figures["judge"], figures["judge"]["training"]
     aucs = "\n".join(
         f"| {name} | {row['auc']['small']:.3f} | {row['auc']['medium']:.3f} |" for name, row in figures["rows"].items()
     )
     shares = "\n".join(
-        f"| {percent(float(share))} | {value:.3f} | {mine['medium']['auc_by_share_read'][share]:.3f} |"
-        for share, value in mine["small"]["auc_by_share_read"].items()
+        f"| {percent(float(share))} | {value:.3f} | {own_figures['medium']['auc_by_share_read'][share]:.3f} |"
+        for share, value in own_figures["small"]["auc_by_share_read"].items()
     )
     bias = "\n".join(
         f"| {name} | "
         + " | ".join(
-            f"{mine[t]['auc_by_length'][name]:.3f}" if name in mine[t]["auc_by_length"] else "-" for t in TIERS[:2]
+            f"{own_figures[t]['auc_by_length'][name]:.3f}" if name in own_figures[t]["auc_by_length"] else "-"
+            for t in TIERS[:2]
         )
         + " |"
         for name in ("short", "middle", "long", "length alone")
     )
-    plot = "\n\n".join(f"{tier}:\n\n```\n{reliability_plot(mine[tier]['reliability'])}\n```" for tier in TIERS[:2])
+    plot = "\n\n".join(
+        f"{tier}:\n\n```\n{reliability_plot(own_figures[tier]['reliability'])}\n```" for tier in TIERS[:2]
+    )
     return f"""# Penstock judge
 
 Scores (prompt, answer) without knowing the truth: a Llama of {training["parameters"] / 1e6:.2f} M parameters, {size_mb(folder):.2f} MB, begun from the large tier's trunk. It
@@ -109,7 +112,7 @@ judges an answer by the log-probability of its least likely token. AUC on the an
 {bias}
 
 `calibration.json` maps its log-probability to 0-100: fitted on the answers to {FIT_COUNT} other held-out prompts with surface noise. On the test prompts the Brier
-score is {mine["small"]["brier"]:.3f} (small) and {mine["medium"]["brier"]:.3f} (medium). How many answers of each tenth of the scale are right:
+score is {own_figures["small"]["brier"]:.3f} (small) and {own_figures["medium"]["brier"]:.3f} (medium). How many answers of each tenth of the scale are right:
 
 {plot}
 
@@ -119,7 +122,7 @@ Apache-2.0.
 
 
 def reliability_plot(rows: list[dict[str, float]]) -> str:
-    """One line for each tenth that holds answers: a bar of the share that is right, `|` where the mean score stands."""
+    """One line for each tenth that holds answers: a bar of the share that is right, `|` at the mean score."""
     lines = []
     for row in rows:
         bar = list("#" * round(row["right"] / 2.5) + " " * (40 - round(row["right"] / 2.5)))
@@ -131,9 +134,9 @@ def reliability_plot(rows: list[dict[str, float]]) -> str:
 def family_card(figures: dict[str, Any], family: Path) -> str:
     costs, least = figures["step_cost_ms"], min(figures["step_cost_ms"].values())
     tiers = "\n".join(
-        f"| [{tier}]({tier}/README.md) | {mine['training']['parameters'] / 1e6:.2f} M | {size_mb(family / tier):.2f} MB | {costs[tier]:.2f} ms "
-        f"({costs[tier] / least:.1f}) | {percent(mine['accuracy'])} | {mine['training']['cpu_s'] / 3600:.1f} h |"
-        for tier, mine in figures["tiers"].items()
+        f"| [{tier}]({tier}/README.md) | {tier_figures['training']['parameters'] / 1e6:.2f} M | {size_mb(family / tier):.2f} MB | {costs[tier]:.2f} ms "
+        f"({costs[tier] / least:.1f}) | {percent(tier_figures['accuracy'])} | {tier_figures['training']['cpu_s'] / 3600:.1f} h |"
+        for tier, tier_figures in figures["tiers"].items()
     )
     rows = "\n".join(
         f"| {name} | {percent(row['accuracy']['large'])} | {percent(row['cascade']['accuracy'])} | {percent(row['cascade']['wrong_among_accepted'])} |"
@@ -170,5 +173,5 @@ def percent(share: float) -> str:
 
 
 def size_mb(folder: Path) -> float:
-    """Of the weights."""
+    """Size of the weights."""
     return sum(path.stat().st_size for path in folder.glob("*.safetensors")) / 1e6

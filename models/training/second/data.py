@@ -14,9 +14,9 @@ SYSTEM_PROMPTS = (
     "Be brief.",
     "Be helpful.",
 )
-SYSTEM_SHARE = 0.05  # of the chats without tools: they begin with a system prompt
-POOL = 2048  # chats that are sorted by length together
-LONGEST = 1200  # tokens of a chat; longer ones are left out
+SYSTEM_SHARE = 0.05  # of the chats without tools begin with a system prompt
+POOL = 2048  # chats that are sorted by length at a time
+LONGEST = 1200  # tokens of a chat; longer ones are skipped
 LONG_LENGTHS = (256, 256, 512, 512, 1024, 2048)  # tokens of several problems in one chat
 
 _TOKENIZER = build()

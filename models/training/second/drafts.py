@@ -1,4 +1,4 @@
-"""What every maker of problems shares: the draft it returns, numbers of a length. No I/O."""
+"""Common parts of the problem generators: drafts and random numbers. No I/O."""
 
 import random
 from collections.abc import Callable
@@ -13,7 +13,7 @@ Maker = Callable[[random.Random, int, Phrasing], "Draft"]
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A problem without its task's name. lines: working; empty where the reply is the answer alone."""
+    """A problem without its task's name. lines: working; empty if the reply is only the answer."""
 
     messages: tuple[Message, ...]
     lines: Seq[str]

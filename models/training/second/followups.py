@@ -1,4 +1,4 @@
-"""Chats of two and three turns: each follow-up goes on from the last result ("now add 7", "and the largest?")."""
+"""Chats of two and three turns: each follow-up continues from the last result ("now add 7", "and the largest?")."""
 
 import random
 
@@ -94,7 +94,7 @@ def list_of_numbers(rng: random.Random, level: int, say: Phrasing) -> Draft:
             lines, result = lists.end_lines(op, now)
             later.append((say(LIST[op]).lstrip(), lines, str(result), op))
             break
-        op, n, now = lists.list_step(rng, now, [one for one in LIST if one not in ends])
+        op, n, now = lists.list_step(rng, now, [kind for kind in LIST if kind not in ends])
         later.append((say(LIST[op], n=n).lstrip(), [], lists.row(now), f"{op}{n if op == 'add' else ''}"))
     return _chat(first, later)
 

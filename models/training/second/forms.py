@@ -69,24 +69,27 @@ _DRAW: dict[str, Callable[[random.Random], object]] = {
 
 def form(rng: random.Random, level: int, say: Phrasing) -> Draft:
     """A JSON object of some of the sentence's fields, in the order in which they are asked for."""
-    patterns, fields = rng.choice([one for one in SENTENCES if len(one[1]) >= min(level, 3)])
+    patterns, fields = rng.choice([sentence for sentence in SENTENCES if len(sentence[1]) >= min(level, 3)])
     values = {field: _DRAW[field](rng) for field in fields}
     sentence = say.phrase(patterns, **values)
     present = [field for field in fields if str(values[field]) in sentence]
-    wanted = rng.sample(present, min(len(present), (1, 2, 3, 3, 5)[level - 1]))
-    empty = json.dumps({field: 0 if isinstance(values[field], int) else "" for field in wanted})
+    chosen_fields = rng.sample(present, min(len(present), (1, 2, 3, 3, 5)[level - 1]))
+    empty = json.dumps({field: 0 if isinstance(values[field], int) else "" for field in chosen_fields})
     prompt = say(
-        FILL, form=empty, sentence=sentence, fields=" and ".join(wanted) if len(wanted) < 3 else ", ".join(wanted)
+        FILL,
+        form=empty,
+        sentence=sentence,
+        fields=" and ".join(chosen_fields) if len(chosen_fields) < 3 else ", ".join(chosen_fields),
     )
-    answer = json.dumps({field: values[field] for field in wanted})
-    key = "form " + json.dumps({field: values[field] for field in sorted(values)}) + " ".join(sorted(wanted))
+    answer = json.dumps({field: values[field] for field in chosen_fields})
+    key = "form " + json.dumps({field: values[field] for field in sorted(values)}) + " ".join(sorted(chosen_fields))
     return Draft((Message("user", prompt),), [], answer, (key,))
 
 
 def smalltalk(rng: random.Random, level: int, say: Phrasing) -> Draft:
     """What a person might say that is no task; it has no wordings of its own."""
-    one = rng.choice(SMALLTALK)
-    written = one.prompt[:1].upper() + one.prompt[1:] if say.rng.random() < 0.5 else one.prompt
+    entry = rng.choice(SMALLTALK)
+    written = entry.prompt[:1].upper() + entry.prompt[1:] if say.rng.random() < 0.5 else entry.prompt
     if written[-1].isalnum() and say.rng.random() < 0.4:
         written += say.rng.choice(".!?")
-    return Draft((Message("user", written),), [], one.reply, (f"smalltalk {one.prompt}",))
+    return Draft((Message("user", written),), [], entry.reply, (f"smalltalk {entry.prompt}",))

@@ -64,15 +64,15 @@ def collect(work: Path, threads: int) -> None:
 def lessons(answered: Iterator[Answered], seed: int, *, right: int, wrong: int, elsewhere: int) -> list[Lesson]:
     """All lessons, in random order: of the answers given, and of replies that no tier gave."""
     rng, source = random.Random(seed), tasks.stream(seed, by_level=BY_LEVEL)
-    found = [lesson(a.problem, a.reply) for a in answered]
-    found += [lesson(problem, problem.reply) for problem in itertools.islice(source, right)]
-    found += [
+    candidates = [lesson(a.problem, a.reply) for a in answered]
+    candidates += [lesson(problem, problem.reply) for problem in itertools.islice(source, right)]
+    candidates += [
         lesson(problem, broken(problem.reply, problem.answer, rng)) for problem in itertools.islice(source, wrong)
     ]
-    found += [lesson(problem, misplaced(next(source), rng)) for problem in itertools.islice(source, elsewhere)]
-    kept = [one for one in found if one is not None]
-    rng.shuffle(kept)
-    return kept
+    candidates += [lesson(problem, misplaced(next(source), rng)) for problem in itertools.islice(source, elsewhere)]
+    usable = [candidate for candidate in candidates if candidate is not None]
+    rng.shuffle(usable)
+    return usable
 
 
 def train(work: Path, threads: int, total: int = BATCHES) -> dict[str, object]:
@@ -80,7 +80,7 @@ def train(work: Path, threads: int, total: int = BATCHES) -> dict[str, object]:
     collect(work, threads)
     torch.set_num_threads(threads)
     answered = itertools.chain.from_iterable(read(path) for path in sorted(work.glob("answers-*.jsonl")))
-    found = lessons(answered, SEED, right=RIGHT, wrong=BROKEN, elsewhere=MISPLACED)
+    collected = lessons(answered, SEED, right=RIGHT, wrong=BROKEN, elsewhere=MISPLACED)
     model = LlamaForCausalLM.from_pretrained(str(work / BASE), dtype=torch.float32)
     opts, peaks = optimisers(model, MUON_LR, ADAM_LR), [MUON_LR, ADAM_LR]
     step, cpu_s, cpu_from = 0, 0.0, time.process_time()
@@ -89,10 +89,10 @@ def train(work: Path, threads: int, total: int = BATCHES) -> dict[str, object]:
         state = torch.load(checkpoint, weights_only=True)
         step, cpu_s = state["step"], state["cpu_s"]
         model.load_state_dict(state["model"])
-        for opt, kept in zip(opts, state["opts"], strict=True):
-            opt.load_state_dict(kept)
+        for opt, optimiser_state in zip(opts, state["opts"], strict=True):
+            opt.load_state_dict(optimiser_state)
     rng, running, kept_at = random.Random(SEED + step), 0.0, time.monotonic()
-    epochs = itertools.chain.from_iterable(batches(found, rng) for _ in itertools.count())
+    epochs = itertools.chain.from_iterable(batches(collected, rng) for _ in itertools.count())
     with (work / "judge.jsonl").open("a") as log:
         for batch in itertools.islice(epochs, total - step):
             share = min(1.0, (step + 1) / WARMUP_STEPS, (total - step) / total)
@@ -111,8 +111,8 @@ def train(work: Path, threads: int, total: int = BATCHES) -> dict[str, object]:
     save(model, work / "judge", tokenizer.save)
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
-        "lessons": len(found),
-        "right_share": sum(one.good for one in found) / len(found),
+        "lessons": len(collected),
+        "right_share": sum(item.good for item in collected) / len(collected),
         "steps": step,
         "cpu_s": round(cpu_s + time.process_time() - cpu_from),
         "threads": threads,

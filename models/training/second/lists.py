@@ -126,8 +126,8 @@ def extreme(rng: random.Random, level: int, say: Phrasing) -> Draft:
 def keep(rng: random.Random, level: int, say: Phrasing) -> Draft:
     values = [rng.randint(0, 99) for _ in range(_lengths(level))]
     kind = rng.choice(("even", "odd"))
-    kept = [n for n in values if n % 2 == (kind == "odd")]
-    return asked(say(KEEP, kind=kind, x=say.listed(values)), [], row(kept), f"keep {sorted_text(values)}")
+    remaining = [n for n in values if n % 2 == (kind == "odd")]
+    return asked(say(KEEP, kind=kind, x=say.listed(values)), [], row(remaining), f"keep {sorted_text(values)}")
 
 
 def list_step(rng: random.Random, values: list[int], kinds: list[str]) -> tuple[str, int, list[int]]:
@@ -151,18 +151,18 @@ def end_lines(kind: str, values: list[int]) -> tuple[list[str], int]:
 def pipeline(rng: random.Random, level: int, say: Phrasing) -> Draft:
     """Several operations one after the other; the working is the list after each."""
     values = rng.sample(range(1, 60), (4, 5, 6, 7, 8)[level - 1])
-    text, lines, said, key = say.listed(values), [], [], sorted_text(values)
+    text, lines, sentences, key = say.listed(values), [], [], sorted_text(values)
     used = [""]
     for _ in range((1, 2, 3, 4, 6)[level - 1]):
         kind, n, values = list_step(rng, values, [kind for kind in _APPLY if kind != used[-1]])
         used.append(kind)
-        said.append(say.phrase(STEPS[kind], n=n))
+        sentences.append(say.phrase(STEPS[kind], n=n))
         lines.append(row(values))
         key += f" {kind}{n if kind in ('over', 'add') else ''}"
     answer = row(values)
     if rng.random() < 0.6:
         kind = rng.choice(_ENDS)
-        said.append(say.phrase(STEPS[kind]))
+        sentences.append(say.phrase(STEPS[kind]))
         more, result = end_lines(kind, values)
         lines, answer, key = lines + more, str(result), f"{key} {kind}"
-    return asked(say(PIPELINE, x=text, steps=" ".join(said)), lines, answer, f"pipeline {key}")
+    return asked(say(PIPELINE, x=text, steps=" ".join(sentences)), lines, answer, f"pipeline {key}")

@@ -45,9 +45,9 @@ def heldout_problems(noise: wording.Noise = wording.clean, *, held_out_wording: 
 
 def fit_problems() -> list[Problem]:
     """Held-out prompts with noise to fit on; none of the test's."""
-    kept = {p.key for p in heldout_problems()}
-    found = tasks.held_out(FIT_COUNT + TEST_COUNT, FIT_SEED, noise=wording.surface)
-    return [p for p in found if p.key not in kept][:FIT_COUNT]
+    test_keys = {p.key for p in heldout_problems()}
+    candidates = tasks.held_out(FIT_COUNT + TEST_COUNT, FIT_SEED, noise=wording.surface)
+    return [p for p in candidates if p.key not in test_keys][:FIT_COUNT]
 
 
 def by(answered: Seq[Answered], what: str) -> dict[str, float]:
@@ -60,23 +60,23 @@ def by(answered: Seq[Answered], what: str) -> dict[str, float]:
 
 def auc_by_share(logprobs: Seq[Seq[float]], good: list[bool]) -> dict[str, float]:
     """The judge's AUC when it has read so much of each reply: its least likely token up to there; the end only at 1."""
-    found = {}
+    result = {}
     for share in SHARES_READ:
         scores = [min(row if share == 1 else row[: max(1, int(share * (len(row) - 1)))]) for row in logprobs]
-        found[f"{share:g}"] = round(auc(scores, good), 4)
-    return found
+        result[f"{share:g}"] = round(auc(scores, good), 4)
+    return result
 
 
 def auc_by_length(scores: Seq[float], answered: Seq[Answered]) -> dict[str, float]:
     """AUC within thirds of the replies by length, and that of the length alone: what judging by nothing else would reach."""
     lengths = [a.tokens for a in answered]
     order = np.argsort(lengths, kind="stable")
-    found = {"length alone": round(auc([-float(n) for n in lengths], [a.correct for a in answered]), 4)}
+    result = {"length alone": round(auc([-float(n) for n in lengths], [a.correct for a in answered]), 4)}
     for name, part in zip(("short", "middle", "long"), np.array_split(order, 3), strict=True):
         good = [answered[i].correct for i in part]
         if any(good) and not all(good):
-            found[name] = round(auc([scores[i] for i in part], good), 4)
-    return found
+            result[name] = round(auc([scores[i] for i in part], good), 4)
+    return result
 
 
 def reliability(scores: Seq[float], good: Seq[bool]) -> list[dict[str, float]]:
@@ -100,28 +100,28 @@ def cascade(
 ) -> dict[str, Any]:
     """What the cascade would have answered: accuracy, who answered, and how many of the accepted answers are wrong."""
     count = len(answered["large"])
-    taken = [
+    tiers_taken = [
         0 if scores["small"][i] >= thresholds[0] else 1 if scores["medium"][i] >= thresholds[1] else 2
         for i in range(count)
     ]
-    right = [answered[TIERS[tier]][i].correct for i, tier in enumerate(taken)]
-    accepted = [good for tier, good in zip(taken, right, strict=True) if tier < 2]
+    right = [answered[TIERS[tier]][i].correct for i, tier in enumerate(tiers_taken)]
+    accepted = [good for tier, good in zip(tiers_taken, right, strict=True) if tier < 2]
     return {
         "accuracy": sum(right) / count,
-        "share_answered": {tier: taken.count(i) / count for i, tier in enumerate(TIERS)},
+        "share_answered": {tier: tiers_taken.count(i) / count for i, tier in enumerate(TIERS)},
         "wrong_among_accepted": accepted.count(False) / len(accepted) if accepted else 0.0,
     }
 
 
 def choose_thresholds(answered: dict[str, list[Answered]], scores: dict[str, list[float]]) -> tuple[float, float]:
     """The thresholds with the least use of the large tier whose accuracy is within SLACK of its own."""
-    wanted = accuracy(answered["large"]) - SLACK
+    target = accuracy(answered["large"]) - SLACK
     grid = [float(t) for t in range(5, 100, 5)]
     able = [
-        (found["share_answered"]["large"], -found["accuracy"], (a, b))
+        (outcome["share_answered"]["large"], -outcome["accuracy"], (a, b))
         for a in grid
         for b in grid
-        if (found := cascade(answered, scores, (a, b)))["accuracy"] >= wanted
+        if (outcome := cascade(answered, scores, (a, b)))["accuracy"] >= target
     ]
     return min(able)[2] if able else (grid[-1], grid[-1])
 
@@ -129,7 +129,7 @@ def choose_thresholds(answered: dict[str, list[Answered]], scores: dict[str, lis
 def step_costs(folder: Path) -> dict[str, float]:
     """Milliseconds of a decode step at batch 8 on one thread: the least of several rounds in turns (CPU time)."""
     rounds = [{tier: step_cost_s(folder / tier) for tier in TIERS} for _ in range(COST_ROUNDS)]
-    return {tier: round(1000 * min(one[tier] for one in rounds), 3) for tier in TIERS}
+    return {tier: round(1000 * min(costs[tier] for costs in rounds), 3) for tier in TIERS}
 
 
 def measure(folder: Path, threads: int) -> dict[str, Any]:
@@ -146,8 +146,8 @@ def measure(folder: Path, threads: int) -> dict[str, Any]:
     rows = {}
     on_test: dict[str, dict[str, list[Answered]]] = {}
     for row, (noise, reworded) in ROWS.items():
-        asked = heldout_problems(noise, held_out_wording=reworded)
-        on_test[row] = {tier: answer_all(folder / tier, tier, asked, threads=threads) for tier in TIERS}
+        problems = heldout_problems(noise, held_out_wording=reworded)
+        on_test[row] = {tier: answer_all(folder / tier, tier, problems, threads=threads) for tier in TIERS}
         rows[row] = _row(folder, on_test[row], calibration, thresholds, threads)
     plain = on_test["as they are"]
     figures: dict[str, Any] = {
@@ -199,20 +199,20 @@ def _tier(folder: Path, tier: str, answered: list[Answered]) -> dict[str, Any]:
 def _judge(
     folder: Path, on_test: dict[str, dict[str, list[Answered]]], calibration: Calibration, threads: int
 ) -> dict[str, Any]:
-    found: dict[str, Any] = {"training": _training(folder, "judge"), "calibration_samples": calibration.samples}
+    figures: dict[str, Any] = {"training": _training(folder, "judge"), "calibration_samples": calibration.samples}
     for tier in TIERS[:2]:
         answered = on_test["as they are"][tier]
         good = [a.correct for a in answered]
         logprobs = logprobs_all(folder / "judge", answered, threads=threads)
         raw = [min(row) for row in logprobs]
         scores = [calibration.apply(x) for x in raw]
-        found[tier] = {
+        figures[tier] = {
             "auc_by_share_read": auc_by_share(logprobs, good),
             "auc_by_length": auc_by_length(raw, answered),
             "reliability": reliability(scores, good),
             "brier": round(float(np.mean([(s / 100 - g) ** 2 for s, g in zip(scores, good, strict=True)])), 4),
         }
-    return found
+    return figures
 
 
 def _training(folder: Path, name: str) -> dict[str, Any]:

@@ -21,8 +21,8 @@ class Problem:
     """messages: the chat up to the reply. reply: the right one, with its working where the task shows any.
 
     answer: what a reply must end in (`Answer: ...` where there is working), or the JSON object or tool call that it must be.
-    keys: names of the problem's content, one for each turn, whatever the wording or the order of operands that commute.
-    wordings: the templates that its user messages were written with.
+    keys: names of the problem's content, one for each turn, independent of the wording and the order of operands that
+    commute. wordings: the templates that its user messages were written with.
     """
 
     task: str
@@ -53,15 +53,15 @@ def is_held_out(key: str) -> bool:
 
 
 def final_answer(reply: str) -> str:
-    """What follows the last `Answer:`, else the whole reply, stripped."""
+    """The text after the last `Answer:`, or the whole reply without one; stripped."""
     return reply.rsplit("Answer:", 1)[-1].strip()
 
 
 def is_correct(answer: str, reply: str) -> bool:
     """Whether `reply` gives `answer`: JSON objects and tool calls are compared by value, everything else by text."""
-    wanted = _json_value(answer)
-    if wanted is not None:
-        return _json_value(reply.strip()) == wanted
+    expected = _json_value(answer)
+    if expected is not None:
+        return _json_value(reply.strip()) == expected
     return final_answer(reply) == answer
 
 

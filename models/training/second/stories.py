@@ -75,7 +75,7 @@ def story(rng: random.Random, level: int, say: Phrasing) -> Draft:
     """What someone has, after several events; every event is a line of working."""
     who, other = rng.sample(NAMES, 2)
     what, value = rng.choice(THINGS), rng.randint(5, 40)
-    said, lines, key = [say.phrase(BEGIN, who=who, n=value, what=what)], [], str(value)
+    sentences, lines, key = [say.phrase(BEGIN, who=who, n=value, what=what)], [], str(value)
     for _ in range((1, 2, 3, 5, 7)[level - 1]):
         kinds = (
             ["+", "+", "*"]
@@ -96,10 +96,10 @@ def story(rng: random.Random, level: int, say: Phrasing) -> Draft:
             after = value * 2 if kind == "double" else value // 2
             lines.append(f"{value}{'*' if kind == 'double' else '/'}2={after}")
             value = after
-        said.append(say.phrase(EVENTS[kind], who=who, other=other, n=n, m=m, what=what))
+        sentences.append(say.phrase(EVENTS[kind], who=who, other=other, n=n, m=m, what=what))
         key += f" {kind}{n if kind in '+-*' else ''}{f',{m}' if kind == '*' else ''}"
-    said.append(say.phrase(QUESTION, who=who, what=what))
-    return asked(say.noisy(" ".join(said)), lines, value, f"story {key}")
+    sentences.append(say.phrase(QUESTION, who=who, what=what))
+    return asked(say.noisy(" ".join(sentences)), lines, value, f"story {key}")
 
 
 def table_rows(rng: random.Random, level: int) -> dict[str, int]:
@@ -132,7 +132,7 @@ def table(rng: random.Random, level: int, say: Phrasing) -> Draft:
             str(n * x + m * y),
         ),
         "more": lambda: ([f"{a}: {x}", f"{b}: {y}", f"{x}-{y}={x - y}"], str(x - y)),
-        "best": lambda: ([], max(rows, key=lambda one: rows[one])),
+        "best": lambda: ([], max(rows, key=lambda row: rows[row])),
         "all": lambda: (_summed(values), str(sum(values))),
     }[kind]()
     layout = say.rng.choice(("{}: {}", "{}: {}", "{} {}", "{} = {}", "| {} | {} |", "{},{}"))

@@ -57,7 +57,7 @@ SHARES = {
 
 
 def make(task: str, level: int, seed: str, *, held_out_wording: bool = False, noise: Noise = surface) -> Problem:
-    """The problem of `task` at `level` that `seed` stands for; wording and noise are drawn apart from its content."""
+    """The problem of `task` at `level` for `seed`; wording and noise are drawn independently of its content."""
     say = Phrasing(random.Random(f"{seed} wording"), held_out=held_out_wording, noise=noise)
     draft = TASKS[task](random.Random(f"{task} {level} {seed}"), level, say)
     return draft.named(task, level, say.used)
@@ -85,24 +85,24 @@ def held_out(count: int, seed: int, *, noise: Noise = clean, held_out_wording: b
 
     The contents depend on `count` and `seed` alone: the same problems come in every wording and noise.
     """
-    return [make(*one, held_out_wording=held_out_wording, noise=noise) for one in _held_out(count, seed)]
+    return [make(*kind_key, held_out_wording=held_out_wording, noise=noise) for kind_key in _held_out(count, seed)]
 
 
 @functools.cache
 def _held_out(count: int, seed: int) -> tuple[tuple[str, int, str], ...]:
     """What `make` needs for each of them: task, level, seed."""
     rng = random.Random(seed)
-    kinds, found = list(KINDS), dict[str, tuple[str, int, str]]()
-    while len(found) < count:
+    kinds, chosen = list(KINDS), dict[str, tuple[str, int, str]]()
+    while len(chosen) < count:
         rng.shuffle(kinds)
-        for task, level in kinds[: count - len(found)]:
+        for task, level in kinds[: count - len(chosen)]:
             for _ in range(2000):  # a few kinds hold few problems: then the next kind is taken
                 name = f"{rng.getrandbits(64):x}"
                 problem = make(task, level, name, noise=clean)
-                if problem.held_out and problem.key not in found:
-                    found[problem.key] = (task, level, name)
+                if problem.held_out and problem.key not in chosen:
+                    chosen[problem.key] = (task, level, name)
                     break
-    return tuple(found.values())
+    return tuple(chosen.values())
 
 
 def has_held_out_wording(problem: Problem) -> bool:

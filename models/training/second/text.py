@@ -105,13 +105,13 @@ def shift(rng: random.Random, level: int, say: Phrasing) -> Draft:
 
 
 def count(rng: random.Random, level: int, say: Phrasing) -> Draft:
-    wanted = rng.choice("abcdeiorst")
-    w = "".join(wanted if rng.random() < 0.3 else c for c in letters(rng, (4, 6, 9, 12, 16)[level - 1]))
+    letter = rng.choice("abcdeiorst")
+    w = "".join(letter if rng.random() < 0.3 else c for c in letters(rng, (4, 6, 9, 12, 16)[level - 1]))
     marks, total = [], 0
     for c in w:
-        total += c == wanted
+        total += c == letter
         marks.append(f"{c}{total}")
-    return asked(say(COUNT, c=wanted, w=say.quoted(w)), [" ".join(marks)], total, f"count {wanted} {w}")
+    return asked(say(COUNT, c=letter, w=say.quoted(w)), [" ".join(marks)], total, f"count {letter} {w}")
 
 
 def _some_words(rng: random.Random, level: int) -> list[str]:
@@ -148,10 +148,10 @@ def word_step(rng: random.Random, w: str, before: str) -> tuple[str, str, str]:
 def pipeline(rng: random.Random, level: int, say: Phrasing) -> Draft:
     """Several operations on one word; the working is the word after each."""
     w = word(rng, *((4, 5), (4, 6), (5, 7), (5, 8), (6, 9))[level - 1])
-    text, lines, said, key, before = say.quoted(w), [], [], w, ""
+    text, lines, sentences, key, before = say.quoted(w), [], [], w, ""
     for _ in range((1, 2, 3, 5, 7)[level - 1]):
         before, c, w = word_step(rng, w, before)
-        said.append(say.phrase(STEPS[before], c=c))
+        sentences.append(say.phrase(STEPS[before], c=c))
         lines.append(w)
         key += f" {before}{c if before in ('letter', 'append') else ''}"
-    return asked(say(PIPELINE, w=text, steps=" ".join(said)), lines[:-1], w, f"word pipeline {key}")
+    return asked(say(PIPELINE, w=text, steps=" ".join(sentences)), lines[:-1], w, f"word pipeline {key}")

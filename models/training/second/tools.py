@@ -30,7 +30,7 @@ def definition(name: str, says: str, parameter: str, parameter_says: str) -> dic
 
 def system_text(definitions: list[dict[str, object]], system: str = "") -> str:
     """The system message with tools, as the chat template renders it."""
-    listed = "\n".join(json.dumps(one) for one in definitions)
+    listed = "\n".join(json.dumps(definition) for definition in definitions)
     return f"{system}\n<tools>\n{listed}\n</tools>".lstrip("\n")
 
 

@@ -94,10 +94,10 @@ def weights(exact: dict[str, float]) -> dict[str, float]:
 
 
 def by_task(problems: list[Problem], right: list[bool]) -> dict[str, float]:
-    found: dict[str, list[bool]] = defaultdict(list)
+    results: dict[str, list[bool]] = defaultdict(list)
     for problem, good in zip(problems, right, strict=True):
-        found[problem.task].append(good)
-    return {task: sum(group) / len(group) for task, group in found.items()}
+        results[problem.task].append(good)
+    return {task: sum(group) / len(group) for task, group in results.items()}
 
 
 class Run:
@@ -125,8 +125,8 @@ class Run:
         state = torch.load(self.checkpoint, weights_only=True)
         self.step, self.seen, self.cpu_s, self.exact = state["step"], state["seen"], state["cpu_s"], state["exact"]
         self.model.load_state_dict(state["model"])
-        for opt, kept in zip(self.opts, state["opts"], strict=True):
-            opt.load_state_dict(kept)
+        for opt, optimiser_state in zip(self.opts, state["opts"], strict=True):
+            opt.load_state_dict(optimiser_state)
 
     def keep(self) -> None:
         """Write a checkpoint, whole or not at all."""
@@ -146,7 +146,7 @@ class Run:
         return self.cpu_s + time.process_time() - self._cpu_from
 
     def source(self) -> Iterator[Batch]:
-        """Batches from here on: easy at first, and what is failed oftener where the recipe says so."""
+        """Batches from here on: easy at first, with more of the failed tasks if the recipe has it."""
         by_level = EASY if self.seen < self.recipe.easy_tokens else self.recipe.by_level
         seed = self.recipe.seed * 100_000 + self.step
         drawn = tasks.stream(seed, by_level=by_level, by_task=weights(self.exact) if self.recipe.focus else {})

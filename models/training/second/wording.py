@@ -28,19 +28,19 @@ Noise = Callable[[str, random.Random], str]
 
 
 def expand(pattern: str, rng: random.Random) -> str:
-    """One wording that a pattern stands for."""
-    return _CHOICE.sub(lambda found: rng.choice(found[1].split("|")), pattern)
+    """One wording of a pattern."""
+    return _CHOICE.sub(lambda match: rng.choice(match[1].split("|")), pattern)
 
 
 def expansions(pattern: str) -> list[str]:
-    """All wordings that a pattern stands for."""
-    found = _CHOICE.search(pattern)
-    if found is None:
+    """All wordings of a pattern."""
+    match = _CHOICE.search(pattern)
+    if match is None:
         return [pattern]
     return [
         text
-        for option in found[1].split("|")
-        for text in expansions(pattern[: found.start()] + option + pattern[found.end() :])
+        for option in match[1].split("|")
+        for text in expansions(pattern[: match.start()] + option + pattern[match.end() :])
     ]
 
 
@@ -131,7 +131,7 @@ class Phrasing:
             if not self.held_out:
                 raise ValueError(f"all wordings of {patterns[0]!r} are held out")
         self.used.append(wording)
-        return _FIELD.sub(lambda found: str(fields[found[1]]), wording)
+        return _FIELD.sub(lambda match: str(fields[match[1]]), wording)
 
     def noisy(self, text: str) -> str:
         return self._noise(text, self.rng)

@@ -48,14 +48,14 @@ def assign(current: Mapping[str, int | None], layout: StageLayout) -> dict[str, 
     Instances keep their stage as far as the targets allow; if a stage has too many, those with the greatest ids leave. These
     and the new instances fill the gaps in order of id, from the first stage on.
     """
-    left = list(targets(len(current), layout))
+    remaining = list(targets(len(current), layout))
     stages: dict[str, int] = {}
     for instance_id in sorted(current):
         stage = current[instance_id]
-        if stage is not None and stage < len(left) and left[stage] > 0:
+        if stage is not None and stage < len(remaining) and remaining[stage] > 0:
             stages[instance_id] = stage
-            left[stage] -= 1
-    gaps = (stage for stage, count in enumerate(left) for _ in range(count))
+            remaining[stage] -= 1
+    gaps = (stage for stage, count in enumerate(remaining) for _ in range(count))
     for instance_id in sorted(current):
         if instance_id not in stages:
             stages[instance_id] = next(gaps)

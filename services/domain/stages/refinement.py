@@ -40,8 +40,12 @@ class Refined:
 
 def averaged(successors: Iterable[Seq[InFlight]]) -> Seq[InFlight]:
     """The sequences of an average instance of the next stage: the union, divided by the number of instances."""
-    held = list(successors)
-    return even_share(sorted(sequence for one in held for sequence in one), len(held)) if held else ()
+    instances = list(successors)
+    return (
+        even_share(sorted(sequence for instance in instances for sequence in instance), len(instances))
+        if instances
+        else ()
+    )
 
 
 def best_split(ordered: Seq[InFlight], qoe: QoeModel, by: RefineBy = RefineBy.QUALITY) -> int:
@@ -52,21 +56,21 @@ def best_split(ordered: Seq[InFlight], qoe: QoeModel, by: RefineBy = RefineBy.QU
     """
     if not ordered:
         raise ValueError("nothing to split")
-    whole = BatchLoad.of(ordered)
-    left = BatchLoad()
+    total = BatchLoad.of(ordered)
+    lower = BatchLoad()
     best, best_cost = 0, float("inf")
     for i, sequence in enumerate(ordered):
-        right = _minus(whole, left)
+        right = _minus(total, lower)
         match by:
             case RefineBy.QUALITY:
-                cost = qoe.quality(left) + qoe.quality(right)
+                cost = qoe.quality(lower) + qoe.quality(right)
             case RefineBy.QUANTITY:
-                cost = abs(left.requests - right.requests)
+                cost = abs(lower.requests - right.requests)
             case RefineBy.MEMORY:
-                cost = abs(left.tokens - right.tokens)
+                cost = abs(lower.tokens - right.tokens)
         if cost < best_cost:
             best, best_cost = i, cost
-        left = _plus(left, sequence)
+        lower = _plus(lower, sequence)
     return best
 
 
@@ -101,5 +105,5 @@ def _plus(load: BatchLoad, sequence: InFlight) -> BatchLoad:
     return BatchLoad(load[0] + 1, load[1] + inputs, load[2] + inputs * inputs, load[3] + tokens)
 
 
-def _minus(whole: BatchLoad, part: BatchLoad) -> BatchLoad:
-    return BatchLoad(whole[0] - part[0], whole[1] - part[1], whole[2] - part[2], whole[3] - part[3])
+def _minus(total: BatchLoad, part: BatchLoad) -> BatchLoad:
+    return BatchLoad(total[0] - part[0], total[1] - part[1], total[2] - part[2], total[3] - part[3])

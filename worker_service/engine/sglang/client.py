@@ -18,7 +18,7 @@ IDLE_S = 4.0  # limit on waiting for the server to become idle; less than the ti
 END_S = 0.1  # the end of a stream arrives with its last token, or never
 
 # (token, logprob), most likely first.
-Likeliest = list[tuple[int, float]]
+TopTokens = list[tuple[int, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Piece:
     """
 
     token_ids: list[int]
-    logprobs: list[tuple[float, Likeliest]]
+    logprobs: list[tuple[float, TopTokens]]
     finish: str | None
     cached_tokens: int = 0
     stored_tokens: int = 0
@@ -212,9 +212,9 @@ class SglangClient:
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise Unavailable(f"{self._base}: {error!r}") from error
 
-    async def likeliest(
+    async def top_tokens(
         self, request_id: str, prefix: Seq[int], draft: Seq[int], top: int, priority: int | None = None
-    ) -> list[Likeliest]:
+    ) -> list[TopTokens]:
         """The `top` most likely tokens at every position of `draft` behind `prefix`, and at the position after both.
 
         Takes one forward pass over the tokens that are not in the prefix cache.
@@ -241,7 +241,7 @@ class SglangClient:
             raise Unavailable(f"{self._base}/generate: unexpected response: {error!r}") from error
         if len(rows) != len(draft) + 1 or not all(rows):
             raise Unavailable(f"{self._base}/generate: logprobs at {len(rows)} positions, not {len(draft) + 1}")
-        return [_likeliest(row) for row in rows]
+        return [_top_tokens(row) for row in rows]
 
     async def prompt_seconds(self, request_id: str, token_ids: Seq[int]) -> float:
         """Seconds of the server's forward pass over a prompt, by the server's clock.
@@ -310,7 +310,7 @@ async def _drain(response: aiohttp.ClientResponse) -> None:
             await response.read()
 
 
-def _likeliest(row: Seq[Seq[Any]]) -> Likeliest:
+def _top_tokens(row: Seq[Seq[Any]]) -> TopTokens:
     return [(token, value) for value, token, *_ in row]
 
 
@@ -327,7 +327,7 @@ def _piece(data: dict[str, Any], previous: int) -> Piece:
     ids = data["output_ids"][-new:] if new > 0 else []
     chosen = (meta.get("output_token_logprobs") or [])[-new:] if new > 0 else []
     tops = (meta.get("output_top_logprobs") or [])[-new:] if new > 0 else []
-    logprobs = [(entry[0], _likeliest(tops[i]) if i < len(tops) and tops[i] else []) for i, entry in enumerate(chosen)]
+    logprobs = [(entry[0], _top_tokens(tops[i]) if i < len(tops) and tops[i] else []) for i, entry in enumerate(chosen)]
     return Piece(
         ids,
         logprobs,

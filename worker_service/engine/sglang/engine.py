@@ -184,9 +184,9 @@ class SglangEngine(MovingRequests):
     async def availability(self) -> AsyncIterator[bool]:
         """As in `Interruptible`: False while the server restarts."""
         while True:
-            yield (said := self._up)
+            yield (available := self._up)
             async with self._turned:
-                while self._up is said:
+                while self._up is available:
                     await self._turned.wait()
 
     async def abort(self, request_id: str) -> bool:
@@ -242,10 +242,10 @@ class SglangEngine(MovingRequests):
                                 break
                             cached = max(cached, min(piece.cached_tokens, len(prompt)))
                             preemptions = max(preemptions, piece.retractions)
-                            first, ids, said = len(output), list[int](), ""
+                            first, ids, text_out = len(output), list[int](), ""
                             for token in piece.token_ids:
                                 ids.append(token)
-                                said += text.push(token)
+                                text_out += text.push(token)
                                 reason = reply_rules.end_reason(
                                     text, token, first + len(ids), most, request.sampling, self._tokenizer
                                 )
@@ -254,13 +254,13 @@ class SglangEngine(MovingRequests):
                             if reason is None and piece.finish is not None:
                                 reason = FinishReason.ABORTED if piece.finish == "abort" else FinishReason(piece.finish)
                             if reason is not None:
-                                said += text.finish()
+                                text_out += text.finish()
                             output += ids
                             running.tokens += ids
                             running.computing = True
                             self._throughput.add(len(ids), time.monotonic())
-                            if ids or said:
-                                frame = TokenFrame(first, tuple(ids), said, self._logprobs(ids, piece))
+                            if ids or text_out:
+                                frame = TokenFrame(first, tuple(ids), text_out, self._logprobs(ids, piece))
                                 if on_tokens is None:
                                     yield frame
                                 else:
@@ -320,7 +320,7 @@ class SglangEngine(MovingRequests):
         vocab_size = self._tokenizer.vocab_size
         with self._place(request_id, [*prefix, *draft], len(prefix) - offset):
             top = 1 if sampling.greedy else min(VERIFY_TOP, vocab_size)
-            rows = await self._client.likeliest(request_id, prefix, draft, top, self._priority(0))
+            rows = await self._client.top_tokens(request_id, prefix, draft, top, self._priority(0))
         if not distributions:
             return Verification(*acceptance.matching(draft, [row[0][0] for row in rows]))
         target = target_distribution(rows, vocab_size, sampling)
@@ -358,17 +358,17 @@ class SglangEngine(MovingRequests):
             del self._requests[request_id]
 
     def _sampling(self, sampling: SamplingParams, most: int, interval_s: float | None) -> dict[str, Any]:
-        """interval_s: how long tokens may wait to come together, if longer than usual."""
-        made: dict[str, Any] = {
+        """interval_s: how long tokens may be held, if longer than the default."""
+        parameters: dict[str, Any] = {
             "temperature": 0.0 if sampling.greedy else sampling.temperature,
             "top_p": sampling.top_p,
             "max_new_tokens": most,
             "ignore_eos": sampling.ignore_eos,
-            "stream_interval": self._tokens_an_event(interval_s),
+            "stream_interval": self._tokens_per_event(interval_s),
         }
         if sampling.seed is not None and not sampling.greedy:
-            made["sampling_seed"] = sampling.seed & 0x7FFFFFFF
-        return made
+            parameters["sampling_seed"] = sampling.seed & 0x7FFFFFFF
+        return parameters
 
     def _form(self, request: GenerationRequest) -> dict[str, Any]:
         """The form of the reply as sampling parameters of the server; empty if it has none.
@@ -383,8 +383,8 @@ class SglangEngine(MovingRequests):
             )
         return form
 
-    def _tokens_an_event(self, interval_s: float | None) -> int:
-        """How many tokens behind the first are to come together: as many as one stream makes in the time they may wait."""
+    def _tokens_per_event(self, interval_s: float | None) -> int:
+        """Tokens per event after the first: as many as one stream generates in the time that they may be held."""
         hold, running = self.options.hold, sum(request.computing for request in self._requests.values())
         if hold is None or not running:
             return 1

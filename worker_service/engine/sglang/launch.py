@@ -108,12 +108,12 @@ def command(shape: ServerShape, port: int) -> list[str]:
 def environment(shape: ServerShape) -> dict[str, str]:
     """The environment variables of the server, in addition to those of this process."""
     # without OMP_NUM_THREADS, torch uses all cores in each process; logprobs are before temperature and top-p
-    made = {"OMP_NUM_THREADS": str(shape.threads), "SGLANG_RETURN_ORIGINAL_LOGPROB": "1"}
+    variables = {"OMP_NUM_THREADS": str(shape.threads), "SGLANG_RETURN_ORIGINAL_LOGPROB": "1"}
     if shape.gpus:
-        made["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, shape.gpus))
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, shape.gpus))
     if shape.kv_store:
-        made["SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR"] = shape.kv_store
-    return made | dict(shape.env)
+        variables["SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR"] = shape.kv_store
+    return variables | dict(shape.env)
 
 
 def gpus_of(gpus: Seq[int], index: int, each: int) -> tuple[int, ...]:

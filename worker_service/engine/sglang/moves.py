@@ -263,22 +263,22 @@ class MovingRequests:
         """
         async for piece in self._client.generate(f"{transfer_id}#ahead", tokens, _READ_ONLY):
             if piece.finish is not None:
-                _record("prefix prefetched", transfer_id, len(tokens), piece)
+                _record("prefix read ahead", transfer_id, len(tokens), piece)
 
 
 def _record(action: str, request_id: str, tokens: int, piece: Piece) -> None:
     """Record in the current span and the log where the KV of the tokens came from."""
     computed = tokens - piece.cached_tokens
-    held = piece.cached_tokens - piece.stored_tokens
+    cached = piece.cached_tokens - piece.stored_tokens
     trace.get_current_span().add_event(
         action,
         {
             "penstock.kv.loaded_tokens": piece.stored_tokens,
-            "penstock.kv.held_tokens": held,
+            "penstock.kv.held_tokens": cached,
             "penstock.kv.computed_tokens": computed,
         },
     )
-    _log.info("%s: %s: %d loaded, %d held, %d computed", request_id, action, piece.stored_tokens, held, computed)
+    _log.info("%s: %s: %d loaded, %d held, %d computed", request_id, action, piece.stored_tokens, cached, computed)
 
 
 def _empty(layout: KvLayout, blocks: int) -> Blocks:

@@ -58,8 +58,8 @@ class SimulatedRunner:
         return [self._row(row) for row in rows]
 
     def read_blocks(self, blocks: Seq[int]) -> npt.NDArray[np.generic]:
-        found = self._kv[list(blocks)]
-        return np.stack((found, found), axis=1)[:, None, :, :, None, None]
+        data = self._kv[list(blocks)]
+        return np.stack((data, data), axis=1)[:, None, :, :, None, None]
 
     def write_blocks(self, blocks: Seq[int], data: npt.NDArray[np.generic]) -> None:
         self._kv[list(blocks)] = data[:, 0, 0, :, 0, 0]
@@ -81,14 +81,14 @@ class SimulatedRunner:
                 _fitting(token, row.allowed[i], row.tokens[last + i], row.start + last + i)
                 for i, token in enumerate(chosen)
             ]
-        said: list[RawLogprobs] = []
+        entries: list[RawLogprobs] = []
         if row.sampling.top_logprobs is not None:
-            said = [self._logprobs(token, row.sampling.top_logprobs) for token in chosen]
+            entries = [self._logprobs(token, row.sampling.top_logprobs) for token in chosen]
         spread = None
         if row.distributions:
             spread = np.zeros((row.logits, _VOCAB), np.float32)
             spread[range(row.logits), chosen] = 1.0
-        return RowResult(chosen, said, spread)
+        return RowResult(chosen, entries, spread)
 
     def _next(self, token: int, position: int, offset: int, endless: bool) -> int:
         """The token that follows `token` at `position`; the first one never ends a reply."""

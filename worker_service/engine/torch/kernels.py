@@ -65,9 +65,9 @@ def attend(q: F32, k_pool: F32, v_pool: F32, tables: I64, table_of: I64, context
             # exp(x) = 2^whole * 2^part: the whole part goes into the exponent bits, the part through a polynomial
             for i in range(n):
                 t = max((scores[i] - high) * _LOG2_E, np.float32(-126.0))
-                whole = np.floor(t)
-                part = t - whole
-                bits[i] = (np.int32(whole) + np.int32(127)) << np.int32(23)
+                integral = np.floor(t)
+                part = t - integral
+                bits[i] = (np.int32(integral) + np.int32(127)) << np.int32(23)
                 y = np.float32(1.5403530e-4)
                 y = y * part + np.float32(1.3333558e-3)
                 y = y * part + np.float32(9.6181291e-3)

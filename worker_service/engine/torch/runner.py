@@ -50,13 +50,13 @@ class TorchRunner:
         tokens: list[int] = []
         positions: list[int] = []
         segments: list[Segment] = []
-        wanted: list[int] = []
+        logit_rows: list[int] = []
         width = max(-(-(row.start + len(row.tokens)) // size) for row in rows)
         tables = np.zeros((len(rows), width), np.int64)
         for i, row in enumerate(rows):
             count = len(row.tokens)
             segments.append(Segment(len(tokens), count, row.start, i))
-            wanted += range(len(tokens) + count - row.logits, len(tokens) + count)
+            logit_rows += range(len(tokens) + count - row.logits, len(tokens) + count)
             tokens += row.tokens
             positions += range(row.start, row.start + count)
             used = -(-(row.start + count) // size)
@@ -67,10 +67,10 @@ class TorchRunner:
             use_cache=False,
             paged=PagedBatch(self._pool, segments, tables, kernel=self._kernel),
         ).last_hidden_state[0]
-        if not wanted:
+        if not logit_rows:
             return [RowResult()] * len(rows)
-        if len(wanted) < len(tokens):
-            hidden = hidden[torch.tensor(wanted, device=self._device)]
+        if len(logit_rows) < len(tokens):
+            hidden = hidden[torch.tensor(logit_rows, device=self._device)]
         logits = self._model.lm_head(hidden).float()
         return self._read(rows, logits)
 
@@ -99,16 +99,18 @@ class TorchRunner:
         chosen = sampling.choose(logits, places)
         results, at = [], 0
         telling = [row for row in rows if row.logits and row.sampling.top_logprobs is not None]
-        told = iter(self._logprobs(rows, free, chosen)) if telling else iter(())
+        logprobs_iter = iter(self._logprobs(rows, free, chosen)) if telling else iter(())
         for row in rows:
             own = slice(at, at + row.logits)
             at += row.logits
             spread = None
             if row.distributions and row.logits:
                 spread = sampling.distributions(logits[own], places[own]).cpu().numpy()
-            said = [next(told) for _ in range(row.logits)] if row.sampling.top_logprobs is not None else []
+            row_logprobs = (
+                [next(logprobs_iter) for _ in range(row.logits)] if row.sampling.top_logprobs is not None else []
+            )
             error = None if all(finite[own]) else FloatingPointError("the model's logits are not finite")
-            results.append(RowResult(chosen[own], said, spread, error))
+            results.append(RowResult(chosen[own], row_logprobs, spread, error))
         return results
 
     @staticmethod

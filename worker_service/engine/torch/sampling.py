@@ -22,8 +22,8 @@ class Position:
 
 def finite(logits: torch.Tensor) -> list[bool]:
     """Whether each row of (R, V) logits has a maximum: no NaN, no +inf, and not only -inf."""
-    found: list[bool] = torch.isfinite(logits.amax(-1)).tolist()
-    return found
+    result: list[bool] = torch.isfinite(logits.amax(-1)).tolist()
+    return result
 
 
 def restricted(logits: torch.Tensor, rows: Seq[int], allowed: npt.NDArray[np.int32]) -> torch.Tensor:
@@ -44,8 +44,8 @@ def distributions(logits: torch.Tensor, positions: Seq[Position]) -> torch.Tenso
     if greedy:
         rows[greedy, logits[greedy].argmax(-1)] = 1.0
     if drawn:
-        ids, kept = _top_p(logits[drawn], [positions[i] for i in drawn])
-        rows[drawn] = torch.zeros_like(kept).scatter(1, ids, kept / kept.sum(-1, keepdim=True))
+        ids, top_p = _top_p(logits[drawn], [positions[i] for i in drawn])
+        rows[drawn] = torch.zeros_like(top_p).scatter(1, ids, top_p / top_p.sum(-1, keepdim=True))
     return rows
 
 
@@ -54,18 +54,18 @@ def choose(logits: torch.Tensor, positions: Seq[Position]) -> list[int]:
     chosen = logits.argmax(-1)
     drawn = [i for i, p in enumerate(positions) if not p.sampling.greedy]
     if drawn:
-        ids, kept = _top_p(logits[drawn], [positions[i] for i in drawn])
+        ids, top_p = _top_p(logits[drawn], [positions[i] for i in drawn])
         chances = torch.tensor(
             [uniform(positions[i].sampling.seed or 0, positions[i].offset) for i in drawn],
             dtype=torch.float64,
             device=logits.device,
         )
-        total = kept.double().cumsum(-1)
+        total = top_p.double().cumsum(-1)
         at = torch.searchsorted(total, (chances * total[:, -1])[:, None], right=True)
-        last = ((kept > 0).sum(-1, keepdim=True) - 1).clamp(min=0)
+        last = ((top_p > 0).sum(-1, keepdim=True) - 1).clamp(min=0)
         chosen[drawn] = ids.gather(1, torch.minimum(at, last)).squeeze(1)
-    found: list[int] = chosen.tolist()
-    return found
+    tokens: list[int] = chosen.tolist()
+    return tokens
 
 
 def _top_p(logits: torch.Tensor, positions: Seq[Position]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class JudgeServiceStub:
-    """Errors of every RPC: DEADLINE_EXCEEDED, CANCELLED, and INTERNAL for a fault of ours. Each error carries
+    """Errors of every RPC: DEADLINE_EXCEEDED, CANCELLED, and INTERNAL for a bug of Penstock. Each error has
     google.rpc.ErrorInfo (domain `penstock`).
     """
 
@@ -49,21 +49,21 @@ class JudgeServiceStub:
 
 
 class JudgeServiceServicer:
-    """Errors of every RPC: DEADLINE_EXCEEDED, CANCELLED, and INTERNAL for a fault of ours. Each error carries
+    """Errors of every RPC: DEADLINE_EXCEEDED, CANCELLED, and INTERNAL for a bug of Penstock. Each error has
     google.rpc.ErrorInfo (domain `penstock`).
     """
 
     def Score(self, request, context):
         """Scores answers. INVALID_ARGUMENT (BadRequest names the field), NOT_FOUND (no such scorer),
-        RESOURCE_EXHAUSTED (queue full, or more before it than can be done by the deadline; RetryInfo), UNAVAILABLE (the
-        scorer's own backend is away), FAILED_PRECONDITION (reason REQUEST_FAILED: this answer cannot be scored).
+        RESOURCE_EXHAUSTED (queue full, or too long for the deadline; RetryInfo), UNAVAILABLE (the
+        backend of the scorer is unavailable), FAILED_PRECONDITION (reason REQUEST_FAILED: this answer cannot be scored).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListScorers(self, request, context):
-        """The scorers this judge offers.
+        """The scorers of this judge.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -91,7 +91,7 @@ def add_JudgeServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class JudgeService:
-    """Errors of every RPC: DEADLINE_EXCEEDED, CANCELLED, and INTERNAL for a fault of ours. Each error carries
+    """Errors of every RPC: DEADLINE_EXCEEDED, CANCELLED, and INTERNAL for a bug of Penstock. Each error has
     google.rpc.ErrorInfo (domain `penstock`).
     """
 

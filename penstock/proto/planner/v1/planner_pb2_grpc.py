@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class PlannerServiceStub:
-    """Errors of every RPC: UNAVAILABLE (Redis is away), DEADLINE_EXCEEDED, CANCELLED, and INTERNAL for a fault of ours.
-    Each error carries google.rpc.ErrorInfo (domain `penstock`).
+    """Errors of every RPC: UNAVAILABLE (no Redis), DEADLINE_EXCEEDED, CANCELLED, and INTERNAL for a bug of Penstock.
+    Each error has google.rpc.ErrorInfo (domain `penstock`).
     """
 
     def __init__(self, channel):
@@ -74,8 +74,8 @@ class PlannerServiceStub:
 
 
 class PlannerServiceServicer:
-    """Errors of every RPC: UNAVAILABLE (Redis is away), DEADLINE_EXCEEDED, CANCELLED, and INTERNAL for a fault of ours.
-    Each error carries google.rpc.ErrorInfo (domain `penstock`).
+    """Errors of every RPC: UNAVAILABLE (no Redis), DEADLINE_EXCEEDED, CANCELLED, and INTERNAL for a bug of Penstock.
+    Each error has google.rpc.ErrorInfo (domain `penstock`).
     """
 
     def GetPlan(self, request, context):
@@ -86,7 +86,7 @@ class PlannerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SetPlan(self, request, context):
-        """Makes a plan current and gives it the next revision. INVALID_ARGUMENT (BadRequest names the field),
+        """Publishes a plan as the next revision. INVALID_ARGUMENT (BadRequest names the field),
         ABORTED (expected_revision is not the current one).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -94,7 +94,7 @@ class PlannerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchPlan(self, request, context):
-        """The current plan at once, then every later one, in order, until the caller leaves.
+        """The current plan, then every later one, in order, until the call is cancelled.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -108,7 +108,7 @@ class PlannerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def PlanCascade(self, request, context):
-        """Plans a cascade, in a process of its own that ends as soon as the caller leaves; publishes nothing. Last event: finished.
+        """Computes a plan in a separate process, which ends when the call is cancelled. Does not publish it. Last event: finished.
         INVALID_ARGUMENT (BadRequest names the field), INTERNAL (reason SOLVER_FAILED: the process crashed or was killed).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -116,16 +116,16 @@ class PlannerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SimulateDeployment(self, request, context):
-        """Runs replicas and thresholds over a workload in virtual time. Errors as of PlanCascade.
+        """Simulates replicas and thresholds for a workload in virtual time. Errors as in PlanCascade.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PlanStages(self, request, context):
-        """Lays a tier's instances out as length stages, and publishes the layout as a plan revision if asked.
+        """Assigns the instances of a tier to length stages; publishes the result as a plan revision if requested.
         INVALID_ARGUMENT (BadRequest names the field), NOT_FOUND (no plan yet), ABORTED (the plan changed meanwhile),
-        INTERNAL as of PlanCascade.
+        INTERNAL as in PlanCascade.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -178,8 +178,8 @@ def add_PlannerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class PlannerService:
-    """Errors of every RPC: UNAVAILABLE (Redis is away), DEADLINE_EXCEEDED, CANCELLED, and INTERNAL for a fault of ours.
-    Each error carries google.rpc.ErrorInfo (domain `penstock`).
+    """Errors of every RPC: UNAVAILABLE (no Redis), DEADLINE_EXCEEDED, CANCELLED, and INTERNAL for a bug of Penstock.
+    Each error has google.rpc.ErrorInfo (domain `penstock`).
     """
 
     @staticmethod

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class RouterServiceStub:
-    """Errors of every RPC: DEADLINE_EXCEEDED, CANCELLED, and INTERNAL for a fault of ours. Each error carries
+    """Errors of every RPC: DEADLINE_EXCEEDED, CANCELLED, and INTERNAL for a bug of Penstock. Each error has
     google.rpc.ErrorInfo (domain `penstock`).
     """
 
@@ -49,16 +49,17 @@ class RouterServiceStub:
 
 
 class RouterServiceServicer:
-    """Errors of every RPC: DEADLINE_EXCEEDED, CANCELLED, and INTERNAL for a fault of ours. Each error carries
+    """Errors of every RPC: DEADLINE_EXCEEDED, CANCELLED, and INTERNAL for a bug of Penstock. Each error has
     google.rpc.ErrorInfo (domain `penstock`).
     """
 
     def Generate(self, request, context):
         """Answers one prompt. Last event: finished.
         INVALID_ARGUMENT (BadRequest names the field), NOT_FOUND (no such model),
-        ALREADY_EXISTS (a request of this id is live at this router, and this one does not resume it),
-        FAILED_PRECONDITION (not to be sent again: POISON_REQUEST, workers died of it; REQUEST_FAILED, it cannot be computed),
-        RESOURCE_EXHAUSTED (queue or tier full; RetryInfo), UNAVAILABLE (no instance left to try, or draining).
+        ALREADY_EXISTS (a request with this id is running at this router, and this one does not resume it),
+        FAILED_PRECONDITION (must not be retried: POISON_REQUEST, workers died while running it; REQUEST_FAILED, it cannot be
+        computed),
+        RESOURCE_EXHAUSTED (queue or tier full; RetryInfo), UNAVAILABLE (no instance left to try, or the router is draining).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -93,7 +94,7 @@ def add_RouterServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RouterService:
-    """Errors of every RPC: DEADLINE_EXCEEDED, CANCELLED, and INTERNAL for a fault of ours. Each error carries
+    """Errors of every RPC: DEADLINE_EXCEEDED, CANCELLED, and INTERNAL for a bug of Penstock. Each error has
     google.rpc.ErrorInfo (domain `penstock`).
     """
 
@@ -153,7 +154,7 @@ class RouterService:
 
 
 class MeshServiceStub:
-    """What operators look at. Any router can answer for the whole mesh.
+    """The API for operators. Every router has the state of the whole mesh.
     """
 
     def __init__(self, channel):
@@ -185,25 +186,25 @@ class MeshServiceStub:
 
 
 class MeshServiceServicer:
-    """What operators look at. Any router can answer for the whole mesh.
+    """The API for operators. Every router has the state of the whole mesh.
     """
 
     def GetStatus(self, request, context):
-        """The mesh as this router sees it.
+        """The state of the mesh as seen by this router.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchStatus(self, request, context):
-        """The same, again and again. INVALID_ARGUMENT (interval under 100 ms).
+        """The same at every interval. INVALID_ARGUMENT (interval under 100 ms).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListTraces(self, request, context):
-        """The last requests' traces. UNAVAILABLE (Redis is away), NOT_FOUND (no such trace).
+        """The traces of the last requests. UNAVAILABLE (no Redis), NOT_FOUND (no such trace).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -211,7 +212,7 @@ class MeshServiceServicer:
 
     def MoveReply(self, request, context):
         """Moves a reply that this router streams to another instance of its tier, with its KV, while it runs.
-        NOT_FOUND (no such instance, or no such reply there to move).
+        NOT_FOUND (no such instance, or no such reply at this router).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -249,7 +250,7 @@ def add_MeshServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class MeshService:
-    """What operators look at. Any router can answer for the whole mesh.
+    """The API for operators. Every router has the state of the whole mesh.
     """
 
     @staticmethod

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class WorkerServiceStub:
-    """Errors of every RPC: DEADLINE_EXCEEDED, CANCELLED, and INTERNAL for a fault of ours. Each error carries
+    """Errors of every RPC: DEADLINE_EXCEEDED, CANCELLED, and INTERNAL for a bug of Penstock. Each error has
     google.rpc.ErrorInfo (domain `penstock`).
     """
 
@@ -94,13 +94,13 @@ class WorkerServiceStub:
 
 
 class WorkerServiceServicer:
-    """Errors of every RPC: DEADLINE_EXCEEDED, CANCELLED, and INTERNAL for a fault of ours. Each error carries
+    """Errors of every RPC: DEADLINE_EXCEEDED, CANCELLED, and INTERNAL for a bug of Penstock. Each error has
     google.rpc.ErrorInfo (domain `penstock`).
     """
 
     def Generate(self, request, context):
-        """Answers one prompt. First event: admitted or declined; last: finished, or handed_over where the request has moved.
-        With a `transfer_id` it waits, heartbeats first, for the request to arrive by MigrateIn and streams it from there on.
+        """Answers one prompt. First event: admitted or declined; last: finished, or handed_over if the request has moved.
+        With a `transfer_id` it waits for the request to arrive by MigrateIn, with heartbeats, and streams it from there on.
         INVALID_ARGUMENT (BadRequest names the field), ALREADY_EXISTS (request_id is running),
         RESOURCE_EXHAUSTED (queue full; RetryInfo), UNAVAILABLE (draining or engine down), FAILED_PRECONDITION (reason
         REQUEST_FAILED: this request cannot be computed, here or elsewhere; others are not affected).
@@ -110,10 +110,10 @@ class WorkerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GenerateMany(self, request_iterator, context):
-        """Answers any number of prompts over one call: a reply here is what Generate streams for it, but what several replies
-        have to say at the same time comes in one message. This is how a router talks to its workers. Ending the call ends
-        all its replies; it ends by itself once the worker is draining and none is left. What Generate would fail with comes
-        as the reply's `failure`. INVALID_ARGUMENT ends the call: a message that breaks this protocol.
+        """Answers any number of prompts over one call. Each reply is the stream of Generate, but events of several replies share
+        messages. Routers use this call. Ending the call ends all its replies. It ends by itself when the worker is draining
+        and no reply is left. An error of Generate is the `failure` of the reply. INVALID_ARGUMENT ends the call if a message
+        violates the protocol.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -128,29 +128,29 @@ class WorkerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetInfo(self, request, context):
-        """The model served and what the engine can do.
+        """The model and the capabilities of the engine.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetLoad(self, request, context):
-        """The load as it is now; the same figures reach Redis.
+        """The current load, as also published to Redis.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """No new requests from now on; returns when the running ones have ended or the deadline has passed.
+        """Accept no new requests from now on. Returns when the running ones have finished or the deadline has passed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Verify(self, request, context):
-        """Checks a draft against a prefix in one forward pass.
-        INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNIMPLEMENTED (the engine cannot), FAILED_PRECONDITION (as Generate).
+        """Verifies a draft behind a prefix in one forward pass.
+        INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNIMPLEMENTED (not supported by the engine), FAILED_PRECONDITION (as Generate).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -164,19 +164,19 @@ class WorkerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ConfirmBid(self, request_iterator, context):
-        """Confirms a bid that was chosen. First comes `confirmed`: the request enters this instance's queue of transfers and stays
-        in it as long as the call lasts; then `transfer_turn`, whenever it should start. Answers: refused, or turns until one
-        has started. INVALID_ARGUMENT.
+        """Confirms a chosen bid. The first message is `confirmed`: the request is queued for transfer as long as the call lasts.
+        The response is a refusal, or `transfer_turn` whenever the transfer should start, until it has started.
+        INVALID_ARGUMENT.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def MigrateOut(self, request, context):
-        """Sends a running request's KV to another worker while it decodes, then hands it over. The target must await it: a
-        Generate call with this `transfer_id` is open there, by the router that owns the stream. Last event: handed_over or
-        transfer_failed. Cancelling ends the transfer, unless the target has the last message already.
-        INVALID_ARGUMENT, UNIMPLEMENTED (the engine cannot).
+        """Sends a running request's KV to another worker while it decodes, then hands it over. The target must
+        expect it: the router that owns the stream has a Generate call with this `transfer_id` open there. Last event:
+        handed_over or transfer_failed. Cancelling ends the transfer, unless the target has the last message already.
+        INVALID_ARGUMENT, UNIMPLEMENTED (not supported by the engine).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -184,7 +184,7 @@ class WorkerServiceServicer:
 
     def MigrateIn(self, request_iterator, context):
         """Receives a request from another worker: opening, chunks, closing; answered by accepted, chunk_received for each
-        chunk and committed, or by a refusal at any time. UNIMPLEMENTED (the engine cannot).
+        chunk and committed, or by a refusal at any time. UNIMPLEMENTED (not supported by the engine).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -257,7 +257,7 @@ def add_WorkerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class WorkerService:
-    """Errors of every RPC: DEADLINE_EXCEEDED, CANCELLED, and INTERNAL for a fault of ours. Each error carries
+    """Errors of every RPC: DEADLINE_EXCEEDED, CANCELLED, and INTERNAL for a bug of Penstock. Each error has
     google.rpc.ErrorInfo (domain `penstock`).
     """
 
