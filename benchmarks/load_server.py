@@ -1,6 +1,6 @@
 """`python -m benchmarks.load_server PORT`: an OpenAI-compatible server without a model, for routers to forward to.
 
-Every reply under way gets a token each step of 10 ms, up to its `max_tokens`. Unknown fields are ignored, any GET is answered
+Every reply active gets a token each step of 10 ms, up to its `max_tokens`. Unknown fields are ignored, any GET is answered
 with 200. As cheap as Python allows: raw HTTP/1.1 on asyncio protocols, one timer for all replies.
 """
 

@@ -26,6 +26,7 @@ STREAMED: dict[str, Any] = {"replies": 600, "connections": 200, "tokens": 200}
 STEP_MS = 10.0
 RATIOS = ("cpu_ms_per_reply", "cpu_ms_per_1000_tokens", "worker_loop_cpu_ms_per_1000_tokens")
 ROUTERS, WORKER = "router_service", "worker_service"
+SLOT = "--slot"  # in the command line of one of a router's several processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +57,27 @@ def checked_out(commit: str) -> Iterator[Path]:
 
 @dataclass(frozen=True, slots=True)
 class RunningVersion:
-    """A mesh of one version. url: of its OpenAI API. pid: of the process that keeps the mesh's processes."""
+    """A mesh of one version. url: of its OpenAI API. grpc: its router's address. pid: of what keeps all others."""
 
     url: str
     pid: int
+    grpc: str
 
     def router_cpu_s(self) -> float:
         """User and system time of the router's processes so far."""
-        return sum(cpu_s(pid) for pid in _descendants(self.pid) if ROUTERS in _command(pid))
+        return sum(cpu_s(pid) for pid in self._router_pids())
+
+    def serving_pids(self) -> list[int]:
+        """The router's processes that serve requests: without the parent of several."""
+        pids = self._router_pids()
+        return [pid for pid in pids if SLOT in _command(pid)] or pids
+
+    def pids(self) -> list[int]:
+        """All processes of the mesh but the one that keeps the others."""
+        return _descendants(self.pid)
+
+    def _router_pids(self) -> list[int]:
+        return sorted(pid for pid in _descendants(self.pid) if ROUTERS in _command(pid))
 
     def worker_cpu_s(self) -> tuple[float, float]:
         """User and system time of the worker's event loop so far, and of its other threads, the engine's among them."""
@@ -72,18 +86,20 @@ class RunningVersion:
 
 
 @contextmanager
-def running(version: Version) -> Iterator[RunningVersion]:
-    """The version's own mesh, by its own command line, on free ports."""
+def running(version: Version, processes: int = 1) -> Iterator[RunningVersion]:
+    """The version's own mesh, by its own command line, on free ports. processes: of its router."""
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
         folder = Path(name)
         pace = {"overhead_ms": STEP_MS, "token_us": 1.0, "context_token_ns": 0.0, "reply_tokens": 1_000_000}
         tier = {"name": "only", "model": "sim", "engine": "simulated", "simulated": pace}
-        content = {
+        content: dict[str, Any] = {
             "name": f"cost-{free_port()}",
             "tiers": [{**tier, "max_running": 256, "max_queued": 512, "kv_tokens": 131_072}],
             "judge": {"scorers": [{"name": "confidence", "kind": "confidence"}], "default_scorer": "confidence"},
             "router": {"grpc_port": free_port(), "http_port": free_port()},
         }
+        if processes > 1:  # former versions know no such field
+            content["router"] |= {"processes": processes}
         file = folder / "mesh.yaml"
         file.write_text(yaml.safe_dump(content))
         env = {**os.environ, "PYTHONPATH": str(version.tree), "PENSTOCK_LOG_LEVEL": "warning"}
@@ -92,7 +108,7 @@ def running(version: Version) -> Iterator[RunningVersion]:
         subprocess.run([*command, "up", "--detach", "--mesh", file, "--folder", folder / "run"], **more)  # type: ignore[call-overload]
         try:
             run_file = json.loads((folder / "run" / "run.json").read_text())
-            yield RunningVersion(f"http://{run_file['http'][0]}/v1", run_file["pid"])
+            yield RunningVersion(f"http://{run_file['http'][0]}/v1", run_file["pid"], run_file["grpc"][0])
         finally:
             subprocess.run([*command, "down", "--folder", folder / "run"], **more)  # type: ignore[call-overload]
 

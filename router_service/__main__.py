@@ -1,8 +1,35 @@
-"""`python -m router_service`: a router."""
+"""`python -m router_service`: a router, as one process or as the parent of several."""
 
-from router_service.compose import compose
+import argparse
+import sys
+
+from services import telemetry
 from services.domain.instances import Role
-from services.runtime import run_service
+from services.mesh_file import load_mesh_file
+from services.process_slot import ProcessSlot
+from services.processes import exits_on_unusable_settings
+from services.settings import ServiceSettings
+
+
+def main() -> None:
+    """Serve, or start as many processes as the settings say; each gets its slot on its command line."""
+    parser = argparse.ArgumentParser(prog="python -m router_service", description="A router of a Penstock mesh.")
+    parser.add_argument("--slot", type=ProcessSlot.from_json, help=argparse.SUPPRESS)  # set by the parent alone
+    slot: ProcessSlot | None = parser.parse_args().slot
+    if slot is None:
+        with exits_on_unusable_settings(Role.ROUTER.value):
+            settings = ServiceSettings.load()
+            count = settings.processes_of_router(load_mesh_file(settings.mesh_file))
+            if count > 1:
+                from services.process_group import run_group
+
+                telemetry.set_up_logging(Role.ROUTER.value, settings)
+                sys.exit(run_group(Role.ROUTER, "router_service", settings, count))
+    from router_service.compose import compose  # these load gRPC, which a parent of processes must not
+    from services.runtime import run_service
+
+    run_service(Role.ROUTER, compose, slot)
+
 
 if __name__ == "__main__":
-    run_service(Role.ROUTER, compose)
+    main()

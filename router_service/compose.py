@@ -1,6 +1,7 @@
 """Puts the router together: feed, pool, driver, gRPC and HTTP faces."""
 
 import asyncio
+import functools
 import logging
 import random
 from typing import NoReturn
@@ -20,7 +21,9 @@ from router_service.openai_gateway import HttpLimits, OpenAiGateway
 from router_service.routing.instance_pool import InstancePool
 from router_service.routing.lease_probe import LeaseProbe
 from router_service.routing.readiness import readiness
-from router_service.servicer import MESH_SERVICE, ROUTER_SERVICE, MeshServicer, RouterServicer
+from router_service.servicer import MESH_SERVICE, ROUTER_SERVICE, MeshServicer, RouterServicer, move_reply
+from router_service.siblings.client import Siblings
+from router_service.siblings.servicer import RouterProcessServicer, start_server
 from router_service.status import MeshStatus
 from router_service.telemetry.late_traces import LateTraces
 from router_service.telemetry.sampling import WindowSampler, WorkloadReporter
@@ -76,9 +79,16 @@ async def compose(chassis: Chassis) -> None:
         RouterServicer(driver, view, draining, batching, options.default_deadline_s, options.heartbeat_s),
         chassis.server,
     )
-    status = MeshStatus(chassis.instance_id, pool, queue, stats, agent)
+    siblings = None
+    if chassis.slot is not None:
+        siblings = await stack.enter_async_context(Siblings(chassis.slot))
+    status = MeshStatus(chassis.instance_id, pool, queue, stats, agent, siblings)
+    move = functools.partial(move_reply, tiers, view)
+    if chassis.slot is not None:
+        server = await start_server(chassis.slot, RouterProcessServicer(status.counters, move))
+        stack.push_async_callback(server.stop, 0)
     router_pb2_grpc.add_MeshServiceServicer_to_server(
-        MeshServicer(status, TraceStore(chassis.redis, chassis.keys), tiers, view), chassis.server
+        MeshServicer(status, TraceStore(chassis.redis, chassis.keys), move, siblings), chassis.server
     )
     chassis.health.offer(ROUTER_SERVICE, MESH_SERVICE)
     limits = HttpLimits(
@@ -89,8 +99,14 @@ async def compose(chassis: Chassis) -> None:
         max_connections=open_files.connections(options.max_connections),
     )
     gateway = OpenAiGateway(driver, view, draining, batching, chassis.telemetry, limits)
+    if siblings is not None:
+        await _wait_for_plan(pool, siblings)
+        siblings.listening = True
+        chassis.on_drain.append(functools.partial(_stop_listening, gateway, siblings))
     try:
-        port = await gateway.start(chassis.settings.bind_host, chassis.settings.http_port)
+        port = await gateway.start(
+            chassis.settings.bind_host, chassis.settings.http_port, shared_port=chassis.slot is not None
+        )
     except OSError as error:
         raise SettingsError(f"http_port: cannot listen on {chassis.settings.http_port}: {error.strerror}") from error
     stack.push_async_callback(gateway.close)
@@ -101,6 +117,21 @@ async def compose(chassis: Chassis) -> None:
     chassis.supervise("readiness", lambda: _tell_readiness(chassis.health, pool, draining))
     chassis.supervise("channel-sweep", lambda: _sweep(channels, view, sessions))
     chassis.supervise("lease-probe", LeaseProbe(pool, channels).run)
+
+
+async def _wait_for_plan(pool: InstancePool, siblings: Siblings) -> None:
+    """Return once there is a plan, or none of the router's other processes serves.
+
+    One that has just started, while Redis is away, must not get connections that the others can serve. With no other, it
+    says itself what is missing, on all faces.
+    """
+    while pool.view.plan is None and await siblings.any_listens():
+        await pool.change(READINESS_S)
+
+
+async def _stop_listening(gateway: OpenAiGateway, siblings: Siblings) -> None:
+    siblings.listening = False
+    await gateway.stop_listening()
 
 
 async def _tell_readiness(health: Health, pool: InstancePool, draining: InFlightRequests) -> NoReturn:

@@ -17,7 +17,9 @@ from router_service.generation.in_flight_requests import InFlightRequests, new_r
 from router_service.generation.request_driver import RequestDriver, worker_request_id
 from router_service.generation.tier_generation import TierGeneration
 from router_service.heartbeats import with_heartbeats
-from router_service.migration.movable_reply import NotMoved
+from router_service.migration.movable_reply import Moved, NotMoved
+from router_service.siblings.client import Siblings
+from router_service.siblings.servicer import Move, moved_to_proto
 from router_service.status import MeshStatus
 from services import proto_codec as common
 from services.domain.errors import DeadlineExceeded, InvalidRequest, NotFound, invalid
@@ -76,11 +78,11 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
 
 
 class MeshServicer(router_pb2_grpc.MeshServiceServicer):
-    def __init__(self, status: MeshStatus, traces: TraceStore, tiers: TierGeneration, view: MeshView) -> None:
-        self._status, self._traces, self._tiers, self._view = status, traces, tiers, view
+    def __init__(self, status: MeshStatus, traces: TraceStore, move: Move, siblings: Siblings | None = None) -> None:
+        self._status, self._traces, self._move, self._siblings = status, traces, move, siblings
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
-        return pb.GetStatusResponse(status=self._status.read())
+        return pb.GetStatusResponse(status=await self._status.read())
 
     async def WatchStatus(
         self, request: pb.WatchStatusRequest, context: Context
@@ -89,7 +91,7 @@ class MeshServicer(router_pb2_grpc.MeshServiceServicer):
         if interval_s < MIN_INTERVAL_S:
             raise invalid("interval", f"must be at least {MIN_INTERVAL_S:g} s")
         while True:
-            yield pb.WatchStatusResponse(status=self._status.read())
+            yield pb.WatchStatusResponse(status=await self._status.read())
             await asyncio.sleep(interval_s)
 
     async def ListTraces(self, request: pb.ListTracesRequest, context: Context) -> pb.ListTracesResponse:
@@ -102,14 +104,27 @@ class MeshServicer(router_pb2_grpc.MeshServiceServicer):
         return pb.ListTracesResponse(traces=[codec.trace_to_proto(spans) for spans in found])
 
     async def MoveReply(self, request: pb.MoveReplyRequest, context: Context) -> pb.MoveReplyResponse:
-        target = next((r for r in self._view.instances(Role.WORKER) if r.instance_id == request.instance_id), None)
-        if target is None or target.model is None:
-            raise NotFound("worker", request.instance_id)
-        name = worker_request_id(request.request_id, target.model.tier)
-        outcome = await self._tiers.move(name, target, "asked for")
+        try:
+            outcome = await self._move(request.request_id, request.instance_id)
+        except NotFound:
+            if self._siblings is None:
+                raise
+            elsewhere = await self._siblings.move(request.request_id, request.instance_id)
+            if elsewhere is None:
+                raise
+            outcome = elsewhere
         if isinstance(outcome, NotMoved):
             return pb.MoveReplyResponse(refusal=outcome.reason)
-        moved = pb.ReplyMoved(
-            offset=outcome.offset, stall=common.duration(outcome.stall_s), sent_bytes=outcome.sent_bytes
-        )
-        return pb.MoveReplyResponse(moved=moved)
+        return pb.MoveReplyResponse(moved=moved_to_proto(outcome))
+
+
+async def move_reply(tiers: TierGeneration, view: MeshView, request_id: str, instance_id: str) -> Moved | NotMoved:
+    """Have a reply that this process streams go on at an instance of its tier.
+
+    Raises:
+        NotFound: no such worker, or no such reply in this process.
+    """
+    target = next((r for r in view.instances(Role.WORKER) if r.instance_id == instance_id), None)
+    if target is None or target.model is None:
+        raise NotFound("worker", instance_id)
+    return await tiers.move(worker_request_id(request_id, target.model.tier), target, "asked for")

@@ -2,59 +2,103 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 
 from penstock.proto.router.v1 import router_pb2 as pb
 from router_service.admission.admission_queue import AdmissionQueue
 from router_service.migration.bidding import MoveAgent
 from router_service.routing.instance_pool import InstancePool
+from router_service.siblings.client import Siblings
+from router_service.siblings.counters import ProcessCounters, total
 from router_service.telemetry.stats import RouterStats
 from services import proto_codec as common
 from services.domain.instances import InstanceRecord
+from services.domain.plans import TierPlan
+from services.process_slot import ProcessSlot
 
 
 class MeshStatus:
-    """Puts view, admission queue and counters into one answer."""
+    """Puts the view and the counters of all processes of this router into one answer."""
 
     def __init__(
-        self, router_id: str, pool: InstancePool, queue: AdmissionQueue, stats: RouterStats, agent: MoveAgent
+        self,
+        instance_id: str,
+        pool: InstancePool,
+        queue: AdmissionQueue,
+        stats: RouterStats,
+        agent: MoveAgent,
+        siblings: Siblings | None = None,
     ) -> None:
-        self._router_id, self._pool, self._queue, self._stats = router_id, pool, queue, stats
-        self._agent = agent
+        """siblings: set if this process is one of several of a router."""
+        self._instance_id, self._pool, self._queue, self._stats, self._agent = instance_id, pool, queue, stats, agent
+        self._siblings = siblings
 
-    def read(self) -> pb.MeshStatus:
+    def counters(self) -> ProcessCounters:
+        """The counters of this process."""
+        stats = self._stats
+        return ProcessCounters(
+            active=self._queue.active,
+            waiting=self._queue.waiting,
+            finished=stats.finished,
+            failed=stats.failed,
+            rejected=stats.rejected,
+            failovers=stats.failovers,
+            migrations=stats.migrations,
+            advice_unmet=self._agent.stayed,
+            requests_per_s=stats.requests_per_s(),
+            ttft_s=stats.recent_ttft_s(),
+            answered=stats.answered,
+            escalated=stats.escalated,
+            listening=self._siblings is None or self._siblings.listening,
+        )
+
+    async def read(self) -> pb.MeshStatus:
+        """The state of the mesh, and the sum of the counters of all processes of this router."""
+        counted, processes, router_id = self.counters(), list[pb.RouterProcessStatus](), self._instance_id
+        if self._siblings is not None:
+            slot = self._siblings.slot
+            counters = {slot.index: counted, **await self._siblings.counters()}
+            counted = total(part for part in counters.values() if part is not None)
+            processes = [_process(slot, index, counters[index]) for index in sorted(counters)]
+            router_id = slot.group_id
         now, view = asyncio.get_running_loop().time(), self._pool.view
         plan = view.plan
         return pb.MeshStatus(
             taken_at=common.timestamp(time.time()),
-            router_id=self._router_id,
+            router_id=router_id,
             plan_revision=plan.revision if plan is not None else 0,
             state_connected=view.connected,
             state_age=common.duration(min(view.age_s(now), 1e9)),
-            tiers=[self._tier(tier.name) for tier in plan.tiers] if plan is not None else [],
-            instances=[self._instance(record, now) for record in (*view.instances(), *view.expired())],
+            tiers=[self._tier(tier, counted) for tier in plan.tiers] if plan is not None else [],
+            instances=[self._instance(group, now) for group in self._services()],
+            processes=processes,
             router=pb.RouterStatus(
-                active_count=self._queue.active,
-                waiting_count=self._queue.waiting,
-                finished_count=self._stats.finished,
-                failed_count=self._stats.failed,
-                rejected_count=self._stats.rejected,
-                failover_count=self._stats.failovers,
-                migration_count=self._stats.migrations,
-                advice_unmet_count=self._agent.stayed,
-                requests_per_second=self._stats.requests_per_s(),
-                time_to_first_token_p50=common.duration(self._stats.ttft_percentile(0.5)),
-                time_to_first_token_p95=common.duration(self._stats.ttft_percentile(0.95)),
+                active_count=counted.active,
+                waiting_count=counted.waiting,
+                finished_count=counted.finished,
+                failed_count=counted.failed,
+                rejected_count=counted.rejected,
+                failover_count=counted.failovers,
+                migration_count=counted.migrations,
+                advice_unmet_count=counted.advice_unmet,
+                requests_per_second=counted.requests_per_s,
+                time_to_first_token_p50=common.duration(counted.ttft_percentile(0.5)),
+                time_to_first_token_p95=common.duration(counted.ttft_percentile(0.95)),
             ),
         )
 
-    def _tier(self, name: str) -> pb.TierStatus:
-        plan = self._pool.view.plan
-        tier = plan.tier(name) if plan is not None else None
-        assert tier is not None
-        workers = self._pool.view.workers(name)
+    def _services(self) -> list[list[InstanceRecord]]:
+        """All instances, grouped by service."""
+        services: dict[str, list[InstanceRecord]] = {}
+        for record in (*self._pool.view.instances(), *self._pool.view.expired()):
+            services.setdefault(record.group_id or record.instance_id, []).append(record)
+        return [*services.values()]
+
+    def _tier(self, tier: TierPlan, counted: ProcessCounters) -> pb.TierStatus:
+        workers = self._pool.view.workers(tier.name)
         loads = [w.load for w in workers if w.load is not None]
         return pb.TierStatus(
-            name=name,
+            name=tier.name,
             model=tier.model,
             threshold=tier.threshold,
             planned_instance_count=tier.instances,
@@ -62,17 +106,21 @@ class MeshStatus:
             running_count=sum(len(load.running_tokens) for load in loads),
             queued_count=sum(len(load.queued_tokens) for load in loads),
             output_tokens_per_second=sum(load.output_tokens_per_s for load in loads),
-            answered_count=self._stats.answered[name],
-            escalated_count=self._stats.escalated[name],
+            answered_count=counted.answered.get(tier.name, 0),
+            escalated_count=counted.escalated.get(tier.name, 0),
         )
 
-    def _instance(self, record: InstanceRecord, now: float) -> pb.InstanceStatus:
+    def _instance(self, processes: Sequence[InstanceRecord], now: float) -> pb.InstanceStatus:
+        """The status of a service. Of several processes, the age is the greatest; it drains if all do."""
+        record = min(processes, key=lambda process: process.draining)
+        age_s = max(self._pool.view.heard_ago_s(process.instance_id, now) for process in processes)
         made = pb.InstanceStatus(
-            instance_id=record.instance_id,
+            instance_id=record.group_id or record.instance_id,
             role=record.role.value,
             address=record.address,
             state=self._state(record),
-            age=common.duration(min(self._pool.view.heard_ago_s(record.instance_id, now), 1e9)),
+            age=common.duration(min(age_s, 1e9)),
+            process_count=len(processes),
         )
         if record.model is not None:
             made.tier, made.engine, made.kv_blocks = record.model.tier, record.model.engine, record.model.kv_blocks
@@ -94,3 +142,12 @@ class MeshStatus:
             return pb.INSTANCE_STATE_DRAINING
         ejected = self._pool.is_ejected(record.instance_id) or record in self._pool.view.expired()
         return pb.INSTANCE_STATE_EJECTED if ejected else pb.INSTANCE_STATE_READY
+
+
+def _process(slot: ProcessSlot, index: int, counters: ProcessCounters | None) -> pb.RouterProcessStatus:
+    """The status of one process of the router. counters: None if it does not respond."""
+    status = pb.RouterProcessStatus(index=index, instance_id=slot.name_of(index), answering=counters is not None)
+    if counters is not None:
+        status.active_count, status.waiting_count = counters.active, counters.waiting
+        status.finished_count = counters.finished
+    return status

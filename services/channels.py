@@ -36,14 +36,14 @@ _SERVER_OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.so_reuseport", 0),
 )
 
 
-def server_options(role: Role) -> tuple[tuple[str, int | str], ...]:
-    """The gRPC options of a server with this role."""
+def server_options(role: Role, *, shared_port: bool = False) -> tuple[tuple[str, int | str], ...]:
+    """The gRPC options of a server with this role. shared_port: other processes of the same service listen there too."""
     limit = MAX_CLIENT_MESSAGE_BYTES if role is Role.ROUTER else MAX_MESSAGE_BYTES
-    return (*_SERVER_OPTIONS, ("grpc.max_receive_message_length", limit))
+    reuse_port = ("grpc.so_reuseport", int(shared_port))
+    return (*_SERVER_OPTIONS, reuse_port, ("grpc.max_receive_message_length", limit))
 
 
 class ChannelPool(AbstractAsyncContextManager["ChannelPool"]):

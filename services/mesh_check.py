@@ -44,7 +44,9 @@ def mesh_file_problems(path: Path) -> list[FieldProblem]:
             fields = [problem.field for problem in problems]
             more = [*disagreements(mesh)]
             try:
-                more += _missing_outside(mesh, ServiceSettings.load(mesh_file=path))
+                settings = ServiceSettings.load(mesh_file=path)
+                more += _missing_outside(mesh, settings)
+                settings.processes_of_router(mesh)
             except SettingsError as error:  # in the environment, which every service reads
                 more += error.problems
             return problems + [p for p in more if not _follows_from(p.field, fields)]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from services.domain.errors import FieldProblem, InvalidRequest
-from services.settings import MAX_PORT, MeshFile
+from services.settings import MAX_PORT, MeshFile, processes_problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,8 @@ def disagreements(mesh: MeshFile) -> Iterator[FieldProblem]:
     yield from _plan_problems(mesh)
     yield from _tier_problems(mesh)
     yield from _port_problems(mesh)
+    if problem := processes_problem(mesh.router.processes, mesh.router):
+        yield FieldProblem("router.processes", problem)
     if problem := redis_url_problem(mesh.redis_url):
         yield FieldProblem("redis_url", problem)
     yield from _scorer_problems(mesh)

@@ -11,17 +11,19 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from services.background import end, supervise
+from services.settings import SettingsError
 
 _log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
 STEADY_S = 60.0  # a process that ran this long starts with the shortest delay again
-UNUSABLE_SETTINGS = 2  # exit status for bad settings: a restart would not help
+UNUSABLE_SETTINGS = 2
+"""Exit status for bad settings: a restart would not help."""
 LOG_TAIL_LINES = 20
 _PORTS = range(20_000, 30_000)
 
@@ -31,6 +33,16 @@ _WITH_PARENT_DEATH_SIGNAL = (
     "-S",
     str(Path(__file__).with_name("parent_death_signal.py")),
 )  # ends with the watcher
+
+
+@contextlib.contextmanager
+def exits_on_unusable_settings(service: str) -> Iterator[None]:
+    """End the process with status UNUSABLE_SETTINGS, and the reason on stderr, at a SettingsError."""
+    try:
+        yield
+    except SettingsError as error:
+        print(f"penstock {service}: {error}", file=sys.stderr)
+        sys.exit(UNUSABLE_SETTINGS)
 
 
 def free_port() -> int:
@@ -125,7 +137,14 @@ def _end_group(pid: int) -> None:
 class Watcher:
     """Keeps processes running until they are stopped."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, on_end: Callable[[Watched], None] = lambda _: None, *, final: Collection[int] = (UNUSABLE_SETTINGS,)
+    ) -> None:
+        """on_end: called with a process that ended by itself, before it is restarted.
+
+        final: exit statuses after which a process is not restarted.
+        """
+        self._on_end, self._final = on_end, final
         self.watched: dict[str, Watched] = {}
 
     async def start(self, spec: ProcessSpec) -> Watched:
@@ -195,11 +214,13 @@ class Watcher:
                 return
             entry.status = status
             entry.died.set()
-            if status == UNUSABLE_SETTINGS:
+            if status in self._final:
                 entry.fatal.set()
+                self._on_end(entry)
                 return
             steady = time.monotonic() - entry.started_at >= STEADY_S
             entry.crashes = 1 if steady else entry.crashes + 1
+            self._on_end(entry)
             pause_s = restart_pause_s(entry.crashes)
             _log.warning("%s ended with status %d; restarting in %g s", entry.spec.name, status, pause_s)
             await asyncio.sleep(pause_s)

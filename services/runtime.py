@@ -2,10 +2,11 @@
 
 import asyncio
 import contextlib
+import functools
 import gc
 import logging
+import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine
@@ -24,6 +25,9 @@ from services.domain.stages.places import StagePlace
 from services.health import Health
 from services.interceptors import ChassisInterceptor
 from services.mesh_file import load_mesh_file
+from services.process_heartbeat import send_heartbeats
+from services.process_slot import ProcessSlot
+from services.processes import exits_on_unusable_settings
 from services.settings import MeshFile, MeshRouter, ServiceSettings, SettingsError
 from services.state import Registrar, connect
 from services.state.keys import Keys
@@ -31,6 +35,10 @@ from services.telemetry import Telemetry
 from services.trace_sampling import SamplingLimits
 
 _log = logging.getLogger(__name__)
+
+LOOPBACK = "127.0.0.1"
+UNDO_S = 15.0
+"""Time for a cancelled `compose` to clean up, such as to stop a server that it started. Then it is cancelled again."""
 
 
 @dataclass(slots=True)
@@ -55,6 +63,8 @@ class Chassis:
     interceptor: ChassisInterceptor
     health: Health
     stack: AsyncExitStack
+    slot: ProcessSlot | None = None
+    """Set if this is one of several processes of one service."""
     http_address: str = ""
     model: ModelCard | None = None
     load: Callable[[], Load] | None = None
@@ -94,23 +104,33 @@ class ServiceFailed(Exception):
     """A part that the service needs has failed for good."""
 
 
-Compose = Callable[[Chassis], Awaitable[None]]
+Compose = Callable[[Chassis], Coroutine[None, None, None]]
 
 
-def run_service(role: Role, compose: Compose) -> None:
-    """Run a service until SIGTERM or SIGINT. The exit status is 2 for bad settings."""
-    try:
+def run_service(role: Role, compose: Compose, slot: ProcessSlot | None = None) -> None:
+    """Run a service until SIGTERM or SIGINT. The exit status is 2 for bad settings.
+
+    slot: runs it as one of several processes of a router.
+    """
+    with exits_on_unusable_settings(role.value):
         settings = ServiceSettings.load()
-        telemetry.set_up_logging(role.value, settings)
+        telemetry.set_up_logging(role.value if slot is None else f"{role.value}.{slot.index}", settings)
         mesh = load_mesh_file(settings.mesh_file)
         open_files.raise_limit()
-        asyncio.run(serve(role, settings, mesh, compose, ready=_freeze_loaded_objects))
-    except SettingsError as error:
-        print(f"penstock {role.value}: {error}", file=sys.stderr)
-        sys.exit(2)
-    except ServiceFailed as error:
-        _log.critical("%s", error)
-        sys.exit(1)
+        try:
+            asyncio.run(_serve_process(role, settings, mesh, compose, slot))
+        except ServiceFailed as error:
+            _log.critical("%s", error)
+            sys.exit(1)
+
+
+async def _serve_process(
+    role: Role, settings: ServiceSettings, mesh: MeshFile, compose: Compose, slot: ProcessSlot | None
+) -> None:
+    if not await serve(role, settings, mesh, compose, ready=_freeze_loaded_objects, slot=slot):
+        # A thread that loads a model cannot be interrupted, and Python would wait for it: minutes, for a large model.
+        logging.shutdown()
+        os._exit(0)
 
 
 def _freeze_loaded_objects(_: Chassis) -> None:
@@ -127,14 +147,26 @@ async def serve(
     *,
     ready: Callable[[Chassis], None] = lambda _: None,
     stop: asyncio.Event | None = None,
-) -> None:
-    """Serve until `stop` is set or, without it, until a signal. `ready` is called once the instance is registered."""
+    slot: ProcessSlot | None = None,
+) -> bool:
+    """Serve until `stop` is set or, without it, until a signal. `ready` is called once the instance is registered.
+
+    slot: set for one of several processes that share their ports. When it drains it stops listening at once, so that new
+        connections go to the others.
+
+    Returns:
+        Whether it has served: False if it was stopped while it started.
+    """
+    if slot is not None:
+        mesh = mesh.router_share(slot.index, slot.count)
     keys = Keys(mesh.name)
     state_url = settings.state_url(mesh)
     instance_id = settings.instance_id or telemetry.make_instance_id(role.value, settings.tier)
-    host = settings.advertise_host or (socket.gethostname() if settings.bind_host == "0.0.0.0" else settings.bind_host)
+    host = settings.reachable_host
     stop = stop or _stop_on_signals()
     async with AsyncExitStack() as stack:
+        if slot is not None:
+            stack.push_async_callback(end, supervise("process-heartbeat", functools.partial(send_heartbeats, slot)))
         measured = telemetry.set_up(
             role.value,
             instance_id,
@@ -142,16 +174,15 @@ async def serve(
             state_url=state_url,
             keys=keys,
             host=host,
+            metrics_host=LOOPBACK if slot is not None else "",
             sampling=_sampling(mesh.router) if role in ENTRIES else None,
         )
         stack.callback(measured.close)
         interceptor = ChassisInterceptor(measured, mesh.router.write_timeout_s)
         limits = grpc_server.client_limits(mesh.router) if role is Role.ROUTER else ()
-        server = grpc_server.server((interceptor,), (*server_options(role), *limits))
-        try:
-            port = server.add_insecure_port(f"{settings.bind_host}:{settings.grpc_port}")
-        except RuntimeError:
-            raise SettingsError(f"grpc_port: cannot listen on {settings.bind_host}:{settings.grpc_port}") from None
+        options = server_options(role, shared_port=slot is not None)
+        server = grpc_server.server((interceptor,), (*options, *limits))
+        port = settings.grpc_port if slot is not None else _listen(server, settings)
         redis = connect(state_url)
         stack.push_async_callback(redis.aclose)
         chassis = Chassis(
@@ -168,8 +199,13 @@ async def serve(
             interceptor=interceptor,
             health=Health(server, instance_id),
             stack=stack,
+            slot=slot,
         )
-        await compose(chassis)
+        if not await _completed(compose(chassis), stop):
+            _log.info("stopped before it served")
+            return False
+        if slot is not None:  # not before: the kernel gives connections to whoever listens
+            _listen(server, settings)
         await server.start()
         stack.push_async_callback(server.stop, 0)
         record = InstanceRecord(
@@ -179,9 +215,10 @@ async def serve(
             epoch=time.time(),
             sequence=0,
             lease_s=settings.lease_s,
-            metrics_address=measured.metrics_address,
+            metrics_address=slot.metrics_address if slot is not None else measured.metrics_address,
             http_address=chassis.http_address,
             model=chassis.model,
+            group_id=slot.group_id if slot is not None else "",
         )
         registrar = await stack.enter_async_context(
             Registrar(
@@ -206,12 +243,40 @@ async def serve(
         _log.info("draining")
         registrar.drain()
         await chassis.health.enter_graceful_shutdown()
+        if slot is not None:
+            closing = supervise("close-listener", lambda: server.stop(settings.drain_s), endless=False)
+            stack.push_async_callback(end, closing)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(settings.drain_s):
                 for drained in chassis.on_drain:
                     await drained()
         await server.stop(1.0)
     _log.info("stopped")
+    return True
+
+
+def _listen(server: aio.Server, settings: ServiceSettings) -> int:
+    """Listen; return the port."""
+    address = f"{settings.bind_host}:{settings.grpc_port}"
+    try:
+        return server.add_insecure_port(address)
+    except RuntimeError:
+        raise SettingsError(f"grpc_port: cannot listen on {address}") from None
+
+
+async def _completed(work: Coroutine[None, None, None], stop: asyncio.Event) -> bool:
+    """Run `work` until `stop` is set, and cancel it then; return whether it completed. Raises what `work` raises."""
+    task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            return False
+        await task
+        return True
+    finally:
+        task.cancel()
+        await asyncio.wait({task}, timeout=UNDO_S)
+        await end(task, stopped)
 
 
 async def _first(fatal: "asyncio.Future[BaseException]", *waits: Coroutine[None, None, object]) -> None:

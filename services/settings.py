@@ -5,6 +5,7 @@ names the field.
 """
 
 import os
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -137,6 +138,12 @@ class MeshTier(BaseModel):
     """CPU threads of each worker."""
     tool_format: Literal["auto", "hermes", "llama3_json"] = "auto"
     """How the model writes tool calls. auto: what its chat template says; a model whose template takes no tools has none."""
+    batch_policy: Literal["decode_first", "prefill_first", "slo"] = "decode_first"
+    """Who gets how many tokens of a step. decode_first: every decode its own, prompts what is left. prefill_first: prompts
+    alone while there are any. slo: SLOs are kept, by deadlines; a torch worker then measures its steps for three seconds at
+    its start. For engines whose steps are ours: torch and simulated."""
+    best_effort_reserve: float = Field(default=0.05, ge=0, lt=1)
+    """With batch_policy slo: the share of each step's time that requests without a kept SLO have while there are any."""
     simulated: SimulatedMeshEngine = SimulatedMeshEngine()
     """The latency model of the simulated engine."""
     sglang: SglangMeshEngine = SglangMeshEngine()
@@ -203,13 +210,19 @@ class MeshJudge(BaseModel):
     """Device that runs the judge model."""
 
 
+MAX_ROUTER_PROCESSES = 64  # cores of a large machine: each process keeps at most one busy
+
+
 class MeshRouter(BaseModel):
     """The routers."""
 
     model_config = _FROZEN
 
     replicas: int = Field(default=1, ge=1, le=MAX_PROCESSES)
-    """Router processes."""
+    """Routers, each with ports of its own."""
+    processes: int = Field(default=1, ge=1, le=MAX_ROUTER_PROCESSES)
+    """Processes of each router, which share its ports: one for each core that the router may use. They share the router's
+    limits evenly (max_active, max_waiting, max_connections, judge_concurrency, trace_per_s); each gets at least one place."""
     grpc_port: int = Field(default=50051, ge=0, le=MAX_PORT)
     """gRPC port of the first router; the next routers use the next ports. 0: any free port."""
     http_port: int = Field(default=8000, ge=0, le=MAX_PORT)
@@ -261,6 +274,25 @@ class MeshRouter(BaseModel):
     in general, to requests whose clients ask for a trace, and to untraced requests that failed or were slow."""
     trace_slow_s: float = Field(default=30.0, gt=0)
     """An untraced request that took longer than this is slow."""
+
+    def share(self, index: int, count: int) -> "MeshRouter":
+        """The limits of one of `count` processes of a router; they add up to the router's. index: from 0."""
+        shares = {name: share_of(getattr(self, name), index, count) for name in _DIVIDED}
+        divided = {name: max(_DIVIDED[name], share) for name, share in shares.items()}
+        return self.model_copy(update={**divided, "trace_per_s": self.trace_per_s / count})
+
+
+_DIVIDED = {
+    "max_active": 1,
+    "max_waiting": 0,
+    "max_connections": 1,
+    "judge_concurrency": 1,
+}  # and the least of a process
+
+
+def share_of(total: int, index: int, count: int) -> int:
+    """The share of the process `index`, from 0, of `count` in a total: shares differ by one at most and add up to it."""
+    return total // count + (index < total % count)
 
 
 class MeshReplan(BaseModel):
@@ -336,6 +368,12 @@ class MeshStages(BaseModel):
     """A request whose transfer has not started within this time after a won bid stays where it is."""
 
 
+def processes_problem(processes: int, router: MeshRouter) -> str:
+    """Why a router cannot have so many processes; empty where it can."""
+    most = router.max_active
+    return f"{processes}, but router.max_active is {most}: each process needs a place" if processes > most else ""
+
+
 class MeshFile(BaseModel):
     """A mesh file describes the processes of a mesh. `penstock up` and docker compose both use it."""
 
@@ -363,6 +401,13 @@ class MeshFile(BaseModel):
         if isinstance(data, dict) and "judge" not in data and isinstance(tiers := data.get("tiers"), list | tuple):
             return data | ({"judge": {"replicas": 0}} if len(tiers) == 1 else {})
         return data
+
+    def router_share(self, index: int, count: int) -> "MeshFile":
+        """This file as one of `count` processes of a router follows it. index: from 0."""
+        replan = self.planner.replan
+        sampled = replan.model_copy(update={"sample": max(1, share_of(replan.sample, index, count))})
+        planner = self.planner.model_copy(update={"replan": sampled})
+        return self.model_copy(update={"router": self.router.share(index, count), "planner": planner})
 
     def plan(self, input_digest: str) -> Plan:
         """The plan that this file describes."""
@@ -410,6 +455,8 @@ class ServiceSettings(BaseSettings):
     """Port of the router's OpenAI-compatible API; 0: any free port."""
     metrics_port: int = Field(default=0, ge=0, le=MAX_PORT)
     """Port of the Prometheus metrics; 0: any free port."""
+    router_processes: int | None = Field(default=None, ge=1, le=MAX_ROUTER_PROCESSES)
+    """Number of processes of a router. Empty: router.processes of the mesh file."""
     redis_url: str = ""
     """URL of the Redis. Empty: REDIS_URL, then the mesh file's."""
     lease_s: float = Field(default=3.0, gt=0)
@@ -464,6 +511,24 @@ class ServiceSettings(BaseSettings):
         if not url:
             raise SettingsError("redis_url: neither PENSTOCK_REDIS_URL, REDIS_URL nor the mesh file names a Redis")
         return url
+
+    @property
+    def reachable_host(self) -> str:
+        """The host in the addresses that this process tells others."""
+        return self.advertise_host or (socket.gethostname() if self.bind_host == "0.0.0.0" else self.bind_host)
+
+    def processes_of_router(self, mesh: MeshFile) -> int:
+        """How many processes each router has.
+
+        Raises:
+            SettingsError: more than it has places for requests; names PENSTOCK_ROUTER_PROCESSES.
+        """
+        if self.router_processes is None:
+            return mesh.router.processes
+        if problem := processes_problem(self.router_processes, mesh.router):
+            fault = FieldProblem("PENSTOCK_ROUTER_PROCESSES", problem)
+            raise SettingsError(joined([fault]), [fault])
+        return self.router_processes
 
     def resolve(self, path: str) -> Path:
         """A path from the mesh file, resolved against its folder if it is relative."""

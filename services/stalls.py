@@ -75,10 +75,10 @@ class StallMonitor(AbstractAsyncContextManager["StallMonitor"]):
 
 
 class Listener:
-    """A peer that is watched for silence.
+    """A peer that is watched for silence by a SilenceWatch.
 
-    deadline_s: on the event loop's clock; stalls do not extend it. heard_s, stalled_s: when it was last heard, and the total
-    of stalls then; the reader sets both from `SilenceWatch.now`.
+    deadline_s: on the event loop's clock; stalls do not extend it. heard_s, stalled_s: when it was last heard, and the
+    total of stalls then; the reader sets both from `SilenceWatch.now`.
     """
 
     __slots__ = ("deadline_s", "heard_s", "silence_s", "stalled_s")
@@ -88,11 +88,11 @@ class Listener:
         self.heard_s = self.stalled_s = 0.0
 
     def on_silence(self) -> None:
-        """They have been silent for `silence_s`."""
+        """The peer has been silent for `silence_s`."""
         raise NotImplementedError
 
     def on_deadline(self) -> None:
-        """Their deadline has passed."""
+        """The deadline has passed."""
         raise NotImplementedError
 
 
@@ -112,7 +112,7 @@ class SilenceWatch:
         return self._loop.time(), self._stalls.total_s()
 
     def begin(self, listener: Listener) -> None:
-        """Watch a peer until `end`; of its two methods at most one is called, once."""
+        """Watch a peer, which counts as heard now, until `end`; at most one of its two methods is called, once."""
         listener.heard_s, listener.stalled_s = self.now()
         self._listeners.add(listener)
         self._look_at(min(listener.heard_s + listener.silence_s, listener.deadline_s))

@@ -90,11 +90,12 @@ def set_up(
     state_url: str,
     keys: Keys,
     host: str,
+    metrics_host: str = "",
     sampling: SamplingLimits | None = None,
 ) -> Telemetry:
     """Set up the telemetry of this process and start the Prometheus endpoint.
 
-    sampling: for a service that clients call.
+    metrics_host: the address that the endpoint listens on, if not bind_host. sampling: for a service that clients call.
     """
     resource = Resource.create(
         {"service.name": f"penstock-{service}", "service.instance.id": instance_id, "service.namespace": keys.mesh}
@@ -124,7 +125,7 @@ def set_up(
         unit="{failure}",
         description="Failures of background tasks of this process, by task.",
     )
-    server, _ = start_http_server(settings.metrics_port, addr=settings.bind_host, registry=registry)
+    server, _ = start_http_server(settings.metrics_port, addr=metrics_host or settings.bind_host, registry=registry)
     return Telemetry(
         tracers.get_tracer("penstock"),
         meters.get_meter("penstock"),

@@ -12,6 +12,7 @@ import redis
 
 from services.domain.instances import Role
 from services.mesh_file import load_mesh_file
+from services.process_slot import ProcessSlot
 from services.runtime import Chassis, Compose, serve
 from services.settings import MeshFile, ServiceSettings
 
@@ -66,16 +67,25 @@ class RedisProcess:
 
 @asynccontextmanager
 async def serving(
-    role: Role, compose: Compose, mesh_file: Path, redis_url: str, **settings: Any
+    role: Role,
+    compose: Compose,
+    mesh_file: Path,
+    redis_url: str,
+    *,
+    slot: ProcessSlot | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Chassis]:
-    """Run a service in this event loop, registered in the mesh, as long as the context lasts; then drain it."""
+    """Run a service in this event loop, registered in the mesh, as long as the context lasts; then drain it.
+
+    slot: runs it as one of several processes of a router.
+    """
     chosen = ServiceSettings.load(
         mesh_file=mesh_file, redis_url=redis_url, **{"publish_interval_s": 0.05, "drain_s": 5.0, **settings}
     )
     mesh: MeshFile = load_mesh_file(mesh_file)
     started: asyncio.Future[Chassis] = asyncio.get_running_loop().create_future()
     stop = asyncio.Event()
-    task = asyncio.create_task(serve(role, chosen, mesh, compose, ready=started.set_result, stop=stop))
+    task = asyncio.create_task(serve(role, chosen, mesh, compose, ready=started.set_result, stop=stop, slot=slot))
     try:
         waiting: set[asyncio.Future[Any]] = {task, started}
         await asyncio.wait(waiting, timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)

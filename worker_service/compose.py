@@ -24,6 +24,7 @@ from worker_service.migration.sender import KvSender
 from worker_service.output_coalescing import CoalescingLimits, OutputCoalescer
 from worker_service.peer_client import PeerClient
 from worker_service.replies import Replies
+from worker_service.scheduling import PolicyName
 from worker_service.servicer import SERVICE, WorkerServicer
 from worker_service.stage_tracker import StageTracker
 from worker_service.transfer_queue import TransferQueue
@@ -169,10 +170,16 @@ def build_engine(tier: MeshTier, settings: ServiceSettings) -> Engine:
                 max_queued=tier.max_queued,
                 max_step_tokens=tier.max_step_tokens,
                 max_context_tokens=tier.max_context_tokens or simulated.max_context_tokens,
+                batch_policy=PolicyName(tier.batch_policy),
+                best_effort_reserve=tier.best_effort_reserve,
             ),
             hold=hold,
         )
     if tier.engine == "sglang":
+        if tier.batch_policy != "decode_first":
+            raise SettingsError(
+                f"tiers: {tier.name}: batch_policy: '{tier.batch_policy}' is for torch and simulated engines"
+            )
         from worker_service.engine.sglang import SglangEngine, SglangEngineOptions
 
         server, index = tier.sglang, settings.worker_index
@@ -208,6 +215,8 @@ def build_engine(tier: MeshTier, settings: ServiceSettings) -> Engine:
             max_context_tokens=tier.max_context_tokens,
             threads=tier.threads,
             tool_format=tier.tool_format,
+            batch_policy=PolicyName(tier.batch_policy),
+            best_effort_reserve=tier.best_effort_reserve,
         ),
         hold=hold,
     )

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
 from services.domain.instances import Load
-from worker_service.engine.interface import Engine
+from worker_service.engine.interface import Engine, StepPredicting
 
 _Read = Callable[[Load], float]
 
@@ -43,6 +43,12 @@ class LoadTracker:
                 "penstock.worker.steps",
                 callbacks=[lambda _: [Observation(engine.steps or 0, self._labels)]],
                 unit="{step}",
+            )
+        if isinstance(engine, StepPredicting) and engine.latency_correction is not None:
+            meter.create_observable_gauge(
+                "penstock.worker.step_correction",
+                callbacks=[lambda _: [Observation(engine.latency_correction or 1.0, self._labels)]],
+                description="The p95 of actual over predicted step times, by which predictions are multiplied.",
             )
         meter.create_observable_counter(
             "penstock.worker.preemptions",

@@ -47,4 +47,6 @@ def _summary(mesh: "MeshFile") -> str:
     )
     judge = mesh.judge.default_scorer or mesh.judge.scorers[0].name
     scored_by = f"judged by {judge}" if mesh.judge.replicas else "no judge"
-    return f"{tiers}; {scored_by}; {mesh.router.replicas} {'router' if mesh.router.replicas == 1 else 'routers'}"
+    routers = f"{mesh.router.replicas} {'router' if mesh.router.replicas == 1 else 'routers'}"
+    processes = f" of {mesh.router.processes} processes" if mesh.router.processes > 1 else ""
+    return f"{tiers}; {scored_by}; {routers}{processes}"

@@ -96,6 +96,7 @@ def _head(mesh: MeshStatus) -> Panel:
     escalated = sum(t.escalated for t in mesh.tiers)
     text = Text.assemble(
         ("plan ", "dim"), f"{mesh.plan_revision}  ",
+        *((("processes ", "dim"), _answering(mesh)) if mesh.processes else ()),
         ("state ", "dim"), (f"{state}  ", "green" if mesh.connected else "red"),
         ("active ", "dim"), f"{mesh.active}  ",
         ("waiting ", "dim"), f"{mesh.waiting}  ",
@@ -110,6 +111,12 @@ def _head(mesh: MeshStatus) -> Panel:
         ("escalations per request ", "dim"), f"{escalated / finished:.2f}",
     )  # fmt: skip
     return Panel(text, title=f"penstock  {mesh.router_id}", title_align="left", border_style="cyan")
+
+
+def _answering(mesh: MeshStatus) -> tuple[str, str]:
+    """How many of the router's processes answer, and the style to show it in."""
+    answering, count = sum(process.answering for process in mesh.processes), len(mesh.processes)
+    return f"{answering}/{count}  ", "red" if answering < count else ""
 
 
 def _tiers(tiers: tuple[TierStatus, ...]) -> Table:
@@ -142,7 +149,7 @@ def _instances(instances: tuple[InstanceStatus, ...]) -> Table:
         worker = i.role == "worker"
         used = f"{100 * (1 - i.free_kv_blocks / i.kv_blocks):.0f} %" if i.kv_blocks else "-"
         table.add_row(
-            i.instance_id,
+            f"{i.instance_id} ({i.processes} processes)" if i.processes > 1 else i.instance_id,
             *((i.tier or "-", i.address) if _wide() else ()),
             *((_lengths(i),) if staged else ()),
             f"[{styles.get(i.state, 'red')}]{i.state}[/]",

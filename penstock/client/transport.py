@@ -156,6 +156,7 @@ def status_from_proto(status: pb.MeshStatus) -> types.MeshStatus:
                 place=types.StagePlace(i.place.stage, i.place.from_tokens, i.place.to_tokens)
                 if i.HasField("place")
                 else None,
+                processes=i.process_count or 1,  # 0: of a router that knows no such field
             )
             for i in status.instances
         ),
@@ -170,6 +171,17 @@ def status_from_proto(status: pb.MeshStatus) -> types.MeshStatus:
         requests_per_s=router.requests_per_second,
         ttft_p50_s=seconds(router.time_to_first_token_p50),
         ttft_p95_s=seconds(router.time_to_first_token_p95),
+        processes=tuple(
+            types.RouterProcessStatus(
+                index=p.index,
+                instance_id=p.instance_id,
+                answering=p.answering,
+                active=p.active_count,
+                waiting=p.waiting_count,
+                finished=p.finished_count,
+            )
+            for p in status.processes
+        ),
     )
 
 

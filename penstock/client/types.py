@@ -309,7 +309,10 @@ class StagePlace:
 
 @dataclass(frozen=True, slots=True)
 class InstanceStatus:
-    """One process of the mesh. state: ready, draining or ejected. place: the length stage that a worker serves."""
+    """One service of the mesh. state: ready, draining or ejected. place: the length stage that a worker serves.
+
+    processes: that serve under this id and address; 1 but for routers of several processes.
+    """
 
     instance_id: str
     role: str
@@ -324,13 +327,27 @@ class InstanceStatus:
     output_tokens_per_s: float
     age_s: float
     place: StagePlace | None = None
+    processes: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RouterProcessStatus:
+    """One of a router's processes. answering: False while it starts or is stuck; no sum has what it counts then."""
+
+    index: int
+    instance_id: str
+    answering: bool
+    active: int
+    waiting: int
+    finished: int
 
 
 @dataclass(frozen=True, slots=True)
 class MeshStatus:
     """The mesh as seen by one router.
 
-    connected: whether Redis is reachable. state_age_s: for how long it has been unreachable.
+    connected: whether Redis is reachable. state_age_s: for how long it has been unreachable. processes: of this router, if it
+    has several; its counters are the sum over those that respond.
     migrations: replies that moved to another instance with their KV. advice_unmet: moves that a worker advised and that
     failed.
     """
@@ -352,6 +369,7 @@ class MeshStatus:
     ttft_p95_s: float
     migrations: int = 0
     advice_unmet: int = 0
+    processes: tuple[RouterProcessStatus, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from services.domain.mesh_view import MeshView
 from services.mesh_file import load_mesh_file
 from services.mesh_rules import redis_url_problem
 from services.processes import ProcessSpec, Watched, Watcher, free_port
-from services.settings import MeshFile, SettingsError
+from services.settings import MeshFile, ServiceSettings, SettingsError
 from services.state import MeshFeed, connect
 from services.state.keys import Keys
 
@@ -97,6 +97,7 @@ class LocalMesh(AbstractAsyncContextManager["LocalMesh"]):
         self._options, self._on_progress = options, on_progress
         self.mesh: MeshFile = load_mesh_file(options.mesh_file)
         self._check_counts()
+        self._router_processes = ServiceSettings.load().processes_of_router(self.mesh)
         self.watcher = Watcher()
         self.view = MeshView()
         self._stack = AsyncExitStack()
@@ -141,13 +142,13 @@ class LocalMesh(AbstractAsyncContextManager["LocalMesh"]):
 
     @property
     def grpc_addresses(self) -> tuple[str, ...]:
-        """The routers' gRPC addresses."""
-        return tuple(record.address for record in self._routers())
+        """The routers' gRPC addresses. The processes of one router have the same."""
+        return tuple(dict.fromkeys(record.address for record in self._routers()))
 
     @property
     def http_addresses(self) -> tuple[str, ...]:
         """The routers' OpenAI-compatible APIs."""
-        return tuple(record.http_address for record in self._routers())
+        return tuple(dict.fromkeys(record.http_address for record in self._routers()))
 
     async def failed(self) -> str:
         """Wait until a process has failed for good; return the reason."""
@@ -234,7 +235,8 @@ class LocalMesh(AbstractAsyncContextManager["LocalMesh"]):
 
     def progress(self) -> Progress:
         mesh = self.mesh
-        expected = {"router": mesh.router.replicas, "planner": mesh.planner.replicas, "judge": mesh.judge.replicas}
+        routers = mesh.router.replicas * self._router_processes
+        expected = {"router": routers, "planner": mesh.planner.replicas, "judge": mesh.judge.replicas}
         expected |= {f"worker {t.name}": self._worker_count(t.name, t.workers) for t in mesh.tiers}
         ready: Counter[str] = Counter()
         records = self.view.instances()
@@ -330,7 +332,7 @@ class LocalMesh(AbstractAsyncContextManager["LocalMesh"]):
 
     def _absent(self) -> list[Watched]:
         """Service processes that are not registered in the mesh."""
-        present = {record.instance_id.rpartition("-")[2] for record in self.view.instances()}
+        present = {(record.group_id or record.instance_id).rpartition("-")[2] for record in self.view.instances()}
         return [w for name, w in self.watcher.watched.items() if name != "redis" and str(w.pid) not in present]
 
     def _write_run_file(self) -> None:

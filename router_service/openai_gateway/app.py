@@ -77,10 +77,15 @@ class OpenAiGateway:
         given_up = measured.meter.create_counter("penstock.http.server.write_timeouts", unit="{request}")
         self._bodies = RequestBodies(limits.body_timeout_s)
         self._writes = WriteTimeouts(limits.write_timeout_s, lambda: given_up.add(1))
-        self._runner: web.AppRunner | None = None
+        self._runner: GatewayRunner | None = None
+        self._site: web.TCPSite | None = None
 
-    async def start(self, host: str, port: int) -> int:
-        """Listen; return the port. OSError if it is taken."""
+    async def start(self, host: str, port: int, *, shared_port: bool = False) -> int:
+        """Listen; return the port. shared_port: other processes of this router listen there, too.
+
+        Raises:
+            OSError: the port is taken.
+        """
         app = web.Application(middlewares=[self._guard])
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/completions", self._completions)
@@ -96,10 +101,16 @@ class OpenAiGateway:
             lingering_time=LINGERING_S,
         )
         await self._runner.setup()
-        site = web.TCPSite(self._runner, host, port)
+        site = self._site = web.TCPSite(self._runner, host, port, reuse_port=shared_port)
         await site.start()
         bound: int = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
         return bound
+
+    async def stop_listening(self) -> None:
+        """Take no new connections, close idle ones, and each other one after the response under way."""
+        if self._site is not None and self._runner is not None:
+            await self._site.stop()
+            self._runner.close_idle()
 
     async def close(self) -> None:
         if self._runner is not None:

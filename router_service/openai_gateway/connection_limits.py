@@ -36,3 +36,8 @@ class LimitedRunner(web.AppRunner):
             return _Refused() if len(server.connections) >= self._max_connections else accept()
 
         return protocol
+
+    def close_idle(self) -> None:
+        """Close each connection: at once where no request is under way, else behind the response."""
+        if self._server is not None:
+            self._server.pre_shutdown()

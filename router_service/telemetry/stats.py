@@ -90,10 +90,9 @@ class RouterStats:
         self.migrations += 1
         self._migrations.add(1, tier)
 
-    def ttft_percentile(self, share: float) -> float:
-        """Of recent requests, in seconds; 0 without any."""
-        ordered = sorted(self._ttft)
-        return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+    def recent_ttft_s(self) -> tuple[float, ...]:
+        """Times to first token of the last requests, in seconds."""
+        return tuple(self._ttft)
 
     def requests_per_s(self) -> float:
         """Finished requests, over the last seconds."""

@@ -69,10 +69,10 @@ class InstanceRecord:
     """The record that an instance publishes about itself.
 
     epoch, sequence: a record replaces another of the same instance if its (epoch, sequence) is greater; the epoch changes
-    with
-        every start of the process.
+        with every start of the process.
     lease_s: the lease of the instance expires after this time without a new record (see `MeshView`).
     place: the length stage that a worker serves; None without stages.
+    group_id: the service of which this is one of several processes, all at one address; empty if it is the only one.
     """
 
     instance_id: str
@@ -87,6 +87,7 @@ class InstanceRecord:
     model: ModelCard | None = None
     load: Load | None = None
     place: StagePlace | None = None
+    group_id: str = ""
 
     @property
     def version(self) -> tuple[float, int]:

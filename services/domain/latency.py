@@ -1,7 +1,7 @@
 """Latency of an engine step as a function of its load. No I/O."""
 
 import bisect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services.domain.errors import invalid
 
@@ -13,22 +13,32 @@ class StepLoad:
     tokens: new tokens. context_tokens: cached and new tokens that the sequences attend to, summed over sequences.
     pairs: (new token, attended token) pairs of prompt chunks; for a decode, its context length.
     longest_gap: sum over decodes of the longest context minus their own.
+    speculative_steps: steps of the draft model before the step, i.e. the longest speculation among the decodes.
     """
 
     tokens: int
     context_tokens: int
     pairs: float = 0.0
     longest_gap: int = 0
+    speculative_steps: int = 0
+
+
+NOTHING = StepLoad(0, 0)
+SUM_TOLERANCE_S = 1e-9
+"""Sums of floating-point seconds that should be equal differ by less: a step that ends just when a token is due is in
+time."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepLatencyModel:
-    """T(step) = base(tokens) + context_token_s * context_tokens + pair_s * pairs + gap_s * longest_gap, in seconds.
+    """T(step) = base(tokens) + context_token_s * context_tokens + pair_s * pairs + gap_s * longest_gap
+    + draft_step_s * speculative_steps, in seconds.
 
     base is piecewise linear through (knot_tokens, knot_s): the time for weights, arithmetic, communication and the CPU,
     measured or from a roofline, extrapolated beyond the last knot. `context_token_s` is the time to read one cached token,
     `pair_s` the attention arithmetic of prompts per pair, `gap_s` the cost of different lengths in a batch whose step takes
-    as long as its longest sequence (CascadeInfer, section 2.3).
+    as long as its longest sequence (CascadeInfer, section 2.3), `draft_step_s` the time of a step of the draft model
+    (SLOs-Serve, section 3.1.1; its text counts the longest *prefill* there, which we read as a slip).
     """
 
     knot_tokens: tuple[float, ...]
@@ -36,13 +46,14 @@ class StepLatencyModel:
     context_token_s: float = 0.0
     pair_s: float = 0.0
     gap_s: float = 0.0
+    draft_step_s: float = 0.0
 
     def __post_init__(self) -> None:
         if len(self.knot_tokens) != len(self.knot_s) or len(self.knot_tokens) < 2:
             raise invalid("latency.knot_s", "must have the length of knot_tokens, at least 2")
         if any(b <= a for a, b in zip(self.knot_tokens, self.knot_tokens[1:], strict=False)):
             raise invalid("latency.knot_tokens", "must ascend")
-        if min(*self.knot_s, self.context_token_s, self.pair_s, self.gap_s) < 0:
+        if min(*self.knot_s, self.context_token_s, self.pair_s, self.gap_s, self.draft_step_s) < 0:
             raise invalid("latency", "seconds must not be negative")
 
     @classmethod
@@ -61,4 +72,32 @@ class StepLatencyModel:
         if load.tokens == 0:
             return 0.0
         attention = self.context_token_s * load.context_tokens + self.pair_s * load.pairs
-        return self.base_s(load.tokens) + attention + self.gap_s * load.longest_gap
+        gap_s = self.gap_s * load.longest_gap
+        return self.base_s(load.tokens) + attention + gap_s + self.draft_step_s * load.speculative_steps
+
+    def tokens_within(self, seconds: float, most: int, beside: StepLoad = NOTHING, start: int = 0) -> int:
+        """The inverse: how many tokens of one prompt chunk, from position `start` on, fit in a step of so many seconds.
+
+        most: no more than this. beside: what the step computes already. The step with the result never takes longer than
+        `seconds`; -1 where even `beside` alone does. Where base(tokens) never falls, it is the greatest such number.
+        """
+
+        def fits(count: int) -> bool:
+            load = replace(
+                beside,
+                tokens=beside.tokens + count,
+                context_tokens=beside.context_tokens + (start + count if count else 0),
+                pairs=beside.pairs + count * (start + 0.5 * (count + 1)),
+            )
+            return self.step_s(load) <= seconds + SUM_TOLERANCE_S
+
+        if not fits(0):
+            return -1
+        low, high = 0, most
+        while low < high:
+            middle = (low + high + 1) // 2
+            if fits(middle):
+                low = middle
+            else:
+                high = middle - 1
+        return low

@@ -17,6 +17,7 @@ MAX_MESSAGES = 4_096
 ROLES = ("system", "user", "assistant", "tool")
 MAX_MODEL_CHARS = 256
 MAX_SLO_PHASES = 64
+MAX_SLO_MARKER_CHARS = 64
 MIN_TEMPERATURE = 1e-4
 """Lower temperatures mean greedy decoding. At this one, a token whose logit is 0.002 below the best is drawn once in 10^8
 times; far lower ones would exceed the range of float32."""
@@ -194,10 +195,14 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class SloPhase:
-    """From output token `from_output_token` on, the average time per token is at most `time_per_output_token_s`."""
+    """From output token `from_output_token` on, the average time per token is at most `time_per_output_token_s`.
+
+    after_marker: the phase begins after the first occurrence of this text instead, such as `</think>`.
+    """
 
     from_output_token: int
     time_per_output_token_s: float
+    after_marker: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,13 +221,17 @@ class Slo:
             return
         last = -1
         for i, phase in enumerate(self.phases):
-            if phase.from_output_token <= last:
+            if len(phase.after_marker) > MAX_SLO_MARKER_CHARS:
+                yield FieldProblem(f"{path}.phases[{i}].after_marker", f"longer than {MAX_SLO_MARKER_CHARS} characters")
+            elif phase.after_marker and phase.from_output_token:
+                yield FieldProblem(f"{path}.phases[{i}].after_marker", "must not be set with from_output_token_count")
+            if not phase.after_marker and phase.from_output_token <= last:
                 yield FieldProblem(
                     f"{path}.phases[{i}].from_output_token_count", "must be greater than in the previous phase"
                 )
             if not (0 < phase.time_per_output_token_s < math.inf):
                 yield FieldProblem(f"{path}.phases[{i}].time_per_output_token", "must be over 0")
-            last = phase.from_output_token
+            last = last if phase.after_marker else phase.from_output_token
 
 
 class FinishReason(enum.Enum):

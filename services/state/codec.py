@@ -22,6 +22,8 @@ def record_to_json(record: InstanceRecord) -> bytes:
         "metrics_address": record.metrics_address,
         "http_address": record.http_address,
     }
+    if record.group_id:
+        data["group_id"] = record.group_id
     if record.model is not None:
         data["model"] = dataclasses.asdict(record.model)
     if record.load is not None:
@@ -69,6 +71,7 @@ def record_from_json(data: bytes) -> InstanceRecord:
             if load
             else None,
             place=StagePlace(place["stage"], place["from_tokens"], place["to_tokens"]) if place else None,
+            group_id=raw.get("group_id", ""),
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"not an instance record: {error!r}") from error

@@ -94,6 +94,12 @@ def test_every_shipped_mesh_file_is_sound(path: Path) -> None:
             {"tiers": [SMALL, {**SGLANG, "name": "large", "sglang": {"port": 8000}}]},
             {"tiers[1].sglang.port": "overlap router.http_port"},
         ),
+        ({"tiers": [SMALL, LARGE], "router": {"processes": 0}}, {"router.processes": "greater than or equal to 1"}),
+        ({"tiers": [SMALL, LARGE], "router": {"processes": 1000}}, {"router.processes": "less than or equal to 64"}),
+        (
+            {"tiers": [SMALL, LARGE], "router": {"processes": 4, "max_active": 3}},
+            {"router.processes": "each process needs a place"},
+        ),
         ({"tiers": [SMALL, {**LARGE, "workers": 1025}]}, {"tiers[1].workers": "less than or equal to 1024"}),
         ({"tiers": [SMALL, LARGE], "planner": {"replicas": 0}}, {"planner.replicas": "greater than or equal to 1"}),
         ({"tiers": [{**SMALL, "device": "abacus"}, LARGE]}, {"tiers[0].device": "unknown device 'abacus'"}),

@@ -1,10 +1,10 @@
-"""What `penstock top` draws of length stages."""
+"""What `penstock top` draws of length stages, and of a router of several processes."""
 
 from collections import deque
 
 from rich.console import Console
 
-from penstock import InstanceStatus, MeshStatus, StagePlace
+from penstock import InstanceStatus, MeshStatus, RouterProcessStatus, StagePlace
 from penstock.cli.top import screen
 
 
@@ -33,3 +33,18 @@ def test_a_mesh_without_stages_shows_none() -> None:
     text = drawn(None, None)
     assert "stage" not in text
     assert "lengths" not in text
+
+
+def test_a_router_of_several_processes_is_one_line_and_says_how_many_answer() -> None:
+    router = InstanceStatus("router-a", "router", "", "h:1", "", "ready", 0, 0, 0, 0, 0.0, 0.1, processes=2)
+    processes = tuple(RouterProcessStatus(i, f"router-a.{i}", i == 0, 0, 0, 5) for i in range(2))
+    head = ("router-a", 3, True, 0.0, (), (router,), 0, 0, 5, 0, 0, 0, 0.0, 0.0, 0.0)
+    console = Console(width=140)
+    with console.capture() as captured:
+        console.print(screen(MeshStatus(*head, processes=processes), deque()))
+    text = captured.get()
+    assert "processes 1/2" in text
+    assert text.count("router-a (2 processes)") == 1
+    with console.capture() as captured:
+        console.print(screen(MeshStatus(*head), deque()))
+    assert "processes 1" not in captured.get()

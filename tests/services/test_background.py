@@ -300,6 +300,7 @@ OWNED = {
     "judge_service/scorers/llm.py": "the questions of one call: awaited by it",
     "router_service/migration/movable_reply.py": "a claim: ended with its reply",
     "router_service/clients/reply_multiplexer.py": "the reader of one call: its failure ends its replies; closed by the pool",
+    "router_service/siblings/client.py": "calls of one move, ended with it; the last reading of counters, ended on closing",
     "router_service/openai_gateway/app.py": "one request's choices: ended with the response",
     "router_service/openai_gateway/event_writer.py": "writes what a slow client has not read: ended with the response",
     "worker_service/engine/sglang/engine.py": "aborts: kept, logged, and awaited when the engine closes",

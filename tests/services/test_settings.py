@@ -71,6 +71,12 @@ REPLAN = {
             {"tiers": TIERS, "router": {"grpc_port": 8000, "http_port": 8001, "replicas": 2}},
             "router.http_port: ports 8001",
         ),
+        ({"tiers": TIERS, "router": {"processes": 0}}, "router.processes"),
+        ({"tiers": TIERS, "router": {"processes": 1000}}, "router.processes"),
+        (
+            {"tiers": TIERS, "router": {"processes": 3, "max_active": 2}},
+            "router.processes: 3, but router.max_active is 2",
+        ),
         ({"tiers": TIERS, "planner": {"judge_unavailable": "panic"}}, "planner.judge_unavailable"),
         ({"tiers": TIERS, "planner": {"replan": {"enabled": True}}}, "planner.replan.cluster"),
         (
@@ -209,3 +215,31 @@ def test_files_that_would_be_read_otherwise_than_meant_are_refused(tmp_path: Pat
     path.write_text(text)
     with pytest.raises(SettingsError, match=fault):
         load_mesh_file(path)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 64])
+def test_the_limits_of_a_routers_processes_add_up_to_the_routers(count: int) -> None:
+    """Each gets at least one place, and none more than one more than another."""
+    file = MeshFile.model_validate({"tiers": TIERS, "router": {"max_active": 257, "max_waiting": 10}})
+    shares = [file.router_share(index, count).router for index in range(count)]
+    for name in ("max_active", "max_waiting", "max_connections", "judge_concurrency"):
+        values = [getattr(share, name) for share in shares]
+        assert sum(values) == getattr(file.router, name)
+        assert max(values) - min(values) <= 1
+    assert sum(share.trace_per_s for share in shares) == pytest.approx(file.router.trace_per_s)
+    few = MeshFile.model_validate({"tiers": TIERS, "router": {"judge_concurrency": 1, "max_waiting": 0}})
+    assert {few.router_share(index, count).router.judge_concurrency for index in range(count)} == {1}
+    assert {few.router_share(index, count).router.max_waiting for index in range(count)} == {0}
+    samples = [file.router_share(index, count).planner.replan.sample for index in range(count)]
+    assert sum(samples) == max(count, file.planner.replan.sample)
+
+
+def test_the_environment_says_how_many_processes_a_router_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = MeshFile.model_validate({"tiers": TIERS, "router": {"processes": 3, "max_active": 5}})
+    assert ServiceSettings.load().processes_of_router(file) == 3
+    monkeypatch.setenv("PENSTOCK_ROUTER_PROCESSES", "4")
+    assert ServiceSettings.load().processes_of_router(file) == 4
+    for bad in ("6", "0", "65", "two"):
+        monkeypatch.setenv("PENSTOCK_ROUTER_PROCESSES", bad)
+        with pytest.raises(SettingsError, match="PENSTOCK_ROUTER_PROCESSES"):
+            ServiceSettings.load().processes_of_router(file)

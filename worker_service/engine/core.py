@@ -4,6 +4,7 @@ Scheduling, stop rules, text, verification and KV transfer are implemented here;
 runner computes logits, the simulated one only takes time. Not thread-safe: one thread owns a core.
 """
 
+import math
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,7 @@ from services.domain.requests import (
     TokenLogprob,
     TokenUsage,
 )
+from services.domain.slo import Promise, ReplyLengths
 from worker_service.engine import reply_rules
 from worker_service.engine.interface import (
     Admitted,
@@ -40,12 +42,14 @@ from worker_service.engine.throughput import Throughput
 from worker_service.request_failures import request_failed
 from worker_service.scheduling import (
     BatchLimits,
+    BatchPolicy,
     BatchScheduler,
     BlockPool,
     Chunk,
     OutOfBlocks,
     Reservation,
     Sequence,
+    SequenceSlo,
     StepPlan,
 )
 from worker_service.speculation import acceptance
@@ -86,14 +90,21 @@ class EngineCore:
     """Processes requests into events, step by step."""
 
     def __init__(
-        self, runner: ModelRunner, tokenizer: Tokenizer, pool: BlockPool, limits: CoreLimits, clock: Clock
+        self,
+        runner: ModelRunner,
+        tokenizer: Tokenizer,
+        pool: BlockPool,
+        limits: CoreLimits,
+        clock: Clock,
+        policy: BatchPolicy | None = None,
     ) -> None:
         self.runner, self.tokenizer, self.limits = runner, tokenizer, limits
-        self.scheduler = BatchScheduler(limits.batch, pool)
+        self.scheduler = BatchScheduler(limits.batch, pool, policy)
         self.transfers = KvTransfers(self.scheduler, runner)
         self._clock = clock
         self._requests: dict[str, _Request] = {}
         self._throughput = Throughput(clock.now())
+        self._reply_lengths = ReplyLengths()
         self.steps = 0
 
     @property
@@ -102,8 +113,11 @@ class EngineCore:
 
     def add(
         self, request: GenerationRequest, prompt: list[int], grammar: "TokenGrammar | None" = None
-    ) -> tuple[Admitted, Finished | None]:
+    ) -> tuple[Admitted | None, Finished | None]:
         """Queue a request with the tokenized prompt `prompt`. A resumed reply that is already complete is Finished at once.
+
+        A request that asks for an SLO has no Admitted yet: the policy decides before the next step, and the outputs of that
+        step contain it.
 
         grammar: of the reply, behind its resumed tokens.
 
@@ -123,7 +137,7 @@ class EngineCore:
         tokens: Seq[int],
         last: LastBlocks | None = None,
         grammar: "TokenGrammar | None" = None,
-    ) -> tuple[Admitted, Finished | None]:
+    ) -> tuple[Admitted | None, Finished | None]:
         """Start a request that arrived with its KV. `tokens`: all its tokens; the last one has no KV.
 
         last: blocks that must still be written. The reservation is removed in any case.
@@ -172,7 +186,7 @@ class EngineCore:
         prompt: list[int],
         reservation: Reservation | None,
         grammar: "TokenGrammar | None",
-    ) -> tuple[Admitted, Finished | None]:
+    ) -> tuple[Admitted | None, Finished | None]:
         if request.request_id in self._requests:
             raise AlreadyRunning(request.request_id)
         most = reply_rules.reply_room(request, prompt, self.limits.max_context_tokens, self.tokenizer)
@@ -188,6 +202,7 @@ class EngineCore:
             max_output_tokens=most,
             output=resumed,
             priority=request.priority,
+            slo=self._asked_slo(request, most) if reservation is None else None,
         )
         if reservation is None:
             self._check_queue()
@@ -198,7 +213,28 @@ class EngineCore:
             except ValueError as error:
                 raise invalid("token_ids", str(error)) from None
         self._requests[request.request_id] = _Request(sequence, text, grammar)
-        return Admitted(len(prompt), most), None
+        return Admitted(len(prompt), most) if sequence.slo is None else None, None
+
+    def _asked_slo(self, request: GenerationRequest, most: int) -> SequenceSlo | None:
+        """What a request asks of the policy, from now on; None where it asks for nothing, or nothing can be kept here."""
+        if request.slo is None or not self.scheduler.policy.keeps_slos:
+            return None
+        promise = Promise.received(request.slo, self._clock.now())
+        tpot_s = promise.tightest_tpot_s()
+        if promise.first_token_due_s is None and tpot_s is None:
+            return None
+        return SequenceSlo(
+            due_s=math.inf if promise.first_token_due_s is None else promise.first_token_due_s,
+            tpot_s=math.inf if tpot_s is None else tpot_s,
+            output_tokens=self._reply_lengths.predict(len(request.resume_token_ids), most),
+        )
+
+    def _decided(self) -> list[tuple[str, StepOutput]]:
+        """Have the policy decide on those that ask for an SLO: the answers."""
+        return [
+            (s.request_id, Admitted(s.prompt_tokens, s.max_output_tokens, best_effort=not s.promised))
+            for s in self.scheduler.decide(self._clock.now())
+        ]
 
     def add_verification(
         self,
@@ -248,10 +284,10 @@ class EngineCore:
         Raises:
             Exception: The runner cannot compute anything any more.
         """
-        plan = self.scheduler.plan_step(allocation)
+        outputs = self._decided()
+        plan = self.scheduler.plan_step(allocation, self._clock.now())
         if not plan.chunks:
-            return []
-        outputs: list[tuple[str, StepOutput]] = []
+            return outputs
         computed: list[tuple[Chunk, RowResult]] = []
         errors: list[BaseException] = []
         for chunk, result in zip(plan.chunks, self._compute(plan.chunks), strict=True):
@@ -268,7 +304,7 @@ class EngineCore:
             for chunk, result in computed
             if chunk.logits and not chunk.sequence.draft
         }
-        self.scheduler.commit(StepPlan(tuple(chunk for chunk, _ in computed)), sampled)
+        self.scheduler.commit(StepPlan(tuple(chunk for chunk, _ in computed)), sampled, self._clock.now())
         self.steps += 1
         produced = 0
         for chunk, result in computed:
@@ -297,7 +333,8 @@ class EngineCore:
         )
 
     def restart_throughput(self) -> None:
-        """Restart the measurement of throughput, after tokens that belonged to no request."""
+        """Restart the measurement of throughput and reply lengths, after tokens that belonged to no request."""
+        self._reply_lengths = ReplyLengths()
         self._throughput.restart(self._clock.now())
 
     def _check_queue(self) -> None:
@@ -434,6 +471,8 @@ class EngineCore:
     def _ended(self, request: _Request, reason: FinishReason) -> Finished:
         sequence = request.sequence
         self.scheduler.finish(sequence.request_id, reason)
+        if request.text is not None and reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self._reply_lengths.add(sequence.output_tokens)
         del self._requests[sequence.request_id]
         usage = TokenUsage(sequence.prompt_tokens, sequence.cached_prompt_tokens, sequence.output_tokens)
         stop = request.text.stopped_by if request.text is not None else None

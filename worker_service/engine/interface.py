@@ -166,6 +166,16 @@ class TokenAllocating(Protocol):
     def allocate_by(self, allocator: Allocator | None) -> None: ...
 
 
+@runtime_checkable
+class StepPredicting(Protocol):
+    """For metrics: an engine that predicts its step times, and corrects the predictions by what steps take."""
+
+    @property
+    def latency_correction(self) -> float | None:
+        """The factor applied to predictions now; None where the engine's policy predicts nothing."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class KvLayout:
     """The KV layout, which two engines must share to exchange blocks: (layers, 2, block_tokens, kv_heads, head_dim)."""

@@ -122,6 +122,10 @@ class LoopEngine:
     def preemptions(self) -> int:
         return self._core.scheduler.preemptions
 
+    @property
+    def latency_correction(self) -> float | None:
+        return self._core.scheduler.policy.latency_correction
+
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._failure: asyncio.Future[BaseException] = self._loop.create_future()
@@ -306,13 +310,13 @@ class LoopEngine:
     async def _stream(
         self,
         request: GenerationRequest,
-        ask: Callable[[EngineCore], tuple[Admitted, Finished | None]],
+        ask: Callable[[EngineCore], tuple[Admitted | None, Finished | None]],
         on_tokens: OnTokens | None,
     ) -> AsyncGenerator[EngineEvent, None]:
         """The events of a request that `ask` brings into the core. Leaving the iteration aborts it."""
         request_id, stream = request.request_id, _Stream()
 
-        def begin(core: EngineCore) -> tuple[Admitted, Finished | None]:
+        def begin(core: EngineCore) -> tuple[Admitted | None, Finished | None]:
             admitted, finished = ask(core)
             if finished is None:
                 self._hold_tokens(request)
@@ -320,7 +324,8 @@ class LoopEngine:
 
         admitted, finished = await self._call(request_id, begin, stream)
         try:
-            yield admitted
+            if admitted is not None:  # otherwise it comes with the step that decides
+                yield admitted
             if finished is not None:
                 yield finished
                 return
@@ -411,6 +416,9 @@ class LoopEngine:
         for request_id, event in outputs:
             if isinstance(event, TokenFrame):
                 self._held[request_id].frames.append(event)
+                continue
+            if isinstance(event, Admitted):
+                ready.append((request_id, event))
                 continue
             last = self._held.pop(request_id, None)
             if last is not None and last.frames:

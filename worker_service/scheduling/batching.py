@@ -1,7 +1,7 @@
-"""The batch scheduler: tokens per request in the next step. No I/O.
+"""The batch scheduler: running and waiting sequences, their KV blocks, and the steps that compute them. No I/O.
 
-Continuous batching with chunked prefill: decoding requests get their token first, then prompts get the rest of the step's
-budget, in queue order. A caller may pass its own allocation instead.
+Continuous batching with chunked prefill. A policy (`policies`) decides the tokens per request in each step. A caller may pass
+its own allocation instead.
 """
 
 import bisect
@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 from services.domain.requests import FinishReason
 from worker_service.scheduling.blocks import ROOT, BlockPool, OutOfBlocks
+from worker_service.scheduling.policies import DecodeFirst
 from worker_service.scheduling.sequence import Phase, Sequence
+from worker_service.scheduling.steps import BatchPolicy, Chunk, StepInProgress, StepPlan, queue_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,28 +22,6 @@ class BatchLimits:
 
     max_running: int
     max_step_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Compute `count` tokens of `sequence` from position `start` on; `logits`: number of last tokens that need logits."""
-
-    sequence: Sequence
-    start: int
-    count: int
-    logits: int
-
-
-@dataclass(frozen=True, slots=True)
-class StepPlan:
-    """The plan of one step. `preempted`: requests that released their blocks and wait again."""
-
-    chunks: tuple[Chunk, ...]
-    preempted: tuple[str, ...] = ()
-
-    @property
-    def tokens(self) -> int:
-        return sum(chunk.count for chunk in self.chunks)
 
 
 @dataclass(slots=True)
@@ -59,8 +39,8 @@ class BatchScheduler:
     The loop is `plan_step`, compute, `commit`. Between these calls, only `add` may be called.
     """
 
-    def __init__(self, limits: BatchLimits, pool: BlockPool) -> None:
-        self.limits, self.pool = limits, pool
+    def __init__(self, limits: BatchLimits, pool: BlockPool, policy: BatchPolicy | None = None) -> None:
+        self.limits, self.pool, self.policy = limits, pool, policy or DecodeFirst()
         self._waiting: list[Sequence] = []  # by (priority descending, order)
         self._running: list[Sequence] = []  # in order of admission
         self._by_id: dict[str, Sequence] = {}
@@ -75,6 +55,11 @@ class BatchScheduler:
     @property
     def running(self) -> Seq[Sequence]:
         return self._running
+
+    @property
+    def free_places(self) -> int:
+        """How many more sequences may run; places set aside for those on their way count as taken."""
+        return self.limits.max_running - len(self._running) - self._reserved
 
     @property
     def idle(self) -> bool:
@@ -99,6 +84,7 @@ class BatchScheduler:
         self._orders += 1
         self._by_id[sequence.request_id] = sequence
         self._queue(sequence)
+        self.policy.added(sequence)
 
     def reserve(self, tokens: Seq[int]) -> Reservation:
         """Reserve blocks for an incoming sequence with the KV of `tokens`. No request is preempted.
@@ -106,7 +92,7 @@ class BatchScheduler:
         Raises:
             OutOfBlocks: There is no room; nothing has changed.
         """
-        if len(self._running) + self._reserved >= self.limits.max_running:
+        if self.free_places < 1:
             raise OutOfBlocks("the limit on running requests is reached")
         match = self.pool.match(tokens)
         needed = -(-len(tokens) // self.pool.block_tokens) - len(match.blocks)
@@ -171,12 +157,17 @@ class BatchScheduler:
             self._release_blocks(sequence)
         else:
             self._waiting.remove(sequence)
+        self.policy.finished(sequence)
         sequence.move(Phase.FINISHED)
         sequence.finish_reason = reason
         return sequence
 
-    def plan_step(self, allocation: Mapping[str, int] | None = None) -> StepPlan:
-        """Plan the next step by the policy above, or by `allocation` (tokens by request id).
+    def decide(self, now_s: float) -> list[Sequence]:
+        """Let the policy decide on sequences that ask for an SLO; return those decided on."""
+        return self.policy.decide(self, now_s)
+
+    def plan_step(self, allocation: Mapping[str, int] | None = None, now_s: float = 0.0) -> StepPlan:
+        """Plan the step that begins now, by the policy or by `allocation` (tokens by request id).
 
         An allocation may contain running and waiting requests; waiting ones are started. A request gets at most its pending
         tokens, and none if there is no room for it.
@@ -184,8 +175,10 @@ class BatchScheduler:
         Raises:
             ValueError: A request is unknown, a count is less than 1, or the total exceeds the step's budget.
         """
+        step = StepInProgress(self, self.limits.max_step_tokens)
         if allocation is None:
-            return self._planned_by_policy()
+            self.policy.plan(step, now_s)
+            return step.plan()
         for request_id, count in allocation.items():
             if request_id not in self._by_id:
                 raise ValueError(f"no request {request_id}")
@@ -193,45 +186,26 @@ class BatchScheduler:
                 raise ValueError(f"{request_id} must get at least one token, not {count}")
         if sum(allocation.values()) > self.limits.max_step_tokens:
             raise ValueError(f"{sum(allocation.values())} tokens, but a step has {self.limits.max_step_tokens}")
-        chunks: list[Chunk] = []
-        preempted: list[str] = []
         named = frozenset(allocation)
         for request_id, count in allocation.items():
             sequence = self._by_id[request_id]
-            if sequence.phase is Phase.WAITING and not self._start(sequence):
+            if sequence.phase is Phase.WAITING and not step.start(sequence):
                 continue
-            self._add_chunk(sequence, count, chunks, preempted, keep=named)
-        return StepPlan(tuple(chunks), tuple(preempted))
+            step.give(sequence, count, keep=named)
+        return step.plan()
 
-    def commit(self, plan: StepPlan, sampled: Mapping[str, Seq[int]]) -> None:
-        """Apply a computed step. `sampled`: new tokens of each request with logits (none for verifications)."""
+    def commit(self, plan: StepPlan, sampled: Mapping[str, Seq[int]], end_s: float = 0.0) -> None:
+        """Apply a step that ended at `end_s`. `sampled`: new tokens of each request with logits (none for verifications)."""
         for chunk in plan.chunks:
             sequence = chunk.sequence
             sequence.computed = chunk.start + chunk.count
             self.seal(sequence)
             sequence.tokens.extend(sampled.get(sequence.request_id, ()))
+        self.policy.committed(plan.chunks, end_s)
 
-    def _planned_by_policy(self) -> StepPlan:
-        chunks: list[Chunk] = []
-        preempted: list[str] = []
-        budget = self.limits.max_step_tokens
-        running = sorted(self._running, key=_queue_key)
-        for sequence in running:
-            if budget > 0 and sequence.decoding:
-                budget -= self._add_chunk(sequence, 1, chunks, preempted)
-        for sequence in running:
-            if budget > 0 and sequence.phase is Phase.RUNNING and not sequence.decoding:
-                budget -= self._add_chunk(sequence, budget, chunks, preempted)
-        while budget > 0 and self._waiting and not preempted:
-            sequence = self._waiting[0]
-            if not self._start(sequence):
-                break
-            budget -= self._add_chunk(sequence, budget, chunks, preempted)
-        return StepPlan(tuple(chunks), tuple(preempted))
-
-    def _start(self, sequence: Sequence) -> bool:
+    def start(self, sequence: Sequence) -> bool:
         """Admit a waiting sequence and reuse its cached prefix; False if there is no room for all its tokens."""
-        if len(self._running) + self._reserved >= self.limits.max_running:
+        if self.free_places < 1:
             return False
         pool, last = self.pool, len(sequence.tokens) - 1 - sequence.draft
         match = pool.shortened(pool.match(sequence.tokens), sequence.tokens, last)
@@ -248,7 +222,7 @@ class BatchScheduler:
         self._running.append(sequence)
         return True
 
-    def _add_chunk(
+    def add_chunk(
         self,
         sequence: Sequence,
         limit: int,
@@ -259,22 +233,25 @@ class BatchScheduler:
         """Give `sequence` up to `most` tokens, preempting others if necessary; return the number."""
         if sequence.phase is not Phase.RUNNING or sequence.paused:
             return 0
-        count = min(limit, sequence.pending)
+        there, computed = len(sequence.tokens), sequence.computed
+        count = there - computed
+        if limit < count:
+            count = limit
         if count < 1:
             return 0
-        end = sequence.computed + count
+        end = computed + count
         needed = -(-end // self.pool.block_tokens) - len(sequence.blocks)
-        while needed > self.pool.free:
-            victim = self._victim(keep, chunks)
-            if victim is None or victim is sequence:
-                if victim is sequence:
-                    self._preempt(sequence, preempted)
-                return 0
-            self._preempt(victim, preempted)
         if needed > 0:
+            while needed > self.pool.free:
+                victim = self._victim(keep, chunks)
+                if victim is None or victim is sequence:
+                    if victim is sequence:
+                        self.preempt(sequence, preempted)
+                    return 0
+                self.preempt(victim, preempted)
             sequence.blocks += self.pool.take(needed)
-        logit_count = max(0, end - (len(sequence.tokens) - 1 - sequence.draft))
-        chunks.append(Chunk(sequence, sequence.computed, count, min(logit_count, count)))
+        wanted = end - (there - 1 - sequence.draft)
+        chunks.append(Chunk(sequence, computed, count, min(max(0, wanted), count)))
         return count
 
     def _victim(self, keep: frozenset[str], chunks: list[Chunk]) -> Sequence | None:
@@ -283,11 +260,13 @@ class BatchScheduler:
         able = [s for s in self._running if id(s) not in busy and s.request_id not in keep and not s.paused]
         if not able:
             return None
-        return max(able, key=_queue_key)
+        return max(able, key=self.policy.victim_key)
 
-    def _preempt(self, sequence: Sequence, preempted: list[str]) -> None:
+    def preempt(self, sequence: Sequence, preempted: list[str]) -> None:
+        """Have a running sequence give up its blocks and wait again; its tokens stay."""
         self._running.remove(sequence)
         self._release_blocks(sequence)
+        self.policy.preempted(sequence)
         sequence.move(Phase.WAITING)
         sequence.preemptions += 1
         self.preemptions += 1
@@ -301,9 +280,4 @@ class BatchScheduler:
         sequence.node = ROOT
 
     def _queue(self, sequence: Sequence) -> None:
-        bisect.insort(self._waiting, sequence, key=_queue_key)
-
-
-def _queue_key(sequence: Sequence) -> tuple[int, int]:
-    """Sort key of the queue: higher priority first, then order of arrival."""
-    return -sequence.priority, sequence.order
+        bisect.insort(self._waiting, sequence, key=queue_key)

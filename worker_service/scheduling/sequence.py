@@ -1,8 +1,11 @@
 """A request inside an engine: its tokens, its computed KV and its phase. No I/O."""
 
 import enum
+import math
+from dataclasses import dataclass
 
 from services.domain.requests import FinishReason, SamplingParams
+from services.domain.slo.promises import SloClass
 from worker_service.scheduling.blocks import ROOT
 
 
@@ -10,6 +13,22 @@ class Phase(enum.Enum):
     WAITING = "waiting"  # without blocks: not started, or preempted
     RUNNING = "running"  # with blocks
     FINISHED = "finished"
+
+
+@dataclass(slots=True)
+class SequenceSlo:
+    """What a sequence asks for, on the clock of the steps; and what it was granted.
+
+    due_s: when its next token is due; infinite for none. tpot_s: seconds per output token, its tightest; infinite for none.
+    output_tokens: how many it will likely produce at most: a high quantile, bounded by what it may produce.
+    granted: STANDARD once it is admitted, BEST_EFFORT once it is not; None while it is not decided.
+    """
+
+    due_s: float
+    tpot_s: float = math.inf
+    output_tokens: int = 1
+    value: float = 1.0
+    granted: SloClass | None = None
 
 
 class IllegalTransition(Exception):
@@ -24,6 +43,7 @@ class Sequence:
     draft: the last `draft` tokens are a draft to verify; logits are needed from the token before them on.
     order: position in the queue, lower is earlier; kept on preemption.
     paused: keeps its blocks but gets no tokens, because it is migrating to another engine.
+    slo: the SLO it asks for; None for none.
     """
 
     __slots__ = (
@@ -44,6 +64,7 @@ class Sequence:
         "request_id",
         "sampling",
         "sealed",
+        "slo",
         "tokens",
     )
 
@@ -57,8 +78,9 @@ class Sequence:
         output: list[int] | None = None,
         draft: int = 0,
         priority: int = 0,
+        slo: SequenceSlo | None = None,
     ) -> None:
-        self.request_id, self.sampling, self.priority = request_id, sampling, priority
+        self.request_id, self.sampling, self.priority, self.slo = request_id, sampling, priority, slo
         self.prompt_tokens, self.max_output_tokens, self.draft = len(prompt), max_output_tokens, draft
         self.tokens = [*prompt, *(output or ())]
         self.order = -1
@@ -82,6 +104,11 @@ class Sequence:
     @property
     def output(self) -> list[int]:
         return self.tokens[self.prompt_tokens :]
+
+    @property
+    def promised(self) -> bool:
+        """Whether it was admitted with its SLO."""
+        return self.slo is not None and self.slo.granted is SloClass.STANDARD
 
     @property
     def pending(self) -> int:

@@ -13,12 +13,13 @@ import numpy.typing as npt
 
 from services.clock import Clock, SystemClock
 from services.domain.latency import StepLatencyModel, StepLoad
+from worker_service.engine.batch_policy import batch_policy
 from worker_service.engine.core import CoreLimits, EngineCore
 from worker_service.engine.interface import Capability, EngineInfo, KvLayout
 from worker_service.engine.loop import LoopEngine, OutputCoalescing
 from worker_service.engine.randomness import uniform
 from worker_service.engine.runner import RawLogprobs, Row, RowResult
-from worker_service.scheduling import BatchLimits, BlockPool
+from worker_service.scheduling import BatchLimits, BlockPool, PolicyName
 from worker_service.text import ByteTokenizer
 
 OWN_SHARE = 0.9  # probability that the model reports for the chosen token
@@ -41,6 +42,8 @@ class SimulatedEngineOptions:
     max_queued: int = 64
     max_step_tokens: int = 512
     max_context_tokens: int = 8192
+    batch_policy: PolicyName = PolicyName.DECODE_FIRST
+    best_effort_reserve: float = 0.0
 
 
 class SimulatedRunner:
@@ -121,7 +124,8 @@ def simulated_core(options: SimulatedEngineOptions, clock: Clock) -> tuple[Engin
     context = min(options.max_context_tokens, blocks * options.kv_block_tokens)
     runner = SimulatedRunner(options, blocks, clock)
     limits = CoreLimits(BatchLimits(options.max_running, options.max_step_tokens), options.max_queued, context)
-    core = EngineCore(runner, ByteTokenizer(), BlockPool(blocks, options.kv_block_tokens), limits, clock)
+    policy = batch_policy(options.batch_policy, options.latency, options.best_effort_reserve)
+    core = EngineCore(runner, ByteTokenizer(), BlockPool(blocks, options.kv_block_tokens), limits, clock, policy)
     info = EngineInfo(
         engine="simulated",
         model=options.name,

@@ -9,13 +9,16 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from services.clock import Clock, SystemClock
+from services.domain.latency import StepLatencyModel
+from worker_service.engine.batch_policy import batch_policy
 from worker_service.engine.core import CoreLimits, EngineCore
 from worker_service.engine.digest import model_digest
 from worker_service.engine.interface import Capability, EngineInfo, EngineUnusable
+from worker_service.engine.latency_fit import measured_latency
 from worker_service.engine.loop import LoopEngine, OutputCoalescing
 from worker_service.engine.torch import attention
 from worker_service.engine.torch.runner import TorchRunner
-from worker_service.scheduling import BatchLimits, BlockPool
+from worker_service.scheduling import BatchLimits, BlockPool, PolicyName
 from worker_service.text.hf import HfTokenizer
 
 _log = logging.getLogger(__name__)
@@ -40,6 +43,8 @@ class TorchEngineOptions:
     threads: int = 1
     kernel: bool | None = None
     tool_format: str = "auto"
+    batch_policy: PolicyName = PolicyName.DECODE_FIRST
+    best_effort_reserve: float = 0.0
 
 
 def torch_engine(
@@ -78,6 +83,10 @@ def torch_core(options: TorchEngineOptions, clock: Clock) -> tuple[EngineCore, E
     limits = CoreLimits(BatchLimits(options.max_running, options.max_step_tokens), options.max_queued, context)
     core = EngineCore(runner, tokenizer, BlockPool(blocks, options.kv_block_tokens), limits, clock)
     _warm_up(core)
+    if options.batch_policy is not PolicyName.DECODE_FIRST:
+        measured = options.batch_policy is PolicyName.SLO
+        latency = measured_latency(core) if measured else StepLatencyModel.linear(0.0, 0.0, 0.0)
+        core.scheduler.policy = batch_policy(options.batch_policy, latency, options.best_effort_reserve)
     info = EngineInfo(
         engine="torch",
         model=options.name,

@@ -727,6 +727,7 @@ class MeshStatus(_message.Message):
     TIERS_FIELD_NUMBER: _builtins.int
     INSTANCES_FIELD_NUMBER: _builtins.int
     ROUTER_FIELD_NUMBER: _builtins.int
+    PROCESSES_FIELD_NUMBER: _builtins.int
     router_id: _builtins.str
     plan_revision: _builtins.int
     state_connected: _builtins.bool
@@ -740,7 +741,13 @@ class MeshStatus(_message.Message):
     @_builtins.property
     def instances(self) -> _containers.RepeatedCompositeFieldContainer[Global___InstanceStatus]: ...
     @_builtins.property
-    def router(self) -> Global___RouterStatus: ...
+    def router(self) -> Global___RouterStatus:
+        """Of all its processes that answer."""
+
+    @_builtins.property
+    def processes(self) -> _containers.RepeatedCompositeFieldContainer[Global___RouterProcessStatus]:
+        """The processes of this router, in order; empty where it is one process."""
+
     def __init__(
         self,
         *,
@@ -752,14 +759,51 @@ class MeshStatus(_message.Message):
         tiers: _abc.Iterable[Global___TierStatus] | None = ...,
         instances: _abc.Iterable[Global___InstanceStatus] | None = ...,
         router: Global___RouterStatus | None = ...,
+        processes: _abc.Iterable[Global___RouterProcessStatus] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["router", b"router", "state_age", b"state_age", "taken_at", b"taken_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["instances", b"instances", "plan_revision", b"plan_revision", "router", b"router", "router_id", b"router_id", "state_age", b"state_age", "state_connected", b"state_connected", "taken_at", b"taken_at", "tiers", b"tiers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instances", b"instances", "plan_revision", b"plan_revision", "processes", b"processes", "router", b"router", "router_id", b"router_id", "state_age", b"state_age", "state_connected", b"state_connected", "taken_at", b"taken_at", "tiers", b"tiers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___MeshStatus: _TypeAlias = MeshStatus  # noqa: Y015
+
+@_typing.final
+class RouterProcessStatus(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    INSTANCE_ID_FIELD_NUMBER: _builtins.int
+    ANSWERING_FIELD_NUMBER: _builtins.int
+    ACTIVE_COUNT_FIELD_NUMBER: _builtins.int
+    WAITING_COUNT_FIELD_NUMBER: _builtins.int
+    FINISHED_COUNT_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """Counted from 0."""
+    instance_id: _builtins.str
+    answering: _builtins.bool
+    """False: it has not answered in time (it is starting, or stuck), and what it counts is in no sum."""
+    active_count: _builtins.int
+    waiting_count: _builtins.int
+    finished_count: _builtins.int
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        instance_id: _builtins.str = ...,
+        answering: _builtins.bool = ...,
+        active_count: _builtins.int = ...,
+        waiting_count: _builtins.int = ...,
+        finished_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_count", b"active_count", "answering", b"answering", "finished_count", b"finished_count", "index", b"index", "instance_id", b"instance_id", "waiting_count", b"waiting_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RouterProcessStatus: _TypeAlias = RouterProcessStatus  # noqa: Y015
 
 @_typing.final
 class TierStatus(_message.Message):
@@ -784,7 +828,7 @@ class TierStatus(_message.Message):
     queued_count: _builtins.int
     output_tokens_per_second: _builtins.float
     answered_count: _builtins.int
-    """Counts of this router since it started."""
+    """Counts of this router since it started; each of several processes counts from its own start."""
     escalated_count: _builtins.int
     def __init__(
         self,
@@ -827,6 +871,7 @@ class InstanceStatus(_message.Message):
     OUTPUT_TOKENS_PER_SECOND_FIELD_NUMBER: _builtins.int
     AGE_FIELD_NUMBER: _builtins.int
     PLACE_FIELD_NUMBER: _builtins.int
+    PROCESS_COUNT_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     role: _builtins.str
     """worker, judge, planner, router."""
@@ -839,6 +884,8 @@ class InstanceStatus(_message.Message):
     free_kv_blocks: _builtins.int
     kv_blocks: _builtins.int
     output_tokens_per_second: _builtins.float
+    process_count: _builtins.int
+    """Processes that serve under this id and address: 1 but for routers of several processes."""
     @_builtins.property
     def age(self) -> _duration_pb2.Duration: ...
     @_builtins.property
@@ -861,10 +908,11 @@ class InstanceStatus(_message.Message):
         output_tokens_per_second: _builtins.float = ...,
         age: _duration_pb2.Duration | None = ...,
         place: Global___StagePlace | None = ...,
+        process_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "place", b"place"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "age", b"age", "engine", b"engine", "free_kv_blocks", b"free_kv_blocks", "instance_id", b"instance_id", "kv_blocks", b"kv_blocks", "output_tokens_per_second", b"output_tokens_per_second", "place", b"place", "queued_count", b"queued_count", "role", b"role", "running_count", b"running_count", "state", b"state", "tier", b"tier"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "age", b"age", "engine", b"engine", "free_kv_blocks", b"free_kv_blocks", "instance_id", b"instance_id", "kv_blocks", b"kv_blocks", "output_tokens_per_second", b"output_tokens_per_second", "place", b"place", "process_count", b"process_count", "queued_count", b"queued_count", "role", b"role", "running_count", b"running_count", "state", b"state", "tier", b"tier"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1205,3 +1253,152 @@ class ReplyMoved(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReplyMoved: _TypeAlias = ReplyMoved  # noqa: Y015
+
+@_typing.final
+class GetCountersRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetCountersRequest: _TypeAlias = GetCountersRequest  # noqa: Y015
+
+@_typing.final
+class GetCountersResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ACTIVE_COUNT_FIELD_NUMBER: _builtins.int
+    WAITING_COUNT_FIELD_NUMBER: _builtins.int
+    FINISHED_COUNT_FIELD_NUMBER: _builtins.int
+    FAILED_COUNT_FIELD_NUMBER: _builtins.int
+    REJECTED_COUNT_FIELD_NUMBER: _builtins.int
+    FAILOVER_COUNT_FIELD_NUMBER: _builtins.int
+    MIGRATION_COUNT_FIELD_NUMBER: _builtins.int
+    ADVICE_UNMET_COUNT_FIELD_NUMBER: _builtins.int
+    REQUESTS_PER_SECOND_FIELD_NUMBER: _builtins.int
+    RECENT_TIME_TO_FIRST_TOKEN_SECONDS_FIELD_NUMBER: _builtins.int
+    TIERS_FIELD_NUMBER: _builtins.int
+    LISTENING_FIELD_NUMBER: _builtins.int
+    active_count: _builtins.int
+    waiting_count: _builtins.int
+    finished_count: _builtins.int
+    failed_count: _builtins.int
+    rejected_count: _builtins.int
+    failover_count: _builtins.int
+    migration_count: _builtins.int
+    advice_unmet_count: _builtins.int
+    requests_per_second: _builtins.float
+    listening: _builtins.bool
+    """It takes new connections."""
+    @_builtins.property
+    def recent_time_to_first_token_seconds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Of the last requests, at most 1,000, in no order."""
+
+    @_builtins.property
+    def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TierCounters]: ...
+    def __init__(
+        self,
+        *,
+        active_count: _builtins.int = ...,
+        waiting_count: _builtins.int = ...,
+        finished_count: _builtins.int = ...,
+        failed_count: _builtins.int = ...,
+        rejected_count: _builtins.int = ...,
+        failover_count: _builtins.int = ...,
+        migration_count: _builtins.int = ...,
+        advice_unmet_count: _builtins.int = ...,
+        requests_per_second: _builtins.float = ...,
+        recent_time_to_first_token_seconds: _abc.Iterable[_builtins.float] | None = ...,
+        tiers: _abc.Iterable[Global___TierCounters] | None = ...,
+        listening: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_count", b"active_count", "advice_unmet_count", b"advice_unmet_count", "failed_count", b"failed_count", "failover_count", b"failover_count", "finished_count", b"finished_count", "listening", b"listening", "migration_count", b"migration_count", "recent_time_to_first_token_seconds", b"recent_time_to_first_token_seconds", "rejected_count", b"rejected_count", "requests_per_second", b"requests_per_second", "tiers", b"tiers", "waiting_count", b"waiting_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetCountersResponse: _TypeAlias = GetCountersResponse  # noqa: Y015
+
+@_typing.final
+class TierCounters(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIER_FIELD_NUMBER: _builtins.int
+    ANSWERED_COUNT_FIELD_NUMBER: _builtins.int
+    ESCALATED_COUNT_FIELD_NUMBER: _builtins.int
+    tier: _builtins.str
+    answered_count: _builtins.int
+    escalated_count: _builtins.int
+    def __init__(
+        self,
+        *,
+        tier: _builtins.str = ...,
+        answered_count: _builtins.int = ...,
+        escalated_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered_count", b"answered_count", "escalated_count", b"escalated_count", "tier", b"tier"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TierCounters: _TypeAlias = TierCounters  # noqa: Y015
+
+@_typing.final
+class MoveOwnReplyRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    INSTANCE_ID_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """As in `accepted`."""
+    instance_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        instance_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance_id", b"instance_id", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MoveOwnReplyRequest: _TypeAlias = MoveOwnReplyRequest  # noqa: Y015
+
+@_typing.final
+class MoveOwnReplyResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MOVED_FIELD_NUMBER: _builtins.int
+    REFUSAL_FIELD_NUMBER: _builtins.int
+    NOT_HERE_FIELD_NUMBER: _builtins.int
+    refusal: _builtins.str
+    not_here: _builtins.bool
+    """Another process may stream it."""
+    @_builtins.property
+    def moved(self) -> Global___ReplyMoved: ...
+    def __init__(
+        self,
+        *,
+        moved: Global___ReplyMoved | None = ...,
+        refusal: _builtins.str = ...,
+        not_here: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["moved", b"moved", "not_here", b"not_here", "outcome", b"outcome", "refusal", b"refusal"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["moved", b"moved", "not_here", b"not_here", "outcome", b"outcome", "refusal", b"refusal"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["moved", "refusal", "not_here"]  # noqa: Y015
+    _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
+
+Global___MoveOwnReplyResponse: _TypeAlias = MoveOwnReplyResponse  # noqa: Y015

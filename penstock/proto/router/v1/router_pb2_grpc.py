@@ -360,3 +360,123 @@ class MeshService:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class RouterProcessServiceStub:
+    """What the processes of one router ask each other, over Unix sockets that no other user can reach. It is not served to clients.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.GetCounters = channel.unary_unary(
+                '/penstock.router.v1.RouterProcessService/GetCounters',
+                request_serializer=penstock_dot_router_dot_v1_dot_router__pb2.GetCountersRequest.SerializeToString,
+                response_deserializer=penstock_dot_router_dot_v1_dot_router__pb2.GetCountersResponse.FromString,
+                _registered_method=True)
+        self.MoveOwnReply = channel.unary_unary(
+                '/penstock.router.v1.RouterProcessService/MoveOwnReply',
+                request_serializer=penstock_dot_router_dot_v1_dot_router__pb2.MoveOwnReplyRequest.SerializeToString,
+                response_deserializer=penstock_dot_router_dot_v1_dot_router__pb2.MoveOwnReplyResponse.FromString,
+                _registered_method=True)
+
+
+class RouterProcessServiceServicer:
+    """What the processes of one router ask each other, over Unix sockets that no other user can reach. It is not served to clients.
+    """
+
+    def GetCounters(self, request, context):
+        """What this process counts.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def MoveOwnReply(self, request, context):
+        """As MeshService.MoveReply, of the replies that this process streams.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_RouterProcessServiceServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'GetCounters': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetCounters,
+                    request_deserializer=penstock_dot_router_dot_v1_dot_router__pb2.GetCountersRequest.FromString,
+                    response_serializer=penstock_dot_router_dot_v1_dot_router__pb2.GetCountersResponse.SerializeToString,
+            ),
+            'MoveOwnReply': grpc.unary_unary_rpc_method_handler(
+                    servicer.MoveOwnReply,
+                    request_deserializer=penstock_dot_router_dot_v1_dot_router__pb2.MoveOwnReplyRequest.FromString,
+                    response_serializer=penstock_dot_router_dot_v1_dot_router__pb2.MoveOwnReplyResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'penstock.router.v1.RouterProcessService', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('penstock.router.v1.RouterProcessService', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class RouterProcessService:
+    """What the processes of one router ask each other, over Unix sockets that no other user can reach. It is not served to clients.
+    """
+
+    @staticmethod
+    def GetCounters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.router.v1.RouterProcessService/GetCounters',
+            penstock_dot_router_dot_v1_dot_router__pb2.GetCountersRequest.SerializeToString,
+            penstock_dot_router_dot_v1_dot_router__pb2.GetCountersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def MoveOwnReply(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.router.v1.RouterProcessService/MoveOwnReply',
+            penstock_dot_router_dot_v1_dot_router__pb2.MoveOwnReplyRequest.SerializeToString,
+            penstock_dot_router_dot_v1_dot_router__pb2.MoveOwnReplyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

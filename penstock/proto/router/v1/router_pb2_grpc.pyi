@@ -165,3 +165,46 @@ class MeshServiceServicer(metaclass=_abc_1.ABCMeta):
         """
 
 def add_MeshServiceServicer_to_server(servicer: MeshServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class RouterProcessServiceStub:
+    """What the processes of one router ask each other, over Unix sockets that no other user can reach. It is not served to clients."""
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> RouterProcessServiceAsyncStub: ...
+    GetCounters: _grpc.UnaryUnaryMultiCallable[_router_pb2.GetCountersRequest, _router_pb2.GetCountersResponse]
+    """What this process counts."""
+    MoveOwnReply: _grpc.UnaryUnaryMultiCallable[_router_pb2.MoveOwnReplyRequest, _router_pb2.MoveOwnReplyResponse]
+    """As MeshService.MoveReply, of the replies that this process streams."""
+
+@_typing.type_check_only
+class RouterProcessServiceAsyncStub(RouterProcessServiceStub):
+    """What the processes of one router ask each other, over Unix sockets that no other user can reach. It is not served to clients."""
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    GetCounters: _aio.UnaryUnaryMultiCallable[_router_pb2.GetCountersRequest, _router_pb2.GetCountersResponse]  # type: ignore[assignment]
+    """What this process counts."""
+    MoveOwnReply: _aio.UnaryUnaryMultiCallable[_router_pb2.MoveOwnReplyRequest, _router_pb2.MoveOwnReplyResponse]  # type: ignore[assignment]
+    """As MeshService.MoveReply, of the replies that this process streams."""
+
+class RouterProcessServiceServicer(metaclass=_abc_1.ABCMeta):
+    """What the processes of one router ask each other, over Unix sockets that no other user can reach. It is not served to clients."""
+
+    @_abc_1.abstractmethod
+    def GetCounters(
+        self,
+        request: _router_pb2.GetCountersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_router_pb2.GetCountersResponse, _abc.Awaitable[_router_pb2.GetCountersResponse]]:
+        """What this process counts."""
+
+    @_abc_1.abstractmethod
+    def MoveOwnReply(
+        self,
+        request: _router_pb2.MoveOwnReplyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_router_pb2.MoveOwnReplyResponse, _abc.Awaitable[_router_pb2.MoveOwnReplyResponse]]:
+        """As MeshService.MoveReply, of the replies that this process streams."""
+
+def add_RouterProcessServiceServicer_to_server(servicer: RouterProcessServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

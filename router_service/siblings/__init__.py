@@ -1,0 +1,1 @@
+"""How the processes of one router read each other's counters and pass on moves."""

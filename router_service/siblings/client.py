@@ -1,0 +1,116 @@
+"""Calls the other processes of this router."""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+
+from grpc import aio
+
+from penstock.proto.router.v1 import router_pb2 as pb
+from penstock.proto.router.v1 import router_pb2_grpc
+from router_service.migration.movable_reply import MOVE_TIMEOUT_S, Moved, NotMoved
+from router_service.siblings.counters import ProcessCounters
+from services import proto_codec as common
+from services.background import end
+from services.channels import ChannelPool
+from services.process_slot import ProcessSlot
+
+_log = logging.getLogger(__name__)
+
+COUNTERS_TIMEOUT_S = 0.5  # a process needs about a millisecond
+COUNTERS_AGE_S = (
+    0.1  # however many clients watch the status of one process, it asks the others ten times a second at most
+)
+
+
+class Siblings(AbstractAsyncContextManager["Siblings"]):
+    """The other processes of the router in which this process has the slot `slot`; connected as long as the context lasts."""
+
+    def __init__(self, slot: ProcessSlot) -> None:
+        self.slot, self._channels = slot, ChannelPool()
+        self.listening = False
+        """Whether this process accepts new connections; reported to the others."""
+        self._reading: asyncio.Task[dict[int, ProcessCounters | None]] | None = None
+        self._read_at_s = float("-inf")
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._reading is not None:
+            await end(self._reading)
+        await self._channels.keep(set())
+
+    async def counters(self) -> Mapping[int, ProcessCounters | None]:
+        """The counters of each by index, at most COUNTERS_AGE_S old; None for a process that does not respond in time."""
+        now = asyncio.get_running_loop().time()
+        if self._reading is None or now - self._read_at_s >= COUNTERS_AGE_S:
+            self._reading, self._read_at_s = asyncio.create_task(self._read_counters()), now
+        return await asyncio.shield(self._reading)
+
+    async def any_listens(self) -> bool:
+        """Whether any of them accepts new connections."""
+        return any(part is not None and part.listening for part in (await self.counters()).values())
+
+    async def move(self, request_id: str, instance_id: str) -> Moved | NotMoved | None:
+        """Move a reply that one of them streams to an instance; None if none of them streams it."""
+        moves = [asyncio.create_task(self._move(index, request_id, instance_id)) for index in self.slot.others()]
+        try:
+            for move in asyncio.as_completed(moves):
+                if (outcome := await move) is not None:
+                    return outcome
+            return None
+        finally:
+            for task in moves:
+                task.cancel()
+
+    async def _read_counters(self) -> dict[int, ProcessCounters | None]:
+        others = self.slot.others()
+        return dict(zip(others, await asyncio.gather(*map(self._counters, others)), strict=True))
+
+    async def _counters(self, index: int) -> ProcessCounters | None:
+        try:
+            response = await self._stub(index).GetCounters(pb.GetCountersRequest(), timeout=COUNTERS_TIMEOUT_S)
+        except aio.AioRpcError as error:
+            _log.debug("process %d does not respond: %s", index, error.details())
+            return None
+        return counters_from_proto(response)
+
+    async def _move(self, index: int, request_id: str, instance_id: str) -> Moved | NotMoved | None:
+        request = pb.MoveOwnReplyRequest(request_id=request_id, instance_id=instance_id)
+        try:
+            response = await self._stub(index).MoveOwnReply(request, timeout=MOVE_TIMEOUT_S)
+        except aio.AioRpcError as error:
+            _log.info("process %d does not respond: %s", index, error.details())
+            return None
+        match response.WhichOneof("outcome"):
+            case "moved":
+                moved = response.moved
+                return Moved(moved.offset, common.seconds(moved.stall), moved.sent_bytes)
+            case "refusal":
+                return NotMoved(response.refusal)
+            case _:
+                return None
+
+    def _stub(self, index: int) -> "router_pb2_grpc.RouterProcessServiceAsyncStub":
+        return router_pb2_grpc.RouterProcessServiceStub(self._channels.get(self.slot.socket(index)))
+
+
+def counters_from_proto(response: pb.GetCountersResponse) -> ProcessCounters:
+    """Convert the counters of another process."""
+    return ProcessCounters(
+        active=response.active_count,
+        waiting=response.waiting_count,
+        finished=response.finished_count,
+        failed=response.failed_count,
+        rejected=response.rejected_count,
+        failovers=response.failover_count,
+        migrations=response.migration_count,
+        advice_unmet=response.advice_unmet_count,
+        requests_per_s=response.requests_per_second,
+        ttft_s=tuple(response.recent_time_to_first_token_seconds),
+        answered={tier.tier: tier.answered_count for tier in response.tiers},
+        escalated={tier.tier: tier.escalated_count for tier in response.tiers},
+        listening=response.listening,
+    )

@@ -1,0 +1,53 @@
+"""The counters of one process of a router, and their sum over several processes. No I/O."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessCounters:
+    """Counters since the process started. ttft_s: times to first token of its last requests, in no particular order.
+
+    answered, escalated: requests by tier whose answer was accepted, and that were escalated. listening: whether the process
+        accepts new connections.
+    """
+
+    active: int = 0
+    waiting: int = 0
+    finished: int = 0
+    failed: int = 0
+    rejected: int = 0
+    failovers: int = 0
+    migrations: int = 0
+    advice_unmet: int = 0
+    requests_per_s: float = 0.0
+    ttft_s: tuple[float, ...] = ()
+    answered: Mapping[str, int] = field(default_factory=dict)
+    escalated: Mapping[str, int] = field(default_factory=dict)
+    listening: bool = False
+
+    def ttft_percentile(self, share: float) -> float:
+        """Percentile of the times to first token, in seconds; 0 without requests. share: from 0 to 1."""
+        ordered = sorted(self.ttft_s)
+        return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+
+
+def total(parts: Iterable[ProcessCounters]) -> ProcessCounters:
+    """The sum over several processes. Percentiles are those of all their last requests."""
+    counted = [*parts]
+    return ProcessCounters(
+        listening=any(part.listening for part in counted),
+        active=sum(part.active for part in counted),
+        waiting=sum(part.waiting for part in counted),
+        finished=sum(part.finished for part in counted),
+        failed=sum(part.failed for part in counted),
+        rejected=sum(part.rejected for part in counted),
+        failovers=sum(part.failovers for part in counted),
+        migrations=sum(part.migrations for part in counted),
+        advice_unmet=sum(part.advice_unmet for part in counted),
+        requests_per_s=sum(part.requests_per_s for part in counted),
+        ttft_s=tuple(value for part in counted for value in part.ttft_s),
+        answered=sum((Counter(part.answered) for part in counted), Counter[str]()),
+        escalated=sum((Counter(part.escalated) for part in counted), Counter[str]()),
+    )

@@ -1,0 +1,335 @@
+"""Admission: the dynamic program of `services.domain.slo.admission`, compiled, with the certificate behind it. No I/O.
+
+The recurrence takes the best over the last accepted request j before i. As the budget grows at a rate that depends on the
+counts alone, PB*(a + b, n) = PB*(a, n) + PB*(b, n), and all states can be carried along to each deadline in turn: a state is
+then extended by the request there or left as it is. States of equal counts n are kept only where none has at least as much
+value and budget with at most as much memory. Where all values are 1 and memory cannot bind, that is one state per n: the
+request-throughput form of appendix C, `pb[i, n]`, at its cost.
+"""
+
+import numba
+import numpy as np
+
+from services.domain.slo.compiled.layout import (
+    CONTEXT,
+    COUNTS,
+    DECODING,
+    DUE_S,
+    KIND,
+    PENDING,
+    RELEASE_S,
+    STANDARD,
+    TIMES,
+    TPOT_S,
+    F,
+    N,
+    StepModel,
+    base_s,
+    tokens_within,
+)
+from services.domain.slo.compiled.replay import keeps_promises
+
+MAX_CANDIDATES = 60
+"""Decided together: their sets are bits of one word. More are decided in the next round."""
+MAX_STATES = 4_096
+"""Kept at one deadline. Beyond, the states found last are dropped: the answer stays sound and may not be the best."""
+MAX_CERTIFICATES = 16
+"""Replays that one decision may take."""
+TOLERANCE_TOKENS = 1e-6
+
+
+@numba.njit(cache=True, nogil=True)
+def budget_per_s(counts: N, tpots_s: F, context_tokens: float, model: StepModel) -> float:
+    """BudgetModel.tokens_per_s: (L) counts, (L) paces."""
+    step_s = np.inf
+    for tier in range(len(tpots_s)):
+        if counts[tier] > 0:
+            step_s = min(step_s, tpots_s[tier])
+    step_s = min(step_s, base_s(model.max_step_tokens, model) / (1.0 - model.reserve))
+    decodes = 0.0
+    for tier in range(len(tpots_s)):
+        decodes += counts[tier] * step_s / tpots_s[tier]
+    context = float(round(context_tokens * decodes))
+    fitting = tokens_within((1.0 - model.reserve) * step_s, model.max_step_tokens - 1, 0, 1, context, 0.0, 0.0, model)
+    return (fitting + 1 - decodes) / step_s
+
+
+@numba.njit(cache=True, nogil=True)
+def best_sets(
+    due_s: F,  # (E) from now: entries by deadline, ties by arrival, those committed before candidates
+    tokens: N,  # (E) prompt tokens to compute
+    tier: N,  # (E) index of the pace
+    memory: N,  # (E)
+    value: F,  # (E)
+    candidate: N,  # (E) number of the candidate, -1 for one that is committed
+    tpots_s: F,  # (L)
+    decoding: N,  # (L) running decodes
+    context_tokens: float,
+    free_memory: int,
+    free_places: int,
+    model: StepModel,
+    found_value: F,  # (C + 1) out: by count of accepted candidates, the best value; -inf where there is no such set
+    found_set: N,  # (C + 1) out: its bits
+) -> bool:
+    """The dynamic program. False where those committed do not fit by themselves."""
+    entries, tiers = len(due_s), len(tpots_s)
+    stride = np.ones(tiers + 1, np.int64)
+    for t in range(tiers):
+        stride[t + 1] = stride[t] * (1 + np.sum(tier == t))
+    rates = np.full(stride[tiers], np.nan)
+    new_memory = 0
+    for e in range(entries):
+        if candidate[e] >= 0:
+            new_memory += memory[e]
+    binding = new_memory > free_memory
+    worth, left = np.zeros(MAX_STATES), np.zeros(MAX_STATES)
+    used, at, bits = np.zeros(MAX_STATES, np.int64), np.zeros(MAX_STATES, np.int64), np.zeros(MAX_STATES, np.int64)
+    worth2, left2 = np.empty(MAX_STATES), np.empty(MAX_STATES)
+    used2, at2, bits2 = np.empty(MAX_STATES, np.int64), np.empty(MAX_STATES, np.int64), np.empty(MAX_STATES, np.int64)
+    head, following = np.empty(stride[tiers], np.int64), np.empty(MAX_STATES, np.int64)
+    states, time_s = 1, 0.0
+    if _rate(0, rates, stride, tpots_s, decoding, context_tokens, model) < 0:
+        return False
+    for e in range(entries):
+        passed_s = max(0.0, due_s[e] - time_s)
+        time_s = max(time_s, due_s[e])
+        grown = stride[tier[e]]
+        forced = candidate[e] < 0
+        head[:] = -1
+        kept = 0
+        for take in range(1 if forced else 0, 2):  # those without it first: of equals, who came first is accepted
+            for s in range(states):
+                budget = left[s] + passed_s * _rate(at[s], rates, stride, tpots_s, decoding, context_tokens, model)
+                worth_s, budget_s, used_s, at_s, bits_s = worth[s], budget, used[s], at[s], bits[s]
+                if take == 1:
+                    budget_s -= tokens[e]
+                    at_s += grown
+                    if budget_s < -TOLERANCE_TOKENS:
+                        continue
+                    if _rate(at_s, rates, stride, tpots_s, decoding, context_tokens, model) < 0:
+                        continue
+                    if not forced:
+                        worth_s += value[e]
+                        bits_s |= np.int64(1) << candidate[e]
+                        used_s += memory[e] if binding else 0
+                        if used_s > free_memory or _count(bits_s) > free_places:
+                            continue
+                # of equal counts, keep what no other beats
+                k, beaten, before = head[at_s], False, -1
+                while k >= 0:
+                    if worth2[k] >= worth_s and left2[k] >= budget_s and used2[k] <= used_s:
+                        beaten = True
+                        break
+                    after = following[k]
+                    if worth_s >= worth2[k] and budget_s >= left2[k] and used_s <= used2[k]:
+                        at2[k] = -1  # out
+                        if before < 0:
+                            head[at_s] = after
+                        else:
+                            following[before] = after
+                    else:
+                        before = k
+                    k = after
+                if beaten or kept == MAX_STATES:
+                    continue
+                worth2[kept], left2[kept], used2[kept], at2[kept], bits2[kept] = worth_s, budget_s, used_s, at_s, bits_s
+                following[kept] = head[at_s]
+                head[at_s] = kept
+                kept += 1
+        states = 0
+        for k in range(kept):
+            if at2[k] >= 0:
+                worth[states], left[states], used[states] = worth2[k], left2[k], used2[k]
+                at[states], bits[states] = at2[k], bits2[k]
+                states += 1
+        if states == 0:
+            return False
+    found_value[:] = -np.inf
+    best_left = np.full(len(found_value), -np.inf)
+    for s in range(states):
+        c = _count(bits[s])
+        if worth[s] > found_value[c] or (worth[s] == found_value[c] and left[s] > best_left[c]):
+            found_value[c], found_set[c], best_left[c] = worth[s], bits[s], left[s]
+    return True
+
+
+@numba.njit(cache=True, nogil=True)
+def decide(
+    now_s: float,
+    counts: N,  # (COUNTS, >= running) of the running requests, as they will be when the step under way ends
+    times: F,  # (TIMES, >= running)
+    running: int,
+    new_counts: N,  # (COUNTS, C) of the candidates, by arrival; at most MAX_CANDIDATES
+    new_times: F,  # (TIMES, C)
+    memory: N,  # (C) tokens of KV each will need
+    value: F,  # (C)
+    tpots_s: F,  # (L) every pace among the requests, each once
+    free_memory: int,
+    free_places: int,
+    model: StepModel,
+    best_effort: bool,
+    accepted: N,  # (C) out: 1 or 0
+    release_s: F,  # (running + C) out: release times, of the running requests and behind them of those accepted
+) -> int:
+    """Decide which candidates are admitted; returns how many replays that took.
+
+    The best set of each count is tried, the one of most value first, until one passes its certificate: first with prompts
+    that complete as early as they can, then, should that break a promise, with prompts that complete as late as they may.
+    Then each candidate left out is tried once beside those accepted, that of most value per prompt token first: the program
+    takes every decode to last for ever, the replay knows when it will end.
+    """
+    candidates = new_counts.shape[1]
+    accepted[:] = 0
+    for i in range(running):
+        release_s[i] = times[RELEASE_S, i]
+    most = running + candidates
+    due, worth = np.empty(most), np.zeros(most)
+    tokens, tier = np.empty(most, np.int64), np.empty(most, np.int64)
+    needs, number = np.zeros(most, np.int64), np.empty(most, np.int64)
+    decoding = np.zeros(len(tpots_s), np.int64)
+    entries, contexts, requests = 0, 0, 0
+    for i in range(running + candidates):
+        c = i - running
+        of_counts, of_times, column = (counts, times, i) if c < 0 else (new_counts, new_times, c)
+        if of_counts[KIND, column] != STANDARD:
+            continue
+        contexts += of_counts[CONTEXT, column] + of_counts[PENDING, column]
+        requests += 1
+        pace = _tier(of_times[TPOT_S, column], tpots_s)
+        if c < 0 and of_counts[DECODING, column] == 1:
+            decoding[pace] += 1
+            continue
+        due_s = of_times[DUE_S, column] - now_s
+        at = entries
+        while at > 0 and due[at - 1] > due_s:  # by deadline, ties as they come
+            due[at], tokens[at], tier[at] = due[at - 1], tokens[at - 1], tier[at - 1]
+            needs[at], worth[at], number[at] = needs[at - 1], worth[at - 1], number[at - 1]
+            at -= 1
+        due[at], tokens[at], tier[at], number[at] = due_s, of_counts[PENDING, column], pace, max(-1, c)
+        needs[at], worth[at] = (0, 0.0) if c < 0 else (memory[c], value[c])
+        entries += 1
+    found_value, found_set = np.full(candidates + 1, -np.inf), np.zeros(candidates + 1, np.int64)
+    best_sets(
+        due[:entries],
+        tokens[:entries],
+        tier[:entries],
+        needs[:entries],
+        worth[:entries],
+        number[:entries],
+        tpots_s,
+        decoding,
+        contexts / max(1, requests),
+        free_memory,
+        free_places,
+        model,
+        found_value,
+        found_set,
+    )
+    tries = 0
+    chosen = np.int64(0)
+    while tries < MAX_CERTIFICATES:
+        best = 0
+        for c in range(1, candidates + 1):
+            if found_value[c] > -np.inf and (best == 0 or found_value[c] >= found_value[best]):
+                best = c
+        if best == 0:
+            break
+        found_value[best] = -np.inf
+        passed, took = _certified(
+            now_s, counts, times, running, new_counts, new_times, found_set[best], model, best_effort, release_s
+        )
+        tries += took
+        if passed:
+            chosen = found_set[best]
+            break
+    used = np.int64(0)
+    for c in range(candidates):
+        used += memory[c] if chosen >> c & 1 else 0
+    if chosen == 0:  # nobody fits beside running requests that are late already
+        passed, took = _certified(
+            now_s, counts, times, running, new_counts, new_times, chosen, model, best_effort, release_s
+        )
+        tries += took
+        if not passed:
+            return tries
+    by_worth = np.argsort(-value / np.maximum(1, new_counts[PENDING]), kind="mergesort")
+    for c in by_worth:
+        if chosen >> c & 1 or tries >= MAX_CERTIFICATES:
+            continue
+        if used + memory[c] > free_memory or _count(chosen) >= free_places:
+            continue
+        wider = chosen | np.int64(1) << c
+        passed, took = _certified(
+            now_s, counts, times, running, new_counts, new_times, wider, model, best_effort, release_s
+        )
+        tries += took
+        if passed:
+            chosen = wider
+            used += memory[c]
+    for c in range(candidates):
+        accepted[c] = chosen >> c & 1
+    return tries
+
+
+@numba.njit(cache=True, nogil=True)
+def _certified(
+    now_s: float,
+    counts: N,
+    times: F,
+    running: int,
+    new_counts: N,
+    new_times: F,
+    chosen: int,
+    model: StepModel,
+    best_effort: bool,
+    release_s: F,
+) -> tuple[bool, int]:
+    """Replay the running requests with the chosen candidates; release_s is written only where they pass. And how many."""
+    requests = running + _count(chosen)
+    for hold in range(2):
+        all_counts, all_times = np.empty((COUNTS, requests), np.int64), np.empty((TIMES, requests))
+        found_s = np.full(requests, -np.inf)
+        at = 0
+        for i in range(running + new_counts.shape[1]):
+            c = i - running
+            if c >= 0 and chosen >> c & 1 == 0:
+                continue
+            for row in range(COUNTS):
+                all_counts[row, at] = counts[row, i] if c < 0 else new_counts[row, c]
+            for row in range(TIMES):
+                all_times[row, at] = times[row, i] if c < 0 else new_times[row, c]
+            all_times[RELEASE_S, at] = -np.inf
+            at += 1
+        if keeps_promises(now_s, all_counts, all_times, requests, model, best_effort, hold == 1, found_s):
+            for i in range(requests):
+                release_s[i] = found_s[i]
+            return True, hold + 1
+    return False, 2
+
+
+@numba.njit(cache=True, nogil=True)
+def _rate(at: int, rates: F, stride: N, tpots_s: F, decoding: N, context_tokens: float, model: StepModel) -> float:
+    """The budget per second with the counts of state `at`, kept in `rates`."""
+    if np.isnan(rates[at]):
+        n = decoding.copy()
+        for t in range(len(n)):
+            n[t] += at // stride[t] % (stride[t + 1] // stride[t])
+        rates[at] = budget_per_s(n, tpots_s, context_tokens, model)
+    return rates[at]
+
+
+@numba.njit(cache=True, nogil=True)
+def _tier(tpot_s: float, tpots_s: F) -> int:
+    for t in range(len(tpots_s)):
+        if tpots_s[t] == tpot_s:
+            return t
+    return len(tpots_s) - 1
+
+
+@numba.njit(cache=True, nogil=True)
+def _count(bits: int) -> int:
+    found = 0
+    while bits > 0:
+        bits &= bits - 1
+        found += 1
+    return found

@@ -1,0 +1,87 @@
+"""What the compiled functions share: the columns of a request, the step model, the time of a step."""
+
+from typing import NamedTuple
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from services.domain.latency import SUM_TOLERANCE_S, StepLatencyModel
+
+F = npt.NDArray[np.float64]
+N = npt.NDArray[np.int64]
+
+# Rows of `counts`, (COUNTS, requests). A request's column is its place in the order of arrival.
+KIND, DECODING, CONTEXT, PENDING, LEFT = range(5)
+COUNTS = 5
+# Kinds. A finished request stays as GONE during a replay.
+GONE, STANDARD, BEST_EFFORT = range(3)
+# Rows of `times`, (TIMES, requests): when the next token is due; seconds per output token; the earliest begin of a step that
+# computes the last token of the prompt.
+DUE_S, TPOT_S, RELEASE_S = range(3)
+TIMES = 3
+EPSILON_S = SUM_TOLERANCE_S
+
+
+class StepModel(NamedTuple):
+    """StepLatencyModel for compiled code. reserve: share of a step's time that is best effort's where it has work."""
+
+    knot_tokens: F
+    knot_s: F
+    context_token_s: float
+    pair_s: float
+    gap_s: float
+    max_step_tokens: int
+    reserve: float
+
+
+def step_model(
+    latency: StepLatencyModel, max_step_tokens: int, reserve: float = 0.0, correction: float = 1.0
+) -> StepModel:
+    """The model of an engine's steps, all its seconds times `correction`."""
+    return StepModel(
+        np.array(latency.knot_tokens, np.float64),
+        np.array(latency.knot_s, np.float64) * correction,
+        latency.context_token_s * correction,
+        latency.pair_s * correction,
+        latency.gap_s * correction,
+        max_step_tokens,
+        reserve,
+    )
+
+
+@numba.njit(cache=True, nogil=True)
+def base_s(tokens: float, model: StepModel) -> float:
+    """StepLatencyModel.base_s."""
+    x, y = model.knot_tokens, model.knot_s
+    at = 1
+    while at < len(x) - 1 and x[at] <= tokens:
+        at += 1
+    return max(0.0, y[at - 1] + (tokens - x[at - 1]) * (y[at] - y[at - 1]) / (x[at] - x[at - 1]))
+
+
+@numba.njit(cache=True, nogil=True)
+def step_s(tokens: int, context: float, pairs: float, gap: float, model: StepModel) -> float:
+    """StepLatencyModel.step_s."""
+    if tokens == 0:
+        return 0.0
+    attention = model.context_token_s * context + model.pair_s * pairs
+    return base_s(tokens, model) + attention + model.gap_s * gap
+
+
+@numba.njit(cache=True, nogil=True)
+def tokens_within(
+    seconds: float, most: int, start: int, tokens: int, context: float, pairs: float, gap: float, model: StepModel
+) -> int:
+    """StepLatencyModel.tokens_within: tokens of a chunk from position `start` on that fit beside the rest; -1 if not 0."""
+    if step_s(tokens, context, pairs, gap, model) > seconds + EPSILON_S:
+        return -1
+    low, high = 0, most
+    while low < high:
+        c = (low + high + 1) // 2
+        took = step_s(tokens + c, context + start + c, pairs + c * (start + 0.5 * (c + 1)), gap, model)
+        if took <= seconds + EPSILON_S:
+            low = c
+        else:
+            high = c - 1
+    return low

@@ -1,0 +1,115 @@
+"""The certificate of an admission: the step policy itself, repeated in virtual time until nothing can go wrong. No I/O."""
+
+import numba
+import numpy as np
+
+from services.domain.slo.compiled.layout import (
+    BEST_EFFORT,
+    CONTEXT,
+    DECODING,
+    DUE_S,
+    EPSILON_S,
+    GONE,
+    KIND,
+    LEFT,
+    PENDING,
+    STANDARD,
+    TPOT_S,
+    F,
+    N,
+    StepModel,
+    step_s,
+)
+from services.domain.slo.compiled.step import ASSUMED, NONE, form_batch, prompts_by_deadline
+
+MAX_STEPS = 20_000
+"""A replay gives up, and the admission is refused, after so many steps: at 20 steps a second a quarter of an hour."""
+
+
+@numba.njit(cache=True, nogil=True)
+def keeps_promises(
+    now_s: float,
+    counts: N,  # (COUNTS, requests), consumed
+    times: F,  # (TIMES, requests), consumed
+    requests: int,
+    model: StepModel,
+    best_effort: bool,
+    hold: bool,
+    release_s: F,  # (>= requests) out: when the step began that computed the last prompt token
+) -> bool:
+    """Whether no standard request misses a deadline, from now to its last token (LEFT)."""
+    order, grants = np.empty(requests, np.int64), np.empty(requests, np.int64)
+    for i in range(requests):
+        if counts[KIND, i] == BEST_EFFORT:
+            counts[KIND, i] = GONE
+    prompts = prompts_by_deadline(counts, times, requests, order)
+    changed = True
+    for _ in range(MAX_STEPS):
+        if prompts == 0 and changed:
+            if _decodes_fit(now_s, counts, times, requests, model):
+                return True
+            changed = False
+        shared = ASSUMED if best_effort and prompts > 0 else NONE
+        took_s, cap_s = form_batch(now_s, counts, times, requests, order, prompts, model, shared, hold, grants)
+        if took_s == 0.0:
+            return True
+        if shared == ASSUMED and cap_s < np.inf:
+            took_s = max(took_s, cap_s)  # what is left over will be used
+        end_s = now_s + took_s
+        begun = 0
+        for i in range(requests):
+            if counts[KIND, i] != STANDARD:
+                continue
+            if grants[i] == 0:
+                if times[DUE_S, i] < end_s - EPSILON_S:
+                    return False
+                continue
+            counts[CONTEXT, i] += grants[i]
+            counts[PENDING, i] -= grants[i]
+            if counts[PENDING, i] > 0:
+                continue
+            if times[DUE_S, i] < end_s - EPSILON_S:
+                return False
+            if counts[DECODING, i] == 0:
+                release_s[i] = now_s
+                begun += 1
+            counts[PENDING, i], counts[DECODING, i] = 1, 1
+            counts[LEFT, i] -= 1
+            times[DUE_S, i] = end_s + times[TPOT_S, i]
+            if counts[LEFT, i] <= 0 or times[TPOT_S, i] == np.inf:
+                counts[KIND, i] = GONE
+                changed = True
+        if begun > 0:
+            kept = 0
+            for p in range(prompts):
+                if counts[KIND, order[p]] == STANDARD and counts[DECODING, order[p]] == 0:
+                    order[kept] = order[p]
+                    kept += 1
+            prompts = kept
+            changed = True
+        now_s = end_s
+    return False
+
+
+@numba.njit(cache=True, nogil=True)
+def _decodes_fit(now_s: float, counts: N, times: F, requests: int, model: StepModel) -> bool:
+    """Whether a step with all decodes fits the tightest pace even when each has its longest context.
+
+    Then every step from here on has all of them (they only get fewer), and every token comes in time.
+    """
+    decodes, context, now_context, longest = 0, 0.0, 0.0, 0
+    limit_s = np.inf
+    for i in range(requests):
+        if counts[KIND, i] == STANDARD:
+            decodes += 1
+            ends = counts[CONTEXT, i] + max(1, counts[LEFT, i])
+            context += ends
+            now_context += counts[CONTEXT, i] + 1
+            longest = max(longest, ends)
+            limit_s = min(limit_s, times[TPOT_S, i], times[DUE_S, i] - now_s)
+    if decodes == 0:
+        return True
+    if decodes > model.max_step_tokens:
+        return False
+    gap = longest * decodes - now_context
+    return step_s(decodes, context, 0.0, gap, model) <= limit_s + EPSILON_S

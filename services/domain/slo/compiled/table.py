@@ -1,0 +1,247 @@
+"""The requests that the compiled scheduler plans for, by order of arrival. No I/O, no clock.
+
+A worker keeps one table beside its running requests. Only what changes is written between two steps, so that planning and
+committing a step cost microseconds each, whatever the number of requests.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numba
+import numpy as np
+
+from services.domain.slo.attainment import PACE_WINDOW_TOKENS
+from services.domain.slo.compiled import admission, step
+from services.domain.slo.compiled.layout import (
+    BEST_EFFORT,
+    CONTEXT,
+    COUNTS,
+    DECODING,
+    DUE_S,
+    KIND,
+    LEFT,
+    PENDING,
+    RELEASE_S,
+    STANDARD,
+    TIMES,
+    TPOT_S,
+    F,
+    N,
+    StepModel,
+)
+from services.domain.slo.promises import SloClass
+
+FIRST_CAPACITY = 64  # columns; doubled when they are full
+
+# Rows of `pace`: tokens since the request came to this table, seconds that their paces allowed, and of the last tokens when
+# each came less what was allowed until then (see `attainment`).
+_TOKENS, _ALLOWED_S, _LEAD_S = 0, 1, 2
+_PACE = _LEAD_S + PACE_WINDOW_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class TableRequest:
+    """A request as the scheduler sees it.
+
+    due_s: when its next token is due, on the clock of the steps; infinite for none.
+    tpot_s: its tightest pace; infinite for none.
+    pending_tokens: to compute before its next token. context_tokens: whose KV is there. decoding: it has produced tokens.
+    output_tokens: predicted, still to come, at least 1. memory_tokens: KV that admission reserves for it.
+    value: what attaining its SLO is worth.
+    """
+
+    request_id: str
+    pending_tokens: int
+    output_tokens: int
+    due_s: float = math.inf
+    tpot_s: float = math.inf
+    context_tokens: int = 0
+    memory_tokens: int = 0
+    decoding: bool = False
+    value: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A copy of a table's columns, to decide on while a step goes on; `ids` by column."""
+
+    ids: tuple[str, ...]
+    counts: N
+    times: F
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Who is admitted, by the candidates' order; when prompts may complete, by id, of those running and those admitted.
+
+    replays: how many certificates were tried.
+    """
+
+    admitted: tuple[bool, ...]
+    release_s: dict[str, float]
+    replays: int
+
+
+class RequestTable:
+    """Columns of the running requests. The loop is: `plan`, compute, `commit`."""
+
+    def __init__(self) -> None:
+        self._counts, self._times = np.zeros((COUNTS, FIRST_CAPACITY), np.int64), np.zeros((TIMES, FIRST_CAPACITY))
+        self._pace = np.zeros((_PACE, FIRST_CAPACITY))
+        self._order, self._grants = np.zeros(FIRST_CAPACITY, np.int64), np.zeros(FIRST_CAPACITY, np.int64)
+        self.ids: list[str] = []
+        self.standard = 0  # columns with a promise that is still to be kept
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def due_s(self, request_id: str) -> float:
+        """When its next token is due. ValueError if it is not here."""
+        return float(self._times[DUE_S, self.ids.index(request_id)])
+
+    def append(self, request: TableRequest, slo_class: SloClass, release_s: float = -math.inf) -> None:
+        """Add a request behind all others. ValueError if its id is taken."""
+        if request.request_id in self.ids:
+            raise ValueError(f"{request.request_id} is here already")
+        n = len(self.ids)
+        if n == self._counts.shape[1]:
+            self._counts, self._times, self._pace, self._order, self._grants = (
+                np.concatenate([a, np.zeros_like(a)], axis=-1)
+                for a in (self._counts, self._times, self._pace, self._order, self._grants)
+            )
+        _write(self._counts, self._times, n, request)
+        self._times[RELEASE_S, n] = release_s
+        self._pace[:, n] = 0.0
+        if slo_class is SloClass.BEST_EFFORT:
+            self._counts[KIND, n] = BEST_EFFORT
+        else:
+            self.standard += 1
+        self.ids.append(request.request_id)
+
+    def remove(self, request_id: str) -> None:
+        """Take a request out; no error where it is not here."""
+        if request_id not in self.ids:
+            return
+        at, n = self.ids.index(request_id), len(self.ids)
+        self.standard -= int(self._counts[KIND, at]) == STANDARD
+        for a in (self._counts, self._times, self._pace):
+            a[:, at : n - 1] = a[:, at + 1 : n]
+        self._grants[at : n - 1] = self._grants[at + 1 : n]
+        del self.ids[at]
+
+    def progress(self, request_id: str, context_tokens: int, pending_tokens: int) -> None:
+        """Correct how far a request is, where a step did not go as planned."""
+        at = self.ids.index(request_id)
+        self._counts[CONTEXT, at], self._counts[PENDING, at] = context_tokens, pending_tokens
+
+    def plan(self, now_s: float, model: StepModel) -> tuple[list[int], float]:
+        """Tokens of each column in the step that begins now, and the seconds it is predicted to take."""
+        n = len(self.ids)
+        prompts = step.prompts_by_deadline(self._counts, self._times, n, self._order)
+        shared = step.PRESENT if self.standard < n else step.NONE
+        took_s, _ = step.form_batch(
+            now_s, self._counts, self._times, n, self._order, prompts, model, shared, False, self._grants
+        )
+        return self._grants[:n].tolist(), took_s
+
+    def commit(self, end_s: float, skipped: Sequence[str] = ()) -> None:
+        """The planned step has ended; those skipped were not computed."""
+        for request_id in skipped:
+            if request_id in self.ids:
+                self._grants[self.ids.index(request_id)] = 0
+        n = len(self.ids)
+        _commit(end_s, self._counts, self._times, self._pace, n, self._grants)
+        self._grants[:n] = 0
+        self.standard = int((self._counts[KIND, :n] == STANDARD).sum())
+
+    def snapshot(self, planned: bool = False, end_s: float = 0.0) -> Snapshot:
+        """A copy as things are now or, with `planned`, as they will be when the planned step ends at `end_s`."""
+        n = len(self.ids)
+        counts, times = self._counts[:, :n].copy(), self._times[:, :n].copy()
+        if planned:
+            _commit(end_s, counts, times, self._pace[:, :n].copy(), n, self._grants)
+        return Snapshot(tuple(self.ids), counts, times)
+
+    def apply(self, decision: Decision) -> None:
+        """Take over the release times of the requests that are still here."""
+        for at, request_id in enumerate(self.ids):
+            if request_id in decision.release_s:
+                self._times[RELEASE_S, at] = decision.release_s[request_id]
+
+
+def decide(
+    now_s: float,
+    snapshot: Snapshot,
+    candidates: Sequence[TableRequest],
+    model: StepModel,
+    *,
+    free_memory_tokens: int,
+    free_places: int,
+) -> Decision:
+    """Decide on all candidates together (at most MAX_CANDIDATES; the rest is declined for now).
+
+    now_s: when the next step begins. Releases the interpreter lock while it computes.
+    """
+    asking = list(candidates[: admission.MAX_CANDIDATES])
+    counts, times = np.zeros((COUNTS, len(asking)), np.int64), np.zeros((TIMES, len(asking)))
+    for at, request in enumerate(asking):
+        _write(counts, times, at, request)
+    running = len(snapshot.ids)
+    accepted, release_s = np.zeros(len(asking), np.int64), np.zeros(running + len(asking))
+    tpots_s = np.unique(np.concatenate([snapshot.times[TPOT_S], times[TPOT_S]]))
+    replays = admission.decide(
+        now_s,
+        snapshot.counts,
+        snapshot.times,
+        running,
+        counts,
+        times,
+        np.array([r.memory_tokens for r in asking], np.int64),
+        np.array([r.value for r in asking], np.float64),
+        tpots_s,
+        free_memory_tokens,
+        free_places,
+        model,
+        model.reserve > 0,
+        accepted,
+        release_s,
+    )
+    admitted = [r.request_id for r, yes in zip(asking, accepted.tolist(), strict=True) if yes]
+    released = dict(zip((*snapshot.ids, *admitted), release_s.tolist(), strict=False))
+    answers = [*map(bool, accepted.tolist()), *[False] * (len(candidates) - len(asking))]
+    return Decision(tuple(answers), released, replays)
+
+
+def _write(counts: N, times: F, at: int, request: TableRequest) -> None:
+    counts[KIND, at], counts[DECODING, at] = STANDARD, request.decoding
+    counts[CONTEXT, at], counts[PENDING, at] = request.context_tokens, request.pending_tokens
+    counts[LEFT, at] = max(1, request.output_tokens)
+    times[DUE_S, at], times[TPOT_S, at], times[RELEASE_S, at] = request.due_s, request.tpot_s, -np.inf
+
+
+@numba.njit(cache=True, nogil=True)
+def _commit(end_s: float, counts: N, times: F, pace: F, requests: int, grants: N) -> None:
+    """step.commit with measured times: a request that lags is due earlier, so that its window of ten gaps is still kept."""
+    for i in range(requests):
+        emits = grants[i] > 0 and grants[i] == counts[PENDING, i]
+        if not emits:
+            continue
+        tpot_s = times[TPOT_S, i]
+        if tpot_s == np.inf:
+            continue
+        k = int(pace[_TOKENS, i])
+        pace[_TOKENS, i] = k + 1
+        if k > 0:
+            pace[_ALLOWED_S, i] += tpot_s
+        pace[_LEAD_S + k % PACE_WINDOW_TOKENS, i] = end_s - pace[_ALLOWED_S, i]
+    step.commit(end_s, counts, times, requests, grants)
+    for i in range(requests):
+        if grants[i] == 0:
+            continue
+        counts[LEFT, i] = max(1, counts[LEFT, i])  # it has outlived its prediction
+        if times[TPOT_S, i] < np.inf and counts[DECODING, i] == 1 and pace[_TOKENS, i] > 0:
+            k = int(pace[_TOKENS, i])
+            oldest = _LEAD_S + max(0, k - PACE_WINDOW_TOKENS) % PACE_WINDOW_TOKENS
+            window_s = pace[oldest, i] + pace[_ALLOWED_S, i] + times[TPOT_S, i]
+            times[DUE_S, i] = min(times[DUE_S, i], window_s)

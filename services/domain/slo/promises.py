@@ -1,0 +1,105 @@
+"""What a request was promised, and which phase of its reply it is in. No I/O."""
+
+import enum
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from services.domain.requests import Slo, SloPhase
+
+MIN_REMAINDER_S = 0.001
+"""A deadline that has passed travels as this: zero would read as "no deadline", and the class of a request never changes."""
+
+
+class SloClass(enum.Enum):
+    """How a request is served.
+
+    STANDARD: admitted; its promise is kept at every step.
+    BEST_EFFORT: without a promise, from what standard requests leave over.
+    """
+
+    STANDARD = "standard"
+    BEST_EFFORT = "best_effort"
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """The SLO of one request, its deadline absolute on the clock of the process that holds it.
+
+    first_token_due_s: when the first token is due; None where none was asked for. It is set once, when the router receives
+        the request. What is sent to a worker is the remainder, so that tiers, hops and failovers share one budget.
+    phases: the pace, by output token or marker, as in Slo.
+    """
+
+    first_token_due_s: float | None
+    phases: tuple[SloPhase, ...] = ()
+
+    @classmethod
+    def received(cls, slo: Slo, now_s: float) -> "Promise":
+        """The promise of a request that is received now."""
+        due_s = None if slo.time_to_first_token_s is None else now_s + slo.time_to_first_token_s
+        return cls(due_s, slo.phases)
+
+    def next_token_due_s(self, last_token_s: float | None, tpot_s: float | None) -> float:
+        """When the next token is due: the first by its deadline, a later one a pace behind the one before.
+
+        last_token_s: when the last token came; None before the first. tpot_s: the pace in force. Infinite where nothing
+        was promised.
+        """
+        if last_token_s is None:
+            return math.inf if self.first_token_due_s is None else self.first_token_due_s
+        return math.inf if tpot_s is None else last_token_s + tpot_s
+
+    def remainder(self, now_s: float, last_token_s: float | None = None, tpot_s: float | None = None) -> Slo:
+        """What is left of the promise, to be sent on. For a reply under way its "first token" is the next one."""
+        due_s = self.next_token_due_s(last_token_s, tpot_s)
+        left_s = None if math.isinf(due_s) else max(MIN_REMAINDER_S, due_s - now_s)
+        return Slo(left_s, self.phases)
+
+    def tightest_tpot_s(self) -> float | None:
+        """The tightest pace of all phases: what admission reserves for (section 3.2.1, multi-decode SLOs)."""
+        return min((phase.time_per_output_token_s for phase in self.phases), default=None)
+
+
+class PhaseTracker:
+    """Finds the pace in force while a reply grows.
+
+    A phase begins at its output token, or with the first token behind its marker. Phases come in order: one behind the
+    current phase is never entered again. Text may be cut anywhere, a marker in two included.
+    """
+
+    __slots__ = ("_current", "_phases", "_tail", "_tokens")
+
+    def __init__(self, phases: Sequence[SloPhase]) -> None:
+        self._phases, self._tokens, self._tail = tuple(phases), 0, ""
+        self._current = -1
+        self._enter_by_count()
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Seconds per output token promised for the next token; None where no phase has begun."""
+        return self._phases[self._current].time_per_output_token_s if self._current >= 0 else None
+
+    def advance(self, tokens: int, text: str = "") -> None:
+        """So many tokens have come, and this text with them."""
+        self._tokens += tokens
+        self._enter_by_count()
+        seen = self._tail + text
+        while (marker := self._next_marker()) and (at := seen.find(marker)) >= 0:
+            self._current += 1
+            seen = seen[at + len(marker) :]
+            self._enter_by_count()
+        longest = max((len(p.after_marker) for p in self._phases), default=0)
+        self._tail = seen[-(longest - 1) :] if longest > 1 else ""
+
+    def _next_marker(self) -> str:
+        following = self._current + 1
+        return self._phases[following].after_marker if following < len(self._phases) else ""
+
+    def _enter_by_count(self) -> None:
+        while self._current + 1 < len(self._phases):
+            following = self._phases[self._current + 1]
+            if following.after_marker or following.from_output_token > self._tokens:
+                return
+            self._current += 1
+            self._tail = ""  # a marker counts only behind the beginning of the phase before it

@@ -1,0 +1,193 @@
+"""Who is admitted: the reference, the compiled program and trying every subset agree."""
+
+import functools
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from services.domain.latency import StepLatencyModel
+from services.domain.slo import BudgetModel, Candidate, Committed, Tier, admit
+from services.domain.slo.compiled.admission import best_sets, budget_per_s
+from services.domain.slo.compiled.layout import step_model
+
+SIX_PER_UNIT = StepLatencyModel.linear(0.0, 1 / 6, 0.0)
+TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True)
+class Case:
+    candidates: list[Candidate]
+    committed: list[Committed]
+    budget: BudgetModel
+    free_memory: int
+    free_places: int
+
+
+def figure_3(requests: int = 4) -> Case:
+    budget = BudgetModel((Tier(1.0, 3),), SIX_PER_UNIT, 6)
+    return Case([Candidate(6.0, 6, 0)] * requests, [], budget, 0, requests)
+
+
+def feasible(case: Case, chosen: tuple[int, ...], rate: Callable[[tuple[int, ...]], float] | None = None) -> bool:
+    """The constraints, written out for one subset: budget at every deadline, decodes, memory, places."""
+    rate = rate or case.budget.tokens_per_s
+    if sum(case.candidates[i].memory for i in chosen) > case.free_memory or len(chosen) > case.free_places:
+        return False
+    entries = [(c.due_s, 0, i, c.tokens, c.tier) for i, c in enumerate(case.committed)]
+    entries += [(case.candidates[i].due_s, 1, i, case.candidates[i].tokens, case.candidates[i].tier) for i in chosen]
+    counts = [tier.decoding for tier in case.budget.tiers]
+    left, now_s = 0.0, 0.0
+    if rate(tuple(counts)) < 0:
+        return False
+    for due_s, _, _, tokens, tier in sorted(entries):
+        left += rate(tuple(counts)) * max(0.0, due_s - now_s) - tokens
+        now_s = max(now_s, due_s)
+        counts[tier] += 1
+        if left < -TOLERANCE or rate(tuple(counts)) < 0:
+            return False
+    return True
+
+
+def by_trying(case: Case) -> tuple[float, int] | None:
+    """Value and count of the best subset."""
+    every, rate = range(len(case.candidates)), functools.cache(case.budget.tokens_per_s)
+    sets = [s for k in range(len(every) + 1) for s in itertools.combinations(every, k) if feasible(case, s, rate)]
+    return max(((sum(case.candidates[i].value for i in s), len(s)) for s in sets), default=None)
+
+
+def by_compiled(case: Case) -> tuple[float, int] | None:
+    tiers, budget = case.budget.tiers, case.budget
+    entries: list[tuple[float, int, int, Committed | Candidate]] = []
+    entries += [(c.due_s, 0, i, c) for i, c in enumerate(case.committed)]
+    entries += [(c.due_s, 1, i, c) for i, c in enumerate(case.candidates)]
+    entries.sort(key=lambda entry: entry[:3])
+    values, sets = np.zeros(len(case.candidates) + 1), np.zeros(len(case.candidates) + 1, np.int64)
+    sound = best_sets(
+        np.array([e[0] for e in entries], np.float64),
+        np.array([e[3].tokens for e in entries], np.int64),
+        np.array([e[3].tier for e in entries], np.int64),
+        np.array([e[3].memory if isinstance(e[3], Candidate) else 0 for e in entries], np.int64),
+        np.array([e[3].value if isinstance(e[3], Candidate) else 0.0 for e in entries], np.float64),
+        np.array([e[2] if e[1] else -1 for e in entries], np.int64),
+        np.array([t.tpot_s for t in tiers], np.float64),
+        np.array([t.decoding for t in tiers], np.int64),
+        budget.context_tokens,
+        case.free_memory,
+        case.free_places,
+        step_model(budget.latency, budget.max_step_tokens, budget.reserve),
+        values,
+        sets,
+    )
+    if not sound:
+        return None
+    value, count = max((v, n) for n, v in enumerate(values.tolist()))
+    assert feasible(case, tuple(i for i in range(len(case.candidates)) if int(sets[count]) >> i & 1))
+    return value, count
+
+
+def drawn(seed: int) -> Case:
+    """Up to 8 new beside up to 3 committed; ties in deadlines, binding memory, unequal values in part of the cases."""
+    rng = random.Random(seed)
+    latency = rng.choice(
+        [SIX_PER_UNIT, StepLatencyModel.linear(0.2, 0.1, 0.001), StepLatencyModel((1, 8, 32), (1, 2, 9))]
+    )
+    tiers = tuple(Tier(t, rng.randint(0, 3)) for t in rng.sample([1.0, 1.5, 2.0, 3.0, 10.0], rng.randint(1, 3)))
+    deadlines = [rng.choice([2.0, 4.0, 6.0, 6.0, 9.5, 12.0, 20.0]) for _ in range(11)]
+    unequal, binding = rng.random() < 0.4, rng.random() < 0.5
+    candidates = [
+        Candidate(
+            deadlines[i],
+            rng.randint(1, 24),
+            rng.randrange(len(tiers)),
+            rng.randint(0, 10) if binding else 0,
+            rng.choice([0.5, 1.0, 2.0, 3.5]) if unequal else 1.0,
+        )
+        for i in range(rng.randint(1, 8))
+    ]
+    committed = [
+        Committed(deadlines[8 + i], rng.randint(1, 12), rng.randrange(len(tiers))) for i in range(rng.randint(0, 3))
+    ]
+    budget = BudgetModel(tiers, latency, rng.choice([6, 16, 40]), rng.choice([0.0, 10.0]), rng.choice([0.0, 0.1]))
+    return Case(candidates, committed, budget, rng.randint(5, 30) if binding else 0, rng.choice([2, 8, 8, 8]))
+
+
+def test_reference_compiled_and_every_subset_agree_in_value_and_count() -> None:
+    """2,000 seeded cases; among them cases in which nobody fits, memory binds, and committed requests break by themselves."""
+    outcomes = {"none": 0, "some": 0, "memory binds": 0, "not even those committed": 0}
+    for seed in range(2000):
+        case = drawn(seed)
+        expected = by_trying(case)
+        found = admit(case.candidates, case.committed, case.budget, case.free_memory, case.free_places)
+        assert by_compiled(case) == expected, seed
+        if found is None:
+            assert expected is None, seed
+            outcomes["not even those committed"] += 1
+            continue
+        assert (found.value, found.count) == expected, seed
+        assert feasible(case, found.accepted), seed
+        outcomes["some" if found.count else "none"] += 1
+        outcomes["memory binds"] += sum(c.memory for c in case.candidates) > case.free_memory
+    assert min(outcomes.values()) >= 50, outcomes
+
+
+def test_greedy_admission_one_by_one_loses() -> None:
+    """The first to come takes what would have served two others: deciding jointly is worth a request."""
+    budget = BudgetModel((Tier(1.0, 3),), SIX_PER_UNIT, 6)  # three tokens per unit beside the decodes
+    candidates = [Candidate(6.0, 18, 0), Candidate(6.0, 9, 0), Candidate(6.0, 9, 0)]
+    greedy: list[int] = []
+    case = Case(candidates, [], budget, 0, 3)
+    for i in range(3):
+        if feasible(case, (*greedy, i)):
+            greedy.append(i)
+    assert greedy == [0]
+    joint = admit(candidates, [], budget)
+    assert joint is not None
+    assert joint.accepted == (1, 2)
+    assert by_compiled(case) == (2.0, 2)
+
+
+def test_f1_ties_broken_by_arrival_admit_three_in_figure_3() -> None:
+    """With `pDDL_j < pDDL_i` read strictly, requests with equal deadlines exclude each other, and one is admitted."""
+    case = figure_3()
+    found = admit(case.candidates, case.committed, case.budget, free_places=4)
+    assert found is not None
+    assert found.accepted == (0, 1, 2)
+    assert by_compiled(case) == (3.0, 3)
+    # equation of section 3.2.1 as printed: a chain i1, i2, ... of strictly growing deadlines
+    strict = [s for k in range(5) for s in itertools.combinations(range(4), k) if _strictly_growing(case, s)]
+    assert max(len(s) for s in strict if feasible(case, s)) == 1
+
+
+def _strictly_growing(case: Case, chosen: tuple[int, ...]) -> bool:
+    dues = [case.candidates[i].due_s for i in chosen]
+    return all(a < b for a, b in itertools.pairwise(dues))
+
+
+def test_f3_an_additive_budget_keeps_what_flooring_loses() -> None:
+    """Ten deadlines 10 ms apart, batches of 50 ms with 100 tokens: floor(t / t0) is always 0, the rate gives 200."""
+    latency = StepLatencyModel.linear(0.0, 0.0005, 0.0)
+    budget = BudgetModel((Tier(0.05, 0),), latency, 100)
+    candidates = [Candidate(0.01 * (i + 1), 20, 0) for i in range(10)]
+    rate = budget.tokens_per_s((0,))
+    floored = sum(int(0.01 / 0.05) * 0.05 * rate for _ in candidates)
+    assert floored == 0
+    assert 0.1 * rate == pytest.approx(200)
+    # the first request's decode takes one token of 100 per batch from then on; so ten times 20 tokens are a little too many
+    slightly_less = [Candidate(c.due_s, 19, 0) for c in candidates]
+    found = admit(slightly_less, [], budget, free_places=10)
+    assert found is not None
+    assert found.count == 10
+
+
+def test_the_compiled_budget_is_the_reference_s() -> None:
+    for seed in range(100):
+        budget = drawn(seed).budget
+        model = step_model(budget.latency, budget.max_step_tokens, budget.reserve)
+        tpots = np.array([t.tpot_s for t in budget.tiers])
+        for counts in itertools.product(range(4), repeat=len(budget.tiers)):
+            compiled = budget_per_s(np.array(counts, np.int64), tpots, budget.context_tokens, model)
+            assert compiled == pytest.approx(budget.tokens_per_s(counts), rel=1e-12, abs=1e-9)

@@ -1,0 +1,107 @@
+"""What is promised, for which part of a reply, and when it counts as kept."""
+
+import math
+import subprocess
+import sys
+
+import pytest
+
+from services.domain import InvalidRequest, Slo, SloPhase
+from services.domain.requests import GenerationRequest, SamplingParams, TextPrompt
+from services.domain.slo import AttainmentTracker, PhaseTracker, Promise
+from services.domain.slo.promises import MIN_REMAINDER_S
+
+
+def test_importing_the_package_loads_no_compiled_code() -> None:
+    """Routers have neither numba nor numpy, and import the vocabulary of promises."""
+    script = "import sys, services.domain.slo; print(sorted({'numba', 'numpy', 'llvmlite'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_deadline_is_set_once_and_only_the_remainder_travels() -> None:
+    """However many hops a request takes, its budget is the one it came with."""
+    promise = Promise.received(Slo(2.0, (SloPhase(0, 0.05),)), now_s=100.0)
+    first_hop = promise.remainder(now_s=100.5)
+    assert first_hop.time_to_first_token_s == pytest.approx(1.5)
+    second = Promise.received(first_hop, now_s=7.0)  # another process, another clock
+    assert second.remainder(now_s=7.25).time_to_first_token_s == pytest.approx(1.25)
+    assert promise.remainder(now_s=103.0).time_to_first_token_s == MIN_REMAINDER_S  # too late, but never "no deadline"
+
+
+def test_a_reply_that_goes_on_elsewhere_has_its_next_token_due_by_its_pace() -> None:
+    """A failover grants no fresh time to first token."""
+    promise = Promise.received(Slo(2.0, (SloPhase(0, 0.05),)), now_s=0.0)
+    left = promise.remainder(now_s=1.02, last_token_s=1.0, tpot_s=0.05)
+    assert left.time_to_first_token_s == pytest.approx(0.03)
+    assert Promise(None).remainder(5.0) == Slo(None, ())
+
+
+def test_a_phase_begins_behind_its_marker_however_the_text_is_cut() -> None:
+    phases = (SloPhase(0, 0.02), SloPhase(0, 0.1, "</think>"))
+    for cuts in (["</think>"], ["so </th", "ink> yes"], list("abc</think>"), ["<</think>"]):
+        tracker = PhaseTracker(phases)
+        for text in cuts:
+            assert tracker.tpot_s == 0.02
+            tracker.advance(1, text)
+        assert tracker.tpot_s == 0.1
+    tracker = PhaseTracker(phases)
+    tracker.advance(3, "</think></think>")
+    tracker.advance(1, "</think>")
+    assert tracker.tpot_s == 0.1
+
+
+def test_phases_by_token_and_by_marker_follow_in_order() -> None:
+    tracker = PhaseTracker((SloPhase(2, 0.2), SloPhase(0, 0.1, "##"), SloPhase(5, 0.05)))
+    paces = []
+    for text in ("##", "", "#", "#", "", "", ""):
+        paces.append(tracker.tpot_s)
+        tracker.advance(1, text)
+    assert paces == [None, None, 0.2, 0.2, 0.1, 0.05, 0.05]  # a marker before its turn does not count
+    assert Promise(None, (SloPhase(0, 0.2), SloPhase(9, 0.05))).tightest_tpot_s() == 0.05
+
+
+def test_bad_markers_are_refused_by_field() -> None:
+    request = GenerationRequest(
+        "a", TextPrompt("x"), SamplingParams(), slo=Slo(1.0, (SloPhase(0, 0.1, "m" * 65), SloPhase(3, 0.1, "m")))
+    )
+    with pytest.raises(InvalidRequest) as refused:
+        request.validate()
+    assert [p.field for p in refused.value.problems] == ["slo.phases[0].after_marker", "slo.phases[1].after_marker"]
+
+
+def judged(times: list[float], due_s: float = 1.0, tpot_s: float = 0.1) -> tuple[bool, bool]:
+    tracker = AttainmentTracker(due_s)
+    for at_s in times:
+        tracker.token(at_s, tpot_s)
+    result = tracker.result()
+    return result.first_token, result.pace
+
+
+def test_the_pace_is_judged_over_every_window_of_ten_gaps() -> None:
+    """A late token is forgiven where its neighbours were early; a stall is not, whatever was early before the window."""
+    even = [1.0 + 0.1 * k for k in range(40)]
+    assert judged(even) == (True, True)
+    late_one = [*even[:20], even[20] + 0.05, *even[21:]]
+    assert judged(late_one)[1] is False  # the ten gaps before it took 1.05 s
+    early = [1.0 + 0.09 * k for k in range(40)]
+    assert judged([*early[:20], early[20] + 0.05, *early[21:]]) == (True, True)
+    stalled = [*(0.5 + 0.01 * k for k in range(30)), *(2.0 + 0.01 * k for k in range(30))]
+    assert judged(stalled)[1] is False  # far ahead of the pace on average, and still a stall of 1.2 s
+    assert judged([1.0, 1.15]) == (True, False)  # fewer than ten gaps: the whole reply
+    assert judged([1.0, 1.15, 1.19]) == (True, True)
+
+
+def test_a_first_token_that_is_late_or_never_comes_misses() -> None:
+    assert judged([1.1, 1.2]) == (False, True)
+    never = AttainmentTracker(1.0).result()
+    assert never.first_token_late_s == math.inf
+    assert not never.attained
+    assert AttainmentTracker(None).result().first_token
+
+
+def test_windows_do_not_reach_over_a_part_without_a_promise() -> None:
+    tracker = AttainmentTracker(None)
+    for at_s, tpot_s in ((0.0, None), (0.1, 0.1), (5.0, None), (9.0, None), (9.1, 0.1), (9.2, 0.1)):
+        tracker.token(at_s, tpot_s)
+    assert tracker.result().attained

@@ -1,0 +1,81 @@
+"""Speculation lengths under SLOs: the solver finds what trying every combination finds."""
+
+import itertools
+import random
+
+import pytest
+
+from services.domain import InvalidRequest
+from services.domain.latency import StepLatencyModel
+from services.domain.slo import SpeculationTier, expected_tokens, speculation_lengths, tightened_tpot_s
+from services.domain.slo.speculation import plan_of
+
+
+def test_acc_counts_verified_tokens_and_one_is_plain_decoding() -> None:
+    assert expected_tokens(1, 0.7) == pytest.approx(1.0)
+    assert expected_tokens(3, 0.7) == pytest.approx(1 + 0.7 + 0.49)
+    assert expected_tokens(5, 1.0) == 5.0
+    assert expected_tokens(5, 0.0) == 1.0
+
+
+@pytest.mark.parametrize("tiers", [1, 2, 3])
+def test_the_solver_equals_trying_every_combination(tiers: int) -> None:
+    most, unequal = 5, 0
+    for seed in range(120):
+        rng = random.Random(seed)
+        latency = StepLatencyModel(
+            (0.0, 64.0, 512.0), (0.01, 0.012, 0.08), 1e-7, draft_step_s=rng.choice([0.0, 0.002, 0.01])
+        )
+        asked = [
+            SpeculationTier(rng.randint(1, 40), rng.choice([0.02, 0.03, 0.05, 0.1]), rng.choice([0.0, 0.5, 0.7, 0.9]))
+            for _ in range(tiers)
+        ]
+        context = rng.randint(0, 50_000)
+        plans = [
+            plan
+            for lengths in itertools.product(range(1, most + 1), repeat=tiers)
+            if (plan := plan_of(lengths, asked, latency, context, 1024)) is not None
+        ]
+        best = max((plan.prefill_tokens_per_s for plan in plans), default=None)
+        found = speculation_lengths(asked, latency, context_tokens=context, max_step_tokens=1024, max_length=most)
+        if found is None:
+            assert best is None
+            continue
+        assert found.prefill_tokens_per_s == pytest.approx(best)
+        unequal += len(set(found.lengths)) > 1
+    assert tiers == 1 or unequal > 0  # one length for all paces would not do
+
+
+def test_speculation_raises_throughput_where_a_tight_pace_binds_and_drafts_are_cheap() -> None:
+    latency = StepLatencyModel.linear(0.015, 1e-4, 0.0)
+    tiers = [SpeculationTier(10, 0.02, 0.8), SpeculationTier(20, 0.1, 0.8)]
+    plain = plan_of((1, 1), tiers, latency, 0, 4096)
+    found = speculation_lengths(tiers, latency, max_step_tokens=4096)
+    assert plain is not None
+    assert found is not None
+    assert found.lengths[0] > found.lengths[1]
+    assert found.prefill_tokens_per_s > 1.5 * plain.prefill_tokens_per_s
+    costly = StepLatencyModel((0.0, 1.0), (0.015, 0.0151), draft_step_s=0.05)
+    without = speculation_lengths(tiers, costly, max_step_tokens=4096)
+    assert without is not None
+    assert without.lengths == (1, 1)
+
+
+def test_no_lengths_where_no_pace_can_be_kept() -> None:
+    latency = StepLatencyModel.linear(1.0, 0.0, 0.0)
+    assert speculation_lengths([SpeculationTier(1, 0.05, 0.5)], latency, max_step_tokens=64) is None
+
+
+def test_unsound_tiers_are_refused() -> None:
+    latency = StepLatencyModel.linear(0.01, 0.0, 0.0)
+    with pytest.raises(InvalidRequest, match="at least one"):
+        speculation_lengths([], latency, max_step_tokens=64)
+    with pytest.raises(InvalidRequest, match=r"tiers\[0\]"):
+        speculation_lengths([SpeculationTier(1, 0.05, 1.5)], latency, max_step_tokens=64)
+
+
+def test_a_request_that_lags_is_planned_tighter_until_it_has_caught_up() -> None:
+    assert tightened_tpot_s(0.05, 0.0, 10) == 0.05
+    assert tightened_tpot_s(0.05, 0.1, 10) == pytest.approx(0.04)
+    assert tightened_tpot_s(0.05, -3.0, 10) == 0.05  # ahead: no looser than promised
+    assert tightened_tpot_s(0.05, 99.0, 10) == pytest.approx(0.0005)

@@ -1,0 +1,248 @@
+"""The steps that are taken under SLOs, and the certificate that repeats them."""
+
+import itertools
+import math
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from services.domain.latency import StepLatencyModel
+from services.domain.slo.compiled import admission, replay, step
+from services.domain.slo.compiled.layout import (
+    BEST_EFFORT,
+    CONTEXT,
+    COUNTS,
+    DECODING,
+    DUE_S,
+    PENDING,
+    RELEASE_S,
+    STANDARD,
+    TIMES,
+    TPOT_S,
+    F,
+    N,
+    StepModel,
+    step_model,
+)
+
+SIX_PER_UNIT = step_model(StepLatencyModel.linear(0.0, 1 / 6, 0.0), 6)
+LONG = 1000
+
+
+def decode(due_s: float = 1.0, tpot_s: float = 1.0, left: int = LONG, context: int = 0) -> tuple[int | float, ...]:
+    return STANDARD, 1, context, 1, left, due_s, tpot_s, -math.inf
+
+
+def prompt(
+    tokens: int, due_s: float, tpot_s: float = 1.0, left: int = LONG, release_s: float = -math.inf
+) -> tuple[int | float, ...]:
+    return STANDARD, 0, 0, tokens, left, due_s, tpot_s, release_s
+
+
+def best_effort(tokens: int, decoding: bool = False) -> tuple[int | float, ...]:
+    return BEST_EFFORT, int(decoding), 0, tokens, LONG, math.inf, math.inf, -math.inf
+
+
+def columns(*requests: tuple[int | float, ...]) -> tuple[N, F]:
+    counts, times = np.zeros((COUNTS, len(requests)), np.int64), np.zeros((TIMES, len(requests)))
+    for i, request in enumerate(requests):
+        counts[:, i], times[:, i] = request[:COUNTS], request[COUNTS:]
+    return counts, times
+
+
+def batch(
+    counts: N, times: F, now_s: float = 0.0, model: StepModel = SIX_PER_UNIT, shared: int = step.NONE
+) -> tuple[list[int], float]:
+    order, grants = np.zeros(counts.shape[1], np.int64), np.zeros(counts.shape[1], np.int64)
+    prompts = step.prompts_by_deadline(counts, times, counts.shape[1], order)
+    took_s, _ = step.form_batch(now_s, counts, times, counts.shape[1], order, prompts, model, shared, False, grants)
+    return grants.tolist(), took_s
+
+
+def decided(
+    running: tuple[N, F], new: tuple[N, F], model: StepModel = SIX_PER_UNIT, now_s: float = 0.0
+) -> tuple[list[int], F]:
+    accepted = np.zeros(new[0].shape[1], np.int64)
+    release_s = np.zeros(running[0].shape[1] + new[0].shape[1])
+    tpots = np.unique(np.concatenate([running[1][TPOT_S], new[1][TPOT_S]]))
+    memory, value = np.zeros(len(accepted), np.int64), np.ones(len(accepted))
+    admission.decide(
+        now_s, *running, running[0].shape[1], *new, memory, value, tpots, 0, 1000, model, False, accepted, release_s
+    )
+    return accepted.tolist(), release_s
+
+
+def run_until(
+    counts: N, times: F, until_s: float, model: StepModel = SIX_PER_UNIT
+) -> tuple[dict[int, float], list[float]]:
+    """Take steps; when each request's first token came, and by how much every token was late (0 for in time)."""
+    now_s, first, late = 0.0, dict[int, float](), list[float]()
+    while now_s < until_s - 1e-9:
+        grants, took_s = batch(counts, times, now_s, model)
+        now_s += took_s
+        for i, count in enumerate(grants):
+            if count and count == counts[PENDING, i]:
+                late.append(max(0.0, now_s - times[DUE_S, i]))
+                if not counts[DECODING, i]:
+                    first[i] = now_s
+        step.commit(now_s, counts, times, counts.shape[1], np.array(grants))
+    return first, late
+
+
+def test_figure_3_three_of_four_are_admitted_and_every_promise_is_kept() -> None:
+    """6 tokens per unit, three decodes, four prompts of 6, first token within 6 units, a token per unit."""
+    running, new = columns(*[decode()] * 3), columns(*[prompt(6, 6.0)] * 4)
+    accepted, release_s = decided(running, new)
+    assert accepted == [1, 1, 1, 0]
+    counts, times = columns(*[decode()] * 3, *[prompt(6, 6.0)] * 3)
+    times[RELEASE_S] = release_s[:6]
+    first, late = run_until(counts, times, 30.0)
+    assert first == {3: pytest.approx(6.0), 4: pytest.approx(6.0), 5: pytest.approx(6.0)}
+    assert max(late) < 1e-6
+
+
+def test_f4_prompts_that_complete_early_break_what_others_were_promised() -> None:
+    """Three prompts fit by their budget, but completed as early as can be their decodes delay the third to unit 11.
+
+    The certificate finds that, and admits the three with prompts that complete as late as they may.
+    """
+    counts, times = columns(*[decode()] * 3, *[prompt(6, 6.0)] * 3)
+    release_s = np.zeros(6)
+    assert not replay.keeps_promises(0.0, counts.copy(), times.copy(), 6, SIX_PER_UNIT, False, False, release_s)
+    assert replay.keeps_promises(0.0, counts.copy(), times.copy(), 6, SIX_PER_UNIT, False, True, release_s)
+    assert release_s[3:].tolist() == pytest.approx([5.0] * 3)
+    times[DUE_S, 5] = 100.0  # what happens to the third: nobody waits for it
+    first, _ = run_until(counts, times, 12.0)
+    assert [first[i] for i in (3, 4, 5)] == pytest.approx([2.0, 5.0, 11.0])
+
+
+def test_f4_a_prompt_completes_early_where_the_certificate_holds() -> None:
+    """With room to spare nobody is held: the first token comes as early as it can."""
+    accepted, release_s = decided(columns(decode()), columns(prompt(5, 6.0), prompt(4, 6.0)))
+    assert accepted == [1, 1]
+    assert release_s.tolist() == [-math.inf, 0.0, 1.0]
+
+
+def test_f2_a_token_is_in_the_step_if_it_is_due_before_the_next_one_ends() -> None:
+    """Algorithm 2, line 9, prints `schDDL >= i t0`: that would serve exactly those that can wait.
+
+    Paces of 1 and 2 units: the loose decode waits for the step after this one only as long as it is in time there.
+    """
+    tight, loose = decode(1.0, 1.0), decode(2.0, 2.0)
+    counts, times = columns(tight, tight, loose, loose, prompt(100, 50.0))
+    assert batch(counts, times)[0] == [1, 1, 1, 0, 3]  # half of the loose ones' share of this step
+    times[DUE_S, 2:4] = 1.5  # due before a second step could end
+    assert batch(counts, times)[0] == [1, 1, 1, 1, 2]
+    times[DUE_S, 2:4] = (2.5, 2.0)
+    assert batch(counts, times)[0] == [1, 1, 0, 1, 3]  # by earliest deadline
+
+
+def test_loose_paces_take_their_share_and_no_more() -> None:
+    """Decodes at half the pace cost half the tokens, step after step, and none is ever late."""
+    counts, times = columns(*[decode(1.0, 1.0)] * 2, *[decode(2.0, 2.0)] * 4, prompt(1000, 1e6))
+    _, late = run_until(counts, times, 20.0)
+    assert max(late) < 1e-6
+    assert counts[CONTEXT, 6] == pytest.approx(20 * (6 - 2 - 2), abs=2)
+
+
+def test_the_batch_is_the_largest_that_the_paces_allow() -> None:
+    """The step's size follows the requests that run, not a fixed cap (section 3.2.2)."""
+    model = step_model(StepLatencyModel.linear(0.01, 0.0001, 0.0), 4096)
+    for tpot_s, tokens in ((0.05, 400), (0.1, 900), (0.2, 1900)):
+        counts, times = columns(decode(tpot_s, tpot_s), prompt(5000, 100.0))
+        grants, took_s = batch(counts, times, model=model)
+        assert sum(grants) == tokens
+        assert took_s == pytest.approx(tpot_s)
+    assert sum(batch(*columns(prompt(5000, 100.0)), model=model)[0]) == 4096
+
+
+def test_prompts_go_by_deadline_and_a_completed_one_ends_the_step_in_time() -> None:
+    counts, times = columns(prompt(3, 3.0), prompt(2, 0.5), prompt(1, 9.0))
+    grants, took_s = batch(counts, times, model=SIX_PER_UNIT)
+    assert grants[1] == 2
+    assert took_s <= 0.5
+    counts, times = columns(prompt(30, 9.0), prompt(30, 8.0))
+    assert batch(counts, times)[0] == [0, 6]
+
+
+def test_best_effort_takes_what_is_left_and_a_reserve_where_there_is_one() -> None:
+    counts, times = columns(decode(), best_effort(1, decoding=True), best_effort(100))
+    assert batch(counts, times, shared=step.PRESENT)[0] == [1, 1, 4]
+    counts, times = columns(decode(), best_effort(100), prompt(100, 50.0))
+    assert batch(counts, times, shared=step.PRESENT)[0] == [1, 0, 5]
+    reserving = SIX_PER_UNIT._replace(reserve=1 / 3)
+    assert batch(counts, times, model=reserving, shared=step.PRESENT)[0] == [1, 2, 3]
+    times[DUE_S, 2] = 1.5  # cannot wait: it may borrow the reserve
+    assert batch(counts, times, model=reserving, shared=step.PRESENT)[0] == [1, 0, 5]
+    assert batch(counts, times, model=reserving, shared=step.ASSUMED)[0] == [1, 0, 3]
+
+
+def test_a_lagging_decode_goes_alone_rather_than_not_at_all() -> None:
+    """What is late already is computed at once, with nothing beside it that would make it later."""
+    counts, times = columns(decode(-0.5), decode(0.1), prompt(50, 100.0))
+    assert batch(counts, times)[0] == [1, 1, 0]
+
+
+def test_the_certificate_sees_contexts_grow() -> None:
+    """A decode's attention grows with its reply: what fits now may not fit later."""
+    model = step_model(StepLatencyModel.linear(0.01, 0.001, 1e-5), 512)
+    release_s = np.zeros(1)
+    for left, kept in ((100, True), (4_000, False)):
+        counts, times = columns(decode(0.05, 0.05, left=left, context=100))
+        assert replay.keeps_promises(0.0, counts, times, 1, model, False, False, release_s) is kept
+
+
+def test_nobody_is_admitted_beside_requests_that_are_late_already() -> None:
+    running, new = columns(prompt(100, 1.0)), columns(prompt(1, 50.0))
+    assert decided(running, new)[0] == [0]
+
+
+def certified(requests: Sequence[tuple[int | float, ...]], model: StepModel) -> bool:
+    counts, times = columns(*requests)
+    return any(
+        replay.keeps_promises(
+            0.0, counts.copy(), times.copy(), len(requests), model, False, hold, np.zeros(len(requests))
+        )
+        for hold in (False, True)
+    )
+
+
+def test_as_many_are_admitted_as_in_any_certified_set() -> None:
+    """Over seeded loads up to and beyond what can be kept, no certified set is larger than the one admitted."""
+    declined = judged = 0
+    for seed in range(600):
+        rng = random.Random(seed)
+        latency = rng.choice(
+            [
+                StepLatencyModel.linear(0.005, 1e-4, 1e-7),
+                StepLatencyModel.linear(0.0, 1e-3, 0.0),
+                StepLatencyModel((1.0, 64.0, 256.0, 1024.0), (0.02, 0.021, 0.05, 0.3), 3e-7, 2e-8, 1e-7),
+            ]
+        )
+        model, paces = (
+            step_model(latency, rng.choice([64, 512])),
+            rng.sample([0.03, 0.05, 0.07, 0.1], rng.randint(1, 3)),
+        )
+        running = []
+        for _ in range(rng.randint(1, 60)):
+            pace = rng.choice(paces)
+            running.append(decode(pace, pace, rng.randint(5, 100), rng.randint(0, 500)))
+        if not certified(running, model):
+            continue
+        longest = rng.choice([100, 400, 1500])
+        new = [
+            prompt(
+                rng.randint(5, longest), rng.choice([0.1, 0.2, 0.5, 1.0, 2.0]), rng.choice(paces), rng.randint(1, 60)
+            )
+            for _ in range(rng.randint(1, 6))
+        ]
+        accepted, _ = decided(columns(*running), columns(*new), model)
+        assert certified([*running, *itertools.compress(new, accepted)], model), seed
+        larger = itertools.combinations(new, sum(accepted) + 1)
+        assert not any(certified([*running, *some], model) for some in larger), seed
+        judged += 1
+        declined += sum(accepted) < len(new)
+    assert judged > 400
+    assert declined > 100

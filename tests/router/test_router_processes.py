@@ -1,0 +1,290 @@
+"""Several processes of one router serve as one: what one is asked, it answers for all. In the test's own event loop."""
+
+import asyncio
+import tempfile
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import grpc
+import pytest
+import yaml
+from grpc import aio
+
+from penstock import AsyncPlannerClient
+from penstock.proto.common.v1 import common_pb2
+from penstock.proto.router.v1 import router_pb2 as pb
+from penstock.proto.router.v1 import router_pb2_grpc
+from router_service.siblings.client import COUNTERS_AGE_S, Siblings
+from router_service.siblings.counters import ProcessCounters, total
+from services.domain import Role
+from services.health import is_serving
+from services.process_slot import ProcessSlot
+from services.shared_port import SharedPort
+from services.testing import RedisProcess
+from tests.support.mesh import TestMesh
+
+COUNT = 2
+SLOW = {"overhead_ms": 5.0, "token_us": 0.0, "context_token_ns": 0.0, "reply_tokens": 10_000}
+MAX_TRIES = 100  # connections until one is at a given process: each is with probability 1/2
+
+
+@dataclass
+class Group:
+    """A mesh whose router has two processes. ports: gRPC and HTTP."""
+
+    mesh: TestMesh
+    slots: list[ProcessSlot]
+    ports: tuple[SharedPort, SharedPort]
+
+    @property
+    def http(self) -> str:
+        return f"http://127.0.0.1:{self.ports[1].port}"
+
+    async def start(self, index: int) -> None:
+        ports = {"grpc_port": self.ports[0].port, "http_port": self.ports[1].port}
+        await self.mesh.start(Role.ROUTER, name(index), slot=self.slots[index], drain_s=60.0, **ports)
+
+    @asynccontextmanager
+    async def channel_at(self, index: int) -> AsyncIterator[aio.Channel]:
+        """A connection to the process with this index."""
+        for _ in range(MAX_TRIES):
+            options = [("grpc.use_local_subchannel_pool", 1)]
+            async with aio.insecure_channel(f"127.0.0.1:{self.ports[0].port}", options) as channel:
+                if await is_serving(channel, name(index), 10):
+                    yield channel
+                    return
+        pytest.fail(f"no connection reached process {index}")
+
+    async def status_of(self, index: int) -> pb.MeshStatus:
+        async with self.channel_at(index) as channel:
+            response = await router_pb2_grpc.MeshServiceStub(channel).GetStatus(pb.GetStatusRequest())
+        status: pb.MeshStatus = response.status
+        return status
+
+
+def name(index: int) -> str:
+    return f"router.{index}"
+
+
+def request(request_id: str, tokens: int = 100) -> pb.GenerateRequest:
+    sampling = common_pb2.SamplingParams(temperature=0.0, max_output_tokens=tokens)
+    return pb.GenerateRequest(
+        model="only", prompt=common_pb2.Prompt(text="hello"), sampling=sampling, request_id=request_id
+    )
+
+
+async def generate(channel: aio.Channel, request_id: str, tokens: int = 100) -> str:
+    """The whole text; fails where the stream does not finish."""
+    text, finished = "", False
+    async for event in router_pb2_grpc.RouterServiceStub(channel).Generate(request(request_id, tokens)):
+        text += event.tokens.frame.text
+        finished = finished or event.HasField("finished")
+    assert finished
+    return text
+
+
+async def read(channel: aio.Channel, request_id: str, started: asyncio.Event) -> str:
+    """The whole text of a stream; `started` is set at its first token."""
+    text, finished = "", False
+    async for event in router_pb2_grpc.RouterServiceStub(channel).Generate(request(request_id, 400)):
+        text += event.tokens.frame.text
+        finished = finished or event.HasField("finished")
+        if event.HasField("tokens"):
+            started.set()
+    assert finished
+    return text
+
+
+async def ask(http: str, session: aiohttp.ClientSession) -> dict[str, Any]:
+    body = {"model": "only", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 5, "temperature": 0}
+    async with session.post(f"{http}/v1/chat/completions", json=body) as response:
+        response.raise_for_status()
+        answer: dict[str, Any] = await response.json()
+    return answer
+
+
+@asynccontextmanager
+async def empty_group(redis: RedisProcess, folder: Path) -> AsyncIterator[Group]:
+    """A mesh whose parts are to be started."""
+    tier = {"name": "only", "model": "sim", "engine": "simulated", "workers": 2, "simulated": SLOW}
+    router = {"grpc_port": 0, "http_port": 0, "max_active": 31}
+    file = folder / "mesh.yaml"
+    file.write_text(yaml.safe_dump({"name": f"test-{uuid.uuid4().hex[:8]}", "tiers": [tier], "router": router}))
+    ports = SharedPort("127.0.0.1", 0), SharedPort("127.0.0.1", 0)
+    with tempfile.TemporaryDirectory() as sockets:
+        slots = [ProcessSlot("router", index, COUNT, sockets, "127.0.0.1:9") for index in range(COUNT)]
+        running = Group(TestMesh(file, redis.url), slots, ports)
+        try:
+            yield running
+        finally:
+            await running.mesh.stop_all()
+            for port in ports:
+                port.close()
+
+
+@pytest.fixture(scope="module")
+async def group(redis: RedisProcess, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Group]:
+    async with empty_group(redis, tmp_path_factory.mktemp("processes")) as running:
+        await running.mesh.start(Role.PLANNER, "planner-0")
+        for index in range(COUNT):
+            await running.start(index)
+        for index in range(2):
+            await running.mesh.start(Role.WORKER, f"worker-only-{index}", tier="only")
+        async with asyncio.timeout(30):
+            while [len((await running.status_of(i)).instances) for i in range(COUNT)] != [4, 4]:
+                await asyncio.sleep(0.05)
+        yield running
+
+
+async def test_what_the_processes_count_adds_up_and_the_mesh_has_one_router(group: Group) -> None:
+    before = await group.status_of(0)
+    counts = (3, 5)
+    for index, count in enumerate(counts):
+        async with group.channel_at(index) as channel:
+            await asyncio.gather(*(generate(channel, f"{index}-{i}") for i in range(count)))
+    for asked in range(COUNT):
+        status = await group.status_of(asked)
+        assert status.router_id == "router"
+        assert [(p.instance_id, p.answering) for p in status.processes] == [("router.0", True), ("router.1", True)]
+        more = [
+            now.finished_count - then.finished_count
+            for now, then in zip(status.processes, before.processes, strict=True)
+        ]
+        assert more == [3, 5]
+        assert status.router.finished_count == before.router.finished_count + sum(counts)
+        assert status.tiers[0].answered_count == status.router.finished_count
+        assert status.router.active_count == 0
+        assert status.router.time_to_first_token_p95.ToTimedelta().total_seconds() > 0
+        routers = [instance for instance in status.instances if instance.role == "router"]
+        assert [(r.instance_id, r.process_count, r.state) for r in routers] == [("router", 2, pb.INSTANCE_STATE_READY)]
+        assert {i.process_count for i in status.instances if i.role != "router"} == {1}
+
+
+async def test_a_new_plan_reaches_all_processes(group: Group) -> None:
+    async with AsyncPlannerClient(group.mesh.parts["planner-0"].address) as planner:
+        revision = (await planner.set_plan(await planner.get_plan())).revision
+    async with asyncio.timeout(30):
+        while [(await group.status_of(index)).plan_revision for index in range(COUNT)] != [revision] * COUNT:
+            await asyncio.sleep(0.02)
+
+
+async def test_however_many_ask_for_the_status_the_processes_ask_each_other_ten_times_a_second(group: Group) -> None:
+    siblings = Siblings(group.slots[0])
+    async with siblings:
+        first, *others = await asyncio.gather(*(siblings.counters() for _ in range(100)))
+        assert first[1] is not None
+        assert all(other is first for other in others)
+        await asyncio.sleep(COUNTERS_AGE_S)
+        leaving, staying = asyncio.create_task(siblings.counters()), asyncio.create_task(siblings.counters())
+        await asyncio.sleep(0)
+        leaving.cancel()  # its client has left: the others get their answer all the same
+        assert (await staying)[1] is not None
+        assert await staying is not first
+
+
+async def test_the_limits_of_the_processes_add_up_to_the_routers(group: Group) -> None:
+    assert [group.mesh.parts[name(index)].mesh.router.max_active for index in range(COUNT)] == [16, 15]
+
+
+async def test_both_faces_of_each_process_answer(group: Group) -> None:
+    """HTTP connections reach all processes, and each answers; so does gRPC."""
+    before = [process.finished_count for process in (await group.status_of(0)).processes]
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session:
+        for _ in range(MAX_TRIES):
+            assert (await ask(group.http, session))["choices"][0]["message"]["content"]
+            if all(
+                p.finished_count > count for p, count in zip((await group.status_of(0)).processes, before, strict=True)
+            ):
+                break
+        else:
+            pytest.fail("all HTTP connections reached one process")
+    for index in range(COUNT):
+        async with group.channel_at(index) as channel:
+            assert await generate(channel, f"grpc-{index}", 5)
+
+
+async def test_a_move_is_carried_out_by_the_process_that_streams_the_reply(group: Group) -> None:
+    async with group.channel_at(0) as streaming, group.channel_at(1) as other:
+        mesh = router_pb2_grpc.MeshServiceStub(other)
+        before = await generate(streaming, "before")
+        text, offset, move = "", 0, None
+        async for event in router_pb2_grpc.RouterServiceStub(streaming).Generate(request("moving")):
+            if event.HasField("tier_started"):
+                home = event.tier_started.instance_id
+            if event.HasField("tokens"):
+                assert event.tokens.frame.offset == offset
+                offset += len(event.tokens.frame.token_ids)
+                text += event.tokens.frame.text
+                if move is None:
+                    away = next(f"worker-only-{i}" for i in range(2) if f"worker-only-{i}" != home)
+                    move = asyncio.ensure_future(
+                        mesh.MoveReply(pb.MoveReplyRequest(request_id="moving", instance_id=away))
+                    )
+        assert move is not None
+        assert (await move).HasField("moved")
+        assert text == before
+        for instance_id in ("worker-only-0", "nobody"):
+            with pytest.raises(aio.AioRpcError) as refused:
+                await mesh.MoveReply(pb.MoveReplyRequest(request_id="nothing", instance_id=instance_id))
+            assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_while_one_process_drains_the_others_get_all_new_connections(group: Group) -> None:
+    """It ends its streams; nothing is refused, though it is not gone yet; the sums say that it does not count."""
+    before = (await group.status_of(1)).processes[1].finished_count
+    async with group.channel_at(0) as channel, aiohttp.ClientSession() as session:
+        whole = await generate(channel, "before", 400)
+        started = asyncio.Event()
+        reading = asyncio.create_task(read(channel, "long", started))
+        await started.wait()
+        stopping = asyncio.create_task(group.mesh.stop(name(0)))
+        async with asyncio.timeout(10):
+            while await is_serving(channel, name(0), 10):  # as long as this connection comes to it
+                await asyncio.sleep(0.005)
+        assert not reading.done()
+        for i in range(8):
+            await ask(group.http, session)
+            await generate(channel, f"meanwhile-{i}", 2)
+        assert await reading == whole
+        await stopping
+    status = await group.status_of(1)
+    assert [process.answering for process in status.processes] == [False, True]
+    assert status.router.finished_count == status.processes[1].finished_count == before + 16
+    await group.start(0)
+    assert [process.answering for process in (await group.status_of(0)).processes] == [True, True]
+
+
+async def test_without_a_plan_one_process_listens_and_says_so_and_the_others_wait(
+    redis: RedisProcess, tmp_path: Path
+) -> None:
+    async with empty_group(redis, tmp_path) as group, aiohttp.ClientSession() as session:
+        await group.start(0)
+        waiting = asyncio.create_task(group.start(1))
+        async with Siblings(group.slots[0]) as siblings, asyncio.timeout(30):
+            while (await siblings.counters())[1] is None:  # it is there, and does not listen
+                await asyncio.sleep(0.05)
+            assert not await siblings.any_listens()
+        async with session.get(f"{group.http}/livez") as alive, session.get(f"{group.http}/readyz") as ready:
+            assert (alive.status, ready.status) == (200, 503)
+            assert (await ready.json())["status"] == "no plan yet"
+        assert not waiting.done()
+        await group.mesh.start(Role.PLANNER, "planner-0")
+        async with asyncio.timeout(30):
+            await waiting
+        async with Siblings(group.slots[0]) as siblings:
+            assert await siblings.any_listens()
+
+
+def test_a_total_is_of_all_parts_and_its_percentiles_of_all_their_requests() -> None:
+    one = ProcessCounters(active=1, finished=3, ttft_s=(0.1, 0.2, 0.3), answered={"a": 2, "b": 1}, requests_per_s=0.5)
+    two = ProcessCounters(waiting=4, failed=1, ttft_s=(0.9,), answered={"b": 5}, escalated={"a": 1}, requests_per_s=1.0)
+    both = total([one, two])
+    assert (both.active, both.waiting, both.finished, both.failed, both.requests_per_s) == (1, 4, 3, 1, 1.5)
+    assert (both.answered, both.escalated) == ({"a": 2, "b": 6}, {"a": 1})
+    assert (both.ttft_percentile(0.5), both.ttft_percentile(0.95)) == (0.3, 0.9)
+    assert total([]).ttft_percentile(0.5) == 0.0

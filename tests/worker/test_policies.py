@@ -1,0 +1,314 @@
+"""Three policies behind one interface: what each does with the same requests, and what promises the SLO policy keeps."""
+
+import itertools
+import math
+import random
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from planner_service.simulator.slo_instance import ADMITTED, serve_with_slos
+from services.domain import FinishReason, SamplingParams
+from services.domain.latency import StepLatencyModel, StepLoad
+from services.domain.slo import AttainmentTracker, SloClass
+from services.domain.slo.compiled.layout import step_model
+from worker_service.scheduling import (
+    BatchLimits,
+    BatchPolicy,
+    BatchScheduler,
+    BlockPool,
+    DecodeFirst,
+    PrefillFirst,
+    Sequence,
+    SequenceSlo,
+)
+from worker_service.scheduling.slo_policy import SloPolicy
+
+GREEDY = SamplingParams(temperature=0.0)
+SIX_PER_UNIT = StepLatencyModel.linear(0.0, 1 / 6, 0.0)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request of a workload; ttft_s None: it asks for no SLO."""
+
+    arrival_s: float
+    prompt: int
+    output: int
+    ttft_s: float | None = None
+    tpot_s: float = math.inf
+    decline: bool = True
+
+
+@dataclass
+class Served:
+    """When every token came, by request; who was admitted; who was preempted; the plan of each step."""
+
+    tokens_s: dict[int, list[float]] = field(default_factory=dict)
+    admitted: set[int] = field(default_factory=set)
+    declined: set[int] = field(default_factory=set)
+    preempted: list[int] = field(default_factory=list)
+    steps: list[list[tuple[str, int]]] = field(default_factory=list)
+
+
+def serve(
+    requests: list[Request],
+    policy: BatchPolicy,
+    latency: StepLatencyModel,
+    *,
+    limits: BatchLimits,
+    pool: BlockPool,
+    predict: float = 1.0,
+) -> Served:
+    """A worker's scheduler in virtual time, on exact step times; predict: of a reply's length, 1 for known lengths."""
+    scheduler, found = BatchScheduler(limits, pool, policy), Served()
+    upcoming, now_s = sorted(range(len(requests)), key=lambda i: requests[i].arrival_s), 0.0
+    while upcoming or not scheduler.idle:
+        if scheduler.idle:
+            now_s = max(now_s, requests[upcoming[0]].arrival_s)
+        while upcoming and requests[upcoming[0]].arrival_s <= now_s:
+            i = upcoming.pop(0)
+            one = requests[i]
+            likely = max(1, round(predict * one.output))
+            slo = SequenceSlo(one.arrival_s + one.ttft_s, one.tpot_s, likely) if one.ttft_s is not None else None
+            prompt = [i * 10_000 + k for k in range(one.prompt)]
+            scheduler.add(Sequence(str(i), prompt, GREEDY, max_output_tokens=one.output, slo=slo))
+        for sequence in scheduler.decide(now_s):
+            if sequence.promised:
+                found.admitted.add(int(sequence.request_id))
+            elif requests[int(sequence.request_id)].decline:
+                found.declined.add(int(sequence.request_id))
+                scheduler.finish(sequence.request_id, FinishReason.DECLINED)
+        plan = scheduler.plan_step(now_s=now_s)
+        found.preempted += [int(name) for name in plan.preempted]
+        if not plan.chunks:
+            assert upcoming or scheduler.idle, "a step without work"
+            continue
+        context = sum(c.start + c.count for c in plan.chunks)
+        now_s += latency.step_s(StepLoad(plan.tokens, context))
+        scheduler.commit(plan, {c.sequence.request_id: [7] for c in plan.chunks if c.logits}, now_s)
+        found.steps.append([(c.sequence.request_id, c.count) for c in plan.chunks])
+        for chunk in plan.chunks:
+            if chunk.logits:
+                found.tokens_s.setdefault(int(chunk.sequence.request_id), []).append(now_s)
+                if chunk.sequence.output_tokens >= chunk.sequence.max_output_tokens:
+                    scheduler.finish(chunk.sequence.request_id, FinishReason.LENGTH)
+    assert pool.free == pool.count
+    return found
+
+
+def drawn(rng: random.Random, best_effort: float, paces: tuple[float, ...], most: int = 16) -> list[Request]:
+    now_s, requests = 0.0, []
+    gap_s, longest, outputs = rng.choice([0.0, 0.02, 0.1]), rng.choice([20, 200, 600]), rng.choice([5, 30, 60])
+    for _ in range(rng.randint(1, most)):
+        now_s += rng.expovariate(1 / gap_s) if gap_s else 0.0
+        asks = rng.random() >= best_effort
+        requests.append(
+            Request(
+                now_s,
+                rng.randint(1, longest),
+                rng.randint(1, outputs),
+                rng.choice([0.1, 0.3, 1.0, 3.0]) if asks else None,
+                rng.choice(paces),
+                decline=best_effort == 0,
+            )
+        )
+    return requests
+
+
+def test_without_slos_the_steps_are_exactly_those_of_decode_first() -> None:
+    latency = StepLatencyModel.linear(0.01, 1e-4, 1e-6)
+    for seed in range(150):
+        rng = random.Random(seed)
+        requests = drawn(rng, 1.0, (math.inf,))
+        limits = BatchLimits(rng.randint(1, 8), rng.choice([7, 64, 512]))
+        blocks = -(-max(r.prompt + r.output for r in requests) // 4) + rng.randint(0, 60)
+        plain = serve(requests, DecodeFirst(), latency, limits=limits, pool=BlockPool(blocks, 4))
+        under_slos = serve(requests, SloPolicy(latency, 0.1), latency, limits=limits, pool=BlockPool(blocks, 4))
+        assert under_slos == plain, seed
+
+
+def figure_3(policy: BatchPolicy, *, slos: bool) -> Served:
+    """6 tokens per unit; three decodes; at time 1 four prompts of 6 tokens, 6 units to the first token, one per token."""
+    running = [Request(0.0, 2, 60, 2.0 if slos else None, 1.0) for _ in range(3)]
+    burst = [Request(1.0, 6, 60, 6.0 if slos else None, 1.0) for _ in range(4)]
+    return serve([*running, *burst], policy, SIX_PER_UNIT, limits=BatchLimits(16, 6), pool=BlockPool(4000, 1))
+
+
+def worst_gap(times: list[float]) -> float:
+    return max(b - a for a, b in itertools.pairwise(times))
+
+
+def test_figure_3_prefill_first_stalls_decodes_and_decode_first_delays_prompts() -> None:
+    """What the paper's example says of each: stalls of four units; the third prompt done 11 units after it came."""
+    prefill = figure_3(PrefillFirst(), slos=False)
+    assert [prefill.tokens_s[i][0] for i in range(3, 7)] == pytest.approx([2.0, 3.0, 4.0, 5.0])
+    assert worst_gap(prefill.tokens_s[0]) >= 4.0
+    decode = figure_3(DecodeFirst(), slos=False)
+    assert [decode.tokens_s[i][0] - 1.0 for i in (3, 4, 5)] == pytest.approx([2.0, 5.0, 11.0])
+    assert decode.tokens_s[6][0] - 1.0 > 11.0
+
+
+def test_figure_3_slos_keep_every_promise_and_decline_one() -> None:
+    served = figure_3(SloPolicy(SIX_PER_UNIT, 0.0), slos=True)
+    assert served.admitted == {0, 1, 2, 3, 4, 5}
+    assert served.declined == {6}
+    assert all(served.tokens_s[i][0] <= 7.0 + 1e-6 for i in (3, 4, 5))
+    assert max(worst_gap(served.tokens_s[i]) for i in range(6)) <= 1.0 + 1e-6
+
+
+@pytest.mark.parametrize("policy", [DecodeFirst, PrefillFirst])
+def test_every_policy_serves_any_workload_to_the_last_token(policy: type[BatchPolicy]) -> None:
+    latency = StepLatencyModel.linear(0.01, 1e-4, 1e-6)
+    for seed in range(100):
+        rng = random.Random(seed)
+        requests = drawn(rng, 1.0, (math.inf,))
+        blocks = -(-max(r.prompt + r.output for r in requests) // 4) + rng.randint(0, 20)
+        limits = BatchLimits(rng.randint(1, 6), rng.choice([7, 64, 512]))
+        served = serve(requests, policy(), latency, limits=limits, pool=BlockPool(blocks, 4))
+        assert [len(served.tokens_s[i]) for i in range(len(requests))] == [r.output for r in requests]
+
+
+def test_prefill_first_computes_nothing_beside_a_prompt() -> None:
+    latency = StepLatencyModel.linear(0.01, 1e-4, 0.0)
+    requests = [Request(0.0, 4, 30), Request(0.05, 40, 5), Request(0.05, 40, 5)]
+    served = serve(requests, PrefillFirst(), latency, limits=BatchLimits(8, 16), pool=BlockPool(100, 4))
+    prompts = [step for step in served.steps if any(count > 1 for _, count in step)]
+    assert len(prompts) >= 6
+    assert all(name != "0" for step in prompts[1:] for name, _ in step)
+
+
+def test_worker_and_simulator_agree_to_the_last_token() -> None:
+    """The same admissions, and every first and last token at the same instant, over random workloads."""
+    admitted = declined = 0
+    for seed in range(150):
+        rng = random.Random(seed)
+        latency = rng.choice([StepLatencyModel.linear(0.005, 1e-4, 1e-7), StepLatencyModel.linear(0.01, 2e-4, 1e-6)])
+        requests = drawn(rng, 0.0, (0.03, 0.05, 0.1))
+        kv, places, tokens = rng.choice([900, 5000]), rng.choice([4, 16]), rng.choice([64, 512])
+        pool = BlockPool(kv, 1, reuse=False)
+        served = serve(requests, SloPolicy(latency, 0.0), latency, limits=BatchLimits(places, tokens), pool=pool)
+        n = len(requests)
+        first_s, finish_s = np.zeros(n), np.zeros(n)
+        outcome, late, preemptions = (np.zeros(n, np.int64) for _ in range(3))
+        steps = serve_with_slos(
+            np.array([r.arrival_s for r in requests]),
+            np.array([r.prompt for r in requests], np.int64),
+            np.array([r.output for r in requests], np.int64),
+            np.array([r.ttft_s for r in requests], np.float64),
+            np.array([r.tpot_s for r in requests]),
+            np.array([0.03, 0.05, 0.1]),
+            step_model(latency, tokens),
+            kv,
+            places,
+            True,
+            first_s,
+            finish_s,
+            outcome,
+            late,
+            preemptions,
+        )
+        assert served.admitted == set(np.flatnonzero(outcome == ADMITTED).tolist()), seed
+        assert len(served.steps) == steps, seed
+        for i in served.admitted:
+            assert served.tokens_s[i][0] == pytest.approx(first_s[i], abs=1e-9), seed
+            assert served.tokens_s[i][-1] == pytest.approx(finish_s[i], abs=1e-9), seed
+        admitted += len(served.admitted)
+        declined += len(served.declined)
+    assert admitted > 500
+    assert declined > 50
+
+
+def test_promises_hold_beside_best_effort_in_blocks_of_kv() -> None:
+    """Admitted requests miss nothing and keep their KV; best effort ends, and loses KV but never a token."""
+    counted = dict.fromkeys(("admitted", "best effort", "preempted"), 0)
+    for seed in range(250):
+        rng = random.Random(seed)
+        latency = rng.choice([StepLatencyModel.linear(0.005, 1e-4, 1e-7), StepLatencyModel.linear(0.0, 1e-3, 0.0)])
+        requests = drawn(rng, 0.4, (0.03, 0.05, 0.07, 0.1, math.inf))
+        longest = -(-max(r.prompt + r.output for r in requests) // 4)
+        pool = BlockPool(longest + 1 + rng.choice([0, 40, 1000]), 4)
+        limits = BatchLimits(rng.choice([3, 16]), rng.choice([64, 512]))
+        served = serve(requests, SloPolicy(latency, rng.choice([0.0, 0.1])), latency, limits=limits, pool=pool)
+        for i, one in enumerate(requests):
+            assert len(served.tokens_s[i]) == one.output, seed
+            if i in served.admitted and one.ttft_s is not None:
+                tracker = AttainmentTracker(one.arrival_s + one.ttft_s)
+                for at_s in served.tokens_s[i]:
+                    tracker.token(at_s, None if math.isinf(one.tpot_s) else one.tpot_s)
+                assert tracker.result().attained, (seed, i)
+        assert not served.admitted & set(served.preempted), seed
+        counted["admitted"] += len(served.admitted)
+        counted["best effort"] += len(requests) - len(served.admitted)
+        counted["preempted"] += len(served.preempted)
+    assert min(counted.values()) > 30, counted
+
+
+@pytest.mark.parametrize("predict", [0.3, 3.0])
+def test_replies_of_other_lengths_than_predicted_end_and_early_ones_break_nothing(predict: float) -> None:
+    """Who outgrows the KV kept for the reply costs others theirs at worst, never the engine's progress.
+
+    Replies that end early only make room: release times keep decodes from beginning before they were counted.
+    """
+    late = admitted = preempted = 0
+    for seed in range(150):
+        rng = random.Random(seed)
+        latency = rng.choice([StepLatencyModel.linear(0.005, 1e-4, 1e-7), StepLatencyModel.linear(0.0, 1e-3, 0.0)])
+        requests = drawn(rng, rng.choice([0.0, 0.3]), (0.03, 0.05, 0.1))
+        pool = BlockPool(-(-max(r.prompt + r.output for r in requests) // 4) + rng.choice([1, 40]), 4)
+        policy, limits = SloPolicy(latency, rng.choice([0.0, 0.1])), BatchLimits(16, rng.choice([64, 512]))
+        served = serve(requests, policy, latency, limits=limits, pool=pool, predict=predict)
+        assert all(len(served.tokens_s[i]) == r.output for i, r in enumerate(requests) if i not in served.declined)
+        preempted += len(served.admitted & set(served.preempted))
+        for i in served.admitted:
+            one = requests[i]
+            assert one.ttft_s is not None
+            tracker = AttainmentTracker(one.arrival_s + one.ttft_s)
+            for at_s in served.tokens_s[i]:
+                tracker.token(at_s, one.tpot_s)
+            admitted += 1
+            late += not tracker.result().attained
+    assert admitted > 300
+    if predict > 1:
+        assert (late, preempted) == (0, 0)
+    else:
+        assert late <= 0.02 * admitted
+
+
+def test_a_preempted_best_effort_reply_resumes_by_one_prefill() -> None:
+    """An admission takes its KV; its tokens stay, and it goes on behind them once there is room."""
+    latency = StepLatencyModel.linear(0.005, 1e-4, 0.0)
+    pool = BlockPool(20, 4, reuse=False)
+    requests = [Request(0.0, 40, 30), Request(0.06, 40, 10, 0.5, 0.05)]
+    served = serve(requests, SloPolicy(latency, 0.0), latency, limits=BatchLimits(4, 64), pool=pool)
+    assert served.admitted == {1}
+    assert served.preempted == [0]
+    resumed = [count for step in served.steps for name, count in step if name == "0" and count > 1]
+    assert len(resumed) == 2
+    assert resumed[1] > 40  # prompt and what was generated, in one go
+    assert len(served.tokens_s[0]) == 30
+
+
+def test_a_decision_sets_the_class_once() -> None:
+    latency = StepLatencyModel.linear(0.005, 1e-4, 0.0)
+    policy = SloPolicy(latency, 0.0)
+    scheduler = BatchScheduler(BatchLimits(4, 64), BlockPool(100, 4), policy)
+    sound = Sequence("a", [1] * 8, GREEDY, max_output_tokens=4, slo=SequenceSlo(1.0, 0.05, 4))
+    late = Sequence("b", [2] * 8, GREEDY, max_output_tokens=4, slo=SequenceSlo(-1.0, 0.05, 4))
+    for one in (sound, late):
+        scheduler.add(one)
+    assert scheduler.decide(0.0) == [sound, late]
+    assert [one.slo and one.slo.granted for one in (sound, late)] == [SloClass.STANDARD, SloClass.BEST_EFFORT]
+    assert scheduler.decide(0.1) == []
+
+
+def test_predictions_are_corrected_by_what_steps_take() -> None:
+    """Steps that take half as long again are admitted for by their own time, not by the model's."""
+    policy, model = (
+        SloPolicy(StepLatencyModel.linear(0.01, 1e-4, 0.0), 0.0),
+        StepLatencyModel.linear(0.015, 1.5e-4, 0.0),
+    )
+    requests = [Request(0.5 * i, 100, 20, 5.0, 0.1) for i in range(10)]
+    serve(requests, policy, model, limits=BatchLimits(8, 256), pool=BlockPool(1000, 4))
+    assert policy.correction.factor == pytest.approx(1.5)

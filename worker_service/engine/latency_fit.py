@@ -1,0 +1,48 @@
+"""A latency model of an engine's own steps, measured at its start."""
+
+import contextlib
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from services.domain.latency import StepLatencyModel, StepLoad
+from worker_service.engine.core import EngineCore
+from worker_service.profile import timed_steps
+
+CALIBRATION_S = 3.0
+"""Enough for some hundred steps of a small model; what it misses, the online correction makes good."""
+MIN_STEPS = 20
+
+
+def measured_latency(
+    core: EngineCore, *, seconds: float = CALIBRATION_S, now: Callable[[], float] = time.perf_counter
+) -> StepLatencyModel:
+    """Step an idle core through batches of many sizes for so long, at least MIN_STEPS steps, and fit a model to the times."""
+    began, samples = now(), list[tuple[StepLoad, float]]()
+    with contextlib.closing(timed_steps(core, now=now)) as steps:  # type: ignore[type-var]
+        for sample in steps:
+            samples.append(sample)
+            if now() - began > seconds and len(samples) >= MIN_STEPS:
+                break
+    core.restart_throughput()
+    return fitted(samples)
+
+
+def fitted(samples: list[tuple[StepLoad, float]]) -> StepLatencyModel:
+    """T = overhead + a * tokens + b * context + c * pairs by least squares of the relative error, no term negative.
+
+    A term whose best value is negative is left out, the worst first; overhead and tokens stay, at no less than 0.
+    """
+    terms = np.array([(1.0, load.tokens, load.context_tokens, load.pairs) for load, _ in samples])
+    times = np.array([seconds for _, seconds in samples])
+    weights = 1.0 / np.maximum(times, 1e-9)
+    kept = [0, 1, 2, 3]
+    while True:
+        found, *_ = np.linalg.lstsq(terms[:, kept] * weights[:, None], times * weights)
+        if len(kept) == 1 or found.min() >= 0:
+            break
+        del kept[int(np.argmin(found))]
+    values = dict(zip(kept, np.maximum(found, 0.0).tolist(), strict=True))
+    overhead_s, token_s = values.get(0, 0.0), values.get(1, 0.0)
+    return StepLatencyModel((0.0, 1.0), (overhead_s, overhead_s + token_s), values.get(2, 0.0), values.get(3, 0.0))

@@ -1,0 +1,104 @@
+"""One step of an engine, and what a policy that plans steps is asked and told. No I/O."""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from worker_service.scheduling.sequence import Sequence
+
+if TYPE_CHECKING:
+    from worker_service.scheduling.batching import BatchScheduler
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Compute `count` tokens of `sequence` from position `start` on; `logits`: number of last tokens that need logits."""
+
+    sequence: Sequence
+    start: int
+    count: int
+    logits: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """The plan of one step. `preempted`: requests that released their blocks and wait again."""
+
+    chunks: tuple[Chunk, ...]
+    preempted: tuple[str, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        return sum(chunk.count for chunk in self.chunks)
+
+
+class StepInProgress:
+    """A step that a policy is planning: the tokens it may still give, and what it has given."""
+
+    def __init__(self, scheduler: "BatchScheduler", budget: int) -> None:
+        self.scheduler, self.budget = scheduler, budget
+        self.chunks: list[Chunk] = []
+        self.preempted: list[str] = []
+
+    def give(self, sequence: Sequence, most: int, keep: frozenset[str] = frozenset()) -> int:
+        """Give a running sequence up to `most` tokens, preempting others for the room; how many it got.
+
+        keep: requests that are not preempted.
+        """
+        given = self.scheduler.add_chunk(sequence, min(most, self.budget), self.chunks, self.preempted, keep)
+        self.budget -= given
+        return given
+
+    def start(self, sequence: Sequence) -> bool:
+        """Start a waiting sequence; False, and nothing changed, where it has no room."""
+        return self.scheduler.start(sequence)
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Have a running sequence, which was given nothing in this step, give up its blocks and wait again."""
+        self.scheduler.preempt(sequence, self.preempted)
+
+    def plan(self) -> StepPlan:
+        return StepPlan(tuple(self.chunks), tuple(self.preempted))
+
+
+class BatchPolicy:
+    """Decides the tokens of each step. The other methods keep it informed; they do nothing unless a policy wants to know.
+
+    keeps_slos: sequences may ask for an SLO; `decide` answers them. Otherwise none is told that its SLO is kept.
+    """
+
+    keeps_slos = False
+
+    @property
+    def latency_correction(self) -> float | None:
+        """What predicted step times are multiplied by; None where nothing is predicted."""
+        return None
+
+    def plan(self, step: StepInProgress, now_s: float) -> None:
+        """Give tokens in the step that begins now."""
+        raise NotImplementedError
+
+    def decide(self, scheduler: "BatchScheduler", now_s: float) -> list[Sequence]:
+        """Decide on sequences that ask for an SLO, for steps from now on; those decided on, `slo.granted` set."""
+        return []
+
+    def added(self, sequence: Sequence) -> None:
+        """A sequence waits; it comes for the first time."""
+
+    def finished(self, sequence: Sequence) -> None:
+        """A sequence has gone, wherever it was."""
+
+    def preempted(self, sequence: Sequence) -> None:
+        """A running sequence has given up its blocks and waits again."""
+
+    def committed(self, chunks: Seq[Chunk], end_s: float) -> None:
+        """These chunks of the step planned last were computed by `end_s`."""
+
+    def victim_key(self, sequence: Sequence) -> tuple[int, ...]:
+        """The running sequence with the greatest key gives up its blocks where blocks run out."""
+        return queue_key(sequence)
+
+
+def queue_key(sequence: Sequence) -> tuple[int, int]:
+    """Who goes first: the higher priority, then who came first."""
+    return -sequence.priority, sequence.order
