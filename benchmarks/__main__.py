@@ -11,6 +11,7 @@ from benchmarks.public_data import DataMissing
 # Modules of this package, in the order in which they run.
 BENCHMARKS = (
     "engine",
+    "grammars",
     "overhead",
     "router_scaling",
     "simulator",

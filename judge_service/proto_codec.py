@@ -30,6 +30,10 @@ def answers_from_proto(request: pb.ScoreRequest) -> list[JudgedAnswer]:
     for i, item in enumerate(request.items):
         prompt = common.prompt_from_proto(item.prompt, f"items[{i}].prompt")
         problems = [*prompt_problems(prompt, f"items[{i}].prompt")]
+        structured = None
+        if item.HasField("structured_output"):
+            structured = common.structured_output_from_proto(item.structured_output, f"items[{i}].structured_output")
+            problems += structured.problems(f"items[{i}].structured_output") if structured is not None else ()
         if problems:
             raise InvalidRequest(*problems)
         if len(item.answer) > MAX_ANSWER_CHARS:
@@ -46,6 +50,8 @@ def answers_from_proto(request: pb.ScoreRequest) -> list[JudgedAnswer]:
                 finish_reason=common.finish_reason_from_proto(item.finish_reason),
                 logprobs=summary,
                 reference=item.reference if item.HasField("reference") else None,
+                tool_format=item.tool_format,
+                structured_output=structured,
             )
         )
     return answers

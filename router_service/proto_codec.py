@@ -22,7 +22,13 @@ from router_service.domain.events import (
 )
 from services import proto_codec as common
 from services.domain.errors import FieldProblem, InvalidRequest
-from services.domain.requests import model_problems, prompt_problems, request_id_problems, token_id_problems
+from services.domain.requests import (
+    MAX_PROMPT_CHARS,
+    model_problems,
+    prompt_problems,
+    request_id_problems,
+    token_id_problems,
+)
 from services.state.traces import SpanRecord
 
 MAX_PRIORITY = 100
@@ -32,6 +38,7 @@ _ESCALATIONS = {
     EscalationReason.JUDGE_UNAVAILABLE: pb.ESCALATION_REASON_JUDGE_UNAVAILABLE,
     EscalationReason.TIER_UNAVAILABLE: pb.ESCALATION_REASON_TIER_UNAVAILABLE,
     EscalationReason.PROMPT_TOO_LONG: pb.ESCALATION_REASON_PROMPT_TOO_LONG,
+    EscalationReason.UNSUPPORTED_BY_MODEL: pb.ESCALATION_REASON_UNSUPPORTED_BY_MODEL,
 }
 
 
@@ -60,7 +67,9 @@ def request_from_proto(request: pb.GenerateRequest, new_id: str, deadline_s: flo
         problems += model_problems(request.resume.tier, "resume.tier")
         resumed = common.token_ids_from_proto(request.resume.token_ids, "resume.token_ids")
         problems += token_id_problems(resumed, "resume.token_ids")
-        resume = Resume(request.resume.tier, resumed)
+        if len(request.resume.text) > MAX_PROMPT_CHARS:
+            problems.append(FieldProblem("resume.text", f"longer than {MAX_PROMPT_CHARS} characters"))
+        resume = Resume(request.resume.tier, resumed, request.resume.text)
     if problems:
         raise InvalidRequest(*problems)
     return RouterRequest(
@@ -139,6 +148,8 @@ def _finished_to_proto(event: Finished) -> pb.Finished:
         tiers=[_summary_to_proto(summary) for summary in event.tiers],
         total_time=common.duration(event.total_s),
         trace_id=event.trace_id,
+        tool_calls=[common.call_to_proto(call) for call in event.tool_calls],
+        content=event.content,
     )
     if event.ttft_s is not None:
         made.time_to_first_token.CopyFrom(common.duration(event.ttft_s))

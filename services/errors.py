@@ -28,6 +28,7 @@ from services.domain.errors import (
     RequestFailed,
     RevisionConflict,
     Unavailable,
+    UnsupportedByModel,
 )
 
 DOMAIN = "penstock"
@@ -140,6 +141,8 @@ def from_proto(status: status_pb2.Status) -> PenstockError:
             return PromptTooLong(*problems)
         case grpc.StatusCode.INVALID_ARGUMENT if reason == MessageTooLarge.reason:
             return MessageTooLarge(*problems)
+        case grpc.StatusCode.INVALID_ARGUMENT if reason == UnsupportedByModel.reason:
+            return UnsupportedByModel(*problems)
         case grpc.StatusCode.INVALID_ARGUMENT:
             return InvalidRequest(*(problems or [FieldProblem("request", message)]))
         case grpc.StatusCode.RESOURCE_EXHAUSTED if reason != Overloaded.reason:

@@ -28,6 +28,18 @@ from services.domain.requests import (
     message_count_problem,
 )
 from services.domain.stages.advice import MoveAdvice, MoveReason
+from services.domain.structured import MAX_CHOICES, StructuredOutput, StructureKind
+from services.domain.tools import (
+    ANY_OBJECT,
+    MAX_TOOL_CALLS,
+    MAX_TOOLS,
+    NO_TOOLS,
+    Tool,
+    ToolCall,
+    ToolChoice,
+    ToolMode,
+    ToolUse,
+)
 
 MAX_DURATION_S = 315_576_000_000
 """The maximum of google.protobuf.Duration: 10,000 years."""
@@ -40,6 +52,12 @@ _FINISH = {
     FinishReason.MIGRATED: pb.FINISH_REASON_MIGRATED,
 }
 _FINISH_BACK = {value: key for key, value in _FINISH.items()}
+_TOOL_MODES = {
+    ToolMode.AUTO: pb.TOOL_MODE_AUTO,
+    ToolMode.NONE: pb.TOOL_MODE_NONE,
+    ToolMode.REQUIRED: pb.TOOL_MODE_REQUIRED,
+}
+_TOOL_MODES_BACK = {value: key for key, value in _TOOL_MODES.items()}
 _MOVE_REASONS = {
     MoveReason.RANGE_CROSSED: worker_pb2.MOVE_REASON_RANGE_CROSSED,
     MoveReason.OVERLOADED: worker_pb2.MOVE_REASON_OVERLOADED,
@@ -50,8 +68,10 @@ _MOVE_REASONS_BACK = {value: key for key, value in _MOVE_REASONS.items()}
 
 def prompt_to_proto(prompt: Prompt) -> pb.Prompt:
     match prompt:
-        case ChatPrompt(messages):
-            chat = pb.ChatPrompt(messages=[pb.ChatMessage(role=m.role, content=m.content) for m in messages])
+        case ChatPrompt(messages, tool_use):
+            chat = pb.ChatPrompt(messages=[_message_to_proto(m) for m in messages])
+            if tool_use.tools:
+                tool_use_to_proto(tool_use, chat)
             return pb.Prompt(chat=chat)
         case TextPrompt(text):
             return pb.Prompt(text=text)
@@ -69,13 +89,104 @@ def prompt_from_proto(prompt: pb.Prompt, path: str = "prompt") -> Prompt:
         case "chat":
             if problem := message_count_problem(len(prompt.chat.messages), f"{path}.chat.messages"):
                 raise InvalidRequest(problem)
-            return ChatPrompt(tuple(ChatMessage(m.role, m.content) for m in prompt.chat.messages))
+            messages = tuple(
+                _message_from_proto(m, f"{path}.chat.messages[{i}]") for i, m in enumerate(prompt.chat.messages)
+            )
+            return ChatPrompt(messages, tool_use_from_proto(prompt.chat, f"{path}.chat"))
         case "text":
             return TextPrompt(prompt.text)
         case "token_ids":
             return TokenPrompt(token_ids_from_proto(prompt.token_ids.ids, f"{path}.token_ids.ids"))
         case _:
             raise invalid(path, "one of chat, text and token_ids is needed")
+
+
+def _message_to_proto(message: ChatMessage) -> pb.ChatMessage:
+    return pb.ChatMessage(
+        role=message.role,
+        content=message.content,
+        tool_calls=[call_to_proto(call) for call in message.tool_calls],
+        tool_call_id=message.tool_call_id,
+    )
+
+
+def _message_from_proto(message: pb.ChatMessage, path: str) -> ChatMessage:
+    if not message.tool_calls and not message.tool_call_id:
+        return ChatMessage(message.role, message.content)
+    at_most(message.tool_calls, MAX_TOOL_CALLS, f"{path}.tool_calls", "calls")
+    calls = tuple(ToolCall(c.id, c.name, c.arguments_json) for c in message.tool_calls)
+    return ChatMessage(message.role, message.content, calls, message.tool_call_id)
+
+
+def call_to_proto(call: ToolCall) -> pb.ToolCall:
+    return pb.ToolCall(id=call.id, name=call.name, arguments_json=call.arguments)
+
+
+def tool_use_to_proto(tool_use: ToolUse, chat: pb.ChatPrompt) -> None:
+    """Write the tools of a prompt into it."""
+    for tool in tool_use.tools:
+        chat.tools.add(
+            name=tool.name, description=tool.description, parameters_json=tool.parameters, strict=tool.strict
+        )
+    choice = tool_use.choice
+    chat.tool_choice.mode = _TOOL_MODES[choice.mode]
+    chat.tool_choice.function = choice.function
+    chat.tool_choice.single_call = not choice.parallel
+
+
+def tool_use_from_proto(chat: pb.ChatPrompt, path: str) -> ToolUse:
+    """The tools of a prompt, not yet checked but for their number.
+
+    Raises:
+        InvalidRequest: there are too many tools, or the mode contradicts the named function.
+    """
+    if not chat.tools and not chat.HasField("tool_choice"):
+        return NO_TOOLS
+    at_most(chat.tools, MAX_TOOLS, f"{path}.tools", "tools")
+    tools = tuple(Tool(t.name, t.description, t.parameters_json or ANY_OBJECT, t.strict) for t in chat.tools)
+    asked = chat.tool_choice
+    mode = _TOOL_MODES_BACK.get(asked.mode)
+    if asked.function:
+        if mode not in (None, ToolMode.REQUIRED):
+            raise invalid(f"{path}.tool_choice.mode", "must be TOOL_MODE_REQUIRED where a function is named")
+        mode = ToolMode.REQUIRED
+    return ToolUse(tools, ToolChoice(mode or ToolMode.AUTO, asked.function, not asked.single_call))
+
+
+def structured_output_to_proto(structured_output: StructuredOutput) -> pb.StructuredOutput:
+    match structured_output.kind:
+        case StructureKind.JSON_OBJECT:
+            return pb.StructuredOutput(json_object=True)
+        case StructureKind.JSON_SCHEMA:
+            return pb.StructuredOutput(json_schema=structured_output.text)
+        case StructureKind.REGEX:
+            return pb.StructuredOutput(regex=structured_output.text)
+        case StructureKind.GRAMMAR:
+            return pb.StructuredOutput(grammar=structured_output.text)
+        case StructureKind.CHOICE:
+            return pb.StructuredOutput(choice=pb.Choices(texts=structured_output.choices))
+
+
+def structured_output_from_proto(structured_output: pb.StructuredOutput, path: str) -> StructuredOutput | None:
+    """The form, not yet checked but for the number of choices; None for `json_object: false`.
+
+    Raises:
+        InvalidRequest: no form is set, or there are too many choices.
+    """
+    match structured_output.WhichOneof("kind"):
+        case "json_object":
+            return StructuredOutput(StructureKind.JSON_OBJECT) if structured_output.json_object else None
+        case "json_schema":
+            return StructuredOutput(StructureKind.JSON_SCHEMA, structured_output.json_schema)
+        case "regex":
+            return StructuredOutput(StructureKind.REGEX, structured_output.regex)
+        case "grammar":
+            return StructuredOutput(StructureKind.GRAMMAR, structured_output.grammar)
+        case "choice":
+            at_most(structured_output.choice.texts, MAX_CHOICES, f"{path}.choice", "choices")
+            return StructuredOutput(StructureKind.CHOICE, choices=tuple(structured_output.choice.texts))
+        case _:
+            raise invalid(path, "one of json_object, json_schema, regex, grammar and choice is needed")
 
 
 def token_ids_from_proto(ids: Sequence[int], path: str) -> tuple[int, ...]:
@@ -99,6 +210,7 @@ def at_most(values: Sized, limit: int, path: str, what: str) -> None:
 
 
 def sampling_to_proto(sampling: SamplingParams) -> pb.SamplingParams:
+    structured = sampling.structured_output
     return pb.SamplingParams(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
@@ -107,6 +219,7 @@ def sampling_to_proto(sampling: SamplingParams) -> pb.SamplingParams:
         stop=sampling.stop,
         top_logprobs_count=sampling.top_logprobs,
         ignore_eos=sampling.ignore_eos,
+        structured_output=None if structured is None else structured_output_to_proto(structured),
     )
 
 
@@ -114,9 +227,12 @@ def sampling_from_proto(sampling: pb.SamplingParams, path: str = "sampling") -> 
     """The parameters. Only the number of stop strings is checked here.
 
     Raises:
-        InvalidRequest: There are too many stop strings.
+        InvalidRequest: There are too many stop strings, or no form of structured output is set.
     """
     at_most(sampling.stop, MAX_STOP_STRINGS, f"{path}.stop", "strings")
+    structured = None
+    if sampling.HasField("structured_output"):
+        structured = structured_output_from_proto(sampling.structured_output, f"{path}.structured_output")
     return SamplingParams(
         temperature=sampling.temperature if sampling.HasField("temperature") else 1.0,
         top_p=sampling.top_p if sampling.HasField("top_p") else 1.0,
@@ -125,6 +241,7 @@ def sampling_from_proto(sampling: pb.SamplingParams, path: str = "sampling") -> 
         stop=tuple(sampling.stop),
         top_logprobs=sampling.top_logprobs_count if sampling.HasField("top_logprobs_count") else None,
         ignore_eos=sampling.ignore_eos,
+        structured_output=structured,
     )
 
 

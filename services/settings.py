@@ -91,6 +91,9 @@ class SglangMeshEngine(BaseModel):
     kv_store: str = ""
     """A folder through which servers of the same model share KV, so that requests migrate between them without being
     recomputed. A relative path is resolved against the mesh file's folder. Empty: none."""
+    structured_output: bool = True
+    """Servers that workers start enforce JSON schemas, grammars and required tool calls. They keep their tokenizer for it,
+    which delays the first token by about 2 ms. false: requests for a form are refused, or escalate."""
     flags: tuple[str, ...] = ()
     """Additional command-line flags, passed unchanged."""
     env: dict[str, str] = {}
@@ -133,6 +136,8 @@ class MeshTier(BaseModel):
     """Largest total length of a prompt and its reply. None: the model's context length, limited by the KV cache."""
     threads: int = Field(default=1, ge=1)
     """CPU threads of each worker."""
+    tool_format: Literal["auto", "hermes", "llama3_json"] = "auto"
+    """How the model writes tool calls. auto: what its chat template says; a model whose template takes no tools has none."""
     batch_policy: Literal["decode_first", "prefill_first", "slo"] = "decode_first"
     """Who gets how many tokens of a step. decode_first: every decode its own, prompts what is left. prefill_first: prompts
     alone while there are any. slo: SLOs are kept, by deadlines; a torch worker then measures its steps for three seconds at

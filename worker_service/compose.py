@@ -113,6 +113,7 @@ async def compose(chassis: Chassis) -> None:
         kv_blocks=info.kv_blocks,
         kv_block_tokens=info.kv_block_tokens,
         max_requests=info.max_requests,
+        tool_format=form.name if (form := engine.tokenizer.tool_format) is not None else "",
     )
     chassis.on_drain.append(servicer.drained)
     chassis.supervise("announce-drain", lambda: _announce_drain(servicer, chassis), endless=False)
@@ -195,6 +196,7 @@ def build_engine(tier: MeshTier, settings: ServiceSettings) -> Engine:
                 start_timeout_s=server.start_timeout_s,
                 gone_s=server.gone_s,
                 hold=hold,
+                tool_format=tier.tool_format,
             )
         )
     from worker_service.engine.torch import TorchEngineOptions, torch_engine  # torch takes seconds to import
@@ -212,6 +214,7 @@ def build_engine(tier: MeshTier, settings: ServiceSettings) -> Engine:
             max_step_tokens=tier.max_step_tokens,
             max_context_tokens=tier.max_context_tokens,
             threads=tier.threads,
+            tool_format=tier.tool_format,
             batch_policy=PolicyName(tier.batch_policy),
             best_effort_reserve=tier.best_effort_reserve,
         ),
@@ -250,6 +253,7 @@ def _server_shape(tier: MeshTier, settings: ServiceSettings) -> "ServerShape":
         deterministic=server.deterministic,
         kv_store=str(settings.resolve(server.kv_store)) if server.kv_store else "",
         trace_to=collector.partition("://")[2] or collector,
+        structured_output=server.structured_output,
         flags=server.flags,
         env=server.env,
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from services.domain.requests import FinishReason, Prompt
+from services.domain.structured import StructuredOutput
 
 
 class ScorerKind(enum.Enum):
@@ -26,7 +27,12 @@ class LogprobSummary:
 
 @dataclass(frozen=True, slots=True)
 class JudgedAnswer:
-    """An answer to score. `reference`: the expected answer, if known."""
+    """An answer to score.
+
+    reference: the expected answer, if known.
+    tool_format: how the answering model writes tool calls; empty if unknown.
+    structured_output: the form that was requested.
+    """
 
     prompt: Prompt
     answer: str
@@ -34,6 +40,8 @@ class JudgedAnswer:
     finish_reason: FinishReason = FinishReason.STOP
     logprobs: LogprobSummary | None = None
     reference: str | None = None
+    tool_format: str = ""
+    structured_output: StructuredOutput | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
@@ -31,6 +32,7 @@ from services.domain.requests import ChatPrompt, TextPrompt, TokenPrompt
 from services.heap import HeapRelease, use_one_arena
 from services.prompt_bounds import characters_per_token
 from services.text_threads import INLINE_CHARACTERS, TextThread
+from services.tool_calls import plain_chat, template_chat
 
 _log = logging.getLogger(__name__)
 
@@ -122,7 +124,7 @@ class JudgeModelScorer:
         characters = len(item.answer)
         match item.prompt:
             case ChatPrompt(messages):
-                characters += sum(len(m.role) + len(m.content) + 1 for m in messages)
+                characters += item.prompt.characters + sum(len(m.role) + 1 for m in messages)
             case TextPrompt(text):
                 characters += len(text)
         if characters <= INLINE_CHARACTERS:
@@ -137,9 +139,14 @@ class JudgeModelScorer:
             PromptTooLong: The prompt alone fills the context.
             InvalidRequest: The prompt has a form that the model cannot read.
         """
+        chat: list[dict[str, Any]]
+        tools: list[dict[str, Any]] | None = None
         match item.prompt:
             case ChatPrompt(messages):
-                chat = [{"role": m.role, "content": m.content} for m in messages]
+                if "tools" in str(self._tokenizer.chat_template):
+                    chat, tools = template_chat(item.prompt)
+                else:
+                    chat = [*plain_chat(messages)]
             case TextPrompt(text):
                 chat = [{"role": "user", "content": text}]
             case TokenPrompt():
@@ -147,9 +154,10 @@ class JudgeModelScorer:
         max_characters = self._max_characters
         answer = item.answer if max_characters is None else item.answer[:max_characters]
         try:
-            question: str = self._tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+            render = self._tokenizer.apply_chat_template
+            question: str = render(chat, tools=tools, tokenize=False, add_generation_prompt=True)
             chat.append({"role": "assistant", "content": answer})
-            rendered: str = self._tokenizer.apply_chat_template(chat, tokenize=False)
+            rendered: str = render(chat, tools=tools, tokenize=False)
         except Exception as error:  # templates are code: any error is caused by these messages
             problem = f"the judge model's chat template refuses them ({type(error).__name__})"
             raise invalid(f"items[{index}].prompt.chat.messages", problem) from None

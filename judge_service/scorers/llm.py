@@ -16,6 +16,7 @@ from judge_service.scorers.interface import JudgedAnswer, RawScore, ScorerKind
 from services.background import end
 from services.domain.errors import DeadlineExceeded, Overloaded, Unavailable, invalid
 from services.domain.requests import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from services.tool_calls import calls_text
 
 BEST_GRADE = 9
 MAX_TOKENS = 4
@@ -31,7 +32,7 @@ def grade_question(prompt: Prompt, answer: str, index: int = 0) -> list[dict[str
     """The messages of a grading request."""
     match prompt:
         case ChatPrompt(messages):
-            question = "\n".join(f"{m.role}: {m.content}" for m in messages)
+            question = "\n".join(f"{m.role}: {m.content}{calls_text(m.tool_calls)}" for m in messages)
         case TextPrompt(text):
             question = text
         case TokenPrompt():

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import options, targets
+from penstock.cli import forms, options, targets
 from penstock.cli.output import cli_error_handling, console, print_json, seconds
 from penstock.client.sync import Client
 from penstock.client.types import Escalated, Finished, InstanceChanged, Judged, Options, TierStarted, Tokens
@@ -23,6 +23,13 @@ def ask(
     temperature: TemperatureOption = 0.0,
     max_tokens: MaxTokensOption = None,
     seed: Annotated[int | None, options.seed("--seed", help="Seed of sampling; default: drawn by the router.")] = None,
+    tools: forms.ToolsOption = None,
+    tool_choice: forms.ToolChoiceOption = None,
+    json_object: forms.JsonObjectOption = False,
+    json_schema: forms.JsonSchemaOption = None,
+    regex: forms.RegexOption = None,
+    grammar: forms.GrammarOption = None,
+    choice: forms.ChoiceOption = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the answer.")] = False,
     target: targets.Target = None,
     json: targets.Json = False,
@@ -32,7 +39,16 @@ def ask(
     The shipped models can only solve small tasks with numbers, letters and words (see models/family/README.md).
     """
     routers = targets.resolve(target)
-    generation = Options(model=model, temperature=temperature, max_tokens=max_tokens, seed=seed, trace=True)
+    generation = Options(
+        model=model,
+        temperature=temperature,
+        max_tokens=max_tokens,
+        seed=seed,
+        tools=forms.tools(tools, tool_choice),
+        tool_choice=tool_choice,
+        structured_output=forms.structured_output(json_object, json_schema, regex, grammar, choice),
+        trace=True,
+    )
     with cli_error_handling(routers), Client(routers, retry=targets.INTERACTIVE) as client:
         if json:
             print_json(client.generate(prompt, generation))
@@ -74,6 +90,8 @@ def _show(client: Client, messages: list[dict[str, str]], generation: Options, *
             case Finished():
                 console.out("")
                 if not quiet:
+                    for call in event.tool_calls:
+                        console.print(f"  calls {call.name}({call.arguments})", highlight=False, markup=False)
                     if not text.strip():
                         _print_dim("  (the answer is empty)")
                     _print_dim(_summary(event))

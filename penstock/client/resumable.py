@@ -146,6 +146,8 @@ class ResumableRequest:
             assert self._accepted is not None
             self._request.sampling.seed = self._accepted.seed
             self._request.resume.CopyFrom(pb.Resume(tier=self._tier, token_ids=self._token_ids))
+            if self._request.prompt.chat.tools:
+                self._request.resume.text = "".join(self._text)
         return self._request
 
     def silence_s(self, silence_s: float) -> float | None:
@@ -246,6 +248,8 @@ class ResumableRequest:
             total_s=finished.total_s,
             request_id=self._accepted.request_id,
             trace_id=finished.trace_id,
+            tool_calls=finished.tool_calls,
+            content="".join(self._text) if finished.content is None else finished.content,
         )
 
     def _check_unavailable(self, failure: errors.PenstockError, now: float) -> None:

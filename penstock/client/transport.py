@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, cast
+from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.json_format import ParseDict, ParseError
 
-from penstock.client import types
+from penstock.client import chat, types
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.planner.v1 import planner_pb2
 from penstock.proto.router.v1 import router_pb2 as pb
@@ -27,28 +27,6 @@ _POLICIES = {
 }
 
 
-def prompt_to_proto(prompt: types.Prompt, *, raw: bool) -> common_pb2.Prompt:
-    """A prompt of text, chat messages or token ids.
-
-    Raises:
-        TypeError: The prompt is something else.
-    """
-    if isinstance(prompt, str):
-        if raw:
-            return common_pb2.Prompt(text=prompt)
-        prompt = [{"role": "user", "content": prompt}]
-    if prompt and all(isinstance(item, int) for item in prompt):
-        return common_pb2.Prompt(token_ids=common_pb2.TokenIds(ids=cast("Sequence[int]", prompt)))
-    try:
-        messages = [
-            common_pb2.ChatMessage(role=m["role"], content=m["content"])
-            for m in cast("Sequence[types.Message]", prompt)
-        ]
-    except (KeyError, TypeError) as error:
-        raise TypeError(f"a prompt is text, token ids or messages with role and content: {error!r}") from error
-    return common_pb2.Prompt(chat=common_pb2.ChatPrompt(messages=messages))
-
-
 def request_to_proto(prompt: types.Prompt, options: types.Options) -> pb.GenerateRequest:
     sampling = common_pb2.SamplingParams(
         temperature=options.temperature,
@@ -58,9 +36,11 @@ def request_to_proto(prompt: types.Prompt, options: types.Options) -> pb.Generat
         stop=options.stop,
         top_logprobs_count=options.top_logprobs,
     )
+    if options.structured_output is not None:
+        sampling.structured_output.CopyFrom(chat.structured_output_to_proto(options.structured_output))
     request = pb.GenerateRequest(
         model=options.model,
-        prompt=prompt_to_proto(prompt, raw=options.raw),
+        prompt=chat.prompt_to_proto(prompt, options),
         sampling=sampling,
         priority=options.priority,
         request_id=options.request_id,
@@ -115,6 +95,8 @@ def event_from_proto(response: pb.GenerateResponse) -> types.Event | None:
                 ttft_s=seconds(event.time_to_first_token) if event.HasField("time_to_first_token") else None,
                 total_s=seconds(event.total_time),
                 trace_id=event.trace_id,
+                tool_calls=chat.calls_from_proto(event.tool_calls),
+                content=event.content if event.HasField("content") else None,
             )
         case _:
             return None

@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-Message = Mapping[str, str]
-"""A chat message: {"role": "user", "content": "..."}."""
+Message = Mapping[str, Any]
+"""A chat message: {"role": "user", "content": "..."}. An assistant's may have `tool_calls`, each a ToolCall or a mapping as
+in OpenAI's API; one of role `tool` has the `tool_call_id` that it answers."""
 
 Prompt = str | Sequence[Message] | Sequence[int]
 """Text (sent as one user message), the messages of a chat, or token ids to continue."""
@@ -37,6 +38,40 @@ class Slo:
 
 
 @dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the model may call. parameters: JSON schema of its arguments. strict: calls must fit the schema."""
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object"})
+    strict: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that a model has made. arguments: a JSON object as text."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredOutput:
+    """The form that a reply must have; exactly one field is set.
+
+    json_object: any JSON object. json_schema: JSON that fits a schema, given as mapping or text.
+    regex: the whole reply matches. grammar: in Lark's notation, or GBNF. choice: one of these texts.
+    """
+
+    json_object: bool = False
+    json_schema: Mapping[str, Any] | str | None = None
+    regex: str | None = None
+    grammar: str | None = None
+    choice: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Options:
     """Options of a request. None: the server's default.
 
@@ -47,6 +82,10 @@ class Options:
     top_logprobs: None: no logprobs. 0 to 20: logprobs of the chosen tokens and of this many of the most likely ones.
     raw: continue the prompt text without a chat template.
     priority: from -100 to 100; waiting requests with a higher priority go first.
+    tools: functions that the model may call.
+    tool_choice: auto (the model decides), none, required, or the name of the tool to call; None: auto.
+    parallel_tool_calls: whether one reply may have several calls.
+    structured_output: the form that the reply must have.
     trace: request a trace; `trace_id` then names it. A router limits the number of traces, so it may be empty.
     """
 
@@ -61,6 +100,10 @@ class Options:
     priority: int = 0
     raw: bool = False
     request_id: str | None = None
+    tools: Sequence[Tool] = ()
+    tool_choice: str | None = None
+    parallel_tool_calls: bool = True
+    structured_output: StructuredOutput | None = None
     trace: bool = False
 
 
@@ -183,7 +226,10 @@ class TierSummary:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last event."""
+    """The last event.
+
+    tool_calls, content: where tools were offered, the calls and the text without them; else content is None.
+    """
 
     reason: FinishReason
     tier: str
@@ -192,6 +238,8 @@ class Finished:
     ttft_s: float | None
     total_s: float
     trace_id: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    content: str | None = None
 
 
 Event = Accepted | TierStarted | TierAdmitted | TierDeclined | Tokens | Judged | Escalated | InstanceChanged | Finished
@@ -199,7 +247,10 @@ Event = Accepted | TierStarted | TierAdmitted | TierDeclined | Tokens | Judged |
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A complete answer. `tier`: the tier that gave it. `tiers`: all tiers that worked on the request."""
+    """A complete answer. `tier`: the tier that gave it. `tiers`: all tiers that worked on the request.
+
+    text: as the model wrote it, calls included. tool_calls: the calls in it. content: the text without them.
+    """
 
     text: str
     token_ids: tuple[int, ...]
@@ -212,6 +263,13 @@ class Reply:
     total_s: float
     request_id: str
     trace_id: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    content: str = ""
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The reply as a message of the chat that goes on."""
+        return {"role": "assistant", "content": self.content, "tool_calls": self.tool_calls}
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from services import proto_codec as common
 from services.channels import ChannelPool
 from services.domain.errors import DeadlineExceeded, Overloaded, PenstockError, Unavailable
 from services.domain.requests import FinishReason, PositionLogprobs, Prompt
+from services.domain.structured import StructuredOutput
 
 _log = logging.getLogger(__name__)
 
@@ -98,10 +99,18 @@ class JudgeClient:
         finish_reason: FinishReason,
         logprobs: Seq[PositionLogprobs],
         deadline_s: float,
+        tool_format: str = "",
+        structured_output: StructuredOutput | None = None,
     ) -> Verdict | None:
-        """The verdict, or None if no judge gives one in time or this answer cannot be judged."""
+        """The verdict, or None if no judge gives one in time or this answer cannot be judged.
+
+        tool_format: how the tier's model writes tool calls. structured_output: the form that was asked for.
+        """
         until = min(deadline_s, asyncio.get_running_loop().time() + self._limits.timeout_s)
         request = _request(scorer, prompt, answer, tier, finish_reason, logprobs)
+        request.items[0].tool_format = tool_format
+        if structured_output is not None:
+            request.items[0].structured_output.CopyFrom(common.structured_output_to_proto(structured_output))
         try:
             async with asyncio.timeout_at(until), self._place(until):
                 return await self._ask_in_turn(request, tier, until)

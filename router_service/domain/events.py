@@ -4,14 +4,16 @@ import enum
 from dataclasses import dataclass
 
 from services.domain.requests import FinishReason, Prompt, SamplingParams, Slo, TokenFrame, TokenUsage
+from services.domain.tools import ToolCall
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Go on behind these tokens of this tier."""
+    """Go on behind these tokens of this tier. text: what has come with them; needed where tools are offered."""
 
     tier: str
     token_ids: tuple[int, ...]
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,7 @@ class EscalationReason(enum.Enum):
     JUDGE_UNAVAILABLE = "judge_unavailable"
     TIER_UNAVAILABLE = "tier_unavailable"
     PROMPT_TOO_LONG = "prompt_too_long"
+    UNSUPPORTED_BY_MODEL = "unsupported_by_model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +123,10 @@ class TierSummary:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last event. `usage` is the answer's own; `ttft_s` None where no token came."""
+    """The last event. `usage` is the answer's own; `ttft_s` None where no token came.
+
+    tool_calls, content: where tools were offered, the answer's calls and its text without them; content is None otherwise.
+    """
 
     reason: FinishReason
     tier: str
@@ -130,6 +136,8 @@ class Finished:
     total_s: float
     trace_id: str
     stop: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    content: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,11 +42,14 @@ from services.domain.errors import (
     PenstockError,
     PromptTooLong,
     Unavailable,
+    UnsupportedByModel,
     invalid,
 )
 from services.domain.mesh_view import MeshView
 from services.domain.plans import Plan, TierPlan
-from services.domain.requests import GenerationRequest, SamplingParams, TokenFrame, TokenUsage
+from services.domain.requests import ChatPrompt, GenerationRequest, SamplingParams, TokenFrame, TokenUsage
+from services.domain.tools import NO_TOOLS, ToolUse
+from services.tool_calls import FORMATS, parse_reply
 
 OnAnswer = Callable[[str, TokenFrame], None]
 """Takes the parts of an answer that stands and the tier they are of, on the event loop, each behind all events before it."""
@@ -74,6 +77,8 @@ class _Reply:
     answered_at: float | None = None
     begun: bool = False
     prompt_tokens: int = 0
+    tool_format: str = ""
+    texts: list[str] | None = None  # of what is not held, where it may have calls
     done: TierDone | None = None
     score: float | None = None
     accepted: bool = False
@@ -82,7 +87,7 @@ class _Reply:
 
     @property
     def text(self) -> str:
-        return "".join(frame.text for frame in self.frames)
+        return "".join(self.texts or ()) or "".join(frame.text for frame in self.frames)
 
     def attributes(self) -> dict[str, str | float]:
         """Of its span."""
@@ -104,8 +109,10 @@ class _Reply:
             self.span.add_event("first token")
         if self.held:
             self.frames.append(frame)
-        else:
-            self.answer(frame)
+            return
+        if self.texts is not None:
+            self.texts.append(frame.text)
+        self.answer(frame)
 
     def answer(self, frame: TokenFrame) -> None:
         """Pass tokens on as the client asked for them: without logprobs that only the judge wanted."""
@@ -286,11 +293,9 @@ class RequestDriver:
                 async with aclosing(self._reply(request, plan, sampling, reply, history)) as events:
                     async for event in events:
                         yield event
-            except (Unavailable, PromptTooLong) as error:
+            except (Unavailable, PromptTooLong, UnsupportedByModel) as error:
                 self._end(reply, error)
-                too_long = isinstance(error, PromptTooLong)
-                reason = EscalationReason.PROMPT_TOO_LONG if too_long else EscalationReason.TIER_UNAVAILABLE
-                escalation = cascade.unable(route, at, reason) if held else None
+                escalation = cascade.unable(route, at, _why_unable(error)) if held else None
                 if escalation is None:
                     raise
             except BaseException as error:
@@ -316,7 +321,7 @@ class RequestDriver:
             if held:
                 for frame in reply.frames:
                     reply.answer(frame)
-            yield self._finished(reply, replies, began, past)
+            yield self._finished(request, reply, replies, began, past)
             return
 
     def _entry(self, plan: Plan, route: tuple[TierPlan, ...], request: RouterRequest) -> int:
@@ -371,6 +376,7 @@ class RequestDriver:
                     case _:
                         if isinstance(event, TierStarted):
                             reply.instance_id = event.instance_id
+                            reply.tool_format = self._tool_format(event.instance_id)
                         elif isinstance(event, InstanceChanged):
                             reply.instance_id = event.to_instance_id
                             count = self._stats.migration if event.moved else self._stats.failover
@@ -393,14 +399,25 @@ class RequestDriver:
                 reply.done.reason,
                 [position for frame in reply.frames for position in frame.logprobs],
                 request.deadline_s,
+                reply.tool_format,
+                request.sampling.structured_output,
             )
         finally:
             otel_context.detach(token)
 
+    def _tool_format(self, instance_id: str) -> str:
+        """How an instance's model writes tool calls; empty where it takes no tools, or is not known any more."""
+        record = self._view.find(instance_id)
+        return record.model.tool_format if record is not None and record.model is not None else ""
+
     def _begin(self, tier: TierPlan, request: RouterRequest, on_answer: OnAnswer, *, held: bool) -> _Reply:
         span = self._tracer.start_span(_span_name(tier)) if telemetry.is_traced() else INVALID_SPAN
         with_logprobs = request.sampling.top_logprobs is not None
-        return _Reply(tier, asyncio.get_running_loop().time(), span, held, with_logprobs, on_answer)
+        reply = _Reply(tier, asyncio.get_running_loop().time(), span, held, with_logprobs, on_answer)
+        if _tool_use(request).offered:
+            resumed = request.resume is not None and request.resume.tier == tier.name
+            reply.texts = [request.resume.text] if request.resume is not None and resumed else []
+        return reply
 
     def _end(self, reply: _Reply, error: BaseException | None = None) -> None:
         reply.ended_at = asyncio.get_running_loop().time()
@@ -414,9 +431,16 @@ class RequestDriver:
         reply.span.end()
 
     def _finished(
-        self, reply: _Reply, replies: list[_Reply], began: float, past: Callable[[], PastRequest]
+        self,
+        request: RouterRequest,
+        reply: _Reply,
+        replies: list[_Reply],
+        began: float,
+        past: Callable[[], PastRequest],
     ) -> Finished:
         assert reply.done is not None
+        form = FORMATS.get(reply.tool_format) if _tool_use(request).offered else None
+        parsed = parse_reply(reply.text, form, request.request_id) if form is not None else None
         total_s, span = asyncio.get_running_loop().time() - began, reply.span.get_span_context()
         traced = span.trace_flags.sampled
         trace_id = format_trace_id(span.trace_id) if traced else self._late_traces.ended(total_s, past)
@@ -442,7 +466,23 @@ class RequestDriver:
             total_s=total_s,
             trace_id=trace_id,
             stop=reply.done.stop,
+            tool_calls=parsed.calls if parsed is not None else (),
+            content=parsed.content if parsed is not None else None,
         )
+
+
+def _tool_use(request: RouterRequest) -> ToolUse:
+    return request.prompt.tool_use if isinstance(request.prompt, ChatPrompt) else NO_TOOLS
+
+
+def _why_unable(error: PenstockError) -> EscalationReason:
+    """Why a tier could not answer, by the error of its last attempt."""
+    match error:
+        case PromptTooLong():
+            return EscalationReason.PROMPT_TOO_LONG
+        case UnsupportedByModel():
+            return EscalationReason.UNSUPPORTED_BY_MODEL
+    return EscalationReason.TIER_UNAVAILABLE
 
 
 def _span_name(tier: TierPlan) -> str:

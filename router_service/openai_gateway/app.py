@@ -24,15 +24,17 @@ from router_service.openai_gateway.errors import error_body, error_headers, plai
 from router_service.openai_gateway.event_writer import EventWriter
 from router_service.openai_gateway.health import HealthRoutes
 from router_service.openai_gateway.replies import ChatFormat, Choice, CompletionFormat, Format
+from router_service.openai_gateway.streamed_calls import StreamedCalls
 from router_service.openai_gateway.streamed_replies import StreamedReply
 from router_service.routing.readiness import readiness
 from services import telemetry
 from services.background import end
-from services.domain.errors import NotFound, PeerNotReading, PenstockError, invalid, shortened
+from services.domain.errors import InvalidRequest, NotFound, PeerNotReading, PenstockError, invalid, shortened
 from services.domain.mesh_view import MeshView
-from services.domain.requests import MAX_SEED, Prompt, SamplingParams
+from services.domain.requests import MAX_SEED, ChatPrompt, Prompt, SamplingParams
 from services.errors import http_status
 from services.telemetry import Telemetry
+from services.tool_calls import FORMATS, ToolFormat
 from services.write_timeouts import WriteTimeouts, write_deadline_s
 
 _log = logging.getLogger(__name__)
@@ -179,13 +181,19 @@ class OpenAiGateway:
         self._check_room()
         asked = await self._bodies.parsed(request, schema.parse_chat)
         with_logprobs = bool(asked.logprobs)
-        return await self._answer(request, asked, ChatFormat(), [asked.prompt], asked.params, with_logprobs)
+        try:
+            return await self._answer(request, asked, ChatFormat(), [asked.prompt], asked.params, with_logprobs)
+        except InvalidRequest as error:
+            raise asked.in_own_fields(error) from error
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         self._check_room()
         asked = await self._bodies.parsed(request, schema.parse_completion)
         with_logprobs = asked.logprobs is not None
-        return await self._answer(request, asked, CompletionFormat(), asked.prompts(), asked.params, with_logprobs)
+        try:
+            return await self._answer(request, asked, CompletionFormat(), asked.prompts(), asked.params, with_logprobs)
+        except InvalidRequest as error:
+            raise asked.in_own_fields(error) from error
 
     def _check_room(self) -> None:
         """Refuse a request at once, before its body is read, where it could not even wait. Overloaded."""
@@ -254,7 +262,9 @@ class OpenAiGateway:
         """Server-sent events. Headers go out with the first event, so an error before it still has its own status."""
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         async with EventWriter(request, response, self._writes, requests[0].deadline_s) as writer:
-            reply = StreamedReply(
+            prompt = requests[0].prompt
+            offers_tools = isinstance(prompt, ChatPrompt) and bool(prompt.tool_use.offered)
+            reply = (partial(StreamedCalls, **self._calls(requests)) if offers_tools else StreamedReply)(
                 shape,
                 replies.envelope(shape, request_id, asked.model, chunk=True),
                 choices,
@@ -279,6 +289,16 @@ class OpenAiGateway:
                 reply.error(error_body(error))
             await writer.sent()
         return response
+
+    def _calls(self, requests: list[RouterRequest]) -> dict[str, Any]:
+        """What StreamedCalls needs to know of the requests of a stream's choices."""
+        return {"request_ids": [request.request_id for request in requests], "tool_format": self._tool_format}
+
+    def _tool_format(self, tier: str) -> ToolFormat | None:
+        """How a tier's model writes tool calls; None if that is not known."""
+        workers = [*self._view.workers(tier), *self._view.expired_workers(tier)]
+        names = (worker.model.tool_format for worker in workers if worker.model is not None)
+        return FORMATS.get(next(names, ""))
 
 
 def _cut_off(request: web.Request, span: Span, error: PeerNotReading) -> asyncio.CancelledError:

@@ -6,7 +6,7 @@ from typing import Any
 from aiohttp import web
 
 from router_service.openai_gateway.schema import renamed
-from services.domain.errors import InvalidRequest, NotFound, Overloaded, PenstockError, shortened
+from services.domain.errors import InvalidRequest, NotFound, Overloaded, PenstockError, UnsupportedByModel, shortened
 from services.errors import http_status, message_of
 
 MAX_MESSAGE_BYTES = 4096
@@ -18,7 +18,7 @@ def error_body(error: PenstockError) -> dict[str, Any]:
     """{"error": {message, type, param, code}}; `param` names the first field at fault."""
     param = None
     if isinstance(error, InvalidRequest):
-        error = renamed(error) if type(error) is InvalidRequest else error
+        error = renamed(error) if type(error) in (InvalidRequest, UnsupportedByModel) else error
         param = error.problems[0].field if error.problems else None
     elif isinstance(error, NotFound) and error.kind == "model":
         param = "model"

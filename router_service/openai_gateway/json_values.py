@@ -16,6 +16,9 @@ MAX_STRINGS = 2 * MAX_NODES
 MAX_VALUES = MAX_PROMPT_TOKENS + MAX_NODES
 MAX_KEYS = 64
 """Of one object."""
+MAX_SCHEMA_KEYS = 1_024
+"""Of one object in a field that holds JSON schemas."""
+SCHEMA_FIELDS = frozenset({"tools", "response_format", "structured_outputs", "guided_json"})
 
 
 def read_object(body: bytes) -> dict[str, Any]:
@@ -68,8 +71,14 @@ def check_keys(content: dict[str, Any], body: bytes) -> None:
     while left:
         path, value = left.pop()
         if isinstance(value, dict):
-            if len(value) > MAX_KEYS:
-                raise invalid(path.lstrip(".") or "body", f"at most {MAX_KEYS} keys, not {len(value)}")
+            limit = MAX_SCHEMA_KEYS if _top(path) in SCHEMA_FIELDS else MAX_KEYS
+            if len(value) > limit:
+                raise invalid(path.lstrip(".") or "body", f"at most {limit} keys, not {len(value)}")
             left += [(f"{path}.{shortened(k, 40)}", v) for k, v in value.items() if isinstance(v, (dict, list))]
         else:
             left += [(f"{path}[{i}]", v) for i, v in enumerate(value) if isinstance(v, (dict, list))]
+
+
+def _top(path: str) -> str:
+    """The field of the body that a path begins with."""
+    return path.lstrip(".").partition(".")[0].partition("[")[0]

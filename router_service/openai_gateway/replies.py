@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from router_service.domain.events import Finished, RouterEvent
+from router_service.openai_gateway import tools
 from services.domain.requests import FinishReason, PositionLogprobs, TokenFrame, TokenLogprob
 
 Json = dict[str, Any]
@@ -38,7 +39,17 @@ class Choice:
     @property
     def reason(self) -> str:
         assert self.finished is not None
-        return _REASONS.get(self.finished.reason, "stop")
+        reason = self.finished.reason
+        return tools.finish_reason(reason, self.finished.tool_calls, _REASONS.get(reason, "stop"))
+
+    @property
+    def message(self) -> Json:
+        """The whole reply as a message. Without text beside its calls the content is null, as at OpenAI."""
+        message: Json = {"role": "assistant", "content": self.text, "refusal": None}
+        if self.finished is not None and self.finished.tool_calls:
+            message["content"] = self.finished.content or None
+            message["tool_calls"] = tools.called(self.finished.tool_calls)
+        return message
 
 
 def usage(choices: Seq[Choice]) -> Json:
@@ -109,6 +120,22 @@ def completion_logprobs(positions: Seq[PositionLogprobs], text_before: int = 0) 
     }
 
 
+def tool_deltas(index: int, pieces: Seq[Json], frame: TokenFrame | None) -> list[Json]:
+    """The chunks' choices of a reply that may call tools: its pieces, the logprobs of a frame with the first."""
+    positions = told(frame.logprobs) if frame is not None else []
+    if positions and not pieces:
+        pieces = [{}]
+    return [
+        {
+            "index": index,
+            "delta": piece,
+            "logprobs": chat_logprobs(positions) if positions and number == 0 else None,
+            "finish_reason": None,
+        }
+        for number, piece in enumerate(pieces)
+    ]
+
+
 class ChatFormat:
     """/v1/chat/completions."""
 
@@ -117,7 +144,7 @@ class ChatFormat:
     def choice(self, choice: Choice, *, logprobs: bool) -> Json:
         return {
             "index": choice.index,
-            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "message": choice.message,
             "logprobs": chat_logprobs(choice.positions) if logprobs else None,
             "finish_reason": choice.reason,
         }

@@ -1,9 +1,11 @@
 """Requests as OpenAI's API has them, checked field by field.
 
-What would change the answer and is not served here (tools, penalties, ...) is refused by name, never ignored; what only
-labels a request (user, metadata, ...) is accepted.
+What would change the answer and is not served here (penalties, ...) is refused by name, never ignored. What changes nothing
+is accepted: labels (user, metadata, ...), every field at the value that it has when it is left out, null, and what replies
+of ours or of others hold when they are sent back.
 """
 
+import re
 from collections.abc import Iterator
 from functools import cached_property
 from typing import Annotated, Any, Literal, TypeVar
@@ -11,6 +13,8 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from router_service.openai_gateway.json_values import check_keys, read_object
+from router_service.openai_gateway.structured import StructuredFields
+from router_service.openai_gateway.tools import MessageToolCalls, ToolFields
 from services.domain.errors import FieldProblem, InvalidRequest
 from services.domain.requests import (
     MAX_MESSAGES,
@@ -47,13 +51,25 @@ class TextPart(BaseModel):
 class Message(BaseModel):
     model_config = _STRICT
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)] | None = None
     name: str | None = None
+    tool_calls: MessageToolCalls | None = None
+    tool_call_id: str | None = None
+    # as replies have them; none of these is shown to the model
+    refusal: None = None
+    audio: None = None
+    function_call: None = None
+    annotations: list[Any] | None = None
+    provider_specific_fields: Any = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
 
     def plain(self) -> ChatMessage:
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return ChatMessage("system" if self.role == "developer" else self.role, text)
+        given = self.content or ""
+        text = given if isinstance(given, str) else "".join(part.text for part in given)
+        calls = tuple(call.plain() for call in self.tool_calls or ())
+        return ChatMessage("system" if self.role == "developer" else self.role, text, calls, self.tool_call_id or "")
 
 
 class StreamOptions(BaseModel):
@@ -63,13 +79,7 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool = False
 
 
-class ResponseFormat(BaseModel):
-    model_config = _STRICT
-
-    type: Literal["text"]
-
-
-class _Common(BaseModel):
+class _Common(StructuredFields):
     """What both kinds of request share."""
 
     model_config = _STRICT
@@ -86,6 +96,11 @@ class _Common(BaseModel):
     presence_penalty: Annotated[float, Field(ge=0, le=0)] | None = None
     frequency_penalty: Annotated[float, Field(ge=0, le=0)] | None = None
     logit_bias: Annotated[dict[str, Any], Field(max_length=0)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=1, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=0)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=0)] | None = None
+    ignore_eos: Literal[False] | None = None
+    skip_special_tokens: Literal[True] | None = None
     # labels
     user: str | None = None
 
@@ -105,16 +120,31 @@ class _Common(BaseModel):
             max_output_tokens=max_tokens,
             stop=self.stops(),
             top_logprobs=top_logprobs,
+            structured_output=self.structured_output(),
+        )
+
+    def in_own_fields(self, error: InvalidRequest) -> InvalidRequest:
+        """An error of a worker about the reply's form, under the field by which this request asks for one."""
+        return type(error)(
+            *(
+                FieldProblem(self.structured_field(), p.problem) if p.field.startswith(_STRUCTURED) else p
+                for p in error.problems
+            )
         )
 
 
-class ChatRequest(_Common):
+class ChatRequest(_Common, ToolFields):
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    response_format: ResponseFormat | None = None
+    modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
+    audio: None = None
+    prediction: None = None
+    reasoning_effort: None = None
+    verbosity: None = None
+    web_search_options: None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
     service_tier: str | None = None
@@ -123,7 +153,7 @@ class ChatRequest(_Common):
 
     @cached_property
     def prompt(self) -> Prompt:
-        return ChatPrompt(tuple(message.plain() for message in self.messages))
+        return ChatPrompt(tuple(message.plain() for message in self.messages), self.tool_use())
 
     @cached_property
     def params(self) -> SamplingParams:
@@ -133,7 +163,12 @@ class ChatRequest(_Common):
     def problems(self) -> Iterator[FieldProblem]:
         if self.top_logprobs is not None and not self.logprobs:
             yield FieldProblem("top_logprobs", "needs logprobs to be true")
-        yield from _renamed(self.params.problems("sampling"))
+        for i, message in enumerate(self.messages):
+            if message.content is None and message.role != "assistant":
+                yield FieldProblem(f"messages[{i}].content", "must be given")
+        yield from self.structured_problems()
+        if problems := [*self.params.problems("sampling")]:
+            yield from _renamed(iter(self.in_own_fields(InvalidRequest(*problems)).problems))
         yield from _renamed(prompt_problems(self.prompt, "prompt"))
 
 
@@ -171,7 +206,9 @@ class CompletionRequest(_Common):
     def problems(self) -> Iterator[FieldProblem]:
         for prompt in self.prompts():
             yield from _renamed(prompt_problems(prompt, "prompt"))
-        yield from _renamed(self.params.problems("sampling"))
+        yield from self.structured_problems()
+        if problems := [*self.params.problems("sampling")]:
+            yield from _renamed(iter(self.in_own_fields(InvalidRequest(*problems)).problems))
 
 
 _T = TypeVar("_T", ChatRequest, CompletionRequest)
@@ -222,6 +259,8 @@ def _problems(error: ValidationError) -> list[FieldProblem]:
     for fault in error.errors(include_url=False, include_input=False):
         # a union names its branches in the location: they are types, not fields
         path = tuple(p for p in fault["loc"] if not (isinstance(p, str) and ("[" in p or p in _BRANCHES)))
+        if path[:1] == ("response_format",):  # behind it stands the branch's tag
+            path = path[:1] + path[2:]
         said = "is not supported here" if fault["type"] == "extra_forbidden" else fault["msg"]
         if said not in found.setdefault(path, []):
             found[path].append(said)
@@ -236,7 +275,11 @@ def _name(path: tuple[str | int, ...]) -> str:
 
 _BRANCHES = frozenset({"str", "int", "bool", "float"})
 
+_STRUCTURED = "sampling.structured_output"
 _NAMES = {
+    "prompt.chat.tool_choice.function": "tool_choice.function.name",
+    "prompt.chat.tool_choice": "tool_choice",
+    "prompt.chat.tools": "tools",
     "sampling.stop": "stop",
     "sampling.seed": "seed",
     "sampling.temperature": "temperature",
@@ -247,15 +290,19 @@ _NAMES = {
 }
 
 
+_OF_FUNCTIONS = re.compile(r"(tools\[\d+\]|tool_calls\[\d+\])\.(name|parameters|arguments)")
+
+
 def _renamed(problems: Iterator[FieldProblem]) -> Iterator[FieldProblem]:
     for problem in problems:
         field = problem.field
         for ours, theirs in _NAMES.items():
             if field.startswith(ours):
                 field = theirs + field.removeprefix(ours)
+        field = _OF_FUNCTIONS.sub(r"\1.function.\2", field)
         yield FieldProblem(field, problem.problem)
 
 
 def renamed(error: InvalidRequest) -> InvalidRequest:
     """Our field names, as a worker may answer with, in OpenAI's words."""
-    return InvalidRequest(*_renamed(iter(error.problems)))
+    return type(error)(*_renamed(iter(error.problems)))

@@ -45,8 +45,7 @@ class StreamedReply:
 
     def answer(self, index: int, _: str, frame: TokenFrame) -> None:
         """The next part of a choice's answer, from whichever tier."""
-        if not self._opened:
-            self._open()
+        self._open_once()
         if not self._logprobs:
             if not self._begun[index]:
                 self._begun[index] = True
@@ -68,8 +67,7 @@ class StreamedReply:
         """Any other event of a choice."""
         if not isinstance(event, Finished):
             return
-        if not self._opened:
-            self._open()
+        self._open_once()
         if self._waiting:
             self._send_texts()
         choice = self._choices[index]
@@ -100,6 +98,11 @@ class StreamedReply:
         if text:
             before, after = self._templates[index]
             self._send(f"{before}{encode_basestring_ascii(text)}{after}".encode())
+
+    def _open_once(self) -> None:
+        """Send what opens the choices, before anything else."""
+        if not self._opened:
+            self._open()
 
     def _open(self) -> None:
         self._opened = True

@@ -53,10 +53,14 @@ def _prefixes(prompt: Prompt) -> Iterator[tuple[int, float]]:
 def _parts(prompt: Prompt) -> list[bytes]:
     """Messages or blocks from the prompt's beginning, at most MAX_PARTS and MAX_CHARACTERS."""
     match prompt:
-        case ChatPrompt(messages):
+        case ChatPrompt(messages, tool_use):
             parts, room = list[bytes](), MAX_CHARACTERS
+            if tool_use.offered:  # templates write them before the messages
+                parts.append(repr(tool_use.offered)[:room].encode("utf-8", "replace"))
+                room -= len(parts[0])
             for message in messages[:MAX_PARTS]:
-                content = message.content[:room]
+                calls = "".join(f"\0{call.name}\0{call.arguments}" for call in message.tool_calls)
+                content = (message.content + calls)[: max(0, room)]
                 parts.append(f"{message.role}\0{content}".encode("utf-8", "replace"))
                 room -= len(content)
                 if room <= 0:

@@ -32,4 +32,4 @@ class PromptLengths:
 def _characters(prompt: TextPrompt | ChatPrompt) -> int:
     if isinstance(prompt, TextPrompt):
         return len(prompt.text)
-    return sum(len(message.content) for message in prompt.messages)
+    return prompt.characters

@@ -61,6 +61,12 @@ class PromptTooLong(InvalidRequest):
         return cls(FieldProblem(field, f"{tokens} tokens leave no room for a reply in a context of {context}"))
 
 
+class UnsupportedByModel(InvalidRequest):
+    """This tier's model or engine cannot take the request as it is; another tier's may."""
+
+    reason = "UNSUPPORTED_BY_MODEL"
+
+
 class NotFound(PenstockError):
     reason = "NOT_FOUND"
 

@@ -19,6 +19,7 @@ class ModelCard:
     """The model of a worker.
 
     max_requests: limit on running and queued requests; further ones are refused.
+    tool_format: how the model writes tool calls (`services.tool_calls`); empty if its chat template takes no tools.
     """
 
     tier: str
@@ -29,6 +30,7 @@ class ModelCard:
     kv_blocks: int
     kv_block_tokens: int
     max_requests: int
+    tool_format: str = ""
 
 
 @dataclass(frozen=True, slots=True)

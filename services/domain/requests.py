@@ -6,12 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from services.domain.errors import FieldProblem, InvalidRequest, shortened
+from services.domain.structured import StructuredOutput
+from services.domain.tools import MAX_CALL_ID_CHARS, NO_TOOLS, ToolCall, ToolUse, call_problems
 
 # Limits of one request. They exceed every context served today (a token is about four characters), and are low enough that a
 # request is checked in milliseconds and fits into a message to a worker.
 MAX_PROMPT_CHARS = 2_000_000
 MAX_PROMPT_TOKENS = 1_000_000
 MAX_MESSAGES = 4_096
+ROLES = ("system", "user", "assistant", "tool")
 MAX_MODEL_CHARS = 256
 MAX_SLO_PHASES = 64
 MAX_SLO_MARKER_CHARS = 64
@@ -32,8 +35,16 @@ may hold tokens back sends as many before it does."""
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
+    """One message. tool_calls: of the assistant. tool_call_id: the call that a message of role `tool` answers."""
+
     role: str
     content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+
+    @property
+    def characters(self) -> int:
+        return len(self.content) + sum(len(call.name) + len(call.arguments) for call in self.tool_calls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +52,12 @@ class ChatPrompt:
     """A chat, rendered by the chat template of the model."""
 
     messages: tuple[ChatMessage, ...]
+    tool_use: ToolUse = NO_TOOLS
+
+    @property
+    def characters(self) -> int:
+        """Of everything that is rendered."""
+        return sum(message.characters for message in self.messages) + self.tool_use.characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +80,15 @@ Prompt = ChatPrompt | TextPrompt | TokenPrompt
 def prompt_problems(prompt: Prompt, path: str) -> Iterator[FieldProblem]:
     """The problems of a prompt. Counts are checked first, so that oversized lists are not iterated."""
     match prompt:
-        case ChatPrompt(messages):
+        case ChatPrompt(messages, tool_use):
             if (problem := message_count_problem(len(messages), f"{path}.chat.messages")) is not None:
                 yield problem
                 return
             for i, message in enumerate(messages):
-                if message.role not in ("system", "user", "assistant"):
-                    yield FieldProblem(
-                        f"{path}.chat.messages[{i}].role",
-                        f"must be system, user or assistant, not '{shortened(message.role)}'",
-                    )
-            if sum(len(m.content) for m in messages) > MAX_PROMPT_CHARS:
+                yield from _message_problems(message, f"{path}.chat.messages[{i}]")
+            if sum(m.characters for m in messages) > MAX_PROMPT_CHARS:
                 yield FieldProblem(f"{path}.chat.messages", f"longer than {MAX_PROMPT_CHARS} characters")
+            yield from tool_use.problems(f"{path}.chat")
         case TextPrompt(text):
             if not text:
                 yield FieldProblem(f"{path}.text", "must not be empty")
@@ -85,6 +99,19 @@ def prompt_problems(prompt: Prompt, path: str) -> Iterator[FieldProblem]:
                 yield FieldProblem(f"{path}.token_ids.ids", "must not be empty")
             else:
                 yield from token_id_problems(token_ids, f"{path}.token_ids.ids")
+
+
+def _message_problems(message: ChatMessage, path: str) -> Iterator[FieldProblem]:
+    if message.role not in ROLES:
+        yield FieldProblem(f"{path}.role", f"must be one of {', '.join(ROLES)}, not '{shortened(message.role)}'")
+    if message.tool_calls:
+        if message.role != "assistant":
+            yield FieldProblem(f"{path}.tool_calls", "only the assistant calls tools")
+        yield from call_problems(message.tool_calls, f"{path}.tool_calls")
+    if message.tool_call_id and message.role != "tool":
+        yield FieldProblem(f"{path}.tool_call_id", "only a message of role tool answers a call")
+    if len(message.tool_call_id) > MAX_CALL_ID_CHARS:
+        yield FieldProblem(f"{path}.tool_call_id", f"must have at most {MAX_CALL_ID_CHARS} characters")
 
 
 def message_count_problem(count: int, path: str) -> FieldProblem | None:
@@ -119,6 +146,7 @@ class SamplingParams:
         batch; None until the router draws one.
     max_output_tokens: None: as many as the context allows.
     top_logprobs: None: no logprobs; 0: of the chosen tokens; n: also of the n most likely tokens.
+    structured_output: the form that the reply must have; None: free text.
     """
 
     temperature: float = 1.0
@@ -128,6 +156,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     top_logprobs: int | None = None
     ignore_eos: bool = False
+    structured_output: StructuredOutput | None = None
 
     def __post_init__(self) -> None:
         if 0 <= self.temperature < MIN_TEMPERATURE:  # includes -0.0
@@ -156,6 +185,12 @@ class SamplingParams:
                 yield FieldProblem(f"{path}.stop[{i}]", f"must have 1 to {MAX_STOP_CHARS} characters")
         if self.top_logprobs is not None and not 0 <= self.top_logprobs <= MAX_TOP_LOGPROBS:
             yield FieldProblem(f"{path}.top_logprobs_count", f"must be from 0 to {MAX_TOP_LOGPROBS}")
+        if self.structured_output is not None:
+            yield from self.structured_output.problems(f"{path}.structured_output")
+            if self.ignore_eos:
+                yield FieldProblem(
+                    f"{path}.ignore_eos", "cannot be combined with structured_output, which says when to end"
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +304,12 @@ class GenerationRequest:
     slo: Slo | None = None
     priority: int = 0
     output_interval_s: float | None = None
+
+    @property
+    def has_form(self) -> bool:
+        """Whether the reply may have to be of some form: one is asked for, or tools are offered."""
+        offers_tools = isinstance(self.prompt, ChatPrompt) and bool(self.prompt.tool_use.offered)
+        return offers_tools or self.sampling.structured_output is not None
 
     def validate(self) -> None:
         """Check all fields.

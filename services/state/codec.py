@@ -57,7 +57,9 @@ def record_from_json(data: bytes) -> InstanceRecord:
             draining=raw["draining"],
             metrics_address=raw["metrics_address"],
             http_address=raw.get("http_address", ""),
-            model=ModelCard(**{f.name: model[f.name] for f in dataclasses.fields(ModelCard)}) if model else None,
+            model=ModelCard(**{f.name: model[f.name] for f in dataclasses.fields(ModelCard) if f.name in model})
+            if model
+            else None,
             load=Load(
                 tuple(load["running_tokens"]),
                 tuple(load["queued_tokens"]),

@@ -187,7 +187,7 @@ def refused(content: object | bytes) -> InvalidRequest:
     [
         (CHAT | {"messages": [{"role": "user", "content": "x", "unknown": 1}] * 8_000}, "messages"),
         (CHAT | {"messages": [{"role": "user", "content": "x", "unknown": 1}] * 4_000}, "messages[0].unknown"),
-        (CHAT | {"messages": [{"role": "nobody"}] * 4_000}, "messages[0].content"),
+        (CHAT | {"messages": [{"role": "nobody"}] * 4_000}, "messages[0].role"),
         (CHAT | {"stop": [""] * 1_000_000}, "body"),
         (CHAT | {"stop": [""] * 17}, "stop"),
         (CHAT | {"stop": [1] * 2_000_000}, "body"),

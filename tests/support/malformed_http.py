@@ -38,6 +38,11 @@ JUNK: list[Any] = [
     1e308, math.inf, -math.inf, math.nan, True, [], [[]], [None], {}, {"a": 1}, [{"role": 5}], "null", ["a", 1], [[1, -1]],
     [2**40], ["x"] * 100, {str(i): i for i in range(100)}, [[[[[[[[[[]]]]]]]]]], "x" * 5_000,
 ]  # fmt: skip
+DEEP_TOOL: Any = {"type": "function", "function": {"name": "f", "parameters": {}}}
+_inner = DEEP_TOOL["function"]["parameters"]
+for _ in range(80):
+    _inner["items"] = {}
+    _inner = _inner["items"]
 # What no value of a field may be, whatever the other fields are: the refusal has to name that field.
 WRONG: dict[str, tuple[Any, ...]] = {
     "model": (None, 5, "", [], "x" * 257, True),
@@ -51,7 +56,13 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "top_logprobs": (-1, 21, "1"),
     "stream": (1, "yes", []),
     "logit_bias": ({"1": 1}, 5),
-    "tools": ([{}], 1),
+    "tools": ([{}], 1, [{"type": "function", "function": {"name": "a b"}}], [DEEP_TOOL]),
+    "tool_choice": ("sometimes", 5, "required", {"type": "function", "function": {"name": "nobody"}}),
+    "guided_json": (5, "x", "[", {"title": "x" * 70_000}),
+    "guided_choice": ([], 5, [""], ["x"] * 2_000),
+    "structured_outputs": (5, {"json": 5}, {"yaml": "x"}),
+    "regex": (5, "", "x" * 9_000),
+    "ebnf": (5, "", "r ::= r\n" * 300),
     "presence_penalty": (0.5, "0"),
     "response_format": (5, "text"),
     "metadata": (5, {str(i): "x" for i in range(17)}),

@@ -89,6 +89,14 @@ def test_every_setting_reaches_the_command_line(tmp_path: Path, mesh_file: MeshF
     }
     assert {name: flags.get(name) for name in wanted} == wanted
     assert "--enable-deterministic-inference" in flags
+    assert "--skip-tokenizer-init" not in flags, "forms of replies need it"
+    tier["sglang"]["structured_output"] = False  # type: ignore[index]
+    spared = build_engine(
+        load_mesh_file(mesh_file([tier])).tiers[0], ServiceSettings.load(mesh_file=file, worker_index=1)
+    )
+    assert isinstance(spared, SglangEngine)
+    assert spared.options.launch is not None
+    assert "--skip-tokenizer-init" in flags_of(spared.options.launch)
     assert "--max-total-tokens" not in flags
     assert environment(shape) == {
         "OMP_NUM_THREADS": "3",

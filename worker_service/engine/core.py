@@ -8,8 +8,10 @@ import math
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from services.clock import Clock
 from services.domain.errors import AlreadyRunning, Overloaded, RequestFailed, invalid
@@ -53,6 +55,9 @@ from worker_service.scheduling import (
 from worker_service.speculation import acceptance
 from worker_service.text import ReplyText, Tokenizer
 
+if TYPE_CHECKING:
+    from worker_service.grammar.token_grammar import TokenGrammar
+
 
 @dataclass(frozen=True, slots=True)
 class CoreLimits:
@@ -69,7 +74,9 @@ class _Request:
 
     sequence: Sequence
     text: ReplyText | None
+    grammar: "TokenGrammar | None" = None
     draft: tuple[int, ...] = ()
+    draft_masks: npt.NDArray[np.int32] | None = None
     distributions: tuple[DraftDistribution, ...] = ()
     results: list[RowResult] = field(default_factory=list)
 
@@ -104,11 +111,15 @@ class EngineCore:
     def idle(self) -> bool:
         return self.scheduler.idle
 
-    def add(self, request: GenerationRequest, prompt: list[int]) -> tuple[Admitted | None, Finished | None]:
+    def add(
+        self, request: GenerationRequest, prompt: list[int], grammar: "TokenGrammar | None" = None
+    ) -> tuple[Admitted | None, Finished | None]:
         """Queue a request with the tokenized prompt `prompt`. A resumed reply that is already complete is Finished at once.
 
         A request that asks for an SLO has no Admitted yet: the policy decides before the next step, and the outputs of that
         step contain it.
+
+        grammar: of the reply, behind its resumed tokens.
 
         Raises:
             PromptTooLong: The prompt leaves no room for a reply.
@@ -116,7 +127,7 @@ class EngineCore:
             Overloaded: The queue is full.
             InvalidRequest: The resumed tokens are invalid.
         """
-        return self._add(request, prompt, None)
+        return self._add(request, prompt, None, grammar)
 
     def enter(
         self,
@@ -125,6 +136,7 @@ class EngineCore:
         transfer_id: str,
         tokens: Seq[int],
         last: LastBlocks | None = None,
+        grammar: "TokenGrammar | None" = None,
     ) -> tuple[Admitted | None, Finished | None]:
         """Start a request that arrived with its KV. `tokens`: all its tokens; the last one has no KV.
 
@@ -155,7 +167,7 @@ class EngineCore:
             if list(tokens[: len(prompt)]) != prompt:
                 raise invalid("token_ids", "must begin with the prompt of the request")
             resumed = replace(request, resume_token_ids=tuple(tokens[len(prompt) :]))
-            admitted, finished = self._add(resumed, prompt, reservation)
+            admitted, finished = self._add(resumed, prompt, reservation, grammar)
         except BaseException:
             self.scheduler.release(reservation)
             raise
@@ -169,7 +181,11 @@ class EngineCore:
             self.scheduler.finish(request_id, None)
 
     def _add(
-        self, request: GenerationRequest, prompt: list[int], reservation: Reservation | None
+        self,
+        request: GenerationRequest,
+        prompt: list[int],
+        reservation: Reservation | None,
+        grammar: "TokenGrammar | None",
     ) -> tuple[Admitted | None, Finished | None]:
         if request.request_id in self._requests:
             raise AlreadyRunning(request.request_id)
@@ -196,7 +212,7 @@ class EngineCore:
                 self.scheduler.adopt(sequence, reservation, len(sequence.tokens) - 1)
             except ValueError as error:
                 raise invalid("token_ids", str(error)) from None
-        self._requests[request.request_id] = _Request(sequence, text)
+        self._requests[request.request_id] = _Request(sequence, text, grammar)
         return Admitted(len(prompt), most) if sequence.slo is None else None, None
 
     def _asked_slo(self, request: GenerationRequest, most: int) -> SequenceSlo | None:
@@ -228,8 +244,11 @@ class EngineCore:
         sampling: SamplingParams,
         offset: int,
         distributions: Seq[DraftDistribution],
+        grammar: "TokenGrammar | None" = None,
     ) -> None:
         """Queue a draft for verification; its Verification is the output of a later step.
+
+        grammar: of the reply, behind its tokens before the draft.
 
         Raises:
             PromptTooLong: Prefix and draft exceed the context.
@@ -247,8 +266,9 @@ class EngineCore:
         sequence = Sequence(
             request_id, prompt, sampling, max_output_tokens=len(output), output=output, draft=len(draft)
         )
+        masks = grammar.allowed_along(draft) if grammar is not None else None
         self.scheduler.add(sequence)
-        self._requests[request_id] = _Request(sequence, None, tuple(draft), tuple(distributions))
+        self._requests[request_id] = _Request(sequence, None, grammar, tuple(draft), masks, tuple(distributions))
 
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORTED) -> Finished | None:
         """End a request; None if it is unknown."""
@@ -277,7 +297,7 @@ class EngineCore:
                 outputs.append(self._failed(chunk.sequence.request_id, error))
             elif isinstance(result, RowResult):
                 computed.append((chunk, result))
-        if not computed:
+        if not computed and not isinstance(errors[0], RequestFailed):
             self._check_runner(errors[0])
         sampled = {
             chunk.sequence.request_id: result.tokens
@@ -327,20 +347,33 @@ class EngineCore:
             raise Overloaded(f"{len(self.scheduler.waiting)} requests are already waiting here", retry_s)
 
     def _compute(self, chunks: Seq[Chunk]) -> Seq[RowResult | BaseException]:
-        """Run a step. A step that fails is split, down to the single rows that fail."""
+        """Run a step. A row whose grammar fails is left out: only this row has an error."""
+        rows: list[Row | BaseException] = []
+        for chunk in chunks:
+            try:
+                rows.append(self._row(chunk))
+            except RequestFailed as error:
+                rows.append(error)
+        results = iter(self._run([row for row in rows if isinstance(row, Row)]))
+        return [next(results) if isinstance(row, Row) else row for row in rows]
+
+    def _run(self, rows: Seq[Row]) -> Seq[RowResult | BaseException]:
+        """Run rows. A step that fails is split, down to the single rows that fail."""
+        if not rows:
+            return []
         try:
-            return self.runner.run([self._row(chunk) for chunk in chunks])
+            return self.runner.run(rows)
         except BaseException as error:
-            if len(chunks) == 1:
+            if len(rows) == 1:
                 return [error]
-        half = len(chunks) // 2
-        return [*self._compute(chunks[:half]), *self._compute(chunks[half:])]
+        half = len(rows) // 2
+        return [*self._run(rows[:half]), *self._run(rows[half:])]
 
     def _failed(self, request_id: str, error: BaseException) -> tuple[str, RequestFailed]:
         """End a request that cannot be computed and release its resources."""
         self._requests.pop(request_id, None)
         self.scheduler.finish(request_id, FinishReason.ABORTED)
-        return request_id, request_failed(request_id, error)
+        return request_id, error if isinstance(error, RequestFailed) else request_failed(request_id, error)
 
     def _check_runner(self, error: BaseException) -> None:
         """Check the runner after every row of a step has failed: raise `error` unless it can still compute a token.
@@ -364,20 +397,30 @@ class EngineCore:
         sequence = chunk.sequence
         end = chunk.start + chunk.count
         request = self._requests[sequence.request_id]
+        offset = end - chunk.logits + 1 - sequence.prompt_tokens
+        allowed = None
+        if chunk.logits and request.draft_masks is not None:
+            first = offset - (sequence.output_tokens - len(request.draft))
+            allowed = request.draft_masks[first : first + chunk.logits]
+        elif chunk.logits and request.grammar is not None:
+            allowed = request.grammar.allowed()[None]
         return Row(
             tokens=sequence.tokens[chunk.start : end],
             start=chunk.start,
             blocks=sequence.blocks,
             logits=chunk.logits,
             sampling=sequence.sampling,
-            offset=end - chunk.logits + 1 - sequence.prompt_tokens,
+            offset=offset,
             distributions=bool(request.distributions),
+            allowed=allowed,
         )
 
     def _continued(self, request: _Request, text: ReplyText, result: RowResult) -> list[tuple[str, StepOutput]]:
         """Process the new token of a request."""
         sequence, (token,) = request.sequence, result.tokens
         output = sequence.output_tokens
+        if request.grammar is not None:
+            request.grammar.take(token)
         emitted = text.push(token)
         reason = self._end_reason(text, token, output, sequence.max_output_tokens, sequence.sampling)
         if reason is not None:

@@ -22,6 +22,7 @@ class Capability(enum.Enum):
     SEEDED_SAMPLING: a sampled reply depends only on seed and position, so it continues unchanged on another instance.
     PRIORITIES: waiting requests are ordered by priority.
     PREFIX_TRANSFER: running requests move as tokens; the target loads or computes the prefix in advance.
+    STRUCTURED_OUTPUT: the form of a reply is enforced, token by token.
     VERIFY_SAMPLED: a sampled draft token is accepted if the engine draws the same token.
     VERIFY_REJECTION: a draft with its distributions is verified by rejection sampling.
     """
@@ -36,6 +37,7 @@ class Capability(enum.Enum):
     SEEDED_SAMPLING = "seeded_sampling"
     PRIORITIES = "priorities"
     PREFIX_TRANSFER = "prefix_transfer"
+    STRUCTURED_OUTPUT = "structured_output"
 
 
 class EngineUnusable(Exception):

@@ -25,6 +25,7 @@ from services.domain.requests import (
     GenerationRequest,
     SamplingParams,
     TokenFrame,
+    TokenPrompt,
     TokenUsage,
 )
 from services.event_streams import EventStream, OnTokens
@@ -44,6 +45,7 @@ from worker_service.engine.interface import (
     Verification,
 )
 from worker_service.engine.runner import ModelRunner
+from worker_service.grammar import GrammarCompiler
 from worker_service.request_failures import request_failed
 from worker_service.text import Tokenizer
 from worker_service.text.encoder import EncodingAborted, PromptEncoder
@@ -132,12 +134,14 @@ class LoopEngine:
         self._thread.start()
         await built
         self._encoder = PromptEncoder(self._core.tokenizer, self._info.max_context_tokens)
+        self._grammars = GrammarCompiler(self._core.tokenizer, self._core.tokenizer.tool_format)
 
     async def close(self) -> None:
         if self._stopping:
             return
         self._stopping = True
         self._encoder.close()
+        self._grammars.close()
         self._commands.put(None)
         await asyncio.to_thread(self._thread.join)
         self._copier.shutdown()
@@ -165,8 +169,9 @@ class LoopEngine:
         except EncodingAborted:
             yield Finished(FinishReason.ABORTED, TokenUsage(output_tokens=len(resumed)))
             return
+        grammar = await self._grammars.compile(request, resumed)
         async with contextlib.aclosing(
-            self._stream(request, lambda core: core.add(request, prompt), on_tokens)
+            self._stream(request, lambda core: core.add(request, prompt, grammar), on_tokens)
         ) as events:
             async for event in events:  # closed at once, not by the garbage collector
                 yield event
@@ -181,6 +186,7 @@ class LoopEngine:
     ) -> AsyncGenerator[EngineEvent, None]:
         try:
             prompt = await self._encoder.encode(request.request_id, request.prompt, continued=True)
+            grammar = await self._grammars.compile(request, tokens[len(prompt) :])
         except BaseException as error:
             with contextlib.suppress(Unavailable):
                 self._post(lambda: self._core.transfers.release(transfer_id))
@@ -188,7 +194,9 @@ class LoopEngine:
                 raise NotFound("request", request.request_id) from None
             raise
         async with contextlib.aclosing(
-            self._stream(request, lambda core: core.enter(request, prompt, transfer_id, tokens, last), on_tokens)
+            self._stream(
+                request, lambda core: core.enter(request, prompt, transfer_id, tokens, last, grammar), on_tokens
+            )
         ) as events:
             async for event in events:
                 yield event
@@ -282,9 +290,11 @@ class LoopEngine:
         distributions: Seq[DraftDistribution] = (),
     ) -> Verification:
         stream = _Stream()
+        verified = GenerationRequest(request_id, TokenPrompt(tuple(prefix[: len(prefix) - offset])), sampling)
+        grammar = await self._grammars.compile(verified, prefix[len(prefix) - offset :])
         await self._call(
             request_id,
-            lambda core: core.add_verification(request_id, prefix, draft, sampling, offset, distributions),
+            lambda core: core.add_verification(request_id, prefix, draft, sampling, offset, distributions, grammar),
             stream,
         )
         try:

@@ -17,6 +17,7 @@ class Row:
 
     logits: number of last tokens that need a next token. offset: output position of the first of these.
     distributions: whether the distributions from which they are drawn are needed, too.
+    allowed: tokens that they may be, (logits, ceil(V / 32)) bits (`worker_service.grammar.token_grammar.Mask`); None: all.
     """
 
     tokens: Seq[int]
@@ -26,6 +27,7 @@ class Row:
     sampling: SamplingParams
     offset: int
     distributions: bool = False
+    allowed: npt.NDArray[np.int32] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,5 +96,5 @@ def _characters(prompt: Prompt) -> int:
         case TextPrompt(text):
             return len(text)
         case ChatPrompt(messages):
-            return sum(len(m.role) + len(m.content) + 1 for m in messages)
+            return prompt.characters + sum(len(m.role) + 1 for m in messages)
     return 0

@@ -9,9 +9,10 @@ from typing import Any
 from jinja2.exceptions import TemplateError
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
 
-from services.domain.errors import invalid
-from services.domain.requests import ChatMessage, ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from services.domain.errors import FieldProblem, UnsupportedByModel, invalid
+from services.domain.requests import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from services.prompt_bounds import byte_alphabet, characters_per_token
+from services.tool_calls import FORMATS, ToolFormat, encodable, format_of_template, template_chat
 from worker_service.text.decoding import BYTE_TOKEN, ByteLevelStream, WindowStream, decoder_kinds
 from worker_service.text.tokenizer import TokenStream, check_characters, check_tokens
 
@@ -21,8 +22,11 @@ MAX_TEMPLATE_MESSAGE_CHARS = 200  # of the error message of a template
 class HfTokenizer:
     """The tokenizer of a model folder, with its chat template and end-of-sequence tokens."""
 
-    def __init__(self, folder: Path, vocab_size: int | None = None) -> None:
-        """`vocab_size`: of the model, if its embedding is larger or smaller than the vocabulary of the tokenizer."""
+    def __init__(self, folder: Path, vocab_size: int | None = None, tool_format: str = "auto") -> None:
+        """vocab_size: of the model, if its embedding is larger or smaller than the vocabulary of the tokenizer.
+
+        tool_format: how the model writes tool calls, as in the tier of the mesh file.
+        """
         loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
         if not isinstance(loaded, PreTrainedTokenizerFast):
             raise ValueError(f"{folder}: a fast tokenizer (tokenizer.json) is required")
@@ -38,6 +42,7 @@ class HfTokenizer:
         self._byte_of = byte_alphabet() if "ByteLevel" in kinds and kinds <= {"ByteLevel", "Fuse"} else None
         self._joins_bytes = "ByteLevel" in kinds
         self._byte_tokens = _byte_tokens(self._backend.get_vocab()) if "ByteFallback" in kinds else {}
+        self.tool_format = _tool_format(loaded.chat_template, tool_format)
         self._special = frozenset(loaded.all_special_ids) | _special_ids(self._backend)
 
     def encode(self, prompt: Prompt, context_tokens: int | None = None) -> list[int]:
@@ -48,17 +53,23 @@ class HfTokenizer:
                     raise invalid("prompt.token_ids.ids", f"this model's token ids end at {self.vocab_size - 1}")
                 return list(token_ids)
             case TextPrompt(text):
-                return self._ids(_clean(text), context_tokens, special=True)
-            case ChatPrompt(messages):
-                return self._ids(self._rendered(messages), context_tokens, special=False)
+                return self._ids(encodable(text), context_tokens, special=True)
+            case ChatPrompt():
+                return self._ids(self._rendered(prompt), context_tokens, special=False)
 
-    def _rendered(self, messages: Seq[ChatMessage]) -> str:
+    def encode_text(self, text: str) -> list[int]:
+        return self._ids(encodable(text), None, special=False)
+
+    def _rendered(self, prompt: ChatPrompt) -> str:
         """The chat, rendered by the template of the model."""
         if not self._tokenizer.chat_template:
             raise invalid("prompt.chat", "this model has no chat template: send text or token ids")
-        chat = [{"role": m.role, "content": _clean(m.content)} for m in messages]
+        if prompt.tool_use.offered and self.tool_format is None:
+            raise UnsupportedByModel(FieldProblem("prompt.chat.tools", "this model's chat template takes no tools"))
+        chat, tools = template_chat(prompt)
+        render = self._tokenizer.apply_chat_template
         try:
-            return str(self._tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
+            return encodable(str(render(chat, tools=tools, tokenize=False, add_generation_prompt=True)))
         except Exception as error:  # templates are code: any error is caused by these messages
             cause = type(error).__name__
             if isinstance(error, TemplateError):
@@ -100,9 +111,11 @@ class HfTokenizer:
         return token_id in self._special or self._backend.id_to_token(token_id) is None
 
 
-def _clean(text: str) -> str:
-    """Replace lone surrogates, which cannot be encoded."""
-    return text.encode("utf-8", "replace").decode()
+def _tool_format(template: object, stated: str) -> ToolFormat | None:
+    """The stated format, or what the template says; None where the template takes no tools."""
+    if not isinstance(template, str) or "tools" not in template:
+        return None
+    return FORMATS[stated] if stated != "auto" else format_of_template(template)
 
 
 def _eos_ids(folder: Path, tokenizer: PreTrainedTokenizerFast) -> frozenset[int]:

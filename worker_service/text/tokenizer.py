@@ -5,7 +5,9 @@ from collections.abc import Sequence as Seq
 from typing import Protocol
 
 from services.domain.errors import FieldProblem, PromptTooLong, invalid
-from services.domain.requests import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from services.domain.requests import ChatMessage, ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from services.domain.tools import ToolUse
+from services.tool_calls import HERMES, ToolFormat, calls_text
 
 
 class TokenStream(Protocol):
@@ -36,6 +38,15 @@ class Tokenizer(Protocol):
             PromptTooLong: It has `context_tokens` tokens or more. A prompt that is too long by its characters is not
             tokenized.
         """
+        ...
+
+    @property
+    def tool_format(self) -> ToolFormat | None:
+        """How the model writes tool calls; None where its chat template takes no tools."""
+        ...
+
+    def encode_text(self, text: str) -> list[int]:
+        """Token ids of a piece of a reply: no special tokens are added or read."""
         ...
 
     def stream(self) -> TokenStream: ...
@@ -78,6 +89,7 @@ class ByteTokenizer:
     vocab_size = 257
     eos_ids = frozenset({END})
     characters_per_token = 1
+    tool_format = HERMES
 
     def encode(self, prompt: Prompt, context_tokens: int | None = None) -> list[int]:
         match prompt:
@@ -88,12 +100,15 @@ class ByteTokenizer:
                 return list(token_ids)
             case TextPrompt(text):
                 pass
-            case ChatPrompt(messages):
-                text = "".join(f"{m.role}: {m.content}\n" for m in messages) + "assistant: "
+            case ChatPrompt(messages, tool_use):
+                text = _tools_text(tool_use) + "".join(map(_message_text, messages)) + "assistant: "
         check_characters(self, len(text), context_tokens)
         encoded = text.encode("utf-8", "replace")
         check_tokens(len(encoded), context_tokens)
         return list(encoded)
+
+    def encode_text(self, text: str) -> list[int]:
+        return list(text.encode("utf-8", "replace"))
 
     def stream(self) -> "_ByteStream":
         return _ByteStream()
@@ -103,6 +118,15 @@ class ByteTokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         return bytes([token_id]) if token_id != self.END else b""
+
+
+def _tools_text(tool_use: ToolUse) -> str:
+    listed = "".join(f"{tool.name}: {tool.description} {tool.parameters}\n" for tool in tool_use.offered)
+    return f"tools:\n{listed}" if listed else ""
+
+
+def _message_text(message: ChatMessage) -> str:
+    return f"{message.role}: {message.content}{calls_text(message.tool_calls)}\n"
 
 
 class _ByteStream:

@@ -27,6 +27,7 @@ class ServerInfo:
 
     input_tokens: largest length of a prompt. kv_tokens: capacity of the KV cache of all replicas.
     step_tokens: limit on prompt tokens in one step.
+    grammars: whether it enforces the form of a reply.
     seeded: sampled tokens depend only on seed and position. priorities: waiting requests are ordered by priority.
     """
 
@@ -41,6 +42,7 @@ class ServerInfo:
     priorities: bool
     prefix_cache: bool
     metrics: bool
+    grammars: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,7 @@ class SglangClient:
                 and not data.get("schedule_low_priority_values_first"),
                 prefix_cache=not data.get("disable_radix_cache"),
                 metrics=bool(data.get("enable_metrics")),
+                grammars=data.get("grammar_backend") != "none" and not data.get("skip_tokenizer_init"),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise Unavailable(f"{self._base}/server_info: unexpected response: {error!r}") from error
@@ -317,7 +320,9 @@ def _piece(data: dict[str, Any], previous: int) -> Piece:
     meta = data["meta_info"]
     new = meta["completion_tokens"] - previous
     finish = meta.get("finish_reason")
-    if finish is not None and new <= 0:
+    if finish is not None and (
+        new <= 0 or finish.get("status_code") == 400
+    ):  # a form that it cannot compile has a token
         _refuse_aborted(meta)
     ids = data["output_ids"][-new:] if new > 0 else []
     chosen = (meta.get("output_token_logprobs") or [])[-new:] if new > 0 else []

@@ -17,7 +17,17 @@ from typing import Any
 import numpy as np
 
 from services.background import EndProcess, end, supervise
-from services.domain.errors import AlreadyRunning, NotServed, Overloaded, PenstockError, Unavailable
+from services.domain.errors import (
+    AlreadyRunning,
+    FieldProblem,
+    InvalidRequest,
+    NotServed,
+    Overloaded,
+    PenstockError,
+    Unavailable,
+    UnsupportedByModel,
+    invalid,
+)
 from services.domain.instances import Load
 from services.domain.requests import (
     FinishReason,
@@ -46,6 +56,7 @@ from worker_service.engine.interface import (
 from worker_service.engine.loop import OutputCoalescing
 from worker_service.engine.randomness import DRAW, uniform
 from worker_service.engine.sglang.client import Piece, ServerInfo, SglangClient
+from worker_service.engine.sglang.forms import FIELD, sampling_form
 from worker_service.engine.sglang.launch import ServerShape
 from worker_service.engine.sglang.moves import ABORTED, MOVED, MovingRequests, Running
 from worker_service.engine.sglang.server import ServerProcess
@@ -81,6 +92,7 @@ class SglangEngineOptions:
     start_timeout_s: float = 600.0
     gone_s: float = 10.0
     hold: OutputCoalescing | None = None
+    tool_format: str = "auto"
 
 
 class SglangEngine(MovingRequests):
@@ -120,7 +132,7 @@ class SglangEngine(MovingRequests):
                 f"{options.folder}: no config.json: the folder of the model is required for its tokenizer"
             )
         vocab_size = await asyncio.to_thread(config_vocab, options.folder)
-        self._tokenizer = await asyncio.to_thread(HfTokenizer, options.folder, vocab_size)
+        self._tokenizer = await asyncio.to_thread(HfTokenizer, options.folder, vocab_size, options.tool_format)
         if options.launch is not None:
             self.process = ServerProcess(options.launch, options.port or free_port())
             await self.process.start()
@@ -209,6 +221,7 @@ class SglangEngine(MovingRequests):
         except EncodingAborted:
             yield Finished(FinishReason.ABORTED, TokenUsage(output_tokens=len(resumed)))
             return
+        self._form(request)  # before the request is admitted
         most = reply_rules.reply_room(request, prompt, self._info.max_context_tokens, self._tokenizer)
         text = reply_rules.resumed_text(request, self._tokenizer)
         output = list(request.resume_token_ids)
@@ -259,6 +272,11 @@ class SglangEngine(MovingRequests):
                     if not running.aborted:
                         raise
                     reason = FinishReason.ABORTED
+                except InvalidRequest as error:
+                    at_work = False
+                    if request.has_form and error.problems[0].field == "request":
+                        raise invalid(FIELD, error.problems[0].problem) from error
+                    raise
                 except (PenstockError, asyncio.CancelledError, GeneratorExit):
                     raise
                 except BaseException as error:  # text or logprobs that cannot be computed, an unexpected response
@@ -295,6 +313,8 @@ class SglangEngine(MovingRequests):
         """
         context = self._info.max_context_tokens
         reply_rules.check_draft(prefix, draft, offset, distributions, context, self._tokenizer.vocab_size)
+        if sampling.structured_output is not None:
+            raise NotServed("a draft of a reply with a form: SGLang tells its likeliest tokens without one")
         if not sampling.greedy and not distributions:
             raise NotServed("a sampled draft without its distributions: SGLang uses its own random numbers")
         vocab_size = self._tokenizer.vocab_size
@@ -349,6 +369,19 @@ class SglangEngine(MovingRequests):
         if sampling.seed is not None and not sampling.greedy:
             parameters["sampling_seed"] = sampling.seed & 0x7FFFFFFF
         return parameters
+
+    def _form(self, request: GenerationRequest) -> dict[str, Any]:
+        """The form of the reply as sampling parameters of the server; empty if it has none.
+
+        Raises:
+            UnsupportedByModel: The model, or the server as it was started, cannot keep it.
+        """
+        form = sampling_form(request, self._tokenizer.tool_format)
+        if form and not self._server.grammars:
+            raise UnsupportedByModel(
+                FieldProblem(FIELD, "this SGLang server was started without a tokenizer or a grammar backend")
+            )
+        return form
 
     def _tokens_per_event(self, interval_s: float | None) -> int:
         """Tokens per event after the first: as many as one stream generates in the time that they may be held."""
@@ -443,6 +476,8 @@ def _capabilities(server: ServerInfo) -> Iterator[Capability]:
     yield Capability.LOGPROBS
     yield Capability.VERIFY_GREEDY
     yield Capability.VERIFY_REJECTION
+    if server.grammars:
+        yield Capability.STRUCTURED_OUTPUT
     if server.prefix_cache:
         yield Capability.PREFIX_REUSE
         yield Capability.PREFIX_TRANSFER

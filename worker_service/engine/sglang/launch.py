@@ -38,6 +38,7 @@ class ServerShape:
     max_context_tokens: int | None = None
     deterministic: bool = False
     kv_store: str = ""
+    structured_output: bool = False
     trace_to: str = ""
     flags: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
@@ -74,7 +75,6 @@ def command(shape: ServerShape, port: int) -> list[str]:
         options["context-length"] = shape.max_context_tokens
     switches = [
         "skip-server-warmup",
-        "skip-tokenizer-init",
         "enable-metrics",
         "enable-cache-report",
         "enable-priority-scheduling",
@@ -82,6 +82,8 @@ def command(shape: ServerShape, port: int) -> list[str]:
         "incremental-streaming-output",
         "sleep-on-idle",
     ]
+    # Forms of replies are compiled for a tokenizer. Without bounds on white space, weak models write nothing else.
+    switches.append("constrained-json-disable-any-whitespace" if shape.structured_output else "skip-tokenizer-init")
     if device == "cpu":
         switches.append("disable-overlap-schedule")  # on a CPU, a token would only wait for the next step
     if shape.deterministic:

@@ -23,7 +23,7 @@ import numpy as np
 from opentelemetry import trace
 
 from services.background import end
-from services.domain.errors import AlreadyRunning, NotFound, Overloaded, invalid
+from services.domain.errors import AlreadyRunning, NotFound, Overloaded, Unavailable, invalid
 from services.domain.requests import GenerationRequest, SamplingParams
 from services.event_streams import OnTokens
 from worker_service.engine.interface import (
@@ -91,6 +91,9 @@ class MovingRequests:
         raise NotImplementedError
 
     def _sampling(self, sampling: SamplingParams, most: int, interval_s: float | None) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _form(self, request: GenerationRequest) -> dict[str, Any]:
         raise NotImplementedError
 
     def _priority(self, priority: int) -> int | None:
@@ -193,18 +196,25 @@ class MovingRequests:
         """The pieces of a reply across its pauses, with at most `most` output tokens. The caller adds their tokens to
         `running`. The last piece is MOVED if the request has moved."""
         resumed = running.output_tokens > 0
+        form = self._form(request)
         try:
             while True:
                 stopped = False
+                # A grammar begins with a request: what there is of the reply already is written again, and left out.
+                again = running.tokens[running.prompt_tokens :] if form else []
                 pieces = self._client.generate(
                     running.server_id,
-                    running.tokens,
-                    self._sampling(request.sampling, most - running.output_tokens, request.output_interval_s),
+                    running.tokens[: len(running.tokens) - len(again)],
+                    self._sampling(
+                        request.sampling, most - running.output_tokens + len(again), request.output_interval_s
+                    )
+                    | form,
                     top_logprobs=request.sampling.top_logprobs,
                     priority=self._priority(request.priority),
                 )
                 async with aclosing(pieces):
-                    async for piece in pieces:
+                    async for whole in pieces:
+                        piece = _without(whole, again)
                         if resumed:
                             _record("kv taken over", request.request_id, len(running.tokens), piece)
                             resumed = False
@@ -274,3 +284,18 @@ def _record(action: str, request_id: str, tokens: int, piece: Piece) -> None:
 def _empty(layout: KvLayout, blocks: int) -> Blocks:
     shape = (blocks, layout.layers, 2, layout.block_tokens, layout.kv_heads, layout.head_dim)
     return np.empty(shape, np.float32)
+
+
+def _without(piece: Piece, again: list[int]) -> Piece:
+    """A piece without the tokens that the reply has already: those of `again`, which are taken off it.
+
+    Raises:
+        Unavailable: the server writes something else this time.
+    """
+    count = min(len(again), len(piece.token_ids))
+    if not count:
+        return piece
+    if piece.token_ids[:count] != again[:count]:
+        raise Unavailable("the SGLang server does not write the same reply again: its form cannot be kept")
+    del again[:count]
+    return replace(piece, token_ids=piece.token_ids[count:], logprobs=piece.logprobs[count:])

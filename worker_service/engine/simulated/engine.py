@@ -25,6 +25,8 @@ from worker_service.text import ByteTokenizer
 OWN_SHARE = 0.9  # probability that the model reports for the chosen token
 _VOCAB = ByteTokenizer.vocab_size
 _LETTERS = b"abcdefghijklmnopqrstuvwxyz "
+_SPACE = np.frombuffer(b" \t\r\n", np.uint8)
+_CLOSING = np.frombuffer(b'"}]', np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,11 @@ class SimulatedRunner:
             self._next(row.tokens[last + i], row.start + last + i, row.offset + i, row.sampling.ignore_eos)
             for i in range(row.logits)
         ]
+        if row.allowed is not None:
+            chosen = [
+                _fitting(token, row.allowed[i], row.tokens[last + i], row.start + last + i)
+                for i, token in enumerate(chosen)
+            ]
         entries: list[RawLogprobs] = []
         if row.sampling.top_logprobs is not None:
             entries = [self._logprobs(token, row.sampling.top_logprobs) for token in chosen]
@@ -97,6 +104,18 @@ class SimulatedRunner:
         rest = math.log((1 - OWN_SHARE) / (_VOCAB - 1))
         ids = [chosen, *(i for i in range(count) if i != chosen)][:count]
         return RawLogprobs(math.log(OWN_SHARE), ids, [math.log(OWN_SHARE) if i == chosen else rest for i in ids])
+
+
+def _fitting(token: int, allowed: npt.NDArray[np.int32], last: int, position: int) -> int:
+    """The token, or one that is allowed in its place: where the reply would end, one that closes what is open. White space
+    only where nothing else is allowed."""
+    fit = np.flatnonzero(np.unpackbits(allowed.view(np.uint8), bitorder="little")[:_VOCAB])
+    if token in fit:
+        return token
+    closing = fit[np.isin(fit, _CLOSING)] if token == ByteTokenizer.END else fit[:0]
+    visible = fit[~np.isin(fit, _SPACE)]
+    choice = closing if len(closing) else visible if len(visible) else fit
+    return int(choice[int(uniform(last, position, 9) * len(choice))])
 
 
 def simulated_core(options: SimulatedEngineOptions, clock: Clock) -> tuple[EngineCore, EngineInfo]:

@@ -42,6 +42,7 @@ class TorchEngineOptions:
     max_context_tokens: int | None = None
     threads: int = 1
     kernel: bool | None = None
+    tool_format: str = "auto"
     batch_policy: PolicyName = PolicyName.DECODE_FIRST
     best_effort_reserve: float = 0.0
 
@@ -67,7 +68,7 @@ def torch_core(options: TorchEngineOptions, clock: Clock) -> tuple[EngineCore, E
         model = model.eval().to(options.device)
     except (RuntimeError, AssertionError) as error:  # no such device, no CUDA, or not enough memory for the weights
         raise EngineUnusable(f"device {options.device}: {_first_line(error)}") from error
-    tokenizer = HfTokenizer(options.folder, vocab_size=config.vocab_size)
+    tokenizer = HfTokenizer(options.folder, config.vocab_size, options.tool_format)
     blocks = max(1, options.kv_tokens // options.kv_block_tokens)
     context = min(
         config.max_position_embeddings,

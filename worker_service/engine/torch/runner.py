@@ -92,10 +92,14 @@ class TorchRunner:
         A row whose logits are not finite (bad KV from a transfer, an overflow in half precision) gets an error instead.
         """
         places = [sampling.Position(row.sampling, row.offset + i) for row in rows for i in range(row.logits)]
-        chosen, finite = sampling.choose(logits, places), sampling.finite(logits)
+        finite, free = sampling.finite(logits), logits
+        if any(row.allowed is not None for row in rows):
+            logits = self._restricted(rows, logits)
+            finite = [both[0] and both[1] for both in zip(finite, sampling.finite(logits), strict=True)]
+        chosen = sampling.choose(logits, places)
         results, at = [], 0
         telling = [row for row in rows if row.logits and row.sampling.top_logprobs is not None]
-        logprobs_iter = iter(self._logprobs(rows, logits, chosen)) if telling else iter(())
+        logprobs_iter = iter(self._logprobs(rows, free, chosen)) if telling else iter(())
         for row in rows:
             own = slice(at, at + row.logits)
             at += row.logits
@@ -108,6 +112,18 @@ class TorchRunner:
             error = None if all(finite[own]) else FloatingPointError("the model's logits are not finite")
             results.append(RowResult(chosen[own], row_logprobs, spread, error))
         return results
+
+    @staticmethod
+    def _restricted(rows: Seq[Row], logits: torch.Tensor) -> torch.Tensor:
+        """The logits without the tokens that their rows do not allow."""
+        places: list[int] = []
+        masks, at = [], 0
+        for row in rows:
+            if row.allowed is not None and row.logits:
+                places += range(at, at + row.logits)
+                masks.append(row.allowed)
+            at += row.logits
+        return sampling.restricted(logits, places, np.concatenate(masks)) if places else logits
 
     def _logprobs(self, rows: Seq[Row], logits: torch.Tensor, chosen: list[int]) -> list[RawLogprobs]:
         picked: list[int] = []

@@ -3,6 +3,8 @@
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from services.domain.requests import SamplingParams
@@ -22,6 +24,16 @@ def finite(logits: torch.Tensor) -> list[bool]:
     """Whether each row of (R, V) logits has a maximum: no NaN, no +inf, and not only -inf."""
     result: list[bool] = torch.isfinite(logits.amax(-1)).tolist()
     return result
+
+
+def restricted(logits: torch.Tensor, rows: Seq[int], allowed: npt.NDArray[np.int32]) -> torch.Tensor:
+    """A copy of (R, V) logits that is -inf in `rows` where the bits of `allowed` (rows, ceil(V / 32)) are 0."""
+    bits = np.unpackbits(np.ascontiguousarray(allowed).view(np.uint8), axis=1, bitorder="little")[:, : logits.shape[-1]]
+    forbidden = torch.ones((len(rows), logits.shape[-1]), dtype=torch.bool)
+    forbidden[:, : bits.shape[1]] = torch.from_numpy(bits == 0)
+    made = logits.clone()
+    made[list(rows)] = made[list(rows)].masked_fill(forbidden.to(logits.device), -torch.inf)
+    return made
 
 
 def distributions(logits: torch.Tensor, positions: Seq[Position]) -> torch.Tensor:

@@ -20,6 +20,33 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _ToolMode:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ToolModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ToolMode.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TOOL_MODE_UNSPECIFIED: _ToolMode.ValueType  # 0
+    """As AUTO; as REQUIRED where a function is named."""
+    TOOL_MODE_AUTO: _ToolMode.ValueType  # 1
+    """The model decides."""
+    TOOL_MODE_NONE: _ToolMode.ValueType  # 2
+    """The tools are not shown to the model."""
+    TOOL_MODE_REQUIRED: _ToolMode.ValueType  # 3
+    """The model calls at least one tool."""
+
+class ToolMode(_ToolMode, metaclass=_ToolModeEnumTypeWrapper): ...
+
+TOOL_MODE_UNSPECIFIED: ToolMode.ValueType  # 0
+"""As AUTO; as REQUIRED where a function is named."""
+TOOL_MODE_AUTO: ToolMode.ValueType  # 1
+"""The model decides."""
+TOOL_MODE_NONE: ToolMode.ValueType  # 2
+"""The tools are not shown to the model."""
+TOOL_MODE_REQUIRED: ToolMode.ValueType  # 3
+"""The model calls at least one tool."""
+Global___ToolMode: _TypeAlias = ToolMode  # noqa: Y015
+
 class _FinishReason:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -55,23 +82,33 @@ Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
 @_typing.final
 class ChatMessage(_message.Message):
-    """A message of a chat. `role`: system, user or assistant."""
+    """A message of a chat. `role`: system, user, assistant or tool."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ROLE_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
+    TOOL_CALLS_FIELD_NUMBER: _builtins.int
+    TOOL_CALL_ID_FIELD_NUMBER: _builtins.int
     role: _builtins.str
     content: _builtins.str
+    tool_call_id: _builtins.str
+    """The call that this message, of role `tool`, answers."""
+    @_builtins.property
+    def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCall]:
+        """Calls that the assistant has made in this message; at most 128."""
+
     def __init__(
         self,
         *,
         role: _builtins.str = ...,
         content: _builtins.str = ...,
+        tool_calls: _abc.Iterable[Global___ToolCall] | None = ...,
+        tool_call_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -82,22 +119,184 @@ class ChatPrompt(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MESSAGES_FIELD_NUMBER: _builtins.int
+    TOOLS_FIELD_NUMBER: _builtins.int
+    TOOL_CHOICE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
         """1 to 4,096 messages with at most 2,000,000 characters in total."""
 
+    @_builtins.property
+    def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tool]:
+        """What the model may call; at most 128 tools, of at most 524,288 characters together."""
+
+    @_builtins.property
+    def tool_choice(self) -> Global___ToolChoice: ...
     def __init__(
         self,
         *,
         messages: _abc.Iterable[Global___ChatMessage] | None = ...,
+        tools: _abc.Iterable[Global___Tool] | None = ...,
+        tool_choice: Global___ToolChoice | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["tool_choice", b"tool_choice"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "tool_choice", b"tool_choice", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ChatPrompt: _TypeAlias = ChatPrompt  # noqa: Y015
+
+@_typing.final
+class Tool(_message.Message):
+    """A function that the model may call."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    DESCRIPTION_FIELD_NUMBER: _builtins.int
+    PARAMETERS_JSON_FIELD_NUMBER: _builtins.int
+    STRICT_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """1 to 64 of A-Z, a-z, 0-9, `_`, `-` and `.`."""
+    description: _builtins.str
+    parameters_json: _builtins.str
+    """JSON schema of its arguments, as text of at most 65,536 characters, nested at most 64 deep. [any object]"""
+    strict: _builtins.bool
+    """Calls must fit the schema, also where the model decides by itself whether to call. [false]"""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        description: _builtins.str = ...,
+        parameters_json: _builtins.str = ...,
+        strict: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "name", b"name", "parameters_json", b"parameters_json", "strict", b"strict"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Tool: _TypeAlias = Tool  # noqa: Y015
+
+@_typing.final
+class ToolCall(_message.Message):
+    """A call that a model has made."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_JSON_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    name: _builtins.str
+    arguments_json: _builtins.str
+    """A JSON object as text, as the model wrote it."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        arguments_json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_json", b"arguments_json", "id", b"id", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolCall: _TypeAlias = ToolCall  # noqa: Y015
+
+@_typing.final
+class ToolChoice(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODE_FIELD_NUMBER: _builtins.int
+    FUNCTION_FIELD_NUMBER: _builtins.int
+    SINGLE_CALL_FIELD_NUMBER: _builtins.int
+    mode: Global___ToolMode.ValueType
+    function: _builtins.str
+    """The one tool that must be called; the mode is then TOOL_MODE_REQUIRED or left out."""
+    single_call: _builtins.bool
+    """At most one call in a reply. [false]"""
+    def __init__(
+        self,
+        *,
+        mode: Global___ToolMode.ValueType = ...,
+        function: _builtins.str = ...,
+        single_call: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["function", b"function", "mode", b"mode", "single_call", b"single_call"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolChoice: _TypeAlias = ToolChoice  # noqa: Y015
+
+@_typing.final
+class StructuredOutput(_message.Message):
+    """The form that a reply must have. Exactly one is set. What an engine cannot compile is refused by name."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JSON_OBJECT_FIELD_NUMBER: _builtins.int
+    JSON_SCHEMA_FIELD_NUMBER: _builtins.int
+    REGEX_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
+    CHOICE_FIELD_NUMBER: _builtins.int
+    json_object: _builtins.bool
+    """Any JSON object."""
+    json_schema: _builtins.str
+    """JSON that fits this schema: text of at most 65,536 characters, nested at most 64 deep."""
+    regex: _builtins.str
+    """The whole reply matches; at most 8,192 characters, without look-around and references back."""
+    grammar: _builtins.str
+    """A context-free grammar in Lark's notation, or GBNF (at most 256 rules); at most 65,536 characters."""
+    @_builtins.property
+    def choice(self) -> Global___Choices:
+        """The reply is one of these."""
+
+    def __init__(
+        self,
+        *,
+        json_object: _builtins.bool = ...,
+        json_schema: _builtins.str = ...,
+        regex: _builtins.str = ...,
+        grammar: _builtins.str = ...,
+        choice: Global___Choices | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema", "kind", b"kind", "regex", b"regex"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema", "kind", b"kind", "regex", b"regex"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["json_object", "json_schema", "regex", "grammar", "choice"]  # noqa: Y015
+    _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
+
+Global___StructuredOutput: _TypeAlias = StructuredOutput  # noqa: Y015
+
+@_typing.final
+class Choices(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """1 to 1,024, none empty, of at most 65,536 characters together."""
+
+    def __init__(
+        self,
+        *,
+        texts: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["texts", b"texts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Choices: _TypeAlias = Choices  # noqa: Y015
 
 @_typing.final
 class TokenIds(_message.Message):
@@ -170,6 +369,7 @@ class SamplingParams(_message.Message):
     STOP_FIELD_NUMBER: _builtins.int
     TOP_LOGPROBS_COUNT_FIELD_NUMBER: _builtins.int
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
+    STRUCTURED_OUTPUT_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     """0 to 2; values below 0.0001 mean greedy. [1]"""
     top_p: _builtins.float
@@ -186,6 +386,10 @@ class SamplingParams(_message.Message):
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """At most 16 strings, none empty. The reply ends before the first of them."""
 
+    @_builtins.property
+    def structured_output(self) -> Global___StructuredOutput:
+        """Not with ignore_eos. [the model decides]"""
+
     def __init__(
         self,
         *,
@@ -196,10 +400,11 @@ class SamplingParams(_message.Message):
         stop: _abc.Iterable[_builtins.str] | None = ...,
         top_logprobs_count: _builtins.int | None = ...,
         ignore_eos: _builtins.bool = ...,
+        structured_output: Global___StructuredOutput | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_output_tokens", b"_max_output_tokens", "_seed", b"_seed", "_temperature", b"_temperature", "_top_logprobs_count", b"_top_logprobs_count", "_top_p", b"_top_p", "max_output_tokens", b"max_output_tokens", "seed", b"seed", "temperature", b"temperature", "top_logprobs_count", b"top_logprobs_count", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_output_tokens", b"_max_output_tokens", "_seed", b"_seed", "_temperature", b"_temperature", "_top_logprobs_count", b"_top_logprobs_count", "_top_p", b"_top_p", "max_output_tokens", b"max_output_tokens", "seed", b"seed", "structured_output", b"structured_output", "temperature", b"temperature", "top_logprobs_count", b"top_logprobs_count", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_output_tokens", b"_max_output_tokens", "_seed", b"_seed", "_temperature", b"_temperature", "_top_logprobs_count", b"_top_logprobs_count", "_top_p", b"_top_p", "ignore_eos", b"ignore_eos", "max_output_tokens", b"max_output_tokens", "seed", b"seed", "stop", b"stop", "temperature", b"temperature", "top_logprobs_count", b"top_logprobs_count", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_output_tokens", b"_max_output_tokens", "_seed", b"_seed", "_temperature", b"_temperature", "_top_logprobs_count", b"_top_logprobs_count", "_top_p", b"_top_p", "ignore_eos", b"ignore_eos", "max_output_tokens", b"max_output_tokens", "seed", b"seed", "stop", b"stop", "structured_output", b"structured_output", "temperature", b"temperature", "top_logprobs_count", b"top_logprobs_count", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_output_tokens: _TypeAlias = _typing.Literal["max_output_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_output_tokens: _TypeAlias = _typing.Literal["_max_output_tokens", b"_max_output_tokens"]  # noqa: Y015

@@ -85,17 +85,27 @@ class ScoreItem(_message.Message):
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     REFERENCE_FIELD_NUMBER: _builtins.int
+    TOOL_FORMAT_FIELD_NUMBER: _builtins.int
+    STRUCTURED_OUTPUT_FIELD_NUMBER: _builtins.int
     answer: _builtins.str
     tier: _builtins.str
     """The tier that answered."""
     finish_reason: _common_pb2.FinishReason.ValueType
     reference: _builtins.str
     """The expected answer; required by exact scorers."""
+    tool_format: _builtins.str
+    """How the answering model writes tool calls (`hermes`, `llama3_json`); where it is set and the prompt has tools, an
+    answer that is no valid call scores 0.
+    """
     @_builtins.property
     def prompt(self) -> _common_pb2.Prompt: ...
     @_builtins.property
     def logprobs(self) -> Global___LogprobSummary:
         """Of the answer's tokens; required by confidence scorers."""
+
+    @_builtins.property
+    def structured_output(self) -> _common_pb2.StructuredOutput:
+        """The form that was asked for: an answer of another form scores 0."""
 
     def __init__(
         self,
@@ -106,10 +116,12 @@ class ScoreItem(_message.Message):
         finish_reason: _common_pb2.FinishReason.ValueType = ...,
         logprobs: Global___LogprobSummary | None = ...,
         reference: _builtins.str | None = ...,
+        tool_format: _builtins.str = ...,
+        structured_output: _common_pb2.StructuredOutput | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_reference", b"_reference", "logprobs", b"logprobs", "prompt", b"prompt", "reference", b"reference"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_reference", b"_reference", "logprobs", b"logprobs", "prompt", b"prompt", "reference", b"reference", "structured_output", b"structured_output"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_reference", b"_reference", "answer", b"answer", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "prompt", b"prompt", "reference", b"reference", "tier", b"tier"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_reference", b"_reference", "answer", b"answer", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "prompt", b"prompt", "reference", b"reference", "structured_output", b"structured_output", "tier", b"tier", "tool_format", b"tool_format"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
@@ -185,7 +197,9 @@ class ScoreResult(_message.Message):
     raw: _builtins.float
     """The score before calibration; 0 if `reason` is set."""
     reason: _builtins.str
-    """Why the score is 0 without using the scorer: `empty_answer`. Otherwise empty."""
+    """Why the score is 0 without using the scorer: `empty_answer`, `invalid_tool_call` or `invalid_structure`.
+    Otherwise empty.
+    """
     def __init__(
         self,
         *,

@@ -35,6 +35,8 @@ class _EscalationReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Esca
     """No instance of the tier could take the request."""
     ESCALATION_REASON_PROMPT_TOO_LONG: _EscalationReason.ValueType  # 4
     """The prompt exceeds the context of the tier."""
+    ESCALATION_REASON_UNSUPPORTED_BY_MODEL: _EscalationReason.ValueType  # 5
+    """The tier's model takes no tools, or its engine cannot enforce the form that was asked for."""
 
 class EscalationReason(_EscalationReason, metaclass=_EscalationReasonEnumTypeWrapper): ...
 
@@ -45,6 +47,8 @@ ESCALATION_REASON_TIER_UNAVAILABLE: EscalationReason.ValueType  # 3
 """No instance of the tier could take the request."""
 ESCALATION_REASON_PROMPT_TOO_LONG: EscalationReason.ValueType  # 4
 """The prompt exceeds the context of the tier."""
+ESCALATION_REASON_UNSUPPORTED_BY_MODEL: EscalationReason.ValueType  # 5
+"""The tier's model takes no tools, or its engine cannot enforce the form that was asked for."""
 Global___EscalationReason: _TypeAlias = EscalationReason  # noqa: Y015
 
 class _InstanceState:
@@ -129,7 +133,10 @@ class Resume(_message.Message):
 
     TIER_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
     tier: _builtins.str
+    text: _builtins.str
+    """The text that has come with them; needed where tools are offered, for the calls in `finished`. At most 2,000,000 characters."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -137,10 +144,11 @@ class Resume(_message.Message):
         *,
         tier: _builtins.str = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        text: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["tier", b"tier", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["text", b"text", "tier", b"tier", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -469,11 +477,14 @@ class Finished(_message.Message):
     TIME_TO_FIRST_TOKEN_FIELD_NUMBER: _builtins.int
     TOTAL_TIME_FIELD_NUMBER: _builtins.int
     TRACE_ID_FIELD_NUMBER: _builtins.int
+    TOOL_CALLS_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
     reason: _common_pb2.FinishReason.ValueType
     tier: _builtins.str
     """The tier that answered."""
     trace_id: _builtins.str
     """Empty where the request is not traced."""
+    content: _builtins.str
     @_builtins.property
     def usage(self) -> _common_pb2.TokenUsage:
         """Of the accepted answer."""
@@ -486,6 +497,10 @@ class Finished(_message.Message):
     def time_to_first_token(self) -> _duration_pb2.Duration: ...
     @_builtins.property
     def total_time(self) -> _duration_pb2.Duration: ...
+    @_builtins.property
+    def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.ToolCall]:
+        """Where the request offered tools: the calls in the answer, and the answer's text without them."""
+
     def __init__(
         self,
         *,
@@ -496,12 +511,16 @@ class Finished(_message.Message):
         time_to_first_token: _duration_pb2.Duration | None = ...,
         total_time: _duration_pb2.Duration | None = ...,
         trace_id: _builtins.str = ...,
+        tool_calls: _abc.Iterable[_common_pb2.ToolCall] | None = ...,
+        content: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["time_to_first_token", b"time_to_first_token", "total_time", b"total_time", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_content", b"_content", "content", b"content", "time_to_first_token", b"time_to_first_token", "total_time", b"total_time", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "tier", b"tier", "tiers", b"tiers", "time_to_first_token", b"time_to_first_token", "total_time", b"total_time", "trace_id", b"trace_id", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_content", b"_content", "content", b"content", "reason", b"reason", "tier", b"tier", "tiers", b"tiers", "time_to_first_token", b"time_to_first_token", "tool_calls", b"tool_calls", "total_time", b"total_time", "trace_id", b"trace_id", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__content: _TypeAlias = _typing.Literal["content"]  # noqa: Y015
+    _WhichOneofArgType__content: _TypeAlias = _typing.Literal["_content", b"_content"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__content) -> _WhichOneofReturnType__content | None: ...
 
 Global___Finished: _TypeAlias = Finished  # noqa: Y015
 

@@ -92,6 +92,8 @@ class _CapabilityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Capability
     """Running requests move to engines of the same kind as tokens: the target loads the KV from a shared cache, or computes it,
     before the hand-over. The KvLayout has no layers, and its blocks have no bytes.
     """
+    CAPABILITY_STRUCTURED_OUTPUT: _Capability.ValueType  # 11
+    """A reply's form (SamplingParams.structured_output, calls of tools) is enforced, token by token."""
 
 class Capability(_Capability, metaclass=_CapabilityEnumTypeWrapper): ...
 
@@ -114,6 +116,8 @@ CAPABILITY_PREFIX_TRANSFER: Capability.ValueType  # 10
 """Running requests move to engines of the same kind as tokens: the target loads the KV from a shared cache, or computes it,
 before the hand-over. The KvLayout has no layers, and its blocks have no bytes.
 """
+CAPABILITY_STRUCTURED_OUTPUT: Capability.ValueType  # 11
+"""A reply's form (SamplingParams.structured_output, calls of tools) is enforced, token by token."""
 Global___Capability: _TypeAlias = Capability  # noqa: Y015
 
 @_typing.final

@@ -1,0 +1,122 @@
+"""Structured output as clients ask for it: OpenAI's `response_format`, vLLM's and SGLang's extensions. No I/O."""
+
+import json
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from services.domain.errors import FieldProblem
+from services.domain.structured import MAX_CHOICES, StructuredOutput, StructureKind
+
+_STRICT = ConfigDict(extra="forbid", frozen=True, strict=True, populate_by_name=True)
+_Choices = Annotated[list[str], Field(max_length=MAX_CHOICES, fail_fast=True)]
+
+
+class TextFormat(BaseModel):
+    model_config = _STRICT
+
+    type: Literal["text"]
+
+
+class JsonObjectFormat(BaseModel):
+    model_config = _STRICT
+
+    type: Literal["json_object"]
+
+
+class NamedSchema(BaseModel):
+    """strict: the schema is enforced either way."""
+
+    model_config = _STRICT
+
+    name: str
+    description: str | None = None
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(BaseModel):
+    model_config = _STRICT
+
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+
+ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+
+
+class StructuredOutputs(BaseModel):
+    """vLLM's `structured_outputs`."""
+
+    model_config = _STRICT
+
+    json_: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: _Choices | None = None
+    grammar: str | None = None
+
+
+class StructuredFields(BaseModel):
+    """The fields of a request that ask for a form; at most one may."""
+
+    model_config = _STRICT
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None  # vLLM
+    guided_json: dict[str, Any] | str | None = None  # vLLM before 0.12
+    guided_regex: str | None = None
+    guided_choice: _Choices | None = None
+    guided_grammar: str | None = None
+    regex: str | None = None  # SGLang
+    ebnf: str | None = None
+
+    def forms(self) -> Iterator[tuple[str, StructuredOutput]]:
+        """(field, form) of every form that is asked for."""
+        asked = self.response_format
+        if isinstance(asked, JsonObjectFormat):
+            yield "response_format", StructuredOutput(StructureKind.JSON_OBJECT)
+        elif isinstance(asked, JsonSchemaFormat):
+            yield "response_format.json_schema.schema", _schema(asked.json_schema.schema_)
+        vllm = self.structured_outputs or StructuredOutputs()
+        if vllm.json_object:
+            yield "structured_outputs.json_object", StructuredOutput(StructureKind.JSON_OBJECT)
+        for field, schema in (("structured_outputs.json", vllm.json_), ("guided_json", self.guided_json)):
+            if schema is not None:
+                yield field, _schema(schema)
+        for field, regex in (
+            ("structured_outputs.regex", vllm.regex),
+            ("guided_regex", self.guided_regex),
+            ("regex", self.regex),
+        ):
+            if regex is not None:
+                yield field, StructuredOutput(StructureKind.REGEX, regex)
+        for field, grammar in (
+            ("structured_outputs.grammar", vllm.grammar),
+            ("guided_grammar", self.guided_grammar),
+            ("ebnf", self.ebnf),
+        ):
+            if grammar is not None:
+                yield field, StructuredOutput(StructureKind.GRAMMAR, grammar)
+        for field, choices in (("structured_outputs.choice", vllm.choice), ("guided_choice", self.guided_choice)):
+            if choices is not None:
+                yield field, StructuredOutput(StructureKind.CHOICE, choices=tuple(choices))
+
+    def structured_output(self) -> StructuredOutput | None:
+        """The form that is asked for."""
+        return next((form for _, form in self.forms()), None)
+
+    def structured_field(self) -> str:
+        """The field that asks for it, as the client wrote it."""
+        return next((field for field, _ in self.forms()), "response_format")
+
+    def structured_problems(self) -> Iterator[FieldProblem]:
+        fields = [field for field, _ in self.forms()]
+        for field in fields[1:]:
+            yield FieldProblem(field, f"cannot be combined with {fields[0]}")
+
+
+def _schema(schema: dict[str, Any] | str) -> StructuredOutput:
+    text = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False)
+    return StructuredOutput(StructureKind.JSON_SCHEMA, text)

@@ -1,0 +1,148 @@
+"""Tools in OpenAI's words: what requests offer, what messages hold, what replies call. No I/O."""
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from services.domain.requests import FinishReason
+from services.domain.tools import (
+    ANY_OBJECT,
+    MAX_TOOL_CALLS,
+    MAX_TOOLS,
+    Tool,
+    ToolCall,
+    ToolChoice,
+    ToolMode,
+    ToolUse,
+)
+from services.tool_calls import CallDelta, ContentDelta, ToolCallParser, ToolFormat, call_id
+
+Json = dict[str, Any]
+
+_STRICT = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class FunctionSpec(BaseModel):
+    model_config = _STRICT
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolSpec(BaseModel):
+    model_config = _STRICT
+
+    type: Literal["function"]
+    function: FunctionSpec
+
+    def plain(self) -> Tool:
+        spec = self.function
+        parameters = ANY_OBJECT if spec.parameters is None else json.dumps(spec.parameters, ensure_ascii=False)
+        return Tool(spec.name, spec.description or "", parameters, bool(spec.strict))
+
+
+class FunctionName(BaseModel):
+    model_config = _STRICT
+
+    name: str
+
+
+class NamedTool(BaseModel):
+    model_config = _STRICT
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+class CalledFunction(BaseModel):
+    model_config = _STRICT
+
+    name: str
+    arguments: str
+
+
+class MessageToolCall(BaseModel):
+    """A call in an assistant's message, as a reply had it. index: of a streamed call, which some clients keep."""
+
+    model_config = _STRICT
+
+    id: str = ""
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = None
+    provider_specific_fields: Any = None
+
+    def plain(self) -> ToolCall:
+        return ToolCall(self.id, self.function.name, self.function.arguments)
+
+
+class ToolFields(BaseModel):
+    """The fields of a request that are about tools. What offers none changes nothing."""
+
+    model_config = _STRICT
+
+    tools: Annotated[list[ToolSpec], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    functions: Annotated[list[Any], Field(max_length=0)] | None = None
+    function_call: Literal["none", "auto"] | None = None
+
+    def tool_use(self) -> ToolUse:
+        tools = tuple(tool.plain() for tool in self.tools or ())
+        parallel = self.parallel_tool_calls is not False
+        match self.tool_choice:
+            case NamedTool(function=function):
+                return ToolUse(tools, ToolChoice(ToolMode.REQUIRED, function.name, parallel=False))
+            case None:
+                return ToolUse(tools, ToolChoice(parallel=parallel))
+            case mode:
+                return ToolUse(tools, ToolChoice(ToolMode(mode), parallel=parallel))
+
+
+MessageToolCalls = Annotated[list[MessageToolCall], Field(max_length=MAX_TOOL_CALLS, fail_fast=True)]
+
+
+def called(calls: tuple[ToolCall, ...]) -> list[Json]:
+    """Calls as a message holds them."""
+    return [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in calls
+    ]
+
+
+def finish_reason(reason: FinishReason, calls: tuple[ToolCall, ...], other: str) -> str:
+    """`tool_calls` where a complete reply calls tools, else `other`."""
+    return "tool_calls" if calls and reason is FinishReason.STOP else other
+
+
+class ToolDeltas:
+    """The deltas of one streamed choice: its text beside the calls, and the calls, piece by piece."""
+
+    def __init__(self, form: ToolFormat, request_id: str) -> None:
+        """request_id: of this choice; the calls' ids come from it."""
+        self._parser, self._request_id = ToolCallParser(form), request_id
+
+    def push(self, text: str) -> list[Json]:
+        return self._deltas(self._parser.push(text))
+
+    def finish(self) -> list[Json]:
+        return self._deltas(self._parser.finish())
+
+    def _deltas(self, parts: list[ContentDelta | CallDelta]) -> list[Json]:
+        return [self._delta(part) for part in parts]
+
+    def _delta(self, part: ContentDelta | CallDelta) -> Json:
+        if isinstance(part, ContentDelta):
+            return {"content": part.text}
+        call: Json = {"index": part.index, "function": {"arguments": part.arguments}}
+        if part.name:
+            call = {
+                "index": part.index,
+                "id": call_id(self._request_id, part.index),
+                "type": "function",
+                "function": {"name": part.name, "arguments": part.arguments},
+            }
+        return {"tool_calls": [call]}

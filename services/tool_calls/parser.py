@@ -1,0 +1,308 @@
+"""Reads tool calls from a reply while it comes. No I/O."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from services.domain.tools import ToolCall, arguments_object
+from services.tool_calls.formats import ToolFormat
+
+_ARGUMENTS_KEYS = ("arguments", "parameters")  # models mix them up; there is no doubt what is meant
+_SPACE = " \t\r\n"
+
+
+@dataclass(frozen=True, slots=True)
+class ContentDelta:
+    """Text beside the calls."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallDelta:
+    """Part of call number `index`. name: in a call's first part, else empty. arguments: more of their JSON text."""
+
+    index: int
+    name: str = ""
+    arguments: str = ""
+
+
+Delta = ContentDelta | CallDelta
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedReply:
+    """A whole reply. calls: in order. malformed: it begins a call that is none."""
+
+    content: str
+    calls: tuple[ToolCall, ...] = ()
+    malformed: bool = False
+
+
+def call_id(request_id: str, index: int) -> str:
+    """The id of a reply's call: the same wherever the reply is read."""
+    return "call_" + hashlib.blake2b(f"{request_id}/{index}".encode(), digest_size=12).hexdigest()
+
+
+def parse_reply(text: str, form: ToolFormat, request_id: str) -> ParsedReply:
+    """The calls in a whole reply. A call that is none is content, as it stands."""
+    parser = ToolCallParser(form)
+    deltas = [*parser.push(text), *parser.finish()]
+    content = "".join(delta.text for delta in deltas if isinstance(delta, ContentDelta))
+    names, arguments = dict[int, str](), dict[int, str]()
+    for delta in deltas:
+        if isinstance(delta, CallDelta):
+            names[delta.index] = names.get(delta.index) or delta.name
+            arguments[delta.index] = arguments.get(delta.index, "") + delta.arguments
+    if parser.malformed:
+        return ParsedReply(text, (), malformed=True)
+    calls = tuple(ToolCall(call_id(request_id, i), name, arguments[i] or "{}") for i, name in names.items())
+    return ParsedReply(content, calls)
+
+
+class ToolCallParser:
+    """Feeds on a reply's text and hands out its content and its calls, each as soon as it is certain.
+
+    What is handed out depends on the text alone, not on how it is cut. White space around calls is no content.
+    """
+
+    def __init__(self, form: ToolFormat) -> None:
+        self._form = form
+        self._state: _State = _Text() if form.begin else _Start()
+        self._rest = ""  # not yet certain
+        self._space = ""  # content if more content follows
+        self._raw = ""  # of the call that is being read, until its name is known
+        self.calls = 0
+        self.malformed = False
+
+    def push(self, text: str) -> list[Delta]:
+        """What is certain with this text."""
+        self._rest += text
+        deltas = list[Delta]()
+        while True:
+            before = self._state, len(self._rest)
+            deltas += self._step()
+            if (self._state, len(self._rest)) == before:
+                return deltas
+
+    def finish(self) -> list[Delta]:
+        """What is left once the reply has ended. A call that has not ended is malformed."""
+        state, deltas = self._state, list[Delta]()
+        if isinstance(state, _Call):
+            self.malformed |= state.scanner.named or bool(self._form.begin)
+            if not state.scanner.named:
+                deltas += self._content(self._raw)
+        deltas += self._content(self._rest)
+        if self._space and not self.calls:
+            deltas.append(ContentDelta(self._space))
+        self._state, self._rest, self._raw, self._space = _Plain(), "", "", ""
+        return deltas
+
+    def _step(self) -> list[Delta]:
+        match self._state:
+            case _Start():
+                self._begin_bare()
+            case _Text():
+                return [*self._read_text()]
+            case _Call() as call:
+                return [*self._read_call(call)]
+            case _End():
+                self._read_end()
+            case _Plain():
+                rest, self._rest = self._rest, ""
+                return [*self._content(rest)]
+        return []
+
+    def _begin_bare(self) -> None:
+        """Where an object is a call: does one begin here?"""
+        text = self._rest.lstrip(_SPACE + (self._form.separator if self.calls else ""))
+        if not text:
+            return
+        if text[0] == "{":
+            self._rest, self._raw, self._state = text, "", _Call(_CallScanner())
+        else:
+            self.malformed |= self.calls > 0
+            self._state = _Plain()
+
+    def _read_text(self) -> Iterator[Delta]:
+        begin = self._form.begin
+        at = self._rest.find(begin)
+        if at >= 0:
+            yield from self._content(self._rest[:at])
+            self._rest, self._space, self._raw = self._rest[at + len(begin) :], "", begin
+            self._state = _Call(_CallScanner())
+            return
+        held = _overlap(self._rest, begin)
+        certain, self._rest = self._rest[: len(self._rest) - held], self._rest[len(self._rest) - held :]
+        yield from self._content(certain)
+
+    def _read_call(self, call: "_Call") -> Iterator[Delta]:
+        scanner, text = call.scanner, self._rest
+        if not text:
+            return
+        was_named = scanner.named
+        used = scanner.push(text)
+        self._rest = text[used:]
+        if scanner.named:
+            if not was_named:
+                yield CallDelta(self.calls, scanner.name)
+            if arguments := scanner.take_arguments():
+                yield CallDelta(self.calls, arguments=arguments)
+        else:
+            self._raw += text[:used]
+        if scanner.failed or (scanner.done and not scanner.sound):
+            # Without a mark an object that has no name is an answer in JSON, and no call.
+            self.malformed |= scanner.named or bool(self._form.begin)
+            if not scanner.named:
+                yield from self._content(self._raw)
+            self._raw, self._state = "", _Plain()
+        elif scanner.done:
+            self.calls += 1
+            self._raw, self._state = "", _End() if self._form.end else _Start()
+
+    def _read_end(self) -> None:
+        text, end = self._rest.lstrip(_SPACE), self._form.end
+        if text.startswith(end):
+            self._rest, self._state = text[len(end) :], _Text()
+        elif not end.startswith(text):
+            self.malformed, self._state = True, _Plain()
+        elif text == "":
+            self._rest = ""
+
+    def _content(self, text: str) -> Iterator[Delta]:
+        """Content, but for white space at its end, which waits for what follows."""
+        whole = self._space + text
+        bare = whole.rstrip(_SPACE)
+        if self.calls and isinstance(self._state, _Text):
+            bare, whole = bare.lstrip(_SPACE), whole.lstrip(_SPACE)
+        self._space = whole[len(bare) :]
+        if bare:
+            yield ContentDelta(bare)
+
+
+@dataclass(slots=True)
+class _Start:
+    """Before a call without a mark."""
+
+
+@dataclass(slots=True)
+class _Text:
+    """Outside calls."""
+
+
+@dataclass(slots=True)
+class _Call:
+    """Within one."""
+
+    scanner: "_CallScanner"
+
+
+@dataclass(slots=True)
+class _End:
+    """Behind a call's object, before its end mark."""
+
+
+@dataclass(slots=True)
+class _Plain:
+    """No call can come any more."""
+
+
+_State = _Start | _Text | _Call | _End | _Plain
+
+
+@dataclass(slots=True)
+class _CallScanner:
+    """Follows one JSON object, character by character: its `name`, and the text of its arguments."""
+
+    name: str = ""
+    named: bool = False
+    done: bool = False
+    failed: bool = False
+    _depth: int = 0
+    _in_string: bool = False
+    _escaped: bool = False
+    _key: str | None = None  # None: the next string is a key
+    _value: list[str] = field(default_factory=list)
+    _arguments: list[str] = field(default_factory=list)  # not yet taken
+    _whole: list[str] = field(default_factory=list)  # all of them
+
+    @property
+    def sound(self) -> bool:
+        """Whether a finished object is a call."""
+        return self.named and arguments_object("".join(self._whole)) is not None
+
+    def push(self, text: str) -> int:
+        """Follow the text; return how much of it belongs to the object."""
+        for at, char in enumerate(text):
+            self._take(char)
+            if self.failed or self.done:
+                return at + 1
+        return len(text)
+
+    def take_arguments(self) -> str:
+        """The arguments' text that has come since the last time."""
+        taken, self._arguments = "".join(self._arguments), []
+        return taken
+
+    def _take(self, char: str) -> None:
+        if self._in_string:
+            self._keep(char)
+            if self._escaped:
+                self._escaped = False
+            elif char == "\\":
+                self._escaped = True
+            elif char == '"':
+                self._in_string = False
+                if self._depth == 1 and self._key is None:
+                    self._key = self._decoded()
+        elif self._depth == 0:
+            if char == "{":
+                self._depth = 1
+            elif char not in _SPACE:
+                self.failed = True
+        elif char == '"':
+            self._in_string = True
+            self._keep(char)
+        elif self._depth > 1:
+            self._keep(char)
+            self._depth += (char in "{[") - (char in "}]")
+        elif char in "{[":
+            self._depth = 2
+            self._keep(char)
+        elif char in ",}":
+            self._end_value()
+            self.done = char == "}"
+        elif char not in _SPACE and char != ":":
+            self._keep(char)
+
+    def _keep(self, char: str) -> None:
+        if self._key in _ARGUMENTS_KEYS:
+            self._whole.append(char)
+            self._arguments.append(char)
+        else:
+            self._value.append(char)
+
+    def _end_value(self) -> None:
+        if self._key == "name":
+            self.name = self._decoded() or ""
+            self.named = bool(self.name)
+            self.failed |= not self.named
+        self._key, self._value = None, []
+
+    def _decoded(self) -> str | None:
+        """The string that has been kept; empty where it is none."""
+        kept, self._value = "".join(self._value), []
+        try:
+            value = json.loads(kept)
+        except ValueError:
+            return ""
+        return value if isinstance(value, str) else ""
+
+
+def _overlap(text: str, mark: str) -> int:
+    """Characters at the end of `text` that may be the beginning of `mark`."""
+    for size in range(min(len(text), len(mark) - 1), 0, -1):
+        if mark.startswith(text[-size:]):
+            return size
+    return 0

@@ -1,0 +1,334 @@
+"""Grammars in the engines: replies are of their form, wherever they run; hostile grammars hurt only themselves."""
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from services.domain.errors import InvalidRequest, PenstockError, RequestFailed, UnsupportedByModel
+from services.domain.latency import StepLatencyModel
+from services.domain.requests import (
+    ChatMessage,
+    ChatPrompt,
+    FinishReason,
+    GenerationRequest,
+    Prompt,
+    SamplingParams,
+    TextPrompt,
+    TokenFrame,
+)
+from services.domain.structured import StructuredOutput, StructureKind
+from services.domain.tools import Tool, ToolChoice, ToolMode, ToolUse
+from services.tool_calls import HERMES, parse_reply
+from worker_service.engine.interface import Finished, LastBlocks
+from worker_service.engine.loop import LoopEngine
+from worker_service.engine.simulated import SimulatedEngineOptions, simulated_engine
+from worker_service.engine.torch import TorchEngineOptions, torch_engine
+from worker_service.grammar import GrammarCompiler
+from worker_service.grammar.compiler import MAX_COMPILED
+
+FAMILY = Path(__file__).parents[2] / "models" / "family"
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 3},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+JSON_FORM = StructuredOutput(StructureKind.JSON_SCHEMA, json.dumps(SCHEMA))
+HELLO = ChatPrompt((ChatMessage("user", "hello"),))
+
+
+@pytest.fixture(scope="module", params=["torch", "simulated"])
+async def engine(request: pytest.FixtureRequest) -> AsyncIterator[LoopEngine]:
+    async with _engine(request.param) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+async def other(engine: LoopEngine) -> AsyncIterator[LoopEngine]:
+    """A second engine of the same model."""
+    async with _engine(engine.info.engine) as started:
+        yield started
+
+
+class _engine:  # noqa: N801 - a context manager, used as a function
+    def __init__(self, kind: str, folder: Path = FAMILY / "small") -> None:
+        if kind == "torch":
+            self._engine = torch_engine(TorchEngineOptions(folder, "tiny", kv_tokens=8192))
+        else:
+            latency = StepLatencyModel.linear(1e-4, 1e-6, 0.0)
+            self._engine = simulated_engine(SimulatedEngineOptions("sim", latency, reply_tokens=12))
+
+    async def __aenter__(self) -> LoopEngine:
+        await self._engine.start()
+        return self._engine
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._engine.close()
+
+
+@pytest.fixture(scope="module")
+async def simulated() -> AsyncIterator[LoopEngine]:
+    async with _engine("simulated") as started:
+        yield started
+
+
+async def _reply(
+    engine: LoopEngine,
+    form: StructuredOutput | None,
+    *,
+    prompt: Prompt = HELLO,
+    seed: int | None = None,
+    most: int = 400,
+    resumed: Sequence[int] = (),
+    name: str = "r",
+) -> tuple[str, list[int], FinishReason]:
+    """(text, tokens, reason) of a reply: sampled with a seed, else greedy."""
+    sampling = SamplingParams(1.0 if seed is not None else 0.0, 1.0, seed, most, structured_output=form)
+    text, tokens, reason = "", list[int](), FinishReason.ABORTED
+    async for event in engine.generate(GenerationRequest(name, prompt, sampling, tuple(resumed))):
+        if isinstance(event, TokenFrame):
+            text += event.text
+            tokens += event.token_ids
+        elif isinstance(event, Finished):
+            reason = event.reason
+    return text, tokens, reason
+
+
+async def test_every_reply_fits_its_schema(engine: LoopEngine) -> None:
+    """Greedy, and by eight seeds at once in one batch."""
+    replies = await asyncio.gather(
+        _reply(engine, JSON_FORM), *(_reply(engine, JSON_FORM, seed=seed, name=f"r{seed}") for seed in range(8))
+    )
+    for text, _, reason in replies:
+        value = json.loads(text)
+        assert reason is FinishReason.STOP
+        assert set(value) == {"name", "age", "tags"}
+        assert len(value["name"]) <= 8
+        assert 0 <= value["age"] <= 120
+        assert set(value["tags"]) <= {"a", "b"}
+    assert len({text for text, _, _ in replies}) > 1 or engine.info.engine == "simulated"  # which draws nothing
+
+
+@pytest.mark.parametrize(
+    ("form", "pattern"),
+    [
+        (StructuredOutput(StructureKind.REGEX, r"[0-9]{2}/[a-c]\."), r"[0-9]{2}/[a-c]\."),
+        (StructuredOutput(StructureKind.CHOICE, choices=("yes", 'n"o\n')), 'yes|n"o\n'),
+        (StructuredOutput(StructureKind.GRAMMAR, 'start: "x" /[0-9]{3}/ "y"'), "x[0-9]{3}y"),
+        (StructuredOutput(StructureKind.GRAMMAR, 'root ::= "u" d d\nd ::= [0-9]'), "u[0-9]{2}"),
+    ],
+)
+async def test_every_reply_is_of_its_form(engine: LoopEngine, form: StructuredOutput, pattern: str) -> None:
+    for seed in (None, 1, 2):
+        text, _, reason = await _reply(engine, form, seed=seed)
+        assert re.fullmatch(pattern, text)
+        assert reason is FinishReason.STOP
+
+
+async def test_a_grammar_that_allows_the_free_reply_leaves_it_as_it_is(engine: LoopEngine) -> None:
+    anything = StructuredOutput(StructureKind.REGEX, r"(.|\n)*")
+    for prompt in (HELLO, ChatPrompt((ChatMessage("user", "What is 12 + 30?"),))):
+        for seed in (None, 5):
+            free = await _reply(engine, None, prompt=prompt, seed=seed, most=40)
+            assert await _reply(engine, anything, prompt=prompt, seed=seed, most=40) == free
+
+
+async def test_a_reply_with_a_form_leaves_its_neighbours_as_they_are(engine: LoopEngine) -> None:
+    free = [await _reply(engine, None, seed=seed, most=30) for seed in range(3)]
+    together = await asyncio.gather(
+        *(_reply(engine, None, seed=seed, most=30, name=f"f{seed}") for seed in range(3)),
+        *(_reply(engine, JSON_FORM, seed=seed, name=f"j{seed}") for seed in range(3)),
+    )
+    assert list(together[:3]) == free
+
+
+async def test_a_reply_goes_on_elsewhere_with_its_form(engine: LoopEngine, other: LoopEngine) -> None:
+    """Failover and resumption: behind any of its tokens the other engine writes the rest, token by token the same."""
+    text, tokens, reason = await _reply(engine, JSON_FORM, seed=3)
+    for at in (1, len(tokens) // 2, len(tokens) - 2):
+        rest, more, ended = await _reply(other, JSON_FORM, seed=3, resumed=tokens[:at])
+        assert tokens[:at] + more == tokens
+        assert text.endswith(rest)
+        assert ended is reason
+
+
+async def test_a_reply_moves_with_its_form(engine: LoopEngine, other: LoopEngine) -> None:
+    """Its KV goes along; its place in the grammar is found anew from its tokens."""
+    form = StructuredOutput(StructureKind.REGEX, "([a-f][0-9]){60}")
+    _, whole, _ = await _reply(engine, form, seed=4)
+    sampling = SamplingParams(1.0, 1.0, 4, 400, structured_output=form)
+    request, seen = GenerationRequest("moves", HELLO, sampling), list[int]()
+    events = engine.generate(request)
+    async for event in events:
+        seen += event.token_ids if isinstance(event, TokenFrame) else ()
+        if len(seen) >= 5:
+            break
+    stopped = await engine.pause("moves", 0)
+    held = len(stopped.tokens) - 1
+    present = await other.reserve("t", other.kv_layout, stopped.tokens[:held])
+    await engine.leave("moves")
+    await events.aclose()
+    moved = [*stopped.tokens[len(stopped.tokens) - stopped.output_tokens :]]
+    async for event in other.enter("t", request, stopped.tokens, LastBlocks(present, stopped.data[present:])):
+        if isinstance(event, TokenFrame):
+            moved += event.token_ids
+    assert moved == whole
+
+
+async def test_tokens_that_break_the_form_cannot_be_resumed(engine: LoopEngine) -> None:
+    with pytest.raises(InvalidRequest, match="resume_token_ids"):
+        await _reply(engine, JSON_FORM, resumed=engine.tokenizer.encode_text("no object"))
+
+
+async def test_drafts_are_verified_under_the_form(engine: LoopEngine) -> None:
+    """A draft of the reply's own tokens stands; one that breaks the form stands up to there."""
+    _, tokens, _ = await _reply(engine, JSON_FORM)
+    prompt = engine.tokenizer.encode(HELLO)
+    sampling = SamplingParams(0.0, structured_output=JSON_FORM)
+    prefix, draft = [*prompt, *tokens[:4]], tokens[4:9]
+    verified = await engine.verify("v", prefix, draft, sampling, offset=4)
+    assert (verified.accepted, verified.next_token) == (5, tokens[9])
+    broken = [*draft[:2], next(iter(engine.tokenizer.eos_ids)), *draft[3:]]
+    verified = await engine.verify("v", prefix, broken, sampling, offset=4)
+    assert (verified.accepted, verified.next_token) == (2, tokens[6])
+
+
+TOOLS = (
+    Tool("add", "Adds.", json.dumps({"type": "object", "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 99}},
+                                     "required": ["a"], "additionalProperties": False})),
+    Tool("stop", "", json.dumps({"type": "object", "properties": {}, "additionalProperties": False}), strict=True),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+async def test_a_required_call_is_one(parallel: bool) -> None:
+    async with _engine("simulated") as engine:
+        for text in ("a", "b", "c", "d"):
+            use = ToolUse(TOOLS, ToolChoice(ToolMode.REQUIRED, parallel=parallel))
+            said, _, _ = await _reply(engine, None, prompt=ChatPrompt((ChatMessage("user", text),), use), seed=1)
+            reply = parse_reply(said, HERMES, "r")
+            assert reply.calls
+            assert parallel or len(reply.calls) == 1
+            assert not reply.content
+            assert {call.name for call in reply.calls} <= {"add", "stop"}
+
+
+async def test_a_trained_model_with_a_template_for_tools_is_made_to_call_them(tmp_path: Path) -> None:
+    """The shipped weights know no tools; given a template with tools, the grammar makes valid calls of what they write."""
+    import shutil
+
+    from models.training.second.tokenizer import CHAT_TEMPLATE
+
+    folder = tmp_path / "tools"
+    shutil.copytree(FAMILY / "small", folder)
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE.replace("<|tool|>", "<|user|>"))
+    use = ToolUse(TOOLS, ToolChoice(ToolMode.REQUIRED, "add", parallel=False))
+    prompt = ChatPrompt((ChatMessage("user", "What is 1 + 2?"),), use)
+    async with _engine("torch", folder) as engine:
+        assert engine.tokenizer.tool_format is HERMES
+        for seed in (None, 1, 2):
+            said, _, _ = await _reply(engine, None, prompt=prompt, seed=seed)
+            (call,) = parse_reply(said, HERMES, "r").calls
+            assert call.name == "add"
+            assert json.loads(call.arguments)["a"] <= 99
+
+
+async def test_a_model_without_a_template_for_tools_takes_none() -> None:
+    async with _engine("torch") as engine:
+        assert engine.tokenizer.tool_format is None
+        with pytest.raises(UnsupportedByModel, match="takes no tools"):
+            await _reply(engine, None, prompt=ChatPrompt(HELLO.messages, ToolUse(TOOLS)))
+        unasked = ChatPrompt(HELLO.messages, ToolUse(TOOLS, ToolChoice(ToolMode.NONE)))
+        assert await _reply(engine, None, prompt=unasked, most=5) == await _reply(engine, None, most=5)
+
+
+_HOSTILE = {
+    "unknown keyword": (StructureKind.JSON_SCHEMA, '{"not": {}}'),
+    "endless reference": (StructureKind.JSON_SCHEMA, '{"$ref": "#"}'),
+    "remote reference": (StructureKind.JSON_SCHEMA, '{"$ref": "http://127.0.0.1:9/schema"}'),
+    "no value fits": (StructureKind.JSON_SCHEMA, '{"enum": []}'),
+    "product of alternatives": (
+        StructureKind.JSON_SCHEMA,
+        json.dumps({"allOf": [{"anyOf": [{"properties": {f"k{i}": {"type": t}}} for t in ("string", "null")]}
+                              for i in range(16)]}),
+    ),
+    "deep": (StructureKind.JSON_SCHEMA, '{"items":' * 60 + '{"not": {}}' + "}" * 60),
+    "look-ahead": (StructureKind.REGEX, "(?=a)a"),
+    "repetition of repetitions": (StructureKind.REGEX, "(.{1,1000}){1,1000}x"),
+    "huge count": (StructureKind.REGEX, "a{1000000000}"),
+    "ambiguous": (StructureKind.GRAMMAR, 'start: a\na: a a | "x" | '),
+    "endless rule": (StructureKind.GRAMMAR, "start: start"),
+    "open brackets": (StructureKind.GRAMMAR, "root ::= " + "(" * 60_000),
+    "chain of rules": (StructureKind.GRAMMAR, "root ::= r0\n" + "".join(f'r{i} ::= "a" r{i + 1}\n' for i in range(250))),
+    "special tokens": (StructureKind.GRAMMAR, "start: <|end|> <[0-9]>"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", _HOSTILE)
+async def test_a_hostile_grammar_costs_little_and_hurts_only_its_own_request(simulated: LoopEngine, name: str) -> None:
+    """It is refused by its field, or ends its own reply. Meanwhile another reply comes out whole."""
+    kind, text = _HOSTILE[name]
+    alone = await _reply(simulated, JSON_FORM)
+    began = time.process_time()
+    hostile = asyncio.create_task(_reply(simulated, StructuredOutput(kind, text), name="hostile", most=300))
+    assert await _reply(simulated, JSON_FORM) == alone
+    await asyncio.wait([hostile])
+    if (error := hostile.exception()) is not None:
+        assert isinstance(error, (InvalidRequest, RequestFailed))
+        assert isinstance(error, RequestFailed) or f"structured_output.{kind.value}" in str(error)
+    assert time.process_time() - began < 5, "seconds of CPU"
+    assert (await _reply(simulated, None, name="hostile"))[0], "its id is free again"
+
+
+async def test_a_grammar_that_fails_in_the_middle_ends_its_row_alone(engine: LoopEngine) -> None:
+    kind, text = _HOSTILE["repetition of repetitions"]
+    alone = await _reply(engine, JSON_FORM, seed=9)
+    hostile = asyncio.create_task(_reply(engine, StructuredOutput(kind, text), seed=1, name="hostile", most=300))
+    assert await _reply(engine, JSON_FORM, seed=9) == alone
+    with pytest.raises(RequestFailed, match="structured output"):
+        await hostile
+
+
+async def test_the_event_loop_turns_while_a_grammar_is_compiled(simulated: LoopEngine) -> None:
+    """The compiler works on a thread of its own and leaves the interpreter to others."""
+    slow = {"anyOf": [{"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(20)}, "title": str(j)}
+                      for j in range(40)]}  # fmt: skip
+    form = StructuredOutput(StructureKind.JSON_SCHEMA, json.dumps(slow))
+    task = asyncio.create_task(_reply(simulated, form, most=1))
+    turns = 0
+    while not task.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns > 20
+    if error := task.exception():
+        assert isinstance(error, PenstockError)
+
+
+async def test_a_grammar_is_compiled_once(simulated: LoopEngine) -> None:
+    """The second request with the same schema does not wait for it again, and the longest unused are forgotten."""
+    compiler = GrammarCompiler(simulated.tokenizer, None)
+    properties = {f"field{i}": {"type": "integer"} for i in range(200)}
+    form = StructuredOutput(StructureKind.JSON_SCHEMA, json.dumps({"type": "object", "properties": properties}))
+    request = GenerationRequest("c", TextPrompt("x"), SamplingParams(structured_output=form))
+    try:
+        times = list[float]()
+        for _ in range(3):
+            began = time.process_time()
+            assert await compiler.compile(request, ()) is not None
+            times.append(time.process_time() - began)
+        assert min(times[1:]) < times[0] / 2
+        for i in range(MAX_COMPILED + 3):
+            one = StructuredOutput(StructureKind.REGEX, f"a{i}")
+            await compiler.compile(GenerationRequest("c", TextPrompt("x"), SamplingParams(structured_output=one)), ())
+        assert len(compiler._compiled) == MAX_COMPILED
+    finally:
+        compiler.close()

@@ -1,0 +1,97 @@
+"""Forms of replies on a real SGLang server: in its own parameters, and kept where a reply goes on."""
+
+import json
+import re
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from models.training.second.tokenizer import CHAT_TEMPLATE
+from services.domain import ChatMessage, ChatPrompt, GenerationRequest, InvalidRequest, SamplingParams, TokenFrame
+from services.domain.errors import UnsupportedByModel
+from services.domain.structured import StructuredOutput, StructureKind
+from services.domain.tools import Tool, ToolChoice, ToolMode, ToolUse
+from services.tool_calls import HERMES, parse_reply
+from tests.conftest import FAMILY
+from tests.support.sglang import SglangServers
+from worker_service.engine.interface import Capability
+from worker_service.engine.sglang import SglangEngine
+from worker_service.engine.sglang.forms import sampling_form
+
+USER = (ChatMessage("user", "hello"),)
+SCHEMA = json.dumps(
+    {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 6}, "kind": {"enum": ["a", "b"]}},
+        "required": ["name", "kind"],
+        "additionalProperties": False,
+    }
+)
+JSON_FORM = StructuredOutput(StructureKind.JSON_SCHEMA, SCHEMA)
+ADD = Tool("add", "", json.dumps({"type": "object", "properties": {"unit": {"enum": ["m"]}}, "required": ["unit"]}))
+
+
+def request(
+    form: StructuredOutput | None, use: ToolUse | None = None, resumed: tuple[int, ...] = ()
+) -> GenerationRequest:
+    sampling = SamplingParams(0.0, max_output_tokens=300, structured_output=form)
+    return GenerationRequest("r", ChatPrompt(USER, use or ToolUse()), sampling, resumed)
+
+
+@pytest.mark.parametrize("kind", [StructureKind.GRAMMAR])
+def test_larks_notation_is_no_form_of_the_servers(kind: StructureKind) -> None:
+    with pytest.raises(UnsupportedByModel, match="GBNF"):
+        sampling_form(request(StructuredOutput(kind, 'start: "a"')), None)
+
+
+def test_tools_are_refused_for_a_model_that_takes_none_and_left_alone_where_nothing_is_enforced() -> None:
+    with pytest.raises(UnsupportedByModel, match="takes no tools"):
+        sampling_form(request(None, ToolUse((ADD,))), None)
+    assert sampling_form(request(None, ToolUse((ADD,))), HERMES) == {}
+    assert sampling_form(request(None, ToolUse((ADD,), ToolChoice(ToolMode.NONE))), None) == {}
+
+
+@pytest.fixture
+async def engine(sglang_servers: SglangServers, tmp_path: Path) -> AsyncIterator[SglangEngine]:
+    folder = tmp_path / "tools"
+    shutil.copytree(FAMILY / "small", folder)
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE.replace("<|tool|>", "<|user|>"))
+    made = await sglang_servers.engine(folder, kv_tokens=4096, structured_output=True)
+    await made.start()
+    yield made
+    await made.close()
+
+
+async def reply(engine: SglangEngine, asked: GenerationRequest) -> tuple[str, list[int]]:
+    text, tokens = "", list[int]()
+    async for event in engine.generate(asked):
+        if isinstance(event, TokenFrame):
+            text += event.text
+            tokens += event.token_ids
+    return text, tokens
+
+
+@pytest.mark.sglang
+@pytest.mark.timeout(400)
+async def test_replies_are_of_their_form_and_go_on_with_it(engine: SglangEngine) -> None:
+    assert Capability.STRUCTURED_OUTPUT in engine.info.capabilities
+    text, tokens = await reply(engine, request(JSON_FORM))
+    assert json.loads(text)["kind"] in ("a", "b")
+    half = len(tokens) // 2
+    rest, more = await reply(engine, request(JSON_FORM, resumed=tuple(tokens[:half])))
+    assert tokens[:half] + more == tokens
+    assert text.endswith(rest)
+    for form, pattern in (
+        (StructuredOutput(StructureKind.REGEX, "[0-9]{3}"), "[0-9]{3}"),
+        (StructuredOutput(StructureKind.CHOICE, choices=("yes.", "no?")), r"yes\.|no\?"),
+        (StructuredOutput(StructureKind.GRAMMAR, 'root ::= "u" [0-9] [0-9]'), "u[0-9]{2}"),
+    ):
+        assert re.fullmatch(pattern, (await reply(engine, request(form)))[0])
+    for choice in (ToolChoice(ToolMode.REQUIRED, "add", parallel=False), ToolChoice(ToolMode.REQUIRED, parallel=False)):
+        calls = parse_reply((await reply(engine, request(None, ToolUse((ADD,), choice))))[0], HERMES, "r").calls
+        assert [(call.name, json.loads(call.arguments)) for call in calls] == [("add", {"unit": "m"})]
+    with pytest.raises(InvalidRequest, match="structured_output"):
+        await reply(engine, request(StructuredOutput(StructureKind.REGEX, "(a")))
+    assert json.loads((await reply(engine, request(JSON_FORM)))[0])

@@ -1,0 +1,75 @@
+"""Compiles grammars beside the event loop and the engine's thread."""
+
+from collections import OrderedDict
+from collections.abc import Sequence as Seq
+from typing import TYPE_CHECKING
+
+from services.domain.errors import PenstockError
+from services.domain.requests import GenerationRequest
+from services.text_threads import TextThread
+from services.tool_calls import ToolFormat
+from worker_service.grammar.source import GrammarSource, grammar_characters, reply_grammar
+from worker_service.request_failures import request_failed
+from worker_service.text import Tokenizer
+
+if TYPE_CHECKING:
+    from worker_service.grammar.token_grammar import TokenGrammar, Vocabulary
+
+MAX_COMPILED = 32
+"""Grammars that are kept; the longest unused is forgotten first. Agents send the same few with every request."""
+MAX_WAITING_CHARACTERS = 1_000_000
+"""Of grammars that wait to be compiled: two requests with the most tools that are allowed."""
+
+
+class GrammarCompiler:
+    """One for a worker: a thread of its own, on which the library releases the GIL, and what it has compiled lately."""
+
+    def __init__(self, tokenizer: Tokenizer, form: ToolFormat | None) -> None:
+        """form: how the model writes tool calls; None where it takes no tools."""
+        self._tokenizer, self._form = tokenizer, form
+        self._thread = TextThread("grammars", MAX_WAITING_CHARACTERS)
+        self._vocabulary: Vocabulary | None = None
+        self._compiled: OrderedDict[str, TokenGrammar] = OrderedDict()
+
+    async def compile(self, request: GenerationRequest, output: Seq[int]) -> "TokenGrammar | None":
+        """The grammar of a request's reply, behind the `output` that there is already; None where it has none.
+
+        Raises:
+            InvalidRequest: it cannot be enforced; names the field.
+            UnsupportedByModel: tools are offered to a model that takes none.
+            Overloaded: too much is waiting to be compiled.
+            RequestFailed: the library fails.
+        """
+        characters = grammar_characters(request, self._form) if request.has_form else 0
+        if not characters:
+            return None
+        return await self._thread.submit(characters, lambda: self._begun(request, output))
+
+    def close(self) -> None:
+        self._thread.close()
+
+    def _begun(self, request: GenerationRequest, output: Seq[int]) -> "TokenGrammar":
+        try:
+            return self._get(reply_grammar(request, self._form)).begun(output)
+        except PenstockError:
+            raise
+        except BaseException as error:  # a panic in native code is no Exception
+            raise request_failed(request.request_id, error) from error
+
+    def _get(self, source: GrammarSource) -> "TokenGrammar":
+        """A compiled grammar; the thread's."""
+        from worker_service.grammar.token_grammar import (
+            Vocabulary,
+            compiled,
+        )  # only where it is needed: it loads a library
+
+        known = self._compiled.get(source.text)
+        if known is not None:
+            self._compiled.move_to_end(source.text)
+            return known
+        if self._vocabulary is None:
+            self._vocabulary = Vocabulary(self._tokenizer)
+        grammar = self._compiled[source.text] = compiled(source, self._vocabulary)
+        if len(self._compiled) > MAX_COMPILED:
+            self._compiled.popitem(last=False)
+        return grammar
