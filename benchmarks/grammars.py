@@ -191,13 +191,13 @@ def _vocabulary(size: int) -> list[bytes]:
     if size > 300:
         counts: collections.Counter[str] = collections.Counter()
         for path in sorted(Path(json.__file__).parents[1].rglob("*.py"))[:6000]:
-            for word in re.findall(r" ?\w+| ?[^\w\s]{1,4}|\s+", path.read_text("utf-8", "replace")[:20_000]):
-                counts.update((word[:24], word[:4], word[:6]))
+            for piece in re.findall(r" ?\w+| ?[^\w\s]{1,4}|\s+", path.read_text("utf-8", "replace")[:20_000]):
+                counts.update((piece[:24], piece[:4], piece[:6]))
         known = set(tokens)
-        for word, _ in counts.most_common(2 * size):
+        for piece, _ in counts.most_common(2 * size):
             if len(tokens) == size - 1:
                 break
-            if (token := word.encode()) not in known:
+            if (token := piece.encode()) not in known:
                 known.add(token)
                 tokens.append(token)
         tokens += [b"<unused%d>" % i for i in range(size - 1 - len(tokens))]
@@ -210,12 +210,12 @@ def _encoder(tokens: list[bytes]) -> Callable[[bytes], list[int]]:
     longest = max(map(len, tokens))
 
     def encode(text: bytes) -> list[int]:
-        made, at = list[int](), 0
+        parts, at = list[int](), 0
         while at < len(text):
             length = next(n for n in range(min(longest, len(text) - at), 0, -1) if text[at : at + n] in ids)
-            made.append(ids[text[at : at + length]])
+            parts.append(ids[text[at : at + length]])
             at += length
-        return made
+        return parts
 
     return encode
 

@@ -144,13 +144,13 @@ def tool_use_from_proto(chat: pb.ChatPrompt, path: str) -> ToolUse:
         return NO_TOOLS
     at_most(chat.tools, MAX_TOOLS, f"{path}.tools", "tools")
     tools = tuple(Tool(t.name, t.description, t.parameters_json or ANY_OBJECT, t.strict) for t in chat.tools)
-    asked = chat.tool_choice
-    mode = _TOOL_MODES_BACK.get(asked.mode)
-    if asked.function:
+    choice = chat.tool_choice
+    mode = _TOOL_MODES_BACK.get(choice.mode)
+    if choice.function:
         if mode not in (None, ToolMode.REQUIRED):
             raise invalid(f"{path}.tool_choice.mode", "must be TOOL_MODE_REQUIRED where a function is named")
         mode = ToolMode.REQUIRED
-    return ToolUse(tools, ToolChoice(mode or ToolMode.AUTO, asked.function, not asked.single_call))
+    return ToolUse(tools, ToolChoice(mode or ToolMode.AUTO, choice.function, not choice.single_call))
 
 
 def structured_output_to_proto(structured_output: StructuredOutput) -> pb.StructuredOutput:

@@ -221,7 +221,7 @@ def test_every_command_is_in_this_file_and_has_its_help(installed: Installed) ->
 
 def test_down_and_measure_get_as_far_as_they_can(installed: Installed) -> None:
     down = installed.run("penstock", "down")
-    assert (down.returncode, down.stderr) == (1, "penstock: no mesh runs from .penstock\n")
+    assert (down.returncode, down.stderr) == (1, "penstock: no mesh is running from .penstock\n")
     (installed.folder / "prompts.jsonl").write_text('{"prompt": "hello"}\n')
     measured = installed.run("penstock", "measure", "prompts.jsonl", "--target", "127.0.0.1:9")
     assert measured.returncode == 1

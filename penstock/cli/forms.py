@@ -40,11 +40,11 @@ def structured_output(
         "--grammar": grammar,
         "--choice": choice or None,
     }
-    asked = [name for name, value in given.items() if value is not None]
-    if not asked:
+    given_names = [name for name, value in given.items() if value is not None]
+    if not given_names:
         return None
-    if len(asked) > 1:
-        fail(f"{asked[1]}: cannot be combined with {asked[0]}", 2)
+    if len(given_names) > 1:
+        fail(f"{given_names[1]}: cannot be combined with {given_names[0]}", 2)
     return StructuredOutput(
         json_object=json_object,
         json_schema=_json(json_schema, "--json-schema", dict) if json_schema is not None else None,
@@ -60,14 +60,16 @@ def tools(path: Path | None, choice: str | None) -> tuple[Tool, ...]:
         if choice not in (None, "auto", "none"):
             fail("--tool-choice: needs --tools", 2)
         return ()
-    made = []
+    parsed = []
     for i, entry in enumerate(_json(path, "--tools", list)):
         function = entry.get("function", entry) if isinstance(entry, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             fail(f"--tools: {path}: entry {i} has no function with a name", 2)
         parameters = function.get("parameters") or {"type": "object"}
-        made.append(Tool(function["name"], function.get("description") or "", parameters, bool(function.get("strict"))))
-    return tuple(made)
+        parsed.append(
+            Tool(function["name"], function.get("description") or "", parameters, bool(function.get("strict")))
+        )
+    return tuple(parsed)
 
 
 def _json(path: Path, flag: str, kind: type) -> Any:

@@ -71,7 +71,7 @@ def plan(
         if objective is None:
             simple = confidence is None and budget == Budget.AT_MOST.value and len(site.tiers) <= MOST_TIERS
             objective = (Objective.END_TO_END if simple else Objective.LARGEST_TIER).value
-        asked = Options(
+        chosen = Options(
             gpus=gpus,
             min_quality=min_quality,
             max_latency_s=max_latency,
@@ -91,7 +91,7 @@ def plan(
                 lambda demand, others: plan_cascade(
                     site,
                     demand,
-                    asked,
+                    chosen,
                     runs=others,
                     on_evaluation=lambda n: progress.update(bar, description=f"planning: {n} routings tried"),
                 ),
@@ -108,7 +108,7 @@ def plan(
             unguaranteed = planned
             if planned.promise is not None:
                 progress.update(bar, description="planning without the guarantee, for comparison")
-                unguaranteed = plan_cascade(site, demand, asked, confidence=None)
+                unguaranteed = plan_cascade(site, demand, chosen, confidence=None)
             inputs = PlanInputs(
                 cluster=str(cluster.resolve()),
                 models=str(models.resolve()),

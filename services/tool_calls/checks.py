@@ -1,7 +1,7 @@
 """Whether a reply is of the form that was asked for. No I/O.
 
 What a grammar has enforced passes, unless it was cut off; what a model wrote by itself may not. Schemas are checked by the
-keywords that agents use: types, enumerations, properties, items. Patterns are not run here: they could take for ever.
+keywords that agents use: types, enumerations, properties, items. Patterns are not run here: their run time has no bound.
 """
 
 import json
@@ -30,7 +30,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 def reply_objection(
     text: str, tool_use: ToolUse, tool_format: str, structured_output: StructuredOutput | None
 ) -> str | None:
-    """Why a reply is worthless to whoever asked for calls or for a form; None where it is not.
+    """Why a reply does not meet the request for calls or a form; None if it does.
 
     tool_format: how the model writes calls; empty where that is not known.
     """

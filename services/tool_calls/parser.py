@@ -14,7 +14,7 @@ _SPACE = " \t\r\n"
 
 @dataclass(frozen=True, slots=True)
 class ContentDelta:
-    """Text beside the calls."""
+    """Text next to the calls."""
 
     text: str
 
@@ -292,9 +292,9 @@ class _CallScanner:
 
     def _decoded(self) -> str | None:
         """The string that has been kept; empty where it is none."""
-        kept, self._value = "".join(self._value), []
+        text, self._value = "".join(self._value), []
         try:
-            value = json.loads(kept)
+            value = json.loads(text)
         except ValueError:
             return ""
         return value if isinstance(value, str) else ""

@@ -16,9 +16,9 @@ def template_chat(prompt: ChatPrompt) -> tuple[list[dict[str, Any]], list[dict[s
 
 def template_message(message: ChatMessage) -> dict[str, Any]:
     """A message as chat templates read it. Arguments are objects there, for templates write them as JSON themselves."""
-    made: dict[str, Any] = {"role": message.role, "content": encodable(message.content)}
+    rendered: dict[str, Any] = {"role": message.role, "content": encodable(message.content)}
     if message.tool_calls:
-        made["tool_calls"] = [
+        rendered["tool_calls"] = [
             {
                 "id": call.id,
                 "type": "function",
@@ -27,8 +27,8 @@ def template_message(message: ChatMessage) -> dict[str, Any]:
             for call in message.tool_calls
         ]
     if message.tool_call_id:
-        made["tool_call_id"] = message.tool_call_id
-    return made
+        rendered["tool_call_id"] = message.tool_call_id
+    return rendered
 
 
 def template_tool(tool: Tool) -> dict[str, Any]:

@@ -103,8 +103,13 @@ def _set_junk(message: Any, descriptor: FieldDescriptor, rng: random.Random) -> 
         FieldDescriptor.TYPE_STRING: ("", "x", "y" * 300),
         FieldDescriptor.TYPE_BOOL: (True, False),
     }
-    if descriptor.name == "stop":
-        message.stop.extend(rng.choice(values[descriptor.type]) for _ in range(rng.randint(0, 18)))
+    if descriptor.message_type is not None:
+        getattr(message, descriptor.name).SetInParent()
+        for field in descriptor.message_type.fields:
+            if rng.random() < 0.4:
+                _set_junk(getattr(message, descriptor.name), field, rng)
+    elif descriptor.is_repeated:
+        getattr(message, descriptor.name).extend(rng.choice(values[descriptor.type]) for _ in range(rng.randint(0, 18)))
     else:
         setattr(message, descriptor.name, rng.choice(values[descriptor.type]))
 

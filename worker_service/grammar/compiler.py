@@ -1,4 +1,4 @@
-"""Compiles grammars beside the event loop and the engine's thread."""
+"""Compiles grammars outside the event loop and the engine's thread."""
 
 from collections import OrderedDict
 from collections.abc import Sequence as Seq

@@ -314,7 +314,7 @@ class SglangEngine(MovingRequests):
         context = self._info.max_context_tokens
         reply_rules.check_draft(prefix, draft, offset, distributions, context, self._tokenizer.vocab_size)
         if sampling.structured_output is not None:
-            raise NotServed("a draft of a reply with a form: SGLang tells its likeliest tokens without one")
+            raise NotServed("a draft of a reply with a form: SGLang tells its most likely tokens without one")
         if not sampling.greedy and not distributions:
             raise NotServed("a sampled draft without its distributions: SGLang uses its own random numbers")
         vocab_size = self._tokenizer.vocab_size

@@ -1,7 +1,7 @@
 """A reply's form in SGLang's own sampling parameters. No I/O.
 
-The server compiles and enforces it. Its place in a grammar begins with the request, so a reply that goes on elsewhere is
-written again from its beginning there (`moves.MovingRequests`).
+The server compiles and enforces it. Its place in a grammar begins with the request, so a reply that moves to another server
+is generated again from its start there (`moves.MovingRequests`).
 """
 
 import json

@@ -31,9 +31,9 @@ def restricted(logits: torch.Tensor, rows: Seq[int], allowed: npt.NDArray[np.int
     bits = np.unpackbits(np.ascontiguousarray(allowed).view(np.uint8), axis=1, bitorder="little")[:, : logits.shape[-1]]
     forbidden = torch.ones((len(rows), logits.shape[-1]), dtype=torch.bool)
     forbidden[:, : bits.shape[1]] = torch.from_numpy(bits == 0)
-    made = logits.clone()
-    made[list(rows)] = made[list(rows)].masked_fill(forbidden.to(logits.device), -torch.inf)
-    return made
+    masked = logits.clone()
+    masked[list(rows)] = masked[list(rows)].masked_fill(forbidden.to(logits.device), -torch.inf)
+    return masked
 
 
 def distributions(logits: torch.Tensor, positions: Seq[Position]) -> torch.Tensor:
