@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # Test files that run side by side: more than two cores, for tests that wait for processes compute nothing meanwhile.
-JOBS ?= 3
+JOBS ?= 4
 PIP := $(BIN)/pip --disable-pip-version-check
 
 .PHONY: help install demo test test-sglang check format stubs settings-page compose-check bench models clean

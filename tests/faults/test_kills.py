@@ -115,13 +115,17 @@ async def kill_amid(streams: list[Stream], action: Callable[[], None]) -> list[S
 async def test_a_killed_worker_costs_no_token_of_its_streams(
     mesh: LocalMesh, client: AsyncClient, undisturbed: dict[str, str]
 ) -> None:
-    await until(client, whole(mesh))
     before = (await client.status()).failovers
-    streams = await kill_amid(
-        [Stream(client, prompt, model="large") for prompt in PROMPTS], lambda: kill(mesh, "worker-large-0")
-    )
-    assert {s.prompt: s.text for s in streams} == undisturbed
-    assert (await client.status()).failovers > before, "the kill came too late to matter"
+    for _ in range(5):  # where this process gets no CPU, the replies may end before the kill
+        await until(client, whole(mesh))
+        streams = await kill_amid(
+            [Stream(client, prompt, model="large") for prompt in PROMPTS], lambda: kill(mesh, "worker-large-0")
+        )
+        assert {s.prompt: s.text for s in streams} == undisturbed
+        if (await client.status()).failovers > before:
+            break
+    else:
+        pytest.fail("no kill came in the middle of a reply")
     assert (await client.status()).failed == 0
     await until(client, whole(mesh))
 
