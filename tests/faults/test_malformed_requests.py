@@ -1,6 +1,6 @@
 """Whatever is sent to a mesh, it is answered in order, and nobody else is harmed. Real processes.
 
-There are ten thousand malformed HTTP requests and ten thousand malformed gRPC calls. Four hundred of each are tried, or all
+There are ten thousand malformed HTTP requests and ten thousand malformed gRPC calls. A thousand of each are tried, or all
 of them with `--all-faults`.
 """
 
@@ -29,7 +29,7 @@ from tests.support.malformed_grpc import LIMIT_S, GrpcCase, grpc_cases
 from tests.support.malformed_http import HttpCase, http_cases
 from tests.support.raw_http import exchange
 
-SAMPLE, ALL = 400, 10_000
+SAMPLE, ALL = 1_000, 10_000
 AT_ONCE = 12
 ANSWER_S = 30.0  # what takes longer hangs
 QUIET_S = 1.0  # without an answer by then, a client that may not have sent everything closes its side
