@@ -118,11 +118,8 @@ def serve_with_slos(
                     i = n - 1
                     while i >= 0 and (reserved + best_effort_kv > kv_tokens or n >= max_running):
                         if counts[KIND, i] == BEST_EFFORT and outcome[who[i]] != ADMITTED:
-                            best_effort_kv -= counts[CONTEXT, i] + counts[PENDING, i]
-                            queued = _queue(queue, queued, who[i])
-                            preemptions[who[i]] += 1
-                            best_effort_running -= 1
-                            n = _remove(counts, times, who, n, i)
+                            best_effort_kv -= _preempt(counts, times, who, n, i, queue, queued, preemptions)
+                            best_effort_running, queued, n = best_effort_running - 1, queued + 1, n - 1
                         i -= 1
                     for row in range(COUNTS):
                         counts[row, n] = new_counts[row, at]
@@ -159,11 +156,8 @@ def serve_with_slos(
         i = n - 1
         while i >= 0 and reserved + best_effort_kv + best_effort_running > kv_tokens:
             if counts[KIND, i] == BEST_EFFORT and outcome[who[i]] != ADMITTED:
-                best_effort_kv -= counts[CONTEXT, i] + counts[PENDING, i]
-                queued = _queue(queue, queued, who[i])
-                preemptions[who[i]] += 1
-                best_effort_running -= 1
-                n = _remove(counts, times, who, n, i)
+                best_effort_kv -= _preempt(counts, times, who, n, i, queue, queued, preemptions)
+                best_effort_running, queued, n = best_effort_running - 1, queued + 1, n - 1
             i -= 1
         prompts = prompts_by_deadline(counts, times, n, order)
         left_over = NONE
@@ -228,3 +222,13 @@ def _remove(counts: N, times: F, who: N, n: int, i: int) -> int:
             times[row, k - 1] = times[row, k]
         who[k - 1] = who[k]
     return n - 1
+
+
+@numba.njit(cache=True, nogil=True)
+def _preempt(counts: N, times: F, who: N, n: int, i: int, queue: N, queued: int, preemptions: N) -> int:
+    """Queue the best-effort request of column i again and take the column out; returns the KV tokens that it held."""
+    held = counts[CONTEXT, i] + counts[PENDING, i]
+    _queue(queue, queued, who[i])
+    preemptions[who[i]] += 1
+    _remove(counts, times, who, n, i)
+    return held

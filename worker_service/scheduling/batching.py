@@ -68,10 +68,6 @@ class BatchScheduler:
     def get(self, request_id: str) -> Sequence | None:
         return self._by_id.get(request_id)
 
-    def can_ever_run(self, tokens: int) -> bool:
-        """Whether a sequence of this length fits into an empty pool."""
-        return -(-tokens // self.pool.block_tokens) <= self.pool.count
-
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence.
 
