@@ -31,6 +31,7 @@ from router_service.migration.bidding import MoveAgent
 from router_service.migration.movable_reply import MovableReply, Moved, NotMoved
 from router_service.routing.instance_pool import MIN_FULL_S, InstancePool
 from router_service.routing.placement import Placed
+from router_service.routing.prefix_affinity import prefixes_of
 from router_service.routing.prompt_length import PromptLengths
 from services.domain.errors import (
     DeadlineExceeded,
@@ -114,6 +115,7 @@ class TierGeneration:
             Unavailable, DeadlineExceeded: No instance could be tried, or all that were tried failed.
         """
         prompt, history = request.prompt, history or FailureHistory()
+        prefixes = prefixes_of(prompt)
 
         def pass_event(event: TierEvent) -> None:
             if isinstance(event, TierAdmitted):
@@ -126,7 +128,10 @@ class TierGeneration:
         budget = TryBudget(self._policy.max_attempts, self._policy.max_refusals)
         failed_id, reason = "", ""
         while True:
-            record = await self._place(request, assembler, failed_id, deadline_s, may_give_up=may_give_up)
+            prefix_holder = self._pool.prefix_affinity.where(tier, prefixes)
+            record = await self._place(
+                assembler, request.request_id, failed_id, prefix_holder, deadline_s, may_give_up=may_give_up
+            )
             assembler.try_instance(record.instance_id, reason)
             try:
                 done = await self._attempt(record, request, assembler, deadline_s, parent, history)
@@ -154,7 +159,7 @@ class TierGeneration:
                         raise
                     raise Unavailable(f"tier {tier}: no instance could complete it, the last one: {error}") from error
                 continue
-            self._pool.prefix_affinity.learn(tier, prompt, assembler.instance_id)
+            self._pool.prefix_affinity.learn(tier, prefixes, assembler.instance_id)
             self._pool.succeeded(assembler.instance_id)
             return done
 
@@ -221,9 +226,10 @@ class TierGeneration:
 
     async def _place(
         self,
-        request: GenerationRequest,
         assembler: ReplyAssembler,
+        request_id: str,
         avoid: str,
+        prefix_holder: str,
         deadline_s: float,
         *,
         may_give_up: bool,
@@ -236,11 +242,10 @@ class TierGeneration:
         """
         loop, number, tier = asyncio.get_running_loop(), self._pool.number(), assembler.tier
         tokens = assembler.prompt_tokens + len(assembler.token_ids)
-        prefix_holder = self._pool.prefix_affinity.where(tier, request.prompt)
         wait_s = self._policy.tier_wait_s if assembler.reported or not may_give_up else 0.0
         give_up_at = loop.time() + wait_s
         while True:
-            result = self._pool.place(tier, request.request_id, tokens, avoid=avoid, prefix_holder=prefix_holder)
+            result = self._pool.place(tier, request_id, tokens, avoid=avoid, prefix_holder=prefix_holder)
             if isinstance(result, Placed):
                 return result.record
             now = loop.time()
