@@ -47,14 +47,6 @@ def expected_tokens(length: int, acceptance: float) -> float:
     return float(length) if acceptance >= 1 else (1 - acceptance**length) / (1 - acceptance)
 
 
-def tightened_tpot_s(tpot_s: float, late_s: float, window_tokens: int) -> float:
-    """The pace to plan for a request that is `late_s` behind its promise: it catches up within `window_tokens` tokens.
-
-    At most tpot_s; where it is further behind than these tokens may take, a hundredth of it: as fast as can be.
-    """
-    return max(tpot_s / 100, tpot_s - max(0.0, late_s) / window_tokens)
-
-
 def speculation_lengths(
     tiers: Sequence[SpeculationTier],
     latency: StepLatencyModel,
