@@ -428,14 +428,12 @@ class MeshSlo(BaseModel):
     hop_time_s: float = Field(default=0.5, ge=0)
     """No further instance of a tier is tried later than this after the first one."""
 
-    def of_request(self, slo: Slo | None, path: str = "slo") -> Slo | None:
-        """The objectives of a request, its class looked up. path: of the request's field.
+    def resolved(self, slo: Slo, path: str = "slo") -> Slo:
+        """The objectives of a request, with those of its class and a fallback. path: of the request's field.
 
         Raises:
             InvalidRequest: There is no such class; names the field.
         """
-        if slo is None:
-            return None
         objectives = slo
         if slo.name:
             if slo.name not in self.classes:
