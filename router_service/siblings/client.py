@@ -20,7 +20,7 @@ from services.process_slot import ProcessSlot
 
 _log = logging.getLogger(__name__)
 
-COUNTERS_TIMEOUT_S = 0.5  # a process needs about a millisecond
+COUNTERS_TIMEOUT_S = 2.0  # a process needs about a millisecond, and much longer on a machine whose cores are all busy
 COUNTERS_AGE_S = (
     0.1  # however many clients watch the status of one process, it asks the others ten times a second at most
 )

@@ -55,6 +55,7 @@ async def answering(instance_id: str) -> AsyncIterator[tuple[str, Health]]:
 @asynccontextmanager
 async def probing(address: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[InstancePool]:
     monkeypatch.setattr(lease_probe, "INTERVAL_S", 0.01)
+    monkeypatch.setattr(lease_probe, "TIMEOUT_S", 60.0)
     pool = InstancePool(expired_view(address), ejection_s=60.0)
     async with ChannelPool() as channels:
         task = asyncio.create_task(LeaseProbe(pool, channels).run())
@@ -65,7 +66,7 @@ async def probing(address: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.005)
 
