@@ -117,7 +117,7 @@ def _head(mesh: MeshStatus) -> Panel:
 def _objectives(mesh: MeshStatus) -> str:
     """Requests with an SLO, by how they were served."""
     slo = mesh.slo
-    return f"{slo.kept} kept, {slo.broken} broken, {slo.best_effort} best effort, {slo.declined} declined  "
+    return f"{slo.attained} met, {slo.broken} broken, {slo.best_effort} best effort, {slo.declined} declined  "
 
 
 def _answering(mesh: MeshStatus) -> tuple[str, str]:

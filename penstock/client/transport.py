@@ -217,7 +217,7 @@ def status_from_proto(status: pb.MeshStatus) -> types.MeshStatus:
             for p in status.processes
         ),
         slo=types.SloCounts(
-            kept=router.slo.kept_count,
+            attained=router.slo.attained_count,
             broken=router.slo.broken_count,
             best_effort=router.slo.best_effort_count,
             declined=router.slo.declined_count,

@@ -384,9 +384,9 @@ class RouterProcessStatus:
 
 @dataclass(frozen=True, slots=True)
 class SloCounts:
-    """Requests with an SLO that have ended. kept, broken: a worker had promised to keep it."""
+    """Requests with an SLO that have ended. attained, broken: a worker had promised to keep it."""
 
-    kept: int = 0
+    attained: int = 0
     broken: int = 0
     best_effort: int = 0
     declined: int = 0

@@ -39,12 +39,15 @@ class ReplyPromise:
     def attainment(self) -> Attainment:
         return self._attainment.result()
 
-    def granted(self, slo: Slo | None, *, kept: bool) -> SloClass:
-        """Note the class that a worker serves the reply in; return it. slo: what it was asked for, kept: its answer."""
+    def granted(self, slo: Slo | None, *, slo_kept: bool) -> SloClass:
+        """Note the class that a worker serves the reply in; return it.
+
+        slo: what it was asked for. slo_kept: whether it promises to keep that.
+        """
         if self._begun and (slo is None or not slo.asks) and self.slo_class is not None:
             return self.slo_class  # all that was promised has been kept
-        self.slo_class = SloClass.STANDARD if kept else SloClass.BEST_EFFORT
-        self.promised = self.promised or kept
+        self.slo_class = SloClass.STANDARD if slo_kept else SloClass.BEST_EFFORT
+        self.promised = self.promised or slo_kept
         return self.slo_class
 
     def take(self, frame: TokenFrame, now_s: float) -> None:

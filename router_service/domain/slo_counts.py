@@ -5,16 +5,16 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class SloCounts:
-    """Requests with an SLO that have ended, by how they were served. kept, broken: a worker had promised to keep it."""
+    """Requests with an SLO that have ended, by how they were served. attained, broken: a worker had promised to keep it."""
 
-    kept: int = 0
+    attained: int = 0
     broken: int = 0
     best_effort: int = 0
     declined: int = 0
 
     def __add__(self, other: "SloCounts") -> "SloCounts":
         return SloCounts(
-            self.kept + other.kept,
+            self.attained + other.attained,
             self.broken + other.broken,
             self.best_effort + other.best_effort,
             self.declined + other.declined,

@@ -153,10 +153,16 @@ class Attempt:
         tier, instance_id = self._assembler.tier, self._assembler.instance_id
         match event:
             case WorkerAdmitted():
-                granted = None if self._promise is None else self._promise.granted(self._slo, kept=event.slo_kept)
-                kept = granted is SloClass.STANDARD
+                granted = None if self._promise is None else self._promise.granted(self._slo, slo_kept=event.slo_kept)
                 self._assembler.admitted(
-                    TierAdmitted(tier, instance_id, kept, event.prompt_tokens, event.max_output_tokens, granted)
+                    TierAdmitted(
+                        tier,
+                        instance_id,
+                        granted is SloClass.STANDARD,
+                        event.prompt_tokens,
+                        event.max_output_tokens,
+                        granted,
+                    )
                 )
             case WorkerDeclined():
                 self._span.add_event("declined", {"penstock.reason": event.reason})

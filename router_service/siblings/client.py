@@ -119,4 +119,6 @@ def counters_from_proto(response: pb.GetCountersResponse) -> ProcessCounters:
 
 
 def slo_counters_from_proto(counters: pb.SloCounters) -> SloCounts:
-    return SloCounts(counters.kept_count, counters.broken_count, counters.best_effort_count, counters.declined_count)
+    return SloCounts(
+        counters.attained_count, counters.broken_count, counters.best_effort_count, counters.declined_count
+    )

@@ -64,7 +64,7 @@ def moved_to_proto(moved: Moved) -> pb.ReplyMoved:
 
 def slo_counters_to_proto(counts: SloCounts) -> pb.SloCounters:
     return pb.SloCounters(
-        kept_count=counts.kept,
+        attained_count=counts.attained,
         broken_count=counts.broken,
         best_effort_count=counts.best_effort,
         declined_count=counts.declined,

@@ -86,7 +86,7 @@ class RouterStats:
         elif slo_class is SloClass.BEST_EFFORT:
             self.slo.best_effort += 1
         elif attained:
-            self.slo.kept += 1
+            self.slo.attained += 1
         else:
             self.slo.broken += 1
         label = "declined" if slo_class is None else slo_class.value

@@ -106,11 +106,7 @@ class Scene:
         token_ids, instances = list[int](), list[str]()
         sampling = SamplingParams(seed=1, max_output_tokens=TOKENS)
         request = GenerationRequest(request_id, TextPrompt(request_id), sampling)  # no prompt is known anywhere
-<<<<<<< HEAD
         deadline_s = asyncio.get_running_loop().time() + 300
-        events = (generation or self.tier(silence_s)).generate(
-=======
-        deadline_s = asyncio.get_running_loop().time() + 30
 
         def on_event(event: TierEvent) -> None:
             match event:
@@ -121,7 +117,6 @@ class Scene:
                     instances.append(event.to_instance_id)
 
         done = await (generation or self.tier(silence_s)).generate(
->>>>>>> w-path
             tier,
             request,
             deadline_s,

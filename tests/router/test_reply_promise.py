@@ -52,24 +52,24 @@ def test_phases_behind_a_marker_and_those_that_have_passed_travel_as_what_they_a
 def test_a_promise_stays_made_whatever_becomes_of_its_class() -> None:
     promise = ReplyPromise(Promise(1.0, (SloPhase(0, 0.1),)))
     slo = promise.remainder(0.0)
-    assert promise.granted(slo, kept=True) is SloClass.STANDARD
-    assert promise.granted(slo, kept=False) is SloClass.BEST_EFFORT
+    assert promise.granted(slo, slo_kept=True) is SloClass.STANDARD
+    assert promise.granted(slo, slo_kept=False) is SloClass.BEST_EFFORT
     assert promise.promised
     first_only = ReplyPromise(Promise(1.0))
-    first_only.granted(first_only.remainder(0.0), kept=True)
+    first_only.granted(first_only.remainder(0.0), slo_kept=True)
     first_only.take(frame(0), 0.5)
     assert first_only.remainder(0.6) is None, "all has been kept"
-    assert first_only.granted(None, kept=False) is SloClass.STANDARD
+    assert first_only.granted(None, slo_kept=False) is SloClass.STANDARD
 
 
 def test_a_move_needs_slack_for_its_stall() -> None:
     promise = ReplyPromise(Promise(10.0, (SloPhase(0, 0.1),)))
     assert promise.allows_stall(99.0, 0.0), "nothing is promised yet"
-    promise.granted(promise.remainder(0.0), kept=True)
+    promise.granted(promise.remainder(0.0), slo_kept=True)
     promise.take(frame(0), 1.0)
     assert promise.allows_stall(0.05, 1.0)
     assert not promise.allows_stall(0.2, 1.0)
-    promise.granted(promise.remainder(1.0), kept=False)
+    promise.granted(promise.remainder(1.0), slo_kept=False)
     assert promise.allows_stall(99.0, 1.0), "a best-effort reply has nothing to lose"
 
 

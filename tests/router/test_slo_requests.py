@@ -144,8 +144,8 @@ async def test_requests_with_an_slo_are_counted_by_how_they_were_served(mesh: Te
     await events_of(client, IMPOSSIBLE)
     await events_of(client, Slo(name="strict"))
     after = (await client.status()).slo
-    assert (after.kept, after.best_effort, after.declined) == (
-        before.kept + 1,
+    assert (after.attained, after.best_effort, after.declined) == (
+        before.attained + 1,
         before.best_effort + 1,
         before.declined + 1,
     )

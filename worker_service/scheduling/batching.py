@@ -251,8 +251,8 @@ class BatchScheduler:
                     return 0
                 self.preempt(victim, preempted)
             sequence.blocks += self.pool.take(needed)
-        wanted = end - (there - 1 - sequence.draft)
-        chunks.append(Chunk(sequence, computed, count, min(max(0, wanted), count)))
+        last_positions = end - (there - 1 - sequence.draft)
+        chunks.append(Chunk(sequence, computed, count, min(max(0, last_positions), count)))
         return count
 
     def _victim(self, keep: frozenset[str], chunks: list[Chunk]) -> Sequence | None:

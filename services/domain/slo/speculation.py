@@ -7,7 +7,7 @@ the last is the model's own (sl = 1 is plain decoding), a step brings Acc(sl_l) 
 
 and the lengths are those for which the prefill throughput is greatest:
 
-    (tokens that fit in T(sl) beside max_l sl_l - 1 draft steps - sum over l of n_l sl_l) / T(sl).
+    (tokens that fit in T(sl) in addition to max_l sl_l - 1 draft steps - sum over l of n_l sl_l) / T(sl).
 
 Given T, the best length of a tier is the least that keeps its pace: more only takes tokens from prompts and adds draft steps.
 T is always some tpot_l * Acc(k). So it is enough to try L * max_length values of T, and for each the least lengths: the

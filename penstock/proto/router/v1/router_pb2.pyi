@@ -1068,12 +1068,12 @@ class SloCounters(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    KEPT_COUNT_FIELD_NUMBER: _builtins.int
+    ATTAINED_COUNT_FIELD_NUMBER: _builtins.int
     BROKEN_COUNT_FIELD_NUMBER: _builtins.int
     BEST_EFFORT_COUNT_FIELD_NUMBER: _builtins.int
     DECLINED_COUNT_FIELD_NUMBER: _builtins.int
-    kept_count: _builtins.int
-    """A worker promised to keep it, and it was kept."""
+    attained_count: _builtins.int
+    """A worker promised to keep it, and it was attained."""
     broken_count: _builtins.int
     """A worker promised to keep it, and it was not, or the request failed."""
     best_effort_count: _builtins.int
@@ -1082,14 +1082,14 @@ class SloCounters(_message.Message):
     def __init__(
         self,
         *,
-        kept_count: _builtins.int = ...,
+        attained_count: _builtins.int = ...,
         broken_count: _builtins.int = ...,
         best_effort_count: _builtins.int = ...,
         declined_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["best_effort_count", b"best_effort_count", "broken_count", b"broken_count", "declined_count", b"declined_count", "kept_count", b"kept_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attained_count", b"attained_count", "best_effort_count", b"best_effort_count", "broken_count", b"broken_count", "declined_count", b"declined_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

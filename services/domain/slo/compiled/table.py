@@ -1,6 +1,6 @@
 """The requests that the compiled scheduler plans for, by order of arrival. No I/O, no clock.
 
-A worker keeps one table beside its running requests. Only what changes is written between two steps, so that planning and
+A worker keeps one table of its running requests. Only what changes is written between two steps, so that planning and
 committing a step cost microseconds each, whatever the number of requests.
 """
 
