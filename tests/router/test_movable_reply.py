@@ -105,7 +105,7 @@ async def test_a_second_move_whose_source_dies_goes_on_at_its_target() -> None:
     request = GenerationRequest("r", TextPrompt("hello"), SamplingParams(seed=1))
     reply, events = read(script, request, loop.time() + 60)
     admitted = WorkerAdmitted(slo_kept=True, prompt_tokens=1, max_output_tokens=9)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         script.say("a", admitted, token(0))
         assert [await anext(events), await anext(events)] == [admitted, token(0)]
 
