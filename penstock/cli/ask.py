@@ -147,8 +147,8 @@ def _line(event: object) -> str:
     match event:
         case TierStarted():
             return f"  {event.tier}: running on {event.instance_id}"
-        case TierAdmitted(slo_class=str()):
-            return f"  {event.tier}: served as {event.slo_class.replace('_', ' ')} by {event.instance_id}"
+        case TierAdmitted(slo_class=str() as slo_class):
+            return f"  {event.tier}: served as {slo_class.replace('_', ' ')} by {event.instance_id}"
         case TierDeclined():
             return f"  {event.tier}: declined by {event.instance_id}: {event.reason}"
         case Judged(score=None):
