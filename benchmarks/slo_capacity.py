@@ -20,8 +20,16 @@ from benchmarks import report
 from benchmarks.slo_scenarios import LOOSE_TPOT_S, SCENARIOS, TIGHT_TPOT_S, Scenario, Stretch, stretch
 from benchmarks.slo_scenarios import replica as replica_of
 from planner_service.files import model_of_catalogue
-from planner_service.simulator import Replica
-from planner_service.simulator.judged import BatchPolicy, Deployment, Disaggregated, Judged, PlainReplicas, SloReplicas
+from planner_service.simulator import Replica, Workload
+from planner_service.simulator.judged import (
+    BatchPolicy,
+    Deployment,
+    Disaggregated,
+    Judged,
+    PlainReplicas,
+    Promises,
+    SloReplicas,
+)
 from planner_service.simulator.workload import Bools
 from services.domain.latency import StepLoad
 from services.domain.slo import SpeculationTier, speculation_lengths
@@ -52,6 +60,28 @@ FULL = Effort(6000, (1, 2, 3, 4, 5), 1500)
 QUICK = Effort(1800, (1, 2, 3), 600)
 
 
+@dataclass(frozen=True, slots=True)
+class _Predicted:
+    """The SLO policy with each reply predicted as long as the quantile of the workload's replies, as a worker does."""
+
+    fleet: SloReplicas
+
+    @property
+    def gpus(self) -> int:
+        return self.fleet.gpus
+
+    @property
+    def replica(self) -> Replica:
+        return self.fleet.replica
+
+    def serve(self, work: Workload, promises: Promises, *, misses_allowed: int | None = None) -> Judged:
+        predicted = np.full(len(work), int(np.quantile(work.output_tokens, PREDICTED_QUANTILE)))
+        return self.fleet.serve(work, promises, misses_allowed=misses_allowed, predicted=predicted)
+
+
+Simulated = Deployment | _Predicted
+
+
 def attained(judged: Judged, run: Stretch) -> Bools:
     """(requests) a request attains its SLO if every round of it does."""
     result = np.ones(run.requests, np.bool_)
@@ -59,7 +89,7 @@ def attained(judged: Judged, run: Stretch) -> Bools:
     return result
 
 
-def reaches(deployment: Deployment, runs: Iterable[Stretch], requests: int, target: float) -> bool:
+def reaches(deployment: Simulated, runs: Iterable[Stretch], requests: int, target: float) -> bool:
     """Whether the share of all requests of all runs is at least the target; gives up as soon as it cannot be."""
     allowed = math.floor((1 - target) * requests + 1e-9)
     for run in runs:
@@ -74,7 +104,7 @@ def reaches(deployment: Deployment, runs: Iterable[Stretch], requests: int, targ
 
 
 def capacity_per_s(
-    deployment: Deployment, scenario: Scenario, target: float, requests: int, seeds: Sequence[int], start: float = 1.0
+    deployment: Simulated, scenario: Scenario, target: float, requests: int, seeds: Sequence[int], start: float = 1.0
 ) -> float:
     """Requests per second and GPU, by doubling and bisection from `start`; 0 where even the lowest rate misses."""
     latency = deployment.replica.latency
@@ -202,7 +232,7 @@ def ablations(scenario: Scenario, full_per_s: float, effort: Effort) -> dict[str
     replica = replica_of(scenario.model)
     requests, seeds = effort.tuning, effort.seeds[:2]
 
-    def over(deployment: Deployment) -> float:
+    def over(deployment: Simulated) -> float:
         return capacity_per_s(deployment, scenario, TARGETS[0], requests, seeds, start=full_per_s) / whole
 
     whole = capacity_per_s(slo_replicas(replica), scenario, TARGETS[0], requests, seeds, start=full_per_s)
@@ -223,25 +253,6 @@ def ablations(scenario: Scenario, full_per_s: float, effort: Effort) -> dict[str
         flush=True,
     )
     return {"name": scenario.name, "over_all": rows}
-
-
-@dataclass(frozen=True, slots=True)
-class _Predicted:
-    """The SLO policy with each reply predicted as long as the quantile of the workload's replies, as a worker does."""
-
-    fleet: SloReplicas
-
-    @property
-    def gpus(self) -> int:
-        return self.fleet.gpus
-
-    @property
-    def replica(self) -> Replica:
-        return self.fleet.replica
-
-    def serve(self, work: Any, promises: Any, *, misses_allowed: int | None = None) -> Judged:
-        predicted = np.full(len(work), int(np.quantile(work.output_tokens, PREDICTED_QUANTILE)))
-        return self.fleet.serve(work, promises, misses_allowed=misses_allowed, predicted=predicted)
 
 
 DRAFT_SHARE, ACCEPTANCE = 0.05, 0.7

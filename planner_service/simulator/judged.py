@@ -6,7 +6,6 @@ asks for an SLO: one that is declined, dropped or served as best effort has miss
 """
 
 import enum
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +19,7 @@ from planner_service.simulator.workload import Bools, Floats, Ints, Workload
 from services.domain.errors import invalid
 from services.domain.slo.compiled.layout import step_model
 
+UNPROMISED_TPOT_S = 0.1  # how long a reply without a promised pace is assumed to stay, for the choice of a replica
 NEVER_LATER = np.iinfo(np.int64).max
 
 
@@ -196,12 +196,12 @@ class Disaggregated:
             arrays = (work.arrival_s[rows], work.input_tokens[rows], ones)
             if not run.serve(rows, *arrays, np.zeros(len(rows), np.int64), engine, self.replica, False):
                 return run.result()
-        more = np.flatnonzero(work.output_tokens > 1)
-        moved_s = run.finish_s + self.transfer_token_s * work.input_tokens
+        more: Ints = np.flatnonzero(work.output_tokens > 1)
+        moved_s: Floats = run.finish_s + self.transfer_token_s * work.input_tokens
         more = more[np.argsort(moved_s[more], kind="stable")]
         engine = _engine(self.replica, BatchPolicy.DECODE_FIRST)
-        paces = np.minimum(promises.tightest_s, math.inf)
-        stay_s = (work.output_tokens * np.where(np.isfinite(paces), paces, 0.1))[more]
+        paces = np.where(np.isfinite(promises.tightest_s), promises.tightest_s, UNPROMISED_TPOT_S)
+        stay_s: Floats = work.output_tokens[more].astype(np.float64) * paces[more]
         first_s = run.first_s.copy()
         for places in _least_resident(moved_s[more], stay_s, self.decode):
             rows = more[places]
@@ -236,8 +236,9 @@ class _Run:
         drop_late: bool,
     ) -> bool:
         """Serve the requests `rows`; False where too many have missed."""
-        slos = Slos(*(values[rows] for values in self._slos))
-        judgement = Judgement(*(values[rows] for values in self._judgement))
+        whole, due = self._judgement, self._slos
+        slos = Slos(due.first_due_s[rows], due.tpot_s[rows], due.later_tpot_s[rows], due.later_from[rows])
+        judgement = Judgement(whole.tokens[rows], whole.allowed_s[rows], whole.lead_s[rows], whole.misses[rows])
         first_s, finish_s = np.zeros(len(rows)), np.zeros(len(rows))
         before = int((self._judgement.misses > 0).sum())
         steps = serve_judged(
@@ -254,8 +255,8 @@ class _Run:
             first_s,
             finish_s,
         )
-        for values, part in zip(self._judgement, judgement, strict=True):
-            values[rows] = part
+        whole.tokens[rows], whole.allowed_s[rows] = judgement.tokens, judgement.allowed_s
+        whole.lead_s[rows], whole.misses[rows] = judgement.lead_s, judgement.misses
         self.first_s[rows], self.finish_s[rows] = first_s, finish_s
         self._abandoned = steps == GIVEN_UP
         return not self._abandoned

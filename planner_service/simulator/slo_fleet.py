@@ -364,7 +364,7 @@ def _end_step(
     judgement: Judgement,
     out: FleetOutcome,
 ) -> int:
-    """Judge the tokens of a step that has ended and remove requests that have all of theirs; returns how many newly missed."""
+    """Judge the tokens of a step that has ended and remove requests that have all of theirs; returns the new misses."""
     n, missed = one.sizes[_COLUMNS], 0
     emits = np.zeros(n, np.int64)
     for i in range(n):

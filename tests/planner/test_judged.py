@@ -12,6 +12,7 @@ from planner_service.simulator import EngineLimits, Replica, Workload
 from planner_service.simulator.attainment_kernel import Slos, judge_token, new_judgement
 from planner_service.simulator.judged import (
     BatchPolicy,
+    Deployment,
     Disaggregated,
     PlainReplicas,
     Promises,
@@ -26,7 +27,7 @@ REPLICA = Replica(ReplicaShape(1, 1), LATENCY, 20_000, EngineLimits(64, 512))
 
 
 def burst(count: int, gap_s: float, prompt: int = 400, output: int = 20) -> Workload:
-    return Workload(np.arange(count) * gap_s, np.full(count, prompt), np.full(count, output))
+    return Workload(np.arange(count, dtype=np.float64) * gap_s, np.full(count, prompt), np.full(count, output))
 
 
 def promises(count: int, ttft_s: float, tpot_s: float) -> Promises:
@@ -58,7 +59,7 @@ def test_tokens_are_judged_as_the_attainment_tracker_does(
 def test_every_deployment_attains_all_of_a_light_load() -> None:
     """Five requests, far apart: no policy misses one, and all of them finish with the same first token times."""
     work, slos = burst(5, 2.0), promises(5, 0.2, 0.05)
-    deployments = [
+    deployments: list[Deployment] = [
         SloReplicas(REPLICA),
         SloReplicas(REPLICA, 2, hops=1, decline=True),
         *(PlainReplicas(REPLICA, policy, drop_late=drop) for policy in BatchPolicy for drop in (False, True)),
@@ -87,7 +88,9 @@ def test_a_burst_costs_the_slo_policy_some_requests_and_the_others_nearly_all() 
 def test_a_declined_request_tries_the_next_replica_and_may_be_admitted_there() -> None:
     """Two replicas, requests in turn, every other one long: without a hop the busy replica declines what the other admits."""
     count = 40
-    work = Workload(np.arange(count) * 0.004, np.where(np.arange(count) % 2, 20, 500), np.full(count, 10))
+    work = Workload(
+        np.arange(count, dtype=np.float64) * 0.004, np.where(np.arange(count) % 2, 20, 500), np.full(count, 10)
+    )
     slos = promises(count, 0.4, 0.05)
     fleet = SloReplicas(REPLICA, 2, decline=True, least_loaded=False)
     without, hopping = fleet.serve(work, slos), replace(fleet, hops=1).serve(work, slos)
