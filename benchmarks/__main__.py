@@ -14,6 +14,7 @@ BENCHMARKS = (
     "grammars",
     "overhead",
     "router_scaling",
+    "router_streams",
     "simulator",
     "slo_admission",
     "slo_capacity",

@@ -138,4 +138,4 @@ async def move_reply(tiers: TierGeneration, view: MeshView, request_id: str, ins
     target = next((r for r in view.instances(Role.WORKER) if r.instance_id == instance_id), None)
     if target is None or target.model is None:
         raise NotFound("worker", instance_id)
-    return await tiers.move(worker_request_id(request_id, target.model.tier), target, "routed for")
+    return await tiers.move(worker_request_id(request_id, target.model.tier), target, "asked for")

@@ -36,6 +36,7 @@ from router_service.routing.instance_pool import MIN_FULL_S, InstancePool
 from router_service.routing.placement import Placed, SloNeed
 from router_service.routing.prefix_affinity import prefixes_of
 from router_service.routing.prompt_length import PromptLengths
+from services import telemetry
 from services.domain.errors import (
     DeadlineExceeded,
     NotFound,
@@ -49,6 +50,9 @@ from services.domain.requests import FinishReason, GenerationRequest, TokenUsage
 from services.event_streams import OnTokens
 
 _log = logging.getLogger(__name__)
+
+MAX_TRACED_CALLS = 32
+"""Attempts and moves of one reply that have spans; a reply may move any number of times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +141,7 @@ class TierGeneration:
             tier, request.resume_token_ids, self._lengths.estimate(tier, prompt), pass_event, on_tokens
         )
         budget = TryBudget(self._policy.max_attempts, self._policy.max_refusals)
+        spans = telemetry.SpanBudget(MAX_TRACED_CALLS)
         failed_id, reason = "", ""
         loop = asyncio.get_running_loop()
         hops = SloHops(self._hops, promise.fallback, loop.time()) if promise is not None else None
@@ -159,7 +164,9 @@ class TierGeneration:
             declines = hops is not None and hops.asks_to_decline(placed.others, now_s, begun=begun)
             assembler.try_instance(record.instance_id, reason)
             try:
-                done = await self._attempt(record, request, assembler, deadline_s, parent, history, promise, declines)
+                done = await self._attempt(
+                    record, request, assembler, deadline_s, parent, spans, history, promise, declines
+                )
             except PenstockError as error:
                 failed_id = assembler.instance_id
                 failure = self._record_failure(assembler, request.request_id, failed_id, error, history)
@@ -213,6 +220,7 @@ class TierGeneration:
         assembler: ReplyAssembler,
         deadline_s: float,
         parent: Context,
+        spans: telemetry.SpanBudget,
         history: FailureHistory,
         promise: ReplyPromise | None,
         declines: bool,
@@ -230,6 +238,7 @@ class TierGeneration:
             assembler,
             deadline_s,
             parent,
+            spans,
             on_failure=failed_meanwhile,
             may_move=lambda: not history.is_poisonous(self._policy.max_deaths),
             promise=promise,
