@@ -59,7 +59,7 @@ def measured(mesh: RunningVersion, streams: int) -> dict[str, float]:
 def measure(rounds: int) -> dict[str, Any]:
     """Each number of streams `rounds` times.
 
-    carried: the largest number that was carried in the median. by_cpu: the number that one core carries by the CPU per token.
+    carried: the largest number that was carried in the median. by_cpu: what one core carries by the CPU per token.
     """
     root, rows = cgroup_root(), list[dict[str, float]]()
     if root is None:
