@@ -10,7 +10,7 @@ from grpc import aio
 
 from penstock.proto.router.v1 import router_pb2 as pb
 from penstock.proto.router.v1 import router_pb2_grpc
-from router_service.migration.movable_reply import MOVE_TIMEOUT_S, Moved, NotMoved
+from router_service.migration.movable_reply import MAX_MOVE_S, Moved, NotMoved
 from router_service.siblings.counters import ProcessCounters
 from services import proto_codec as common
 from services.background import end
@@ -80,7 +80,7 @@ class Siblings(AbstractAsyncContextManager["Siblings"]):
     async def _move(self, index: int, request_id: str, instance_id: str) -> Moved | NotMoved | None:
         request = pb.MoveOwnReplyRequest(request_id=request_id, instance_id=instance_id)
         try:
-            response = await self._stub(index).MoveOwnReply(request, timeout=MOVE_TIMEOUT_S)
+            response = await self._stub(index).MoveOwnReply(request, timeout=MAX_MOVE_S)
         except aio.AioRpcError as error:
             _log.info("process %d does not respond: %s", index, error.details())
             return None

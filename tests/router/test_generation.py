@@ -2,9 +2,10 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
+from typing import Any
 
 import grpc
 import pytest
@@ -19,7 +20,9 @@ from router_service.clients.reply_multiplexer import MultiplexerPool
 from router_service.clients.worker_client import WorkerClient
 from router_service.domain.events import InstanceChanged, TierStarted
 from router_service.domain.failures import FAILURES_TO_EJECT, FailureHistory
-from router_service.generation.tier_generation import GenerationEvent, RetryPolicy, TierDone, TierGeneration
+from router_service.generation.attempt import TierDone
+from router_service.generation.reply_assembler import TierEvent
+from router_service.generation.tier_generation import RetryPolicy, TierGeneration
 from router_service.migration.bidding import BidLimits, MoveAgent
 from router_service.migration.movable_reply import Moved, NotMoved
 from router_service.routing.instance_pool import InstancePool
@@ -44,9 +47,8 @@ from services.domain.errors import (
     invalid,
 )
 from services.domain.requests import PROGRESS_TOKENS, FinishReason
-from services.event_streams import OnTokens
+from tests.support.called_events import called
 from tests.support.scripted_worker_servicer import PLACES, Act, Script, ScriptedWorker
-from tests.support.token_events import iterated
 
 TOKENS = 40
 LONG_AGO = -1e9
@@ -105,27 +107,27 @@ class Scene:
         sampling = SamplingParams(seed=1, max_output_tokens=TOKENS)
         request = GenerationRequest(request_id, TextPrompt(request_id), sampling)  # no prompt is known anywhere
         deadline_s = asyncio.get_running_loop().time() + 300
-        events = (generation or self.tier(silence_s)).generate(
+
+        def on_event(event: TierEvent) -> None:
+            match event:
+                case TierStarted():
+                    instances.append(event.instance_id)
+                case InstanceChanged():
+                    assert event.offset == len(token_ids)
+                    instances.append(event.to_instance_id)
+
+        done = await (generation or self.tier(silence_s)).generate(
             tier,
             request,
             deadline_s,
             Context(),
+            on_event=on_event,
             on_tokens=lambda frame: token_ids.extend(frame.token_ids),
             may_give_up=may_give_up,
             history=history,
         )
-        async with aclosing(events):
-            async for event in events:
-                match event:
-                    case TierStarted():
-                        instances.append(event.instance_id)
-                    case InstanceChanged():
-                        assert event.offset == len(token_ids)
-                        instances.append(event.to_instance_id)
-                    case TierDone():
-                        assert token_ids == list(range(TOKENS)), "each token once"
-                        return Seen(token_ids, instances, event)
-        raise EOFError
+        assert token_ids == list(range(TOKENS)), "each token once"
+        return Seen(token_ids, instances, done)
 
     @property
     def tried(self) -> dict[str, int]:
@@ -162,12 +164,19 @@ async def test_after_a_move_it_is_the_target_that_is_ejected(scene: Scene) -> No
     deadline_s = asyncio.get_running_loop().time() + 300
     token_ids, instances, moving, history = list[int](), list[str](), None, FailureHistory()
 
-    def generated(on_tokens: OnTokens) -> AsyncGenerator[GenerationEvent, None]:
-        return tier.generate(
-            "only", request, deadline_s, Context(), on_tokens=on_tokens, may_give_up=False, history=history
+    async def generated(call: Callable[[Any], None]) -> TierDone:
+        return await tier.generate(
+            "only",
+            request,
+            deadline_s,
+            Context(),
+            on_event=call,
+            on_tokens=call,
+            may_give_up=False,
+            history=history,
         )
 
-    async with aclosing(iterated(generated)) as events:
+    async with aclosing(called(generated)) as events:
         async for event in events:
             if isinstance(event, TokenFrame):
                 token_ids += event.token_ids

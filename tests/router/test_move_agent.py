@@ -52,7 +52,10 @@ class Scene:
 
     def reply(self) -> MovableReply:
         workers = WorkerClient(self.channels, self.sessions, 60.0)
-        return MovableReply(workers, self.sender, REQUEST, asyncio.get_running_loop().time() + 60, ())
+        deadline_s = asyncio.get_running_loop().time() + 60
+        return MovableReply(
+            workers, self.sender, REQUEST, deadline_s, (), on_event=lambda _: None, on_tokens=lambda _: None
+        )
 
 
 @pytest.fixture

@@ -295,7 +295,7 @@ OWNED = {
     "services/testing.py": "awaited by the context that creates it",
     "penstock/cli/local.py": "waits of one function",
     "penstock/local/mesh.py": "waits of one function",
-    "router_service/generation/tier_generation.py": "a move: ended with its reply",
+    "router_service/generation/attempt.py": "a move: ended with its reply",
     "router_service/heartbeats.py": "the reader of one stream: ended with it",
     "judge_service/scorers/llm.py": "the questions of one call: awaited by it",
     "router_service/migration/movable_reply.py": "a claim: ended with its reply",
