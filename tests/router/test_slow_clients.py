@@ -98,7 +98,7 @@ async def test_no_write_outlasts_the_deadline(redis: RedisProcess, mesh_file: Me
     ):
         with closing(connect(mesh)) as connection:
             if over_http:
-                await asyncio.get_running_loop().sock_sendall(connection, post(ENDLESS | {"stream": True}))
+                await asyncio.get_running_loop().sock_sendall(connection, post(ENDLESS_CHAT | {"stream": True}))
                 await first_byte(connection)
             else:
                 stub: Any = router_pb2_grpc.RouterServiceStub(channel)
@@ -183,7 +183,7 @@ async def read_all(connection: socket.socket) -> bytes:
     return found
 
 
-ENDLESS = {
+ENDLESS_CHAT = {
     "model": "large",
     "messages": [{"role": "user", "content": "endless"}],
     "max_tokens": MAX_TOKENS,
@@ -195,7 +195,7 @@ ENDLESS = {
 @pytest.mark.parametrize("stream", [True, False])
 async def test_an_http_client_that_does_not_read_loses_its_request(mesh: TestMesh, stream: bool) -> None:
     """Its connection is closed, streamed or not; place and engine slot come free, and another request is served."""
-    body = ENDLESS | {"stream": stream} | ({} if stream else {"model": "fast", "max_tokens": WHOLE_REPLY_TOKENS})
+    body = ENDLESS_CHAT | {"stream": stream} | ({} if stream else {"model": "fast", "max_tokens": WHOLE_REPLY_TOKENS})
     with closing(connect(mesh)) as connection:
         received = b""
         with held_engines():
@@ -222,7 +222,7 @@ async def test_an_http_client_that_does_not_read_loses_its_request(mesh: TestMes
 async def test_a_body_that_does_not_come_is_answered_with_408(mesh: TestMesh) -> None:
     """In OpenAI's shape; the connection is closed behind it."""
     with closing(connect(mesh)) as connection:
-        await asyncio.get_running_loop().sock_sendall(connection, post(ENDLESS)[:-20])
+        await asyncio.get_running_loop().sock_sendall(connection, post(ENDLESS_CHAT)[:-20])
         received = await read_all(connection)
     head, _, content = received.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 408 ")
