@@ -81,6 +81,7 @@ class _Reply:
     texts: list[str] | None = None  # of what is not held, where it may have calls
     done: TierDone | None = None
     score: float | None = None
+    score_reason: str = ""
     accepted: bool = False
     failure: str = ""
     ended_at: float = 0.0
@@ -310,7 +311,15 @@ class RequestDriver:
                     escalation = decided if isinstance(decided, Escalate) else None
                     reply.score, reply.accepted = score, escalation is None
                     scorer = verdict.scorer if verdict is not None else plan.scorer
-                    yield Judged(reply.tier.name, score, reply.tier.threshold or 0.0, escalation is None, scorer)
+                    reply.score_reason = verdict.reason if verdict is not None else ""
+                    yield Judged(
+                        reply.tier.name,
+                        score,
+                        reply.tier.threshold or 0.0,
+                        escalation is None,
+                        scorer,
+                        reply.score_reason,
+                    )
                 else:
                     reply.accepted = True
                 self._end(reply)
@@ -454,6 +463,7 @@ class RequestDriver:
                 accepted=r.accepted,
                 usage=r.usage(),
                 time_s=r.ended_at - r.started_at,
+                score_reason=r.score_reason,
             )
             for r in replies
         )
