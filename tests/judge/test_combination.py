@@ -163,14 +163,7 @@ async def test_a_combination_is_fitted_by_the_command_and_served(tmp_path: Path,
         ({"scorers": ["exact", "least"]}, "was fitted to exact, least, not to least, exact"),
         ({"models": {}}, "a model of all tiers"),
         ({"models": {"": {"mean": [0]}}}, "scale"),
-        (
-            {
-                "models": {
-                    "": {"mean": [0], "scale": [1], "weights": [1], "intercept": 0, "samples": 1, "auc": 1, "brier": 0}
-                }
-            },
-            "needs 2 means",
-        ),  # fmt: skip
+        ({"models": {"": SHORT_MODEL}}, "needs 2 means"),
         ("{", "Expecting"),
     ],
 )

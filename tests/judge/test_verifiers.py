@@ -101,11 +101,7 @@ PROGRAMS = {
     "exits": ("import os\nos._exit(0)", False),
     "exits politely": (ADD + "raise SystemExit(0)", False),
     "prints": (ADD + "print('x' * 10**6)", True),
-    "writes to its pipes": (
-        ADD
-        + "import os\nfor fd in range(3, 9):\n    try:\n        os.write(fd, b'x' * 10**4)\n    except OSError:\n        pass",
-        False,
-    ),  # fmt: skip
+    "writes to its pipes": (ADD + FLOOD, False),
     "has a /tmp": (ADD + "open('/tmp/x', 'w').write('x')\nassert open('/tmp/x').read() == 'x'", True),
     "fills the disk": (ADD + "open('/tmp/x', 'w').write('x' * 2**25)", False),
     "fills the memory": (ADD + "x = bytearray(2**30)", False),
