@@ -116,6 +116,8 @@ def _scorer_problems(mesh: MeshFile) -> Iterator[FieldProblem]:
         for name in scorer.scorers:
             if name not in names[:i]:
                 yield FieldProblem(f"{field}.scorers", f"no scorer '{name}' above this one")
+    if mesh.router.flag_below is not None and not mesh.judge.replicas:
+        yield FieldProblem("router.flag_below", "needs a judge, but judge.replicas is 0")
     if not names:
         yield FieldProblem("judge.scorers", "at least one is needed")
     if len(set(names)) != len(names):

@@ -283,6 +283,10 @@ class MeshRouter(BaseModel):
     judge_open_s: float = Field(default=1.0, gt=0)
     """A judge that timed out three times in a row gets no requests for this long (circuit breaker); then one request probes
     it."""
+    flag_below: float | None = Field(default=None, ge=0, le=100)
+    """Answers of the last tier (and of a tier that a request names) are judged at their end, too, and flagged to the client
+    and counted if they score less than this. The end of a reply then waits for the judge, its tokens do not. Empty: these
+    answers are not judged."""
     worker_silence_s: float = Field(default=15.0, gt=0)
     """A worker that sends nothing on a stream for this long counts as failed for that request."""
     heartbeat_s: float = Field(default=5.0, ge=0.05)

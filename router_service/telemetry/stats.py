@@ -5,7 +5,7 @@ from collections import Counter, deque
 
 from opentelemetry.metrics import Meter
 
-from router_service.domain.events import Escalated, Finished, Judged, RouterEvent
+from router_service.domain.events import Escalated, Finished, InstanceChanged, Judged, RouterEvent
 from services.counters import LabelledCounter
 from services.domain.mesh_view import MeshView
 from services.domain.plans import CASCADE_MODEL
@@ -34,6 +34,7 @@ class RouterStats:
         self._migrations = LabelledCounter(meter, "penstock.router.migrations", by_tier, unit="{migration}")
         escalations = ("penstock.tier", "penstock.reason")
         self._escalations = LabelledCounter(meter, "penstock.router.escalations", escalations, unit="{escalation}")
+        self._flagged = LabelledCounter(meter, "penstock.router.flagged", by_tier, unit="{answer}")
         self._judged = meter.create_histogram("penstock.router.score", unit="1")
         self._ttft_metric = meter.create_histogram("gen_ai.server.time_to_first_token", unit="s")
         self._duration = meter.create_histogram("gen_ai.server.request.duration", unit="s")
@@ -43,11 +44,19 @@ class RouterStats:
     def saw(self, event: RouterEvent, model: str) -> None:
         """Count an event of a request to `model`."""
         match event:
-            case Judged(tier=tier, score=score) if score is not None:
+            case Judged(tier=tier, score=score, flagged=flagged) if score is not None:
                 self._judged.record(score, {"penstock.tier": tier})
+                if flagged:
+                    self._flagged.add(1, tier)
             case Escalated(from_tier=tier, reason=reason):
                 self.escalated[tier] += 1
                 self._escalations.add(1, tier, reason.value)
+            case InstanceChanged(tier=tier, moved=True):
+                self.migrations += 1
+                self._migrations.add(1, tier)
+            case InstanceChanged(tier=tier):
+                self.failovers += 1
+                self._failovers.add(1, tier)
             case Finished():
                 self.finished += 1
                 self.answered[event.tier] += 1
@@ -80,15 +89,6 @@ class RouterStats:
         """A request was turned away for want of room, as a rule before its model was known; it may be tried again."""
         self.rejected += 1
         self._rejections.add(1)
-
-    def failover(self, tier: str) -> None:
-        self.failovers += 1
-        self._failovers.add(1, tier)
-
-    def migration(self, tier: str) -> None:
-        """A reply goes on at another instance, with its KV."""
-        self.migrations += 1
-        self._migrations.add(1, tier)
 
     def recent_ttft_s(self) -> tuple[float, ...]:
         """Times to first token of the last requests, in seconds."""
