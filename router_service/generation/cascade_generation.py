@@ -206,7 +206,9 @@ class CascadeGeneration:
         finally:
             otel_context.detach(token)
 
-    def _begin(self, tier: TierPlan, request: RouterRequest, output: RequestOutput, *, held: bool, kept: bool) -> TierAnswer:
+    def _begin(
+        self, tier: TierPlan, request: RouterRequest, output: RequestOutput, *, held: bool, kept: bool
+    ) -> TierAnswer:
         texts: list[str] | None = None
         if offers_tools(request):
             resumed = request.resume is not None and request.resume.tier == tier.name

@@ -29,8 +29,8 @@ class TierAnswer:
     """One tier's answer so far. Times are the event loop's, in seconds.
 
     held: for the judge; its frames are kept until it is accepted. kept: passed on, and kept to be judged at its end.
-    answered_at: when the first token was passed on. with_logprobs: whether the client asked for them. texts: of an answer that
-    is not held, if it may contain tool calls. score_reason, flagged: as in Judged.
+    answered_at: when the first token was passed on. with_logprobs: whether the client asked for them. texts: of an answer
+    that is not held, if it may contain tool calls. score_reason, flagged: as in Judged.
     """
 
     tier: TierPlan
