@@ -16,7 +16,6 @@ from worker_service.engine.digest import model_digest
 from worker_service.engine.interface import Capability, EngineInfo, EngineUnusable
 from worker_service.engine.latency_fit import measured_latency
 from worker_service.engine.loop import LoopEngine, OutputCoalescing
-from worker_service.engine.torch import attention
 from worker_service.engine.torch.runner import TorchRunner
 from worker_service.scheduling import BatchLimits, BlockPool, PolicyName
 from worker_service.text.hf import HfTokenizer
@@ -28,7 +27,7 @@ MODEL_TYPES = ("llama", "qwen2", "qwen3")
 
 @dataclass(frozen=True, slots=True)
 class TorchEngineOptions:
-    """folder: a model in Hugging Face format. The other fields are as in the tier of a mesh file."""
+    """folder: a model in Hugging Face format. kernel, fused: as in TorchRunner. The rest is as in the tier of a mesh file."""
 
     folder: Path
     name: str
@@ -42,6 +41,7 @@ class TorchEngineOptions:
     max_context_tokens: int | None = None
     threads: int = 1
     kernel: bool | None = None
+    fused: bool | None = None
     tool_format: str = "auto"
     batch_policy: PolicyName = PolicyName.DECODE_FIRST
     best_effort_reserve: float = 0.0
@@ -59,9 +59,7 @@ def torch_core(options: TorchEngineOptions, clock: Clock) -> tuple[EngineCore, E
     torch.set_num_threads(options.threads)
     config = _checked_config(options.folder)
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            str(options.folder), dtype=options.dtype, attn_implementation=attention.NAME, local_files_only=True
-        )
+        model = AutoModelForCausalLM.from_pretrained(str(options.folder), dtype=options.dtype, local_files_only=True)
     except (OSError, ValueError) as error:
         raise EngineUnusable(f"{options.folder}: {error}") from error
     try:
@@ -77,7 +75,15 @@ def torch_core(options: TorchEngineOptions, clock: Clock) -> tuple[EngineCore, E
     )
     digest = model_digest(options.folder)
     try:
-        runner = TorchRunner(model, blocks, options.kv_block_tokens, digest, kernel=options.kernel)
+        runner = TorchRunner(
+            model,
+            blocks,
+            options.kv_block_tokens,
+            digest,
+            threads=options.threads,
+            kernel=options.kernel,
+            fused=options.fused,
+        )
     except RuntimeError as error:  # not enough memory
         raise EngineUnusable(f"kv_tokens: not enough memory for {options.kv_tokens}: {_first_line(error)}") from error
     limits = CoreLimits(BatchLimits(options.max_running, options.max_step_tokens), options.max_queued, context)
