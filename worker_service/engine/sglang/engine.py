@@ -42,6 +42,7 @@ from services.event_streams import OnTokens
 from services.processes import free_port
 from worker_service.engine import reply_rules
 from worker_service.engine.digest import model_digest
+from worker_service.engine.generation_config import sampling_defaults
 from worker_service.engine.interface import (
     Admitted,
     Capability,
@@ -158,6 +159,7 @@ class SglangEngine(MovingRequests):
             kv_block_tokens=server.page_tokens,
             max_requests=options.max_requests,
             capabilities=frozenset(_capabilities(server)),
+            sampling_defaults=await asyncio.to_thread(sampling_defaults, options.folder),
         )
         self._failure: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self._encoder = PromptEncoder(self._tokenizer, self._info.max_context_tokens)
@@ -362,6 +364,7 @@ class SglangEngine(MovingRequests):
         parameters: dict[str, Any] = {
             "temperature": 0.0 if sampling.greedy else sampling.temperature,
             "top_p": sampling.top_p,
+            "top_k": sampling.top_k or -1,
             "max_new_tokens": most,
             "ignore_eos": sampling.ignore_eos,
             "stream_interval": self._tokens_per_event(interval_s),

@@ -13,6 +13,7 @@ from services.domain.latency import StepLatencyModel
 from worker_service.engine.batch_policy import batch_policy
 from worker_service.engine.core import CoreLimits, EngineCore
 from worker_service.engine.digest import model_digest
+from worker_service.engine.generation_config import sampling_defaults
 from worker_service.engine.interface import Capability, EngineInfo, EngineUnusable
 from worker_service.engine.latency_fit import measured_latency
 from worker_service.engine.loop import LoopEngine, OutputCoalescing
@@ -73,7 +74,7 @@ def torch_core(options: TorchEngineOptions, clock: Clock) -> tuple[EngineCore, E
         options.max_context_tokens or config.max_position_embeddings,
         blocks * options.kv_block_tokens,
     )
-    digest = model_digest(options.folder)
+    digest, defaults = model_digest(options.folder), sampling_defaults(options.folder)
     try:
         runner = TorchRunner(
             model,
@@ -102,6 +103,7 @@ def torch_core(options: TorchEngineOptions, clock: Clock) -> tuple[EngineCore, E
         kv_block_tokens=options.kv_block_tokens,
         max_requests=options.max_running + options.max_queued,
         capabilities=frozenset(Capability),
+        sampling_defaults=defaults,
     )
     _log.info("%s: %.1f M parameters, %d KV blocks", options.name, model.num_parameters() / 1e6, blocks)
     return core, info
