@@ -17,6 +17,14 @@ from worker_service.engine.torch.uploads import uploaded
 _DTYPE_NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 
 
+def kv_layout(model: PreTrainedModel, block_tokens: int, model_digest: str) -> KvLayout:
+    """The layout of a model's KV."""
+    config = model.config
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    dtype = _DTYPE_NAMES[model.dtype]
+    return KvLayout(model_digest, config.num_hidden_layers, config.num_key_value_heads, head_dim, block_tokens, dtype)
+
+
 class TorchRunner:
     """A ModelRunner on CPU or CUDA."""
 
@@ -24,8 +32,7 @@ class TorchRunner:
         self,
         model: PreTrainedModel,
         blocks: int,
-        block_tokens: int,
-        model_digest: str,
+        layout: KvLayout,
         *,
         threads: int = 1,
         kernel: bool | None = None,
@@ -36,17 +43,11 @@ class TorchRunner:
         threads: of the compiled CPU kernel. kernel: whether to use it; None: depends on device and dtype. fused: whether to
         use the fused forward pass; None: if the model has one.
         """
-        config, device = model.config, model.device
+        device = model.device
         self._model, self._device = model, device
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.kv_layout = layout
         self._pool = KvPool(
-            config.num_hidden_layers,
-            blocks,
-            block_tokens,
-            config.num_key_value_heads,
-            head_dim,
-            model.dtype,
-            str(device),
+            layout.layers, blocks, layout.block_tokens, layout.kv_heads, layout.head_dim, model.dtype, str(device)
         )
         if kernel is None:
             kernel = device.type == "cpu" and model.dtype in KERNEL_DTYPES
@@ -55,14 +56,6 @@ class TorchRunner:
         self._threads = KernelThreads(threads) if kernel else None
         compiled = kernel and model.dtype == torch.float32
         self._forward: Forward = FusedForward(model, compiled=compiled) if fused else ModuleForward(model)
-        self.kv_layout = KvLayout(
-            model_digest,
-            config.num_hidden_layers,
-            config.num_key_value_heads,
-            head_dim,
-            block_tokens,
-            _DTYPE_NAMES[model.dtype],
-        )
 
     @torch.inference_mode()
     def run(self, rows: Seq[Row]) -> list[RowResult]:

@@ -50,8 +50,8 @@ def distributions(logits: torch.Tensor, positions: Seq[Position]) -> torch.Tenso
         own = [positions[i] for i in drawn]
         probabilities = _probabilities(logits[drawn], own)
         ids, ranked, _ = _ranked(probabilities, logits.shape[-1])
-        kept = torch.where(_kept(ranked, own)[0], ranked, 0.0)
-        rows[drawn] = torch.zeros_like(kept).scatter(1, ids, kept / kept.sum(-1, keepdim=True))
+        limited = torch.where(_kept(ranked, own)[0], ranked, 0.0)
+        rows[drawn] = torch.zeros_like(limited).scatter(1, ids, limited / limited.sum(-1, keepdim=True))
     return rows
 
 
