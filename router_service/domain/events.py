@@ -1,15 +1,18 @@
 """What a client sees of its request, in order. No I/O."""
 
 import enum
+from collections.abc import Awaitable
 from dataclasses import dataclass
+from typing import Protocol
 
-from services.domain.requests import FinishReason, Prompt, SamplingParams, Slo, TokenFrame, TokenUsage
+from services.domain.requests import FinishReason, Prompt, SamplingParams, TokenFrame, TokenUsage
+from services.domain.slo.promises import Promise, SloClass
 from services.domain.tools import ToolCall
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Go on behind these tokens of this tier. text: what has come with them; needed where tools are offered."""
+    """Continue after these tokens of this tier. text: of these tokens; needed if tools are offered."""
 
     tier: str
     token_ids: tuple[int, ...]
@@ -18,15 +21,15 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class RouterRequest:
-    """model: `cascade` or a tier's name. deadline_s: on the event loop's clock. streamed: the client reads tokens as they
-    come."""
+    """model: `cascade` or a tier's name. deadline_s: on the event loop's clock. streamed: the client gets tokens as they are
+    generated."""
 
     request_id: str
     model: str
     prompt: Prompt
     sampling: SamplingParams
     deadline_s: float
-    slo: Slo | None = None
+    promise: Promise | None = None
     priority: int = 0
     resume: Resume | None = None
     streamed: bool = True
@@ -38,6 +41,8 @@ class EscalationReason(enum.Enum):
     TIER_UNAVAILABLE = "tier_unavailable"
     PROMPT_TOO_LONG = "prompt_too_long"
     UNSUPPORTED_BY_MODEL = "unsupported_by_model"
+    TOO_LATE = "too_late"
+    SLO_DECLINED = "slo_declined"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +60,20 @@ class TierStarted:
 
 @dataclass(frozen=True, slots=True)
 class TierAdmitted:
+    """slo_class: of a request with an SLO; None without one. It holds until the next event of this kind."""
+
     tier: str
     instance_id: str
     slo_kept: bool
     prompt_tokens: int
     max_output_tokens: int
+    slo_class: SloClass | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TierDeclined:
+    """An instance cannot keep the request's SLO."""
+
     tier: str
     instance_id: str
     reason: str
@@ -71,7 +81,7 @@ class TierDeclined:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Part of an answer that stands."""
+    """Part of an accepted answer."""
 
     tier: str
     frame: TokenFrame
@@ -79,7 +89,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """score: None where the judge could not be reached."""
+    """score: None if the judge could not be reached."""
 
     tier: str
     score: float | None
@@ -97,7 +107,7 @@ class Escalated:
 
 @dataclass(frozen=True, slots=True)
 class InstanceChanged:
-    """moved: with its KV, while it ran; otherwise the reply was computed anew up to `offset`."""
+    """moved: with its KV, while it ran; otherwise the reply was recomputed up to `offset`."""
 
     tier: str
     from_instance_id: str
@@ -122,10 +132,27 @@ class TierSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
-    """The last event. `usage` is the answer's own; `ttft_s` None where no token came.
+class SloResult:
+    """How a request with an SLO was served.
 
-    tool_calls, content: where tools were offered, the answer's calls and its text without them; content is None otherwise.
+    slo_class: STANDARD if a worker of the answering tier ever promised to keep the SLO; None if the request was declined.
+    first_token_late_s: 0 if it was in time, None if there was none. windows, late_windows: windows of ten tokens, and those
+    that were slower than their pace.
+    """
+
+    slo_class: SloClass | None
+    attained: bool
+    first_token_late_s: float | None
+    windows: int = 0
+    late_windows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The last event. usage: of the answer. ttft_s: None if there was no token.
+
+    slo: of a request with an SLO. tool_calls, content: if tools were offered, the answer's calls and its text without them;
+    otherwise content is None.
     """
 
     reason: FinishReason
@@ -138,6 +165,7 @@ class Finished:
     stop: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     content: str | None = None
+    slo: SloResult | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,3 +178,19 @@ class Heartbeat:
 RouterEvent = (
     Accepted | TierStarted | TierAdmitted | TierDeclined | Answer | Judged | Escalated | InstanceChanged | Finished
 )
+
+
+class RequestOutput(Protocol):
+    """The client's end of a request. `event` and `answer` are called in order, on the event loop, and must not block."""
+
+    def event(self, event: RouterEvent) -> None:
+        """Take any event except the answer."""
+        ...
+
+    def answer(self, tier: str, frame: TokenFrame) -> None:
+        """Take a part of an accepted answer. Output that the client has not read is buffered here."""
+        ...
+
+    def sent(self) -> Awaitable[None]:
+        """Return when the client has read enough for the request to give its place back."""
+        ...

@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, StatusCode
 
 from router_service.admission.admission_queue import Places
 from router_service.answer_batching import AnswerBatching
-from router_service.domain.events import RouterEvent, RouterRequest
+from router_service.domain.events import RouterRequest
 from router_service.domain.models import ServedModel, models_of
 from router_service.generation.in_flight_requests import InFlightRequests, new_request_id
 from router_service.generation.request_driver import RequestDriver
@@ -23,16 +23,19 @@ from router_service.openai_gateway.connections import GatewayRunner
 from router_service.openai_gateway.errors import error_body, error_headers, plain_error, refusal
 from router_service.openai_gateway.event_writer import EventWriter
 from router_service.openai_gateway.health import HealthRoutes
+from router_service.openai_gateway.objectives import in_own_field
 from router_service.openai_gateway.replies import ChatFormat, Choice, CompletionFormat, Format
 from router_service.openai_gateway.streamed_calls import StreamedCalls
-from router_service.openai_gateway.streamed_replies import StreamedReply
+from router_service.openai_gateway.streamed_replies import ChoiceOutput, StreamedReply
 from router_service.routing.readiness import readiness
 from services import telemetry
 from services.background import end
 from services.domain.errors import InvalidRequest, NotFound, PeerNotReading, PenstockError, invalid, shortened
 from services.domain.mesh_view import MeshView
 from services.domain.requests import MAX_SEED, ChatPrompt, Prompt, SamplingParams
+from services.domain.slo.promises import Promise
 from services.errors import http_status
+from services.settings import MeshSlo
 from services.telemetry import Telemetry
 from services.tool_calls import FORMATS, ToolFormat
 from services.write_timeouts import WriteTimeouts, write_deadline_s
@@ -71,7 +74,9 @@ class OpenAiGateway:
         batching: AnswerBatching,
         measured: Telemetry,
         limits: HttpLimits,
+        slo: MeshSlo,
     ) -> None:
+        self._slo = slo
         self._driver, self._view, self._draining, self._batching = driver, view, draining, batching
         self._measured, self._limits = measured, limits
         given_up = measured.meter.create_counter("penstock.http.server.write_timeouts", unit="{request}")
@@ -195,6 +200,20 @@ class OpenAiGateway:
         except InvalidRequest as error:
             raise asked.in_own_fields(error) from error
 
+    def _promise(self, asked: schema.ChatRequest | schema.CompletionRequest) -> Promise | None:
+        """What a request is promised from now on.
+
+        Raises:
+            InvalidRequest: It names an unknown class.
+        """
+        objectives = asked.objectives()
+        if objectives is None:
+            return None
+        try:
+            return Promise.received(self._slo.resolved(objectives), asyncio.get_running_loop().time())
+        except InvalidRequest as error:
+            raise type(error)(*map(in_own_field, error.problems)) from error
+
     def _check_room(self) -> None:
         """Refuse a request at once, before its body is read, where it could not even wait. Overloaded."""
         if (refusal := self._driver.refusal()) is not None:
@@ -224,6 +243,7 @@ class OpenAiGateway:
                 f"{len(choices)} choices with {sampling.top_logprobs or 0} likelier tokens each: a reply that is not "
                 f"streamed may hold {MAX_WHOLE_LOGPROBS} logprobs per position",
             )
+        promise = self._promise(asked)
         requests = [
             RouterRequest(
                 request_id=request_id if len(choices) == 1 else f"{request_id}-{choice.index}",
@@ -231,6 +251,7 @@ class OpenAiGateway:
                 prompt=prompts[choice.prompt_index],
                 sampling=_nth(sampling, choice.index),
                 deadline_s=deadline_s,
+                promise=promise,
                 streamed=bool(asked.stream),
             )
             for choice in choices
@@ -240,10 +261,10 @@ class OpenAiGateway:
                 if asked.stream:
                     return await self._stream(request, asked, shape, request_id, choices, requests, places)
 
-                def choice_events(index: int) -> AsyncGenerator[RouterEvent, None]:
-                    return self._driver.run(requests[index], places, choices[index].answer)
-
-                await _all_choices(len(choices), choice_events, lambda index, event: choices[index].saw(event))
+                await _all(
+                    [self._driver.run(each, places, choice) for each, choice in zip(requests, choices, strict=True)]
+                )
+                replies.check_not_declined(choices)
         head = replies.envelope(shape, request_id, asked.model, chunk=False)
         head |= {"usage": replies.usage(choices), "penstock": _extension(request_id, choices)}
         body = await whole_replies.encoded(shape, head, choices, logprobs=with_logprobs)
@@ -275,11 +296,14 @@ class OpenAiGateway:
                 usage=asked.stream_options is not None and asked.stream_options.include_usage,
             )
 
-            def choice_events(index: int) -> AsyncGenerator[RouterEvent, None]:
-                return self._driver.run(requests[index], places, partial(reply.answer, index))
-
             try:
-                await _all_choices(len(choices), choice_events, reply.event, writer.sent)
+                await _all(
+                    [
+                        self._driver.run(each, places, ChoiceOutput(reply, index, writer.sent))
+                        for index, each in enumerate(requests)
+                    ]
+                )
+                replies.check_not_declined(choices)
                 reply.end()
             except PeerNotReading:
                 raise
@@ -342,28 +366,12 @@ def _model_body(model: ServedModel) -> dict[str, Any]:
     }
 
 
-async def _all_choices(
-    count: int,
-    events_of: Callable[[int], AsyncGenerator[RouterEvent, None]],
-    on_event: Callable[[int, RouterEvent], None],
-    room: Callable[[], Awaitable[None]] | None = None,
-) -> None:
-    """Run all choices of a reply, side by side, to their ends. The first error ends them all.
-
-    room: waited for behind each event: while a client does not read, its choices keep their places.
-    """
-
-    async def one(index: int) -> None:
-        async with aclosing(events_of(index)) as events:
-            async for event in events:
-                on_event(index, event)
-                if room is not None:
-                    await room()
-
-    if count == 1:
-        await one(0)
+async def _all(choices: Sequence[Coroutine[Any, Any, object]]) -> None:
+    """Run all choices of a reply concurrently to their ends. The first error ends them all."""
+    if len(choices) == 1:
+        await choices[0]
         return
-    tasks = [asyncio.create_task(one(index)) for index in range(count)]
+    tasks = [asyncio.create_task(choice) for choice in choices]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         for task in done:
@@ -372,4 +380,4 @@ async def _all_choices(
         await end(*tasks)
         for task in tasks:
             if not task.cancelled():
-                task.exception()  # of those behind the first error: nobody else asks for it
+                task.exception()  # retrieved: only the first error is reported

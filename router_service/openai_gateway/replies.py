@@ -8,8 +8,9 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any
 
-from router_service.domain.events import Finished, RouterEvent
+from router_service.domain.events import Finished, RouterEvent, SloResult
 from router_service.openai_gateway import tools
+from services.domain.errors import SloDeclined
 from services.domain.requests import FinishReason, PositionLogprobs, TokenFrame, TokenLogprob
 
 Json = dict[str, Any]
@@ -19,7 +20,7 @@ _REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 
 @dataclass(slots=True)
 class Choice:
-    """One choice as its events come in."""
+    """One choice; the output of its request if it is not streamed."""
 
     index: int
     prompt_index: int = 0
@@ -28,13 +29,17 @@ class Choice:
     finished: Finished | None = None
 
     def answer(self, _: str, frame: TokenFrame) -> None:
-        """Take a part of the answer, from whichever tier."""
+        """Take a part of the answer, of any tier."""
         self.text += frame.text
         self.positions += told(frame.logprobs)
 
-    def saw(self, event: RouterEvent) -> None:
+    def event(self, event: RouterEvent) -> None:
+        """Take any other event."""
         if isinstance(event, Finished):
             self.finished = event
+
+    async def sent(self) -> None:
+        """Return at once: the reply is sent when it is complete."""
 
     @property
     def reason(self) -> str:
@@ -75,6 +80,7 @@ def extension(request_id: str, finished: Finished) -> Json:
         "trace_id": finished.trace_id,
         "time_to_first_token_s": finished.ttft_s,
         "total_s": finished.total_s,
+        "slo": _slo_result(finished.slo),
         "tiers": [
             {
                 "tier": t.tier,
@@ -89,6 +95,27 @@ def extension(request_id: str, finished: Finished) -> Json:
             for t in finished.tiers
         ],
     }
+
+
+def _slo_result(slo: SloResult | None) -> Json | None:
+    """How a request with an SLO was served."""
+    if slo is None:
+        return None
+    return {
+        "class": slo.slo_class.value if slo.slo_class is not None else None,
+        "attained": slo.attained,
+        "first_token_late_s": slo.first_token_late_s,
+        "windows": slo.windows,
+        "late_windows": slo.late_windows,
+    }
+
+
+def check_not_declined(choices: Seq[Choice]) -> None:
+    """Raises:
+    SloDeclined: A choice was declined.
+    """
+    if any(choice.finished is not None and choice.finished.reason is FinishReason.DECLINED for choice in choices):
+        raise SloDeclined()
 
 
 def told(positions: Seq[PositionLogprobs]) -> list[PositionLogprobs]:

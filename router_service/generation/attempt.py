@@ -1,0 +1,208 @@
+"""One attempt at a reply: at one instance, and at those that the reply moves to from there."""
+
+import asyncio
+import contextvars
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from opentelemetry.context import Context
+from opentelemetry.trace import SpanKind, StatusCode, Tracer
+
+from router_service.clients.worker_client import WorkerAdmitted, WorkerClient, WorkerDeclined, WorkerEvent
+from router_service.domain.events import TierAdmitted, TierDeclined
+from router_service.domain.reply_promise import ReplyPromise
+from router_service.generation.reply_assembler import ReplyAssembler
+from router_service.migration.bidding import MoveAgent
+from router_service.migration.movable_reply import MovableReply, Moved, NotMoved, WorkerChanged
+from router_service.routing.instance_pool import InstancePool
+from services import telemetry
+from services.background import end
+from services.domain.errors import DeadlineExceeded, PenstockError
+from services.domain.instances import InstanceRecord
+from services.domain.requests import MAX_REQUEST_ID_CHARS, FinishReason, GenerationRequest, TokenUsage
+from services.domain.slo.promises import SloClass
+from services.domain.slo.sliding_sample import SlidingSample
+from services.domain.stages.advice import MoveAdvice
+
+_METHOD = "penstock.worker.v1.WorkerService/Generate"  # the name of a reply in traces
+
+
+@dataclass(frozen=True, slots=True)
+class TierDone:
+    """The reply is complete, or declined."""
+
+    reason: FinishReason
+    usage: TokenUsage
+    stop: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptServices:
+    """What all attempts of a router use. stalls: how long moves have stalled their replies."""
+
+    pool: InstancePool
+    workers: WorkerClient
+    agent: MoveAgent
+    tracer: Tracer
+    stalls: "MoveStalls"
+
+
+STALL_SAMPLES, STALL_QUANTILE = 64, 0.95
+FIRST_STALL_S = 0.1
+"""Expected of a move before any has been measured."""
+
+
+class MoveStalls:
+    """How long the last moves have stalled their replies."""
+
+    def __init__(self) -> None:
+        self._stalls = SlidingSample(STALL_SAMPLES)
+
+    def add(self, outcome: Moved | NotMoved) -> None:
+        if isinstance(outcome, Moved):
+            self._stalls.add(outcome.stall_s)
+
+    @property
+    def expected_s(self) -> float:
+        """The 95th percentile."""
+        stall_s = self._stalls.quantile(STALL_QUANTILE)
+        return FIRST_STALL_S if stall_s is None else stall_s
+
+
+class Attempt:
+    """Passes what workers send to the reply's assembler, and has the reply move where its worker advises it."""
+
+    def __init__(
+        self,
+        services: AttemptServices,
+        record: InstanceRecord,
+        request: GenerationRequest,
+        assembler: ReplyAssembler,
+        deadline_s: float,
+        parent: Context,
+        *,
+        on_failure: Callable[[InstanceRecord, PenstockError], None],
+        may_move: Callable[[], bool],
+        promise: ReplyPromise | None = None,
+        declines: bool = False,
+    ) -> None:
+        """deadline_s: on the event loop's clock. parent: of the attempt's span. on_failure, may_move: see MovableReply.
+
+        promise: of the reply; what is left of it travels. declines: the instance shall decline what it cannot keep.
+        """
+        self._services, self._assembler, self._promise, self._may_move = services, assembler, promise, may_move
+        now_s = asyncio.get_running_loop().time()
+        self._slo = promise.remainder(now_s) if promise is not None else None
+        request = replace(
+            request,
+            request_id=attempt_id(request.request_id),
+            resume_token_ids=tuple(assembler.token_ids),
+            slo=self._slo,
+            decline_unkept_slo=declines and self._slo is not None,
+        )
+        self._request_id, self._deadline_s = request.request_id, deadline_s
+        attributes: dict[str, str | int | float] = {
+            "rpc.system": "grpc",
+            "rpc.method": _METHOD,
+            "server.address": record.address,
+            "penstock.instance_id": record.instance_id,
+            "penstock.offset": len(assembler.token_ids),
+        }
+        self._span = telemetry.child_span(services.tracer, _METHOD, attributes, parent=parent, kind=SpanKind.CLIENT)
+        self._trace_context = telemetry.context_of(self._span, parent)
+        self._context = contextvars.copy_context()  # of the request: events come in the context of the call's reader
+        self._move: asyncio.Task[Moved | NotMoved] | None = None
+        self.reply = MovableReply(
+            services.workers,
+            record,
+            request,
+            deadline_s,
+            telemetry.inject(self._trace_context),
+            on_event=self._take,
+            on_tokens=assembler.take,
+            on_failure=on_failure,
+            may_move=self._may_move_now,
+            at_target=self._at_target,
+        )
+
+    async def run(self) -> TierDone:
+        """The reply, from the assembler's position to its end. Cancelling cancels it at the workers.
+
+        Raises:
+            PenstockError: The worker's error.
+            DeadlineExceeded: The deadline passed.
+        """
+        try:
+            if asyncio.get_running_loop().time() >= self._deadline_s:
+                raise DeadlineExceeded("the deadline passed")
+            with self._services.pool.sending(self.reply.record.instance_id) as self._sent:
+                finished = await self.reply.run()
+            if finished.reason is not FinishReason.DECLINED:
+                self._assembler.begin()
+            return TierDone(finished.reason, finished.usage, finished.stop)
+        except PenstockError as error:
+            self._span.set_status(StatusCode.ERROR, str(error))
+            raise
+        finally:
+            if self._move is not None:
+                await end(self._move)
+            self._span.end()
+
+    def _take(self, event: WorkerEvent | WorkerChanged) -> None:
+        tier, instance_id = self._assembler.tier, self._assembler.instance_id
+        match event:
+            case WorkerAdmitted():
+                granted = None if self._promise is None else self._promise.granted(self._slo, slo_kept=event.slo_kept)
+                self._assembler.admitted(
+                    TierAdmitted(
+                        tier,
+                        instance_id,
+                        granted is SloClass.STANDARD,
+                        event.prompt_tokens,
+                        event.max_output_tokens,
+                        granted,
+                    )
+                )
+            case WorkerDeclined():
+                self._span.add_event("declined", {"penstock.reason": event.reason})
+                self._assembler.declined(TierDeclined(tier, instance_id, event.reason))
+            case MoveAdvice() if self._move is None or self._move.done():
+                follow = self._follow(event)
+                self._move = asyncio.get_running_loop().create_task(follow, name="move", context=self._context)
+            case WorkerChanged():
+                target_id = event.record.instance_id
+                self._sent.move(target_id)
+                offset = len(self._assembler.token_ids)
+                self._span.add_event("moved", {"penstock.to": target_id, "penstock.offset": offset})
+                self._assembler.moved(target_id, event.why)
+
+    async def _follow(self, advice: MoveAdvice) -> Moved | NotMoved:
+        outcome = await self._services.agent.follow(
+            self._assembler.tier, self.reply, self._request_id, advice, self._trace_context
+        )
+        self._services.stalls.add(outcome)
+        return outcome
+
+    def _may_move_now(self) -> bool:
+        now_s = asyncio.get_running_loop().time()
+        stall_s = self._services.stalls.expected_s
+        return self._may_move() and (self._promise is None or self._promise.allows_stall(stall_s, now_s))
+
+    def _at_target(self, request: GenerationRequest) -> GenerationRequest:
+        """The request for the target of a move: with what is left of its promise, which a move must not cost it."""
+        if self._promise is None:
+            return request
+        self._slo = self._promise.remainder(asyncio.get_running_loop().time())
+        promised = self._promise.slo_class is SloClass.STANDARD and self._slo is not None
+        return replace(request, slo=self._slo, decline_unkept_slo=promised)
+
+
+def attempt_id(reply_id: str) -> str:
+    """The id of one attempt at a reply, at its worker and those that the attempt moves to.
+
+    No other attempt has it, of this router or another: an attempt whose end has not reached its worker yet does not block the
+    next one. It begins with the reply's id, truncated to the largest length of an id.
+    """
+    suffix = f":{secrets.token_hex(6)}"
+    return f"{reply_id[: MAX_REQUEST_ID_CHARS - len(suffix)]}{suffix}"
