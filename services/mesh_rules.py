@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from services.domain.errors import FieldProblem, InvalidRequest
-from services.settings import MAX_PORT, MeshFile, MeshScorer, processes_problem
+from services.settings import MAX_PORT, MeshFile, MeshScorer, SglangMeshEngine, processes_problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +62,29 @@ def _tier_problems(mesh: MeshFile) -> Iterator[FieldProblem]:
     for i, tier in enumerate(mesh.tiers):
         if not tier.model and tier.engine != "simulated":
             yield FieldProblem(f"tiers[{i}].model", f"missing: the {tier.engine} engine needs a model")
+        yield from _flag_problems(tier.sglang, f"tiers[{i}].sglang")
         needed, gpus = tier.sglang.tp * tier.sglang.pp * tier.sglang.dp, len(tier.sglang.gpus)
         if gpus and gpus < needed * tier.workers:
             yield FieldProblem(f"tiers[{i}].sglang.gpus", f"{gpus} for {tier.workers} workers of {needed}")
+
+
+UNSUPPORTED_SGLANG_FLAGS = {
+    "--nnodes": "a worker starts servers on its own machine: start one of several machines yourself, and set endpoint",
+    "--node-rank": "see --nnodes",
+    "--dist-init-addr": "see --nnodes",
+    "--enable-lora": "adapters cannot be chosen by requests: merge the adapter into a model folder of its own",
+    "--lora-paths": "see --enable-lora",
+    "--disaggregation-mode": "workers need servers that compute prompts and replies",
+    "--is-embedding": "workers need servers that generate",
+    "--api-key": "workers do not send a key",
+}
+"""Flags of SGLang servers that no worker can work with, and why."""
+
+
+def _flag_problems(server: SglangMeshEngine, path: str) -> Iterator[FieldProblem]:
+    for j, flag in enumerate(server.flags):
+        if (reason := UNSUPPORTED_SGLANG_FLAGS.get(flag.partition("=")[0])) is not None:
+            yield FieldProblem(f"{path}.flags[{j}]", f"{flag.partition('=')[0]} is not supported: {reason}")
 
 
 def _port_problems(mesh: MeshFile) -> Iterator[FieldProblem]:

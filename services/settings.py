@@ -29,6 +29,8 @@ from services.domain.stages.bidding import MAX_TRANSFERS
 from services.field_problems import field_problems, joined
 
 MAX_PORT = 65_535
+DEFAULT_KV_TOKENS = 32_768  # where no GPU's memory decides
+DEFAULT_STEP_TOKENS = 512
 MAX_PROCESSES = 1024  # of one kind in a mesh file: more is a typing error, and would exhaust the machine
 DEVICES = ("cpu", "cuda", "hpu", "mps", "npu", "xpu")  # torch's names of what computes; a number may follow: cuda:1
 _FROZEN = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
@@ -94,13 +96,18 @@ class SglangMeshEngine(BaseModel):
     gpus: tuple[int, ...] = ()
     """GPUs of the tier's workers in order, tp * pp * dp for each (CUDA_VISIBLE_DEVICES). Empty: the environment decides."""
     mem_fraction: float | None = Field(default=None, gt=0, lt=1)
-    """Fraction of a GPU's memory for weights and KV cache. None: the KV cache holds the tier's kv_tokens."""
+    """Fraction of a GPU's memory for weights and KV cache. None: the KV cache holds the tier's kv_tokens; if these are not
+    set either, the server chooses the fraction."""
     deterministic: bool = False
     """Sampled replies depend on their seed only, so they continue unchanged at another instance. Needs a GPU attention
     backend."""
     kv_store: str = ""
     """A folder through which servers of the same model share KV, so that requests migrate between them without being
-    recomputed. A relative path is resolved against the mesh file's folder. Empty: none."""
+    recomputed. A relative path is resolved against the mesh file's folder. Empty: none. A tier of one worker does not use it,
+    because it has no other server to share with; servers that use it start one after the other."""
+    kv_store_gib: float = Field(default=32.0, gt=0)
+    """Largest size of kv_store in GiB, of which each worker's server keeps to an equal part. The least recently used KV is
+    deleted first."""
     structured_output: bool = True
     """Servers that workers start enforce JSON schemas, grammars and required tool calls. They keep their tokenizer for it,
     which delays the first token by about 2 ms. false: requests for a form are refused, or escalate."""
@@ -129,19 +136,21 @@ class MeshTier(BaseModel):
     engine: Literal["torch", "sglang", "simulated"] = "torch"
     """What runs the model: torch is the built-in engine, sglang an SGLang server, simulated a latency model."""
     device: Device = "cpu"
-    """Device that runs the model: cpu, cuda, cuda:1, ..."""
+    """Device that runs the model: cpu, cuda, cuda:1, ... With cuda, each worker takes the next GPU (SGLang: the next
+    tp * pp * dp GPUs, if sglang.gpus is empty); with cuda:1 all workers share this one."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of weights and KV cache. auto: the type in the model's config."""
-    kv_tokens: int = Field(default=32_768, ge=64)
-    """Capacity of the KV cache in tokens."""
+    kv_tokens: int | None = Field(default=None, ge=64)
+    """Capacity of the KV cache in tokens. None: 32,768; on a GPU, as many as fit into its free memory."""
     kv_block_tokens: int = Field(default=16, ge=1)
     """Tokens in a KV block."""
     max_running: int = Field(default=32, ge=1)
     """Requests in one batch at most."""
     max_queued: int = Field(default=64, ge=0)
     """Requests that may wait in the worker; further ones are refused."""
-    max_step_tokens: int = Field(default=512, ge=1)
-    """Tokens computed in one step at most: decoding goes first, prompts are computed in chunks of the remainder."""
+    max_step_tokens: int | None = Field(default=None, ge=1)
+    """Tokens computed in one step at most: decoding goes first, prompts are computed in chunks of the remainder. None: 512;
+    SGLang servers on a GPU choose by its memory."""
     max_context_tokens: int | None = Field(default=None, ge=16)
     """Largest total length of a prompt and its reply. None: the model's context length, limited by the KV cache."""
     threads: int = Field(default=1, ge=1)

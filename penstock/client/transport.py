@@ -41,6 +41,7 @@ def request_to_proto(prompt: types.Prompt, options: types.Options) -> pb.Generat
     sampling = common_pb2.SamplingParams(
         temperature=options.temperature,
         top_p=options.top_p,
+        top_k=options.top_k,
         seed=options.seed,
         max_output_tokens=options.max_tokens,
         stop=options.stop,
