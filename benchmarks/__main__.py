@@ -16,6 +16,7 @@ BENCHMARKS = (
     "router_scaling",
     "simulator",
     "slo_admission",
+    "slo_capacity",
     "slo_live",
     "kernel",
     "planner",
@@ -36,7 +37,7 @@ BENCHMARKS = (
     "sglang_moves",
     "sglang_overhead",
 )
-QUICK = ("cascade", "faults", "slo_live", "soak")  # benchmarks that take minutes, with a quick version
+QUICK = ("cascade", "faults", "slo_capacity", "slo_live", "soak")  # benchmarks that take minutes, with a quick version
 
 
 def main() -> None:
