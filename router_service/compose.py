@@ -75,7 +75,7 @@ async def compose(chassis: Chassis) -> None:
         sampler = WindowSampler(replan.sample, replan.window_s, SystemClock(), random.Random())
         await stack.enter_async_context(WorkloadReporter(sampler, WorkloadStore(chassis.redis, chassis.keys)))
     late_traces = LateTraces(tracer, chassis.telemetry.keeps_trace, options.trace_slow_s)
-    driver = RequestDriver(view, queue, tiers, judge, stats, tracer, late_traces, sampler)
+    driver = RequestDriver(view, queue, tiers, judge, stats, tracer, late_traces, sampler, options.flag_below)
     chassis.interceptor.refuse_early(f"/{ROUTER_SERVICE}/Generate", driver.refusal)
     draining, batching = InFlightRequests(), AnswerBatching()
     router_pb2_grpc.add_RouterServiceServicer_to_server(

@@ -144,6 +144,8 @@ def event_to_proto(event: RouterEvent | Heartbeat, heartbeat_s: float) -> pb.Gen
                 threshold=event.threshold,
                 accepted=event.accepted,
                 scorer=event.scorer,
+                reason=event.reason,
+                flagged=event.flagged,
             )
             return pb.GenerateResponse(judged=judged)
         case Escalated():
@@ -208,6 +210,8 @@ def _summary_to_proto(summary: TierSummary) -> pb.TierSummary:
         accepted=summary.accepted,
         usage=common.usage_to_proto(summary.usage),
         time=common.duration(summary.time_s),
+        score_reason=summary.score_reason,
+        flagged=summary.flagged,
     )
 
 

@@ -12,6 +12,7 @@ from services.domain.requests import (
     MAX_PROMPT_TOKENS,
     MAX_SLO_PHASES,
     MAX_STOP_STRINGS,
+    SAMPLING_DEFAULTS,
     ChatMessage,
     ChatPrompt,
     FinishReason,
@@ -216,10 +217,11 @@ def at_most(values: Sized, limit: int, path: str, what: str) -> None:
 
 
 def sampling_to_proto(sampling: SamplingParams) -> pb.SamplingParams:
-    structured = sampling.structured_output
+    structured, unset = sampling.structured_output, sampling.unset
     return pb.SamplingParams(
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
+        temperature=None if "temperature" in unset else sampling.temperature,
+        top_p=None if "top_p" in unset else sampling.top_p,
+        top_k=None if "top_k" in unset else sampling.top_k,
         seed=sampling.seed,
         max_output_tokens=sampling.max_output_tokens,
         stop=sampling.stop,
@@ -242,6 +244,8 @@ def sampling_from_proto(sampling: pb.SamplingParams, path: str = "sampling") -> 
     return SamplingParams(
         temperature=sampling.temperature if sampling.HasField("temperature") else 1.0,
         top_p=sampling.top_p if sampling.HasField("top_p") else 1.0,
+        top_k=sampling.top_k,
+        unset=frozenset(name for name in SAMPLING_DEFAULTS if not sampling.HasField(name)),
         seed=sampling.seed if sampling.HasField("seed") else None,
         max_output_tokens=sampling.max_output_tokens if sampling.HasField("max_output_tokens") else None,
         stop=tuple(sampling.stop),

@@ -89,6 +89,8 @@ def extension(request_id: str, finished: Finished) -> Json:
                 "score": t.score,
                 "threshold": t.threshold,
                 "accepted": t.accepted,
+                "score_reason": t.score_reason,
+                "flagged": t.flagged,
                 "completion_tokens": t.usage.output_tokens,
                 "time_s": t.time_s,
             }

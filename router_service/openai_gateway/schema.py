@@ -23,6 +23,8 @@ from services.domain.requests import (
     MAX_PROMPT_TOKENS,
     MAX_SEED,
     MAX_STOP_STRINGS,
+    MAX_TOP_K,
+    SAMPLING_DEFAULTS,
     ChatMessage,
     ChatPrompt,
     Prompt,
@@ -88,6 +90,7 @@ class _Common(StructuredFields, SloField):
     model: Annotated[str, Field(min_length=1, max_length=MAX_MODEL_CHARS)]
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=MAX_TOP_K)] | None = None  # -1, as 0: no limit
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -98,7 +101,6 @@ class _Common(StructuredFields, SloField):
     frequency_penalty: Annotated[float, Field(ge=0, le=0)] | None = None
     logit_bias: Annotated[dict[str, Any], Field(max_length=0)] | None = None
     repetition_penalty: Annotated[float, Field(ge=1, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=0)] | None = None
     min_p: Annotated[float, Field(ge=0, le=0)] | None = None
     ignore_eos: Literal[False] | None = None
     skip_special_tokens: Literal[True] | None = None
@@ -117,6 +119,8 @@ class _Common(StructuredFields, SloField):
         return SamplingParams(
             temperature=1.0 if self.temperature is None else self.temperature,
             top_p=1.0 if self.top_p is None else self.top_p,
+            top_k=max(0, self.top_k or 0),
+            unset=frozenset(name for name in SAMPLING_DEFAULTS if getattr(self, name) is None),
             seed=None if self.seed is None else self.seed & MAX_SEED,
             max_output_tokens=max_tokens,
             stop=self.stops(),
@@ -287,6 +291,7 @@ _NAMES = {
     "sampling.seed": "seed",
     "sampling.temperature": "temperature",
     "sampling.top_p": "top_p",
+    "sampling.top_k": "top_k",
     "prompt.chat.messages": "messages",
     "prompt.text": "prompt",
     "prompt.token_ids.ids": "prompt",

@@ -37,6 +37,7 @@ class RouterStats:
         self._migrations = LabelledCounter(meter, "penstock.router.migrations", by_tier, unit="{migration}")
         escalations = ("penstock.tier", "penstock.reason")
         self._escalations = LabelledCounter(meter, "penstock.router.escalations", escalations, unit="{escalation}")
+        self._flagged = LabelledCounter(meter, "penstock.router.flagged", by_tier, unit="{answer}")
         self._judged = meter.create_histogram("penstock.router.score", unit="1")
         self._ttft_metric = meter.create_histogram("gen_ai.server.time_to_first_token", unit="s")
         self._duration = meter.create_histogram("gen_ai.server.request.duration", unit="s")
@@ -49,8 +50,10 @@ class RouterStats:
     def saw(self, event: RouterEvent, model: str) -> None:
         """Count an event of a request to `model`."""
         match event:
-            case Judged(tier=tier, score=score) if score is not None:
+            case Judged(tier=tier, score=score, flagged=flagged) if score is not None:
                 self._judged.record(score, {"penstock.tier": tier})
+                if flagged:
+                    self._flagged.add(1, tier)
             case Escalated(from_tier=tier, reason=reason):
                 self.escalated[tier] += 1
                 self._escalations.add(1, tier, reason.value)
