@@ -18,6 +18,7 @@ BENCHMARKS = (
     "simulator",
     "slo_admission",
     "slo_capacity",
+    "slo_live",
     "kernel",
     "planner",
     "brute_force",
@@ -37,7 +38,7 @@ BENCHMARKS = (
     "sglang_moves",
     "sglang_overhead",
 )
-QUICK = ("cascade", "faults", "slo_capacity", "soak")  # benchmarks that take minutes, with a quick version
+QUICK = ("cascade", "faults", "slo_capacity", "slo_live", "soak")  # benchmarks that take minutes, with a quick version
 
 
 def main() -> None:
