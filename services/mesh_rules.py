@@ -33,6 +33,7 @@ def disagreements(mesh: MeshFile) -> Iterator[FieldProblem]:
     if problem := redis_url_problem(mesh.redis_url):
         yield FieldProblem("redis_url", problem)
     yield from _scorer_problems(mesh)
+    yield from _slo_problems(mesh)
     yield from _replan_problems(mesh)
 
 
@@ -115,6 +116,16 @@ def _scorer_problems(mesh: MeshFile) -> Iterator[FieldProblem]:
         yield FieldProblem("judge.scorers", "names must differ")
     if mesh.judge.default_scorer and mesh.judge.default_scorer not in names:
         yield FieldProblem("judge.default_scorer", f"no scorer '{mesh.judge.default_scorer}' among {names}")
+
+
+def _slo_problems(mesh: MeshFile) -> Iterator[FieldProblem]:
+    for name, objectives in mesh.slo.classes.items():
+        field = f"slo.classes.{name}"
+        if objectives.time_per_output_token_s is not None and objectives.phases:
+            yield FieldProblem(f"{field}.phases", "must not be combined with time_per_output_token_s")
+            continue
+        for problem in objectives.slo().problems(field):
+            yield FieldProblem(problem.field.replace("from_output_token_count", "from_output_token"), problem.problem)
 
 
 def _replan_problems(mesh: MeshFile) -> Iterator[FieldProblem]:

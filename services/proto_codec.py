@@ -19,6 +19,7 @@ from services.domain.requests import (
     Prompt,
     SamplingParams,
     Slo,
+    SloFallback,
     SloPhase,
     TextPrompt,
     TokenFrame,
@@ -52,6 +53,11 @@ _FINISH = {
     FinishReason.MIGRATED: pb.FINISH_REASON_MIGRATED,
 }
 _FINISH_BACK = {value: key for key, value in _FINISH.items()}
+_SLO_FALLBACKS = {
+    SloFallback.BEST_EFFORT: pb.SLO_FALLBACK_BEST_EFFORT,
+    SloFallback.DECLINE: pb.SLO_FALLBACK_DECLINE,
+}
+_SLO_FALLBACKS_BACK = {value: key for key, value in _SLO_FALLBACKS.items()}
 _TOOL_MODES = {
     ToolMode.AUTO: pb.TOOL_MODE_AUTO,
     ToolMode.NONE: pb.TOOL_MODE_NONE,
@@ -251,9 +257,12 @@ def slo_to_proto(slo: Slo) -> pb.Slo:
             pb.SloPhase(
                 from_output_token_count=phase.from_output_token,
                 time_per_output_token=duration(phase.time_per_output_token_s),
+                after_marker=phase.after_marker,
             )
             for phase in slo.phases
-        ]
+        ],
+        name=slo.name,
+        fallback=_SLO_FALLBACKS[slo.fallback] if slo.fallback is not None else pb.SLO_FALLBACK_UNSPECIFIED,
     )
     if slo.time_to_first_token_s is not None:
         message.time_to_first_token.CopyFrom(duration(slo.time_to_first_token_s))
@@ -261,19 +270,27 @@ def slo_to_proto(slo: Slo) -> pb.Slo:
 
 
 def slo_from_proto(slo: pb.Slo, path: str = "slo") -> Slo:
-    """The objectives. Only the number of phases is checked here.
+    """The objectives. Only the number of phases and the fallback are checked here.
 
     Raises:
-        InvalidRequest: There are too many phases, or a duration is invalid.
+        InvalidRequest: There are too many phases, a duration is invalid, or the fallback is unknown.
     """
     at_most(slo.phases, MAX_SLO_PHASES, f"{path}.phases", "phases")
+    if slo.fallback and slo.fallback not in _SLO_FALLBACKS_BACK:
+        raise invalid(f"{path}.fallback", f"unknown value {slo.fallback}")
     ttft = slo.time_to_first_token if slo.HasField("time_to_first_token") else None
     return Slo(
         None if ttft is None else seconds(ttft, f"{path}.time_to_first_token"),
         tuple(
-            SloPhase(p.from_output_token_count, seconds(p.time_per_output_token, f"{path}.phases[{i}]"))
+            SloPhase(
+                p.from_output_token_count,
+                seconds(p.time_per_output_token, f"{path}.phases[{i}].time_per_output_token"),
+                p.after_marker,
+            )
             for i, p in enumerate(slo.phases)
         ),
+        slo.name,
+        _SLO_FALLBACKS_BACK.get(slo.fallback),
     )
 
 

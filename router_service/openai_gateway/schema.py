@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from router_service.openai_gateway.json_values import check_keys, read_object
+from router_service.openai_gateway.objectives import SloField
 from router_service.openai_gateway.structured import StructuredFields
 from router_service.openai_gateway.tools import MessageToolCalls, ToolFields
 from services.domain.errors import FieldProblem, InvalidRequest
@@ -79,7 +80,7 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool = False
 
 
-class _Common(StructuredFields):
+class _Common(StructuredFields, SloField):
     """What both kinds of request share."""
 
     model_config = _STRICT
@@ -167,6 +168,7 @@ class ChatRequest(_Common, ToolFields):
             if message.content is None and message.role != "assistant":
                 yield FieldProblem(f"messages[{i}].content", "must be given")
         yield from self.structured_problems()
+        yield from self.slo_problems()
         if problems := [*self.params.problems("sampling")]:
             yield from _renamed(iter(self.in_own_fields(InvalidRequest(*problems)).problems))
         yield from _renamed(prompt_problems(self.prompt, "prompt"))
@@ -207,6 +209,7 @@ class CompletionRequest(_Common):
         for prompt in self.prompts():
             yield from _renamed(prompt_problems(prompt, "prompt"))
         yield from self.structured_problems()
+        yield from self.slo_problems()
         if problems := [*self.params.problems("sampling")]:
             yield from _renamed(iter(self.in_own_fields(InvalidRequest(*problems)).problems))
 
@@ -273,7 +276,7 @@ def _name(path: tuple[str | int, ...]) -> str:
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".") or "body"
 
 
-_BRANCHES = frozenset({"str", "int", "bool", "float"})
+_BRANCHES = frozenset({"str", "constrained-str", "Objectives", "int", "bool", "float"})
 
 _STRUCTURED = "sampling.structured_output"
 _NAMES = {

@@ -18,6 +18,7 @@ ROLES = ("system", "user", "assistant", "tool")
 MAX_MODEL_CHARS = 256
 MAX_SLO_PHASES = 64
 MAX_SLO_MARKER_CHARS = 64
+MAX_SLO_NAME_CHARS = 64
 MIN_TEMPERATURE = 1e-4
 """Lower temperatures mean greedy decoding. At this one, a token whose logit is 0.002 below the best is drawn once in 10^8
 times; far lower ones would exceed the range of float32."""
@@ -205,15 +206,36 @@ class SloPhase:
     after_marker: str = ""
 
 
+class SloFallback(enum.Enum):
+    """What follows where no worker can keep an SLO: the request is served as best effort, or ends as declined."""
+
+    BEST_EFFORT = "best_effort"
+    DECLINE = "decline"
+
+
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Latency objectives of a request."""
+    """Latency objectives of a request.
+
+    name: a class of the mesh file in place of the objectives. fallback: None: that of the class, or of the mesh file.
+    """
 
     time_to_first_token_s: float | None = None
     phases: tuple[SloPhase, ...] = ()
+    name: str = ""
+    fallback: SloFallback | None = None
+
+    @property
+    def asks(self) -> bool:
+        """Whether there is anything to keep."""
+        return self.time_to_first_token_s is not None or bool(self.phases)
 
     def problems(self, path: str) -> Iterator[FieldProblem]:
         ttft = self.time_to_first_token_s
+        if len(self.name) > MAX_SLO_NAME_CHARS:
+            yield FieldProblem(f"{path}.name", f"must have at most {MAX_SLO_NAME_CHARS} characters")
+        elif self.name and self.asks:
+            yield FieldProblem(f"{path}.name", "must not be combined with objectives: the class has its own")
         if ttft is not None and not (0 < ttft < math.inf):
             yield FieldProblem(f"{path}.time_to_first_token", "must be over 0")
         if len(self.phases) > MAX_SLO_PHASES:
@@ -295,6 +317,7 @@ class GenerationRequest:
     """One reply asked of one engine. `resume_token_ids` were generated elsewhere: generation goes on behind them.
 
     output_interval_s: how long output tokens behind the first may wait to be sent together; None: the worker's own interval.
+    decline_unkept_slo: where its SLO cannot be kept it is declined, not served as best effort.
     """
 
     request_id: str
@@ -304,6 +327,7 @@ class GenerationRequest:
     slo: Slo | None = None
     priority: int = 0
     output_interval_s: float | None = None
+    decline_unkept_slo: bool = False
 
     @property
     def has_form(self) -> bool:

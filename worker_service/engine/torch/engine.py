@@ -95,7 +95,9 @@ def torch_core(options: TorchEngineOptions, clock: Clock) -> tuple[EngineCore, E
         kv_blocks=blocks,
         kv_block_tokens=options.kv_block_tokens,
         max_requests=options.max_running + options.max_queued,
-        capabilities=frozenset(Capability),
+        capabilities=frozenset(Capability)
+        if core.scheduler.policy.keeps_slos
+        else frozenset(Capability) - {Capability.SLO},
     )
     _log.info("%s: %.1f M parameters, %d KV blocks", options.name, model.num_parameters() / 1e6, blocks)
     return core, info
