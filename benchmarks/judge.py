@@ -220,7 +220,7 @@ def damaged_figures(answers: Seq[JudgedAnswer]) -> dict[str, Any]:
     return results
 
 
-def run(rounds: int = 1) -> None:
+def run(_: int = 1) -> None:
     problems, rng = measure.test_problems()[:PROMPTS], np.random.default_rng(1)
     tiers = {tier: tier_figures(tier, problems, rng) for tier in TIERS}
     report.write("judge", {"prompts": PROMPTS, "samples": SAMPLES, "combined": COMBINED, "tiers": tiers})

@@ -1,9 +1,10 @@
 """Biases of language models as judges, as far as public judged answers show them: verbosity and self-preference.
 
 Verbosity: by how much a score rises with each doubling of an answer's length, between the answers of different models to the
-same prompt: score = prompt + model + slope * log2(tokens), by least squares. Self-preference: GPT-4 judges MT-bench answers of
-GPT-4 and Mixtral; a judge that prefers its own style should give its lead where style decides (writing, roleplay, humanities),
-rather than where answers can be verified (maths, reasoning, code). Intervals are 95 % of bootstrap samples of the prompts.
+same prompt: score = prompt + model + slope * log2(tokens), by least squares. Self-preference: GPT-4 judges MT-bench answers
+of GPT-4 and Mixtral; a judge that prefers its own style should give its lead where style decides (writing, roleplay,
+humanities), rather than where answers can be verified (maths, reasoning, code). Intervals are 95 % of bootstrap samples of
+the prompts.
 """
 
 import csv
@@ -92,7 +93,7 @@ def self_preference(rng: np.random.Generator) -> dict[str, object]:
     return figures
 
 
-def run(rounds: int = 1) -> None:
+def run(_: int = 1) -> None:
     rng = np.random.default_rng(1)
     figures = {"verbosity": verbosity(rng), "self_preference": self_preference(rng)}
     report.write("judge_bias", figures)
