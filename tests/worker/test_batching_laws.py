@@ -1,4 +1,4 @@
-"""Laws of the batch scheduler on ways that are rarely taken: reservations, adoption, refusals, drafts, what a policy is told."""
+"""Laws of the batch scheduler on rare ways: reservations, adoption, refusals, drafts, what a policy is told."""
 
 from collections.abc import Sequence as Seq
 
