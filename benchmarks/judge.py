@@ -10,6 +10,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
 
 from benchmarks import report
@@ -34,6 +35,7 @@ from services.domain.requests import (
     SamplingParams,
     TokenFrame,
 )
+from worker_service.engine.interface import Finished
 from worker_service.engine.torch import TorchEngineOptions
 from worker_service.engine.torch.engine import torch_core
 
@@ -73,7 +75,7 @@ def generated(tier: str, prompts: Seq[Prompt], sampling: Seq[SamplingParams]) ->
         for name, event in core.step():
             if isinstance(event, TokenFrame):
                 frames[name].append(event)
-            else:
+            elif isinstance(event, Finished):
                 text = "".join(frame.text for frame in frames[name])
                 replies[name] = Reply(text, tuple(frames[name]), event.reason)
     return [replies[str(i)] for i in range(len(prompts))]
@@ -234,9 +236,7 @@ def run(_: int = 1) -> None:
 def plot(tiers: dict[str, Any]) -> None:
     """Reliability of every scorer: predicted probability and share of right answers; the area of a dot is its count."""
     names = [name for name in tiers[TIERS[0]]["scorers"] if name not in ("exact", "llm")]
-    figure, panels = report.plt.subplots(
-        1, len(names), figsize=(3.1 * len(names), 3.5), sharey=True, layout="constrained"
-    )
+    figure, panels = plt.subplots(1, len(names), figsize=(3.1 * len(names), 3.5), sharey=True, layout="constrained")
     for panel, name in zip(panels, names, strict=True):
         panel.plot([0, 1], [0, 1], color="#cccccc", linewidth=1, zorder=0)
         for i, tier in enumerate(TIERS):
@@ -254,4 +254,4 @@ def plot(tiers: dict[str, Any]) -> None:
         panel.legend(frameon=False, loc="upper left", fontsize=7, markerscale=0.5)
     panels[0].set_ylabel("share of right answers")
     figure.savefig(report.RESULTS / "judge.svg", metadata={"Date": None})
-    report.plt.close(figure)
+    plt.close(figure)

@@ -157,11 +157,12 @@ def _places(tree: ast.Module) -> Iterator[tuple[str, ast.AST, str, int | None]]:
             for position, child in enumerate(children):
                 if not isinstance(child, ast.AST) or isinstance(child, ast.Assert | ast.JoinedStr):
                     continue
-                nested = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-                inner = ".".join(filter(None, (function, child.name))) if nested else function
-                if function and not nested:
+                if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                    yield from inside(".".join(filter(None, (function, child.name))), child)
+                    continue
+                if function:
                     yield function, parent, name, position if isinstance(value, list) else None
-                yield from inside(inner, child)
+                yield from inside(function, child)
 
     yield from inside("", tree)
 

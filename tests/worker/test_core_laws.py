@@ -4,12 +4,14 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from services.clock import VirtualClock
 from services.domain import FinishReason, GenerationRequest, SamplingParams, StepLatencyModel, TextPrompt, TokenFrame
 from services.domain.errors import AlreadyRunning, InvalidRequest, NotFound, Overloaded, PromptTooLong
 from worker_service.engine import core as core_module
+from worker_service.engine import randomness
 from worker_service.engine.core import EngineCore
 from worker_service.engine.interface import DraftDistribution, Finished, LastBlocks, Verification
 from worker_service.engine.simulated import SimulatedEngineOptions
@@ -98,7 +100,7 @@ def test_a_reply_that_moves_is_the_same_reply() -> None:
         ({"tokens": [1, 2, 3]}, InvalidRequest),
         ({"name": "busy"}, AlreadyRunning),
         ({"transfer": "other"}, NotFound),
-        ({"last": LastBlocks(99, [])}, InvalidRequest),
+        ({"last": LastBlocks(99, np.zeros((1, 2)))}, InvalidRequest),
         ({"tokens": [*PROMPT, *range(30)]}, InvalidRequest),
         ({"prompt": [*range(200)], "tokens": [*range(201)]}, PromptTooLong),
     ],
@@ -233,7 +235,7 @@ def test_a_draft_is_accepted_up_to_the_first_other_token(wrong_at: int | None) -
 def test_a_verification_draws_each_number_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """One to accept and one to draw again, for every position of the draft and the one after it."""
     core, drawn = engine(), list[tuple[int, int, int]]()
-    uniform = core_module.uniform
+    uniform = randomness.uniform
 
     def recorded(seed: int, position: int, draw: int) -> float:
         drawn.append((seed, position, draw))
