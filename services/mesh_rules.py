@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from services.domain.errors import FieldProblem, InvalidRequest
-from services.settings import MAX_PORT, MeshFile, MeshScorer, processes_problem
+from services.settings import MAX_PORT, MeshFile, MeshScorer, SglangMeshEngine, processes_problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,7 @@ def disagreements(mesh: MeshFile) -> Iterator[FieldProblem]:
     if problem := redis_url_problem(mesh.redis_url):
         yield FieldProblem("redis_url", problem)
     yield from _scorer_problems(mesh)
+    yield from _slo_problems(mesh)
     yield from _replan_problems(mesh)
 
 
@@ -61,9 +62,29 @@ def _tier_problems(mesh: MeshFile) -> Iterator[FieldProblem]:
     for i, tier in enumerate(mesh.tiers):
         if not tier.model and tier.engine != "simulated":
             yield FieldProblem(f"tiers[{i}].model", f"missing: the {tier.engine} engine needs a model")
+        yield from _flag_problems(tier.sglang, f"tiers[{i}].sglang")
         needed, gpus = tier.sglang.tp * tier.sglang.pp * tier.sglang.dp, len(tier.sglang.gpus)
         if gpus and gpus < needed * tier.workers:
             yield FieldProblem(f"tiers[{i}].sglang.gpus", f"{gpus} for {tier.workers} workers of {needed}")
+
+
+UNSUPPORTED_SGLANG_FLAGS = {
+    "--nnodes": "a worker starts servers on its own machine: start one of several machines yourself, and set endpoint",
+    "--node-rank": "see --nnodes",
+    "--dist-init-addr": "see --nnodes",
+    "--enable-lora": "adapters cannot be chosen by requests: merge the adapter into a model folder of its own",
+    "--lora-paths": "see --enable-lora",
+    "--disaggregation-mode": "workers need servers that compute prompts and replies",
+    "--is-embedding": "workers need servers that generate",
+    "--api-key": "workers do not send a key",
+}
+"""Flags of SGLang servers that no worker can work with, and why."""
+
+
+def _flag_problems(server: SglangMeshEngine, path: str) -> Iterator[FieldProblem]:
+    for j, flag in enumerate(server.flags):
+        if (reason := UNSUPPORTED_SGLANG_FLAGS.get(flag.partition("=")[0])) is not None:
+            yield FieldProblem(f"{path}.flags[{j}]", f"{flag.partition('=')[0]} is not supported: {reason}")
 
 
 def _port_problems(mesh: MeshFile) -> Iterator[FieldProblem]:
@@ -124,6 +145,16 @@ def _scorer_problems(mesh: MeshFile) -> Iterator[FieldProblem]:
         yield FieldProblem("judge.scorers", "names must differ")
     if mesh.judge.default_scorer and mesh.judge.default_scorer not in names:
         yield FieldProblem("judge.default_scorer", f"no scorer '{mesh.judge.default_scorer}' among {names}")
+
+
+def _slo_problems(mesh: MeshFile) -> Iterator[FieldProblem]:
+    for name, objectives in mesh.slo.classes.items():
+        field = f"slo.classes.{name}"
+        if objectives.time_per_output_token_s is not None and objectives.phases:
+            yield FieldProblem(f"{field}.phases", "must not be combined with time_per_output_token_s")
+            continue
+        for problem in objectives.slo().problems(field):
+            yield FieldProblem(problem.field.replace("from_output_token_count", "from_output_token"), problem.problem)
 
 
 def _missing_for_kind(scorer: MeshScorer, field: str) -> Iterator[FieldProblem]:

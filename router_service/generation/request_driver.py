@@ -95,7 +95,7 @@ class RequestDriver:
             else:
                 trace_id = self._late_traces.ended(total_s, past)
             finished = _finished(request, answer, answers, began_s, total_s, trace_id)
-            if self._sampler is not None:
+            if self._sampler is not None and not answer.declined:
                 self._sampler.finished(arrival_s, request, finished)
             counted.event(finished)
             await output.sent()
@@ -109,6 +109,8 @@ class RequestDriver:
         except Exception as error:
             if isinstance(error, PenstockError):
                 self._count(request, error)
+            if answers and answers[-1].promise is not None and answers[-1].promise.promised:
+                self._stats.promise_broken(answers[-1].tier.name)
             if not traced:
                 self._late_traces.failed(past, error)
             raise
@@ -160,4 +162,5 @@ def _finished(
         stop=answer.done.stop,
         tool_calls=parsed.calls if parsed is not None else (),
         content=parsed.content if parsed is not None else None,
+        slo=answer.slo_result(request.promise.first_token_due_s if request.promise is not None else None),
     )

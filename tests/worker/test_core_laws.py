@@ -100,7 +100,7 @@ def test_a_reply_that_moves_is_the_same_reply() -> None:
         ({"tokens": [1, 2, 3]}, InvalidRequest),
         ({"name": "busy"}, AlreadyRunning),
         ({"transfer": "other"}, NotFound),
-        ({"last": LastBlocks(99, np.zeros((1, 2)))}, InvalidRequest),
+        ({"last": LastBlocks(99, np.zeros((0, 2)))}, InvalidRequest),
         ({"tokens": [*PROMPT, *range(30)]}, InvalidRequest),
         ({"prompt": [*range(200)], "tokens": [*range(201)]}, PromptTooLong),
     ],
