@@ -12,6 +12,8 @@ from benchmarks.public_data import DataMissing
 BENCHMARKS = (
     "engine",
     "grammars",
+    "judge",
+    "judge_bias",
     "overhead",
     "router_scaling",
     "router_streams",
