@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing
 
 import grpc
 import pytest
@@ -17,6 +18,7 @@ from services.domain.requests import PositionLogprobs, TokenFrame, TokenLogprob
 from services.interceptors import CallRecorder
 from tests.support.held_engine import held_engines
 from tests.worker.test_worker_service import Stub, asked, stub
+from worker_service import reply_demultiplexer
 from worker_service.engine.simulated.engine import SimulatedRunner
 from worker_service.engine.torch.runner import TorchRunner
 from worker_service.replies import ReplyWriter
@@ -211,6 +213,39 @@ async def steps(*messages: pb.GenerateManyRequest) -> AsyncIterator[pb.GenerateM
 
 def frame(offset: int, text: str = "") -> TokenFrame:
     return TokenFrame(offset, (offset,), text)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_admitted_comes_with_the_first_tokens_where_the_caller_lets_tokens_wait(
+    monkeypatch: pytest.MonkeyPatch, streamed: bool
+) -> None:
+    """One message less for a reply that is not streamed; a streamed one is announced after the usual delay, here none."""
+    monkeypatch.setattr(reply_demultiplexer, "UNSTREAMED_ADMITTED_DELAY_S", 1e6)
+    monkeypatch.setattr(reply_demultiplexer, "ADMITTED_DELAY_S", 1e-9)
+    computed, ended = asyncio.Event(), asyncio.Event()
+
+    async def serve(request: pb.GenerateRequest, writer: ReplyWriter) -> pb.GenerateResponse:
+        writer.event(pb.GenerateResponse(admitted=pb.Admitted()))
+        await computed.wait()
+        writer.tokens(frame(0))
+        return END
+
+    async def requests() -> AsyncIterator[pb.GenerateManyRequest]:
+        yield start(1, pb.GenerateRequest(output_interval=None if streamed else Duration(nanos=250_000_000)))
+        await ended.wait()
+
+    async with asyncio.timeout(60), aclosing(session(serve).run(requests())) as messages:
+        first = asyncio.ensure_future(anext(messages))
+        if not streamed:
+            for _ in range(100):
+                await asyncio.sleep(0)
+            assert not first.done()
+            computed.set()
+        kinds = [event.event.WhichOneof("event") for event in plain(await first)]
+        assert kinds[:2] == (["admitted"] if streamed else ["admitted", "tokens"])
+        computed.set()
+        ended.set()
+        assert [event async for message in messages for event in plain(message)] or "finished" in kinds
 
 
 async def test_what_is_said_at_once_comes_in_one_message_and_one_batch_of_columns() -> None:
