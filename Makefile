@@ -51,6 +51,7 @@ check: $(VENV)/.dev
 	$(BIN)/lint-imports
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python scripts/generate_stubs.py --check
 	$(BIN)/python scripts/settings_page.py --check
+	$(BIN)/python -m scripts.redis_users --check
 	cd protos && ../$(BIN)/buf lint
 	$(BIN)/python scripts/buf_breaking.py
 

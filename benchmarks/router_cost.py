@@ -57,11 +57,12 @@ def checked_out(commit: str) -> Iterator[Path]:
 
 @dataclass(frozen=True, slots=True)
 class RunningVersion:
-    """A mesh of one version. url: of its OpenAI API. grpc: its router's address. pid: of what keeps all others."""
+    """A mesh of one version. url: of its OpenAI API. grpc, admin: its router's listeners. pid: of what keeps all others."""
 
     url: str
     pid: int
     grpc: str
+    admin: str
 
     def router_cpu_s(self) -> float:
         """User and system time of the router's processes so far."""
@@ -108,7 +109,8 @@ def running(version: Version, processes: int = 1) -> Iterator[RunningVersion]:
         subprocess.run([*command, "up", "--detach", "--mesh", file, "--folder", folder / "run"], **more)  # type: ignore[call-overload]
         try:
             run_file = json.loads((folder / "run" / "run.json").read_text())
-            yield RunningVersion(f"http://{run_file['http'][0]}/v1", run_file["pid"], run_file["grpc"][0])
+            admin = run_file.get("admin", run_file["grpc"])[0]  # former versions have one listener
+            yield RunningVersion(f"http://{run_file['http'][0]}/v1", run_file["pid"], run_file["grpc"][0], admin)
         finally:
             subprocess.run([*command, "down", "--folder", folder / "run"], **more)  # type: ignore[call-overload]
 

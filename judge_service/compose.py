@@ -39,7 +39,8 @@ async def compose(chassis: Chassis) -> None:
         )
     registry = ScorerRegistry(scorers, judge.default_scorer or judge.scorers[0].name)
     servicer = JudgeServicer(registry, chassis.telemetry, [tier.name for tier in chassis.mesh.tiers])
-    judge_pb2_grpc.add_JudgeServiceServicer_to_server(servicer, chassis.server)
+    for server in (chassis.server, chassis.admin):
+        judge_pb2_grpc.add_JudgeServiceServicer_to_server(servicer, server)
     chassis.health.offer(SERVICE)
 
 

@@ -2,12 +2,14 @@
 
 from penstock.client.aio import AsyncClient, AsyncPlannerClient
 from penstock.client.errors import (
+    AuthenticationError,
     ConflictError,
     DeadlineError,
     InvalidRequestError,
     NotFoundError,
     OverloadedError,
     PenstockError,
+    PermissionDeniedError,
     RequestFailedError,
     UnavailableError,
 )
@@ -50,6 +52,7 @@ from penstock.client.types import (
     StageLayout,
     StagePlace,
     StructuredOutput,
+    TenantUsage,
     TierAdmitted,
     TierDeclined,
     TierPlan,
@@ -71,6 +74,7 @@ __all__ = [
     "Accepted",
     "AsyncClient",
     "AsyncPlannerClient",
+    "AuthenticationError",
     "CascadePlan",
     "Client",
     "ConflictError",
@@ -93,6 +97,7 @@ __all__ = [
     "OverloadedError",
     "PenstockError",
     "Percentiles",
+    "PermissionDeniedError",
     "Plan",
     "PlanProgress",
     "PlannedTier",
@@ -116,6 +121,7 @@ __all__ = [
     "StageLayout",
     "StagePlace",
     "StructuredOutput",
+    "TenantUsage",
     "TierAdmitted",
     "TierDeclined",
     "TierPlan",

@@ -1,6 +1,6 @@
 """The router's contract: domain to proto and back."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from penstock.proto.router.v1 import router_pb2 as pb
 from router_service.domain.events import (
@@ -30,6 +30,7 @@ from services.domain.requests import (
     token_id_problems,
 )
 from services.state.traces import SpanRecord
+from services.state.usage import UsageOf
 
 MAX_PRIORITY = 100
 
@@ -166,6 +167,19 @@ def _summary_to_proto(summary: TierSummary) -> pb.TierSummary:
         accepted=summary.accepted,
         usage=common.usage_to_proto(summary.usage),
         time=common.duration(summary.time_s),
+    )
+
+
+def usage_to_proto(of: UsageOf, measures: Mapping[str, float]) -> pb.TenantUsage:
+    return pb.TenantUsage(
+        tenant=of.tenant,
+        key_id=of.key_id,
+        tier=of.tier,
+        request_count=round(measures.get("requests", 0.0)),
+        prompt_token_count=round(measures.get("prompt_tokens", 0.0)),
+        output_token_count=round(measures.get("output_tokens", 0.0)),
+        tier_seconds=measures.get("tier_seconds", 0.0),
+        cost=measures.get("cost", 0.0),
     )
 
 

@@ -1,6 +1,7 @@
 """RouterService and MeshService."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from functools import partial
@@ -21,12 +22,14 @@ from router_service.migration.movable_reply import Moved, NotMoved
 from router_service.siblings.client import Siblings
 from router_service.siblings.servicer import Move, moved_to_proto
 from router_service.status import MeshStatus
+from router_service.tenancy.tenancy import Tenancy
 from services import proto_codec as common
 from services.domain.errors import DeadlineExceeded, InvalidRequest, NotFound, invalid
 from services.domain.instances import Role
 from services.domain.mesh_view import MeshView
 from services.grpc_types import Context
 from services.state import TraceStore
+from services.state.usage import KEPT_DAYS, UsageStore
 from services.write_timeouts import write_deadline_s
 
 ROUTER_SERVICE = pb.DESCRIPTOR.services_by_name["RouterService"].full_name
@@ -40,6 +43,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
     def __init__(
         self,
         driver: RequestDriver,
+        tenancy: Tenancy,
         view: MeshView,
         draining: InFlightRequests,
         batching: AnswerBatching,
@@ -47,6 +51,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         heartbeat_s: float,
     ) -> None:
         self._driver, self._view, self._draining, self._batching = driver, view, draining, batching
+        self._tenancy = tenancy
         self._default_deadline_s, self._heartbeat_s = default_deadline_s, heartbeat_s
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
@@ -58,12 +63,19 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
             {"gen_ai.request.model": asked.model, "penstock.request_id": asked.request_id}
         )
         with self._draining:
-            async with aclosing(
-                with_heartbeats(partial(self._driver.drive, asked), self._heartbeat_s, self._batching)
-            ) as events:
+            async with (
+                self._tenancy.admitted((asked,)) as admission,
+                aclosing(
+                    with_heartbeats(
+                        partial(self._driver.drive, admission.requests[0]), self._heartbeat_s, self._batching
+                    )
+                ) as events,
+            ):
                 try:
                     async for event in events:
-                        if loop.time() >= deadline_s and not isinstance(event, Finished):
+                        if isinstance(event, Finished):
+                            admission.finished(event)
+                        elif loop.time() >= deadline_s:
                             raise DeadlineExceeded("the deadline passed while the client was reading")
                         yield codec.event_to_proto(event, self._heartbeat_s)
                 except InvalidRequest as error:
@@ -73,13 +85,22 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         models = [
             pb.Model(id=m.id, model=m.model, cascade=m.cascade, max_context_tokens=m.max_context_tokens)
             for m in models_of(self._view)
+            if self._tenancy.allows_model(m.id)
         ]
         return pb.ListModelsResponse(models=models)
 
 
 class MeshServicer(router_pb2_grpc.MeshServiceServicer):
-    def __init__(self, status: MeshStatus, traces: TraceStore, move: Move, siblings: Siblings | None = None) -> None:
+    def __init__(
+        self,
+        status: MeshStatus,
+        traces: TraceStore,
+        usage: UsageStore,
+        move: Move,
+        siblings: Siblings | None = None,
+    ) -> None:
         self._status, self._traces, self._move, self._siblings = status, traces, move, siblings
+        self._usage = usage
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
         return pb.GetStatusResponse(status=await self._status.read())
@@ -102,6 +123,13 @@ class MeshServicer(router_pb2_grpc.MeshServiceServicer):
             raise invalid("limit_count", f"must be from 1 to {MAX_TRACES}")
         found = await self._traces.last(limit)
         return pb.ListTracesResponse(traces=[codec.trace_to_proto(spans) for spans in found])
+
+    async def GetUsage(self, request: pb.GetUsageRequest, context: Context) -> pb.GetUsageResponse:
+        days = request.day_count if request.HasField("day_count") else 1
+        if not 1 <= days <= KEPT_DAYS:
+            raise invalid("day_count", f"must be from 1 to {KEPT_DAYS}")
+        usage = await self._usage.read(days, time.time())
+        return pb.GetUsageResponse(entries=[codec.usage_to_proto(of, usage[of]) for of in usage])
 
     async def MoveReply(self, request: pb.MoveReplyRequest, context: Context) -> pb.MoveReplyResponse:
         try:

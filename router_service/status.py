@@ -121,6 +121,7 @@ class MeshStatus:
             state=self._state(record),
             age=common.duration(min(age_s, 1e9)),
             process_count=len(processes),
+            admin_address=record.admin_address,
         )
         if record.model is not None:
             made.tier, made.engine, made.kv_blocks = record.model.tier, record.model.engine, record.model.kv_blocks

@@ -8,6 +8,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from services.settings import (
+    MeshAccess,
     MeshFile,
     MeshJudge,
     MeshPlanner,
@@ -15,6 +16,7 @@ from services.settings import (
     MeshRouter,
     MeshScorer,
     MeshStages,
+    MeshTenant,
     MeshTier,
     ServiceSettings,
     SglangMeshEngine,
@@ -41,6 +43,8 @@ SECTIONS: tuple[tuple[str, type[Any]], ...] = (
     ("`planner`", MeshPlanner),
     ("`planner.replan`", MeshReplan),
     ("`stages`", MeshStages),
+    ("`access`", MeshAccess),
+    ("`access.tenants[]`", MeshTenant),
     ("Environment", ServiceSettings),
 )
 

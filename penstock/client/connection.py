@@ -2,11 +2,12 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from penstock.client.types import Options
 
 DEFAULT_TARGET = "127.0.0.1:50051"
+DEFAULT_ADMIN = "127.0.0.1:50052"
 DEFAULT_TIMEOUT_S = 600.0
 CALL_TIMEOUT_S = 10.0  # of calls without effects
 MOVE_TIMEOUT_S = 120.0  # a move transfers all KV of a reply
@@ -85,6 +86,17 @@ def targets(target: str | Sequence[str]) -> tuple[str, ...]:
     if not addresses:
         raise ValueError("target: at least one host:port is needed")
     return addresses
+
+
+def metadata(api_key: str | None, more: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
+    """The metadata of every request."""
+    key = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    return tuple((key | dict(more or {})).items())
+
+
+def admin_targets(admin: str | Sequence[str]) -> tuple[str, ...]:
+    """The addresses in `admin`, in the form of `targets`; there may be none."""
+    return targets(admin) if admin else ()
 
 
 def merged(options: Options | None, changes: dict[str, object]) -> Options:

@@ -58,7 +58,10 @@ class ProcessId:
 
 @dataclass(frozen=True, slots=True)
 class RunFile:
-    """A running local mesh. pid, started: `penstock up`, as in `ProcessId`. grpc, http: the routers' addresses."""
+    """A running local mesh. pid, started: `penstock up`, as in `ProcessId`. grpc, http: the routers' addresses.
+
+    admin: their administrative listeners. redis_url: without a password; planner: its administrative listener.
+    """
 
     pid: int
     started: str
@@ -66,6 +69,7 @@ class RunFile:
     redis_url: str
     grpc: tuple[str, ...]
     http: tuple[str, ...]
+    admin: tuple[str, ...]
     planner: str
 
     @property
@@ -195,6 +199,7 @@ def _read(folder: Path) -> RunFile | None:
             data["redis_url"],
             tuple(data["grpc"]),
             tuple(data["http"]),
+            tuple(data["admin"]),
             data["planner"],
         )
     except (OSError, ValueError, KeyError, TypeError):

@@ -111,19 +111,21 @@ class WorkerClient:
         address: str,
         request_id: str,
         transfer_id: str,
-        target_address: str,
+        target_id: str,
         *,
         starving: bool,
         timeout_s: float,
         metadata: tuple[tuple[str, str], ...],
     ) -> AsyncGenerator[MoveReport, None]:
-        """Have the worker at `address` move a request; WorkerHandedOver or WorkerNotMoved is last. starving: it is next.
+        """Have the worker at `address` move a request to the instance `target_id`; starving: it is next.
+
+        WorkerHandedOver or WorkerNotMoved is last.
 
         Leaving the iteration calls the move off, where that is still possible. Raises what the worker said.
         """
         stub = worker_pb2_grpc.WorkerServiceStub(self._channels.get(address))
         asked = pb.MigrateOutRequest(
-            request_id=request_id, transfer_id=transfer_id, target_address=target_address, starving=starving
+            request_id=request_id, transfer_id=transfer_id, target_instance_id=target_id, starving=starving
         )
         call = stub.MigrateOut(asked, timeout=timeout_s, metadata=metadata)
         try:

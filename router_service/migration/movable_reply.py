@@ -167,7 +167,7 @@ class MovableReply:
                 source.address,
                 self._request.request_id,
                 transfer_id,
-                target.address,
+                target.instance_id,
                 starving=starving,
                 timeout_s=min(MOVE_TIMEOUT_S, self._left_s()),
                 metadata=self._metadata,

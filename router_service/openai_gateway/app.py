@@ -13,7 +13,7 @@ from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, StatusCode
 
 from router_service.admission.admission_queue import Places
 from router_service.answer_batching import AnswerBatching
-from router_service.domain.events import RouterEvent, RouterRequest
+from router_service.domain.events import Finished, RouterEvent, RouterRequest
 from router_service.domain.models import ServedModel, models_of
 from router_service.generation.in_flight_requests import InFlightRequests, new_request_id
 from router_service.generation.request_driver import RequestDriver
@@ -27,6 +27,7 @@ from router_service.openai_gateway.replies import ChatFormat, Choice, Completion
 from router_service.openai_gateway.streamed_calls import StreamedCalls
 from router_service.openai_gateway.streamed_replies import StreamedReply
 from router_service.routing.readiness import readiness
+from router_service.tenancy.tenancy import Admission, Tenancy
 from services import telemetry
 from services.background import end
 from services.domain.errors import InvalidRequest, NotFound, PeerNotReading, PenstockError, invalid, shortened
@@ -44,6 +45,7 @@ MAX_WHOLE_LOGPROBS = 128
 """Logprobs per output position, of all choices together, that a reply may hold in memory until it is sent: 128 x 2,000
 positions are some 100 MB."""
 _JSON = {"Content-Type": "application/json; charset=utf-8"}
+_EVENT_STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 _NO_SPAN = nullcontext(INVALID_SPAN)
 UNTRACED = "/v1/models"  # polled by clients: traces of it would push those of requests out
 LINGERING_S = 1.0  # for the rest of a body that nobody wants: time for the client to read why
@@ -66,6 +68,7 @@ class OpenAiGateway:
     def __init__(
         self,
         driver: RequestDriver,
+        tenancy: Tenancy,
         view: MeshView,
         draining: InFlightRequests,
         batching: AnswerBatching,
@@ -73,7 +76,7 @@ class OpenAiGateway:
         limits: HttpLimits,
     ) -> None:
         self._driver, self._view, self._draining, self._batching = driver, view, draining, batching
-        self._measured, self._limits = measured, limits
+        self._tenancy, self._measured, self._limits = tenancy, measured, limits
         given_up = measured.meter.create_counter("penstock.http.server.write_timeouts", unit="{request}")
         self._bodies = RequestBodies(limits.body_timeout_s)
         self._writes = WriteTimeouts(limits.write_timeout_s, lambda: given_up.add(1))
@@ -126,6 +129,7 @@ class OpenAiGateway:
             return await handler(request)
         with self._span(request) as span:
             try:
+                self._tenancy.authenticate({"authorization": request.headers.get("Authorization", "")})
                 response = await handler(request)
             except PeerNotReading as error:
                 raise _cut_off(request, span, error) from error
@@ -168,14 +172,18 @@ class OpenAiGateway:
         )
 
     async def _models(self, request: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [_model_body(m) for m in models_of(self._view)]})
+        return web.json_response({"object": "list", "data": [_model_body(m) for m in self._served_models()]})
 
     async def _model(self, request: web.Request) -> web.Response:
         wanted = request.match_info["model"]
-        for model in models_of(self._view):
+        for model in self._served_models():
             if model.id == wanted:
                 return web.json_response(_model_body(model))
         raise NotFound("model", wanted)
+
+    def _served_models(self) -> list[ServedModel]:
+        """The models that the caller may use."""
+        return [model for model in models_of(self._view) if self._tenancy.allows_model(model.id)]
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         self._check_room()
@@ -236,18 +244,27 @@ class OpenAiGateway:
             for choice in choices
         ]
         with self._draining:
-            async with self._driver.admitted(requests) as places:
+            async with (
+                self._tenancy.admitted(requests) as admission,
+                self._driver.admitted(admission.requests) as places,
+            ):
+                requests = list(admission.requests)
                 if asked.stream:
-                    return await self._stream(request, asked, shape, request_id, choices, requests, places)
+                    return await self._stream(request, asked, shape, request_id, choices, admission, places)
 
                 def choice_events(index: int) -> AsyncGenerator[RouterEvent, None]:
                     return self._driver.run(requests[index], places, choices[index].answer)
 
-                await _all_choices(len(choices), choice_events, lambda index, event: choices[index].saw(event))
+                def saw(index: int, event: RouterEvent) -> None:
+                    choices[index].saw(event)
+                    if isinstance(event, Finished):
+                        admission.finished(event)
+
+                await _all_choices(len(choices), choice_events, saw)
         head = replies.envelope(shape, request_id, asked.model, chunk=False)
         head |= {"usage": replies.usage(choices), "penstock": _extension(request_id, choices)}
         body = await whole_replies.encoded(shape, head, choices, logprobs=with_logprobs)
-        return web.Response(body=body.encode(), headers=_JSON)
+        return web.Response(body=body.encode(), headers=_JSON | dict(admission.headers))
 
     async def _stream(
         self,
@@ -256,11 +273,12 @@ class OpenAiGateway:
         shape: Format,
         request_id: str,
         choices: list[Choice],
-        requests: list[RouterRequest],
+        admission: Admission,
         places: Places,
     ) -> web.StreamResponse:
         """Server-sent events. Headers go out with the first event, so an error before it still has its own status."""
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        requests = list(admission.requests)
+        response = web.StreamResponse(headers=_EVENT_STREAM | dict(admission.headers))
         async with EventWriter(request, response, self._writes, requests[0].deadline_s) as writer:
             prompt = requests[0].prompt
             offers_tools = isinstance(prompt, ChatPrompt) and bool(prompt.tool_use.offered)
@@ -279,7 +297,13 @@ class OpenAiGateway:
                 return self._driver.run(requests[index], places, partial(reply.answer, index))
 
             try:
-                await _all_choices(len(choices), choice_events, reply.event, writer.sent)
+
+                def saw(index: int, event: RouterEvent) -> None:
+                    reply.event(index, event)
+                    if isinstance(event, Finished):
+                        admission.finished(event)
+
+                await _all_choices(len(choices), choice_events, saw, writer.sent)
                 reply.end()
             except PeerNotReading:
                 raise

@@ -6,12 +6,24 @@ from typing import Any
 from aiohttp import web
 
 from router_service.openai_gateway.schema import renamed
-from services.domain.errors import InvalidRequest, NotFound, Overloaded, PenstockError, UnsupportedByModel, shortened
+from services.domain.errors import (
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+    PenstockError,
+    RateLimited,
+    UnsupportedByModel,
+    shortened,
+)
 from services.errors import http_status, message_of
 
 MAX_MESSAGE_BYTES = 4096
 
-_TYPES = dict.fromkeys((400, 404, 409, 413, 422), "invalid_request_error") | {429: "rate_limit_error"}
+_TYPES = dict.fromkeys((400, 404, 409, 413, 422), "invalid_request_error") | {
+    401: "authentication_error",
+    403: "permission_error",
+    429: "rate_limit_error",
+}
 
 
 def error_body(error: PenstockError) -> dict[str, Any]:
@@ -28,8 +40,9 @@ def error_body(error: PenstockError) -> dict[str, Any]:
 
 
 def error_headers(error: PenstockError) -> dict[str, str]:
-    """Retry-After where there is a time to name."""
-    return {"Retry-After": str(math.ceil(error.retry_after_s))} if isinstance(error, Overloaded) else {}
+    """Retry-After where there is a time to name, and the limits of a tenant that has used one up."""
+    headers = {"Retry-After": str(math.ceil(error.retry_after_s))} if isinstance(error, Overloaded) else {}
+    return headers | error.headers if isinstance(error, RateLimited) else headers
 
 
 def plain_error(message: str, kind: str, code: str, param: str | None = None) -> dict[str, Any]:

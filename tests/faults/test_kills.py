@@ -45,14 +45,16 @@ async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalM
 
 @pytest.fixture
 async def client(mesh: LocalMesh) -> AsyncIterator[AsyncClient]:
-    async with AsyncClient(mesh.grpc_addresses[0], retry=RetryPolicy(attempts=1), timeout_s=120) as made:
+    async with AsyncClient(
+        mesh.grpc_addresses[0], admin=mesh.admin_addresses[0], retry=RetryPolicy(attempts=1), timeout_s=120
+    ) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 async def undisturbed(mesh: LocalMesh) -> dict[str, str]:
     """Every prompt's greedy text. Both tiers serve the same model here, so each has the same."""
-    async with AsyncClient(mesh.grpc_addresses[0]) as client:
+    async with AsyncClient(mesh.grpc_addresses[0], admin=mesh.admin_addresses[0]) as client:
         replies = await asyncio.gather(
             *(client.generate(p, model="large", temperature=0, max_tokens=MAX_TOKENS) for p in PROMPTS)
         )
@@ -178,7 +180,7 @@ async def test_a_killed_planner_leaves_the_plan_in_force(mesh: LocalMesh, client
     assert len(replies) == 10
     await until(client, whole(mesh))
     planners = [i for i in (await client.status()).instances if i.role == "planner"]
-    async with AsyncPlannerClient(min(planners, key=lambda i: i.age_s).address) as asked:
+    async with AsyncPlannerClient(min(planners, key=lambda i: i.age_s).admin_address) as asked:
         assert (await asked.get_plan()).revision == revision
         made = await asked.set_plan(await asked.get_plan())
     assert made.revision == revision + 1
@@ -206,7 +208,7 @@ async def test_a_killed_router_costs_a_client_of_two_routers_nothing(
     await until(client, whole(mesh))
     victim = next(i for i in (await client.status()).instances if i.address == mesh.grpc_addresses[0])
     name = next(n for n, w in mesh.watcher.watched.items() if str(w.pid) == victim.instance_id.rpartition("-")[2])
-    async with AsyncClient(mesh.grpc_addresses, timeout_s=120) as both:
+    async with AsyncClient(mesh.grpc_addresses, admin=mesh.admin_addresses, timeout_s=120) as both:
         streams = await kill_amid(
             [Stream(both, prompt, model="large") for prompt in PROMPTS[:16]], lambda: kill(mesh, name)
         )

@@ -223,13 +223,16 @@ async def test_a_router_killed_at_any_message_of_a_move_costs_no_token(mesh: tup
     running, victims = mesh
     await running.until(lambda s: {w.instance_id for w in workers(s)} == {HOME, OTHER})
     async with running.client() as client:
-        addresses = {i.instance_id: i.address for i in (await client.status()).instances}
+        instances = {i.instance_id: i for i in (await client.status()).instances}
 
         async def one(name: str) -> Reply:
-            both = [addresses[name], running.router.address]
+            own = instances[name]
+            both = [own.address, running.router.address]
             async with (
                 AsyncClient(both, retry=RetryPolicy(attempts=5), timeout_s=60) as asking,
-                AsyncClient(addresses[name], retry=RetryPolicy(attempts=1), timeout_s=60) as moving,
+                AsyncClient(
+                    own.address, admin=own.admin_address, retry=RetryPolicy(attempts=1), timeout_s=60
+                ) as moving,
             ):
                 reply = Reply(asking, name, moving)
                 reading = asyncio.create_task(reply.read())

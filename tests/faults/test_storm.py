@@ -39,7 +39,7 @@ async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalM
 
 
 async def status(mesh: LocalMesh) -> MeshStatus:
-    async with AsyncClient(mesh.grpc_addresses[0]) as client:
+    async with AsyncClient(mesh.grpc_addresses[0], admin=mesh.admin_addresses[0]) as client:
         return await client.status()
 
 

@@ -84,7 +84,7 @@ async def test_a_stopped_router_stalls_nobody_for_longer_than_the_silence_limit_
     """Streams of live and of held answers; some clients wait for the stopped router, which goes on with their streams."""
     both = list(mesh.grpc_addresses)
     async with (
-        AsyncClient(both, timeout_s=120, silence_s=SILENCE_S) as client,
+        AsyncClient(both, admin=mesh.admin_addresses, timeout_s=120, silence_s=SILENCE_S) as client,
         AsyncClient(both[0], timeout_s=120, silence_s=600, retry=RetryPolicy(attempts=1)) as patient,
     ):
         before = await client.status()
@@ -129,7 +129,7 @@ async def test_a_stopped_router_stalls_nobody_for_longer_than_the_silence_limit_
         assert all(stream.changes == 0 for stream in waiting), "the stopped router moved its own requests"
         assert min(stream.longest_gap_s for stream in at_work) >= SILENCE_S * 0.9
         assert max(stream.longest_gap_s for stream in at_work) <= SILENCE_S + 5.0
-        async with AsyncClient(both[0], timeout_s=60) as asking:
+        async with AsyncClient(both[0], admin=stuck.admin_address, timeout_s=60) as asking:
             after = await asking.status()
         assert after.router_id == stuck.instance_id
         assert (after.failovers, after.failed) == (0, 0)
