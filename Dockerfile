@@ -1,27 +1,43 @@
-# One image for every service of the mesh: `docker build -t penstock-mesh --build-arg EXTRAS=gateway .` and so on.
-# EXTRAS: gateway (routers), planner, worker, judge, or several separated by commas.
+# Images of the mesh. EXTRAS names what is inside; docker-compose.yml builds three:
+#   penstock-mesh-router   EXTRAS=gateway        no torch, no numba
+#   penstock-mesh-planner  EXTRAS=planner        no torch
+#   penstock-mesh-worker   EXTRAS=worker,judge   workers and the judge
+# By hand: `docker build -t penstock-mesh-router --build-arg EXTRAS=gateway .`
 # TORCH_INDEX: where torch comes from; the default is the CPU build. For GPUs: https://download.pytorch.org/whl/cu130
-FROM python:3.12-slim AS build
+# Dependencies have a layer of their own, which an edit of the source, or of pyproject.toml beside the dependencies, keeps.
+FROM python:3.12-slim AS requirements
 ARG EXTRAS=gateway,planner,worker,judge
+WORKDIR /src
+COPY pyproject.toml scripts/requirements.py ./
+RUN python requirements.py "${EXTRAS}" > requirements.txt
+
+FROM python:3.12-slim AS dependencies
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
-RUN python -m venv /opt/penstock
+RUN python -m venv /opt/penstock && /opt/penstock/bin/pip install "setuptools>=77"
+COPY constraints.txt /src/
+COPY --from=requirements /src/requirements.txt /src/
+RUN PIP_EXTRA_INDEX_URL=${TORCH_INDEX} /opt/penstock/bin/pip install -c /src/constraints.txt -r /src/requirements.txt
+
+FROM dependencies AS wheel
 WORKDIR /src
-COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY pyproject.toml README.md LICENSE ./
 COPY penstock penstock
 COPY services services
 COPY worker_service worker_service
 COPY router_service router_service
 COPY planner_service planner_service
 COPY judge_service judge_service
-RUN PIP_EXTRA_INDEX_URL=${TORCH_INDEX} /opt/penstock/bin/pip install -c constraints.txt ".[${EXTRAS}]"
+RUN /opt/penstock/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheels .
 
 FROM python:3.12-slim
 LABEL org.opencontainers.image.title="penstock-mesh" \
       org.opencontainers.image.description="A gRPC mesh that serves a cascade of language models on hardware you own" \
       org.opencontainers.image.licenses="Apache-2.0"
 RUN useradd --system --create-home --uid 10001 penstock
-COPY --from=build /opt/penstock /opt/penstock
+COPY --from=dependencies /opt/penstock /opt/penstock
+COPY --from=wheel /wheels /tmp/wheels
+RUN /opt/penstock/bin/pip install --no-deps --no-index /tmp/wheels/*.whl && rm -r /tmp/wheels
 COPY deploy/healthcheck.py /opt/penstock/healthcheck.py
 ENV PATH=/opt/penstock/bin:$PATH \
     PYTHONUNBUFFERED=1 \

@@ -6,12 +6,13 @@ BIN := $(VENV)/bin
 JOBS ?= 4
 PIP := $(BIN)/pip --disable-pip-version-check
 
-.PHONY: help install demo test test-sglang check format stubs settings-page compose-check bench models clean
+.PHONY: help install demo test test-sglang test-compose check format stubs settings-page compose-check bench models clean
 
 help:
 	@echo "make demo           set up, run the mesh on the shipped models, show what it did"
 	@echo "make test           set up, run the tests"
 	@echo "make test-sglang    install SGLang for CPUs in a folder of its own, run the tests against real servers"
+	@echo "make test-compose   build the images and run the tests in real containers (docker, or podman and podman-compose)"
 	@echo "make check          ruff, types, import rules, stubs, settings page, buf lint and breaking"
 	@echo "make bench          the benchmarks; JSON and plots under benchmarks/results"
 	@echo "make models         train the shipped models anew (hours)"
@@ -43,6 +44,10 @@ test: $(VENV)/.dev
 test-sglang: $(VENV)/.dev
 	tests/support/sglang_cpu/install.sh
 	$(BIN)/pytest --sglang -m sglang $(TESTS)
+
+# PENSTOCK_IMAGE_BUILD_ARGS: more arguments of the image build, where pip needs settings of its own.
+test-compose: $(VENV)/.dev
+	$(BIN)/pytest --compose -m compose -s $(TESTS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

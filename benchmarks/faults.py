@@ -10,6 +10,7 @@ import asyncio
 import signal
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +143,10 @@ async def undisturbed(mesh: LocalMesh, count: int) -> dict[str, str]:
     return {r.prompt: r.text for r in results}
 
 
-async def measure(rounds: int, sizes: tuple[int, ...], kinds: tuple[str, ...]) -> list[dict[str, Any]]:
+async def measure(
+    rounds: int, sizes: tuple[int, ...], kinds: tuple[str, ...], write: Callable[[list[dict[str, Any]]], object]
+) -> None:
+    """Call `write` with all rows so far after every round: a run that is ended keeps what it has."""
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         options = MeshOptions(mesh_file(Path(folder)), Path(folder), log_level="warning")
@@ -162,7 +166,7 @@ async def measure(rounds: int, sizes: tuple[int, ...], kinds: tuple[str, ...]) -
                                     f"{key} {value}" for key, value in result.items() if key != "errors" or value
                                 )
                                 print(line, flush=True)
-    return rows
+                write(rows)
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -197,7 +201,9 @@ def run_quick(rounds: int) -> None:
 
 
 def _run(rounds: int, sizes: tuple[int, ...], kinds: tuple[str, ...]) -> None:
-    rows = asyncio.run(measure(rounds, sizes, kinds))
-    about = {"tokens_per_stream": TOKENS, "step_ms": STEP_MS, "stopped_s": STOPPED_S, "rounds": rounds}
-    path = report.write("faults", {**about, "rows": rows})
-    print(f"{table(rows)}\n{path}")
+    def write(rows: list[dict[str, Any]]) -> None:
+        about = {"tokens_per_stream": TOKENS, "step_ms": STEP_MS, "stopped_s": STOPPED_S, "rounds": rows[-1]["round"]}
+        path = report.write("faults", {**about, "rows": rows})
+        print(f"{table(rows)}\n{path}", flush=True)
+
+    asyncio.run(measure(rounds, sizes, kinds, write))

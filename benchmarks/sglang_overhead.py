@@ -75,10 +75,13 @@ def through_worker(workers: WorkerClient, address: str) -> Way:
         sampling = SamplingParams(temperature=0.0, max_output_tokens=tokens, ignore_eos=True)
         request = GenerationRequest(request_id=name, prompt=TokenPrompt(tuple(prompt)), sampling=sampling)
         began, first, got = time.perf_counter(), 0.0, 0
-        async for event in workers.generate(address, request, timeout_s=600.0, metadata=()):
-            if isinstance(event, TokenFrame):
-                first = first or time.perf_counter() - began
-                got += len(event.token_ids)
+
+        def count(frame: TokenFrame) -> None:
+            nonlocal first, got
+            first = first or time.perf_counter() - began
+            got += len(frame.token_ids)
+
+        await workers.generate(address, request, timeout_s=600.0, metadata=(), on_event=lambda _: None, on_tokens=count)
         return first, got
 
     return one

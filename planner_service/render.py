@@ -15,8 +15,15 @@ from services.domain.errors import invalid
 from services.domain.hardware import ReplicaShape
 
 PRIVATE_NETWORK = {"PENSTOCK_OPEN_ACCESS": "true", "PENSTOCK_ADMIN_HOST": "0.0.0.0"}
-"""The manifests have neither keys nor certificates: only the network protects the services from each other's neighbours."""
-SGLANG_IMAGE, PENSTOCK_IMAGE, REDIS_IMAGE = "lmsysorg/sglang:v0.5.23", "penstock-mesh:latest", "redis:7.4-alpine"
+"""The manifests have neither keys nor certificates: only the network protects the services."""
+SGLANG_IMAGE, REDIS_IMAGE = "lmsysorg/sglang:v0.5.23", "redis:7.4-alpine"
+# The images that docker-compose.yml builds.
+PENSTOCK_IMAGES = {
+    "router": "penstock-mesh-router:latest",
+    "planner": "penstock-mesh-planner:latest",
+    "judge": "penstock-mesh-worker:latest",
+    "worker": "penstock-mesh-worker:latest",
+}
 PORT, RENDEZVOUS_PORT = 30000, 20000
 GRPC_PORT, HTTP_PORT = 50051, 8000  # of our own image
 MESH_FILE = "/etc/penstock/mesh.yaml"
@@ -100,23 +107,25 @@ def compose(site: Site, shapes: Sequence[Sequence[tuple[ReplicaShape, int]]], me
         problem = f"compose is for one machine: the plan needs {needed} GPUs, a node has {site.cluster.gpus_per_node}"
         raise invalid("render", f"{problem}; kubernetes can do it")
     penstock: Manifest = {
-        "image": PENSTOCK_IMAGE,
         "restart": "unless-stopped",
         "stop_grace_period": "35s",
         "depends_on": {"redis": {"condition": "service_healthy"}},
         "environment": {"REDIS_URL": "redis://redis:6379/0", **PRIVATE_NETWORK},
         "volumes": [f"{mesh_path}:{MESH_FILE}:ro", "${MODELS:-./models}:/models:ro"],
     }
+
+    def of(role: str) -> Manifest:
+        return {"image": PENSTOCK_IMAGES[role], "command": [f"{role}_service"]} | penstock
+
     services: Manifest = {
         "redis": {
             "image": REDIS_IMAGE,
             "restart": "unless-stopped",
             "healthcheck": {"test": ["CMD", "redis-cli", "ping"], "interval": "2s", "timeout": "2s", "retries": 15},
         },
-        "planner": penstock | {"command": ["planner_service"]},
-        "judge": penstock | {"command": ["judge_service"]},
-        "router": penstock
-        | {"command": ["router_service"], "ports": [f"127.0.0.1:{port}:{port}" for port in (GRPC_PORT, HTTP_PORT)]},
+        "planner": of("planner"),
+        "judge": of("judge"),
+        "router": of("router") | {"ports": [f"127.0.0.1:{port}:{port}" for port in (GRPC_PORT, HTTP_PORT)]},
     }
     gpu, first_of_tier = 0, set[int]()
     for group in groups(site, shapes):
@@ -144,8 +153,7 @@ def compose(site: Site, shapes: Sequence[Sequence[tuple[ReplicaShape, int]]], me
             }
             environment = penstock["environment"] | _worker_environment(site, group, f"http://{server}:{PORT}")
             waits = penstock["depends_on"] | {server: {"condition": "service_healthy"}}
-            services[f"worker-{group.name}-{i}"] = penstock | {
-                "command": ["worker_service"],
+            services[f"worker-{group.name}-{i}"] = of("worker") | {
                 "environment": environment,
                 "depends_on": waits,
             }
@@ -239,7 +247,7 @@ def _penstock(role: str, environment: dict[str, str]) -> Manifest:
     address = {"name": "PENSTOCK_ADVERTISE_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
     return {
         "name": role,
-        "image": PENSTOCK_IMAGE,
+        "image": PENSTOCK_IMAGES[role],
         "args": [f"{role}_service"],
         "env": [*({"name": key, "value": value} for key, value in told.items()), address],
         **_probes(role),

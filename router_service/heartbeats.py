@@ -2,38 +2,38 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from typing import Any
 
 from router_service.answer_batching import AnswerBatching
-from router_service.domain.events import Answer, Heartbeat, RouterEvent
+from router_service.domain.events import Answer, Heartbeat, RequestOutput, RouterEvent
 from services.background import end
 from services.domain.requests import TokenFrame
 
-_EVENTS_AHEAD = 8  # events that are made while the reader has not yet taken the ones before
+MAX_UNREAD_EVENTS = 8
+"""A request gives its place back at its end when its reader has at most this many events left to read."""
 MAX_JOINED_TOKENS = 512  # of an answer, in one event
 
-Start = Callable[[Callable[[str, TokenFrame], None]], AsyncGenerator[RouterEvent, None]]
-"""Begins the events; the parts of the answer are handed to the callable, with their tier."""
+Start = Callable[[RequestOutput], Coroutine[Any, Any, object]]
+"""Runs a request, which passes its events and its answer to the output."""
 
 
 async def with_heartbeats(
     start: Start, interval_s: float, batching: AnswerBatching | None = None
 ) -> AsyncGenerator[RouterEvent | Heartbeat, None]:
-    """Pass events and the answer on as they come, in order, and a Heartbeat after each `interval_s` without one.
+    """Yield the events and the answer of a request as they come, and a Heartbeat after each `interval_s` without one.
 
-    Parts of the answer that have come since the reader took the last event are joined: the slower the reader, the fewer its
-    events. The events are read in a task of their own: that they are waited for must not end when a heartbeat is sent. An
-    event costs no timer: each stream has one, which is set again when it goes off. Leaving the iteration closes the events
-    before it returns.
-    batching: whether parts behind the first wait for each other; without it none does.
+    Parts of the answer that came since the reader took the last event are joined: a slow reader gets fewer events.
+    The request runs in a task of its own, which a heartbeat does not interrupt; leaving the iteration ends it. An event costs
+    no timer: each stream has one, which is set again when it goes off.
+    batching: whether parts after the first wait for others; without it they do not.
 
     Raises:
-        Exception: What the events raise, behind the events that came before it.
+        Exception: The error of the request, after the events before it.
     """
     loop, relay = asyncio.get_running_loop(), _Relay(batching)
-    task = asyncio.create_task(relay.read(start(relay.answer)), name="events of a stream")
-    task.add_done_callback(lambda _: relay.news.set())
+    task = asyncio.create_task(start(relay), name="events of a stream")
+    task.add_done_callback(lambda _: relay.wake.set())
     last_s = loop.time()
     timer = loop.call_at(last_s + interval_s, relay.timer_went_off)
     try:
@@ -50,29 +50,34 @@ async def with_heartbeats(
                     last_s = loop.time()
                 relay.timer_is_off = False
                 timer = loop.call_at(last_s + interval_s, relay.timer_went_off)
-            relay.news.clear()
+            relay.wake.clear()
             if not relay.events and not task.done():
-                await relay.news.wait()
+                await relay.wake.wait()
     finally:
         timer.cancel()
         await end(task)
         if not task.cancelled():
-            task.exception()  # of a reader that has left: nobody else asks for it
+            task.exception()  # retrieved: the reader may have left before the error
 
 
 class _Relay:
-    """Reads events ahead, up to a bound; what of the answer comes meanwhile is at most one reply."""
+    """The output of a request until it is read: at most its events and one answer."""
 
     def __init__(self, batching: AnswerBatching | None) -> None:
         self._batching = batching
         self._answered = self._waiting = False
+        self._read = asyncio.Event()
         self.events: deque[RouterEvent] = deque()
-        self.news, self.room = asyncio.Event(), asyncio.Event()
+        self.wake = asyncio.Event()
         self.timer_is_off = False
 
     def timer_went_off(self) -> None:
         self.timer_is_off = True
-        self.news.set()
+        self.wake.set()
+
+    def event(self, event: RouterEvent) -> None:
+        self.events.append(event)
+        self.wake.set()
 
     def answer(self, tier: str, frame: TokenFrame) -> None:
         self.events.append(Answer(tier, frame))
@@ -80,14 +85,19 @@ class _Relay:
             return
         if self._answered and self._batching is not None and self._batching.waits():
             self._waiting = True
-            self._batching.add(self._wake)
+            self._batching.add(self._end_wait)
             return
         self._answered = True
-        self.news.set()
+        self.wake.set()
 
-    def _wake(self) -> None:
+    async def sent(self) -> None:
+        while len(self.events) > MAX_UNREAD_EVENTS:
+            self._read.clear()
+            await self._read.wait()
+
+    def _end_wait(self) -> None:
         self._waiting = False
-        self.news.set()
+        self.wake.set()
 
     def take(self) -> RouterEvent:
         """The next event; of an answer as much as there is."""
@@ -102,14 +112,5 @@ class _Relay:
                 self.events.popleft()
             if len(frames) > 1:
                 event = Answer(event.tier, TokenFrame.joined(frames))
-        self.room.set()
+        self._read.set()
         return event
-
-    async def read(self, source: AsyncGenerator[RouterEvent, None]) -> None:
-        async with aclosing(source):
-            async for event in source:
-                self.events.append(event)
-                self.news.set()
-                while len(self.events) >= _EVENTS_AHEAD:
-                    self.room.clear()
-                    await self.room.wait()

@@ -14,8 +14,9 @@ from router_service import proto_codec as codec
 from router_service.answer_batching import AnswerBatching
 from router_service.domain.events import Finished
 from router_service.domain.models import models_of
+from router_service.generation.cascade_generation import worker_request_id
 from router_service.generation.in_flight_requests import InFlightRequests, new_request_id
-from router_service.generation.request_driver import RequestDriver, worker_request_id
+from router_service.generation.request_driver import RequestDriver
 from router_service.generation.tier_generation import TierGeneration
 from router_service.heartbeats import with_heartbeats
 from router_service.migration.movable_reply import Moved, NotMoved

@@ -17,6 +17,8 @@ from services.runtime import Chassis, Compose, serve
 from services.settings import MeshFile, ServiceSettings
 
 START_TIMEOUT_S = 180.0  # a worker may start a server of its own
+DRAIN_S = 5.0
+LEASE_S = 30.0
 
 
 @contextmanager
@@ -78,9 +80,12 @@ async def serving(
     """Run a service in this event loop, registered in the mesh, as long as the context lasts; then drain it.
 
     slot: runs it as one of several processes of a router.
+    settings: of the service. The lease is long unless given: a starved process must not lose it where that is not tested.
     """
     chosen = ServiceSettings.load(
-        mesh_file=mesh_file, redis_url=redis_url, **{"publish_interval_s": 0.05, "drain_s": 5.0, **settings}
+        mesh_file=mesh_file,
+        redis_url=redis_url,
+        **{"publish_interval_s": 0.05, "drain_s": DRAIN_S, "lease_s": LEASE_S, **settings},
     )
     mesh: MeshFile = load_mesh_file(mesh_file)
     started: asyncio.Future[Chassis] = asyncio.get_running_loop().create_future()

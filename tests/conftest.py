@@ -46,21 +46,27 @@ FIRST = (
 )
 """Files that take long, the longest first: started last, one of them would run alone at the end. For `-n` of pytest-xdist."""
 
+NEEDS_AN_OPTION = {
+    "sglang": "a real SGLang server: `make test-sglang` installs one and runs this",
+    "compose": "real containers: `make test-compose` builds the images and runs this",
+}
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--sglang", action="store_true", help="run the tests that need a real SGLang server")
+    parser.addoption("--compose", action="store_true", help="run the tests that need a container engine")
     parser.addoption("--all-faults", action="store_true", help="try every fault, not a sample: some minutes")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     places = {ROOT / "tests" / name: place for place, name in enumerate(FIRST)}
     items.sort(key=lambda item: places.get(item.path, len(FIRST)))  # stable: otherwise as collected
-    if config.getoption("--sglang"):
-        return
-    skip = pytest.mark.skip(reason="a real SGLang server: `make test-sglang` installs one and runs this")
-    for item in items:
-        if item.get_closest_marker("sglang"):
-            item.add_marker(skip)
+    for option, reason in NEEDS_AN_OPTION.items():
+        if not config.getoption(f"--{option}"):
+            skip = pytest.mark.skip(reason=reason)
+            for item in items:
+                if item.get_closest_marker(option):
+                    item.add_marker(skip)
 
 
 def pytest_collection_finish() -> None:

@@ -17,7 +17,7 @@ async def url() -> AsyncIterator[str]:
     port = free_port()
     server = asyncio.create_task(load_server.serve(port))
     base = f"http://127.0.0.1:{port}"
-    async with aiohttp.ClientSession() as session, asyncio.timeout(20):
+    async with aiohttp.ClientSession() as session, asyncio.timeout(60):
         while True:
             try:
                 async with session.get(base) as response:

@@ -1,11 +1,11 @@
-"""The router's call to one worker, shared by all replies that it has there.
+"""The router's call to one worker, shared by all its replies there.
 
 The worker's end of the call is `worker_service/reply_demultiplexer.py`.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any
@@ -22,49 +22,86 @@ from router_service.domain.failures import Failure, InstanceFailed
 from services import errors
 from services import proto_codec as common
 from services.channels import MAX_MESSAGE_BYTES, ChannelPool
-from services.domain.errors import DeadlineExceeded, MessageTooLarge, PenstockError
+from services.domain.errors import DeadlineExceeded, MessageTooLarge
 from services.domain.requests import TokenFrame
-from services.event_streams import EventStream, OnTokens
+from services.event_streams import OnTokens
 from services.stalls import Listener, SilenceWatch, StallMonitor
 
-MOST_BYTES = 1 << 20  # of what several replies ask in one message; one that asks for more has a message to itself
-TERMINAL = ("finished", "handed_over")
-MAX_STEP_BYTES = MAX_MESSAGE_BYTES - 64  # what surrounds a step in a message of its own takes less than 64 bytes
+MAX_JOINED_BYTES = 1 << 20  # of several requests in one message; a larger request is sent in a message of its own
+TERMINAL = frozenset({"finished", "handed_over"})
+MAX_STEP_BYTES = MAX_MESSAGE_BYTES - 64  # the other fields of a message with one step take less than 64 bytes
+
+OnEvent = Callable[[pb.GenerateResponse], None]
+"""Takes the events of a reply except frames of tokens and the terminal event, in order, on the event loop."""
 
 
 class _Reply(Listener):
-    """A reply that is read. sent: its request has left for the worker."""
+    """An active reply.
 
-    __slots__ = ("sent", "stream")
+    ended: its terminal event or its error. sent: its request has been sent to the worker. over_there: the worker ended it.
+    """
 
-    def __init__(self, silence_s: float, deadline_s: float, on_tokens: OnTokens | None) -> None:
+    __slots__ = ("_on_event", "_on_tokens", "ended", "over_there", "sent")
+
+    def __init__(self, silence_s: float, deadline_s: float, on_event: OnEvent, on_tokens: OnTokens) -> None:
         super().__init__(silence_s, deadline_s)
-        self.stream = EventStream[pb.GenerateResponse](on_tokens)
-        self.sent = False
+        self._on_event, self._on_tokens = on_event, on_tokens
+        self.ended: asyncio.Future[pb.GenerateResponse] = asyncio.get_running_loop().create_future()
+        self.sent = self.over_there = False
+
+    def tokens(self, frame: TokenFrame) -> None:
+        """Pass a frame on. An exception of the callback ends this reply only."""
+        if not self.ended.done():
+            try:
+                self._on_tokens(frame)
+            except Exception as error:
+                self.fail(error)
+
+    def event(self, event: pb.GenerateResponse) -> None:
+        """Pass an event on, or end with it."""
+        if self.ended.done():
+            return
+        kind = event.WhichOneof("event")
+        if kind in TERMINAL:
+            self.over_there = True
+            self.ended.set_result(event)
+            return
+        try:
+            if kind == "tokens":
+                self._on_tokens(common.frame_from_proto(event.tokens))
+            else:
+                self._on_event(event)
+        except Exception as error:
+            self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """End with an error. Only the first end counts."""
+        if not self.ended.done():
+            self.ended.set_exception(error)
 
     def on_silence(self) -> None:
         failure = Failure.SILENT if self.sent else Failure.CONNECT_FAILED
-        self.stream.fail(InstanceFailed(failure, f"the worker was silent for {self.silence_s:g} s"))
+        self.fail(InstanceFailed(failure, f"the worker was silent for {self.silence_s:g} s"))
 
     def on_deadline(self) -> None:
-        self.stream.fail(DeadlineExceeded("the deadline passed"))
+        self.fail(DeadlineExceeded("the deadline passed"))
 
 
 class ReplyMultiplexer:
-    """One call of GenerateMany; begins with the first reply, and `over` once it has ended, for whatever reason."""
+    """One call of GenerateMany, from its first reply to its end; `over` after that."""
 
     def __init__(self, channel: aio.Channel, watch: SilenceWatch) -> None:
         self._watch = watch
         self._steps: deque[pb.ReplyStep] = deque()
-        self._news = asyncio.Event()
+        self._wake = asyncio.Event()
         self._replies: dict[int, _Reply] = {}
-        self._begun = 0
+        self._last_id = 0
         self.over = False
         self._task = asyncio.create_task(self._read(channel))
 
     @property
     def replies(self) -> int:
-        """Replies under way."""
+        """Number of active replies."""
         return len(self._replies)
 
     async def close(self) -> None:
@@ -78,46 +115,44 @@ class ReplyMultiplexer:
         timeout_s: float,
         trace_context: Mapping[str, str],
         silence_s: float,
-        on_tokens: OnTokens | None = None,
-    ) -> AsyncGenerator[pb.GenerateResponse | TokenFrame, None]:
-        """The worker's events for one request, without end: the terminal event is the last there is.
+        on_event: OnEvent,
+        on_tokens: OnTokens,
+    ) -> pb.GenerateResponse:
+        """Have the worker serve one request; return its terminal event.
 
-        on_tokens: takes the frames of tokens (`EventStream`); without it they are iterated. Leaving the iteration before the
-        terminal event cancels the reply.
+        on_event, on_tokens: called with all events before it, in order, by the task that reads the call. They must not block.
+        What they raise ends the reply. Cancelling cancels the reply at the worker.
 
         Raises:
             PenstockError: The worker's error.
-            InstanceFailed: There is no connection, it broke, the shared call ended, or nothing came for `silence_s`,
-                stalls of this process left out.
+            InstanceFailed: There is no connection, it broke, the shared call ended, or nothing arrived for `silence_s`,
+                not counting stalls of this process.
             MessageTooLarge: The request does not fit a message; nothing has been sent.
             DeadlineExceeded: `timeout_s` has passed, whatever the worker does.
         """
         deadline_s = asyncio.get_running_loop().time() + timeout_s
-        self._begun += 1
-        reply_id = self._begun
+        self._last_id += 1
+        reply_id = self._last_id
         timeout = Duration()
         timeout.FromNanoseconds(max(0, round(timeout_s * 1e9)))
         start = pb.StartReply(request=request, timeout=timeout, trace_context=trace_context)
         step = pb.ReplyStep(reply_id=reply_id, start=start)
-        if (size := step.ByteSize()) > MAX_STEP_BYTES:  # gRPC would end the call for it, with all replies on it
+        if (size := step.ByteSize()) > MAX_STEP_BYTES:  # gRPC would end the call for it, with all its replies
             raise MessageTooLarge.by("prompt", size, MAX_STEP_BYTES)
-        reply = self._replies[reply_id] = _Reply(silence_s, deadline_s, on_tokens)
+        reply = self._replies[reply_id] = _Reply(silence_s, deadline_s, on_event, on_tokens)
         self._watch.begin(reply)
-        self._step(step)
-        running_there = True
+        self._send(step)
         try:
-            while True:
-                event = await reply.stream.get()
-                running_there = isinstance(event, TokenFrame) or event.WhichOneof("event") not in TERMINAL
-                yield event
-        except WorkerError as error:
-            running_there = False
-            raise error.error from None
+            return await reply.ended
+        except asyncio.CancelledError:
+            if reply.ended.done() and not reply.ended.cancelled():
+                reply.ended.exception()  # retrieved: otherwise asyncio would log an error that no longer matters
+            raise
         finally:
             self._watch.end(reply)
             del self._replies[reply_id]
-            if running_there and not self.over:
-                self._step(pb.ReplyStep(reply_id=reply_id, cancel=pb.CancelReply()))
+            if not reply.over_there and not self.over:
+                self._send(pb.ReplyStep(reply_id=reply_id, cancel=pb.CancelReply()))
 
     async def _read(self, channel: aio.Channel) -> None:
         stub: Any = worker_pb2_grpc.WorkerServiceStub(channel)
@@ -135,10 +170,10 @@ class ReplyMultiplexer:
         finally:
             self.over = True
             call.cancel()
-            self._news.set()  # a call that ends by itself leaves the task that sends waiting
+            self._wake.set()  # a call that ends by itself leaves the task that sends waiting
             for reply in self._replies.values():
                 unsent = failure is Failure.INSTANCE_DIED and not reply.sent
-                reply.stream.fail(InstanceFailed(Failure.CONNECT_FAILED if unsent else failure, why))
+                reply.fail(InstanceFailed(Failure.CONNECT_FAILED if unsent else failure, why))
 
     def _take(self, message: pb.GenerateManyResponse) -> None:
         """Hand the events of a message to their replies, those of one reply in order.
@@ -160,55 +195,45 @@ class ReplyMultiplexer:
                     end = at + count
                     if (reply := replies.get(reply_id)) is not None:
                         reply.heard_s, reply.stalled_s = now_s, stalled_s
-                        reply.stream.put(TokenFrame(offset, token_ids[at:end], text))
+                        reply.tokens(TokenFrame(offset, token_ids[at:end], text))
                     at = end
                 continue
             if (reply := replies.get(event.reply_id)) is None:
                 continue
             reply.heard_s, reply.stalled_s = now_s, stalled_s
             if event.HasField("failure"):
-                error = errors.from_proto(status_pb2.Status.FromString(event.failure))
-                reply.stream.fail(WorkerError(error))
-            elif event.event.HasField("tokens"):
-                reply.stream.put(common.frame_from_proto(event.event.tokens))
+                reply.over_there = True
+                reply.fail(errors.from_proto(status_pb2.Status.FromString(event.failure)))
             else:
-                reply.stream.put(event.event)
+                reply.event(event.event)
 
-    def _step(self, step: pb.ReplyStep) -> None:
+    def _send(self, step: pb.ReplyStep) -> None:
         self._steps.append(step)
-        self._news.set()
+        self._wake.set()
 
     async def _outgoing(self) -> AsyncIterator[pb.GenerateManyRequest]:
-        """While a message is being sent the next one fills, up to a size."""
+        """Messages with the steps that were queued while the previous one was sent, up to MAX_JOINED_BYTES each."""
         while not self.over:
-            await self._news.wait()
-            self._news.clear()
+            await self._wake.wait()
+            self._wake.clear()
             while self._steps:
-                now = [self._steps.popleft()]
-                room = MOST_BYTES - now[0].ByteSize()
+                steps = [self._steps.popleft()]
+                room = MAX_JOINED_BYTES - steps[0].ByteSize()
                 while self._steps and (room := room - self._steps[0].ByteSize()) >= 0:
-                    now.append(self._steps.popleft())
-                yield pb.GenerateManyRequest(steps=now)
-                for (
-                    step
-                ) in now:  # gRPC asks for the next message once it has this one on its way, not before it is connected
+                    steps.append(self._steps.popleft())
+                yield pb.GenerateManyRequest(steps=steps)
+                # gRPC asks for the next message when this one is being sent, which is not before there is a connection.
+                for step in steps:
                     if (reply := self._replies.get(step.reply_id)) is not None:
                         reply.sent = True
 
 
-class WorkerError(Exception):
-    """The worker has ended a reply with an error of its own."""
-
-    def __init__(self, error: PenstockError) -> None:
-        self.error = error
-
-
 class MultiplexerPool(AbstractAsyncContextManager["MultiplexerPool"]):
-    """Sessions by address, as long as the context lasts; one that is over is begun anew."""
+    """Multiplexers by address, as long as the context lasts; one whose call has ended is replaced."""
 
     def __init__(self, channels: ChannelPool) -> None:
         self._channels = channels
-        self._sessions: dict[str, ReplyMultiplexer] = {}
+        self._multiplexers: dict[str, ReplyMultiplexer] = {}
         self._stalls = StallMonitor()
         self._watch = SilenceWatch(self._stalls)
 
@@ -217,19 +242,20 @@ class MultiplexerPool(AbstractAsyncContextManager["MultiplexerPool"]):
         return self
 
     def get(self, address: str) -> ReplyMultiplexer:
-        session = self._sessions.get(address)
-        if session is None or session.over:
-            self._sessions = {a: s for a, s in self._sessions.items() if not s.over}
-            session = self._sessions[address] = ReplyMultiplexer(self._channels.get(address), self._watch)
-        return session
+        """The multiplexer of a worker."""
+        multiplexer = self._multiplexers.get(address)
+        if multiplexer is None or multiplexer.over:
+            self._multiplexers = {a: m for a, m in self._multiplexers.items() if not m.over}
+            multiplexer = self._multiplexers[address] = ReplyMultiplexer(self._channels.get(address), self._watch)
+        return multiplexer
 
     def in_use(self) -> set[str]:
-        """Addresses with replies under way."""
-        return {address for address, session in self._sessions.items() if session.replies and not session.over}
+        """Addresses with active replies."""
+        return {address for address, m in self._multiplexers.items() if m.replies and not m.over}
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for session in self._sessions.values():
-            await session.close()
+        for multiplexer in self._multiplexers.values():
+            await multiplexer.close()
         await self._stalls.__aexit__(kind, error, trace)

@@ -1,7 +1,6 @@
-"""Speaks WorkerService to one instance at a time."""
+"""Calls of WorkerService."""
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
 from grpc import aio
@@ -12,7 +11,7 @@ from router_service.clients.reply_multiplexer import MultiplexerPool
 from services import errors
 from services import proto_codec as common
 from services.channels import ChannelPool
-from services.domain.requests import FinishReason, GenerationRequest, TokenFrame, TokenUsage
+from services.domain.requests import FinishReason, GenerationRequest, TokenUsage
 from services.domain.stages.advice import MoveAdvice
 from services.event_streams import OnTokens
 
@@ -38,7 +37,7 @@ class WorkerFinished:
 
 @dataclass(frozen=True, slots=True)
 class WorkerHandedOver:
-    """The reply goes on elsewhere, from output position `offset` on. stall_s: only where a move is reported on."""
+    """The reply continues on another instance from output position `offset`. stall_s: only in the report of a move."""
 
     offset: int
     stall_s: float = 0.0
@@ -46,17 +45,19 @@ class WorkerHandedOver:
 
 @dataclass(frozen=True, slots=True)
 class WorkerAlive:
-    """Nothing to say."""
+    """A heartbeat."""
 
 
-WorkerEvent = (
-    WorkerAdmitted | WorkerDeclined | TokenFrame | MoveAdvice | WorkerFinished | WorkerHandedOver | WorkerAlive
-)
+WorkerEvent = WorkerAdmitted | WorkerDeclined | MoveAdvice | WorkerAlive
+"""What a worker sends before the end of a reply, except frames of tokens."""
+WorkerEnd = WorkerFinished | WorkerHandedOver
+"""The last event of a reply at one worker."""
+OnWorkerEvent = Callable[[WorkerEvent], None]
 
 
 @dataclass(frozen=True, slots=True)
 class RoundCopied:
-    """Totals of what a move has sent."""
+    """Totals of what a move has sent so far."""
 
     blocks: int
     sent_bytes: int
@@ -64,7 +65,7 @@ class RoundCopied:
 
 @dataclass(frozen=True, slots=True)
 class WorkerNotMoved:
-    """busy: the source sends another request; this one may be tried again."""
+    """busy: the source is sending another request; the move may be tried again."""
 
     reason: str
     busy: bool = False
@@ -74,10 +75,10 @@ MoveReport = RoundCopied | WorkerHandedOver | WorkerNotMoved
 
 
 class WorkerClient:
-    """Generates at any worker by address; a worker that goes silent counts as gone."""
+    """Generates at any worker by address; a worker that sends nothing for `silence_s` counts as gone."""
 
-    def __init__(self, channels: ChannelPool, sessions: MultiplexerPool, silence_s: float) -> None:
-        self._channels, self._sessions, self._silence_s = channels, sessions, silence_s
+    def __init__(self, channels: ChannelPool, multiplexers: MultiplexerPool, silence_s: float) -> None:
+        self._channels, self._multiplexers, self._silence_s = channels, multiplexers, silence_s
 
     async def generate(
         self,
@@ -86,25 +87,24 @@ class WorkerClient:
         *,
         timeout_s: float,
         metadata: tuple[tuple[str, str], ...],
+        on_event: OnWorkerEvent,
+        on_tokens: OnTokens,
         transfer_id: str = "",
-        on_tokens: OnTokens | None = None,
-    ) -> AsyncGenerator[WorkerEvent, None]:
-        """The worker's events. Leaving the iteration cancels the reply.
+    ) -> WorkerEnd:
+        """Have a worker serve a request; return its last event. Cancelling cancels the reply.
 
-        transfer_id: the request comes there by a move. on_tokens: takes the frames of tokens, each behind all events before
-        it; without it they are iterated.
+        on_event, on_tokens: called with all events before it, in order (`ReplyMultiplexer.reply`).
+        transfer_id: of the move by which the request comes to this worker.
 
         Raises:
-            PenstockError: The worker's error; Unavailable for a worker that broke off or went silent.
+            PenstockError: The worker's error; Unavailable for a worker whose connection broke or that was silent; what the
+                callbacks raise.
         """
         message = _request_to_proto(request, transfer_id)
-        reply = self._sessions.get(address).reply(message, timeout_s, dict(metadata), self._silence_s, on_tokens)
-        async with aclosing(reply) as responses:
-            async for response in responses:
-                event = response if isinstance(response, TokenFrame) else _event(response)
-                yield event
-                if isinstance(event, (WorkerFinished, WorkerHandedOver)):
-                    return
+        end = await self._multiplexers.get(address).reply(
+            message, timeout_s, dict(metadata), self._silence_s, lambda event: on_event(_event(event)), on_tokens
+        )
+        return _end(end)
 
     async def migrate_out(
         self,
@@ -117,17 +117,20 @@ class WorkerClient:
         timeout_s: float,
         metadata: tuple[tuple[str, str], ...],
     ) -> AsyncGenerator[MoveReport, None]:
-        """Have the worker at `address` move a request to the instance `target_id`; starving: it is next.
+        """Have the worker at `address` move a request to the instance `target_id`.
 
         WorkerHandedOver or WorkerNotMoved is last.
 
-        Leaving the iteration calls the move off, where that is still possible. Raises what the worker said.
+        starving: the request is sent next. Leaving the iteration cancels the move if that is still possible.
+
+        Raises:
+            PenstockError: The worker's error.
         """
         stub = worker_pb2_grpc.WorkerServiceStub(self._channels.get(address))
-        asked = pb.MigrateOutRequest(
+        request = pb.MigrateOutRequest(
             request_id=request_id, transfer_id=transfer_id, target_instance_id=target_id, starving=starving
         )
-        call = stub.MigrateOut(asked, timeout=timeout_s, metadata=metadata)
+        call = stub.MigrateOut(request, timeout=timeout_s, metadata=metadata)
         try:
             while isinstance(response := await call.read(), pb.MigrateOutResponse):
                 yield _report(response)
@@ -148,7 +151,7 @@ def _report(response: pb.MigrateOutResponse) -> MoveReport:
 
 
 def _request_to_proto(request: GenerationRequest, transfer_id: str) -> pb.GenerateRequest:
-    made = pb.GenerateRequest(
+    message = pb.GenerateRequest(
         request_id=request.request_id,
         prompt=common.prompt_to_proto(request.prompt),
         sampling=common.sampling_to_proto(request.sampling),
@@ -157,31 +160,33 @@ def _request_to_proto(request: GenerationRequest, transfer_id: str) -> pb.Genera
         transfer_id=transfer_id or None,
     )
     if request.output_interval_s is not None:
-        made.output_interval.CopyFrom(common.duration(request.output_interval_s))
+        message.output_interval.CopyFrom(common.duration(request.output_interval_s))
     if request.slo is not None:
-        made.slo.CopyFrom(common.slo_to_proto(request.slo))
-    return made
+        message.slo.CopyFrom(common.slo_to_proto(request.slo))
+    return message
 
 
 def _event(response: pb.GenerateResponse) -> WorkerEvent:
     match response.WhichOneof("event"):
         case "admitted":
-            told = response.admitted
+            admitted = response.admitted
             return WorkerAdmitted(
-                told.service_class == pb.SERVICE_CLASS_STANDARD, told.prompt_tokens, told.max_output_tokens
+                admitted.service_class == pb.SERVICE_CLASS_STANDARD, admitted.prompt_tokens, admitted.max_output_tokens
             )
         case "declined":
             return WorkerDeclined(response.declined.reason)
         case "move_advice" if (advice := common.move_advice_from_proto(response.move_advice)) is not None:
             return advice
-        case "finished":
-            done = response.finished
-            return WorkerFinished(
-                common.finish_reason_from_proto(done.reason),
-                common.usage_from_proto(done.usage),
-                done.stop if done.HasField("stop") else None,
-            )
-        case "handed_over":
-            return WorkerHandedOver(response.handed_over.offset)
         case _:
-            return WorkerAlive()  # heartbeats
+            return WorkerAlive()  # heartbeats, and what later versions add
+
+
+def _end(response: pb.GenerateResponse) -> WorkerEnd:
+    if response.HasField("handed_over"):
+        return WorkerHandedOver(response.handed_over.offset)
+    finished = response.finished
+    return WorkerFinished(
+        common.finish_reason_from_proto(finished.reason),
+        common.usage_from_proto(finished.usage),
+        finished.stop if finished.HasField("stop") else None,
+    )

@@ -1,7 +1,9 @@
 """What a client sees of its request, in order. No I/O."""
 
 import enum
+from collections.abc import Awaitable
 from dataclasses import dataclass
+from typing import Protocol
 
 from services.domain.requests import FinishReason, Prompt, SamplingParams, Slo, TokenFrame, TokenUsage
 from services.domain.tools import ToolCall
@@ -9,7 +11,7 @@ from services.domain.tools import ToolCall
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Go on behind these tokens of this tier. text: what has come with them; needed where tools are offered."""
+    """Continue after these tokens of this tier. text: of these tokens; needed if tools are offered."""
 
     tier: str
     token_ids: tuple[int, ...]
@@ -18,8 +20,8 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class RouterRequest:
-    """model: `cascade` or a tier's name. deadline_s: on the event loop's clock. streamed: the client reads tokens as they
-    come."""
+    """model: `cascade` or a tier's name. deadline_s: on the event loop's clock. streamed: the client gets tokens as they are
+    generated."""
 
     request_id: str
     model: str
@@ -71,7 +73,7 @@ class TierDeclined:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Part of an answer that stands."""
+    """Part of an accepted answer."""
 
     tier: str
     frame: TokenFrame
@@ -79,7 +81,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """score: None where the judge could not be reached."""
+    """score: None if the judge could not be reached."""
 
     tier: str
     score: float | None
@@ -97,7 +99,7 @@ class Escalated:
 
 @dataclass(frozen=True, slots=True)
 class InstanceChanged:
-    """moved: with its KV, while it ran; otherwise the reply was computed anew up to `offset`."""
+    """moved: with its KV, while it ran; otherwise the reply was recomputed up to `offset`."""
 
     tier: str
     from_instance_id: str
@@ -123,9 +125,9 @@ class TierSummary:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last event. `usage` is the answer's own; `ttft_s` None where no token came.
+    """The last event. usage: of the answer. ttft_s: None if there was no token.
 
-    tool_calls, content: where tools were offered, the answer's calls and its text without them; content is None otherwise.
+    tool_calls, content: if tools were offered, the answer's calls and its text without them; otherwise content is None.
     """
 
     reason: FinishReason
@@ -150,3 +152,19 @@ class Heartbeat:
 RouterEvent = (
     Accepted | TierStarted | TierAdmitted | TierDeclined | Answer | Judged | Escalated | InstanceChanged | Finished
 )
+
+
+class RequestOutput(Protocol):
+    """The client's end of a request. `event` and `answer` are called in order, on the event loop, and must not block."""
+
+    def event(self, event: RouterEvent) -> None:
+        """Take any event except the answer."""
+        ...
+
+    def answer(self, tier: str, frame: TokenFrame) -> None:
+        """Take a part of an accepted answer. Output that the client has not read is buffered here."""
+        ...
+
+    def sent(self) -> Awaitable[None]:
+        """Return when the client has read enough for the request to give its place back."""
+        ...

@@ -1,9 +1,9 @@
-"""A reply's stream from workers that hand it on to each other while it runs."""
+"""One reply of workers that hand it over to each other while it runs."""
 
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -12,9 +12,9 @@ from router_service.clients.worker_client import (
     WorkerAdmitted,
     WorkerAlive,
     WorkerClient,
+    WorkerEnd,
     WorkerEvent,
     WorkerFinished,
-    WorkerHandedOver,
     WorkerNotMoved,
 )
 from router_service.domain.failures import Failure, InstanceFailed
@@ -24,18 +24,18 @@ from services.background import end
 from services.domain.errors import AlreadyRunning, NotFound, Overloaded, PenstockError, Unavailable
 from services.domain.instances import InstanceRecord
 from services.domain.requests import FinishReason, GenerationRequest, TokenFrame
-from services.event_streams import EventStream, OnTokens
+from services.event_streams import OnTokens
 
 _log = logging.getLogger(__name__)
 
-MOVE_TIMEOUT_S = 120.0  # the longest a move may take
+MAX_MOVE_S = 120.0
 
 Metadata = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """The reply goes on at the target from `offset` on. stall_s: as the source saw it, without the way to the client."""
+    """The reply continues at the target from `offset`. stall_s: measured by the source, without the way to the client."""
 
     offset: int
     stall_s: float
@@ -44,9 +44,9 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class NotMoved:
-    """The reply goes on where it was, or has ended, or is computed anew elsewhere. The client sees every token once.
+    """The reply continues where it was, has ended, or is recomputed on another instance. The client gets every token once.
 
-    busy: the source sends another request; this one may be tried again.
+    busy: the source is sending another request; the move may be tried again.
     """
 
     reason: str
@@ -55,14 +55,17 @@ class NotMoved:
 
 @dataclass(frozen=True, slots=True)
 class WorkerChanged:
-    """What comes next comes from another instance."""
+    """All further events are from another instance. why: the reason of the move."""
 
     record: InstanceRecord
     why: str
 
 
+OnReplyEvent = Callable[[WorkerEvent | WorkerChanged], None]
+
+
 class MovableReply:
-    """One reply at one worker after the other; `events` is read by one reader, `move` may be called meanwhile."""
+    """One reply, at one worker after another. `run` reads it; `move` may be called meanwhile."""
 
     def __init__(
         self,
@@ -71,67 +74,62 @@ class MovableReply:
         request: GenerationRequest,
         deadline_s: float,
         metadata: Metadata,
+        *,
+        on_event: OnReplyEvent,
+        on_tokens: OnTokens,
         on_failure: Callable[[InstanceRecord, PenstockError], None] = lambda _record, _error: None,
         may_move: Callable[[], bool] = lambda: True,
     ) -> None:
         """deadline_s: on the event loop's clock.
 
-        on_failure: told of an instance that fails while the reply goes on at another: a move's source or target.
-        may_move: asked before each move.
+        on_event, on_tokens: called, in order, with what the worker sends that is read; with WorkerChanged after each move.
+        on_failure: called for an instance that fails while the reply continues on another: the source or target of a move.
+        may_move: whether a move may begin.
         """
         self._workers, self._request, self._metadata = workers, request, metadata
         self._deadline_s = deadline_s
+        self._on_event, self._on_tokens = on_event, on_tokens
         self._on_failure, self._may_move = on_failure, may_move
         self.record = record
         self._reading = Reading.AT_SOURCE
-        self._on_tokens: OnTokens = _nobody_reads
-        self._claim: _Claim | None = None
-        self._claims: set[asyncio.Task[None]] = set()
+        self._target: _TargetReply | None = None
+        self._target_tasks: set[asyncio.Task[None]] = set()
         self._why = ""
 
-    async def events(self, on_tokens: OnTokens) -> AsyncGenerator[WorkerEvent | WorkerChanged, None]:
-        """The reply's events but tokens, WorkerChanged wherever it has moved; WorkerFinished is the last.
-
-        on_tokens: takes the frames of whichever worker is read, each behind all events before it.
+    async def run(self) -> WorkerFinished:
+        """Read the reply to its end, wherever it moves. Cancelling cancels it at the workers.
 
         Raises:
-            PenstockError: The error of the worker that is read; Unavailable where it breaks off, goes silent or aborts.
+            PenstockError: The error of the worker that is read, or of a callback; Unavailable if the worker's connection
+                breaks, it goes silent, or it aborts the reply.
         """
-        self._on_tokens = on_tokens
-        events = self._generate(self.record.address, self._pass_tokens)
+        reading: Awaitable[WorkerEnd] = self._generate(self.record.address, self._on_event, self._pass_tokens)
         try:
             while True:
-                async with aclosing(events):
-                    try:
-                        async for event in events:
-                            if isinstance(event, WorkerHandedOver):
-                                self._advance(MoveEvent.SOURCE_HANDED_OVER)
-                                break
-                            if isinstance(event, WorkerFinished):
-                                if event.reason not in (FinishReason.STOP, FinishReason.LENGTH):
-                                    raise InstanceFailed(
-                                        Failure.ABORTED, f"the worker ended the reply: {event.reason.value}"
-                                    )
-                                yield event
-                                return
-                            yield event
-                    except (Unavailable, NotFound, AlreadyRunning, Overloaded) as error:
-                        self._advance(MoveEvent.SOURCE_LOST)
-                        if self._reading is Reading.ORPHANED and self._claim is not None:
-                            here = await self._claim.admitted()
-                            self._advance(MoveEvent.TARGET_ADMITTED if here else MoveEvent.TARGET_LOST)
-                        if self._reading is not Reading.AT_TARGET:
-                            raise
-                        self._on_failure(self.record, error)
-                claim, self._claim = self._claim, None
-                if self._reading is not Reading.AT_TARGET or claim is None:
+                try:
+                    last = await reading
+                    if isinstance(last, WorkerFinished):
+                        if last.reason in (FinishReason.STOP, FinishReason.LENGTH):
+                            return last
+                        raise InstanceFailed(Failure.ABORTED, f"the worker ended the reply: {last.reason.value}")
+                    self._advance(MoveEvent.SOURCE_HANDED_OVER)
+                except (Unavailable, NotFound, AlreadyRunning, Overloaded) as error:
+                    self._advance(MoveEvent.SOURCE_LOST)
+                    if self._reading is Reading.ORPHANED and self._target is not None:
+                        admitted = await self._target.admitted()
+                        self._advance(MoveEvent.TARGET_ADMITTED if admitted else MoveEvent.TARGET_LOST)
+                    if self._reading is not Reading.AT_TARGET:
+                        raise
+                    self._on_failure(self.record, error)
+                target, self._target = self._target, None
+                if self._reading is not Reading.AT_TARGET or target is None:
                     raise InstanceFailed(Failure.ABORTED, "the worker handed the reply over, but the target is gone")
-                self.record, self._reading = claim.target, Reading.AT_SOURCE
-                yield WorkerChanged(self.record, self._why)
-                events = claim.events()
+                self.record, self._reading = target.record, Reading.AT_SOURCE
+                self._on_event(WorkerChanged(self.record, self._why))
+                reading = target.read(self._on_event, self._pass_tokens)
         finally:
-            self._reading = Reading.LOST  # no move begins from here on
-            await end(*self._claims)
+            self._reading = Reading.LOST  # no move begins after this
+            await end(*self._target_tasks)
 
     async def move(
         self,
@@ -141,11 +139,11 @@ class MovableReply:
         starving: bool = False,
         on_started: Callable[[], Awaitable[None]] | None = None,
     ) -> Moved | NotMoved:
-        """Have the reply go on at `target`; return once it does, or will not.
+        """Have the reply continue on `target`; return when it does, or will not.
 
-        starving: the source sends it next, as soon as what it sends now has gone. on_started: called once it is being sent.
+        starving: the source sends it next, after the request that it is sending. on_started: called when it is being sent.
         """
-        if self._reading is not Reading.AT_SOURCE or self._claim is not None:
+        if self._reading is not Reading.AT_SOURCE or self._target is not None:
             return NotMoved("it has ended or is moving already")
         if target.instance_id == self.record.instance_id:
             return NotMoved("it is there already")
@@ -153,23 +151,25 @@ class MovableReply:
             return NotMoved("instances died while they worked on it")
         transfer_id, source, sent_bytes = secrets.token_hex(8), self.record, 0
         self._why = why
-        stream = EventStream[WorkerEvent](self._pass_tokens)
-        events = self._generate(target.address, stream.put, transfer_id)
-        claim = self._claim = _Claim(target, events, stream, lambda: self._target_lost(claim))
-        self._claims.add(claim.task)
-        claim.task.add_done_callback(self._claims.discard)
+        at_target = self._target = _TargetReply(
+            target,
+            lambda reply: self._generate(target.address, reply.event, reply.tokens, transfer_id),
+            self._target_lost,
+        )
+        self._target_tasks.add(at_target.task)
+        at_target.task.add_done_callback(self._target_tasks.discard)
         self._advance(MoveEvent.BEGUN)
-        told = False
+        reported = False
         try:
-            if not await claim.waits():
-                return NotMoved(f"the target does not wait for it: {claim.error or 'the reply has ended'}")
+            if not await at_target.waits():
+                return NotMoved(f"the target does not wait for it: {at_target.error or 'the reply has ended'}")
             reports = self._workers.migrate_out(
                 source.address,
                 self._request.request_id,
                 transfer_id,
                 target.instance_id,
                 starving=starving,
-                timeout_s=min(MOVE_TIMEOUT_S, self._left_s()),
+                timeout_s=min(MAX_MOVE_S, self._left_s()),
                 metadata=self._metadata,
             )
             async with aclosing(reports):
@@ -181,46 +181,53 @@ class MovableReply:
                         case RoundCopied():
                             sent_bytes = report.sent_bytes
                         case WorkerNotMoved():
-                            told = True
-                            self._advance(MoveEvent.MOVE_FAILED, claim)
+                            reported = True
+                            self._advance(MoveEvent.MOVE_FAILED, at_target)
                             return NotMoved(report.reason, report.busy)
                         case _:
-                            told = True
+                            reported = True
                             return Moved(report.offset, report.stall_s, sent_bytes)
-            return NotMoved("the source said nothing of how it ended")
+            return NotMoved("the source did not report how it ended")
         except PenstockError as error:
             return NotMoved(str(error))
         finally:
-            if not told:
-                self._advance(MoveEvent.WORD_BROKEN, claim)
+            if not reported:
+                self._advance(MoveEvent.REPORT_LOST, at_target)
 
-    def _target_lost(self, claim: "_Claim") -> None:
-        if claim is self._claim and claim.error is not None:  # it is not read yet: nobody else is told
-            self._on_failure(claim.target, claim.error)
-        self._advance(MoveEvent.TARGET_LOST, claim)
+    def _target_lost(self, target: "_TargetReply") -> None:
+        if target is self._target and target.error is not None:  # it is not read yet, so `run` does not see the error
+            self._on_failure(target.record, target.error)
+        self._advance(MoveEvent.TARGET_LOST, target)
 
-    def _advance(self, event: MoveEvent, of: "_Claim | None" = None) -> None:
-        """of: the claim of the move that the event is of; once that is over it says nothing about the next one."""
-        if of is not None and of is not self._claim:
+    def _advance(self, event: MoveEvent, target: "_TargetReply | None" = None) -> None:
+        """target: of the move that the event belongs to; an event of an earlier move is ignored."""
+        if target is not None and target is not self._target:
             return
         self._reading, effects = moves.advance(self._reading, event)
-        if MoveEffect.DROP_CLAIM in effects and self._claim is not None:
-            self._claim.task.cancel()
-            self._claim = None
+        if MoveEffect.CANCEL_TARGET in effects and self._target is not None:
+            self._target.task.cancel()
+            self._target = None
 
     def _pass_tokens(self, frame: TokenFrame) -> None:
         """Take a frame of the worker that is read."""
         if self._reading is not Reading.AT_SOURCE:
-            self._advance(MoveEvent.SOURCE_SPOKE)
+            self._advance(MoveEvent.SOURCE_CONTINUED)
         self._on_tokens(frame)
 
-    def _generate(self, address: str, on_tokens: OnTokens, transfer_id: str = "") -> AsyncGenerator[WorkerEvent, None]:
+    def _generate(
+        self,
+        address: str,
+        on_event: Callable[[WorkerEvent], None],
+        on_tokens: OnTokens,
+        transfer_id: str = "",
+    ) -> Awaitable[WorkerEnd]:
         return self._workers.generate(
             address,
             self._request,
             timeout_s=self._left_s(),
             metadata=self._metadata,
             transfer_id=transfer_id,
+            on_event=on_event,
             on_tokens=on_tokens,
         )
 
@@ -228,64 +235,76 @@ class MovableReply:
         return max(0.001, self._deadline_s - asyncio.get_running_loop().time())
 
 
-def _nobody_reads(_: TokenFrame) -> None:
-    raise AssertionError("tokens of a reply that is not read")
-
-
-class _Claim:
-    """The stream at a target, kept open from before the move on; its events wait in `stream` until they are read."""
+class _TargetReply:
+    """The reply at the target of a move, from before the transfer; its events are queued until it is read."""
 
     def __init__(
         self,
-        target: InstanceRecord,
-        events: AsyncGenerator[WorkerEvent, None],
-        stream: EventStream[WorkerEvent],
-        on_lost: Callable[[], None],
+        record: InstanceRecord,
+        generate: Callable[["_TargetReply"], Awaitable[WorkerEnd]],
+        on_lost: Callable[["_TargetReply"], None],
     ) -> None:
-        """events: without their tokens, which `stream` has taken already."""
-        self.target = target
+        """generate: begins the reply and passes its events to `event` and `tokens`."""
+        self.record = record
         self.error: PenstockError | None = None
-        self._source, self._stream, self._on_lost = events, stream, on_lost
+        self._on_lost = on_lost
+        self._queue: list[WorkerEvent | WorkerChanged | TokenFrame] = []
+        self._on_event: OnReplyEvent = self._queue.append
+        self._on_tokens: OnTokens = self._queue.append
         loop = asyncio.get_running_loop()
+        self._end: WorkerEnd | Exception | None = None
         self._waits: asyncio.Future[bool] = loop.create_future()
         self._admitted: asyncio.Future[bool] = loop.create_future()
-        self.task = asyncio.create_task(self._pump(), name=f"claim at {target.instance_id}")
+        self.task = asyncio.create_task(self._run(generate), name=f"move to {record.instance_id}")
 
     async def waits(self) -> bool:
-        """Return once the target waits for the transfer; False if it does not."""
+        """Return when the target waits for the transfer; False if it does not."""
         return await asyncio.shield(self._waits)
 
     async def admitted(self) -> bool:
-        """Return once the target runs the request; False if it will not."""
+        """Return when the target runs the request; False if it will not."""
         return await asyncio.shield(self._admitted)
 
-    async def events(self) -> AsyncGenerator[WorkerEvent, None]:
-        """To the end; leaving the iteration ends the stream."""
+    def event(self, event: WorkerEvent) -> None:
+        self._settle(self._waits, True)
+        if isinstance(event, WorkerAlive):
+            return
+        if isinstance(event, WorkerAdmitted):
+            self._settle(self._admitted, True)
+        self._on_event(event)
+
+    def tokens(self, frame: TokenFrame) -> None:
+        self._on_tokens(frame)
+
+    async def read(self, on_event: OnReplyEvent, on_tokens: OnTokens) -> WorkerEnd:
+        """Pass on the queued events, then the others as they come; return the last. Cancelling cancels the reply.
+
+        Raises:
+            PenstockError: The worker's error, or that of a callback.
+        """
         try:
-            while True:
-                event = await self._stream.get()
-                yield event
-                if isinstance(event, (WorkerFinished, WorkerHandedOver)):
-                    return
+            for event in self._queue:
+                if isinstance(event, TokenFrame):
+                    on_tokens(event)
+                else:
+                    on_event(event)
+            self._on_event, self._on_tokens = on_event, on_tokens
+            await self.task
         finally:
             self.task.cancel()
+        if isinstance(self._end, Exception):
+            raise self._end
+        assert self._end is not None
+        return self._end
 
-    async def _pump(self) -> None:
+    async def _run(self, generate: Callable[["_TargetReply"], Awaitable[WorkerEnd]]) -> None:
         try:
-            async with aclosing(self._source) as events:
-                async for event in events:
-                    self._settle(self._waits, True)
-                    if isinstance(event, WorkerAlive):
-                        continue
-                    if isinstance(event, WorkerAdmitted):
-                        self._settle(self._admitted, True)
-                    self._stream.put(event)
+            self._end = await generate(self)
         except PenstockError as error:
-            self.error = error
-            self._on_lost()
-            self._stream.fail(error)
-        except Exception as error:  # a fault of ours: whoever reads has it
-            self._stream.fail(error)
+            self.error = self._end = error
+            self._on_lost(self)
+        except Exception as error:  # of a callback; raised to the reader
+            self._end = error
         finally:
             self._settle(self._waits, False)
             self._settle(self._admitted, False)

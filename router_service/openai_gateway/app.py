@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, StatusCode
 
 from router_service.admission.admission_queue import Places
 from router_service.answer_batching import AnswerBatching
-from router_service.domain.events import Finished, RouterEvent, RouterRequest
+from router_service.domain.events import RouterRequest
 from router_service.domain.models import ServedModel, models_of
 from router_service.generation.in_flight_requests import InFlightRequests, new_request_id
 from router_service.generation.request_driver import RequestDriver
@@ -25,7 +25,7 @@ from router_service.openai_gateway.event_writer import EventWriter
 from router_service.openai_gateway.health import HealthRoutes
 from router_service.openai_gateway.replies import ChatFormat, Choice, CompletionFormat, Format
 from router_service.openai_gateway.streamed_calls import StreamedCalls
-from router_service.openai_gateway.streamed_replies import StreamedReply
+from router_service.openai_gateway.streamed_replies import ChoiceOutput, StreamedReply
 from router_service.routing.readiness import readiness
 from router_service.tenancy.tenancy import Admission, Tenancy
 from services import telemetry
@@ -252,15 +252,12 @@ class OpenAiGateway:
                 if asked.stream:
                     return await self._stream(request, asked, shape, request_id, choices, admission, places)
 
-                def choice_events(index: int) -> AsyncGenerator[RouterEvent, None]:
-                    return self._driver.run(requests[index], places, choices[index].answer)
-
-                def saw(index: int, event: RouterEvent) -> None:
-                    choices[index].saw(event)
-                    if isinstance(event, Finished):
-                        admission.finished(event)
-
-                await _all_choices(len(choices), choice_events, saw)
+                await _all(
+                    [
+                        admission.counted(self._driver.run(each, places, choice))
+                        for each, choice in zip(requests, choices, strict=True)
+                    ]
+                )
         head = replies.envelope(shape, request_id, asked.model, chunk=False)
         head |= {"usage": replies.usage(choices), "penstock": _extension(request_id, choices)}
         body = await whole_replies.encoded(shape, head, choices, logprobs=with_logprobs)
@@ -293,17 +290,13 @@ class OpenAiGateway:
                 usage=asked.stream_options is not None and asked.stream_options.include_usage,
             )
 
-            def choice_events(index: int) -> AsyncGenerator[RouterEvent, None]:
-                return self._driver.run(requests[index], places, partial(reply.answer, index))
-
             try:
-
-                def saw(index: int, event: RouterEvent) -> None:
-                    reply.event(index, event)
-                    if isinstance(event, Finished):
-                        admission.finished(event)
-
-                await _all_choices(len(choices), choice_events, saw, writer.sent)
+                await _all(
+                    [
+                        admission.counted(self._driver.run(each, places, ChoiceOutput(reply, index, writer.sent)))
+                        for index, each in enumerate(requests)
+                    ]
+                )
                 reply.end()
             except PeerNotReading:
                 raise
@@ -366,28 +359,12 @@ def _model_body(model: ServedModel) -> dict[str, Any]:
     }
 
 
-async def _all_choices(
-    count: int,
-    events_of: Callable[[int], AsyncGenerator[RouterEvent, None]],
-    on_event: Callable[[int, RouterEvent], None],
-    room: Callable[[], Awaitable[None]] | None = None,
-) -> None:
-    """Run all choices of a reply, side by side, to their ends. The first error ends them all.
-
-    room: waited for behind each event: while a client does not read, its choices keep their places.
-    """
-
-    async def one(index: int) -> None:
-        async with aclosing(events_of(index)) as events:
-            async for event in events:
-                on_event(index, event)
-                if room is not None:
-                    await room()
-
-    if count == 1:
-        await one(0)
+async def _all(choices: Sequence[Coroutine[Any, Any, object]]) -> None:
+    """Run all choices of a reply concurrently to their ends. The first error ends them all."""
+    if len(choices) == 1:
+        await choices[0]
         return
-    tasks = [asyncio.create_task(one(index)) for index in range(count)]
+    tasks = [asyncio.create_task(choice) for choice in choices]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         for task in done:
@@ -396,4 +373,4 @@ async def _all_choices(
         await end(*tasks)
         for task in tasks:
             if not task.cancelled():
-                task.exception()  # of those behind the first error: nobody else asks for it
+                task.exception()  # retrieved: only the first error is reported

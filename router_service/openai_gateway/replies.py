@@ -19,7 +19,7 @@ _REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 
 @dataclass(slots=True)
 class Choice:
-    """One choice as its events come in."""
+    """One choice; the output of its request if it is not streamed."""
 
     index: int
     prompt_index: int = 0
@@ -28,13 +28,17 @@ class Choice:
     finished: Finished | None = None
 
     def answer(self, _: str, frame: TokenFrame) -> None:
-        """Take a part of the answer, from whichever tier."""
+        """Take a part of the answer, of any tier."""
         self.text += frame.text
         self.positions += told(frame.logprobs)
 
-    def saw(self, event: RouterEvent) -> None:
+    def event(self, event: RouterEvent) -> None:
+        """Take any other event."""
         if isinstance(event, Finished):
             self.finished = event
+
+    async def sent(self) -> None:
+        """Return at once: the reply is sent when it is complete."""
 
     @property
     def reason(self) -> str:

@@ -1,8 +1,9 @@
 """A reply as server-sent events: each choice's text in chunks made from a template, everything else as JSON."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from json.encoder import encode_basestring_ascii
 from typing import Any
 
@@ -13,6 +14,21 @@ from router_service.openai_gateway.replies import Choice, Format, Json
 from services.domain.requests import TokenFrame
 
 _PLACE = json.dumps("\0")
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceOutput:
+    """The output of the request of one choice. sent: returns when the client has read what was written."""
+
+    reply: "StreamedReply"
+    index: int
+    sent: Callable[[], Awaitable[None]]
+
+    def event(self, event: RouterEvent) -> None:
+        self.reply.event(self.index, event)
+
+    def answer(self, tier: str, frame: TokenFrame) -> None:
+        self.reply.answer(self.index, tier, frame)
 
 
 class StreamedReply:
@@ -71,7 +87,7 @@ class StreamedReply:
         if self._waiting:
             self._send_texts()
         choice = self._choices[index]
-        choice.saw(event)
+        choice.event(event)
         last = all(c.finished is not None for c in self._choices)
         extra = {"penstock": self._extension()} if last and not self._usage else {}
         self._json(self._base | {"choices": [self._shape.closing(choice)]} | extra)

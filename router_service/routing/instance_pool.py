@@ -18,21 +18,34 @@ MIN_FULL_S, MAX_FULL_S = 0.05, 1.0
 """How long an instance that refused for want of room is left alone: its own hint, within these bounds."""
 
 
-class SentRequest(AbstractContextManager[None]):
-    """A request that is at an instance; known by when it was sent there."""
+class SentRequest(AbstractContextManager["SentRequest"]):
+    """A request that is at an instance as long as the context lasts; known by when it was sent there."""
 
     __slots__ = ("_at_s", "_instance_id", "_sent")
 
     def __init__(self, sent: dict[str, list[float]], instance_id: str) -> None:
         self._sent, self._instance_id = sent, instance_id
 
-    def __enter__(self) -> None:
-        self._at_s = asyncio.get_running_loop().time()
-        self._sent.setdefault(self._instance_id, []).append(self._at_s)
+    def __enter__(self) -> "SentRequest":
+        self._begin()
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._end()
+
+    def move(self, instance_id: str) -> None:
+        """The request is at another instance from now on."""
+        self._end()
+        self._instance_id = instance_id
+        self._begin()
+
+    def _begin(self) -> None:
+        self._at_s = asyncio.get_running_loop().time()
+        self._sent.setdefault(self._instance_id, []).append(self._at_s)
+
+    def _end(self) -> None:
         times = self._sent[self._instance_id]
         times.remove(self._at_s)
         if not times:

@@ -10,7 +10,7 @@ from grpc import aio
 
 from penstock.proto.router.v1 import router_pb2 as pb
 from penstock.proto.router.v1 import router_pb2_grpc
-from router_service.migration.movable_reply import MOVE_TIMEOUT_S, Moved, NotMoved
+from router_service.migration.movable_reply import MAX_MOVE_S, Moved, NotMoved
 from router_service.siblings.counters import ProcessCounters
 from services import proto_codec as common
 from services.background import end
@@ -19,7 +19,7 @@ from services.process_slot import ProcessSlot
 
 _log = logging.getLogger(__name__)
 
-COUNTERS_TIMEOUT_S = 0.5  # a process needs about a millisecond
+COUNTERS_TIMEOUT_S = 2.0  # a process needs about a millisecond, and much longer on a machine whose cores are all busy
 COUNTERS_AGE_S = (
     0.1  # however many clients watch the status of one process, it asks the others ten times a second at most
 )
@@ -80,7 +80,7 @@ class Siblings(AbstractAsyncContextManager["Siblings"]):
     async def _move(self, index: int, request_id: str, instance_id: str) -> Moved | NotMoved | None:
         request = pb.MoveOwnReplyRequest(request_id=request_id, instance_id=instance_id)
         try:
-            response = await self._stub(index).MoveOwnReply(request, timeout=MOVE_TIMEOUT_S)
+            response = await self._stub(index).MoveOwnReply(request, timeout=MAX_MOVE_S)
         except aio.AioRpcError as error:
             _log.info("process %d does not respond: %s", index, error.details())
             return None

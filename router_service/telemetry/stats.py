@@ -5,7 +5,7 @@ from collections import Counter, deque
 
 from opentelemetry.metrics import Meter
 
-from router_service.domain.events import Escalated, Finished, Judged, RouterEvent
+from router_service.domain.events import Escalated, Finished, InstanceChanged, Judged, RouterEvent
 from services.counters import LabelledCounter
 from services.domain.mesh_view import MeshView
 from services.domain.plans import CASCADE_MODEL
@@ -48,6 +48,12 @@ class RouterStats:
             case Escalated(from_tier=tier, reason=reason):
                 self.escalated[tier] += 1
                 self._escalations.add(1, tier, reason.value)
+            case InstanceChanged(tier=tier, moved=True):
+                self.migrations += 1
+                self._migrations.add(1, tier)
+            case InstanceChanged(tier=tier):
+                self.failovers += 1
+                self._failovers.add(1, tier)
             case Finished():
                 self.finished += 1
                 self.answered[event.tier] += 1
@@ -80,15 +86,6 @@ class RouterStats:
         """A request was turned away for want of room, as a rule before its model was known; it may be tried again."""
         self.rejected += 1
         self._rejections.add(1)
-
-    def failover(self, tier: str) -> None:
-        self.failovers += 1
-        self._failovers.add(1, tier)
-
-    def migration(self, tier: str) -> None:
-        """A reply goes on at another instance, with its KV."""
-        self.migrations += 1
-        self._migrations.add(1, tier)
 
     def recent_ttft_s(self) -> tuple[float, ...]:
         """Times to first token of the last requests, in seconds."""

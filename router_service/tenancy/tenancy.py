@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -45,7 +45,11 @@ class Admission:
     requests: tuple[RouterRequest, ...]
     headers: Mapping[str, str] = field(default_factory=dict)
     finished: Callable[[Finished], None] = lambda _: None
-    """To be called with the last event of each request."""
+    """To be called with the last event of each request, unless `counted` runs it."""
+
+    async def counted(self, run: Awaitable[Finished]) -> None:
+        """Run one of the requests, and count what it has used."""
+        self.finished(await run)
 
 
 class _TenantState:

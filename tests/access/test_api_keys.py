@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.main import app
-from services.access import api_keys
 from services.access.api_keys import ApiKey, KeyFile, KeyFileError, KeyRing, bearer, new_key
 from services.domain.errors import NotFound, Unauthenticated
 from tests.support.cli import penstock
@@ -66,7 +65,7 @@ def test_hashes_are_compared_in_constant_time_also_for_unknown_ids(monkeypatch: 
         compared.append((len(one), len(other)))
         return compare(one, other)
 
-    monkeypatch.setattr(api_keys.hmac, "compare_digest", counting)
+    monkeypatch.setattr(hmac, "compare_digest", counting)
     key, text = new_key("a", NOW)
     ring = KeyRing([key])
     ring.recognise(text, NOW)

@@ -46,7 +46,7 @@ def test_a_tenant_may_ask_for_what_its_limits_allow_and_no_more() -> None:
         ("slo", {"slo": True}),
     ):
         with pytest.raises(InvalidRequest) as caught:
-            check(**changes)  # type: ignore[arg-type]
+            check(**changes)
         assert [problem.field for problem in caught.value.problems] == [field]
     check(Tenant("b"), model="large", tokens=10**9, n=100, priority=100, slo=True)
 

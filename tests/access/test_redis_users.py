@@ -31,7 +31,7 @@ class Guarded:
     port: int
     passwords: dict[str, str]
 
-    def client(self, role: str, password: str | None = None) -> "redis_driver.Redis":
+    def client(self, role: str, password: str | None = None) -> Any:
         return redis_driver.Redis(port=self.port, username=role, password=password or self.passwords[role])
 
 
@@ -59,7 +59,7 @@ def test_only_the_roles_with_their_passwords_come_in(guarded: Guarded) -> None:
             client.ping()
 
 
-def allowed(client: "redis_driver.Redis", *command: Any) -> bool:
+def allowed(client: Any, *command: Any) -> bool:
     try:
         client.execute_command(*command)
     except NoPermissionError:
@@ -69,7 +69,7 @@ def allowed(client: "redis_driver.Redis", *command: Any) -> bool:
     return True
 
 
-REGISTRY = [
+REGISTRY: list[tuple[Any, ...]] = [
     ("SET", KEYS.instance("a"), "1"),
     ("SADD", KEYS.instances, "a"),
     ("SMEMBERS", KEYS.instances),
@@ -78,7 +78,7 @@ REGISTRY = [
     ("GET", KEYS.plan(1)),
     ("GET", KEYS.plan_revision),
 ]
-OWN = {
+OWN: dict[str, list[tuple[Any, ...]]] = {
     "router": [
         ("XREVRANGE", KEYS.spans, "+", "-", "COUNT", 1),
         ("XADD", KEYS.workload, "*", "window", "x"),
@@ -89,7 +89,7 @@ OWN = {
     ],
     "planner": [("SET", KEYS.plan(1), "x"), ("SET", KEYS.plan_revision, "1"), ("XRANGE", KEYS.workload, "-", "+")],
 }
-NOBODYS = [
+NOBODYS: list[tuple[Any, ...]] = [
     ("FLUSHALL",),
     ("CONFIG", "GET", "*"),
     ("KEYS", "*"),

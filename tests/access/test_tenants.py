@@ -148,10 +148,11 @@ async def test_a_tenant_has_its_models_and_its_limits(keyed: Keyed) -> None:
         assert [model.id for model in await client.models()] == ["small"]
         with pytest.raises(PermissionDeniedError):
             await client.generate("hello")
-        for field_name, options in (
+        cases: list[tuple[str, dict[str, Any]]] = [
             ("sampling.max_output_tokens", {"max_tokens": 9}),
             ("priority", {"priority": 1}),
-        ):
+        ]
+        for field_name, options in cases:
             with pytest.raises(InvalidRequestError) as caught:
                 await client.generate("hello", model="small", **options)
             assert list(caught.value.fields) == [field_name]
@@ -256,19 +257,19 @@ async def test_logs_traces_and_redis_have_no_prompt_and_no_key(
         while not await client.traces(5):
             await asyncio.sleep(0.1)
     secrets = [key.split("-", 2)[2] for key in keyed.keys.values()]
-    client = connect(redis.url)
+    store = connect(redis.url)
     texts = [caplog.text]
     prefix = keyed.mesh.router.keys.mesh
-    async for key in client.scan_iter(match=f"{prefix}:*"):
-        texts.append(repr(await client.dump(key)) + repr(key))
-        kind = await client.type(key)
+    async for key in store.scan_iter(match=f"{prefix}:*"):
+        texts.append(repr(await store.dump(key)) + repr(key))
+        kind = await store.type(key)
         if kind == b"stream":
-            texts.append(repr(await client.xrange(key)))
+            texts.append(repr(await store.xrange(key)))
         elif kind == b"string":
-            texts.append(repr(await client.get(key)))
+            texts.append(repr(await store.get(key)))
         elif kind == b"hash":
-            texts.append(repr(await client.hgetall(key)))
-    await client.aclose()
+            texts.append(repr(await store.hgetall(key)))
+    await store.aclose()
     assert len(texts) > 5
     for text in texts:
         for secret in (*secrets, PROMPT):

@@ -9,6 +9,7 @@ import pytest
 from judge_service.scorers import JudgedAnswer, RawScore
 from judge_service.scorers.confidence import ConfidenceScorer
 from penstock import Escalated
+from router_service.clients import judge_client
 from router_service.clients.judge_client import TIMEOUTS_TO_OPEN
 from services.testing import RedisProcess
 from tests.conftest import MeshFileMaker
@@ -34,7 +35,8 @@ async def test_every_request_is_answered_while_the_judge_hangs(
             under_way -= 1
         raise AssertionError
 
-    router: dict[str, Any] = {"judge_timeout_s": 0.2, "judge_concurrency": concurrency, "judge_open_s": 10.0}
+    router: dict[str, Any] = {"judge_timeout_s": 1.0, "judge_concurrency": concurrency, "judge_open_s": 3600.0}
+    monkeypatch.setattr(judge_client, "MAX_OPEN_S", 3600.0)
     file = mesh_file(router={"grpc_port": 0, "http_port": 0, **router})
     async with running_mesh(file, redis.url) as mesh, mesh.client() as client:
         monkeypatch.setattr(ConfidenceScorer, "score", hang)

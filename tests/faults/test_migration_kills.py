@@ -1,16 +1,22 @@
-"""Source, target and router of a move are killed at every message of it: real processes, real kills, one reply each.
+"""Source, target and router of a move are killed at every message of it: real processes, real kills.
 
 All cases run at once in one mesh, each with a victim of its own. The engine is the simulated one: what dies is the process,
-and what moves is its KV, whoever computes it. Every interleaving of the machines is tests/worker/test_migration_machines.py.
+and what moves is its KV, whichever engine computes it. Every interleaving of the state machines is in
+tests/worker/test_migration_machines.py.
+
+A move may be refused for reasons that pass: other transfers are active, or a process got no CPU for some seconds. So each
+case moves its reply, or another one, until its victim has died.
 """
 
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import pytest
+import yaml
 
 from penstock import AsyncClient, InstanceChanged, InstanceStatus, MeshStatus, Move, RetryPolicy, TierStarted, Tokens
 from penstock.client.errors import PenstockError
@@ -19,6 +25,7 @@ from services.domain import Role
 from services.testing import RedisProcess
 from tests.conftest import ROOT
 from tests.support.mesh import TestMesh
+from tests.support.simulated_text import ENDLESS, simulated_texts
 
 SOURCE = (
     *("send:Opening", "receive:Accepted", "send:Chunk", "receive:Received", "send:RoundCopied", "send:Closing"),
@@ -29,10 +36,12 @@ TARGET = (
     "send:Admitted",
 )
 ROUTER = ("receive:WorkerAlive", "receive:RoundCopied", "receive:WorkerHandedOver")
-HOME, OTHER = "worker-home", "worker-other"  # outlive them all
-TOKENS = 8000  # more than anybody waits for: a reply ends when its case has seen enough
-GROWTH = 50  # tokens, some blocks' worth
-SLOW = {"overhead_ms": 3.0, "token_us": 0.0, "context_token_ns": 0.0, "reply_tokens": 1_000_000}
+HOME, OTHER = "worker-home", "worker-other"  # outlive the others
+MAX_TOKENS = 8000  # of a reply, half a minute: it is cancelled once its victim is dead
+GROWTH_TOKENS = 50  # between two moves, some blocks: each move has something to send
+SIMULATED = {"overhead_ms": 4.0, "token_us": 0.0, "context_token_ns": 0.0, "reply_tokens": ENDLESS}
+LEASE_S = 120.0  # leases are not what is tested: they outlive the test even where a process gets no CPU for a while
+LIMIT_S = 240.0  # for all victims to die
 
 
 def named(kind: str, points: tuple[str, ...]) -> dict[str, str]:
@@ -48,20 +57,19 @@ class Victims:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
         self.killed: set[str] = set()
+        self.ended: set[str] = set()
+        """Those that ended by themselves, which none should."""
         self._reading = asyncio.create_task(self._read())
 
     async def _read(self) -> None:
         assert self._process.stdout is not None
         async for line in self._process.stdout:
             name, how = line.decode().split()
-            if how == "killed":
-                self.killed.add(name)
+            (self.killed if how == "killed" else self.ended).add(name)
 
-    async def all_of(self, names: Iterable[str]) -> None:
-        """Return once all of these are dead; TimeoutError if a point was not reached."""
-        async with asyncio.timeout(10):
-            while not self.killed.issuperset(names):
-                await asyncio.sleep(0.01)
+    def lives(self, name: str) -> bool:
+        assert name not in self.ended, f"{name} ended before it could be killed"
+        return name not in self.killed
 
     async def end(self) -> None:
         if self._process.returncode is None:
@@ -72,18 +80,17 @@ class Victims:
 
 @pytest.fixture(scope="module")
 def module_mesh_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    import yaml
-
-    folder = tmp_path_factory.mktemp("moves")
-    tier: dict[str, object] = {
+    file = tmp_path_factory.mktemp("moves") / "mesh.yaml"
+    tier = {
         "name": "only",
         "model": "sim",
         "engine": "simulated",
-        "simulated": SLOW,
+        "simulated": SIMULATED,
+        "workers": 1,
         "max_running": 64,
+        "max_context_tokens": MAX_TOKENS + 192,
+        "kv_tokens": 262_144,
     }
-    tier |= {"workers": 1, "max_context_tokens": 8192 + 64, "kv_tokens": 65_536}
-    file = folder / "mesh.yaml"
     content = {
         "name": "test-move-kills",
         "tiers": [tier],
@@ -97,11 +104,11 @@ def module_mesh_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 async def mesh(module_mesh_file: Path, redis: RedisProcess) -> AsyncIterator[tuple[TestMesh, Victims]]:
-    made = TestMesh(module_mesh_file, redis.url)
-    await made.start(Role.PLANNER, "planner-0")
-    await made.start(Role.ROUTER, "router-0")
-    await made.start(Role.WORKER, HOME, tier="only")
-    await made.start(Role.WORKER, OTHER, tier="only")
+    running = TestMesh(module_mesh_file, redis.url)
+    await running.start(Role.PLANNER, "planner-0", lease_s=LEASE_S)
+    await running.start(Role.ROUTER, "router-0", lease_s=LEASE_S)
+    await running.start(Role.WORKER, HOME, tier="only", lease_s=LEASE_S)
+    await running.start(Role.WORKER, OTHER, tier="only", lease_s=LEASE_S)
     mortals = SOURCES | TARGETS | ROUTERS
     env = {
         "PENSTOCK_MESH_FILE": str(module_mesh_file),
@@ -109,6 +116,7 @@ async def mesh(module_mesh_file: Path, redis: RedisProcess) -> AsyncIterator[tup
         "PENSTOCK_TIER": "only",
         "PENSTOCK_LOG_LEVEL": "error",
         "PENSTOCK_HTTP_PORT": "0",
+        "PENSTOCK_LEASE_S": str(LEASE_S),
     }
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.support.mortal", *(f"{name}={point}" for name, point in mortals.items())),
@@ -118,29 +126,50 @@ async def mesh(module_mesh_file: Path, redis: RedisProcess) -> AsyncIterator[tup
     )
     victims = Victims(process)
     try:
-        await made.until(
+        await running.until(
             lambda s: {*mortals, HOME, OTHER} <= {i.instance_id for i in s.instances} and s.plan_revision > 0
         )
-        yield made, victims
+        yield running, victims
     finally:
         await victims.end()
-        await made.stop_all()
+        await running.stop_all()
 
 
 class Reply:
-    """One reply, read until the case has seen enough of it; every token must come once."""
+    """One reply, read as long as the context `reading` lasts; every token must come once."""
 
     def __init__(self, client: AsyncClient, name: str, move_by: AsyncClient | None = None) -> None:
         self._client, self.name, self._move_by = client, name, move_by or client
+        self.prompt = f"the reply {name} that a process is to lose"
         self.text, self.tokens, self.instance = "", 0, ""
-        self._progress = asyncio.Condition()
+        self._progress, self._over = asyncio.Condition(), False
+        self._reading: asyncio.Task[None] | None = None
 
-    async def read(self, most: int = TOKENS) -> str:
-        stream = self._client.stream(
-            f"the reply that {self.name} is to lose", temperature=0, max_tokens=most, request_id=self.name
-        )
-        async for event in stream:
-            async with self._progress:
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator["Reply"]:
+        """Raises what ended the reply, if that was an error."""
+        self._reading = asyncio.create_task(self._read())
+        try:
+            yield self
+            if self._reading.done():
+                self._reading.result()
+        finally:
+            await end(self._reading)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the reply is complete. Raises its error if it failed."""
+        assert self._reading is not None
+        if self._reading.done():
+            self._reading.result()
+        return self._reading.done()
+
+    async def _read(self) -> None:
+        try:
+            stream = self._client.stream(
+                self.prompt, temperature=0, max_tokens=MAX_TOKENS, request_id=self.name, timeout_s=LIMIT_S
+            )
+            async for event in stream:
                 match event:
                     case TierStarted():
                         self.instance = event.instance_id
@@ -151,100 +180,107 @@ class Reply:
                         assert event.offset == self.tokens, "a token twice, or one missing"
                         self.tokens += len(event.token_ids)
                         self.text += event.text
+                async with self._progress:
+                    self._progress.notify_all()
+        finally:
+            self._over = True
+            async with self._progress:
                 self._progress.notify_all()
-        return self.text
 
-    async def grown(self, tokens: int) -> None:
-        """Return once so many more tokens have come."""
-        due = self.tokens + tokens
+    async def grown(self) -> None:
+        """Return once GROWTH_TOKENS more tokens have come, or the reply has ended."""
+        due = self.tokens + GROWTH_TOKENS
         async with self._progress:
-            await self._progress.wait_for(lambda: self.tokens >= due)
-
-    async def at(self, instance_id: str, killed: set[str]) -> None:
-        """Return once the reply is computed there, moving it if need be; or once that has met its end in another's move."""
-        await self.grown(1)
-        while self.instance != instance_id and instance_id not in killed:
-            await self.move(instance_id)
-            await self.grown(1)
+            await self._progress.wait_for(lambda: self.tokens >= due or self._over)
 
     async def move(self, instance_id: str) -> Move | PenstockError:
-        """Move it as soon as there is a place among the transfers."""
-        while True:
-            try:
-                move = await self._move_by.move(self.name, instance_id)
-            except PenstockError as error:
-                return error
-            if move.refusal is None or "under way" not in move.refusal:
-                return move
-            await self.grown(1)
+        try:
+            return await self._move_by.move(self.name, instance_id)
+        except PenstockError as error:
+            return error
 
 
-async def check(client: AsyncClient, replies: list[Reply]) -> None:
-    """The same replies undisturbed. Asked for afterwards: what they leave in prefix caches would not have to be sent."""
-    texts = await asyncio.gather(*(Reply(client, reply.name).read(reply.tokens) for reply in replies))
-    assert [reply.text for reply in replies] == texts
+NewReply = Callable[[int], AbstractAsyncContextManager[Reply]]
+
+
+async def kill_by_moves(victims: Victims, victim: str, new_reply: NewReply, places: tuple[str, str]) -> list[Reply]:
+    """Move replies from the first of two places to the second, and back, until the victim has died; return the replies."""
+    origin, target = places
+    replies: list[Reply] = []
+    while victims.lives(victim):
+        async with new_reply(len(replies)) as reply:
+            replies.append(reply)
+            await reply.grown()
+            while victims.lives(victim) and not reply.ended:
+                outcome = await reply.move(target if reply.instance == origin else origin)
+                await reply.grown()
+                if isinstance(outcome, PenstockError):  # its router no longer has it
+                    break
+            await reply.grown()  # what it lost comes from elsewhere
+    return replies
 
 
 def workers(status: MeshStatus) -> list[InstanceStatus]:
     return [i for i in status.instances if i.role == "worker"]
 
 
-async def all_idle(mesh: TestMesh) -> None:
+async def all_idle(mesh: TestMesh, victims: Victims) -> None:
     """Return once no worker that lives runs anything or holds a block: nothing runs twice, no room is kept for nothing."""
-    await mesh.until(lambda s: all(w.running == 0 and w.free_kv_blocks == w.kv_blocks for w in workers(s)))
+
+    def idle(worker: InstanceStatus) -> bool:
+        return worker.running == 0 and worker.free_kv_blocks == worker.kv_blocks
+
+    await mesh.until(lambda s: all(idle(w) for w in workers(s) if w.instance_id not in victims.killed))
+
+
+def check(replies: list[Reply]) -> None:
+    """Each text is the beginning of what the engine computes undisturbed."""
+    texts = simulated_texts({reply.prompt: reply.tokens for reply in replies if reply.tokens})
+    assert {reply.prompt: reply.text for reply in replies if reply.tokens} == texts
+
+
+async def gathered(victims: Victims, cases: dict[str, "asyncio.Task[list[Reply]]"]) -> list[Reply]:
+    """The replies of all cases once each victim has died."""
+    _, pending = await asyncio.wait(cases.values(), timeout=LIMIT_S)
+    await end(*pending)
+    assert not pending, f"not killed within {LIMIT_S:g} s: {[name for name in cases if victims.lives(name)]}"
+    return [reply for case in cases.values() for reply in case.result()]
 
 
 async def test_a_worker_killed_at_any_message_of_a_move_costs_no_token(mesh: tuple[TestMesh, Victims]) -> None:
     running, victims = mesh
     async with running.client() as client:
 
-        async def one(name: str) -> Reply:
-            reply = Reply(client, name)
-            reading = asyncio.create_task(reply.read())
-            origin, target = (name, HOME) if name in SOURCES else (HOME, name)
-            try:
-                await reply.at(origin, victims.killed)
-                await reply.grown(GROWTH)
-                if name not in victims.killed:
-                    await reply.move(target)
-                await reply.grown(GROWTH)
-            finally:
-                await end(reading)
-            return reply
+        def case(name: str) -> "asyncio.Task[list[Reply]]":
+            places = (name, HOME) if name in SOURCES else (HOME, name)
+            return asyncio.create_task(
+                kill_by_moves(victims, name, lambda i: Reply(client, f"{name}-{i}").reading(), places)
+            )
 
-        names = [*SOURCES, *TARGETS]
-        replies = await asyncio.gather(*(one(name) for name in names))
-        await victims.all_of(names)
-        await all_idle(running)
-        await check(client, replies)
+        replies = await gathered(victims, {name: case(name) for name in (*SOURCES, *TARGETS)})
+        await all_idle(running, victims)
+    check(replies)
 
 
 async def test_a_router_killed_at_any_message_of_a_move_costs_no_token(mesh: tuple[TestMesh, Victims]) -> None:
+    """Its client's next router goes on with the reply."""
     running, victims = mesh
-    await running.until(lambda s: {w.instance_id for w in workers(s)} == {HOME, OTHER})
     async with running.client() as client:
         instances = {i.instance_id: i for i in (await client.status()).instances}
 
-        async def one(name: str) -> Reply:
-            own = instances[name]
-            both = [own.address, running.router.address]
-            async with (
-                AsyncClient(both, retry=RetryPolicy(attempts=5), timeout_s=60) as asking,
-                AsyncClient(
-                    own.address, admin=own.admin_address, retry=RetryPolicy(attempts=1), timeout_s=60
-                ) as moving,
-            ):
-                reply = Reply(asking, name, moving)
-                reading = asyncio.create_task(reply.read())
-                try:
-                    await reply.grown(GROWTH)
-                    await reply.move(OTHER if reply.instance == HOME else HOME)
-                    await reply.grown(GROWTH)
-                finally:
-                    await end(reading)
-                return reply
+    @asynccontextmanager
+    async def new_reply(name: str, number: int) -> AsyncIterator[Reply]:
+        own = instances[name]
+        async with (
+            AsyncClient([own.address, running.router.address], retry=RetryPolicy(attempts=5)) as client,
+            AsyncClient(own.address, admin=own.admin_address, retry=RetryPolicy(attempts=1)) as mover,
+            Reply(client, f"{name}-{number}", mover).reading() as reply,
+        ):
+            yield reply
 
-        replies = await asyncio.gather(*(one(name) for name in ROUTERS))
-        await victims.all_of(ROUTERS)
-        await all_idle(running)
-        await check(client, replies)
+    def case(name: str) -> "asyncio.Task[list[Reply]]":
+        return asyncio.create_task(kill_by_moves(victims, name, lambda i: new_reply(name, i), (HOME, OTHER)))
+
+    replies = await gathered(victims, {name: case(name) for name in ROUTERS})
+    await all_idle(running, victims)
+    check(replies)

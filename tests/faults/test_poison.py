@@ -38,7 +38,7 @@ class Mortals:
 
     async def count(self, deaths: int) -> None:
         """Return once so many are dead."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(120):
             while len(self.dead) < deaths:
                 await asyncio.sleep(0.01)
 

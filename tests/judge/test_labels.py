@@ -17,7 +17,7 @@ from tests.support.mesh import COMPOSE
 
 def scored_tiers(metrics_address: str) -> set[str]:
     """The tiers that the judge's scores are counted under."""
-    with urllib.request.urlopen(f"http://{metrics_address}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{metrics_address}/metrics", timeout=60) as answer:
         lines = answer.read().decode().splitlines()
     return {tier for line in lines if "judge_score" in line for tier in re.findall(r'penstock_tier="([^"]*)"', line)}
 

@@ -5,8 +5,6 @@ import dataclasses
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
 from penstock import AsyncClient, AsyncPlannerClient, Judged
 from penstock.local import LocalMesh, MeshOptions
 from tests.conftest import ROOT
@@ -14,7 +12,6 @@ from tests.conftest import ROOT
 EXAMPLES = ROOT / "examples"
 
 
-@pytest.mark.timeout(120)
 async def test_one_tier_needs_no_judge(tmp_path: Path) -> None:
     """The mesh serves a real model, `cascade` and the tier's own name alike, without a judge process."""
     options = MeshOptions(EXAMPLES / "mesh-one-tier.yaml", tmp_path, {"only": 1}, any_ports=True)
@@ -29,7 +26,6 @@ async def test_one_tier_needs_no_judge(tmp_path: Path) -> None:
                 assert [(tier.tier, tier.score) for tier in reply.tiers] == [("only", None)]
 
 
-@pytest.mark.timeout(120)
 async def test_simulated_tiers_need_no_models(tmp_path: Path) -> None:
     """The cascade judges by confidence, and the threshold decides who answers, as the file says."""
     async with LocalMesh(MeshOptions(EXAMPLES / "mesh-simulated.yaml", tmp_path, any_ports=True)) as mesh:
@@ -46,7 +42,7 @@ async def test_simulated_tiers_need_no_models(tmp_path: Path) -> None:
             assert [(tier.name, tier.model) for tier in plan.tiers] == [("small", "small"), ("large", "large")]
             strict = dataclasses.replace(plan.tiers[0], threshold=95.0)
             made = await plans.set_plan(dataclasses.replace(plan, tiers=(strict, plan.tiers[1])))
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while (await client.status()).plan_revision < made.revision:
                     await asyncio.sleep(0.05)
             assert (await client.generate("hello")).tier == "large"

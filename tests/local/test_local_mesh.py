@@ -93,7 +93,7 @@ async def test_what_dies_is_started_again(tmp_path: Path) -> None:
     first = entry.pid
     assert first is not None
     os.kill(first, signal.SIGKILL)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while entry.pid in (None, first):
             await asyncio.sleep(0.02)
     assert entry.restarts == 1
@@ -107,7 +107,7 @@ async def test_who_ignores_the_request_to_end_is_killed(tmp_path: Path) -> None:
     watcher = Watcher()
     code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(600)"
     entry = await watcher.start(sleeper(tmp_path, code, stop_s=0.2))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while "ready" not in entry.log_tail():
             await asyncio.sleep(0.02)
     pid = entry.pid
@@ -119,7 +119,7 @@ async def test_who_ignores_the_request_to_end_is_killed(tmp_path: Path) -> None:
 async def test_unusable_settings_are_not_tried_again(tmp_path: Path) -> None:
     watcher = Watcher()
     entry = await watcher.start(sleeper(tmp_path, "import sys; print('no such model'); sys.exit(2)"))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await entry.fatal.wait()
     assert "no such model" in entry.log_tail()
     assert entry.restarts == 0
@@ -144,7 +144,7 @@ asyncio.run(main())
     child = int(parent.stdout.readline())
     parent.kill()
     parent.wait()
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while alive(child):
         assert time.monotonic() < until
         time.sleep(0.02)
@@ -210,7 +210,7 @@ def test_chat_goes_turn_by_turn(running: Path) -> None:
 
 def test_trace_shows_a_tree(running: Path) -> None:
     trace_id = json.loads(penstock("ask", "hello", "-t", target(running), "--json").stdout)["trace_id"]
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while True:
         said = penstock("trace", trace_id, "-a", admin(running))
         if all(name in said.stdout for name in ("WorkerService/Generate", "JudgeService/Score", "tier small")):
@@ -228,7 +228,7 @@ def test_the_plan_is_shown_and_changed(running: Path) -> None:
     assert after["revision"] == before["revision"] + 1
     assert after["tiers"][0]["threshold"] == 95
     assert "stricter" not in said.stdout
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while json.loads(penstock("ask", "hello", "-t", target(running), "--json").stdout)["tier"] != "large":
         assert time.monotonic() < until
     for bad, said_of_it in (("small", "TIER=SCORE"), ("huge=3", "no tier huge"), ("small=300", "threshold")):
@@ -342,7 +342,6 @@ def test_down_stops_everything(running: Path) -> None:
     assert penstock("down", "--folder", str(running)).returncode == 1
 
 
-@pytest.mark.timeout(120)
 async def test_the_plan_moves_workers_between_tiers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A new plan's counts are followed, new workers first, and no request is dropped on the way.
 
@@ -396,7 +395,6 @@ async def test_the_plan_moves_workers_between_tiers(tmp_path: Path, monkeypatch:
         assert names == {"worker-small-0", "worker-small-1", "worker-large-0"}
 
 
-@pytest.mark.timeout(120)
 async def test_the_mesh_moves_over_when_its_workload_drifts(tmp_path: Path) -> None:
     """Harder prompts: the planner sees it in sampled requests, plans again by itself, and workers move to the large tier."""
     (tmp_path / "cluster.yaml").write_text(yaml.safe_dump({"gpu": "l40s", "nodes": 4, "gpus_per_node": 1}))

@@ -120,7 +120,6 @@ time.sleep(600)
     again.release()
 
 
-@pytest.mark.timeout(120)
 def test_of_two_up_at_once_one_runs_and_replaces_a_stale_run_file(tmp_path: Path) -> None:
     """The other says whose folder it is; progress is shown, instance by instance."""
     file, folder = simulated_mesh(tmp_path), tmp_path / "run"
@@ -159,7 +158,6 @@ def test_of_two_up_at_once_one_runs_and_replaces_a_stale_run_file(tmp_path: Path
     assert not (folder / "run.json").exists()
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("way", ["down", "interrupt"])
 def test_a_mesh_that_is_starting_can_be_stopped(tmp_path: Path, way: str) -> None:
     """By `down`, which finds it by the lock, or by Ctrl-C of `up --detach`."""
@@ -180,7 +178,6 @@ def test_a_mesh_that_is_starting_can_be_stopped(tmp_path: Path, way: str) -> Non
     assert read_run_file(tmp_path) is None
 
 
-@pytest.mark.timeout(120)
 def test_up_in_the_background_says_why_it_could_not(tmp_path: Path) -> None:
     """The reason is the end of the log of the process that ended; nothing is left."""
     file = simulated_mesh(tmp_path)

@@ -76,7 +76,7 @@ def children() -> set[int]:
 
 
 async def one_child() -> int:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not children():
             await asyncio.sleep(0.01)
     return children().pop()

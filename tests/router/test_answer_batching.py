@@ -44,7 +44,7 @@ async def test_nothing_waits_in_a_router_that_has_time() -> None:
 async def test_in_a_busy_router_all_parts_leave_together_in_order_and_nothing_waits_once_it_has_time() -> None:
     sent, cpu = list[int](), Cpu(1.0)
     batching, left = AnswerBatching(cpu), asyncio.Event()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not batching.waits():
             await asyncio.sleep(0)
         for number in range(10):

@@ -35,7 +35,7 @@ async def mesh(redis: RedisProcess, mesh_file: MeshFileMaker) -> AsyncIterator[T
 async def refused(channel: aio.Channel, message: bytes) -> aio.AioRpcError:
     generate: Any = channel.unary_stream(GENERATE)
     with pytest.raises(aio.AioRpcError) as caught:
-        async for _ in generate(message, timeout=20):
+        async for _ in generate(message, timeout=60):
             pass
     return caught.value
 

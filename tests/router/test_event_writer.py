@@ -108,7 +108,7 @@ async def test_events_arrive_whole_and_in_order_and_a_client_that_reads_costs_on
                 if event is events[10]:
                     await writer.sent()
 
-    async with served(handle) as (address, ended), asyncio.timeout(30):
+    async with served(handle) as (address, ended), asyncio.timeout(60):
         with closing(await connected(address, version)) as connection:
             assert body_of(await read_all(connection)) == b"".join(events)
         assert await ended is None
@@ -134,7 +134,7 @@ async def test_what_a_client_has_not_read_waits_for_it_and_nothing_is_lost() -> 
         writer.send(b"last")
         sent.extend(b"last")
 
-    async with served(handle) as (address, ended), asyncio.timeout(30):
+    async with served(handle) as (address, ended), asyncio.timeout(60):
         with closing(await connected(address)) as connection:
             await filled.wait()
             assert not ended.done()
@@ -156,7 +156,7 @@ async def test_a_client_that_never_reads_again_ends_the_response(timeout_s: floa
             writer.send(LARGE)
         await asyncio.Event().wait()
 
-    async with served(handle, timeout_s, deadline_s) as (address, ended), asyncio.timeout(30):
+    async with served(handle, timeout_s, deadline_s) as (address, ended), asyncio.timeout(60):
         with closing(await connected(address)) as connection:
             if deadline_s != FOREVER_S:
                 while not ended.done():
@@ -172,7 +172,7 @@ async def test_a_client_that_leaves_ends_its_own_response_only_by_cancellation()
             writer.send(LARGE)
             await asyncio.sleep(0)
 
-    async with served(handle) as (address, ended), asyncio.timeout(30):
+    async with served(handle) as (address, ended), asyncio.timeout(60):
         connection = await connected(address)
         await asyncio.get_running_loop().sock_recv(connection, 100)
         connection.close()

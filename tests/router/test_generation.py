@@ -2,9 +2,10 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
+from typing import Any
 
 import grpc
 import pytest
@@ -19,7 +20,9 @@ from router_service.clients.reply_multiplexer import MultiplexerPool
 from router_service.clients.worker_client import WorkerClient
 from router_service.domain.events import InstanceChanged, TierStarted
 from router_service.domain.failures import FAILURES_TO_EJECT, FailureHistory
-from router_service.generation.tier_generation import GenerationEvent, RetryPolicy, TierDone, TierGeneration
+from router_service.generation.attempt import TierDone
+from router_service.generation.reply_assembler import TierEvent
+from router_service.generation.tier_generation import RetryPolicy, TierGeneration
 from router_service.migration.bidding import BidLimits, MoveAgent
 from router_service.migration.movable_reply import Moved, NotMoved
 from router_service.routing.instance_pool import InstancePool
@@ -44,9 +47,8 @@ from services.domain.errors import (
     invalid,
 )
 from services.domain.requests import PROGRESS_TOKENS, FinishReason
-from services.event_streams import OnTokens
+from tests.support.called_events import called
 from tests.support.scripted_worker_servicer import PLACES, Act, Script, ScriptedWorker
-from tests.support.token_events import iterated
 
 TOKENS = 40
 LONG_AGO = -1e9
@@ -104,28 +106,28 @@ class Scene:
         token_ids, instances = list[int](), list[str]()
         sampling = SamplingParams(seed=1, max_output_tokens=TOKENS)
         request = GenerationRequest(request_id, TextPrompt(request_id), sampling)  # no prompt is known anywhere
-        deadline_s = asyncio.get_running_loop().time() + 30
-        events = (generation or self.tier(silence_s)).generate(
+        deadline_s = asyncio.get_running_loop().time() + 300
+
+        def on_event(event: TierEvent) -> None:
+            match event:
+                case TierStarted():
+                    instances.append(event.instance_id)
+                case InstanceChanged():
+                    assert event.offset == len(token_ids)
+                    instances.append(event.to_instance_id)
+
+        done = await (generation or self.tier(silence_s)).generate(
             tier,
             request,
             deadline_s,
             Context(),
+            on_event=on_event,
             on_tokens=lambda frame: token_ids.extend(frame.token_ids),
             may_give_up=may_give_up,
             history=history,
         )
-        async with aclosing(events):
-            async for event in events:
-                match event:
-                    case TierStarted():
-                        instances.append(event.instance_id)
-                    case InstanceChanged():
-                        assert event.offset == len(token_ids)
-                        instances.append(event.to_instance_id)
-                    case TierDone():
-                        assert token_ids == list(range(TOKENS)), "each token once"
-                        return Seen(token_ids, instances, event)
-        raise EOFError
+        assert token_ids == list(range(TOKENS)), "each token once"
+        return Seen(token_ids, instances, done)
 
     @property
     def tried(self) -> dict[str, int]:
@@ -138,7 +140,7 @@ class Scene:
 
 @pytest.fixture
 async def scene() -> AsyncIterator[Scene]:
-    async with AsyncExitStack() as stack, asyncio.timeout(30):
+    async with AsyncExitStack() as stack, asyncio.timeout(300):
         channels = await stack.enter_async_context(ChannelPool())
         sessions = await stack.enter_async_context(MultiplexerPool(channels))
         yield Scene(stack, channels, sessions)
@@ -159,15 +161,22 @@ async def test_after_a_move_it_is_the_target_that_is_ejected(scene: Scene) -> No
     target = await scene.start("b", [5])
     tier = scene.tier()
     request = GenerationRequest("r", TextPrompt("hello"), SamplingParams(seed=1, max_output_tokens=TOKENS))
-    deadline_s = asyncio.get_running_loop().time() + 30
+    deadline_s = asyncio.get_running_loop().time() + 300
     token_ids, instances, moving, history = list[int](), list[str](), None, FailureHistory()
 
-    def generated(on_tokens: OnTokens) -> AsyncGenerator[GenerationEvent, None]:
-        return tier.generate(
-            "only", request, deadline_s, Context(), on_tokens=on_tokens, may_give_up=False, history=history
+    async def generated(call: Callable[[Any], None]) -> TierDone:
+        return await tier.generate(
+            "only",
+            request,
+            deadline_s,
+            Context(),
+            on_event=call,
+            on_tokens=call,
+            may_give_up=False,
+            history=history,
         )
 
-    async with aclosing(iterated(generated)) as events:
+    async with aclosing(called(generated)) as events:
         async for event in events:
             if isinstance(event, TokenFrame):
                 token_ids += event.token_ids
@@ -279,7 +288,7 @@ async def test_a_silent_instance_is_left_and_no_death(scene: Scene) -> None:
     for name in "abc":
         await scene.start(name, [1])
     await scene.start("d")
-    seen = await scene.reply(silence_s=0.5)
+    seen = await scene.reply(silence_s=1.5)
     assert seen.instances == ["a", "b", "c", "d"]
     assert scene.ejected == {"a", "b"}, "one request ejects two at most"
 
@@ -294,8 +303,11 @@ async def test_nobody_there_costs_an_attempt_and_ejects_and_is_no_death(scene: S
     assert history.deaths == 0
 
 
-async def test_an_instance_that_is_full_is_left_alone_for_as_long_as_it_says(scene: Scene) -> None:
-    await scene.start("a", [Overloaded("full", 1.0)])
+async def test_an_instance_that_is_full_is_left_alone_for_as_long_as_it_says(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router_service.routing.instance_pool.MAX_FULL_S", 3600.0)
+    await scene.start("a", [Overloaded("full", 3600.0)])
     await scene.start("b")
     assert [(await scene.reply(f"r{i}")).instances for i in range(3)] == [["b"]] * 3
     assert scene.tried == {"a": 1, "b": 3}
@@ -428,12 +440,12 @@ async def test_what_is_the_requests_own_ends_it_at_once_and_ejects_nobody(scene:
 
 async def test_a_tier_without_instances_is_given_up_at_once_or_waited_for(scene: Scene) -> None:
     """may_give_up: at once, however long `tier_wait_s`; otherwise an instance that comes meanwhile gets the request."""
-    scene.policy = replace(scene.policy, tier_wait_s=20.0)
+    scene.policy = replace(scene.policy, tier_wait_s=600.0)
     loop = asyncio.get_running_loop()
     began = loop.time()
     with pytest.raises(Unavailable, match="no instance"):
         await scene.reply(may_give_up=True)
-    assert loop.time() - began < 10
+    assert loop.time() - began < 60
     waiting = asyncio.create_task(scene.reply())
     await asyncio.sleep(0)
     await scene.start("late")
@@ -447,7 +459,7 @@ async def test_a_tier_without_instances_is_given_up_at_once_or_waited_for(scene:
 
 
 async def test_a_reply_that_has_begun_waits_for_an_instance_also_in_a_tier_that_may_be_given_up(scene: Scene) -> None:
-    scene.policy = replace(scene.policy, tier_wait_s=20.0)
+    scene.policy = replace(scene.policy, tier_wait_s=600.0)
     await scene.start("a", [3, Act.DIE])
     waiting = asyncio.create_task(scene.reply(may_give_up=True))
     while not scene.ejected:

@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
@@ -13,8 +13,8 @@ from penstock import Options
 from penstock.client import transport
 from penstock.proto.router.v1 import router_pb2 as pb
 from penstock.proto.router.v1 import router_pb2_grpc
-from router_service.domain.events import Answer, Heartbeat, RouterEvent, TierStarted
-from router_service.heartbeats import MAX_JOINED_TOKENS, with_heartbeats
+from router_service.domain.events import Answer, Heartbeat, RequestOutput, RouterEvent, TierStarted
+from router_service.heartbeats import MAX_JOINED_TOKENS, MAX_UNREAD_EVENTS, with_heartbeats
 from services.domain import TokenFrame
 from services.testing import RedisProcess
 from tests.conftest import MeshFileMaker
@@ -25,10 +25,10 @@ def event(number: int) -> RouterEvent:
     return TierStarted("t", str(number))
 
 
-async def numbered(count: int) -> AsyncGenerator[RouterEvent, None]:
+async def numbered(output: RequestOutput, count: int) -> None:
     for number in range(count):
         await asyncio.sleep(0)
-        yield event(number)
+        output.event(event(number))
 
 
 async def test_events_pass_in_order_and_cost_no_timer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,7 +40,7 @@ async def test_events_pass_in_order_and_cost_no_timer(monkeypatch: pytest.Monkey
         return call_at(*arguments, **options)
 
     monkeypatch.setattr(loop, "call_at", counted)
-    async with aclosing(with_heartbeats(lambda _: numbered(1000), 60.0)) as events:
+    async with aclosing(with_heartbeats(lambda output: numbered(output, 1000), 60.0)) as events:
         assert [e async for e in events] == [event(number) for number in range(1000)]
     assert next(timers) <= 2  # one for the stream; `asyncio.wait` may set one at its end
 
@@ -48,14 +48,14 @@ async def test_events_pass_in_order_and_cost_no_timer(monkeypatch: pytest.Monkey
 async def test_a_stream_without_events_gets_a_heartbeat_at_each_interval_and_loses_no_event() -> None:
     go_on = asyncio.Event()
 
-    async def source() -> AsyncGenerator[RouterEvent, None]:
-        yield event(0)
+    async def source(output: RequestOutput) -> None:
+        output.event(event(0))
         await go_on.wait()
-        yield event(1)
+        output.event(event(1))
 
     seen: list[RouterEvent | Heartbeat] = []
     loop = asyncio.get_running_loop()
-    async with aclosing(with_heartbeats(lambda _: source(), 0.02)) as events:
+    async with aclosing(with_heartbeats(source, 0.02)) as events:
         began = loop.time()
         async for e in events:
             seen.append(e)
@@ -68,34 +68,39 @@ async def test_a_stream_without_events_gets_a_heartbeat_at_each_interval_and_los
 
 
 async def test_an_error_comes_after_the_events_before_it() -> None:
-    async def source() -> AsyncGenerator[RouterEvent, None]:
-        yield event(0)
-        yield event(1)
+    async def source(output: RequestOutput) -> None:
+        output.event(event(0))
+        output.event(event(1))
         raise LookupError("gone")
 
-    async with aclosing(with_heartbeats(lambda _: source(), 60.0)) as events:
+    async with aclosing(with_heartbeats(source, 60.0)) as events:
         assert [await anext(events), await anext(events)] == [event(0), event(1)]
         with pytest.raises(LookupError, match="gone"):
             await anext(events)
 
 
-async def test_leaving_closes_the_source_and_a_reader_that_stops_is_not_run_away_from() -> None:
-    made, closed = 0, asyncio.Event()
+async def test_a_request_ends_when_its_reader_leaves_and_is_sent_when_its_reader_has_read() -> None:
+    """So a request keeps its place as long as its client has not read it."""
+    sent, closed = asyncio.Event(), asyncio.Event()
 
-    async def source() -> AsyncGenerator[RouterEvent, None]:
-        nonlocal made
+    async def source(output: RequestOutput) -> None:
         try:
-            while True:
-                made += 1
-                yield event(made)
+            for number in range(3 * MAX_UNREAD_EVENTS):
+                output.event(event(number))
+            await output.sent()
+            sent.set()
+            await asyncio.Event().wait()
         finally:
             closed.set()
 
-    async with aclosing(with_heartbeats(lambda _: source(), 60.0)) as events:
+    async with aclosing(with_heartbeats(source, 60.0)) as events:
         await anext(events)
         for _ in range(1000):
             await asyncio.sleep(0)
-        assert made < 20
+        assert not sent.is_set()
+        while not sent.is_set():
+            await anext(events)
+            await asyncio.sleep(0)
     assert closed.is_set()
 
 
@@ -103,14 +108,14 @@ async def test_an_answer_keeps_its_place_among_the_events_and_is_joined_while_th
     """Parts of two tiers are not joined, nor is more than an event may hold."""
     ready = asyncio.Event()
 
-    async def source(on_answer: Callable[[str, TokenFrame], None]) -> AsyncGenerator[RouterEvent, None]:
-        yield event(0)
-        on_answer("a", part(0))
+    async def source(output: RequestOutput) -> None:
+        output.event(event(0))
+        output.answer("a", part(0))
         ready.set()
         for at in range(1, 2 * MAX_JOINED_TOKENS):
-            on_answer("a", part(at))
-        on_answer("b", part(0))
-        yield event(1)
+            output.answer("a", part(at))
+        output.answer("b", part(0))
+        output.event(event(1))
 
     async with aclosing(with_heartbeats(source, 60.0)) as events:
         assert await anext(events) == event(0)

@@ -15,8 +15,8 @@ from penstock.proto.common.v1 import common_pb2
 from penstock.proto.router.v1 import router_pb2 as pb
 from penstock.proto.router.v1 import router_pb2_grpc
 from penstock.proto.worker.v1 import worker_pb2, worker_pb2_grpc
+from router_service.generation.attempt import attempt_id
 from router_service.generation.live_requests import LiveRequests
-from router_service.generation.tier_generation import attempt_id
 from services.channels import MAX_CLIENT_MESSAGE_BYTES, MAX_MESSAGE_BYTES
 from services.domain import Role
 from services.domain.errors import AlreadyRunning

@@ -137,7 +137,7 @@ async def everything(mesh: TestMesh, data: bytes) -> list[bytes]:
     """The status of each response until the server closes the connection."""
     host, _, port = mesh.router.http_address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         writer.write(data)
         answer = await reader.read(-1)
     writer.close()

@@ -136,7 +136,7 @@ async def test_another_judge_takes_what_one_refuses(start: Start) -> None:
 
 async def test_a_judge_that_does_not_answer_in_time_is_left_alone(start: Start) -> None:
     """After a few time-outs in a row; each costs its request the time, and none of the next ones."""
-    mesh = await start(never, timeout_s=0.05)
+    mesh = await start(never, timeout_s=1.0)
     assert [await mesh.score() for _ in range(TIMEOUTS_TO_OPEN + 4)] == [None] * (TIMEOUTS_TO_OPEN + 4)
     assert mesh.judges[0].asked == TIMEOUTS_TO_OPEN
     assert mesh.failures() == {"timeout": TIMEOUTS_TO_OPEN, "open": 4}
@@ -162,7 +162,7 @@ async def test_callers_in_a_hurry_open_nothing(start: Start) -> None:
 async def test_judgements_under_way_are_limited(start: Start) -> None:
     """The others wait here, where their time runs out without any work for the judge."""
     mesh = await start(never, concurrency=4)
-    waiting = [asyncio.create_task(mesh.score(within_s=0.2)) for _ in range(32)]
+    waiting = [asyncio.create_task(mesh.score(within_s=2.0)) for _ in range(32)]
     assert await asyncio.gather(*waiting) == [None] * 32
     assert mesh.judges[0].most == mesh.judges[0].asked == 4
     assert mesh.failures() == {"timeout": 32}

@@ -14,7 +14,7 @@ from tests.support.mesh import TestMesh, running_mesh
 
 def series(mesh: TestMesh) -> list[str]:
     """Every series of the router that has a model's name."""
-    with urllib.request.urlopen(f"http://{mesh.router.telemetry.metrics_address}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{mesh.router.telemetry.metrics_address}/metrics", timeout=60) as answer:
         return [line for line in answer.read().decode().splitlines() if "gen_ai_request_model=" in line]
 
 

@@ -55,6 +55,7 @@ async def answering(instance_id: str) -> AsyncIterator[tuple[str, Health]]:
 @asynccontextmanager
 async def probing(address: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[InstancePool]:
     monkeypatch.setattr(lease_probe, "INTERVAL_S", 0.01)
+    monkeypatch.setattr(lease_probe, "TIMEOUT_S", 60.0)
     pool = InstancePool(expired_view(address), ejection_s=60.0)
     async with ChannelPool() as channels:
         task = asyncio.create_task(LeaseProbe(pool, channels).run())
@@ -65,7 +66,7 @@ async def probing(address: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.005)
 
@@ -122,8 +123,14 @@ async def test_a_channel_with_replies_is_not_swept_though_the_view_has_forgotten
             client = WorkerClient(channels, sessions, silence_s=30.0)
             request = GenerationRequest("r", TextPrompt("hello"), sampling)
             tokens = 0
-            async for event in client.generate(worker.address, request, timeout_s=60.0, metadata=()):
-                tokens += len(event.token_ids) if isinstance(event, TokenFrame) else 0
+
+            def count(frame: TokenFrame) -> None:
+                nonlocal tokens
+                tokens += len(frame.token_ids)
+
+            await client.generate(
+                worker.address, request, timeout_s=60.0, metadata=(), on_event=lambda _: None, on_tokens=count
+            )
             assert tokens == 50
             assert sessions.in_use() == set()
             channel = channels.get(worker.address)

@@ -91,7 +91,7 @@ async def test_replies_move_on_as_they_grow_and_their_text_is_the_same(mesh: Tes
 async def migration_span(client: AsyncClient, trace_id: str) -> Span:
     """The span of the move to the next stage, once what belongs to it has arrived in the request's trace."""
     generate, place, confirm = (f"penstock.worker.v1.WorkerService/{n}" for n in ("Generate", "PlaceBid", "ConfirmBid"))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             (found,) = await client.traces(trace_id=trace_id)
             names = {span.span_id: span.name for span in found.spans}
@@ -108,7 +108,7 @@ async def migration_span(client: AsyncClient, trace_id: str) -> Span:
 
 def scrape(mesh: TestMesh, name: str) -> str:
     """An instance's metrics."""
-    with urllib.request.urlopen(f"http://{mesh.parts[name].telemetry.metrics_address}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{mesh.parts[name].telemetry.metrics_address}/metrics", timeout=60) as answer:
         return str(answer.read().decode())
 
 

@@ -2,17 +2,19 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any, cast
 
 import pytest
 
 from router_service.clients.worker_client import (
     MoveReport,
+    OnWorkerEvent,
     RoundCopied,
     WorkerAdmitted,
     WorkerAlive,
     WorkerClient,
+    WorkerEnd,
     WorkerEvent,
     WorkerFinished,
     WorkerHandedOver,
@@ -32,31 +34,35 @@ from services.domain import (
     Unavailable,
 )
 from services.event_streams import OnTokens
-from tests.support.token_events import iterated
+from tests.support.called_events import called
+
+Said = WorkerEvent | TokenFrame | WorkerEnd | Unavailable
 
 
 class Script:
     """Says what workers say, in the order of the test; only real ones that die at a given word could do the same."""
 
     def __init__(self) -> None:
-        self.streams: defaultdict[str, asyncio.Queue[WorkerEvent | Unavailable]] = defaultdict(asyncio.Queue)
+        self.streams: defaultdict[str, asyncio.Queue[Said]] = defaultdict(asyncio.Queue)
         self.reports: defaultdict[str, asyncio.Queue[MoveReport]] = defaultdict(asyncio.Queue)
 
-    def say(self, worker: str, *events: WorkerEvent | Unavailable) -> None:
+    def say(self, worker: str, *events: Said) -> None:
         for event in events:
             self.streams[worker].put_nowait(event)
 
     async def generate(
-        self, address: str, _: GenerationRequest, *, on_tokens: OnTokens, **__: Any
-    ) -> AsyncGenerator[WorkerEvent, None]:
+        self, address: str, _: GenerationRequest, *, on_event: OnWorkerEvent, on_tokens: OnTokens, **__: Any
+    ) -> WorkerEnd:
         while True:
-            event = await self.streams[address].get()
-            if isinstance(event, Unavailable):
-                raise event
-            if isinstance(event, TokenFrame):
-                on_tokens(event)
-            else:
-                yield event
+            match event := await self.streams[address].get():
+                case Unavailable():
+                    raise event
+                case TokenFrame():
+                    on_tokens(event)
+                case WorkerFinished() | WorkerHandedOver():
+                    return event
+                case _:
+                    on_event(event)
 
     async def migrate_out(self, address: str, *_: Any, **__: Any) -> AsyncGenerator[MoveReport, None]:
         while True:
@@ -71,13 +77,35 @@ def token(offset: int) -> TokenFrame:
     return TokenFrame(offset, (7,), "x")
 
 
+def read(
+    script: Script, request: GenerationRequest, deadline_s: float, **options: Any
+) -> tuple[MovableReply, AsyncGenerator[Any, None]]:
+    """A reply at a, and all that it passes on, its end included."""
+    calls: list[Callable[[Any], None]] = []
+    reply = MovableReply(
+        cast(WorkerClient, script),
+        record("a"),
+        request,
+        deadline_s,
+        (),
+        on_event=lambda event: calls[0](event),
+        on_tokens=lambda frame: calls[0](frame),
+        **options,
+    )
+
+    async def run(call: Callable[[Any], None]) -> WorkerFinished:
+        calls.append(call)
+        return await reply.run()
+
+    return reply, called(run)
+
+
 async def test_a_second_move_whose_source_dies_goes_on_at_its_target() -> None:
     script, loop = Script(), asyncio.get_running_loop()
     request = GenerationRequest("r", TextPrompt("hello"), SamplingParams(seed=1))
-    reply = MovableReply(cast(WorkerClient, script), record("a"), request, loop.time() + 60, ())
+    reply, events = read(script, request, loop.time() + 60)
     admitted = WorkerAdmitted(slo_kept=True, prompt_tokens=1, max_output_tokens=9)
-    async with asyncio.timeout(10):
-        events = iterated(reply.events)
+    async with asyncio.timeout(60):
         script.say("a", admitted, token(0))
         assert [await anext(events), await anext(events)] == [admitted, token(0)]
 
@@ -114,8 +142,7 @@ class Failed:
 async def moving(script: Script, failed: Failed) -> tuple[MovableReply, AsyncGenerator[Any, None], asyncio.Task[Any]]:
     """A reply at a whose move to b is under way."""
     request, deadline_s = GenerationRequest("r", TextPrompt("hello"), SamplingParams(seed=1)), 1e12
-    reply = MovableReply(cast(WorkerClient, script), record("a"), request, deadline_s, (), on_failure=failed)
-    events = iterated(reply.events)
+    reply, events = read(script, request, deadline_s, on_failure=failed)
     script.say("a", token(0))
     await anext(events)
     started = asyncio.Event()
@@ -128,7 +155,7 @@ async def moving(script: Script, failed: Failed) -> tuple[MovableReply, AsyncGen
 
 async def test_a_source_that_dies_is_told_though_the_reply_goes_on_at_its_target() -> None:
     script, failed = Script(), Failed()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         _, events, task = await moving(script, failed)
         script.say("a", Unavailable("it died"))
         script.say("b", WorkerAdmitted(slo_kept=True, prompt_tokens=1, max_output_tokens=9), token(1))
@@ -140,7 +167,7 @@ async def test_a_source_that_dies_is_told_though_the_reply_goes_on_at_its_target
 
 async def test_a_target_that_dies_is_told_though_the_reply_goes_on_at_its_source() -> None:
     script, failed = Script(), Failed()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         _, events, task = await moving(script, failed)
         script.say("b", Unavailable("it died"))
         while not failed.instances:
@@ -154,7 +181,7 @@ async def test_a_target_that_dies_is_told_though_the_reply_goes_on_at_its_source
 
 async def test_a_target_that_is_read_already_is_told_once_by_its_own_error() -> None:
     script, failed = Script(), Failed()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         _, events, task = await moving(script, failed)
         script.say("a", WorkerHandedOver(1))
         script.say("b", WorkerAdmitted(slo_kept=True, prompt_tokens=1, max_output_tokens=9))
@@ -170,7 +197,7 @@ async def test_a_target_that_is_read_already_is_told_once_by_its_own_error() -> 
 async def test_a_reply_that_may_not_move_stays_and_nobody_is_asked() -> None:
     script = Script()
     request = GenerationRequest("r", TextPrompt("hello"), SamplingParams(seed=1))
-    reply = MovableReply(cast(WorkerClient, script), record("a"), request, 1e12, (), may_move=lambda: False)
+    reply, _ = read(script, request, 1e12, may_move=lambda: False)
     assert isinstance(await reply.move(record("b"), "asked"), NotMoved)
     assert "b" not in script.streams
 

@@ -74,7 +74,7 @@ async def test_a_move_that_makes_no_sense_is_refused_and_costs_nothing(mesh: Tes
     async with mesh.client() as client:
         with pytest.raises(NotFoundError, match="worker"):
             await client.move("request-0", "nobody")
-        with pytest.raises(NotFoundError, match="reply under way"):
+        with pytest.raises(NotFoundError, match="active reply"):
             await client.move("request-0", "worker-only-0")
         started: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 

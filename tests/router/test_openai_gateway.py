@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from router_service.clients.worker_client import WorkerClient
-from router_service.generation.request_driver import UNSTREAMED_INTERVAL_S
+from router_service.generation.cascade_generation import UNSTREAMED_INTERVAL_S
 from services.domain import GenerationRequest
 from services.testing import RedisProcess
 from tests.conftest import MeshFileMaker

@@ -112,14 +112,14 @@ async def test_the_turn_of_one_that_leaves_goes_to_the_next() -> None:
 
 
 async def test_nobody_waits_longer_than_asked_for() -> None:
-    async with line() as made, asyncio.timeout(20):
+    async with line() as made, asyncio.timeout(60):
         await made.enter("a", until_s=asyncio.get_running_loop().time() + SOON)
         await made.tasks["a"]
 
 
 async def test_a_pause_that_ends_wakes_without_any_news() -> None:
     """Also one that begins after the wait and ends before a longer one that the wait knew of."""
-    async with line() as made, asyncio.timeout(20):
+    async with line() as made, asyncio.timeout(60):
         await made.enter("a")
         made.rooms["small"], made.pause_s = 2, SOON
         await made.enter("b")

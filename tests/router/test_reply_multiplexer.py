@@ -2,10 +2,11 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -14,8 +15,8 @@ from grpc import aio
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.worker.v1 import worker_pb2 as pb
 from penstock.proto.worker.v1 import worker_pb2_grpc
-from router_service.clients.reply_multiplexer import MAX_STEP_BYTES, MOST_BYTES, MultiplexerPool, ReplyMultiplexer
-from router_service.clients.worker_client import WorkerClient, WorkerFinished
+from router_service.clients.reply_multiplexer import MAX_JOINED_BYTES, MAX_STEP_BYTES, MultiplexerPool, ReplyMultiplexer
+from router_service.clients.worker_client import WorkerClient, WorkerEnd, WorkerFinished
 from router_service.domain.failures import Failure, InstanceFailed
 from services.channels import ChannelPool, server_options
 from services.domain import Role
@@ -25,6 +26,7 @@ from services.processes import free_port
 from services.runtime import Chassis
 from services.testing import RedisProcess, serving
 from tests.conftest import MeshFileMaker
+from tests.support.called_events import called
 from tests.support.mesh import COMPOSE
 
 
@@ -47,9 +49,21 @@ class Scene:
     def client(self, silence_s: float = 30.0) -> WorkerClient:
         return WorkerClient(self.channels, self.sessions, silence_s)
 
+    def events(
+        self, request: GenerationRequest, timeout_s: float = 60.0, silence_s: float = 30.0
+    ) -> AsyncGenerator[Any, None]:
+        """All that a reply passes on, its end included."""
+
+        def start(call: Callable[[Any], None]) -> Coroutine[Any, Any, WorkerEnd]:
+            return self.client(silence_s).generate(
+                self.address, request, timeout_s=timeout_s, metadata=(), on_event=call, on_tokens=call
+            )
+
+        return called(start)
+
     async def reply(self, request: GenerationRequest, timeout_s: float = 60.0) -> tuple[list[int], WorkerFinished]:
         tokens: list[int] = []
-        async for event in self.client().generate(self.address, request, timeout_s=timeout_s, metadata=()):
+        async for event in self.events(request, timeout_s):
             if isinstance(event, TokenFrame):
                 assert event.offset == len(tokens)
                 tokens += event.token_ids
@@ -95,7 +109,7 @@ async def test_failures_are_our_errors_and_leave_the_call_alone(scene: Scene) ->
         assert caught.value.problems[0].field == "sampling.temperature"
         with pytest.raises(DeadlineExceeded):
             await scene.reply(asked("slow", tokens=1000), timeout_s=0.05)
-        replies = scene.client().generate(scene.address, asked("long", tokens=1000), timeout_s=60.0, metadata=())
+        replies = scene.events(asked("long", tokens=1000))
         async with aclosing(replies):
             async for event in replies:
                 if isinstance(event, TokenFrame):
@@ -112,7 +126,7 @@ async def test_a_request_that_fits_no_message_fails_alone(scene: Scene) -> None:
     """It is refused before it is sent, naming its field; the reply beside it on the same call goes on."""
     async with scene.worker():
         session = scene.sessions.get(scene.address)
-        beside = scene.client().generate(scene.address, asked("beside", 60), timeout_s=60, metadata=())
+        beside = scene.events(asked("beside", 60))
         async with aclosing(beside):
             while not isinstance(await anext(beside), TokenFrame):
                 pass
@@ -120,14 +134,14 @@ async def test_a_request_that_fits_no_message_fails_alone(scene: Scene) -> None:
             with pytest.raises(MessageTooLarge) as caught:
                 await scene.reply(large)
             assert caught.value.problems[0].field == "prompt"
-            assert [event async for event in beside][-1].reason is FinishReason.LENGTH  # type: ignore[union-attr]
+            assert [event async for event in beside][-1].reason is FinishReason.LENGTH
         assert scene.sessions.get(scene.address) is session
 
 
 async def test_a_worker_that_goes_takes_its_replies_and_a_new_one_is_found(scene: Scene) -> None:
     gone = AsyncExitStack()
     await gone.enter_async_context(scene.worker())
-    replies = [scene.client().generate(scene.address, asked(f"r{i}", 1000), timeout_s=60, metadata=()) for i in (1, 2)]
+    replies = [scene.events(asked(f"r{i}", 1000)) for i in (1, 2)]
     for reply in replies:
         while not isinstance(await anext(reply), TokenFrame):
             pass
@@ -143,7 +157,7 @@ async def test_a_worker_that_goes_takes_its_replies_and_a_new_one_is_found(scene
 
 async def test_a_channel_that_is_closed_fails_the_replies_on_it(scene: Scene) -> None:
     async with scene.worker():
-        reply = scene.client().generate(scene.address, asked("r", 1000), timeout_s=60, metadata=())
+        reply = scene.events(asked("r", 1000))
         while not isinstance(await anext(reply), TokenFrame):
             pass
         await scene.channels.keep(set())
@@ -165,7 +179,7 @@ async def test_nobody_there_is_unavailable(scene: Scene) -> None:
 
 async def test_a_worker_that_falls_silent_is_left(scene: Scene) -> None:
     async with scene.worker():
-        reply = scene.client(silence_s=0.001).generate(scene.address, asked("r", 1000), timeout_s=60, metadata=())
+        reply = scene.events(asked("r", 1000), silence_s=0.001)
         with pytest.raises(Unavailable, match="silent"):  # a step takes ten times as long
             async for _ in reply:
                 pass
@@ -182,9 +196,7 @@ async def test_the_largest_request_that_is_sent_fits_a_message() -> None:
         overhead = empty.ByteSize() - 10**7 + 16  # the time-out is of up to 16 bytes
 
         async def one(characters: int) -> None:
-            prompt = common_pb2.Prompt(text="x" * characters)
-            async with aclosing(session.reply(pb.GenerateRequest(prompt=prompt), 60.0, {}, 30.0)) as events:
-                await anext(events)
+            await ended(session, "x" * characters)
 
         await one(MAX_STEP_BYTES - overhead)
         with pytest.raises(MessageTooLarge):
@@ -206,19 +218,23 @@ async def test_columns_that_do_not_fit_together_end_the_call_and_no_token_is_mad
     columns = pb.TokenColumns(**{**ROW, **(wrong or {})})  # type: ignore[arg-type]
     tokens: list[TokenFrame] = []
     async with echoing(pb.ReplyEvent(token_columns=columns)) as (session, _):
-        request = pb.GenerateRequest(prompt=common_pb2.Prompt(text="x"))
-        async with aclosing(session.reply(request, 60.0, {}, 30.0, tokens.append)) as events:
-            if wrong is None:
-                event = await anext(events)
-                assert isinstance(event, pb.GenerateResponse)
-                assert event.HasField("finished")
-                assert tokens == [TokenFrame(0, (97, 98), "ab")]
-                return
-            with pytest.raises(InstanceFailed) as caught:
-                await anext(events)
+        if wrong is None:
+            assert (await ended(session, "x", tokens.append)).HasField("finished")
+            assert tokens == [TokenFrame(0, (97, 98), "ab")]
+            return
+        with pytest.raises(InstanceFailed) as caught:
+            await ended(session, "x", tokens.append)
         assert caught.value.failure is Failure.CALL_BROKEN
         assert len(tokens) <= 1
         assert session.over
+
+
+async def ended(
+    session: ReplyMultiplexer, text: str, on_tokens: Callable[[TokenFrame], None] = lambda _: None
+) -> pb.GenerateResponse:
+    """The last event of a reply to a prompt."""
+    request = pb.GenerateRequest(prompt=common_pb2.Prompt(text=text))
+    return await session.reply(request, 60.0, {}, 30.0, lambda _: None, on_tokens)
 
 
 @asynccontextmanager
@@ -255,12 +271,10 @@ async def test_what_is_asked_at_once_goes_in_as_few_messages_as_its_size_allows(
     async with echoing() as (session, messages):
 
         async def one() -> None:
-            prompt = common_pb2.Prompt(text="x" * characters)
-            async with aclosing(session.reply(pb.GenerateRequest(prompt=prompt), 60.0, {}, 30.0)) as events:
-                await anext(events)
+            await ended(session, "x" * characters)
 
         await asyncio.gather(*(one() for _ in range(9)))
     assert [number for message in messages for number in message] == list(range(1, 10))
     assert len(messages) <= most
-    if characters > MOST_BYTES:
+    if characters > MAX_JOINED_BYTES:
         assert all(len(message) == 1 for message in messages)

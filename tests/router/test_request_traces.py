@@ -34,7 +34,7 @@ def tracing_mesh(redis: RedisProcess, mesh_file: MeshFileMaker) -> Any:
 
 async def trace_of(mesh: TestMesh, trace_id: str, services: set[str]) -> Trace:
     """The trace, as soon as these services and the root are in it."""
-    async with mesh.client() as client, asyncio.timeout(20):
+    async with mesh.client() as client, asyncio.timeout(60):
         while True:
             try:
                 (found,) = await client.traces(trace_id=trace_id)
@@ -109,7 +109,7 @@ async def test_an_untraced_request_that_fails_gets_a_trace_at_its_end(tracing_me
         for request_id in ("first", "second"):
             with pytest.raises(UnavailableError):
                 await client.generate("hello", temperature=0, request_id=request_id)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not (late := [t for t in await client.traces(10) if t.trace_id != asked.trace_id]):
                 await asyncio.sleep(0.05)
     ((root, *rest),) = [trace.spans for trace in late]

@@ -2,6 +2,7 @@
 
 import asyncio
 import tempfile
+import threading
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -26,9 +27,12 @@ from services.health import is_serving
 from services.process_slot import ProcessSlot
 from services.shared_port import SharedPort
 from services.testing import RedisProcess
+from tests.support.held_engine import held_engines
 from tests.support.mesh import TestMesh
 
 COUNT = 2
+WAIT_S = 60.0  # limit of each wait for a condition
+HELD = "held"  # a tier whose replies a test may hold after their first token
 SLOW = {"overhead_ms": 5.0, "token_us": 0.0, "context_token_ns": 0.0, "reply_tokens": 10_000}
 MAX_TRIES = 100  # connections until one is at a given process: each is with probability 1/2
 
@@ -72,30 +76,26 @@ def name(index: int) -> str:
     return f"router.{index}"
 
 
-def request(request_id: str, tokens: int = 100) -> pb.GenerateRequest:
+def request(request_id: str, tokens: int = 100, model: str = "only") -> pb.GenerateRequest:
     sampling = common_pb2.SamplingParams(temperature=0.0, max_output_tokens=tokens)
     return pb.GenerateRequest(
-        model="only", prompt=common_pb2.Prompt(text="hello"), sampling=sampling, request_id=request_id
+        model=model, prompt=common_pb2.Prompt(text="hello"), sampling=sampling, request_id=request_id
     )
 
 
-async def generate(channel: aio.Channel, request_id: str, tokens: int = 100) -> str:
-    """The whole text; fails where the stream does not finish."""
+async def generate(
+    channel: aio.Channel,
+    request_id: str,
+    tokens: int = 100,
+    model: str = "only",
+    started: asyncio.Event | None = None,
+) -> str:
+    """The whole text; fails where the stream does not finish. started: set at its first token."""
     text, finished = "", False
-    async for event in router_pb2_grpc.RouterServiceStub(channel).Generate(request(request_id, tokens)):
+    async for event in router_pb2_grpc.RouterServiceStub(channel).Generate(request(request_id, tokens, model)):
         text += event.tokens.frame.text
         finished = finished or event.HasField("finished")
-    assert finished
-    return text
-
-
-async def read(channel: aio.Channel, request_id: str, started: asyncio.Event) -> str:
-    """The whole text of a stream; `started` is set at its first token."""
-    text, finished = "", False
-    async for event in router_pb2_grpc.RouterServiceStub(channel).Generate(request(request_id, 400)):
-        text += event.tokens.frame.text
-        finished = finished or event.HasField("finished")
-        if event.HasField("tokens"):
+        if started is not None and event.HasField("tokens"):
             started.set()
     assert finished
     return text
@@ -112,10 +112,13 @@ async def ask(http: str, session: aiohttp.ClientSession) -> dict[str, Any]:
 @asynccontextmanager
 async def empty_group(redis: RedisProcess, folder: Path) -> AsyncIterator[Group]:
     """A mesh whose parts are to be started."""
-    tier = {"name": "only", "model": "sim", "engine": "simulated", "workers": 2, "simulated": SLOW}
+    tiers = [
+        {"name": "only", "model": "sim", "engine": "simulated", "threshold": 0, "workers": 2, "simulated": SLOW},
+        {"name": HELD, "model": HELD, "engine": "simulated", "workers": 1, "simulated": SLOW},
+    ]
     router = {"grpc_port": 0, "http_port": 0, "max_active": 31}
     file = folder / "mesh.yaml"
-    file.write_text(yaml.safe_dump({"name": f"test-{uuid.uuid4().hex[:8]}", "tiers": [tier], "router": router}))
+    file.write_text(yaml.safe_dump({"name": f"test-{uuid.uuid4().hex[:8]}", "tiers": tiers, "router": router}))
     ports = SharedPort("127.0.0.1", 0), SharedPort("127.0.0.1", 0), SharedPort("127.0.0.1", 0)
     with tempfile.TemporaryDirectory() as sockets:
         slots = [ProcessSlot("router", index, COUNT, sockets, "127.0.0.1:9") for index in range(COUNT)]
@@ -136,8 +139,9 @@ async def group(redis: RedisProcess, tmp_path_factory: pytest.TempPathFactory) -
             await running.start(index)
         for index in range(2):
             await running.mesh.start(Role.WORKER, f"worker-only-{index}", tier="only")
-        async with asyncio.timeout(30):
-            while [len((await running.status_of(i)).instances) for i in range(COUNT)] != [4, 4]:
+        await running.mesh.start(Role.WORKER, "worker-held", tier=HELD)
+        async with asyncio.timeout(WAIT_S):
+            while [len((await running.status_of(i)).instances) for i in range(COUNT)] != [5, 5]:
                 await asyncio.sleep(0.05)
         yield running
 
@@ -169,19 +173,30 @@ async def test_what_the_processes_count_adds_up_and_the_mesh_has_one_router(grou
 async def test_a_new_plan_reaches_all_processes(group: Group) -> None:
     async with AsyncPlannerClient(group.mesh.parts["planner-0"].admin_address) as planner:
         revision = (await planner.set_plan(await planner.get_plan())).revision
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WAIT_S):
         while [(await group.status_of(index)).plan_revision for index in range(COUNT)] != [revision] * COUNT:
             await asyncio.sleep(0.02)
 
 
-async def test_however_many_ask_for_the_status_the_processes_ask_each_other_ten_times_a_second(group: Group) -> None:
-    siblings = Siblings(group.slots[0])
-    async with siblings:
+async def test_however_many_ask_for_the_status_the_processes_ask_each_other_ten_times_a_second(
+    group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counters are read again once they are COUNTERS_AGE_S old, a tenth of a second; here by the test's own clock."""
+
+    def set_age_limit(limit_s: float) -> None:
+        monkeypatch.setattr("router_service.siblings.client.COUNTERS_AGE_S", limit_s)
+
+    assert COUNTERS_AGE_S == 0.1
+    async with Siblings(group.slots[0]) as siblings:
+        set_age_limit(3600.0)
         first, *others = await asyncio.gather(*(siblings.counters() for _ in range(100)))
         assert first[1] is not None
         assert all(other is first for other in others)
-        await asyncio.sleep(COUNTERS_AGE_S)
-        leaving, staying = asyncio.create_task(siblings.counters()), asyncio.create_task(siblings.counters())
+        set_age_limit(0.0)
+        leaving = asyncio.create_task(siblings.counters())
+        await asyncio.sleep(0)  # it reads the counters again
+        set_age_limit(3600.0)
+        staying = asyncio.create_task(siblings.counters())
         await asyncio.sleep(0)
         leaving.cancel()  # its client has left: the others get their answer all the same
         assert (await staying)[1] is not None
@@ -238,26 +253,40 @@ async def test_a_move_is_carried_out_by_the_process_that_streams_the_reply(group
 async def test_while_one_process_drains_the_others_get_all_new_connections(group: Group) -> None:
     """It ends its streams; nothing is refused, though it is not gone yet; the sums say that it does not count."""
     before = (await group.status_of(1)).processes[1].finished_count
-    async with group.channel_at(0) as channel, aiohttp.ClientSession() as session:
-        whole = await generate(channel, "before", 400)
+    with held_engines(HELD) as proceed:
+        await _drain_while_others_serve(group, proceed)
+    status = await group.status_of(1)
+    assert [process.answering for process in status.processes] == [False, True]
+    assert status.router.finished_count == status.processes[1].finished_count == before + 17
+    await group.start(0)
+    assert [process.answering for process in (await group.status_of(0)).processes] == [True, True]
+
+
+async def _drain_while_others_serve(group: Group, proceed: threading.Event) -> None:
+    """Stop process 0 while it has a stream, and use process 1 meanwhile. proceed: ends the stream."""
+    async with (
+        group.channel_at(0) as channel,
+        aiohttp.ClientSession() as session,
+        Siblings(group.slots[1]) as siblings,
+    ):
         started = asyncio.Event()
-        reading = asyncio.create_task(read(channel, "long", started))
+        reading = asyncio.create_task(generate(channel, "long", 400, HELD, started))
         await started.wait()
         stopping = asyncio.create_task(group.mesh.stop(name(0)))
-        async with asyncio.timeout(10):
-            while await is_serving(channel, name(0), 10):  # as long as this connection comes to it
+        async with asyncio.timeout(WAIT_S):
+            # It listens no more, and this connection, which it has asked to be closed, has been opened at the other.
+            while (process := (await siblings.counters())[0]) is None or process.listening:
                 await asyncio.sleep(0.005)
-        assert not reading.done()
+            while not await is_serving(channel, name(1), 10):
+                await asyncio.sleep(0.005)
         for i in range(8):
             await ask(group.http, session)
             await generate(channel, f"meanwhile-{i}", 2)
-        assert await reading == whole
+        assert not reading.done()
+        proceed.set()
+        text = await reading
         await stopping
-    status = await group.status_of(1)
-    assert [process.answering for process in status.processes] == [False, True]
-    assert status.router.finished_count == status.processes[1].finished_count == before + 16
-    await group.start(0)
-    assert [process.answering for process in (await group.status_of(0)).processes] == [True, True]
+        assert text == await generate(channel, "again", 400, HELD)
 
 
 async def test_without_a_plan_one_process_listens_and_says_so_and_the_others_wait(
@@ -266,7 +295,7 @@ async def test_without_a_plan_one_process_listens_and_says_so_and_the_others_wai
     async with empty_group(redis, tmp_path) as group, aiohttp.ClientSession() as session:
         await group.start(0)
         waiting = asyncio.create_task(group.start(1))
-        async with Siblings(group.slots[0]) as siblings, asyncio.timeout(30):
+        async with Siblings(group.slots[0]) as siblings, asyncio.timeout(60):
             while (await siblings.counters())[1] is None:  # it is there, and does not listen
                 await asyncio.sleep(0.05)
             assert not await siblings.any_listens()
@@ -275,7 +304,7 @@ async def test_without_a_plan_one_process_listens_and_says_so_and_the_others_wai
             assert (await ready.json())["status"] == "no plan yet"
         assert not waiting.done()
         await group.mesh.start(Role.PLANNER, "planner-0")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(WAIT_S):
             await waiting
         async with Siblings(group.slots[0]) as siblings:
             assert await siblings.any_listens()

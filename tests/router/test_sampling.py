@@ -78,7 +78,7 @@ async def test_a_router_reports_its_requests_to_redis(redis: RedisProcess, mesh_
     mesh_name = yaml.safe_load(file.read_text())["name"]
     async with running_mesh(file, redis.url) as mesh, mesh.client() as client:
         store = WorkloadStore(mesh.router.redis, mesh.router.keys)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while True:
                 await asyncio.gather(*(client.generate(f"hello {i}") for i in range(6)))
                 await client.generate("hello", model="large")

@@ -144,7 +144,7 @@ def post(body: dict[str, Any], head: str = "") -> bytes:
 async def read_all(connection: socket.socket) -> bytes:
     """What comes until the other side closes."""
     loop, found = asyncio.get_running_loop(), b""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         try:
             while part := await loop.sock_recv(connection, 65536):
                 found += part
@@ -217,7 +217,7 @@ async def test_an_idle_grpc_connection_is_closed_and_comes_back(mesh: TestMesh) 
     async with aio.insecure_channel(mesh.router.address) as channel:
         stub: Any = router_pb2_grpc.RouterServiceStub(channel)
         await stub.ListModels(pb.ListModelsRequest())
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while (state := channel.get_state()) is grpc.ChannelConnectivity.READY:
                 await channel.wait_for_state_change(state)
         assert (await stub.ListModels(pb.ListModelsRequest(), wait_for_ready=True)).models
@@ -230,7 +230,7 @@ async def test_http_connections_beyond_the_limit_are_closed(mesh: TestMesh) -> N
         assert await read_all(over) == b""
     for connection in taken:
         connection.close()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         received = b""
         while not received.startswith(b"HTTP/1.1 200"):
             with closing(connect(mesh)) as connection:

@@ -18,7 +18,7 @@ def choice(index: int, positions: int, top: int) -> Choice:
     )
     made = Choice(index)
     made.answer("small", TokenFrame(0, (9,) * positions, 'a "b"\n\\ é', logprobs))
-    made.saw(Finished(FinishReason.STOP, "small", TokenUsage(1, 0, positions), (), 0.1, 0.2, "t"))
+    made.event(Finished(FinishReason.STOP, "small", TokenUsage(1, 0, positions), (), 0.1, 0.2, "t"))
     return made
 
 

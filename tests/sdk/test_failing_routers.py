@@ -51,12 +51,12 @@ QUICK = RetryPolicy(initial_backoff_s=0.001, max_backoff_s=0.01)
 Stream = Callable[..., Awaitable[list[Event]]]
 
 
-async def stream_async(target: str | Sequence[str], timeout_s: float = 30.0, **options: Any) -> list[Event]:
+async def stream_async(target: str | Sequence[str], timeout_s: float = 120.0, **options: Any) -> list[Event]:
     async with AsyncClient(target, **{"retry": QUICK, **options}) as client:
         return [event async for event in client.stream("hello", timeout_s=timeout_s)]
 
 
-async def stream_blocking(target: str | Sequence[str], timeout_s: float = 30.0, **options: Any) -> list[Event]:
+async def stream_blocking(target: str | Sequence[str], timeout_s: float = 120.0, **options: Any) -> list[Event]:
     def use() -> list[Event]:
         with Client(target, **{"retry": QUICK, **options}) as client:
             return list(client.stream("hello", timeout_s=timeout_s))
@@ -131,7 +131,7 @@ async def test_a_connection_or_stream_that_breaks_is_no_end(
     stream: Stream, reply: Callable[[int], bytes], close: bool
 ) -> None:
     async with breaking(reply, close=close) as broken, scripted(answer) as router:
-        events = await stream([broken, router.address], timeout_s=20)
+        events = await stream([broken, router.address], timeout_s=120)
         assert_whole(events)
 
 
@@ -172,11 +172,13 @@ async def test_a_router_that_refuses_is_left_for_the_other(stream: Stream) -> No
 
 
 async def test_refused_until_the_deadline_is_overloaded_with_the_hint(stream: Stream) -> None:
-    async with scripted(failing(Overloaded("full", 0.05))) as router:
+    """A refusal whose hint is beyond the deadline is the last one."""
+    again, too_late = failing(Overloaded("full", 0.05)), failing(Overloaded("full", 3600.0))
+    async with scripted(again, again, too_late) as router:
         with pytest.raises(OverloadedError) as caught:
-            await stream(router.address, timeout_s=0.4)
-        assert caught.value.retry_after_s == 0.05
-        assert len(router.requests) >= 3
+            await stream(router.address, timeout_s=60)
+        assert caught.value.retry_after_s == 3600.0
+        assert len(router.requests) == 3
 
 
 @pytest.mark.parametrize("tokens", [0, 3], ids=["before the first token", "amid tokens"])
@@ -184,8 +186,8 @@ async def test_a_silent_router_is_left_and_the_reply_goes_on_at_the_next(stream:
     async with scripted(silent(0.01, tokens)) as stuck, scripted(answer) as router:
         began = time.monotonic()
         assert_whole(await stream([stuck.address, router.address], silence_s=0.2))
-        assert 0.2 <= time.monotonic() - began < 15
-        await asyncio.wait_for(stuck.cancelled.wait(), 10)
+        assert time.monotonic() - began >= 0.2
+        await asyncio.wait_for(stuck.cancelled.wait(), 60)
         sent = router.requests[0]
         assert list(sent.resume.token_ids) == list(range(tokens))
         assert sent.request_id == "r"
@@ -216,14 +218,14 @@ async def test_a_router_that_says_nothing_at_all_is_left_once_its_heartbeats_are
 
 async def test_heartbeats_keep_a_stream_that_has_nothing_to_say(stream: Stream) -> None:
     async def slow(request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
-        for _ in range(12):  # four limits long
+        for _ in range(9):  # longer than the limit; heartbeats come far more often than they need to
             yield pb.GenerateResponse(heartbeat=pb.Heartbeat(interval=duration(0.1)))
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.25)
         async for response in answer(request, context):
             yield response
 
     async with scripted(slow) as router:
-        events = await stream(router.address, silence_s=0.3)
+        events = await stream(router.address, silence_s=2.0)
         assert_whole(events)
         assert len(events) == len(TEXT) + 2, "heartbeats are not for the caller"
         assert len(router.requests) == 1
@@ -248,20 +250,20 @@ async def test_a_reader_that_takes_its_time_is_no_silence_of_the_router() -> Non
             yield response
 
     def blocking(address: str) -> list[Event]:
-        with Client(address, retry=QUICK, silence_s=0.1) as client:
+        with Client(address, retry=QUICK, silence_s=2.0) as client:
             events: list[Event] = []
             for event in client.stream("hello"):
                 if len(events) == 2:
-                    time.sleep(0.6)
+                    time.sleep(2.5)
                 events.append(event)
             return events
 
     async with scripted(steady) as router:
-        async with AsyncClient(router.address, retry=QUICK, silence_s=0.1) as client:
+        async with AsyncClient(router.address, retry=QUICK, silence_s=2.0) as client:
             events: list[Event] = []
             async for event in client.stream("hello"):
                 if len(events) == 2:
-                    await asyncio.sleep(0.5)
+                    await asyncio.sleep(2.5)
                 events.append(event)
         assert_whole(events)
         assert_whole(await asyncio.to_thread(blocking, router.address))
@@ -282,10 +284,14 @@ async def test_a_cancellation_by_the_user_is_not_repeated() -> None:
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            await asyncio.wait_for(router.cancelled.wait(), 10)
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.2):
-                    await client.generate("hello")
+            await asyncio.wait_for(router.cancelled.wait(), 60)
+            asking = asyncio.create_task(client.generate("hello"))
+            async with asyncio.timeout(60):
+                while len(router.requests) < 2:
+                    await asyncio.sleep(0.005)
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
         assert len(router.requests) == 2
 
 
@@ -316,7 +322,7 @@ async def test_a_client_that_is_closed_ends_what_is_under_way() -> None:
 
 async def test_a_half_open_connection_is_found_by_keepalive_also_after_many_pings() -> None:
     """The network drops everything: without heartbeats, the ping that nobody acknowledges ends the call."""
-    quiet, options = asyncio.Event(), connection.channel_options(0.1, 0.5)
+    quiet, options = asyncio.Event(), connection.channel_options(0.1, 3.0)
 
     async def patient(request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
         yield accepted()
@@ -329,7 +335,7 @@ async def test_a_half_open_connection_is_found_by_keepalive_also_after_many_ping
         proxied(router.address) as proxy,
         aio.insecure_channel(proxy.address, options=options) as channel,
     ):
-        call = router_pb2_grpc.RouterServiceStub(channel).Generate(pb.GenerateRequest(), timeout=20)
+        call = router_pb2_grpc.RouterServiceStub(channel).Generate(pb.GenerateRequest(), timeout=60)
         await call.read()
         await quiet.wait()
         proxy.dark = True
@@ -362,16 +368,16 @@ async def test_what_is_only_asked_is_asked_of_another_router_where_one_is_away()
 async def test_a_status_that_is_watched_and_stops_coming_is_an_error() -> None:
     def use(target: str) -> None:
         with Client(target, admin=target, silence_s=0.1) as client:
-            for status in client.watch_status(0.1):
+            for status in client.watch_status(0.5):
                 assert status.router_id == "stuck"
 
     async with scripted(answer) as router:
         async with AsyncClient(router.address, admin=router.address, silence_s=0.1) as client:
-            statuses = client.watch_status(0.1)
+            statuses = client.watch_status(0.5)
             assert (await anext(statuses)).router_id == "stuck"
-            with pytest.raises(UnavailableError, match=r"silent for 0\.3 s"):
+            with pytest.raises(UnavailableError, match=r"silent for 1\.5 s"):
                 await anext(statuses)
-        with pytest.raises(UnavailableError, match=r"silent for 0\.3 s"):
+        with pytest.raises(UnavailableError, match=r"silent for 1\.5 s"):
             await asyncio.to_thread(use, router.address)
 
 

@@ -60,7 +60,7 @@ async def failure(channel: aio.Channel, method: str, *messages: bytes) -> aio.Ai
 
     calls: Any = channel.stream_stream(method)
     with pytest.raises(aio.AioRpcError) as caught:
-        async for _ in calls(sent(), timeout=20):
+        async for _ in calls(sent(), timeout=60):
             pass
     return caught.value
 
@@ -162,7 +162,7 @@ async def test_calls_at_the_same_time_do_not_disturb_each_other(channel: aio.Cha
     stub = router_pb2_grpc.RouterServiceStub(channel)
 
     async def served() -> None:
-        assert await stub.ListModels(pb.ListModelsRequest(), timeout=20) is not None
+        assert await stub.ListModels(pb.ListModelsRequest(), timeout=60) is not None
 
     async def refused() -> None:
         assert (await failure(channel, GENERATE, b"\xff")).code() is grpc.StatusCode.INVALID_ARGUMENT

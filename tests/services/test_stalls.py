@@ -55,7 +55,7 @@ async def test_a_loop_that_stood_still_waits_on_for_what_is_due() -> None:
         watch = SilenceWatch(stalls)
         heard, arrived = Heard(watch, 0.2, loop.time() + 60), asyncio.Event()
         loop.call_soon(time.sleep, TICK_S + STALL_S + 0.3)  # the loop stands still for longer than the silence limit
-        loop.call_later(0, loop.call_later, 0.3, arrived.set)  # and hears of it only after it has gone on
+        loop.call_later(0, loop.call_later, 0.05, arrived.set)  # and hears of it only after it has gone on
         await arrived.wait()
         assert not heard.given_up.done()
         assert stalls.total_s() > STALL_S

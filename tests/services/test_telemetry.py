@@ -27,7 +27,7 @@ async def mesh(redis: RedisProcess, mesh_file: MeshFileMaker) -> AsyncIterator[T
 
 async def trace_of(mesh: TestMesh, trace_id: str, spans: int) -> Trace:
     """The trace, as soon as so many of its spans have arrived."""
-    async with mesh.client() as client, asyncio.timeout(20):
+    async with mesh.client() as client, asyncio.timeout(60):
         while True:
             try:
                 (found,) = await client.traces(trace_id=trace_id)
@@ -77,7 +77,7 @@ async def test_a_refused_request_leaves_a_trace_too(mesh: TestMesh) -> None:
     async with mesh.client() as client:
         with pytest.raises(InvalidRequestError):
             await client.generate("hello", temperature=9)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not (found := await client.traces(1)):
                 await asyncio.sleep(0.1)
     (span,) = found[0].spans
@@ -91,7 +91,7 @@ async def test_metrics_are_there_for_prometheus(mesh: TestMesh) -> None:
 
     def scrape(name: str) -> str:
         address = mesh.parts[name].telemetry.metrics_address
-        with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as answer:
             return str(answer.read().decode())
 
     router = await asyncio.to_thread(scrape, "router-0")
@@ -159,7 +159,7 @@ async def test_spans_reach_any_otlp_collector(
     try:
         async with running_mesh(mesh_file(), redis.url) as mesh, mesh.client() as client:
             await client.generate("hello")
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while not {"penstock-router", "penstock-worker", "penstock-judge"} <= received:
                     await asyncio.sleep(0.1)
     finally:

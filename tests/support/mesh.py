@@ -56,13 +56,13 @@ class TestMesh:
         """An SDK client to all routers; it does not retry unless told to."""
         routers = [chassis for name, chassis in sorted(self.parts.items()) if name.startswith("router")]
         addresses, admin = [router.address for router in routers], [router.admin_address for router in routers]
-        return AsyncClient(addresses, admin=admin, **{"retry": RetryPolicy(attempts=1), "timeout_s": 60, **options})
+        return AsyncClient(addresses, admin=admin, **{"retry": RetryPolicy(attempts=1), "timeout_s": 120, **options})
 
     @property
     def http(self) -> str:
         return f"http://{self.router.http_address}"
 
-    async def until(self, condition: Callable[[Any], bool], timeout_s: float = 30) -> None:
+    async def until(self, condition: Callable[[Any], bool], timeout_s: float = 120) -> None:
         """Wait until the router's status meets a condition."""
         async with self.client() as client, asyncio.timeout(timeout_s):
             async for status in client.watch_status(0.1):
@@ -76,18 +76,20 @@ class TestMesh:
 
 
 @asynccontextmanager
-async def running_mesh(mesh_file: Path, redis_url: str, *, routers: int = 1) -> AsyncIterator[TestMesh]:
-    """The mesh that a file describes, complete."""
+async def running_mesh(
+    mesh_file: Path, redis_url: str, *, routers: int = 1, **settings: Any
+) -> AsyncIterator[TestMesh]:
+    """The mesh that a file describes, complete. settings: of every service."""
     mesh, file = TestMesh(mesh_file, redis_url), load_mesh_file(mesh_file)
     try:
-        await mesh.start(Role.PLANNER, "planner-0")
+        await mesh.start(Role.PLANNER, "planner-0", **settings)
         for i in range(routers):
-            await mesh.start(Role.ROUTER, f"router-{i}")
+            await mesh.start(Role.ROUTER, f"router-{i}", **settings)
         for i in range(file.judge.replicas):
-            await mesh.start(Role.JUDGE, f"judge-{i}")
+            await mesh.start(Role.JUDGE, f"judge-{i}", **settings)
         for tier in file.tiers:
             for i in range(tier.workers):
-                await mesh.start(Role.WORKER, f"worker-{tier.name}-{i}", tier=tier.name)
+                await mesh.start(Role.WORKER, f"worker-{tier.name}-{i}", tier=tier.name, **settings)
         await mesh.complete()
         yield mesh
     finally:

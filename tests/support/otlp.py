@@ -40,7 +40,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
 
     async def event(self, name: str, who: str) -> dict[str, int]:
         """Attributes of the last event of that name in a trace, as soon as it has come."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while True:
                 for span in reversed(self.spans):
                     for said, attributes in span.events:
@@ -50,7 +50,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
 
     async def of_trace(self, trace_id: str, services: set[str]) -> list[CollectedSpan]:
         """A trace's spans, as soon as each of these services has sent one."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while True:
                 found = [span for span in self.spans if span.trace_id == trace_id]
                 if services <= {span.service for span in found}:

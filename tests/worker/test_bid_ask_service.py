@@ -48,7 +48,7 @@ async def confirmed(stub: Any, asked: pb.PlaceBidRequest) -> Any:
 
 async def turn(call: Any) -> bool:
     """Wait for the turn; whether it is starving."""
-    response = await asyncio.wait_for(call.read(), 10)
+    response = await asyncio.wait_for(call.read(), 60)
     assert response.WhichOneof("event") == "transfer_turn", response
     return bool(response.transfer_turn.starving)
 

@@ -402,7 +402,7 @@ async def move(
 
 async def nothing_held(engine: LoopEngine) -> None:
     """Return once nobody holds a block."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await until(lambda: engine.load().free_kv_blocks == engine.info.kv_blocks)
 
 

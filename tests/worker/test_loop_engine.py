@@ -74,7 +74,7 @@ async def test_the_reader_of_a_reply_that_has_left_does_not_wait_for_the_step_un
             stopped = await engine.pause("leaves", 0)
             go_on.clear()
             await asyncio.to_thread(holding.wait)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 assert await engine.leave("leaves") == HandedOver(stopped.output_tokens)
                 rest = [event async for event in events]
             assert rest[-1] == HandedOver(stopped.output_tokens)

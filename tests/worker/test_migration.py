@@ -84,7 +84,7 @@ async def read(call: Any, until: str = "") -> tuple[list[int], pb.GenerateRespon
 
 async def idle(*stubs: Stub) -> None:
     """Return once the workers hold nothing."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         for stub in stubs:
             whole = (await stub.GetInfo(pb.GetInfoRequest())).kv_blocks
             while (await stub.GetLoad(pb.GetLoadRequest())).free_kv_blocks < whole:

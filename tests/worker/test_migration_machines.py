@@ -122,9 +122,9 @@ def target_does(w: World, event: incoming.TargetEvent) -> World:
 def router_does(w: World, event: MoveEvent) -> World:
     reading, effects = moves.advance(w.reading, event)
     w = replace(w, reading=reading)
-    if MoveEffect.DROP_CLAIM in effects:
+    if MoveEffect.CANCEL_TARGET in effects:
         w = claim_ends(w)
-    if MoveEffect.COMPUTE_ANEW in effects:
+    if MoveEffect.RECOMPUTE in effects:
         w = replace(w, anew=True)
     if reading in (Reading.AT_TARGET, Reading.LOST):  # the other stream is left
         w = source_left(w)
@@ -171,7 +171,7 @@ def steps(w: World, chaos: int) -> list[tuple[World, int]]:
                     continue  # it waits in the stream until it is asked for
                 found.append((router_does(after, queue[0]), chaos))
         if w.s_runs and w.source_stream == () and w.reading is Reading.UNCERTAIN:
-            found.append((router_does(w, MoveEvent.SOURCE_SPOKE), chaos))
+            found.append((router_does(w, MoveEvent.SOURCE_CONTINUED), chaos))
     if chaos and w.s:
         dead = replace(w, s=False, s_runs=False, s_has=False, s_inbox=(), to_source=None, to_target=None)
         dead = replace(dead, t_inbox=(*w.t_inbox, incoming.SourceLost()))
@@ -197,7 +197,7 @@ def steps(w: World, chaos: int) -> list[tuple[World, int]]:
 def lost(w: World, *names: str) -> World:
     """Streams to the router break: what they still held may arrive or not; here it does not."""
     event = {
-        "word": MoveEvent.WORD_BROKEN,
+        "word": MoveEvent.REPORT_LOST,
         "source_stream": MoveEvent.SOURCE_LOST,
         "target_stream": MoveEvent.TARGET_LOST,
     }

@@ -17,7 +17,7 @@ from worker_service.migration.sender import ANSWER_S
 
 _log = logging.getLogger(__name__)
 
-AWAIT_S = 2.0  # an expected request whose source does not call within this time fails
+AWAIT_S = ANSWER_S  # an expected request whose source does not call within this time fails
 
 _Entered = tuple[EngineEvent, AsyncGenerator[EngineEvent, None]]
 

@@ -1,0 +1,234 @@
+"""One request through the tiers of its route, until an answer is accepted."""
+
+import asyncio
+import secrets
+from dataclasses import replace
+
+from opentelemetry import context as otel_context
+from opentelemetry.trace import INVALID_SPAN, Tracer
+
+from router_service.clients.judge_client import JudgeClient, Verdict
+from router_service.domain.events import (
+    Accepted,
+    Escalated,
+    EscalationReason,
+    Judged,
+    RequestOutput,
+    RouterRequest,
+    TierStarted,
+)
+from router_service.domain.failures import FailureHistory
+from router_service.generation import cascade
+from router_service.generation.cascade import Escalate
+from router_service.generation.reply_assembler import TierEvent
+from router_service.generation.tier_answer import TierAnswer, offers_tools, span_name
+from router_service.generation.tier_generation import TierGeneration
+from services import telemetry
+from services.domain.errors import (
+    DeadlineExceeded,
+    NotFound,
+    PenstockError,
+    PromptTooLong,
+    Unavailable,
+    UnsupportedByModel,
+    invalid,
+)
+from services.domain.mesh_view import MeshView
+from services.domain.plans import Plan, TierPlan
+from services.domain.requests import GenerationRequest, SamplingParams
+
+UNSTREAMED_INTERVAL_S = 0.25
+"""How long tokens of a reply that is not streamed may wait at the worker for others. If the worker dies, those that have not
+been sent are computed again."""
+
+
+class CascadeGeneration:
+    """Generates with one tier after another; without state of any request."""
+
+    def __init__(self, view: MeshView, tiers: TierGeneration, judge: JudgeClient, tracer: Tracer) -> None:
+        self._view, self._tiers, self._judge, self._tracer = view, tiers, judge, tracer
+
+    async def generate(self, request: RouterRequest, output: RequestOutput, answers: list[TierAnswer]) -> TierAnswer:
+        """The accepted answer, after it has been passed to `output`. The plan is the current one for the whole request.
+
+        answers: to which the answers of all tiers are appended, the failed ones included.
+
+        Raises:
+            PenstockError: See `RequestDriver.run`.
+        """
+        plan = self._view.plan
+        if plan is None:
+            raise Unavailable("no plan has been published yet")
+        route = cascade.route(plan, request.model)
+        sampling = request.sampling.with_seed(secrets.randbits(63))
+        assert sampling.seed is not None
+        at = _entry(plan, route, request)
+        output.event(Accepted(request.request_id, plan.revision, sampling.seed))
+        history = FailureHistory()
+        while True:
+            tier = route[at]
+            # An answer that is resumed has been accepted before.
+            held = cascade.judged_at(route, at) and _resumed_ids(request, tier) is None
+            answer = self._begin(tier, request, output, held=held)
+            answers.append(answer)
+            try:
+                await self._answer(request, plan, sampling, answer, output, history)
+                escalation = await self._judged(request, plan, route, at, answer, output) if held else None
+            except (Unavailable, PromptTooLong, UnsupportedByModel) as error:
+                answer.end(error)
+                escalation = cascade.unable(route, at, _why_unable(error)) if held else None
+                if escalation is None:
+                    raise
+            except BaseException as error:
+                answer.end(error)
+                raise
+            else:
+                answer.accepted = escalation is None
+                answer.end()
+            if escalation is None:
+                answer.release()
+                return answer
+            output.event(Escalated(tier.name, route[escalation.to].name, escalation.reason))
+            at = escalation.to
+
+    async def _answer(
+        self,
+        request: RouterRequest,
+        plan: Plan,
+        sampling: SamplingParams,
+        answer: TierAnswer,
+        output: RequestOutput,
+        history: FailureHistory,
+    ) -> None:
+        """One tier's answer; its tokens are taken by `answer`."""
+        tier = answer.tier.name
+        if answer.held and sampling.top_logprobs is None and await self._judge.needs_logprobs(plan.scorer):
+            sampling = replace(sampling, top_logprobs=0)
+        generation = GenerationRequest(
+            request_id=worker_request_id(request.request_id, tier),
+            prompt=request.prompt,
+            sampling=sampling,
+            resume_token_ids=_resumed_ids(request, answer.tier) or (),
+            slo=request.slo,
+            priority=request.priority,
+            output_interval_s=UNSTREAMED_INTERVAL_S if answer.held or not request.streamed else None,
+        )
+
+        def on_event(event: TierEvent) -> None:
+            answer.saw(event)
+            if isinstance(event, TierStarted):
+                answer.tool_format = self._tool_format(event.instance_id)
+            output.event(event)
+
+        answer.done = await self._tiers.generate(
+            tier,
+            generation,
+            request.deadline_s,
+            telemetry.context_of(answer.span),
+            on_event=on_event,
+            on_tokens=answer.take,
+            may_give_up=answer.held,
+            history=history,
+        )
+
+    async def _judged(
+        self,
+        request: RouterRequest,
+        plan: Plan,
+        route: tuple[TierPlan, ...],
+        at: int,
+        answer: TierAnswer,
+        output: RequestOutput,
+    ) -> Escalate | None:
+        """Have an answer judged; None if it is accepted.
+
+        Raises:
+            DeadlineExceeded: The deadline passed meanwhile.
+        """
+        verdict = await self._score(request, plan, answer)
+        answer.score = verdict.score if verdict is not None else None
+        decision = cascade.decide(plan, route, at, answer.score)
+        escalation = decision if isinstance(decision, Escalate) else None
+        if asyncio.get_running_loop().time() >= request.deadline_s:
+            raise DeadlineExceeded("the deadline passed while the answer was judged")
+        scorer = verdict.scorer if verdict is not None else plan.scorer
+        threshold = answer.tier.threshold or 0.0
+        output.event(Judged(answer.tier.name, answer.score, threshold, escalation is None, scorer))
+        return escalation
+
+    async def _score(self, request: RouterRequest, plan: Plan, answer: TierAnswer) -> Verdict | None:
+        assert answer.done is not None
+        token = otel_context.attach(telemetry.context_of(answer.span))
+        try:
+            return await self._judge.score(
+                plan.scorer,
+                request.prompt,
+                answer.text,
+                answer.tier.name,
+                answer.done.reason,
+                [position for frame in answer.frames for position in frame.logprobs],
+                request.deadline_s,
+                answer.tool_format,
+                request.sampling.structured_output,
+            )
+        finally:
+            otel_context.detach(token)
+
+    def _begin(self, tier: TierPlan, request: RouterRequest, output: RequestOutput, *, held: bool) -> TierAnswer:
+        texts: list[str] | None = None
+        if offers_tools(request):
+            resumed = request.resume is not None and request.resume.tier == tier.name
+            texts = [request.resume.text] if request.resume is not None and resumed else []
+        return TierAnswer(
+            tier,
+            asyncio.get_running_loop().time(),
+            self._tracer.start_span(span_name(tier)) if telemetry.is_traced() else INVALID_SPAN,
+            held=held,
+            with_logprobs=request.sampling.top_logprobs is not None,
+            on_answer=output.answer,
+            texts=texts,
+        )
+
+    def _tool_format(self, instance_id: str) -> str:
+        """How an instance's model writes tool calls; empty if it takes no tools or has left the mesh."""
+        record = self._view.find(instance_id)
+        return record.model.tool_format if record is not None and record.model is not None else ""
+
+
+def _entry(plan: Plan, route: tuple[TierPlan, ...], request: RouterRequest) -> int:
+    """Index of the tier at which the route begins: the first one, or the one whose reply is resumed.
+
+    Raises:
+        NotFound: The plan has no such tier.
+        InvalidRequest: The tier is not on this route.
+    """
+    if request.resume is None:
+        return 0
+    for i, tier in enumerate(route):
+        if tier.name == request.resume.tier:
+            return i
+    if plan.tier(request.resume.tier) is None:
+        raise NotFound("tier", request.resume.tier)
+    raise invalid("resume.tier", f"'{request.resume.tier}' is not on the way of model '{request.model[:80]}'")
+
+
+def _resumed_ids(request: RouterRequest, tier: TierPlan) -> tuple[int, ...] | None:
+    """The tokens after which a tier's reply continues; None if it is not resumed."""
+    if request.resume is None or request.resume.tier != tier.name:
+        return None
+    return request.resume.token_ids
+
+
+def _why_unable(error: PenstockError) -> EscalationReason:
+    """Why a tier could not answer, by the error of its last attempt."""
+    match error:
+        case PromptTooLong():
+            return EscalationReason.PROMPT_TOO_LONG
+        case UnsupportedByModel():
+            return EscalationReason.UNSUPPORTED_BY_MODEL
+    return EscalationReason.TIER_UNAVAILABLE
+
+
+def worker_request_id(request_id: str, tier: str) -> str:
+    """The id of a request's reply by one tier; the id of each attempt at a worker begins with it."""
+    return f"{request_id}:{tier}"
