@@ -8,6 +8,8 @@ from judge_service.scorers.confidence import ConfidenceScorer
 from judge_service.scorers.exact import ExactScorer
 from judge_service.servicer import SERVICE, JudgeServicer
 from penstock.proto.judge.v1 import judge_pb2_grpc
+from services.access.certificates import CertificateFiles
+from services.domain.instances import Role
 from services.model_folder import model_folder
 from services.runtime import Chassis
 from services.settings import MeshFile, MeshJudge, MeshScorer, ServiceSettings, SettingsError, environment_value
@@ -65,8 +67,14 @@ def build_scorer(scorer: MeshScorer, mesh: MeshFile, settings: ServiceSettings) 
             if scorer.tier:
                 tier = mesh.tier(scorer.tier)
                 places = max(1, round(tier.max_running * scorer.tier_share / max(1, mesh.judge.replicas)))
+                folder = settings.certificate_folder(mesh)
                 chat = TierChat(
-                    scorer.tier, settings.state_url(mesh), Keys(mesh.name), scorer.timeout_s, places_per_worker=places
+                    scorer.tier,
+                    settings.state_url(mesh),
+                    Keys(mesh.name),
+                    scorer.timeout_s,
+                    places_per_worker=places,
+                    certificates=CertificateFiles.of_role(folder, Role.JUDGE.value) if folder is not None else None,
                 )
             else:
                 key = environment_value(scorer.api_key_env) if scorer.api_key_env else None

@@ -16,6 +16,7 @@ from penstock.proto.worker.v1 import worker_pb2 as pb
 from penstock.proto.worker.v1 import worker_pb2_grpc
 from services import errors, telemetry
 from services import proto_codec as common
+from services.access.certificates import CertificateFiles
 from services.channels import ChannelPool
 from services.domain.errors import DeadlineExceeded, Overloaded, PenstockError, Unavailable
 from services.domain.instances import InstanceRecord
@@ -31,19 +32,29 @@ GRADES_FIRST = 2**31 - 1  # highest priority: grading requests are short, and ea
 class TierChat:
     """Sends chats to the least loaded worker of a tier, or to the next one if that is full or unavailable."""
 
-    def __init__(self, tier: str, state_url: str, keys: Keys, timeout_s: float, *, places_per_worker: int = 1) -> None:
+    def __init__(
+        self,
+        tier: str,
+        state_url: str,
+        keys: Keys,
+        timeout_s: float,
+        *,
+        places_per_worker: int = 1,
+        certificates: CertificateFiles | None = None,
+    ) -> None:
         """places_per_worker: concurrent grading requests per worker. They must stay bounded when the tier is slow, because it
         also answers the requests that could not be scored."""
         self._tier, self._state_url, self._keys, self._timeout_s = tier, state_url, keys, timeout_s
         self._slots_per_worker = places_per_worker
         self._slot_released = asyncio.Event()  # replaced whenever a slot is released
         self._view, self._stack = MeshView(), AsyncExitStack()
+        self._certificates = certificates
         self._active: dict[str, int] = {}
 
     async def start(self) -> None:
         redis = connect(self._state_url)
         self._stack.push_async_callback(redis.aclose)
-        self._channels = await self._stack.enter_async_context(ChannelPool())
+        self._channels = await self._stack.enter_async_context(ChannelPool(self._certificates))
         feed = await self._stack.enter_async_context(MeshFeed(redis, self._keys, self._view))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(SYNC_S):

@@ -1,6 +1,7 @@
 """Penstock's SDK: clients for a mesh that serves a cascade of language models."""
 
 from penstock.client.aio import AsyncClient, AsyncPlannerClient
+from penstock.client.connection import Tls
 from penstock.client.errors import (
     AuthenticationError,
     ConflictError,
@@ -128,6 +129,7 @@ __all__ = [
     "TierStarted",
     "TierStatus",
     "TierSummary",
+    "Tls",
     "TokenLogprob",
     "Tokens",
     "Tool",

@@ -54,7 +54,7 @@ async def compose(chassis: Chassis) -> None:
     options, tracer, stack = chassis.mesh.router, chassis.telemetry.tracer, chassis.stack
     view = MeshView(keep_expired={Role.WORKER, Role.JUDGE})
     pool = InstancePool(view, options.ejection_s)
-    channels = await stack.enter_async_context(ChannelPool())
+    channels = await stack.enter_async_context(ChannelPool(chassis.certificates))
     await stack.enter_async_context(MeshFeed(chassis.redis, chassis.keys, view, on_change=pool.view_changed))
     queue = AdmissionQueue(options.max_active, options.max_waiting)
     stats = RouterStats(chassis.telemetry.meter, view)
@@ -116,13 +116,20 @@ async def compose(chassis: Chassis) -> None:
         chassis.on_drain.append(functools.partial(_stop_listening, gateway, siblings))
     try:
         port = await gateway.start(
-            chassis.settings.bind_host, chassis.settings.http_port, shared_port=chassis.slot is not None
+            chassis.settings.bind_host,
+            chassis.settings.http_port,
+            shared_port=chassis.slot is not None,
+            certificates=chassis.client_certificates,
         )
     except OSError as error:
         raise SettingsError(f"http_port: cannot listen on {chassis.settings.http_port}: {error.strerror}") from error
     stack.push_async_callback(gateway.close)
     chassis.http_address = f"{chassis.host}:{port}"
-    _log.info("OpenAI-compatible API at http://%s/v1", chassis.http_address)
+    _log.info(
+        "OpenAI-compatible API at %s://%s/v1",
+        "http" if chassis.client_certificates is None else "https",
+        chassis.http_address,
+    )
     chassis.on_drain.append(draining.drained)
     await chassis.health.set_ready(ROUTER_SERVICE, False)  # until there is a plan
     chassis.supervise("readiness", lambda: _tell_readiness(chassis.health, pool, draining))

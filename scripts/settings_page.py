@@ -18,6 +18,7 @@ from services.settings import (
     MeshStages,
     MeshTenant,
     MeshTier,
+    MeshTls,
     ServiceSettings,
     SglangMeshEngine,
     SimulatedMeshEngine,
@@ -45,6 +46,7 @@ SECTIONS: tuple[tuple[str, type[Any]], ...] = (
     ("`stages`", MeshStages),
     ("`access`", MeshAccess),
     ("`access.tenants[]`", MeshTenant),
+    ("`tls`", MeshTls),
     ("Environment", ServiceSettings),
 )
 

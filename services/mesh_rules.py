@@ -33,6 +33,7 @@ def disagreements(mesh: MeshFile) -> Iterator[FieldProblem]:
     if problem := redis_url_problem(mesh.redis_url):
         yield FieldProblem("redis_url", problem)
     yield from _access_problems(mesh)
+    yield from _tls_problems(mesh)
     yield from _scorer_problems(mesh)
     yield from _replan_problems(mesh)
 
@@ -107,6 +108,13 @@ def _access_problems(mesh: MeshFile) -> Iterator[FieldProblem]:
                 yield FieldProblem(
                     f"access.tenants[{i}].models", f"no model '{model}' among {', '.join(sorted(models))}"
                 )
+
+
+def _tls_problems(mesh: MeshFile) -> Iterator[FieldProblem]:
+    if bool(mesh.tls.client_certificate) != bool(mesh.tls.client_key):
+        yield FieldProblem("tls", "client_certificate and client_key belong together")
+    if mesh.tls.client_certificate and not mesh.tls.folder:
+        yield FieldProblem("tls.folder", "missing: with TLS for clients, services need certificates, too")
 
 
 def _scorer_problems(mesh: MeshFile) -> Iterator[FieldProblem]:

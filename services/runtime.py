@@ -18,6 +18,7 @@ from grpc import aio
 from redis.asyncio import Redis
 
 from services import grpc_server, open_files, telemetry
+from services.access.certificates import CertificateFiles, server_credentials
 from services.access.guard import CallGuard
 from services.access.listening import restricted
 from services.access.roles import Listener
@@ -69,6 +70,10 @@ class Chassis:
     interceptor: ChassisInterceptor
     guard: CallGuard
     """Of `server`."""
+    certificates: CertificateFiles | None
+    """Of this service's role; None without TLS."""
+    client_certificates: CertificateFiles | None
+    """What the callers of `server` see."""
     health: Health
     stack: AsyncExitStack
     slot: ProcessSlot | None = None
@@ -187,16 +192,22 @@ async def serve(
             sampling=_sampling(mesh.router) if role in ENTRIES else None,
         )
         stack.callback(measured.close)
-        guard = CallGuard(Listener.CLIENT if role is Role.ROUTER else Listener.INTERNAL, certificates=False)
+        folder = settings.certificate_folder(mesh)
+        certificates = CertificateFiles.of_role(folder, role.value) if folder is not None else None
+        shown = _client_certificates(settings, mesh) or certificates if role is Role.ROUTER else certificates
+        internal = role is not Role.ROUTER
+        guard = CallGuard(
+            Listener.INTERNAL if internal else Listener.CLIENT, certificates=internal and certificates is not None
+        )
         interceptor = ChassisInterceptor(measured, mesh.router.write_timeout_s, guard)
         limits = grpc_server.client_limits(mesh.router) if role is Role.ROUTER else ()
         options = server_options(role, shared_port=slot is not None)
         server = grpc_server.server((interceptor,), (*options, *limits))
-        admin_guard = CallGuard(Listener.ADMIN, certificates=False)
+        admin_guard = CallGuard(Listener.ADMIN, certificates=certificates is not None)
         admin_interceptor = ChassisInterceptor(measured, mesh.router.write_timeout_s, admin_guard)
         admin = grpc_server.server((admin_interceptor,), options)
-        service_port = _Port(server, "grpc_port", settings.bind_host, settings.grpc_port)
-        admin_port = _Port(admin, "admin_port", settings.admin_host, settings.admin_port)
+        service_port = _Port(server, "grpc_port", settings.bind_host, settings.grpc_port, shown, mutual=internal)
+        admin_port = _Port(admin, "admin_port", settings.admin_host, settings.admin_port, certificates)
         if slot is None:
             service_port.listen()
             admin_port.listen()
@@ -217,6 +228,8 @@ async def serve(
             admin_address=f"{settings.reachable_admin_host}:{admin_port.number}",
             interceptor=interceptor,
             guard=guard,
+            certificates=certificates,
+            client_certificates=shown,
             health=Health(server, instance_id, admin=admin),
             stack=stack,
             slot=slot,
@@ -279,6 +292,14 @@ async def serve(
     return True
 
 
+def _client_certificates(settings: ServiceSettings, mesh: MeshFile) -> CertificateFiles | None:
+    """The certificate that clients of a router see, if it is not the router's own."""
+    tls = mesh.tls
+    if not tls.client_certificate:
+        return None
+    return CertificateFiles(settings.resolve(tls.client_certificate), key=settings.resolve(tls.client_key))
+
+
 @dataclass(slots=True)
 class _Port:
     """A port of a server. number: 0 until it listens, if any free port may be used."""
@@ -287,6 +308,9 @@ class _Port:
     setting: str
     host: str
     number: int
+    certificates: CertificateFiles | None
+    mutual: bool = True
+    """Whether callers need a certificate, too."""
 
     def listen(self) -> None:
         """Listen.
@@ -296,7 +320,11 @@ class _Port:
         """
         address = f"{self.host}:{self.number}"
         try:
-            self.number = self.server.add_insecure_port(address)
+            if self.certificates is None:
+                self.number = self.server.add_insecure_port(address)
+            else:
+                credentials = server_credentials(self.certificates, mutual=self.mutual)
+                self.number = self.server.add_secure_port(address, credentials)
         except RuntimeError:
             raise SettingsError(f"{self.setting}: cannot listen on {address}") from None
 

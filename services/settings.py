@@ -395,6 +395,21 @@ class MeshAccess(BaseModel):
     """The tenants that keys belong to: see below."""
 
 
+class MeshTls(BaseModel):
+    """Certificates."""
+
+    model_config = _FROZEN
+
+    folder: str = ""
+    """Folder of the mesh's own certificates, written by `penstock certs`; a relative path is resolved against the mesh
+    file's folder. With it, services accept each other and administrators by their certificates only, and clients use TLS.
+    Empty: no TLS."""
+    client_certificate: str = ""
+    """PEM file of the certificate, with its chain, that clients of the routers see. Empty: the router's own."""
+    client_key: str = ""
+    """PEM file of its private key."""
+
+
 class MeshStages(BaseModel):
     """Length stages: how often workers check their stage, and how many requests migrate at once."""
 
@@ -440,6 +455,8 @@ class MeshFile(BaseModel):
     """Length stages: see below."""
     access: MeshAccess = MeshAccess()
     """API keys and tenants: see below."""
+    tls: MeshTls = MeshTls()
+    """Certificates: see below."""
 
     @model_validator(mode="before")
     @classmethod
@@ -510,6 +527,8 @@ class ServiceSettings(BaseSettings):
     """Port of the Prometheus metrics; 0: any free port."""
     router_processes: int | None = Field(default=None, ge=1, le=MAX_ROUTER_PROCESSES)
     """Number of processes of a router. Empty: router.processes of the mesh file."""
+    tls_folder: str = ""
+    """Folder of this process's certificates. Empty: tls.folder of the mesh file."""
     keys_file: str = ""
     """Key file. Empty: access.keys of the mesh file."""
     redis_url: str = ""
@@ -589,6 +608,11 @@ class ServiceSettings(BaseSettings):
             fault = FieldProblem("PENSTOCK_ROUTER_PROCESSES", problem)
             raise SettingsError(joined([fault]), [fault])
         return self.router_processes
+
+    def certificate_folder(self, mesh: MeshFile) -> Path | None:
+        """The folder of the mesh's certificates; None without TLS."""
+        path = self.tls_folder or mesh.tls.folder
+        return self.resolve(path) if path else None
 
     def key_file(self, mesh: MeshFile) -> Path | None:
         """The key file; None where requests need no key."""

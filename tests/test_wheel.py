@@ -187,6 +187,8 @@ NEEDS = {
     "keys create tenant": "service",
     "keys list": "service",
     "keys revoke id": "service",
+    "certs init": "certs",
+    "certs rotate": "certs",
 }
 NEED_NONE = {
     "ask",
@@ -201,6 +203,7 @@ NEED_NONE = {
     "plan history",
     "plan rollback",
     "keys",
+    "certs",
     "usage",
 }
 
@@ -208,7 +211,7 @@ NEED_NONE = {
 @pytest.mark.parametrize("command", NEEDS)
 def test_what_needs_an_extra_says_which_in_one_line(installed: Installed, command: str) -> None:
     done = installed.run("penstock", *command.split())
-    words = command.split()[: 2 if command.startswith(("plan apply", "plan render", "keys ")) else 1]
+    words = command.split()[: 2 if command.startswith(("plan apply", "plan render", "keys ", "certs ")) else 1]
     extra = NEEDS[command]
     said = f'penstock: penstock {" ".join(words)} needs the {extra} extra: pip install "penstock-mesh[{extra}]"'
     assert done.stderr.startswith(said), done.stderr

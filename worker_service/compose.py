@@ -78,7 +78,7 @@ async def compose(chassis: Chassis) -> None:
     sender: KvSender | None = None
     receiver: KvReceiver | None = None
     if isinstance(engine, KvTransferring):
-        channels = await chassis.stack.enter_async_context(ChannelPool())
+        channels = await chassis.stack.enter_async_context(ChannelPool(chassis.certificates))
         sender = KvSender(engine, PeerClient(channels).dial, chassis.telemetry.meter, options.max_transfers)
         receiver = KvReceiver(engine, options.max_transfers)
         chassis.stack.push_async_callback(sender.close)

@@ -96,8 +96,9 @@ async def run(options: "MeshOptions", *, json: bool) -> None:
                 }
             )
         else:
+            scheme = "http" if mesh.tls_folder is None else "https"
             console.print(f"gRPC    {', '.join(mesh.grpc_addresses)}")
-            console.print(f"OpenAI  {', '.join(f'http://{a}/v1' for a in mesh.http_addresses)}")
+            console.print(f"OpenAI  {', '.join(f'{scheme}://{a}/v1' for a in mesh.http_addresses)}")
             console.print(f"Logs    {options.folder / 'logs'}")
             console.print("Try     penstock ask 'What is 12 + 30?'    Stop it with Ctrl-C.", highlight=False)
         failed = asyncio.create_task(mesh.failed())
@@ -206,7 +207,8 @@ def _detached(mesh: Path, folder: Path, worker: list[str], json: bool) -> None:
     if json:
         print_json({"grpc": running.grpc, "http": running.http, "admin": running.admin, "redis_url": running.redis_url})
     else:
-        console.print(f"The mesh is ready: gRPC {', '.join(running.grpc)}, OpenAI http://{running.http[0]}/v1")
+        scheme = "https" if running.tls_folder else "http"
+        console.print(f"The mesh is ready: gRPC {', '.join(running.grpc)}, OpenAI {scheme}://{running.http[0]}/v1")
 
 
 class ProgressLines:

@@ -7,6 +7,7 @@ import typer
 import penstock
 from penstock.cli import (
     ask,
+    certs,
     check,
     demo,
     importing,
@@ -42,6 +43,7 @@ app.command("measure")(measure.measure)
 app.command("usage")(usage.usage)
 app.add_typer(plan.app, name="plan")
 app.add_typer(keys.app, name="keys")
+app.add_typer(certs.app, name="certs")
 
 
 def _print_version(requested: bool) -> None:

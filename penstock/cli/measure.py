@@ -3,7 +3,6 @@
 import asyncio
 import csv
 import json as json_module
-import os
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,7 +115,7 @@ async def _measure(
 ) -> dict[str, list[_Scored]]:
     """The scored answers by tier, in the order of the prompts. Tiers are in the plan's order."""
     slots = asyncio.Semaphore(concurrency)
-    async with AsyncClient(routers, admin=admin, api_key=os.environ.get("PENSTOCK_API_KEY")) as client:
+    async with AsyncClient(routers, admin=admin, api_key=targets.api_key(), tls=targets.tls()) as client:
         status = await client.status()
         judge_address = next(
             (i.admin_address for i in status.instances if i.role == "judge" and i.state == "ready"), None
@@ -126,7 +125,7 @@ async def _measure(
         columns = (TextColumn("measuring"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=errors, transient=True, disable=quiet) as progress:
             bar = progress.add_task("", total=len(questions) * len(status.tiers))
-            async with AsyncJudge(judge_address) as judge:
+            async with AsyncJudge(judge_address, tls=targets.tls()) as judge:
 
                 async def one(tier: str, question: _Question) -> _Scored:
                     async with slots:

@@ -21,7 +21,6 @@ from penstock.cli.output import (
     tier_counts,
 )
 from penstock.cli.plan_changes import PlannedTier
-from penstock.client.sync import PlannerClient
 from penstock.client.types import Plan, Prediction, TierPlan
 
 MAX_LATENCY_S = 86_400.0
@@ -184,7 +183,7 @@ def plan(
         with planning.planner_error_handling():
             tiers = planning.planned_tiers(cluster, models)
         listeners = targets.resolve_admin(admin)
-        with cli_error_handling(listeners), PlannerClient(targets.planner(listeners)) as planner:
+        with cli_error_handling(listeners), targets.planner_client(listeners) as planner:
             _refuse_other_models(planner.get_plan(), tiers, force=force)
     figures = planning.plan(
         cluster,
@@ -249,7 +248,7 @@ def show(
 ) -> None:
     """Show the current plan."""
     listeners = targets.resolve_admin(admin)
-    with cli_error_handling(listeners), PlannerClient(targets.planner(listeners)) as planner:
+    with cli_error_handling(listeners), targets.planner_client(listeners) as planner:
         _print(planner.get_plan(revision), json=json)
 
 
@@ -284,7 +283,7 @@ def set_(
             fail(f"--threshold {option}: a score must be from 0 to 100", 2)
     counts = tier_counts("--instances", instances or [])
     listeners = targets.resolve_admin(admin)
-    with cli_error_handling(listeners), PlannerClient(targets.planner(listeners)) as planner:
+    with cli_error_handling(listeners), targets.planner_client(listeners) as planner:
         plan = planner.get_plan()
         unknown = {*changes, *counts} - {t.name for t in plan.tiers}
         if unknown:
@@ -327,7 +326,7 @@ def history(
 ) -> None:
     """List the last plans with their source, note and predicted figures."""
     listeners = targets.resolve_admin(admin)
-    with cli_error_handling(listeners), PlannerClient(targets.planner(listeners)) as planner:
+    with cli_error_handling(listeners), targets.planner_client(listeners) as planner:
         plans = planner.list_plans(limit)
     if json:
         print_json(plans)
@@ -360,7 +359,7 @@ def rollback(
 ) -> None:
     """Publish an earlier plan again under a new revision: its thresholds, instances, scorer and policy."""
     listeners = targets.resolve_admin(admin)
-    with cli_error_handling(listeners), PlannerClient(targets.planner(listeners)) as planner:
+    with cli_error_handling(listeners), targets.planner_client(listeners) as planner:
         current = planner.get_plan()
         if revision is None and current.source == "rollback":
             fail(
@@ -387,7 +386,7 @@ def _apply(figures: dict[str, Any], note: str, admin: str | None, *, force: bool
     from planner_service.mesh_tiers import mesh_tiers
 
     listeners = targets.resolve_admin(admin)
-    with cli_error_handling(listeners), PlannerClient(targets.planner(listeners)) as planner:
+    with cli_error_handling(listeners), targets.planner_client(listeners) as planner:
         current = planner.get_plan()
         instances = [sum(group["count"] for group in tier["replicas"]) for tier in figures["tiers"]]
         per_tier = mesh_tiers(figures["thresholds"], instances)

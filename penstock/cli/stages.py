@@ -13,7 +13,6 @@ from penstock.cli import options, targets
 from penstock.cli.extras import needs_extra
 from penstock.cli.output import cli_error_handling, console, fail, print_json
 from penstock.cli.planning import planner_error_handling
-from penstock.client.sync import PlannerClient
 from penstock.client.types import Plan, Stage
 
 if TYPE_CHECKING:
@@ -156,7 +155,7 @@ def stages(
 def _publish(tier: str, stages: tuple[Stage, ...], qoe: tuple[float, ...], admin: str | None) -> Plan:
     """Publish the current plan with these stages for a tier."""
     listeners = targets.resolve_admin(admin)
-    with cli_error_handling(listeners), PlannerClient(targets.planner(listeners)) as planner:
+    with cli_error_handling(listeners), targets.planner_client(listeners) as planner:
         current = planner.get_plan()
         tier_plan = next((t for t in current.tiers if t.name == tier), None)
         if tier_plan is None:

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.output import fail
-from penstock.client.connection import DEFAULT_ADMIN, DEFAULT_TARGET
+from penstock.client.connection import DEFAULT_ADMIN, DEFAULT_TARGET, Tls
 from penstock.client.retries import RetryPolicy
-from penstock.client.sync import Client
+from penstock.client.sync import Client, PlannerClient
 
 FOLDER = Path(".penstock")
 
@@ -60,12 +60,35 @@ def resolve_admin(admin: str | None, folder: Path = FOLDER) -> str:
 
 def client(routers: str, **options: Any) -> Client:
     """A client for requests, with the API key of PENSTOCK_API_KEY if that is set."""
-    return Client(routers, api_key=os.environ.get("PENSTOCK_API_KEY"), **options)
+    return Client(routers, api_key=api_key(), tls=tls(), **options)
+
+
+def api_key() -> str | None:
+    """The key of requests; None without one."""
+    return os.environ.get("PENSTOCK_API_KEY")
+
+
+def tls(folder: Path = FOLDER) -> Tls | None:
+    """The certificates in PENSTOCK_TLS_FOLDER, or those of the mesh running from .penstock; None without TLS."""
+    from penstock.local.runfile import read_run_file
+
+    certificates = os.environ.get("PENSTOCK_TLS_FOLDER", "")
+    if not certificates and (running := read_run_file(folder)) is not None:
+        certificates = running.tls_folder
+    if not certificates:
+        return None
+    ca, identity = Path(certificates) / "ca.pem", Path(certificates) / "admin.pem"
+    return Tls(ca if ca.exists() else None, identity if os.access(identity, os.R_OK) else None)
 
 
 def admin_client(admin: str) -> Client:
     """A client for administrative calls alone."""
-    return Client(admin, admin=admin)
+    return Client(admin, admin=admin, tls=tls())
+
+
+def planner_client(admin: str) -> PlannerClient:
+    """A client of the mesh's planner. admin: administrative listeners of the routers."""
+    return PlannerClient(planner(admin), tls=tls())
 
 
 def _given(option: str, value: str | None, variable: str) -> str:

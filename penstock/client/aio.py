@@ -27,7 +27,7 @@ class AsyncClient:
     target: `host:port`. With several (a list, or separated by commas), the client fails over to another when one fails or
         refuses, even in the middle of a reply.
     admin: `host:port` of the routers' administrative listeners, for `status`, `watch_status`, `traces` and `move`.
-    api_key: Key of the requests. metadata: further metadata of the requests, in lower case.
+    api_key: Key of the requests. metadata: further metadata of the requests, in lower case. tls: None: without TLS.
     timeout_s: Deadline of a request, including retries and delays.
     retry: The retry policy of requests.
     silence_s: When a router sends nothing for this long, not even a heartbeat, the request continues at another router. The
@@ -47,6 +47,7 @@ class AsyncClient:
         admin: str | Sequence[str] = (),
         api_key: str | None = None,
         metadata: Mapping[str, str] | None = None,
+        tls: connection.Tls | None = None,
         timeout_s: float = connection.DEFAULT_TIMEOUT_S,
         retry: RetryPolicy | None = None,
         silence_s: float = connection.DEFAULT_SILENCE_S,
@@ -56,8 +57,9 @@ class AsyncClient:
         connection.check_limits(silence_s, keepalive_s)
         self._silence_s = silence_s
         options = connection.channel_options(keepalive_s)
-        self._channels = [aio.insecure_channel(name, options=options) for name in connection.targets(target)]
-        self._admins = [aio.insecure_channel(name, options=options) for name in connection.admin_targets(admin)]
+        self._channels = [connection.aio_channel(name, tls, options) for name in connection.targets(target)]
+        admin_tls = connection.administrative(tls, "router")
+        self._admins = [connection.aio_channel(name, admin_tls, options) for name in connection.admin_targets(admin)]
         self._routers, self._budget = Routers(len(self._channels)), RetryBudget(self._retry)
         self._metadata = connection.metadata(api_key, metadata)
         self._admin_routers = Routers(max(1, len(self._admins)))
@@ -261,8 +263,8 @@ def _cancelling() -> int:
 class AsyncPlannerClient:
     """A client of the planner: reads, sets, watches and computes plans."""
 
-    def __init__(self, target: str) -> None:
-        self._channel = aio.insecure_channel(target, options=connection.OPTIONS)
+    def __init__(self, target: str, *, tls: connection.Tls | None = None) -> None:
+        self._channel = connection.aio_channel(target, connection.administrative(tls, "planner"), connection.OPTIONS)
         self._stub: planner_pb2_grpc.PlannerServiceAsyncStub = planner_pb2_grpc.PlannerServiceStub(self._channel)
 
     async def __aenter__(self) -> Self:

@@ -34,6 +34,7 @@ class Client:
         admin: str | Sequence[str] = (),
         api_key: str | None = None,
         metadata: Mapping[str, str] | None = None,
+        tls: connection.Tls | None = None,
         timeout_s: float = connection.DEFAULT_TIMEOUT_S,
         retry: RetryPolicy | None = None,
         silence_s: float = connection.DEFAULT_SILENCE_S,
@@ -43,8 +44,9 @@ class Client:
         connection.check_limits(silence_s, keepalive_s)
         self._silence_s = silence_s
         options = connection.channel_options(keepalive_s)
-        self._channels = [grpc.insecure_channel(name, options=options) for name in connection.targets(target)]
-        self._admins = [grpc.insecure_channel(name, options=options) for name in connection.admin_targets(admin)]
+        self._channels = [connection.channel(name, tls, options) for name in connection.targets(target)]
+        admin_tls = connection.administrative(tls, "router")
+        self._admins = [connection.channel(name, admin_tls, options) for name in connection.admin_targets(admin)]
         self._routers, self._budget = Routers(len(self._channels)), RetryBudget(self._retry)
         self._metadata = connection.metadata(api_key, metadata)
         self._admin_routers = Routers(max(1, len(self._admins)))
@@ -229,8 +231,8 @@ class Client:
 class PlannerClient:
     """A client of the planner: reads, sets, watches and computes plans."""
 
-    def __init__(self, target: str) -> None:
-        self._channel = grpc.insecure_channel(target, options=connection.OPTIONS)
+    def __init__(self, target: str, *, tls: connection.Tls | None = None) -> None:
+        self._channel = connection.channel(target, connection.administrative(tls, "planner"), connection.OPTIONS)
         self._stub = planner_pb2_grpc.PlannerServiceStub(self._channel)
 
     def __enter__(self) -> Self:

@@ -169,6 +169,13 @@ class LocalMesh(AbstractAsyncContextManager["LocalMesh"]):
         """The URL of the Redis, with the password of a role (`router`, ...) if this mesh has started it."""
         return self._redis_urls.get(role, self.redis_url)
 
+    @property
+    def tls_folder(self) -> Path | None:
+        """The folder of the mesh's certificates; None without TLS."""
+        settings = ServiceSettings.load(mesh_file=self._options.mesh_file)
+        folder = settings.certificate_folder(self.mesh)
+        return folder.resolve() if folder is not None else None
+
     async def failed(self) -> str:
         """Wait until a process has failed for good; return the reason."""
         entry = await self._first(lambda watched: watched.fatal)
@@ -374,6 +381,7 @@ class LocalMesh(AbstractAsyncContextManager["LocalMesh"]):
             http=self.http_addresses,
             admin=self.admin_addresses,
             planner=self.planner_address,
+            tls_folder=str(self.tls_folder or ""),
         ).write(self._options.folder)
 
 

@@ -61,6 +61,7 @@ class RunFile:
     """A running local mesh. pid, started: `penstock up`, as in `ProcessId`. grpc, http: the routers' addresses.
 
     admin: their administrative listeners. redis_url: without a password; planner: its administrative listener.
+    tls_folder: the folder of the certificates, empty without TLS.
     """
 
     pid: int
@@ -71,6 +72,7 @@ class RunFile:
     http: tuple[str, ...]
     admin: tuple[str, ...]
     planner: str
+    tls_folder: str = ""
 
     @property
     def process(self) -> ProcessId:
@@ -201,6 +203,7 @@ def _read(folder: Path) -> RunFile | None:
             tuple(data["http"]),
             tuple(data["admin"]),
             data["planner"],
+            data.get("tls_folder", ""),
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from aiohttp import web
 from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, StatusCode
@@ -29,7 +29,8 @@ from router_service.openai_gateway.streamed_replies import ChoiceOutput, Streame
 from router_service.routing.readiness import readiness
 from router_service.tenancy.tenancy import Admission, Tenancy
 from services import telemetry
-from services.background import end
+from services.access.certificates import LOOK_S, CertificateFiles, HttpCertificates
+from services.background import end, supervise
 from services.domain.errors import InvalidRequest, NotFound, PeerNotReading, PenstockError, invalid, shortened
 from services.domain.mesh_view import MeshView
 from services.domain.requests import MAX_SEED, ChatPrompt, Prompt, SamplingParams
@@ -82,8 +83,11 @@ class OpenAiGateway:
         self._writes = WriteTimeouts(limits.write_timeout_s, lambda: given_up.add(1))
         self._runner: GatewayRunner | None = None
         self._site: web.TCPSite | None = None
+        self._refreshing: asyncio.Task[None] | None = None
 
-    async def start(self, host: str, port: int, *, shared_port: bool = False) -> int:
+    async def start(
+        self, host: str, port: int, *, shared_port: bool = False, certificates: CertificateFiles | None = None
+    ) -> int:
         """Listen; return the port. shared_port: other processes of this router listen there, too.
 
         Raises:
@@ -104,7 +108,12 @@ class OpenAiGateway:
             lingering_time=LINGERING_S,
         )
         await self._runner.setup()
-        site = self._site = web.TCPSite(self._runner, host, port, reuse_port=shared_port)
+        context = None
+        if certificates is not None:
+            current = HttpCertificates(certificates)
+            context = current.context
+            self._refreshing = supervise("http-certificates", partial(_refresh, current))
+        site = self._site = web.TCPSite(self._runner, host, port, reuse_port=shared_port, ssl_context=context)
         await site.start()
         bound: int = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
         return bound
@@ -116,6 +125,8 @@ class OpenAiGateway:
             self._runner.close_idle()
 
     async def close(self) -> None:
+        if self._refreshing is not None:
+            await end(self._refreshing)
         if self._runner is not None:
             await self._runner.cleanup()
         self._bodies.close()
@@ -316,6 +327,13 @@ class OpenAiGateway:
         workers = [*self._view.workers(tier), *self._view.expired_workers(tier)]
         names = (worker.model.tool_format for worker in workers if worker.model is not None)
         return FORMATS.get(next(names, ""))
+
+
+async def _refresh(certificates: HttpCertificates) -> NoReturn:
+    """Take up new certificates."""
+    while True:
+        await asyncio.sleep(LOOK_S)
+        certificates.refresh()
 
 
 def _cut_off(request: web.Request, span: Span, error: PeerNotReading) -> asyncio.CancelledError:

@@ -11,7 +11,7 @@ _log = logging.getLogger(__name__)
 
 def restricted(settings: ServiceSettings, mesh: MeshFile, role: Role) -> ServiceSettings:
     """The settings with the addresses that this service may listen on; what changes is logged."""
-    certificates = False
+    certificates = settings.certificate_folder(mesh) is not None
     keys = settings.key_file(mesh) is not None
     authenticated = {"bind_host": keys if role is Role.ROUTER else certificates, "admin_host": certificates}
     missing = {
