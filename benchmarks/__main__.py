@@ -13,6 +13,7 @@ BENCHMARKS = (
     "engine",
     "grammars",
     "overhead",
+    "access_cost",
     "router_scaling",
     "simulator",
     "slo_admission",

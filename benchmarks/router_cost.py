@@ -10,7 +10,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,8 +87,8 @@ class RunningVersion:
 
 
 @contextmanager
-def running(version: Version, processes: int = 1) -> Iterator[RunningVersion]:
-    """The version's own mesh, by its own command line, on free ports. processes: of its router."""
+def running(version: Version, processes: int = 1, parts: Mapping[str, Any] | None = None) -> Iterator[RunningVersion]:
+    """The version's own mesh, by its own command line, on free ports. processes: of its router. parts: of its mesh file."""
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
         folder = Path(name)
         pace = {"overhead_ms": STEP_MS, "token_us": 1.0, "context_token_ns": 0.0, "reply_tokens": 1_000_000}
@@ -99,6 +99,7 @@ def running(version: Version, processes: int = 1) -> Iterator[RunningVersion]:
             "judge": {"scorers": [{"name": "confidence", "kind": "confidence"}], "default_scorer": "confidence"},
             "router": {"grpc_port": free_port(), "http_port": free_port()},
         }
+        content |= parts or {}
         if processes > 1:  # former versions know no such field
             content["router"] |= {"processes": processes}
         file = folder / "mesh.yaml"
@@ -110,7 +111,8 @@ def running(version: Version, processes: int = 1) -> Iterator[RunningVersion]:
         try:
             run_file = json.loads((folder / "run" / "run.json").read_text())
             admin = run_file.get("admin", run_file["grpc"])[0]  # former versions have one listener
-            yield RunningVersion(f"http://{run_file['http'][0]}/v1", run_file["pid"], run_file["grpc"][0], admin)
+            scheme = "https" if run_file.get("tls_folder") else "http"
+            yield RunningVersion(f"{scheme}://{run_file['http'][0]}/v1", run_file["pid"], run_file["grpc"][0], admin)
         finally:
             subprocess.run([*command, "down", "--folder", folder / "run"], **more)  # type: ignore[call-overload]
 
@@ -130,8 +132,17 @@ def group_cpu_s(pid: int) -> float:
     return sum(cpu_s(each) for each in (pid, *_descendants(pid)))
 
 
-def load(url: str, model: str = "only", *, replies: int, connections: int, tokens: int, stream: bool) -> dict[str, Any]:
-    """Run the load client to its end.
+def load(
+    url: str,
+    model: str = "only",
+    *,
+    replies: int,
+    connections: int,
+    tokens: int,
+    stream: bool,
+    more: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Run the load client to its end. more: of its options.
 
     Raises:
         RuntimeError: a request failed.
@@ -146,6 +157,7 @@ def load(url: str, model: str = "only", *, replies: int, connections: int, token
         "--model",
         model,
         *(["--stream"] if stream else []),
+        *more,
     ]
     command = [sys.executable, "-m", "benchmarks.load_client", url, *map(str, options)]
     found: dict[str, Any] = json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)

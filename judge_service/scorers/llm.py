@@ -59,7 +59,7 @@ def expected_grade(choice: dict[str, Any]) -> float:
     text = (choice.get("message") or {}).get("content") or ""
     match = _DIGIT.search(text)
     if match is None:
-        raise ValueError(f"no grade in {text[:80]!r}")
+        raise ValueError(f"no grade in a reply of {len(text)} characters")  # which may quote the prompt
     return float(match[1])
 
 
@@ -146,7 +146,7 @@ class OpenAiChat:
                 if response.status == 429:
                     raise Overloaded(f"{self._url} is full", _retry_after_s(response.headers.get("Retry-After")))
                 if response.status != 200:
-                    raise Unavailable(f"{self._url} answered {response.status}: {(await response.text())[:200]}")
+                    raise Unavailable(f"{self._url} answered {response.status}")  # its text may quote the prompt
                 choice: dict[str, Any] = (await response.json())["choices"][0]
                 return choice
         except TimeoutError:

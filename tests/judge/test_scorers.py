@@ -117,10 +117,12 @@ async def test_a_language_model_grades(endpoint: tuple[str, list[dict[str, Any]]
         assert seen[0]["logprobs"] is True
         assert seen[0]["authorization"] == "Bearer secret"
         assert "What is 2 + 2?" in seen[0]["messages"][1]["content"]
-        for status, body in ((500, {}), (200, {"choices": []}), (200, {"choices": [{"message": {"content": "?"}}]})):
+        quoting = {"choices": [{"message": {"content": "What is this?"}}]}
+        for status, body in ((500, {}), (500, "What is 2"), (200, {"choices": []}), (200, quoting)):
             answer |= {"status": status, "body": body}
-            with pytest.raises(Unavailable):
+            with pytest.raises(Unavailable) as caught:
                 await scorer.score([judged("4")])
+            assert "What is" not in str(caught.value), "errors are logged: they quote neither prompt nor reply"
     finally:
         await scorer.close()
     gone = LlmScorer(OpenAiChat("http://127.0.0.1:9/v1", "x", api_key=None, timeout_s=1), concurrency=1)

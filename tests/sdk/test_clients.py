@@ -40,6 +40,7 @@ def test_every_rpc_has_a_method_in_both_clients() -> None:
         "GetStatus": "status",
         "WatchStatus": "watch_status",
         "ListTraces": "traces",
+        "GetUsage": "usage",
         "MoveReply": "move",
     }
     planned = {
