@@ -12,6 +12,7 @@ from services.domain.errors import (
     Overloaded,
     PenstockError,
     RateLimited,
+    SloDeclined,
     UnsupportedByModel,
     shortened,
 )
@@ -40,7 +41,10 @@ def error_body(error: PenstockError) -> dict[str, Any]:
 
 
 def error_headers(error: PenstockError) -> dict[str, str]:
-    """Retry-After where there is a time to name, and the limits of a tenant that has used one up."""
+    """Retry-After if there is a time to name, and the limits of a tenant that has used one up; for a declined request, the
+    header that keeps OpenAI's clients from retrying: each retry would begin with a new time to first token."""
+    if isinstance(error, SloDeclined):
+        return {"x-should-retry": "false"}
     headers = {"Retry-After": str(math.ceil(error.retry_after_s))} if isinstance(error, Overloaded) else {}
     return headers | error.headers if isinstance(error, RateLimited) else headers
 

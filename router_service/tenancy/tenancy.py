@@ -175,7 +175,9 @@ class Tenancy(AbstractAsyncContextManager["Tenancy"]):
             return
         tenant, state = current.tenant, self._states[current.tenant.name]
         for request in requests:
-            tenant.check(request.model, request.sampling, len(requests), request.priority, slo=request.slo is not None)
+            tenant.check(
+                request.model, request.sampling, len(requests), request.priority, slo=request.promise is not None
+            )
         allowed = tuple(_within(request, tenant.max_tokens) for request in requests)
         reserved = [reserved_tokens(request.prompt, request.sampling) for request in allowed]
         async with AsyncExitStack() as stack:

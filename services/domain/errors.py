@@ -124,6 +124,17 @@ class PermissionDenied(PenstockError):
     reason = "PERMISSION_DENIED"
 
 
+class SloDeclined(PenstockError):
+    """The SLO of the request cannot be kept, and the request was not to be served as best effort."""
+
+    reason = "SLO_DECLINED"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "no worker can keep the latency objectives, and the request is not to be served as best effort"
+        )
+
+
 class Unavailable(PenstockError):
     """A service that the request needs is unavailable at the moment."""
 
