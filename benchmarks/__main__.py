@@ -12,12 +12,16 @@ from benchmarks.public_data import DataMissing
 BENCHMARKS = (
     "engine",
     "grammars",
+    "judge",
+    "judge_bias",
     "overhead",
     "access_cost",
     "router_scaling",
+    "router_streams",
     "simulator",
     "slo_admission",
     "slo_capacity",
+    "slo_live",
     "kernel",
     "planner",
     "brute_force",
@@ -37,7 +41,7 @@ BENCHMARKS = (
     "sglang_moves",
     "sglang_overhead",
 )
-QUICK = ("cascade", "faults", "slo_capacity", "soak")  # benchmarks that take minutes, with a quick version
+QUICK = ("cascade", "faults", "slo_capacity", "slo_live", "soak")  # benchmarks that take minutes, with a quick version
 
 
 def main() -> None:
