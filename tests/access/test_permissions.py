@@ -1,7 +1,6 @@
 """Which role may call which RPC: the table, cell by cell, and what each listener of a running service refuses."""
 
 from collections.abc import AsyncIterator
-from typing import Any
 
 import grpc
 import pytest
@@ -15,6 +14,7 @@ from penstock.proto.worker.v1 import worker_pb2
 from services.access.roles import PERMISSIONS, SERVICES, CallerRole, Listener, is_loopback, listening_host, may_call
 from services.testing import RedisProcess
 from tests.conftest import MeshFileMaker
+from tests.support.empty_calls import status_of_empty_call
 from tests.support.mesh import TestMesh, running_mesh
 
 ROUTER, MESH = "/penstock.router.v1.RouterService/", "/penstock.router.v1.MeshService/"
@@ -121,22 +121,9 @@ async def mesh(redis: RedisProcess, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 async def code_of(address: str, method: str) -> grpc.StatusCode:
-    """The status of a call without a message: OK if the call waits for one, or for more than a second."""
+    """The status of a call without a message; OK if it is served."""
     async with aio.insecure_channel(address) as channel:
-        method_of_channel: Any = channel.stream_stream(method)
-        call = method_of_channel(_nothing(), timeout=30)
-        try:
-            async for _ in call:
-                call.cancel()
-                return grpc.StatusCode.OK
-        except aio.AioRpcError as error:
-            return error.code()
-        return grpc.StatusCode.OK
-
-
-async def _nothing() -> AsyncIterator[bytes]:
-    for message in list[bytes]():
-        yield message
+        return await status_of_empty_call(channel, method)
 
 
 PARTS = {"router-0": (ROUTER, MESH), "worker-only-0": (WORKER,), "judge-0": (JUDGE,), "planner-0": (PLANNER,)}

@@ -25,6 +25,7 @@ from services.settings import SettingsError
 from services.testing import RedisProcess
 from tests.conftest import MeshFileMaker
 from tests.support.cli import penstock
+from tests.support.empty_calls import status_of_empty_call
 from tests.support.mesh import TestMesh, running_mesh
 
 HOSTS = ("localhost", "127.0.0.1")
@@ -93,18 +94,7 @@ async def code_of(address: str, name: str, credentials: grpc.ChannelCredentials 
         else aio.insecure_channel(address, options)
     )
     async with channel:
-        multi: Any = channel.stream_stream(method)
-        try:
-            async for _ in multi(_nothing(), timeout=20):
-                break
-        except aio.AioRpcError as error:
-            return error.code()
-        return grpc.StatusCode.OK
-
-
-async def _nothing() -> AsyncIterator[bytes]:
-    for message in list[bytes]():
-        yield message
+        return await status_of_empty_call(channel, method)
 
 
 async def test_a_mesh_with_certificates_serves_as_one_without(mesh: TlsMesh) -> None:
