@@ -12,8 +12,11 @@ from benchmarks.public_data import DataMissing
 BENCHMARKS = (
     "engine",
     "grammars",
+    "judge",
+    "judge_bias",
     "overhead",
     "router_scaling",
+    "router_streams",
     "simulator",
     "slo_admission",
     "slo_capacity",

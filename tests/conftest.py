@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # on busy cores, torch's threads wait for each other most of the time
 os.environ.pop("REDIS_URL", None)
 
 ROOT = Path(__file__).resolve().parent.parent
