@@ -16,6 +16,7 @@ BENCHMARKS = (
     "router_scaling",
     "simulator",
     "slo_admission",
+    "slo_capacity",
     "kernel",
     "planner",
     "brute_force",
@@ -35,7 +36,7 @@ BENCHMARKS = (
     "sglang_moves",
     "sglang_overhead",
 )
-QUICK = ("cascade", "faults", "soak")  # benchmarks that take minutes, with a quick version
+QUICK = ("cascade", "faults", "slo_capacity", "soak")  # benchmarks that take minutes, with a quick version
 
 
 def main() -> None:

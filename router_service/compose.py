@@ -15,6 +15,7 @@ from router_service.clients.reply_multiplexer import MultiplexerPool
 from router_service.clients.worker_client import WorkerClient
 from router_service.generation.in_flight_requests import InFlightRequests
 from router_service.generation.request_driver import RequestDriver
+from router_service.generation.slo_hops import HopLimits
 from router_service.generation.tier_generation import RetryPolicy, TierGeneration
 from router_service.migration.bidding import BidLimits, MoveAgent
 from router_service.openai_gateway import HttpLimits, OpenAiGateway
@@ -66,17 +67,19 @@ async def compose(chassis: Chassis) -> None:
         BidLimits(stages.bid_timeout_s, stages.turn_timeout_s),
     )
     policy = RetryPolicy(options.tier_wait_s, options.max_attempts, options.max_refusals, options.max_deaths)
-    tiers = TierGeneration(pool, workers, agent, tracer, policy, chassis.telemetry.meter)
+    slo = chassis.mesh.slo
+    hops = HopLimits(slo.max_hops, slo.hop_time_s)
+    tiers = TierGeneration(pool, workers, agent, tracer, policy, chassis.telemetry.meter, hops)
     sampler, replan = None, chassis.mesh.planner.replan
     if replan.enabled:
         sampler = WindowSampler(replan.sample, replan.window_s, SystemClock(), random.Random())
         await stack.enter_async_context(WorkloadReporter(sampler, WorkloadStore(chassis.redis, chassis.keys)))
     late_traces = LateTraces(tracer, chassis.telemetry.keeps_trace, options.trace_slow_s)
-    driver = RequestDriver(view, queue, tiers, judge, stats, tracer, late_traces, sampler)
+    driver = RequestDriver(view, queue, tiers, judge, stats, tracer, late_traces, sampler, options.flag_below)
     chassis.interceptor.refuse_early(f"/{ROUTER_SERVICE}/Generate", driver.refusal)
     draining, batching = InFlightRequests(), AnswerBatching()
     router_pb2_grpc.add_RouterServiceServicer_to_server(
-        RouterServicer(driver, view, draining, batching, options.default_deadline_s, options.heartbeat_s),
+        RouterServicer(driver, view, draining, batching, options.default_deadline_s, options.heartbeat_s, slo),
         chassis.server,
     )
     siblings = None
@@ -98,7 +101,7 @@ async def compose(chassis: Chassis) -> None:
         keepalive_timeout_s=options.keepalive_timeout_s,
         max_connections=open_files.connections(options.max_connections),
     )
-    gateway = OpenAiGateway(driver, view, draining, batching, chassis.telemetry, limits)
+    gateway = OpenAiGateway(driver, view, draining, batching, chassis.telemetry, limits, slo)
     if siblings is not None:
         await _wait_for_plan(pool, siblings)
         siblings.listening = True

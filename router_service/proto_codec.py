@@ -1,7 +1,8 @@
 """The router's contract: domain to proto and back."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
+from penstock.proto.common.v1 import common_pb2
 from penstock.proto.router.v1 import router_pb2 as pb
 from router_service.domain.events import (
     Accepted,
@@ -15,6 +16,7 @@ from router_service.domain.events import (
     Resume,
     RouterEvent,
     RouterRequest,
+    SloResult,
     TierAdmitted,
     TierDeclined,
     TierStarted,
@@ -24,11 +26,13 @@ from services import proto_codec as common
 from services.domain.errors import FieldProblem, InvalidRequest
 from services.domain.requests import (
     MAX_PROMPT_CHARS,
+    Slo,
     model_problems,
     prompt_problems,
     request_id_problems,
     token_id_problems,
 )
+from services.domain.slo.promises import Promise, SloClass
 from services.state.traces import SpanRecord
 
 MAX_PRIORITY = 100
@@ -39,14 +43,26 @@ _ESCALATIONS = {
     EscalationReason.TIER_UNAVAILABLE: pb.ESCALATION_REASON_TIER_UNAVAILABLE,
     EscalationReason.PROMPT_TOO_LONG: pb.ESCALATION_REASON_PROMPT_TOO_LONG,
     EscalationReason.UNSUPPORTED_BY_MODEL: pb.ESCALATION_REASON_UNSUPPORTED_BY_MODEL,
+    EscalationReason.TOO_LATE: pb.ESCALATION_REASON_TOO_LATE,
+    EscalationReason.SLO_DECLINED: pb.ESCALATION_REASON_SLO_DECLINED,
+}
+_SLO_CLASSES = {
+    SloClass.STANDARD: common_pb2.SLO_CLASS_STANDARD,
+    SloClass.BEST_EFFORT: common_pb2.SLO_CLASS_BEST_EFFORT,
 }
 
 
-def request_from_proto(request: pb.GenerateRequest, new_id: str, deadline_s: float) -> RouterRequest:
+def request_from_proto(
+    request: pb.GenerateRequest,
+    new_id: str,
+    deadline_s: float,
+    promise: Callable[[Slo], Promise] = lambda slo: Promise.received(slo, 0.0),
+) -> RouterRequest:
     """The request of a client.
 
     new_id: the id of a request that brings none.
     deadline_s: on the clock of the event loop.
+    promise: what a valid SLO promises from the request's arrival on; raises InvalidRequest if it names no known class.
 
     Raises:
         InvalidRequest: naming every unsound field; of what is too many, the first.
@@ -70,6 +86,9 @@ def request_from_proto(request: pb.GenerateRequest, new_id: str, deadline_s: flo
         if len(request.resume.text) > MAX_PROMPT_CHARS:
             problems.append(FieldProblem("resume.text", f"longer than {MAX_PROMPT_CHARS} characters"))
         resume = Resume(request.resume.tier, resumed, request.resume.text)
+    promised = None
+    if slo is not None and not problems:
+        promised = promise(slo)
     if problems:
         raise InvalidRequest(*problems)
     return RouterRequest(
@@ -78,7 +97,7 @@ def request_from_proto(request: pb.GenerateRequest, new_id: str, deadline_s: flo
         prompt=prompt,
         sampling=sampling,
         deadline_s=deadline_s,
-        slo=slo,
+        promise=promised,
         priority=request.priority,
         resume=resume,
     )
@@ -108,7 +127,12 @@ def event_to_proto(event: RouterEvent | Heartbeat, heartbeat_s: float) -> pb.Gen
         case TierStarted(tier, instance_id):
             return pb.GenerateResponse(tier_started=pb.TierStarted(tier=tier, instance_id=instance_id))
         case TierAdmitted():
-            admitted = pb.TierAdmitted(tier=event.tier, instance_id=event.instance_id, slo_kept=event.slo_kept)
+            admitted = pb.TierAdmitted(
+                tier=event.tier,
+                instance_id=event.instance_id,
+                slo_kept=event.slo_kept,
+                slo_class=_slo_class_to_proto(event.slo_class),
+            )
             return pb.GenerateResponse(tier_admitted=admitted)
         case TierDeclined(tier, instance_id, reason):
             declined = pb.TierDeclined(tier=tier, instance_id=instance_id, reason=reason)
@@ -120,6 +144,8 @@ def event_to_proto(event: RouterEvent | Heartbeat, heartbeat_s: float) -> pb.Gen
                 threshold=event.threshold,
                 accepted=event.accepted,
                 scorer=event.scorer,
+                reason=event.reason,
+                flagged=event.flagged,
             )
             return pb.GenerateResponse(judged=judged)
         case Escalated():
@@ -151,9 +177,27 @@ def _finished_to_proto(event: Finished) -> pb.Finished:
         tool_calls=[common.call_to_proto(call) for call in event.tool_calls],
         content=event.content,
     )
+    if event.slo is not None:
+        made.slo.CopyFrom(_slo_result_to_proto(event.slo))
     if event.ttft_s is not None:
         made.time_to_first_token.CopyFrom(common.duration(event.ttft_s))
     return made
+
+
+def _slo_class_to_proto(slo_class: SloClass | None) -> common_pb2.SloClass.ValueType:
+    return common_pb2.SLO_CLASS_UNSPECIFIED if slo_class is None else _SLO_CLASSES[slo_class]
+
+
+def _slo_result_to_proto(slo: SloResult) -> pb.SloResult:
+    result = pb.SloResult(
+        slo_class=_slo_class_to_proto(slo.slo_class),
+        attained=slo.attained,
+        window_count=slo.windows,
+        late_window_count=slo.late_windows,
+    )
+    if slo.first_token_late_s is not None:
+        result.first_token_late.CopyFrom(common.duration(slo.first_token_late_s))
+    return result
 
 
 def _summary_to_proto(summary: TierSummary) -> pb.TierSummary:
@@ -166,6 +210,8 @@ def _summary_to_proto(summary: TierSummary) -> pb.TierSummary:
         accepted=summary.accepted,
         usage=common.usage_to_proto(summary.usage),
         time=common.duration(summary.time_s),
+        score_reason=summary.score_reason,
+        flagged=summary.flagged,
     )
 
 

@@ -26,7 +26,9 @@ from services import proto_codec as common
 from services.domain.errors import DeadlineExceeded, InvalidRequest, NotFound, invalid
 from services.domain.instances import Role
 from services.domain.mesh_view import MeshView
+from services.domain.slo.promises import Promise
 from services.grpc_types import Context
+from services.settings import MeshSlo
 from services.state import TraceStore
 from services.write_timeouts import write_deadline_s
 
@@ -35,6 +37,7 @@ MESH_SERVICE = pb.DESCRIPTOR.services_by_name["MeshService"].full_name
 
 MIN_INTERVAL_S = 0.1
 MAX_TRACES, USUAL_TRACES = 100, 10
+NO_CLASSES = MeshSlo()
 
 
 class RouterServicer(router_pb2_grpc.RouterServiceServicer):
@@ -46,15 +49,22 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         batching: AnswerBatching,
         default_deadline_s: float,
         heartbeat_s: float,
+        slo: MeshSlo = NO_CLASSES,
     ) -> None:
         self._driver, self._view, self._draining, self._batching = driver, view, draining, batching
-        self._default_deadline_s, self._heartbeat_s = default_deadline_s, heartbeat_s
+        self._default_deadline_s, self._heartbeat_s, self._slo = default_deadline_s, heartbeat_s, slo
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
         loop, left_s = asyncio.get_running_loop(), context.time_remaining()
-        deadline_s = loop.time() + (left_s if left_s is not None else self._default_deadline_s)
+        received_s = loop.time()
+        deadline_s = received_s + (left_s if left_s is not None else self._default_deadline_s)
         write_deadline_s.set(deadline_s)
-        asked = codec.request_from_proto(request, new_request_id(), deadline_s)
+        asked = codec.request_from_proto(
+            request,
+            new_request_id(),
+            deadline_s,
+            lambda slo: Promise.received(self._slo.resolved(slo), received_s),
+        )
         trace.get_current_span().set_attributes(
             {"gen_ai.request.model": asked.model, "penstock.request_id": asked.request_id}
         )

@@ -10,6 +10,7 @@ from router_service.migration.bidding import MoveAgent
 from router_service.routing.instance_pool import InstancePool
 from router_service.siblings.client import Siblings
 from router_service.siblings.counters import ProcessCounters, total
+from router_service.siblings.servicer import slo_counters_to_proto
 from router_service.telemetry.stats import RouterStats
 from services import proto_codec as common
 from services.domain.instances import InstanceRecord
@@ -49,6 +50,7 @@ class MeshStatus:
             ttft_s=stats.recent_ttft_s(),
             answered=stats.answered,
             escalated=stats.escalated,
+            slo=stats.slo,
             listening=self._siblings is None or self._siblings.listening,
         )
 
@@ -81,6 +83,7 @@ class MeshStatus:
                 failover_count=counted.failovers,
                 migration_count=counted.migrations,
                 advice_unmet_count=counted.advice_unmet,
+                slo=slo_counters_to_proto(counted.slo),
                 requests_per_second=counted.requests_per_s,
                 time_to_first_token_p50=common.duration(counted.ttft_percentile(0.5)),
                 time_to_first_token_p95=common.duration(counted.ttft_percentile(0.95)),

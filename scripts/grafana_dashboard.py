@@ -108,6 +108,28 @@ PANELS: tuple[tuple[str, str, list[tuple[str, str]], int], ...] = (
         12,
     ),
     (
+        "Requests with latency objectives per second",
+        "reqps",
+        [
+            (
+                "sum by (penstock_slo_class, penstock_slo_attained) (rate(penstock_router_slo_requests_total[1m]))",
+                "{{penstock_slo_class}}, attained: {{penstock_slo_attained}}",
+            )
+        ],
+        12,
+    ),
+    (
+        "Decisions of the workers on latency objectives per second",
+        "reqps",
+        [
+            (
+                "sum by (penstock_tier, penstock_slo_class) (rate(penstock_worker_slo_decisions_total[1m]))",
+                "{{penstock_tier}}: {{penstock_slo_class}}",
+            )
+        ],
+        12,
+    ),
+    (
         "RPC errors per second",
         "reqps",
         [

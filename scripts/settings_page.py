@@ -14,6 +14,9 @@ from services.settings import (
     MeshReplan,
     MeshRouter,
     MeshScorer,
+    MeshSlo,
+    MeshSloClass,
+    MeshSloPhase,
     MeshStages,
     MeshTier,
     ServiceSettings,
@@ -41,6 +44,9 @@ SECTIONS: tuple[tuple[str, type[Any]], ...] = (
     ("`planner`", MeshPlanner),
     ("`planner.replan`", MeshReplan),
     ("`stages`", MeshStages),
+    ("`slo`", MeshSlo),
+    ("`slo.classes.*`", MeshSloClass),
+    ("`slo.classes.*.phases[]`", MeshSloPhase),
     ("Environment", ServiceSettings),
 )
 

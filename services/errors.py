@@ -27,6 +27,7 @@ from services.domain.errors import (
     PromptTooLong,
     RequestFailed,
     RevisionConflict,
+    SloDeclined,
     Unavailable,
     UnsupportedByModel,
 )
@@ -45,6 +46,7 @@ TABLE: dict[type[PenstockError], tuple[grpc.StatusCode, int]] = {
     AlreadyRunning: (grpc.StatusCode.ALREADY_EXISTS, 409),
     RevisionConflict: (grpc.StatusCode.ABORTED, 409),
     Overloaded: (grpc.StatusCode.RESOURCE_EXHAUSTED, 429),
+    SloDeclined: (grpc.StatusCode.RESOURCE_EXHAUSTED, 429),
     Unavailable: (grpc.StatusCode.UNAVAILABLE, 503),
     DeadlineExceeded: (grpc.StatusCode.DEADLINE_EXCEEDED, 504),
     NotServed: (grpc.StatusCode.UNIMPLEMENTED, 501),

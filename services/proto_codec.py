@@ -12,6 +12,7 @@ from services.domain.requests import (
     MAX_PROMPT_TOKENS,
     MAX_SLO_PHASES,
     MAX_STOP_STRINGS,
+    SAMPLING_DEFAULTS,
     ChatMessage,
     ChatPrompt,
     FinishReason,
@@ -19,6 +20,7 @@ from services.domain.requests import (
     Prompt,
     SamplingParams,
     Slo,
+    SloFallback,
     SloPhase,
     TextPrompt,
     TokenFrame,
@@ -52,6 +54,11 @@ _FINISH = {
     FinishReason.MIGRATED: pb.FINISH_REASON_MIGRATED,
 }
 _FINISH_BACK = {value: key for key, value in _FINISH.items()}
+_SLO_FALLBACKS = {
+    SloFallback.BEST_EFFORT: pb.SLO_FALLBACK_BEST_EFFORT,
+    SloFallback.DECLINE: pb.SLO_FALLBACK_DECLINE,
+}
+_SLO_FALLBACKS_BACK = {value: key for key, value in _SLO_FALLBACKS.items()}
 _TOOL_MODES = {
     ToolMode.AUTO: pb.TOOL_MODE_AUTO,
     ToolMode.NONE: pb.TOOL_MODE_NONE,
@@ -210,10 +217,11 @@ def at_most(values: Sized, limit: int, path: str, what: str) -> None:
 
 
 def sampling_to_proto(sampling: SamplingParams) -> pb.SamplingParams:
-    structured = sampling.structured_output
+    structured, unset = sampling.structured_output, sampling.unset
     return pb.SamplingParams(
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
+        temperature=None if "temperature" in unset else sampling.temperature,
+        top_p=None if "top_p" in unset else sampling.top_p,
+        top_k=None if "top_k" in unset else sampling.top_k,
         seed=sampling.seed,
         max_output_tokens=sampling.max_output_tokens,
         stop=sampling.stop,
@@ -236,6 +244,8 @@ def sampling_from_proto(sampling: pb.SamplingParams, path: str = "sampling") -> 
     return SamplingParams(
         temperature=sampling.temperature if sampling.HasField("temperature") else 1.0,
         top_p=sampling.top_p if sampling.HasField("top_p") else 1.0,
+        top_k=sampling.top_k,
+        unset=frozenset(name for name in SAMPLING_DEFAULTS if not sampling.HasField(name)),
         seed=sampling.seed if sampling.HasField("seed") else None,
         max_output_tokens=sampling.max_output_tokens if sampling.HasField("max_output_tokens") else None,
         stop=tuple(sampling.stop),
@@ -251,9 +261,12 @@ def slo_to_proto(slo: Slo) -> pb.Slo:
             pb.SloPhase(
                 from_output_token_count=phase.from_output_token,
                 time_per_output_token=duration(phase.time_per_output_token_s),
+                after_marker=phase.after_marker,
             )
             for phase in slo.phases
-        ]
+        ],
+        name=slo.name,
+        fallback=_SLO_FALLBACKS[slo.fallback] if slo.fallback is not None else pb.SLO_FALLBACK_UNSPECIFIED,
     )
     if slo.time_to_first_token_s is not None:
         message.time_to_first_token.CopyFrom(duration(slo.time_to_first_token_s))
@@ -261,19 +274,27 @@ def slo_to_proto(slo: Slo) -> pb.Slo:
 
 
 def slo_from_proto(slo: pb.Slo, path: str = "slo") -> Slo:
-    """The objectives. Only the number of phases is checked here.
+    """The objectives. Only the number of phases and the fallback are checked here.
 
     Raises:
-        InvalidRequest: There are too many phases, or a duration is invalid.
+        InvalidRequest: There are too many phases, a duration is invalid, or the fallback is unknown.
     """
     at_most(slo.phases, MAX_SLO_PHASES, f"{path}.phases", "phases")
+    if slo.fallback and slo.fallback not in _SLO_FALLBACKS_BACK:
+        raise invalid(f"{path}.fallback", f"unknown value {slo.fallback}")
     ttft = slo.time_to_first_token if slo.HasField("time_to_first_token") else None
     return Slo(
         None if ttft is None else seconds(ttft, f"{path}.time_to_first_token"),
         tuple(
-            SloPhase(p.from_output_token_count, seconds(p.time_per_output_token, f"{path}.phases[{i}]"))
+            SloPhase(
+                p.from_output_token_count,
+                seconds(p.time_per_output_token, f"{path}.phases[{i}].time_per_output_token"),
+                p.after_marker,
+            )
             for i, p in enumerate(slo.phases)
         ),
+        slo.name,
+        _SLO_FALLBACKS_BACK.get(slo.fallback),
     )
 
 

@@ -79,12 +79,6 @@ EXEMPT: tuple[str, ...] = (
     "planner_service",  # not yet rewritten
     "benchmarks/overhead.py",  # not yet rewritten
     "benchmarks/router_cost.py",  # not yet rewritten
-    "services/domain/latency.py",  # not yet rewritten
-    "services/domain/slo",  # not yet rewritten
-    "worker_service/engine/latency_fit.py",  # not yet rewritten
-    "worker_service/scheduling/batching.py",  # not yet rewritten
-    "worker_service/scheduling/policies.py",  # not yet rewritten
-    "worker_service/scheduling/slo_policy.py",  # not yet rewritten
     "benchmarks/slo_admission.py",  # not yet rewritten
 )
 _PHRASE = re.compile(r"\b(?:" + "|".join(f"({phrase})" for phrase in PHRASES) + r")\b", re.IGNORECASE)

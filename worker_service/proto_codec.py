@@ -10,6 +10,7 @@ from services.domain.stages.bidding import Ask, Bid, RefusalReason
 from worker_service.engine.interface import (
     Admitted,
     Capability,
+    Declined,
     DraftDistribution,
     EngineEvent,
     EngineInfo,
@@ -40,6 +41,7 @@ _CAPABILITIES = {
     Capability.PRIORITIES: pb.CAPABILITY_PRIORITIES,
     Capability.PREFIX_TRANSFER: pb.CAPABILITY_PREFIX_TRANSFER,
     Capability.STRUCTURED_OUTPUT: pb.CAPABILITY_STRUCTURED_OUTPUT,
+    Capability.SLO: pb.CAPABILITY_SLO,
 }
 
 HEARTBEAT = pb.GenerateResponse(heartbeat=pb.Heartbeat())
@@ -56,6 +58,7 @@ def request_from_proto(request: pb.GenerateRequest) -> GenerationRequest:
         resume_token_ids=common.token_ids_from_proto(request.resume_token_ids, "resume_token_ids"),
         slo=common.slo_from_proto(request.slo) if request.HasField("slo") else None,
         priority=request.priority,
+        decline_unkept_slo=request.decline_unkept_slo,
         output_interval_s=(
             common.seconds(request.output_interval, "output_interval") if request.HasField("output_interval") else None
         ),
@@ -76,6 +79,8 @@ def event_to_proto(event: EngineEvent) -> pb.GenerateResponse:
                 max_output_tokens=event.max_output_tokens,
             )
             return pb.GenerateResponse(admitted=admitted)
+        case Declined():
+            return pb.GenerateResponse(declined=pb.Declined(reason=event.reason))
         case HandedOver():
             return pb.GenerateResponse(handed_over=pb.HandedOver(offset=event.offset))
         case _:
@@ -103,6 +108,13 @@ def info_to_proto(info: EngineInfo, instance_id: str, tier: str) -> pb.GetInfoRe
 
 
 def load_to_proto(load: Load, *, draining: bool, preemptions: int, steps: int) -> pb.GetLoadResponse:
+    headroom = None
+    if load.slo is not None:
+        headroom = pb.SloHeadroom(
+            backlog=common.duration(load.slo.backlog_s),
+            prompt_tokens_per_second=load.slo.prompt_tokens_per_s,
+            free_kv_tokens=load.slo.free_kv_tokens,
+        )
     return pb.GetLoadResponse(
         running_tokens=load.running_tokens,
         queued_tokens=load.queued_tokens,
@@ -112,6 +124,7 @@ def load_to_proto(load: Load, *, draining: bool, preemptions: int, steps: int) -
         preemption_count=preemptions,
         step_count=steps,
         cached_tokens=load.cached_tokens,
+        slo_headroom=headroom,
     )
 
 

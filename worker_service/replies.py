@@ -10,10 +10,11 @@ from opentelemetry import trace
 from opentelemetry.metrics import Counter, Meter, Observation
 
 from penstock.proto.worker.v1 import worker_pb2 as pb
-from services.domain.errors import InstanceDraining, InternalError, NotServed, RequestFailed
-from services.domain.requests import FinishReason, GenerationRequest, TokenFrame
+from services.domain.errors import InstanceDraining, InternalError, NotServed, RequestFailed, Unavailable
+from services.domain.requests import FinishReason, GenerationRequest, TokenFrame, TokenUsage
+from services.domain.slo.promises import SloClass
 from worker_service import proto_codec as codec
-from worker_service.engine.interface import Admitted, Engine, Finished, HandedOver
+from worker_service.engine.interface import Admitted, Capability, Declined, Engine, Finished, HandedOver
 from worker_service.migration.receiver import KvReceiver
 from worker_service.output_coalescing import OutputCoalescer
 from worker_service.stage_tracker import StageTracker
@@ -63,6 +64,11 @@ class Replies:
         self._advised = meter.create_counter(
             "penstock.worker.move_advice", unit="{advice}", description="Requests advised to move, by reason."
         )
+        self._slo_decisions = meter.create_counter(
+            "penstock.worker.slo_decisions",
+            unit="{request}",
+            description="Requests with an SLO, by the class in which they are served: standard, best_effort, or declined.",
+        )
         self._failures = meter.create_counter(
             "penstock.worker.failed_requests",
             unit="{request}",
@@ -93,7 +99,7 @@ class Replies:
         """
         if self.draining.is_set():
             raise InstanceDraining("this worker is draining")
-        generation = codec.request_from_proto(request)
+        generation = codec.request_from_proto(request).with_defaults(self._engine.info.sampling_defaults)
         reply = _Reply(generation, writer, self._stages, self._count_tokens, self._advised, self._tier)
         key = f"{generation.request_id}/{id(generation)}"
         self._running.add(key)
@@ -101,6 +107,8 @@ class Replies:
         try:
             async with AsyncExitStack() as stack:
                 stack.enter_context(self.counting_failures())
+                if generation.decline_unkept_slo and Capability.SLO not in self._engine.info.capabilities:
+                    return self._declined(Declined("this engine keeps no SLOs"), generation, request.transfer_id, reply)
                 output = stack.enter_context(
                     self._coalescer.output(reply.send, writer.fail, generation.output_interval_s)
                 )
@@ -118,6 +126,12 @@ class Replies:
                     match event:
                         case Admitted():
                             reply.prompt_tokens = event.prompt_tokens
+                            if generation.slo is not None and generation.slo.asks:
+                                granted = SloClass.BEST_EFFORT if event.best_effort else SloClass.STANDARD
+                                self._count_decision(granted.value, reply)
+                            writer.event(codec.event_to_proto(event))
+                        case Declined():
+                            self._count_decision(FinishReason.DECLINED.value, reply)
                             writer.event(codec.event_to_proto(event))
                         case Finished():
                             output.flush()
@@ -153,6 +167,26 @@ class Replies:
         except RequestFailed:
             self._failures.add(1, self._labels)
             raise
+
+    def _declined(
+        self, declined: Declined, generation: GenerationRequest, transfer_id: str, reply: "_Reply"
+    ) -> pb.GenerateResponse:
+        """Decline a request on behalf of an engine that keeps no SLOs; return the terminal event.
+
+        Raises:
+            Unavailable: The request was to arrive by a transfer.
+        """
+        if transfer_id:
+            raise Unavailable(declined.reason)
+        self._count_decision(FinishReason.DECLINED.value, reply)
+        reply.send_event(codec.event_to_proto(declined))
+        usage = TokenUsage(output_tokens=len(generation.resume_token_ids))
+        return codec.event_to_proto(Finished(FinishReason.DECLINED, usage))
+
+    def _count_decision(self, slo_class: str, reply: "_Reply") -> None:
+        """slo_class: as labels have it."""
+        self._slo_decisions.add(1, self._labels | {"penstock.slo_class": slo_class})
+        reply.span.set_attribute("penstock.slo_class", slo_class)
 
     def _count_tokens(self, count: int) -> None:
         self._tokens += count
@@ -195,6 +229,10 @@ class _Reply:
         self.first_s: float | None = None
         self.last_s = 0.0
         self.prompt_tokens = 0
+
+    def send_event(self, event: pb.GenerateResponse) -> None:
+        """Send any event but tokens and the terminal one."""
+        self._writer.event(event)
 
     def send(self, frame: TokenFrame | None) -> None:
         """Send a frame or a heartbeat, and advice to move if there is any."""

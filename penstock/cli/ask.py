@@ -5,9 +5,21 @@ from typing import Annotated
 import typer
 
 from penstock.cli import forms, options, targets
-from penstock.cli.output import cli_error_handling, console, print_json, seconds
+from penstock.cli.output import cli_error_handling, console, fail, print_json, seconds
 from penstock.client.sync import Client
-from penstock.client.types import Escalated, Finished, InstanceChanged, Judged, Options, TierStarted, Tokens
+from penstock.client.types import (
+    Escalated,
+    Finished,
+    FinishReason,
+    InstanceChanged,
+    Judged,
+    Options,
+    Slo,
+    TierAdmitted,
+    TierDeclined,
+    TierStarted,
+    Tokens,
+)
 
 ModelOption = Annotated[str, typer.Option("--model", help="cascade, or a tier's name.")]
 TemperatureOption = Annotated[float, typer.Option("--temperature", help="Sampling temperature; 0 is greedy.")]
@@ -30,6 +42,16 @@ def ask(
     regex: forms.RegexOption = None,
     grammar: forms.GrammarOption = None,
     choice: forms.ChoiceOption = None,
+    ttft: Annotated[
+        float | None, options.duration("--ttft", help="Ask for the first token within this time: 2s, 500ms.")
+    ] = None,
+    tpot: Annotated[
+        float | None, options.duration("--tpot", help="Ask for at most this time per output token: 50ms.")
+    ] = None,
+    slo: Annotated[str, typer.Option("--slo", help="A class of the mesh file, instead of --ttft and --tpot.")] = "",
+    decline: Annotated[
+        bool, typer.Option("--decline", help="Decline the request if no worker can keep this, instead of best effort.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the answer.")] = False,
     target: targets.Target = None,
     json: targets.Json = False,
@@ -47,6 +69,7 @@ def ask(
         tools=forms.tools(tools, tool_choice),
         tool_choice=tool_choice,
         structured_output=forms.structured_output(json_object, json_schema, regex, grammar, choice),
+        slo=_slo(ttft, tpot, slo, decline),
         trace=True,
     )
     with cli_error_handling(routers), Client(routers, retry=targets.INTERACTIVE) as client:
@@ -54,6 +77,17 @@ def ask(
             print_json(client.generate(prompt, generation))
             return
         _show(client, [{"role": "user", "content": prompt}], generation, quiet=quiet)
+
+
+def _slo(ttft_s: float | None, tpot_s: float | None, name: str, decline: bool) -> Slo | None:
+    """The SLO that the options ask for; None if they ask for none."""
+    if name and (ttft_s is not None or tpot_s is not None):
+        fail("--slo: must not be combined with --ttft and --tpot: the class has its own", 2)
+    if not name and ttft_s is None and tpot_s is None:
+        if decline:
+            fail("--decline: needs --ttft, --tpot or --slo", 2)
+        return None
+    return Slo(ttft_s, (), tpot_s, name, "decline" if decline else None)
 
 
 def chat(
@@ -92,7 +126,9 @@ def _show(client: Client, messages: list[dict[str, str]], generation: Options, *
                 if not quiet:
                     for call in event.tool_calls:
                         console.print(f"  calls {call.name}({call.arguments})", highlight=False, markup=False)
-                    if not text.strip():
+                    if event.reason is FinishReason.DECLINED:
+                        _print_dim("  declined: no worker can keep the latency objectives")
+                    elif not text.strip():
                         _print_dim("  (the answer is empty)")
                     _print_dim(_summary(event))
             case _ if not quiet:
@@ -111,11 +147,16 @@ def _line(event: object) -> str:
     match event:
         case TierStarted():
             return f"  {event.tier}: running on {event.instance_id}"
+        case TierAdmitted(slo_class=str() as slo_class):
+            return f"  {event.tier}: served as {slo_class.replace('_', ' ')} by {event.instance_id}"
+        case TierDeclined():
+            return f"  {event.tier}: declined by {event.instance_id}: {event.reason}"
         case Judged(score=None):
             return f"  {event.tier}: could not be scored"
         case Judged():
-            decision = "accepted" if event.accepted else "not accepted"
-            score = f"scored {event.score:.0f} by {event.scorer}, threshold {event.threshold:.0f}"
+            decision = "flagged" if event.flagged else "accepted" if event.accepted else "not accepted"
+            because = f" ({event.reason.replace('_', ' ')})" if event.reason else ""
+            score = f"scored {event.score:.0f}{because} by {event.scorer}, threshold {event.threshold:.0f}"
             return f"  {event.tier}: {score}: {decision}"
         case Escalated():
             return f"  {event.from_tier} -> {event.to_tier}: {event.reason.replace('_', ' ')}"
@@ -126,7 +167,10 @@ def _line(event: object) -> str:
 
 
 def _summary(finished: Finished) -> str:
+    slo = ""
+    if finished.slo is not None and finished.slo.slo_class is not None:
+        slo = ", latency objectives met" if finished.slo.attained else ", latency objectives missed"
     return (
         f"  {finished.tier}, {finished.usage.output_tokens} tokens, first token {seconds(finished.ttft_s)}, "
-        f"total {seconds(finished.total_s)}" + (f", trace {finished.trace_id}" if finished.trace_id else "")
+        f"total {seconds(finished.total_s)}{slo}" + (f", trace {finished.trace_id}" if finished.trace_id else "")
     )

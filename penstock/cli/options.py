@@ -3,6 +3,7 @@
 Files are checked before the command begins, so that no result is lost because its folder does not exist.
 """
 
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -49,6 +50,26 @@ def require_out(flag: str, out: Path | None) -> None:
             f"--out: {out} would be overwritten by a plot of {flag}; use another name, such as {out.with_suffix('.json')}",
             2,
         )
+
+
+def duration(*flags: str, help: str) -> Any:
+    """An option for a time: `2s`, `50ms`, or seconds without a unit. Its value is in seconds."""
+    return typer.Option(*flags, help=help, metavar="TIME", parser=_seconds)
+
+
+def _seconds(text: str) -> float:
+    number, unit = text.strip(), 1.0
+    for suffix, factor in (("ms", 1e-3), ("s", 1.0), ("m", 60.0)):
+        if number.endswith(suffix):
+            number, unit = number.removesuffix(suffix), factor
+            break
+    try:
+        value = float(number) * unit
+    except ValueError:
+        raise typer.BadParameter(f"must be a time such as 2s or 50ms, not '{text}'") from None
+    if not 0 < value < math.inf:
+        raise typer.BadParameter(f"must be over 0, not '{text}'")
+    return value
 
 
 def seed(*flags: str, help: str) -> Any:

@@ -14,7 +14,7 @@ from rich.text import Text
 from penstock.cli import options, targets
 from penstock.cli.output import cli_error_handling, console, print_json, seconds
 from penstock.client.sync import Client
-from penstock.client.types import InstanceStatus, MeshStatus, TierStatus
+from penstock.client.types import InstanceStatus, MeshStatus, SloCounts, TierStatus
 
 BARS = " ▁▂▃▄▅▆▇█"
 HISTORY = 60
@@ -108,9 +108,16 @@ def _head(mesh: MeshStatus) -> Panel:
         ("failovers ", "dim"), f"{mesh.failovers}  ",
         ("migrations ", "dim"), f"{mesh.migrations}  ",
         *((("advised moves that failed ", "dim"), f"{mesh.advice_unmet}  ") if mesh.advice_unmet else ()),
+        *((("latency objectives ", "dim"), _objectives(mesh)) if mesh.slo != SloCounts() else ()),
         ("escalations per request ", "dim"), f"{escalated / finished:.2f}",
     )  # fmt: skip
     return Panel(text, title=f"penstock  {mesh.router_id}", title_align="left", border_style="cyan")
+
+
+def _objectives(mesh: MeshStatus) -> str:
+    """Requests with an SLO, by how they were served."""
+    slo = mesh.slo
+    return f"{slo.attained} met, {slo.broken} broken, {slo.best_effort} best effort, {slo.declined} declined  "
 
 
 def _answering(mesh: MeshStatus) -> tuple[str, str]:

@@ -17,6 +17,8 @@ from penstock.client.retries import RetryBudget, RetryPolicy, is_charged, is_ret
 from penstock.proto.router.v1 import router_pb2 as pb
 
 MISSED_HEARTBEATS = 3  # a router counts as silent only after it has missed this many
+SLO_WINDOW_TOKENS = 10  # the pace of an SLO is judged over this many tokens
+MIN_REMAINDER_S = 0.001  # of a time to first token that has passed: zero is not valid
 _ID_CHARACTERS = 120  # of a request id to which a number is appended; 128 are allowed
 
 
@@ -92,6 +94,8 @@ class ResumableRequest:
     metadata: tuple[tuple[str, str], ...] = field(init=False)
     _request: pb.GenerateRequest = field(init=False)
     _tried: list[_Router] = field(init=False)
+    _began_s: float | None = None
+    _now_s: float = 0.0
     _attempts: int = 0
     _failures: int = 0  # consecutive, without a token in between
     _unavailable_since_s: float | None = None
@@ -123,6 +127,9 @@ class ResumableRequest:
         Raises:
             PenstockError: The last failure, if the deadline leaves no time for another attempt.
         """
+        if self._began_s is None:
+            self._began_s = now
+        self._now_s = now
         failure = self._last_failure
         if failure is None:
             return 0.0
@@ -142,6 +149,8 @@ class ResumableRequest:
             retry_id = f"{self._request_id[:_ID_CHARACTERS]}-{self._attempts - 1}"
             self._request.request_id = retry_id if router.attempts else self._request_id
         router.attempts += 1
+        if self._attempts > 1 and self._request.slo.HasField("time_to_first_token"):
+            self._set_next_token_time()
         if self._token_ids:
             assert self._accepted is not None
             self._request.sampling.seed = self._accepted.seed
@@ -149,6 +158,19 @@ class ResumableRequest:
             if self._request.prompt.chat.tools:
                 self._request.resume.text = "".join(self._text)
         return self._request
+
+    def _set_next_token_time(self) -> None:
+        """Give the next attempt what is left of the time to the first token, or one window of the pace after that token."""
+        assert self._began_s is not None
+        assert self.options.slo is not None
+        slo = self._request.slo
+        left_s = (self.options.slo.time_to_first_token_s or 0.0) - (self._now_s - self._began_s)
+        if self._token_ids:
+            if not slo.phases:
+                slo.ClearField("time_to_first_token")
+                return
+            left_s = SLO_WINDOW_TOKENS * transport.seconds(slo.phases[0].time_per_output_token)
+        slo.time_to_first_token.CopyFrom(transport.duration(max(MIN_REMAINDER_S, left_s)))
 
     def silence_s(self, silence_s: float) -> float | None:
         """Silence after which the current attempt has failed; None if its router has not announced heartbeats."""
@@ -250,6 +272,7 @@ class ResumableRequest:
             trace_id=finished.trace_id,
             tool_calls=finished.tool_calls,
             content="".join(self._text) if finished.content is None else finished.content,
+            slo=finished.slo,
         )
 
     def _check_unavailable(self, failure: errors.PenstockError, now: float) -> None:

@@ -15,6 +15,16 @@ from penstock.proto.router.v1 import router_pb2 as pb
 _REASONS = {
     common_pb2.FINISH_REASON_STOP: types.FinishReason.STOP,
     common_pb2.FINISH_REASON_LENGTH: types.FinishReason.LENGTH,
+    common_pb2.FINISH_REASON_DECLINED: types.FinishReason.DECLINED,
+}
+_SLO_CLASSES = {
+    common_pb2.SLO_CLASS_STANDARD: "standard",
+    common_pb2.SLO_CLASS_BEST_EFFORT: "best_effort",
+}
+_SLO_FALLBACKS = {
+    None: common_pb2.SLO_FALLBACK_UNSPECIFIED,
+    "best_effort": common_pb2.SLO_FALLBACK_BEST_EFFORT,
+    "decline": common_pb2.SLO_FALLBACK_DECLINE,
 }
 _STATES = {
     pb.INSTANCE_STATE_READY: "ready",
@@ -31,6 +41,7 @@ def request_to_proto(prompt: types.Prompt, options: types.Options) -> pb.Generat
     sampling = common_pb2.SamplingParams(
         temperature=options.temperature,
         top_p=options.top_p,
+        top_k=options.top_k,
         seed=options.seed,
         max_output_tokens=options.max_tokens,
         stop=options.stop,
@@ -46,15 +57,38 @@ def request_to_proto(prompt: types.Prompt, options: types.Options) -> pb.Generat
         request_id=options.request_id,
     )
     if options.slo is not None:
-        request.slo.SetInParent()
-        if options.slo.time_to_first_token_s is not None:
-            request.slo.time_to_first_token.CopyFrom(duration(options.slo.time_to_first_token_s))
-        for phase in options.slo.phases:
-            request.slo.phases.add(
-                from_output_token_count=phase.from_output_token,
-                time_per_output_token=duration(phase.time_per_output_token_s),
-            )
+        request.slo.CopyFrom(slo_to_proto(options.slo))
     return request
+
+
+def slo_to_proto(slo: types.Slo) -> common_pb2.Slo:
+    """Raises:
+    ValueError: The fallback is unknown, or there are phases and a pace for the whole answer.
+    """
+    if slo.fallback not in _SLO_FALLBACKS:
+        raise ValueError(f"slo.fallback: must be best_effort or decline, not '{slo.fallback}'")
+    if slo.phases and slo.time_per_output_token_s is not None:
+        raise ValueError("slo.phases: must not be combined with time_per_output_token_s")
+    message = common_pb2.Slo(name=slo.name, fallback=_SLO_FALLBACKS[slo.fallback])
+    if slo.time_to_first_token_s is not None:
+        message.time_to_first_token.CopyFrom(duration(slo.time_to_first_token_s))
+    phases = slo.phases
+    if slo.time_per_output_token_s is not None:
+        phases = (types.SloPhase(0, slo.time_per_output_token_s),)
+    for phase in phases:
+        message.phases.add(
+            from_output_token_count=phase.from_output_token,
+            time_per_output_token=duration(phase.time_per_output_token_s),
+            after_marker=phase.after_marker,
+        )
+    return message
+
+
+def _slo_result(slo: pb.SloResult) -> types.SloResult:
+    late_s = seconds(slo.first_token_late) if slo.HasField("first_token_late") else None
+    return types.SloResult(
+        _SLO_CLASSES.get(slo.slo_class), slo.attained, late_s, slo.window_count, slo.late_window_count
+    )
 
 
 def event_from_proto(response: pb.GenerateResponse) -> types.Event | None:
@@ -73,12 +107,14 @@ def event_from_proto(response: pb.GenerateResponse) -> types.Event | None:
         case "tier_started":
             return types.TierStarted(event.tier, event.instance_id)
         case "tier_admitted":
-            return types.TierAdmitted(event.tier, event.instance_id, event.slo_kept)
+            return types.TierAdmitted(event.tier, event.instance_id, event.slo_kept, _SLO_CLASSES.get(event.slo_class))
         case "tier_declined":
             return types.TierDeclined(event.tier, event.instance_id, event.reason)
         case "judged":
             score = event.score if event.HasField("score") else None
-            return types.Judged(event.tier, score, event.threshold, event.accepted, event.scorer)
+            return types.Judged(
+                event.tier, score, event.threshold, event.accepted, event.scorer, event.reason, event.flagged
+            )
         case "escalated":
             reason = pb.EscalationReason.Name(event.reason).removeprefix("ESCALATION_REASON_").lower()
             return types.Escalated(event.from_tier, event.to_tier, reason)
@@ -97,6 +133,7 @@ def event_from_proto(response: pb.GenerateResponse) -> types.Event | None:
                 trace_id=event.trace_id,
                 tool_calls=chat.calls_from_proto(event.tool_calls),
                 content=event.content if event.HasField("content") else None,
+                slo=_slo_result(event.slo) if event.HasField("slo") else None,
             )
         case _:
             return None
@@ -181,6 +218,12 @@ def status_from_proto(status: pb.MeshStatus) -> types.MeshStatus:
                 finished=p.finished_count,
             )
             for p in status.processes
+        ),
+        slo=types.SloCounts(
+            attained=router.slo.attained_count,
+            broken=router.slo.broken_count,
+            best_effort=router.slo.best_effort_count,
+            declined=router.slo.declined_count,
         ),
     )
 
@@ -513,4 +556,6 @@ def _summary(t: pb.TierSummary) -> types.TierSummary:
         accepted=t.accepted,
         usage=_usage(t.usage),
         time_s=seconds(t.time),
+        score_reason=t.score_reason,
+        flagged=t.flagged,
     )

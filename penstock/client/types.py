@@ -19,22 +19,53 @@ class FinishReason(enum.Enum):
     STOP = "stop"
     LENGTH = "length"
     ABORTED = "aborted"
+    DECLINED = "declined"
 
 
 @dataclass(frozen=True, slots=True)
 class SloPhase:
-    """From output token `from_output_token` on, the average time per token is at most `time_per_output_token_s`."""
+    """From output token `from_output_token` on, the average time per token is at most `time_per_output_token_s`.
+
+    after_marker: the phase begins after the first occurrence of this text instead, such as `</think>`.
+    """
 
     from_output_token: int
     time_per_output_token_s: float
+    after_marker: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Requested latency objectives."""
+    """Latency objectives of a request.
+
+    time_per_output_token_s: for the whole answer; `phases` are for answers with several paces.
+    name: a class of the mesh file, such as `interactive`, instead of objectives.
+    fallback: what follows if no worker can keep them: `best_effort`, or `decline` (the reply's finish_reason is DECLINED);
+        None: what the class or the mesh file says.
+    """
 
     time_to_first_token_s: float | None = None
     phases: tuple[SloPhase, ...] = ()
+    time_per_output_token_s: float | None = None
+    name: str = ""
+    fallback: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SloResult:
+    """How a request with an SLO was served.
+
+    slo_class: `standard` if a worker ever promised to keep it, else `best_effort`; None if it was declined.
+    attained: whether the first token and every window of ten tokens came in time, whatever the class.
+    first_token_late_s: 0 if it was in time; None if there was none.
+    windows, late_windows: windows of ten tokens with a promised pace, and those that took too long.
+    """
+
+    slo_class: str | None
+    attained: bool
+    first_token_late_s: float | None
+    windows: int = 0
+    late_windows: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +107,8 @@ class Options:
     """Options of a request. None: the server's default.
 
     model: `cascade`, or the name of a tier.
-    temperature: from 0 (greedy) to 2. top_p: above 0, at most 1.
+    temperature: from 0 (greedy) to 2. top_p: above 0, at most 1. top_k: draw from so many most likely tokens; 0: from all. Of
+        these three, the server's default is the model's own.
     seed: the same seed and prompt give the same text.
     max_tokens: largest length of the reply. stop: the reply ends before the first of these strings.
     top_logprobs: None: no logprobs. 0 to 20: logprobs of the chosen tokens and of this many of the most likely ones.
@@ -92,6 +124,7 @@ class Options:
     model: str = "cascade"
     temperature: float | None = None
     top_p: float | None = None
+    top_k: int | None = None
     seed: int | None = None
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
@@ -152,16 +185,21 @@ class TierStarted:
 
 @dataclass(frozen=True, slots=True)
 class TierAdmitted:
-    """An instance serves the request. `slo_kept`: it expects to meet the requested latency."""
+    """An instance serves the request.
+
+    slo_kept: it promises to keep the SLO. slo_class: `standard` or `best_effort`, None without an SLO; it holds until the
+    next event of this kind.
+    """
 
     tier: str
     instance_id: str
     slo_kept: bool
+    slo_class: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TierDeclined:
-    """An instance cannot meet the requested latency."""
+    """An instance cannot keep the SLO. Another one is tried, or the next tier, or what the SLO's fallback says."""
 
     tier: str
     instance_id: str
@@ -181,13 +219,19 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """The judge's score of a tier's answer; `score` is None if it could not be scored."""
+    """The judge's score of a tier's answer; `score` is None if it could not be scored.
+
+    reason: why the judge gave 0 without its scorer, such as `truncated_answer`; otherwise empty.
+    flagged: the answer was returned although its score is below the threshold: there is no further tier.
+    """
 
     tier: str
     score: float | None
     threshold: float
     accepted: bool
     scorer: str
+    reason: str = ""
+    flagged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +256,7 @@ class InstanceChanged:
 
 @dataclass(frozen=True, slots=True)
 class TierSummary:
-    """The work of one tier on the request."""
+    """The work of one tier on the request. score_reason, flagged: as in Judged."""
 
     tier: str
     model: str
@@ -222,13 +266,16 @@ class TierSummary:
     accepted: bool
     usage: Usage
     time_s: float
+    score_reason: str = ""
+    flagged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
     """The last event.
 
-    tool_calls, content: where tools were offered, the calls and the text without them; else content is None.
+    tool_calls, content: if tools were offered, the calls and the text without them; else content is None.
+    slo: of a request with an SLO.
     """
 
     reason: FinishReason
@@ -240,6 +287,7 @@ class Finished:
     trace_id: str
     tool_calls: tuple[ToolCall, ...] = ()
     content: str | None = None
+    slo: SloResult | None = None
 
 
 Event = Accepted | TierStarted | TierAdmitted | TierDeclined | Tokens | Judged | Escalated | InstanceChanged | Finished
@@ -250,6 +298,7 @@ class Reply:
     """A complete answer. `tier`: the tier that gave it. `tiers`: all tiers that worked on the request.
 
     text: as the model wrote it, calls included. tool_calls: the calls in it. content: the text without them.
+    slo: of a request with an SLO.
     """
 
     text: str
@@ -265,6 +314,7 @@ class Reply:
     trace_id: str
     tool_calls: tuple[ToolCall, ...] = ()
     content: str = ""
+    slo: SloResult | None = None
 
     @property
     def message(self) -> dict[str, Any]:
@@ -343,6 +393,16 @@ class RouterProcessStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class SloCounts:
+    """Requests with an SLO that have ended. attained, broken: a worker had promised to keep it."""
+
+    attained: int = 0
+    broken: int = 0
+    best_effort: int = 0
+    declined: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class MeshStatus:
     """The mesh as seen by one router.
 
@@ -370,6 +430,7 @@ class MeshStatus:
     migrations: int = 0
     advice_unmet: int = 0
     processes: tuple[RouterProcessStatus, ...] = ()
+    slo: SloCounts = field(default_factory=SloCounts)
 
 
 @dataclass(frozen=True, slots=True)

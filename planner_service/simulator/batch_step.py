@@ -1,7 +1,8 @@
 """One step of the worker's batch scheduler, compiled: plan it, time it, commit it. No I/O.
 
-The twin of `worker_service.scheduling.BatchScheduler` without prefix reuse, which both kernels run: `kernel` a replica
-from its first request to its last, `instance_kernel` an instance that can be stopped and relieved of sequences.
+The twin of `worker_service.scheduling.BatchScheduler` without prefix reuse, with the policies `DecodeFirst` and
+`PrefillFirst`. Three kernels run it: `kernel` a replica from its first request to its last, `instance_kernel` an instance
+that can be stopped and relieved of sequences, `judged_replica` a replica whose tokens are judged by their SLOs.
 Property tests drive the original beside it. It keeps counts where the original keeps blocks and tokens.
 """
 
@@ -17,8 +18,10 @@ N = npt.NDArray[np.int64]
 # counts of a batch
 RUNNING, WAITING, FREE = range(3)  # requests, requests, KV blocks
 BATCH_COUNTS = 3
-# limits of an engine
-BLOCK_TOKENS, MAX_RUNNING, MAX_STEP_TOKENS = range(3)
+# limits of an engine, and the policy of its batches
+BLOCK_TOKENS, MAX_RUNNING, MAX_STEP_TOKENS, POLICY = range(4)
+# policies, see worker_service.scheduling.policies
+DECODE_FIRST, PREFILL_FIRST = range(2)
 # rates of its step times, see StepLatencyModel; MIXED: see cluster.Moves
 CONTEXT_S, PAIR_S, GAP_S, MIXED = range(4)
 
@@ -56,7 +59,7 @@ class Load(NamedTuple):
 
 
 class Engine(NamedTuple):
-    """What limits and times the steps of a replica. limits (3), rates (4); kx, ky: knots of the base step time."""
+    """What limits and times the steps of a replica. limits (4), rates (4); kx, ky: knots of the base step time."""
 
     limits: N
     rates: F
@@ -64,7 +67,7 @@ class Engine(NamedTuple):
     ky: F
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def base_s(tokens: float, kx: F, ky: F) -> float:
     """services.domain.latency.StepLatencyModel.base_s."""
     at = 1
@@ -74,88 +77,136 @@ def base_s(tokens: float, kx: F, ky: F) -> float:
     return max(0.0, seconds)
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def blocks_for(tokens: int, block_tokens: int) -> int:
     return (tokens + block_tokens - 1) // block_tokens
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def plan_step(counts: N, running: N, waiting: N, requests: Requests, limits: N) -> tuple[Load, int]:
-    """Set the chunk of each request of the next step: decodes, then prompts under way, then prompts that wait.
+    """Set the chunk of each request of the next step, by limits[POLICY].
 
-    counts (BATCH_COUNTS and more); running, waiting: request numbers by rank. Returns what the step computes, and how many
-    were preempted for room.
+    DECODE_FIRST: decodes, then running prompts, then prompts that wait. PREFILL_FIRST: prompts, those that wait included;
+    decodes only in a step without a prompt. counts (BATCH_COUNTS and more); running, waiting: request numbers by rank.
+    Returns what the step computes, and how many were preempted for room.
     """
+    load, preemptions = Load(0, 0, 0.0, 0, 0, 0), 0
+    prompts_first = limits[POLICY] == PREFILL_FIRST
+    if not prompts_first:
+        load, preemptions = _continue_running(True, load, preemptions, counts, running, waiting, requests, limits)
+    if load.decodes < counts[RUNNING]:
+        load, preemptions = _continue_running(False, load, preemptions, counts, running, waiting, requests, limits)
+    if preemptions == 0:
+        load = _start_waiting(load, counts, running, waiting, requests, limits)
+    if prompts_first and load.tokens == 0:
+        load, preemptions = _continue_running(True, load, preemptions, counts, running, waiting, requests, limits)
+    return load, preemptions
+
+
+@numba.njit(cache=True, nogil=True)
+def _continue_running(
+    decodes: bool,  # their turn; else the prompts'
+    load: Load,
+    preemptions: int,
+    counts: N,
+    running: N,
+    waiting: N,
+    requests: Requests,
+    limits: N,
+) -> tuple[Load, int]:
+    """Set the chunks of the running requests whose turn it is; the load and the preemptions with theirs."""
     length, computed, blocks, chunk = requests.length, requests.computed, requests.blocks, requests.chunk
-    block, budget, preemptions = limits[BLOCK_TOKENS], limits[MAX_STEP_TOKENS], 0
-    context, pairs, longest, decodes, decode_context = 0, 0.0, 0, 0, 0
-    for phase in range(2):  # decodes, prompts
-        if phase == 1 and decodes == counts[RUNNING]:
-            break
-        i = 0
-        while i < counts[RUNNING] and budget > 0:
-            r = running[i]
-            pending = length[r] - computed[r]
-            if (pending == 1) != (phase == 0):
-                i += 1
-                continue
-            want = min(pending, budget)
-            end = computed[r] + want
-            needed = blocks_for(end, block) - blocks[r]
-            victim = -1
-            while needed > counts[FREE] and victim != r:
-                last = counts[RUNNING] - 1  # the victim is no earlier than r, which has no chunk yet
-                while chunk[running[last]] > 0:
-                    last -= 1
-                victim = running[last]
-                preemptions += 1
-                drop(running, counts, RUNNING, victim)
-                counts[FREE] += blocks[victim]
-                blocks[victim] = computed[victim] = 0
-                insert(waiting, counts, WAITING, victim, requests.rank)
-            if victim == r:
-                continue  # it gave up its own place, which the next one has now
-            if needed > 0:
-                blocks[r] += needed
-                counts[FREE] -= needed
-            chunk[r] = want
-            budget -= want
-            context += end
-            if phase == 0:
-                decodes += 1
-                decode_context += end
-                longest = max(longest, end)
-            else:
-                pairs += want * (computed[r] + 0.5 * (want + 1))
+    block, budget = limits[BLOCK_TOKENS], limits[MAX_STEP_TOKENS] - load.tokens
+    context, pairs, decode_context, longest, decoding = (
+        load.context,
+        load.pairs,
+        load.decode_context,
+        load.longest,
+        load.decodes,
+    )
+    i = 0
+    while i < counts[RUNNING] and budget > 0:
+        r = running[i]
+        pending = length[r] - computed[r]
+        if (pending == 1) != decodes:
             i += 1
-    while budget > 0 and counts[WAITING] > 0 and preemptions == 0:
+            continue
+        want = min(pending, budget)
+        end = computed[r] + want
+        needed = blocks_for(end, block) - blocks[r]
+        victim = -1
+        while needed > counts[FREE] and victim != r:
+            last = counts[RUNNING] - 1  # the victim is no earlier than r, which has no chunk yet
+            while chunk[running[last]] > 0:
+                last -= 1
+            victim = running[last]
+            preemptions += 1
+            drop(running, counts, RUNNING, victim)
+            counts[FREE] += blocks[victim]
+            blocks[victim] = computed[victim] = 0
+            insert(waiting, counts, WAITING, victim, requests.rank)
+        if victim == r:
+            continue  # it gave up its own place, which the next one has now
+        if needed > 0:
+            blocks[r] += needed
+            counts[FREE] -= needed
+        chunk[r] = want
+        budget -= want
+        context += end
+        if decodes:
+            decoding += 1
+            decode_context += end
+            longest = max(longest, end)
+        else:
+            pairs += want * (computed[r] + 0.5 * (want + 1))
+        i += 1
+    return Load(limits[MAX_STEP_TOKENS] - budget, context, pairs, decoding, decode_context, longest), preemptions
+
+
+@numba.njit(cache=True, nogil=True)
+def _start_waiting(load: Load, counts: N, running: N, waiting: N, requests: Requests, limits: N) -> Load:
+    """Start those that wait, by rank, while there is room; the load with their chunks.
+
+    A request may bring the KV of its first tokens (`computed`), as one whose prompt was computed elsewhere does.
+    """
+    length, computed = requests.length, requests.computed
+    budget = limits[MAX_STEP_TOKENS] - load.tokens
+    context, pairs, decode_context, longest, decodes = (
+        load.context,
+        load.pairs,
+        load.decode_context,
+        load.longest,
+        load.decodes,
+    )
+    while budget > 0 and counts[WAITING] > 0:
         r = waiting[0]
         if not _can_start(r, counts, requests, limits):
             break
         drop(waiting, counts, WAITING, r)
         insert(running, counts, RUNNING, r, requests.rank)
-        want = min(budget, length[r])
-        blocks[r] = blocks_for(want, block)
-        counts[FREE] -= blocks[r]
-        chunk[r] = want
+        start = computed[r]
+        want = min(budget, length[r] - start)
+        requests.blocks[r] = blocks_for(start + want, limits[BLOCK_TOKENS])
+        counts[FREE] -= requests.blocks[r]
+        requests.chunk[r] = want
         budget -= want
-        context += want
-        if length[r] == 1:
+        context += start + want
+        if length[r] - start == 1:
             decodes += 1
-            decode_context += 1
-            longest = max(longest, 1)
+            decode_context += start + 1
+            longest = max(longest, start + 1)
         else:
-            pairs += want * 0.5 * (want + 1)
-    return Load(limits[MAX_STEP_TOKENS] - budget, context, pairs, decodes, decode_context, longest), preemptions
+            pairs += want * (start + 0.5 * (want + 1))
+    return Load(limits[MAX_STEP_TOKENS] - budget, context, pairs, decodes, decode_context, longest)
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _can_start(r: int, counts: N, requests: Requests, limits: N) -> bool:
     fits: bool = blocks_for(requests.length[r], limits[BLOCK_TOKENS]) <= counts[FREE]
     return fits and counts[RUNNING] < limits[MAX_RUNNING]
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def step_s(load: Load, engine: Engine) -> float:
     """Seconds that a step takes; 0 for an empty one. See StepLatencyModel.step_s."""
     if load.tokens == 0:
@@ -167,7 +218,7 @@ def step_s(load: Load, engine: Engine) -> float:
     return base_s(load.tokens, engine.kx, engine.ky) + attention + rates[PAIR_S] * load.pairs + rates[GAP_S] * gap
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def commit(counts: N, running: N, requests: Requests, end_s: float, ended: N) -> int:
     """The step ended at end_s: what reached its last token gets the next one, what has all its tokens leaves.
 
@@ -197,7 +248,7 @@ def commit(counts: N, running: N, requests: Requests, end_s: float, ended: N) ->
     return n_ended
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def quiet_steps(counts: N, running: N, waiting: N, requests: Requests, limits: N) -> tuple[int, int, int]:
     """(steps that may follow in which only contexts grow, total context of their first, how much longer its longest is).
 
@@ -206,7 +257,8 @@ def quiet_steps(counts: N, running: N, waiting: N, requests: Requests, limits: N
     n = counts[RUNNING]
     if n == 0 or n > limits[MAX_STEP_TOKENS]:
         return 0, 0, 0
-    if counts[WAITING] > 0 and n < limits[MAX_STEP_TOKENS] and _can_start(waiting[0], counts, requests, limits):
+    starts = n < limits[MAX_STEP_TOKENS] or limits[POLICY] == PREFILL_FIRST
+    if counts[WAITING] > 0 and starts and _can_start(waiting[0], counts, requests, limits):
         return 0, 0, 0
     shortest, context, longest = np.int64(1 << 60), 0, 0
     length, prompt, output, computed = requests.length, requests.prompt, requests.output, requests.computed
@@ -222,7 +274,7 @@ def quiet_steps(counts: N, running: N, waiting: N, requests: Requests, limits: N
     return max(0, min(shortest - 1, by_blocks)), context, longest * n - context
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def drop(row: N, counts: N, which: int, r: int) -> None:
     """Take request r out of a row of counts[which] request numbers, in which it is."""
     i = 0
@@ -233,7 +285,7 @@ def drop(row: N, counts: N, which: int, r: int) -> None:
     counts[which] -= 1
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def insert(row: N, counts: N, which: int, r: int, rank: N) -> None:
     """Put request r at its place by rank."""
     i = counts[which]

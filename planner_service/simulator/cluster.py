@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from planner_service.simulator import instance_kernel as kernel
-from planner_service.simulator.batch_step import FREE, RUNNING, WAITING, Engine, Requests
+from planner_service.simulator.batch_step import DECODE_FIRST, FREE, RUNNING, WAITING, Engine, Requests
 from planner_service.simulator.tier import Replica
 from planner_service.simulator.workload import Floats, Ints, Workload
 from services.domain.errors import invalid
@@ -81,7 +81,7 @@ class Cluster:
         self._coming_s, self._ready_s = np.zeros((e, n)), np.zeros((e, 1))
         latency = self.replica.latency
         self._engine = Engine(
-            np.array([limits.block_tokens, limits.max_running, limits.max_step_tokens], np.int64),
+            np.array([limits.block_tokens, limits.max_running, limits.max_step_tokens, DECODE_FIRST], np.int64),
             np.array([latency.context_token_s, latency.pair_s, latency.gap_s, self.moves.mixed]),
             np.array(latency.knot_tokens),
             np.array(latency.knot_s),

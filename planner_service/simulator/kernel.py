@@ -48,7 +48,7 @@ def simulate_replica(
     output: N,  # (N) tokens, at least 1
     priority: N,  # (N) the higher goes first
     shape: N,  # (2): stages, blocks of a lane
-    limits: N,  # (3), see batch_step; of a lane
+    limits: N,  # (4), see batch_step; of a lane
     rates: F,  # (4), likewise
     kx: F,
     ky: F,
@@ -163,7 +163,7 @@ def simulate_tier(
     priority: N,  # (N)
     owner: N,  # (N) the replica of each request
     kind: N,  # (R) the kind of each replica
-    whole: N,  # (K, 5): stages, lane_blocks, block_tokens, max_running, max_step_tokens
+    whole: N,  # (K, 6): stages, lane_blocks, block_tokens, max_running, max_step_tokens, policy
     rates: F,  # (K, 4): see batch_step
     kx: F,  # (K, knots), rows padded with their last knot going on
     ky: F,

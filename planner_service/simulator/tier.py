@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from planner_service.simulator import kernel
+from planner_service.simulator.batch_step import DECODE_FIRST
 from planner_service.simulator.workload import Floats, Ints, Workload
 from services.domain.errors import invalid
 from services.domain.hardware import ReplicaShape
@@ -130,8 +131,9 @@ class KindTable:
         self.kinds = list(kinds)
         limits = [(k.limits.block_tokens, k.limits.max_running, k.limits.max_step_tokens) for k in kinds]
         self.whole = np.array(
-            [(k.shape.pp, k.lane_blocks, *limit) for k, limit in zip(kinds, limits, strict=True)], np.int64
-        ).reshape(len(self.kinds), 5)
+            [(k.shape.pp, k.lane_blocks, *limit, DECODE_FIRST) for k, limit in zip(kinds, limits, strict=True)],
+            np.int64,
+        ).reshape(len(self.kinds), 6)
         self.room = self.whole[:, 1] * self.whole[:, 2]  # tokens of a lane
         rates = [(k.latency.context_token_s, k.latency.pair_s, k.latency.gap_s, 0.0) for k in kinds]
         self.rates = np.array(rates, np.float64).reshape(len(self.kinds), 4)

@@ -38,10 +38,11 @@ ENOUGH_SHARE = 0.4  # of the time that a judgement may take: who waited half of 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """score: 0 to 100."""
+    """score: 0 to 100. reason: why the judge gave 0 without its scorer; otherwise empty."""
 
     score: float
     scorer: str
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,8 +216,11 @@ class JudgeClient:
                 answer = await stub.Score(request, timeout=timeout_s, metadata=telemetry.inject())
             except aio.AioRpcError as error:
                 raise errors.from_rpc(error) from error
-            span.set_attribute("penstock.score", answer.results[0].score)
-            return Verdict(answer.results[0].score, answer.scorer)
+            result = answer.results[0]
+            span.set_attribute("penstock.score", result.score)
+            if result.reason:
+                span.set_attribute("penstock.score_reason", result.reason)
+            return Verdict(result.score, answer.scorer, result.reason)
 
 
 class NoJudgeAsked(Unavailable):

@@ -155,6 +155,7 @@ def _request_to_proto(request: GenerationRequest, transfer_id: str) -> pb.Genera
         sampling=common.sampling_to_proto(request.sampling),
         resume_token_ids=request.resume_token_ids,
         priority=request.priority,
+        decline_unkept_slo=request.decline_unkept_slo,
         transfer_id=transfer_id or None,
     )
     if request.output_interval_s is not None:

@@ -5,7 +5,8 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Protocol
 
-from services.domain.requests import FinishReason, Prompt, SamplingParams, Slo, TokenFrame, TokenUsage
+from services.domain.requests import FinishReason, Prompt, SamplingParams, TokenFrame, TokenUsage
+from services.domain.slo.promises import Promise, SloClass
 from services.domain.tools import ToolCall
 
 
@@ -28,7 +29,7 @@ class RouterRequest:
     prompt: Prompt
     sampling: SamplingParams
     deadline_s: float
-    slo: Slo | None = None
+    promise: Promise | None = None
     priority: int = 0
     resume: Resume | None = None
     streamed: bool = True
@@ -40,6 +41,8 @@ class EscalationReason(enum.Enum):
     TIER_UNAVAILABLE = "tier_unavailable"
     PROMPT_TOO_LONG = "prompt_too_long"
     UNSUPPORTED_BY_MODEL = "unsupported_by_model"
+    TOO_LATE = "too_late"
+    SLO_DECLINED = "slo_declined"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +60,20 @@ class TierStarted:
 
 @dataclass(frozen=True, slots=True)
 class TierAdmitted:
+    """slo_class: of a request with an SLO; None without one. It holds until the next event of this kind."""
+
     tier: str
     instance_id: str
     slo_kept: bool
     prompt_tokens: int
     max_output_tokens: int
+    slo_class: SloClass | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TierDeclined:
+    """An instance cannot keep the request's SLO."""
+
     tier: str
     instance_id: str
     reason: str
@@ -81,13 +89,19 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """score: None if the judge could not be reached."""
+    """score: None if the judge could not be reached. reason: why the judge gave 0 without its scorer; otherwise empty.
+
+    threshold: of the tier; for the last tier, the score below which an answer is flagged.
+    flagged: the answer was returned although its score is below the threshold.
+    """
 
     tier: str
     score: float | None
     threshold: float
     accepted: bool
     scorer: str
+    reason: str = ""
+    flagged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +125,7 @@ class InstanceChanged:
 
 @dataclass(frozen=True, slots=True)
 class TierSummary:
-    """What one tier did for a request."""
+    """What one tier did for a request. score_reason, flagged: as in Judged."""
 
     tier: str
     model: str
@@ -121,13 +135,32 @@ class TierSummary:
     accepted: bool
     usage: TokenUsage
     time_s: float
+    score_reason: str = ""
+    flagged: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SloResult:
+    """How a request with an SLO was served.
+
+    slo_class: STANDARD if a worker of the answering tier ever promised to keep the SLO; None if the request was declined.
+    first_token_late_s: 0 if it was in time, None if there was none. windows, late_windows: windows of ten tokens, and those
+    that were slower than their pace.
+    """
+
+    slo_class: SloClass | None
+    attained: bool
+    first_token_late_s: float | None
+    windows: int = 0
+    late_windows: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
     """The last event. usage: of the answer. ttft_s: None if there was no token.
 
-    tool_calls, content: if tools were offered, the answer's calls and its text without them; otherwise content is None.
+    slo: of a request with an SLO. tool_calls, content: if tools were offered, the answer's calls and its text without them;
+    otherwise content is None.
     """
 
     reason: FinishReason
@@ -140,6 +173,7 @@ class Finished:
     stop: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     content: str | None = None
+    slo: SloResult | None = None
 
 
 @dataclass(frozen=True, slots=True)

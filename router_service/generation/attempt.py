@@ -11,6 +11,7 @@ from opentelemetry.trace import SpanKind, StatusCode, Tracer
 
 from router_service.clients.worker_client import WorkerAdmitted, WorkerClient, WorkerDeclined, WorkerEvent
 from router_service.domain.events import TierAdmitted, TierDeclined
+from router_service.domain.reply_promise import ReplyPromise
 from router_service.generation.reply_assembler import ReplyAssembler
 from router_service.migration.bidding import MoveAgent
 from router_service.migration.movable_reply import MovableReply, Moved, NotMoved, WorkerChanged
@@ -20,6 +21,8 @@ from services.background import end
 from services.domain.errors import DeadlineExceeded, PenstockError
 from services.domain.instances import InstanceRecord
 from services.domain.requests import MAX_REQUEST_ID_CHARS, FinishReason, GenerationRequest, TokenUsage
+from services.domain.slo.promises import SloClass
+from services.domain.slo.sliding_sample import SlidingSample
 from services.domain.stages.advice import MoveAdvice
 
 _METHOD = "penstock.worker.v1.WorkerService/Generate"  # the name of a reply in traces
@@ -27,7 +30,7 @@ _METHOD = "penstock.worker.v1.WorkerService/Generate"  # the name of a reply in 
 
 @dataclass(frozen=True, slots=True)
 class TierDone:
-    """The reply is complete."""
+    """The reply is complete, or declined."""
 
     reason: FinishReason
     usage: TokenUsage
@@ -36,12 +39,35 @@ class TierDone:
 
 @dataclass(frozen=True, slots=True)
 class AttemptServices:
-    """What all attempts of a router use."""
+    """What all attempts of a router use. stalls: how long moves have stalled their replies."""
 
     pool: InstancePool
     workers: WorkerClient
     agent: MoveAgent
     tracer: Tracer
+    stalls: "MoveStalls"
+
+
+STALL_SAMPLES, STALL_QUANTILE = 64, 0.95
+FIRST_STALL_S = 0.1
+"""Expected of a move before any has been measured."""
+
+
+class MoveStalls:
+    """How long the last moves have stalled their replies."""
+
+    def __init__(self) -> None:
+        self._stalls = SlidingSample(STALL_SAMPLES)
+
+    def add(self, outcome: Moved | NotMoved) -> None:
+        if isinstance(outcome, Moved):
+            self._stalls.add(outcome.stall_s)
+
+    @property
+    def expected_s(self) -> float:
+        """The 95th percentile."""
+        stall_s = self._stalls.quantile(STALL_QUANTILE)
+        return FIRST_STALL_S if stall_s is None else stall_s
 
 
 class Attempt:
@@ -58,11 +84,22 @@ class Attempt:
         *,
         on_failure: Callable[[InstanceRecord, PenstockError], None],
         may_move: Callable[[], bool],
+        promise: ReplyPromise | None = None,
+        declines: bool = False,
     ) -> None:
-        """deadline_s: on the event loop's clock. parent: of the attempt's span. on_failure, may_move: see MovableReply."""
-        self._services, self._assembler = services, assembler
+        """deadline_s: on the event loop's clock. parent: of the attempt's span. on_failure, may_move: see MovableReply.
+
+        promise: of the reply; what is left of it travels. declines: the instance shall decline what it cannot keep.
+        """
+        self._services, self._assembler, self._promise, self._may_move = services, assembler, promise, may_move
+        now_s = asyncio.get_running_loop().time()
+        self._slo = promise.remainder(now_s) if promise is not None else None
         request = replace(
-            request, request_id=attempt_id(request.request_id), resume_token_ids=tuple(assembler.token_ids)
+            request,
+            request_id=attempt_id(request.request_id),
+            resume_token_ids=tuple(assembler.token_ids),
+            slo=self._slo,
+            decline_unkept_slo=declines and self._slo is not None,
         )
         self._request_id, self._deadline_s = request.request_id, deadline_s
         attributes: dict[str, str | int | float] = {
@@ -85,7 +122,8 @@ class Attempt:
             on_event=self._take,
             on_tokens=assembler.take,
             on_failure=on_failure,
-            may_move=may_move,
+            may_move=self._may_move_now,
+            at_target=self._at_target,
         )
 
     async def run(self) -> TierDone:
@@ -100,7 +138,8 @@ class Attempt:
                 raise DeadlineExceeded("the deadline passed")
             with self._services.pool.sending(self.reply.record.instance_id) as self._sent:
                 finished = await self.reply.run()
-            self._assembler.begin()
+            if finished.reason is not FinishReason.DECLINED:
+                self._assembler.begin()
             return TierDone(finished.reason, finished.usage, finished.stop)
         except PenstockError as error:
             self._span.set_status(StatusCode.ERROR, str(error))
@@ -114,13 +153,22 @@ class Attempt:
         tier, instance_id = self._assembler.tier, self._assembler.instance_id
         match event:
             case WorkerAdmitted():
+                granted = None if self._promise is None else self._promise.granted(self._slo, slo_kept=event.slo_kept)
                 self._assembler.admitted(
-                    TierAdmitted(tier, instance_id, event.slo_kept, event.prompt_tokens, event.max_output_tokens)
+                    TierAdmitted(
+                        tier,
+                        instance_id,
+                        granted is SloClass.STANDARD,
+                        event.prompt_tokens,
+                        event.max_output_tokens,
+                        granted,
+                    )
                 )
             case WorkerDeclined():
+                self._span.add_event("declined", {"penstock.reason": event.reason})
                 self._assembler.declined(TierDeclined(tier, instance_id, event.reason))
             case MoveAdvice() if self._move is None or self._move.done():
-                follow = self._services.agent.follow(tier, self.reply, self._request_id, event, self._trace_context)
+                follow = self._follow(event)
                 self._move = asyncio.get_running_loop().create_task(follow, name="move", context=self._context)
             case WorkerChanged():
                 target_id = event.record.instance_id
@@ -128,6 +176,26 @@ class Attempt:
                 offset = len(self._assembler.token_ids)
                 self._span.add_event("moved", {"penstock.to": target_id, "penstock.offset": offset})
                 self._assembler.moved(target_id, event.why)
+
+    async def _follow(self, advice: MoveAdvice) -> Moved | NotMoved:
+        outcome = await self._services.agent.follow(
+            self._assembler.tier, self.reply, self._request_id, advice, self._trace_context
+        )
+        self._services.stalls.add(outcome)
+        return outcome
+
+    def _may_move_now(self) -> bool:
+        now_s = asyncio.get_running_loop().time()
+        stall_s = self._services.stalls.expected_s
+        return self._may_move() and (self._promise is None or self._promise.allows_stall(stall_s, now_s))
+
+    def _at_target(self, request: GenerationRequest) -> GenerationRequest:
+        """The request for the target of a move: with what is left of its promise, which a move must not cost it."""
+        if self._promise is None:
+            return request
+        self._slo = self._promise.remainder(asyncio.get_running_loop().time())
+        promised = self._promise.slo_class is SloClass.STANDARD and self._slo is not None
+        return replace(request, slo=self._slo, decline_unkept_slo=promised)
 
 
 def attempt_id(reply_id: str) -> str:

@@ -54,6 +54,11 @@ def decide(plan: Plan, tiers: tuple[TierPlan, ...], at: int, score: float | None
     return Escalate(at + 1, EscalationReason.SCORE_BELOW_THRESHOLD)
 
 
+def flagged(score: float | None, flag_below: float) -> bool:
+    """Whether an answer that no further tier can better is flagged to its client; what could not be scored is not."""
+    return score is not None and score < flag_below
+
+
 def unable(tiers: tuple[TierPlan, ...], at: int, reason: EscalationReason) -> Escalate | None:
     """Tier `at` cannot answer at all: the next one tries, if there is one."""
     return Escalate(at + 1, reason) if at < len(tiers) - 1 else None

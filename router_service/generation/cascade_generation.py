@@ -18,11 +18,13 @@ from router_service.domain.events import (
     TierStarted,
 )
 from router_service.domain.failures import FailureHistory
+from router_service.domain.reply_promise import ReplyPromise
 from router_service.generation import cascade
 from router_service.generation.cascade import Escalate
 from router_service.generation.reply_assembler import TierEvent
 from router_service.generation.tier_answer import TierAnswer, offers_tools, span_name
 from router_service.generation.tier_generation import TierGeneration
+from router_service.generation.tier_times import TierTimes
 from services import telemetry
 from services.domain.errors import (
     DeadlineExceeded,
@@ -35,7 +37,8 @@ from services.domain.errors import (
 )
 from services.domain.mesh_view import MeshView
 from services.domain.plans import Plan, TierPlan
-from services.domain.requests import GenerationRequest, SamplingParams
+from services.domain.requests import GenerationRequest, SamplingParams, SloFallback
+from services.domain.slo.promises import Promise
 
 UNSTREAMED_INTERVAL_S = 0.25
 """How long tokens of a reply that is not streamed may wait at the worker for others. If the worker dies, those that have not
@@ -45,8 +48,18 @@ been sent are computed again."""
 class CascadeGeneration:
     """Generates with one tier after another; without state of any request."""
 
-    def __init__(self, view: MeshView, tiers: TierGeneration, judge: JudgeClient, tracer: Tracer) -> None:
+    def __init__(
+        self,
+        view: MeshView,
+        tiers: TierGeneration,
+        judge: JudgeClient,
+        tracer: Tracer,
+        flag_below: float | None = None,
+    ) -> None:
+        """flag_below: answers that are returned without being judged before are judged, too, and flagged below this score."""
         self._view, self._tiers, self._judge, self._tracer = view, tiers, judge, tracer
+        self._times = TierTimes()
+        self._flag_below = flag_below
 
     async def generate(self, request: RouterRequest, output: RequestOutput, answers: list[TierAnswer]) -> TierAnswer:
         """The accepted answer, after it has been passed to `output`. The plan is the current one for the whole request.
@@ -68,12 +81,25 @@ class CascadeGeneration:
         while True:
             tier = route[at]
             # An answer that is resumed has been accepted before.
-            held = cascade.judged_at(route, at) and _resumed_ids(request, tier) is None
-            answer = self._begin(tier, request, output, held=held)
+            is_resumed = _resumed_ids(request, tier) is not None
+            held = cascade.judged_at(route, at) and not is_resumed
+            promise = self._promise(request, route, at, held=held)
+            if held and promise is None and request.promise is not None:
+                output.event(Escalated(tier.name, route[at + 1].name, EscalationReason.TOO_LATE))
+                at += 1
+                continue
+            # The part of a resumed answer that this router does not have cannot be judged.
+            kept = self._flag_below is not None and not held and not is_resumed
+            answer = self._begin(tier, request, output, promise, held=held, kept=kept)
             answers.append(answer)
             try:
                 await self._answer(request, plan, sampling, answer, output, history)
-                escalation = await self._judged(request, plan, route, at, answer, output) if held else None
+                if answer.declined:
+                    escalation = cascade.unable(route, at, EscalationReason.SLO_DECLINED) if held else None
+                else:
+                    escalation = await self._judged(request, plan, route, at, answer, output) if held else None
+                    if kept:
+                        await self._flagged(request, plan, answer, output)
             except (Unavailable, PromptTooLong, UnsupportedByModel) as error:
                 answer.end(error)
                 escalation = cascade.unable(route, at, _why_unable(error)) if held else None
@@ -83,7 +109,7 @@ class CascadeGeneration:
                 answer.end(error)
                 raise
             else:
-                answer.accepted = escalation is None
+                answer.accepted = escalation is None and not answer.declined
                 answer.end()
             if escalation is None:
                 answer.release()
@@ -102,16 +128,19 @@ class CascadeGeneration:
     ) -> None:
         """One tier's answer; its tokens are taken by `answer`."""
         tier = answer.tier.name
-        if answer.held and sampling.top_logprobs is None and await self._judge.needs_logprobs(plan.scorer):
+        is_judged = answer.held or answer.kept
+        if is_judged and sampling.top_logprobs is None and await self._judge.needs_logprobs(plan.scorer):
             sampling = replace(sampling, top_logprobs=0)
+        # Tokens with a promised pace do not wait for others, although their client may read them at the end only.
+        has_pace = answer.promise is not None and answer.promise.has_pace
+        may_wait = answer.held or not (request.streamed or has_pace)
         generation = GenerationRequest(
             request_id=worker_request_id(request.request_id, tier),
             prompt=request.prompt,
             sampling=sampling,
             resume_token_ids=_resumed_ids(request, answer.tier) or (),
-            slo=request.slo,
             priority=request.priority,
-            output_interval_s=UNSTREAMED_INTERVAL_S if answer.held or not request.streamed else None,
+            output_interval_s=UNSTREAMED_INTERVAL_S if may_wait else None,
         )
 
         def on_event(event: TierEvent) -> None:
@@ -129,7 +158,34 @@ class CascadeGeneration:
             on_tokens=answer.take,
             may_give_up=answer.held,
             history=history,
+            promise=answer.promise,
         )
+        if answer.first_token_at is not None:
+            now_s = asyncio.get_running_loop().time()
+            self._times.answered(tier, answer.started_at, answer.first_token_at, now_s)
+
+    def _promise(
+        self, request: RouterRequest, route: tuple[TierPlan, ...], at: int, *, held: bool
+    ) -> ReplyPromise | None:
+        """What a tier's reply is asked to keep; None without an SLO, and for a held tier that would be too late.
+
+        A held answer has no pace, because its client does not see it grow: it must be complete in time.
+        """
+        if request.promise is None:
+            return None
+        resumed = _resumed_ids(request, route[at])
+        if not held:
+            text = request.resume.text if request.resume is not None and resumed else ""
+            return ReplyPromise(request.promise, len(resumed or ()), text)
+        due_s = request.promise.first_token_due_s
+        if due_s is None:
+            return ReplyPromise(Promise(None))
+        now_s, tier = asyncio.get_running_loop().time(), route[at].name
+        finish_by_s = self._times.finish_by_s(due_s, route, now_s)
+        if self._times.is_too_late(tier, finish_by_s, now_s):
+            return None
+        first_due_s = self._times.first_token_due_s(tier, finish_by_s, now_s)
+        return ReplyPromise(Promise(first_due_s, fallback=SloFallback.DECLINE))
 
     async def _judged(
         self,
@@ -145,16 +201,35 @@ class CascadeGeneration:
         Raises:
             DeadlineExceeded: The deadline passed meanwhile.
         """
+        asked_s = asyncio.get_running_loop().time()
         verdict = await self._score(request, plan, answer)
+        self._times.judged(asked_s, asyncio.get_running_loop().time())
         answer.score = verdict.score if verdict is not None else None
         decision = cascade.decide(plan, route, at, answer.score)
         escalation = decision if isinstance(decision, Escalate) else None
         if asyncio.get_running_loop().time() >= request.deadline_s:
             raise DeadlineExceeded("the deadline passed while the answer was judged")
+        answer.score_reason = verdict.reason if verdict is not None else ""
         scorer = verdict.scorer if verdict is not None else plan.scorer
         threshold = answer.tier.threshold or 0.0
-        output.event(Judged(answer.tier.name, answer.score, threshold, escalation is None, scorer))
+        accepted = escalation is None
+        output.event(Judged(answer.tier.name, answer.score, threshold, accepted, scorer, answer.score_reason))
         return escalation
+
+    async def _flagged(self, request: RouterRequest, plan: Plan, answer: TierAnswer, output: RequestOutput) -> None:
+        """Have an answer judged that has been passed on already; without a score, it is not flagged."""
+        assert self._flag_below is not None
+        verdict = await self._score(request, plan, answer)
+        if verdict is None:
+            output.event(Judged(answer.tier.name, None, self._flag_below, True, plan.scorer))
+            return
+        answer.score, answer.score_reason = verdict.score, verdict.reason
+        answer.flagged = cascade.flagged(verdict.score, self._flag_below)
+        output.event(
+            Judged(
+                answer.tier.name, verdict.score, self._flag_below, True, verdict.scorer, verdict.reason, answer.flagged
+            )
+        )
 
     async def _score(self, request: RouterRequest, plan: Plan, answer: TierAnswer) -> Verdict | None:
         assert answer.done is not None
@@ -174,7 +249,16 @@ class CascadeGeneration:
         finally:
             otel_context.detach(token)
 
-    def _begin(self, tier: TierPlan, request: RouterRequest, output: RequestOutput, *, held: bool) -> TierAnswer:
+    def _begin(
+        self,
+        tier: TierPlan,
+        request: RouterRequest,
+        output: RequestOutput,
+        promise: ReplyPromise | None,
+        *,
+        held: bool,
+        kept: bool,
+    ) -> TierAnswer:
         texts: list[str] | None = None
         if offers_tools(request):
             resumed = request.resume is not None and request.resume.tier == tier.name
@@ -184,9 +268,11 @@ class CascadeGeneration:
             asyncio.get_running_loop().time(),
             self._tracer.start_span(span_name(tier)) if telemetry.is_traced() else INVALID_SPAN,
             held=held,
+            kept=kept,
             with_logprobs=request.sampling.top_logprobs is not None,
             on_answer=output.answer,
             texts=texts,
+            promise=promise,
         )
 
     def _tool_format(self, instance_id: str) -> str:

@@ -59,8 +59,7 @@ class ReplyAssembler:
         self._on_event(event)
 
     def declined(self, event: TierDeclined) -> None:
-        """The instance cannot keep the request's SLO."""
-        self.begin()
+        """The instance cannot keep the request's SLO. It is not reported: the reply has not begun there."""
         self._on_event(event)
 
     def moved(self, instance_id: str, reason: str) -> None:

@@ -35,9 +35,11 @@ class RequestDriver:
         tracer: Tracer,
         late_traces: LateTraces,
         sampler: WindowSampler | None = None,
+        flag_below: float | None = None,
     ) -> None:
+        """flag_below: see CascadeGeneration."""
         self._queue, self._stats = queue, stats
-        self._cascade = CascadeGeneration(view, tiers, judge, tracer)
+        self._cascade = CascadeGeneration(view, tiers, judge, tracer, flag_below)
         self._late_traces, self._sampler = late_traces, sampler
         self._live = LiveRequests()
 
@@ -93,7 +95,7 @@ class RequestDriver:
             else:
                 trace_id = self._late_traces.ended(total_s, past)
             finished = _finished(request, answer, answers, began_s, total_s, trace_id)
-            if self._sampler is not None:
+            if self._sampler is not None and not answer.declined:
                 self._sampler.finished(arrival_s, request, finished)
             counted.event(finished)
             await output.sent()
@@ -107,6 +109,8 @@ class RequestDriver:
         except Exception as error:
             if isinstance(error, PenstockError):
                 self._count(request, error)
+            if answers and answers[-1].promise is not None and answers[-1].promise.promised:
+                self._stats.promise_broken(answers[-1].tier.name)
             if not traced:
                 self._late_traces.failed(past, error)
             raise
@@ -158,4 +162,5 @@ def _finished(
         stop=answer.done.stop,
         tool_calls=parsed.calls if parsed is not None else (),
         content=parsed.content if parsed is not None else None,
+        slo=answer.slo_result(request.promise.first_token_due_s if request.promise is not None else None),
     )

@@ -1,6 +1,7 @@
 """What one tier has generated for one request: held until it is judged, or passed on."""
 
 import asyncio
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -9,16 +10,20 @@ from opentelemetry.trace import Span, StatusCode
 from router_service.domain.events import (
     InstanceChanged,
     RouterRequest,
+    SloResult,
     TierAdmitted,
     TierStarted,
     TierSummary,
 )
+from router_service.domain.reply_promise import ReplyPromise
 from router_service.generation.attempt import TierDone
 from router_service.generation.reply_assembler import TierEvent
 from router_service.telemetry.late_traces import PastSpan
 from services.domain.errors import PenstockError
 from services.domain.plans import TierPlan
-from services.domain.requests import ChatPrompt, TokenFrame, TokenUsage
+from services.domain.requests import ChatPrompt, FinishReason, TokenFrame, TokenUsage
+from services.domain.slo.attainment import AttainmentTracker
+from services.domain.slo.promises import SloClass
 
 OnAnswer = Callable[[str, TokenFrame], None]
 """Takes the parts of an accepted answer and their tier, on the event loop, each after all events before it."""
@@ -28,25 +33,31 @@ OnAnswer = Callable[[str, TokenFrame], None]
 class TierAnswer:
     """One tier's answer so far. Times are the event loop's, in seconds.
 
-    held: for the judge; its frames are kept until it is accepted. answered_at: when the first token was passed on.
-    with_logprobs: whether the client asked for them. texts: of an answer that is not held, if it may contain tool calls.
+    held: for the judge; its frames are kept until it is accepted. kept: passed on, and kept to be judged at its end.
+    answered_at: when the first token was passed on. with_logprobs: whether the client asked for them. texts: of an answer
+    that is not held, if it may contain tool calls. score_reason, flagged: as in Judged. promise: the SLO of the tier's
+    reply; None without one. first_token_at: when it came from the worker.
     """
 
     tier: TierPlan
     started_at: float
     span: Span
     held: bool
+    kept: bool
     with_logprobs: bool
     on_answer: OnAnswer
     texts: list[str] | None = None
     instance_id: str = ""
     frames: list[TokenFrame] = field(default_factory=list)
     answered_at: float | None = None
-    begun: bool = False
+    promise: ReplyPromise | None = None
+    first_token_at: float | None = None
     prompt_tokens: int = 0
     tool_format: str = ""
     done: TierDone | None = None
     score: float | None = None
+    score_reason: str = ""
+    flagged: bool = False
     accepted: bool = False
     failure: str = ""
     ended_at: float = 0.0
@@ -65,22 +76,28 @@ class TierAnswer:
                 self.span.add_event("migration" if event.moved else "failover", {"penstock.offset": event.offset})
             case TierAdmitted():
                 self.prompt_tokens = event.prompt_tokens
+                if event.slo_class is not None:
+                    self.span.add_event("admitted", {"penstock.slo_class": event.slo_class.value})
 
     def take(self, frame: TokenFrame) -> None:
         """Hold the next tokens, or pass them on."""
-        if not self.begun:
-            self.begun = True
+        if self.promise is not None:
+            self.promise.take(frame, asyncio.get_running_loop().time())
+        if self.first_token_at is None:
+            self.first_token_at = asyncio.get_running_loop().time()
             self.span.add_event("first token")
         if self.held:
             self.frames.append(frame)
             return
+        if self.kept:
+            self.frames.append(frame)
         if self.texts is not None:
             self.texts.append(frame.text)
         self._pass(frame)
 
     def release(self) -> None:
         """Pass on the tokens that were held."""
-        for frame in self.frames:
+        for frame in self.frames if self.held else ():
             self._pass(frame)
 
     def _pass(self, frame: TokenFrame) -> None:
@@ -103,6 +120,33 @@ class TierAnswer:
         self.span.set_attributes(self._attributes())
         self.span.end()
 
+    @property
+    def declined(self) -> bool:
+        """Whether no instance of the tier could keep the SLO, and the reply was not to be best effort."""
+        return self.done is not None and self.done.reason is FinishReason.DECLINED
+
+    def slo_result(self, due_s: float | None) -> SloResult | None:
+        """How the request was served that this answers; None without an SLO. due_s: when the answer's first token was due."""
+        if self.promise is None:
+            return None
+        if self.declined:
+            return SloResult(None, attained=False, first_token_late_s=None)
+        slo_class = SloClass.STANDARD if self.promise.promised else SloClass.BEST_EFFORT
+        attainment = self.promise.attainment
+        if self.held:  # the client gets all of it at once, when it is accepted
+            tracker = AttainmentTracker(due_s)
+            if self.answered_at is not None:
+                tracker.token(self.answered_at, None)
+            attainment = tracker.result()
+        late_s = attainment.first_token_late_s
+        return SloResult(
+            slo_class,
+            attainment.attained,
+            None if math.isinf(late_s) else late_s,
+            attainment.windows,
+            attainment.late_windows,
+        )
+
     def usage(self) -> TokenUsage:
         usage = self.done.usage if self.done is not None else TokenUsage()
         return usage if usage.prompt_tokens else replace(usage, prompt_tokens=self.prompt_tokens)
@@ -117,6 +161,8 @@ class TierAnswer:
             accepted=self.accepted,
             usage=self.usage(),
             time_s=self.ended_at - self.started_at,
+            score_reason=self.score_reason,
+            flagged=self.flagged,
         )
 
     def past(self) -> PastSpan:
@@ -125,11 +171,17 @@ class TierAnswer:
 
     def _attributes(self) -> dict[str, str | float]:
         """Attributes of its span."""
-        optional = {"penstock.score": self.score, "penstock.threshold": self.tier.threshold}
+        slo_class = self.promise.slo_class if self.promise is not None else None
+        optional: dict[str, str | float | None] = {
+            "penstock.score": self.score,
+            "penstock.threshold": self.tier.threshold,
+            "penstock.slo_class": slo_class.value if slo_class is not None else None,
+        }
         return {
             "penstock.tier": self.tier.name,
             "penstock.instance_id": self.instance_id,
             "penstock.accepted": self.accepted,
+            **({"penstock.flagged": True} if self.flagged else {}),
             **{name: value for name, value in optional.items() if value is not None},
         }
 

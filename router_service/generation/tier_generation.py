@@ -7,6 +7,7 @@ carried out here.
 
 import asyncio
 import logging
+import math
 from dataclasses import dataclass
 
 from opentelemetry.context import Context
@@ -25,12 +26,14 @@ from router_service.domain.failures import (
     TryBudget,
     classify,
 )
-from router_service.generation.attempt import Attempt, AttemptServices, TierDone
+from router_service.domain.reply_promise import ReplyPromise
+from router_service.generation.attempt import Attempt, AttemptServices, MoveStalls, TierDone
 from router_service.generation.reply_assembler import OnTierEvent, ReplyAssembler, TierEvent
+from router_service.generation.slo_hops import HopLimits, SloHops
 from router_service.migration.bidding import MoveAgent
 from router_service.migration.movable_reply import MovableReply, Moved, NotMoved
 from router_service.routing.instance_pool import MIN_FULL_S, InstancePool
-from router_service.routing.placement import Placed
+from router_service.routing.placement import Placed, SloNeed
 from router_service.routing.prompt_length import PromptLengths
 from services.domain.errors import (
     DeadlineExceeded,
@@ -61,6 +64,9 @@ class RetryPolicy:
     max_deaths: int
 
 
+NO_HOPS = HopLimits(max_hops=0, time_s=0.0)
+
+
 class TierGeneration:
     """Generates at the instances of one tier."""
 
@@ -72,9 +78,10 @@ class TierGeneration:
         tracer: Tracer,
         policy: RetryPolicy,
         meter: Meter,
+        hops: HopLimits = NO_HOPS,
     ) -> None:
-        self._pool, self._policy = pool, policy
-        self._services = AttemptServices(pool, workers, agent, tracer)
+        self._pool, self._policy, self._hops = pool, policy, hops
+        self._services = AttemptServices(pool, workers, agent, tracer, MoveStalls())
         self._failures = meter.create_counter(
             "penstock.router.instance_failures",
             unit="{failure}",
@@ -99,13 +106,17 @@ class TierGeneration:
         on_tokens: OnTokens,
         may_give_up: bool,
         history: FailureHistory | None = None,
+        promise: ReplyPromise | None = None,
     ) -> TierDone:
         """Generate one reply; return its end. Cancelling cancels it at its worker.
+
+        Reason DECLINED: no instance could keep the promise, and its fallback is to decline. A decline is an answer: no
+        instance is ejected for it, and no attempt is spent; the next instance is tried, as far as the limits of hops allow.
 
         on_event, on_tokens: called with all other events and with the reply's frames, in order, each token once. They may not
         block, and are called by the task that reads the worker's call.
         may_give_up: if there is no instance to try at the start, raise Unavailable at once instead of waiting for one.
-        history: failures of the request in other tiers.
+        history: failures of the request in other tiers. promise: the SLO of this reply.
 
         Raises:
             InvalidRequest, PromptTooLong, MessageTooLarge, RequestFailed: The request itself is at fault.
@@ -125,11 +136,20 @@ class TierGeneration:
         )
         budget = TryBudget(self._policy.max_attempts, self._policy.max_refusals)
         failed_id, reason = "", ""
+        loop = asyncio.get_running_loop()
+        hops = SloHops(self._hops, promise.fallback, loop.time()) if promise is not None else None
         while True:
-            record = await self._place(request, assembler, failed_id, deadline_s, may_give_up=may_give_up)
+            placed = await self._place(
+                request, assembler, failed_id, deadline_s, promise, hops, may_give_up=may_give_up
+            )
+            begun, now_s = bool(assembler.token_ids), loop.time()
+            if placed is None or (hops is not None and hops.is_declined(placed.record.instance_id, now_s, begun=begun)):
+                return TierDone(FinishReason.DECLINED, TokenUsage(), None)
+            record = placed.record
+            declines = hops is not None and hops.asks_to_decline(placed.others, now_s, begun=begun)
             assembler.try_instance(record.instance_id, reason)
             try:
-                done = await self._attempt(record, request, assembler, deadline_s, parent, history)
+                done = await self._attempt(record, request, assembler, deadline_s, parent, history, promise, declines)
             except PenstockError as error:
                 failed_id = assembler.instance_id
                 failure = self._record_failure(assembler, request.request_id, failed_id, error, history)
@@ -154,6 +174,9 @@ class TierGeneration:
                         raise
                     raise Unavailable(f"tier {tier}: no instance could complete it, the last one: {error}") from error
                 continue
+            if done.reason is FinishReason.DECLINED and hops is not None:
+                hops.declined.add(record.instance_id)
+                continue
             self._pool.prefix_affinity.learn(tier, prompt, assembler.instance_id)
             self._pool.succeeded(assembler.instance_id)
             return done
@@ -169,7 +192,9 @@ class TierGeneration:
         reply = self._replies.get(request_id)
         if reply is None:
             raise NotFound("active reply", request_id)
-        return await reply.move(target, why, starving=True)
+        outcome = await reply.move(target, why, starving=True)
+        self._services.stalls.add(outcome)
+        return outcome
 
     async def _attempt(
         self,
@@ -179,8 +204,10 @@ class TierGeneration:
         deadline_s: float,
         parent: Context,
         history: FailureHistory,
+        promise: ReplyPromise | None,
+        declines: bool,
     ) -> TierDone:
-        """The rest of the reply, from one instance."""
+        """The rest of the reply, from one instance. declines: the instance shall decline what it cannot keep."""
 
         def failed_meanwhile(failed: InstanceRecord, error: PenstockError) -> None:
             if classify(error) in OF_THE_INSTANCE:
@@ -195,6 +222,8 @@ class TierGeneration:
             parent,
             on_failure=failed_meanwhile,
             may_move=lambda: not history.is_poisonous(self._policy.max_deaths),
+            promise=promise,
+            declines=declines,
         )
         self._replies[request.request_id] = attempt.reply
         try:
@@ -225,10 +254,12 @@ class TierGeneration:
         assembler: ReplyAssembler,
         avoid: str,
         deadline_s: float,
+        promise: ReplyPromise | None,
+        hops: SloHops | None,
         *,
         may_give_up: bool,
-    ) -> InstanceRecord:
-        """The instance to try next, as soon as there is one.
+    ) -> Placed | None:
+        """The instance to try next, as soon as there is one; None if the reply is declined before there is one.
 
         Raises:
             Unavailable: None has been there to try for `tier_wait_s`; at once if the reply may be given up and has not begun.
@@ -239,14 +270,23 @@ class TierGeneration:
         prefix_holder = self._pool.prefix_affinity.where(tier, request.prompt)
         wait_s = self._policy.tier_wait_s if assembler.reported or not may_give_up else 0.0
         give_up_at = loop.time() + wait_s
+        due_s, need = math.inf, None
+        if promise is not None and hops is not None:
+            need = SloNeed(tokens, promise.next_token_due_s(), hops.declined)
+            if hops.gives_up_waiting(begun=bool(assembler.token_ids)):
+                due_s = promise.first_token_due_s
         while True:
-            result = self._pool.place(tier, request.request_id, tokens, avoid=avoid, prefix_holder=prefix_holder)
+            result = self._pool.place(
+                tier, request.request_id, tokens, avoid=avoid, prefix_holder=prefix_holder, slo=need
+            )
             if isinstance(result, Placed):
-                return result.record
+                return result
             now = loop.time()
+            if now >= due_s:
+                return None
             if now >= deadline_s:
                 raise DeadlineExceeded(f"the deadline passed while tier {tier} had no place")
             if not result.full and now >= give_up_at:
                 raise Unavailable(f"tier {tier} has no instance to try")
-            until_s = deadline_s if now >= give_up_at else min(deadline_s, give_up_at)
+            until_s = min(due_s, deadline_s if now >= give_up_at else min(deadline_s, give_up_at))
             await self._pool.wait_for_place(tier, number, until_s)

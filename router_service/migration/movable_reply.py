@@ -79,17 +79,18 @@ class MovableReply:
         on_tokens: OnTokens,
         on_failure: Callable[[InstanceRecord, PenstockError], None] = lambda _record, _error: None,
         may_move: Callable[[], bool] = lambda: True,
+        at_target: Callable[[GenerationRequest], GenerationRequest] = lambda request: request,
     ) -> None:
         """deadline_s: on the event loop's clock.
 
         on_event, on_tokens: called, in order, with what the worker sends that is read; with WorkerChanged after each move.
         on_failure: called for an instance that fails while the reply continues on another: the source or target of a move.
-        may_move: whether a move may begin.
+        may_move: whether a move may begin. at_target: the request as the target of a move gets it.
         """
         self._workers, self._request, self._metadata = workers, request, metadata
         self._deadline_s = deadline_s
         self._on_event, self._on_tokens = on_event, on_tokens
-        self._on_failure, self._may_move = on_failure, may_move
+        self._on_failure, self._may_move, self._at_target = on_failure, may_move, at_target
         self.record = record
         self._reading = Reading.AT_SOURCE
         self._target: _TargetReply | None = None
@@ -109,7 +110,7 @@ class MovableReply:
                 try:
                     last = await reading
                     if isinstance(last, WorkerFinished):
-                        if last.reason in (FinishReason.STOP, FinishReason.LENGTH):
+                        if last.reason in (FinishReason.STOP, FinishReason.LENGTH) or self._was_declined(last):
                             return last
                         raise InstanceFailed(Failure.ABORTED, f"the worker ended the reply: {last.reason.value}")
                     self._advance(MoveEvent.SOURCE_HANDED_OVER)
@@ -148,7 +149,7 @@ class MovableReply:
         if target.instance_id == self.record.instance_id:
             return NotMoved("it is there already")
         if not self._may_move():
-            return NotMoved("instances died while they worked on it")
+            return NotMoved("instances died while they worked on it, or its SLO leaves no time for a move")
         transfer_id, source, sent_bytes = secrets.token_hex(8), self.record, 0
         self._why = why
         at_target = self._target = _TargetReply(
@@ -194,6 +195,9 @@ class MovableReply:
             if not reported:
                 self._advance(MoveEvent.REPORT_LOST, at_target)
 
+    def _was_declined(self, last: WorkerFinished) -> bool:
+        return last.reason is FinishReason.DECLINED and self._request.decline_unkept_slo
+
     def _target_lost(self, target: "_TargetReply") -> None:
         if target is self._target and target.error is not None:  # it is not read yet, so `run` does not see the error
             self._on_failure(target.record, target.error)
@@ -223,7 +227,7 @@ class MovableReply:
     ) -> Awaitable[WorkerEnd]:
         return self._workers.generate(
             address,
-            self._request,
+            self._at_target(self._request) if transfer_id else self._request,
             timeout_s=self._left_s(),
             metadata=self._metadata,
             transfer_id=transfer_id,

@@ -23,6 +23,7 @@ from router_service.openai_gateway.connections import GatewayRunner
 from router_service.openai_gateway.errors import error_body, error_headers, plain_error, refusal
 from router_service.openai_gateway.event_writer import EventWriter
 from router_service.openai_gateway.health import HealthRoutes
+from router_service.openai_gateway.objectives import in_own_field
 from router_service.openai_gateway.replies import ChatFormat, Choice, CompletionFormat, Format
 from router_service.openai_gateway.streamed_calls import StreamedCalls
 from router_service.openai_gateway.streamed_replies import ChoiceOutput, StreamedReply
@@ -32,7 +33,9 @@ from services.background import end
 from services.domain.errors import InvalidRequest, NotFound, PeerNotReading, PenstockError, invalid, shortened
 from services.domain.mesh_view import MeshView
 from services.domain.requests import MAX_SEED, ChatPrompt, Prompt, SamplingParams
+from services.domain.slo.promises import Promise
 from services.errors import http_status
+from services.settings import MeshSlo
 from services.telemetry import Telemetry
 from services.tool_calls import FORMATS, ToolFormat
 from services.write_timeouts import WriteTimeouts, write_deadline_s
@@ -71,7 +74,9 @@ class OpenAiGateway:
         batching: AnswerBatching,
         measured: Telemetry,
         limits: HttpLimits,
+        slo: MeshSlo,
     ) -> None:
+        self._slo = slo
         self._driver, self._view, self._draining, self._batching = driver, view, draining, batching
         self._measured, self._limits = measured, limits
         given_up = measured.meter.create_counter("penstock.http.server.write_timeouts", unit="{request}")
@@ -195,6 +200,20 @@ class OpenAiGateway:
         except InvalidRequest as error:
             raise asked.in_own_fields(error) from error
 
+    def _promise(self, asked: schema.ChatRequest | schema.CompletionRequest) -> Promise | None:
+        """What a request is promised from now on.
+
+        Raises:
+            InvalidRequest: It names an unknown class.
+        """
+        objectives = asked.objectives()
+        if objectives is None:
+            return None
+        try:
+            return Promise.received(self._slo.resolved(objectives), asyncio.get_running_loop().time())
+        except InvalidRequest as error:
+            raise type(error)(*map(in_own_field, error.problems)) from error
+
     def _check_room(self) -> None:
         """Refuse a request at once, before its body is read, where it could not even wait. Overloaded."""
         if (refusal := self._driver.refusal()) is not None:
@@ -224,6 +243,7 @@ class OpenAiGateway:
                 f"{len(choices)} choices with {sampling.top_logprobs or 0} likelier tokens each: a reply that is not "
                 f"streamed may hold {MAX_WHOLE_LOGPROBS} logprobs per position",
             )
+        promise = self._promise(asked)
         requests = [
             RouterRequest(
                 request_id=request_id if len(choices) == 1 else f"{request_id}-{choice.index}",
@@ -231,6 +251,7 @@ class OpenAiGateway:
                 prompt=prompts[choice.prompt_index],
                 sampling=_nth(sampling, choice.index),
                 deadline_s=deadline_s,
+                promise=promise,
                 streamed=bool(asked.stream),
             )
             for choice in choices
@@ -243,6 +264,7 @@ class OpenAiGateway:
                 await _all(
                     [self._driver.run(each, places, choice) for each, choice in zip(requests, choices, strict=True)]
                 )
+                replies.check_not_declined(choices)
         head = replies.envelope(shape, request_id, asked.model, chunk=False)
         head |= {"usage": replies.usage(choices), "penstock": _extension(request_id, choices)}
         body = await whole_replies.encoded(shape, head, choices, logprobs=with_logprobs)
@@ -281,6 +303,7 @@ class OpenAiGateway:
                         for index, each in enumerate(requests)
                     ]
                 )
+                replies.check_not_declined(choices)
                 reply.end()
             except PeerNotReading:
                 raise

@@ -6,7 +6,15 @@ from typing import Any
 from aiohttp import web
 
 from router_service.openai_gateway.schema import renamed
-from services.domain.errors import InvalidRequest, NotFound, Overloaded, PenstockError, UnsupportedByModel, shortened
+from services.domain.errors import (
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+    PenstockError,
+    SloDeclined,
+    UnsupportedByModel,
+    shortened,
+)
 from services.errors import http_status, message_of
 
 MAX_MESSAGE_BYTES = 4096
@@ -28,7 +36,10 @@ def error_body(error: PenstockError) -> dict[str, Any]:
 
 
 def error_headers(error: PenstockError) -> dict[str, str]:
-    """Retry-After where there is a time to name."""
+    """Retry-After if there is a time to name; for a declined request, the header that keeps OpenAI's clients from retrying:
+    each retry would begin with a new time to first token."""
+    if isinstance(error, SloDeclined):
+        return {"x-should-retry": "false"}
     return {"Retry-After": str(math.ceil(error.retry_after_s))} if isinstance(error, Overloaded) else {}
 
 

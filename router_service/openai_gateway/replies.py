@@ -8,8 +8,9 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any
 
-from router_service.domain.events import Finished, RouterEvent
+from router_service.domain.events import Finished, RouterEvent, SloResult
 from router_service.openai_gateway import tools
+from services.domain.errors import SloDeclined
 from services.domain.requests import FinishReason, PositionLogprobs, TokenFrame, TokenLogprob
 
 Json = dict[str, Any]
@@ -79,6 +80,7 @@ def extension(request_id: str, finished: Finished) -> Json:
         "trace_id": finished.trace_id,
         "time_to_first_token_s": finished.ttft_s,
         "total_s": finished.total_s,
+        "slo": _slo_result(finished.slo),
         "tiers": [
             {
                 "tier": t.tier,
@@ -87,12 +89,35 @@ def extension(request_id: str, finished: Finished) -> Json:
                 "score": t.score,
                 "threshold": t.threshold,
                 "accepted": t.accepted,
+                "score_reason": t.score_reason,
+                "flagged": t.flagged,
                 "completion_tokens": t.usage.output_tokens,
                 "time_s": t.time_s,
             }
             for t in finished.tiers
         ],
     }
+
+
+def _slo_result(slo: SloResult | None) -> Json | None:
+    """How a request with an SLO was served."""
+    if slo is None:
+        return None
+    return {
+        "class": slo.slo_class.value if slo.slo_class is not None else None,
+        "attained": slo.attained,
+        "first_token_late_s": slo.first_token_late_s,
+        "windows": slo.windows,
+        "late_windows": slo.late_windows,
+    }
+
+
+def check_not_declined(choices: Seq[Choice]) -> None:
+    """Raises:
+    SloDeclined: A choice was declined.
+    """
+    if any(choice.finished is not None and choice.finished.reason is FinishReason.DECLINED for choice in choices):
+        raise SloDeclined()
 
 
 def told(positions: Seq[PositionLogprobs]) -> list[PositionLogprobs]:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from router_service.openai_gateway.json_values import check_keys, read_object
+from router_service.openai_gateway.objectives import SloField
 from router_service.openai_gateway.structured import StructuredFields
 from router_service.openai_gateway.tools import MessageToolCalls, ToolFields
 from services.domain.errors import FieldProblem, InvalidRequest
@@ -22,6 +23,8 @@ from services.domain.requests import (
     MAX_PROMPT_TOKENS,
     MAX_SEED,
     MAX_STOP_STRINGS,
+    MAX_TOP_K,
+    SAMPLING_DEFAULTS,
     ChatMessage,
     ChatPrompt,
     Prompt,
@@ -79,7 +82,7 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool = False
 
 
-class _Common(StructuredFields):
+class _Common(StructuredFields, SloField):
     """What both kinds of request share."""
 
     model_config = _STRICT
@@ -87,6 +90,7 @@ class _Common(StructuredFields):
     model: Annotated[str, Field(min_length=1, max_length=MAX_MODEL_CHARS)]
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=MAX_TOP_K)] | None = None  # -1, as 0: no limit
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -97,7 +101,6 @@ class _Common(StructuredFields):
     frequency_penalty: Annotated[float, Field(ge=0, le=0)] | None = None
     logit_bias: Annotated[dict[str, Any], Field(max_length=0)] | None = None
     repetition_penalty: Annotated[float, Field(ge=1, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=0)] | None = None
     min_p: Annotated[float, Field(ge=0, le=0)] | None = None
     ignore_eos: Literal[False] | None = None
     skip_special_tokens: Literal[True] | None = None
@@ -116,6 +119,8 @@ class _Common(StructuredFields):
         return SamplingParams(
             temperature=1.0 if self.temperature is None else self.temperature,
             top_p=1.0 if self.top_p is None else self.top_p,
+            top_k=max(0, self.top_k or 0),
+            unset=frozenset(name for name in SAMPLING_DEFAULTS if getattr(self, name) is None),
             seed=None if self.seed is None else self.seed & MAX_SEED,
             max_output_tokens=max_tokens,
             stop=self.stops(),
@@ -167,6 +172,7 @@ class ChatRequest(_Common, ToolFields):
             if message.content is None and message.role != "assistant":
                 yield FieldProblem(f"messages[{i}].content", "must be given")
         yield from self.structured_problems()
+        yield from self.slo_problems()
         if problems := [*self.params.problems("sampling")]:
             yield from _renamed(iter(self.in_own_fields(InvalidRequest(*problems)).problems))
         yield from _renamed(prompt_problems(self.prompt, "prompt"))
@@ -207,6 +213,7 @@ class CompletionRequest(_Common):
         for prompt in self.prompts():
             yield from _renamed(prompt_problems(prompt, "prompt"))
         yield from self.structured_problems()
+        yield from self.slo_problems()
         if problems := [*self.params.problems("sampling")]:
             yield from _renamed(iter(self.in_own_fields(InvalidRequest(*problems)).problems))
 
@@ -273,7 +280,7 @@ def _name(path: tuple[str | int, ...]) -> str:
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".") or "body"
 
 
-_BRANCHES = frozenset({"str", "int", "bool", "float"})
+_BRANCHES = frozenset({"str", "constrained-str", "Objectives", "int", "bool", "float"})
 
 _STRUCTURED = "sampling.structured_output"
 _NAMES = {
@@ -284,6 +291,7 @@ _NAMES = {
     "sampling.seed": "seed",
     "sampling.temperature": "temperature",
     "sampling.top_p": "top_p",
+    "sampling.top_k": "top_k",
     "prompt.chat.messages": "messages",
     "prompt.text": "prompt",
     "prompt.token_ids.ids": "prompt",

@@ -11,7 +11,7 @@ from router_service.answer_batching import AnswerBatching
 from router_service.domain.events import Finished, RouterEvent
 from router_service.openai_gateway import replies
 from router_service.openai_gateway.replies import Choice, Format, Json
-from services.domain.requests import TokenFrame
+from services.domain.requests import FinishReason, TokenFrame
 
 _PLACE = json.dumps("\0")
 
@@ -82,6 +82,9 @@ class StreamedReply:
     def event(self, index: int, event: RouterEvent) -> None:
         """Any other event of a choice."""
         if not isinstance(event, Finished):
+            return
+        if event.reason is FinishReason.DECLINED:  # an error, once all choices have ended
+            self._choices[index].event(event)
             return
         self._open_once()
         if self._waiting:

@@ -9,7 +9,7 @@ from types import TracebackType
 
 from router_service.domain.failures import FAILURES_TO_EJECT, Ejection
 from router_service.routing.place_queue import PlaceQueue
-from router_service.routing.placement import Candidate, NotPlaced, Placed, free_places, place
+from router_service.routing.placement import Candidate, NotPlaced, Placed, SloNeed, free_places, place
 from router_service.routing.prefix_affinity import PrefixAffinity
 from services.domain.instances import InstanceRecord, Role
 from services.domain.mesh_view import MeshView
@@ -99,20 +99,33 @@ class InstancePool:
         await self._queue.wait(tier, number, until_s)
 
     def place(
-        self, tier: str, request_id: str, tokens: int, *, avoid: str = "", prefix_holder: str = ""
+        self,
+        tier: str,
+        request_id: str,
+        tokens: int,
+        *,
+        avoid: str = "",
+        prefix_holder: str = "",
+        slo: SloNeed | None = None,
     ) -> Placed | NotPlaced:
         """An instance of the tier for a request of so many tokens, prompt and output so far.
 
         Those whose lease has ended are tried where no instance with a lease is fit to try and has room.
         """
-        result = self._place(self._workers(tier), request_id, tokens, avoid, prefix_holder)
+        result = self._place(self._workers(tier), request_id, tokens, avoid, prefix_holder, slo)
         if isinstance(result, Placed):
             return result
-        last_resort = self._place(self._workers(tier, expired=True), request_id, tokens, avoid, prefix_holder)
+        last_resort = self._place(self._workers(tier, expired=True), request_id, tokens, avoid, prefix_holder, slo)
         return last_resort if isinstance(last_resort, Placed) else NotPlaced(full=result.full or last_resort.full)
 
     def _place(
-        self, candidates: list[Candidate], request_id: str, tokens: int, avoid: str, prefix_holder: str
+        self,
+        candidates: list[Candidate],
+        request_id: str,
+        tokens: int,
+        avoid: str,
+        prefix_holder: str,
+        slo: SloNeed | None,
     ) -> Placed | NotPlaced:
         if not candidates:
             return NotPlaced(full=False)
@@ -126,6 +139,8 @@ class InstancePool:
             ejected=self._current(self._ejected_until, now),
             avoid=avoid,
             prefix_holder=prefix_holder,
+            slo=slo,
+            now_s=now,
         )
 
     def _room(self, tier: str) -> int | None:

@@ -12,10 +12,24 @@ from services.domain.stages.places import PROMPT_WEIGHT, by_preference, occupanc
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """The instance to try, and why this one."""
+    """The instance to try, and why this one. others: further instances that could be tried and have not declined."""
 
     record: InstanceRecord
     reason: str
+    others: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SloNeed:
+    """What a request with an SLO asks of an instance.
+
+    prompt_tokens: to compute before its next token, which is due at `due_s` on the clock of `place`'s caller; infinite for
+    none. declined: ids of the instances that have declined it.
+    """
+
+    prompt_tokens: int
+    due_s: float
+    declined: AbstractSet[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +80,8 @@ def place(
     ejected: AbstractSet[str],
     avoid: str = "",
     prefix_holder: str = "",
+    slo: SloNeed | None = None,
+    now_s: float = 0.0,
 ) -> Placed | NotPlaced:
     """The least loaded of `candidates`, within the length stage that suits the request best and has room.
 
@@ -74,6 +90,7 @@ def place(
     under_way: requests by instance id that this router sent and the instance's record cannot know of yet.
     full: instances that refused a moment ago for want of room. ejected: instances that failed a moment ago.
     avoid: the instance just left; taken only if it is the only one.
+    slo: of the request; instances that can probably keep it come first, those that have declined it last. now_s: now.
     prefix_holder: the instance that knows the prompt's beginning; what it need not compute counts as one request less there.
     Load is requests there per place, one that waits or is under way counted as `PROMPT_WEIGHT`; ties fall by tokens there,
     then by a checksum of instance and request, so that requests spread evenly and the same request always falls the same way.
@@ -89,11 +106,16 @@ def place(
     if not free:
         return NotPlaced(full=True)
     others = ([c for c in free if c.instance_id != avoid] or free) if avoid else free
+    untried = 0
+    if slo is not None:
+        undeclined = [c for c in others if c.instance_id not in slo.declined]
+        untried, others = max(0, len(undeclined) - 1), undeclined or others
     group = _best_stage(others, tokens)
     if len(group) == 1:
-        return Placed(group[0].record, "only_one")
+        return Placed(group[0].record, "only_one", untried)
     ranks = [
         (
+            slo is not None and not _can_keep(c, slo, now_s, under_way.get(c.instance_id, 0)),
             (c.busy + PROMPT_WEIGHT * under_way.get(c.instance_id, 0) - (c.instance_id == prefix_holder)) / c.places,
             c.instance_id != prefix_holder,
             c.tokens,
@@ -104,7 +126,16 @@ def place(
     equals = [c for c, rank in zip(group, ranks, strict=True) if rank == least]
     name = request_id.encode()
     best = equals[0] if len(equals) == 1 else min(equals, key=lambda c: zlib.crc32(name, c.checksum))
-    return Placed(best.record, "prefix_known" if best.instance_id == prefix_holder else "least_loaded")
+    return Placed(best.record, "prefix_known" if best.instance_id == prefix_holder else "least_loaded", untried)
+
+
+def _can_keep(candidate: Candidate, slo: SloNeed, now_s: float, sent: int) -> bool:
+    """Whether an instance can probably keep an SLO, by the headroom in its record. sent: requests that it cannot include."""
+    headroom = candidate.record.load.slo if candidate.record.load is not None else None
+    if headroom is None or headroom.prompt_tokens_per_s <= 0 or headroom.free_kv_tokens <= slo.prompt_tokens:
+        return False
+    tokens = slo.prompt_tokens * (1 + sent)  # the others are taken to be as long
+    return now_s + headroom.backlog_s + tokens / headroom.prompt_tokens_per_s <= slo.due_s
 
 
 def free_places(

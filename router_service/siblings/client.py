@@ -10,6 +10,7 @@ from grpc import aio
 
 from penstock.proto.router.v1 import router_pb2 as pb
 from penstock.proto.router.v1 import router_pb2_grpc
+from router_service.domain.slo_counts import SloCounts
 from router_service.migration.movable_reply import MAX_MOVE_S, Moved, NotMoved
 from router_service.siblings.counters import ProcessCounters
 from services import proto_codec as common
@@ -112,5 +113,12 @@ def counters_from_proto(response: pb.GetCountersResponse) -> ProcessCounters:
         ttft_s=tuple(response.recent_time_to_first_token_seconds),
         answered={tier.tier: tier.answered_count for tier in response.tiers},
         escalated={tier.tier: tier.escalated_count for tier in response.tiers},
+        slo=slo_counters_from_proto(response.slo),
         listening=response.listening,
+    )
+
+
+def slo_counters_from_proto(counters: pb.SloCounters) -> SloCounts:
+    return SloCounts(
+        counters.attained_count, counters.broken_count, counters.best_effort_count, counters.declined_count
     )

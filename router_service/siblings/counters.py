@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from router_service.domain.slo_counts import SloCounts
+
 
 @dataclass(frozen=True, slots=True)
 class ProcessCounters:
@@ -26,6 +28,7 @@ class ProcessCounters:
     answered: Mapping[str, int] = field(default_factory=dict)
     escalated: Mapping[str, int] = field(default_factory=dict)
     listening: bool = False
+    slo: SloCounts = field(default_factory=SloCounts)
 
     def ttft_percentile(self, share: float) -> float:
         """Percentile of the times to first token, in seconds; 0 without requests. share: from 0 to 1."""
@@ -49,5 +52,6 @@ def total(parts: Iterable[ProcessCounters]) -> ProcessCounters:
         requests_per_s=sum(part.requests_per_s for part in counted),
         ttft_s=tuple(value for part in counted for value in part.ttft_s),
         answered=sum((Counter(part.answered) for part in counted), Counter[str]()),
+        slo=sum((part.slo for part in counted), SloCounts()),
         escalated=sum((Counter(part.escalated) for part in counted), Counter[str]()),
     )

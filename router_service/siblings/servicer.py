@@ -6,6 +6,7 @@ from grpc import aio
 
 from penstock.proto.router.v1 import router_pb2 as pb
 from penstock.proto.router.v1 import router_pb2_grpc
+from router_service.domain.slo_counts import SloCounts
 from router_service.migration.movable_reply import Moved, NotMoved
 from router_service.siblings.counters import ProcessCounters
 from services import grpc_server
@@ -61,6 +62,15 @@ def moved_to_proto(moved: Moved) -> pb.ReplyMoved:
     return pb.ReplyMoved(offset=moved.offset, stall=common.duration(moved.stall_s), sent_bytes=moved.sent_bytes)
 
 
+def slo_counters_to_proto(counts: SloCounts) -> pb.SloCounters:
+    return pb.SloCounters(
+        attained_count=counts.attained,
+        broken_count=counts.broken,
+        best_effort_count=counts.best_effort,
+        declined_count=counts.declined,
+    )
+
+
 def counters_to_proto(counters: ProcessCounters) -> pb.GetCountersResponse:
     tiers = sorted({*counters.answered, *counters.escalated})
     return pb.GetCountersResponse(
@@ -75,6 +85,7 @@ def counters_to_proto(counters: ProcessCounters) -> pb.GetCountersResponse:
         requests_per_second=counters.requests_per_s,
         recent_time_to_first_token_seconds=counters.ttft_s,
         listening=counters.listening,
+        slo=slo_counters_to_proto(counters.slo),
         tiers=[
             pb.TierCounters(
                 tier=tier,

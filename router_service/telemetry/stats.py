@@ -6,9 +6,12 @@ from collections import Counter, deque
 from opentelemetry.metrics import Meter
 
 from router_service.domain.events import Escalated, Finished, InstanceChanged, Judged, RouterEvent
+from router_service.domain.slo_counts import SloCounts
 from services.counters import LabelledCounter
 from services.domain.mesh_view import MeshView
 from services.domain.plans import CASCADE_MODEL
+from services.domain.requests import FinishReason
+from services.domain.slo.promises import SloClass
 
 RECENT = 1000  # requests that percentiles look back on
 RATE_WINDOW_S = 10.0
@@ -34,17 +37,23 @@ class RouterStats:
         self._migrations = LabelledCounter(meter, "penstock.router.migrations", by_tier, unit="{migration}")
         escalations = ("penstock.tier", "penstock.reason")
         self._escalations = LabelledCounter(meter, "penstock.router.escalations", escalations, unit="{escalation}")
+        self._flagged = LabelledCounter(meter, "penstock.router.flagged", by_tier, unit="{answer}")
         self._judged = meter.create_histogram("penstock.router.score", unit="1")
         self._ttft_metric = meter.create_histogram("gen_ai.server.time_to_first_token", unit="s")
         self._duration = meter.create_histogram("gen_ai.server.request.duration", unit="s")
+        self.slo = SloCounts()
+        promises = ("penstock.tier", "penstock.slo_class", "penstock.slo_attained")
+        self._slo_requests = LabelledCounter(meter, "penstock.router.slo_requests", promises, unit="{request}")
         answers = ("gen_ai.request.model", "penstock.tier")
         self._tokens = LabelledCounter(meter, "penstock.router.answer_tokens", answers, unit="{token}")
 
     def saw(self, event: RouterEvent, model: str) -> None:
         """Count an event of a request to `model`."""
         match event:
-            case Judged(tier=tier, score=score) if score is not None:
+            case Judged(tier=tier, score=score, flagged=flagged) if score is not None:
                 self._judged.record(score, {"penstock.tier": tier})
+                if flagged:
+                    self._flagged.add(1, tier)
             case Escalated(from_tier=tier, reason=reason):
                 self.escalated[tier] += 1
                 self._escalations.add(1, tier, reason.value)
@@ -54,7 +63,11 @@ class RouterStats:
             case InstanceChanged(tier=tier):
                 self.failovers += 1
                 self._failovers.add(1, tier)
+            case Finished(reason=FinishReason.DECLINED):
+                self._requests.add(1, self._label(model), event.tier, event.reason.value)
+                self._saw_slo(event)
             case Finished():
+                self._saw_slo(event)
                 self.finished += 1
                 self.answered[event.tier] += 1
                 label = self._label(model)
@@ -66,6 +79,26 @@ class RouterStats:
                 if event.ttft_s is not None:
                     self._ttft.append(event.ttft_s)
                     self._ttft_metric.record(event.ttft_s, labels)
+
+    def _saw_slo(self, finished: Finished) -> None:
+        if finished.slo is None:
+            return
+        slo_class, attained = finished.slo.slo_class, finished.slo.attained
+        if slo_class is None:
+            self.slo.declined += 1
+        elif slo_class is SloClass.BEST_EFFORT:
+            self.slo.best_effort += 1
+        elif attained:
+            self.slo.attained += 1
+        else:
+            self.slo.broken += 1
+        label = "declined" if slo_class is None else slo_class.value
+        self._slo_requests.add(1, finished.tier, label, str(attained).lower())
+
+    def promise_broken(self, tier: str) -> None:
+        """A request failed after a worker had promised to keep its SLO."""
+        self.slo.broken += 1
+        self._slo_requests.add(1, tier, SloClass.STANDARD.value, "false")
 
     def failure(self, model: str, reason: str) -> None:
         """A request ended with an error: not for want of room, nor because its client left."""

@@ -101,6 +101,17 @@ class Overloaded(PenstockError):
         super().__init__(f"{problem}; try again in {retry_after_s:.1f} s")
 
 
+class SloDeclined(PenstockError):
+    """The SLO of the request cannot be kept, and the request was not to be served as best effort."""
+
+    reason = "SLO_DECLINED"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "no worker can keep the latency objectives, and the request is not to be served as best effort"
+        )
+
+
 class Unavailable(PenstockError):
     """A service that the request needs is unavailable at the moment."""
 

@@ -34,11 +34,25 @@ class ModelCard:
 
 
 @dataclass(frozen=True, slots=True)
+class SloHeadroom:
+    """What an engine that keeps SLOs could still promise.
+
+    backlog_s: until the prompts that are promised already are computed. prompt_tokens_per_s: in addition to the promised
+    decodes. free_kv_tokens: reserved for no promise.
+    """
+
+    backlog_s: float
+    prompt_tokens_per_s: float
+    free_kv_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
     """A worker's load. Lengths are tokens per request, prompt and output so far.
 
     input_tokens: lengths of the prompts, running requests first, then queued ones.
     cached_tokens: KV of finished requests that new requests with the same prefix can reuse.
+    slo: of an engine that keeps SLOs.
     """
 
     running_tokens: tuple[int, ...] = ()
@@ -47,6 +61,7 @@ class Load:
     output_tokens_per_s: float = 0.0
     input_tokens: tuple[int, ...] = ()
     cached_tokens: int = 0
+    slo: SloHeadroom | None = None
 
     @property
     def requests(self) -> int:

@@ -75,19 +75,19 @@ class StepLatencyModel:
         gap_s = self.gap_s * load.longest_gap
         return self.base_s(load.tokens) + attention + gap_s + self.draft_step_s * load.speculative_steps
 
-    def tokens_within(self, seconds: float, most: int, beside: StepLoad = NOTHING, start: int = 0) -> int:
+    def tokens_within(self, seconds: float, most: int, included: StepLoad = NOTHING, start: int = 0) -> int:
         """The inverse: how many tokens of one prompt chunk, from position `start` on, fit in a step of so many seconds.
 
-        most: no more than this. beside: what the step computes already. The step with the result never takes longer than
-        `seconds`; -1 where even `beside` alone does. Where base(tokens) never falls, it is the greatest such number.
+        most: no more than this. included: what the step computes already. The step with the result never takes longer than
+        `seconds`; -1 where even `included` alone does. Where base(tokens) never falls, it is the greatest such number.
         """
 
         def fits(count: int) -> bool:
             load = replace(
-                beside,
-                tokens=beside.tokens + count,
-                context_tokens=beside.context_tokens + (start + count if count else 0),
-                pairs=beside.pairs + count * (start + 0.5 * (count + 1)),
+                included,
+                tokens=included.tokens + count,
+                context_tokens=included.context_tokens + (start + count if count else 0),
+                pairs=included.pairs + count * (start + 0.5 * (count + 1)),
             )
             return self.step_s(load) <= seconds + SUM_TOLERANCE_S
 

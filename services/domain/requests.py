@@ -4,6 +4,7 @@ import enum
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from services.domain.errors import FieldProblem, InvalidRequest, shortened
 from services.domain.structured import StructuredOutput
@@ -18,11 +19,13 @@ ROLES = ("system", "user", "assistant", "tool")
 MAX_MODEL_CHARS = 256
 MAX_SLO_PHASES = 64
 MAX_SLO_MARKER_CHARS = 64
+MAX_SLO_NAME_CHARS = 64
 MIN_TEMPERATURE = 1e-4
 """Lower temperatures mean greedy decoding. At this one, a token whose logit is 0.002 below the best is drawn once in 10^8
 times; far lower ones would exceed the range of float32."""
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
+MAX_TOP_K = 2**31 - 1
 MAX_TOP_LOGPROBS = 20
 MAX_REQUEST_ID_CHARS = 128
 MAX_SEED = 2**63 - 1
@@ -136,17 +139,36 @@ def model_problems(model: str, path: str) -> Iterator[FieldProblem]:
         yield FieldProblem(path, f"must have at most {MAX_MODEL_CHARS} characters, not {len(model)}")
 
 
+SAMPLING_DEFAULTS: tuple[Literal["temperature", "top_p", "top_k"], ...] = ("temperature", "top_p", "top_k")
+"""The sampling parameters that a model may have defaults for."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """What a model samples with where the client sets nothing. None: as `SamplingParams` has it."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+
+
+NO_DEFAULTS = SamplingDefaults()
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Sampling parameters.
 
     temperature: from 0 (greedy) to 2. Values below MIN_TEMPERATURE are replaced by 0, for all engines.
-    top_p: tokens are drawn from the smallest set of most likely tokens with at least this probability.
+    top_k: tokens are drawn from so many most likely ones; 0: no limit.
+    top_p: tokens are drawn from the smallest set of most likely tokens with at least this share of what top_k leaves.
     seed: determines, with the output position, every random number, so that a reply does not depend on the instance or the
         batch; None until the router draws one.
     max_output_tokens: None: as many as the context allows.
     top_logprobs: None: no logprobs; 0: of the chosen tokens; n: also of the n most likely tokens.
     structured_output: the form that the reply must have; None: free text.
+    unset: those of temperature, top_p and top_k that the client did not set: the model's defaults replace them
+        (`with_defaults`), if it has any.
     """
 
     temperature: float = 1.0
@@ -157,6 +179,8 @@ class SamplingParams:
     top_logprobs: int | None = None
     ignore_eos: bool = False
     structured_output: StructuredOutput | None = None
+    top_k: int = 0
+    unset: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         if 0 <= self.temperature < MIN_TEMPERATURE:  # includes -0.0
@@ -169,11 +193,18 @@ class SamplingParams:
     def with_seed(self, seed: int) -> "SamplingParams":
         return self if self.seed is not None else replace(self, seed=seed)
 
+    def with_defaults(self, defaults: "SamplingDefaults") -> "SamplingParams":
+        """The parameters with which a model computes: its defaults where the client set nothing."""
+        values = {name: value for name in self.unset if (value := getattr(defaults, name)) is not None}
+        return replace(self, **values, unset=frozenset()) if self.unset else self
+
     def problems(self, path: str) -> Iterator[FieldProblem]:
         if not 0 <= self.temperature <= 2:  # refuses NaN, too
             yield FieldProblem(f"{path}.temperature", f"must be from 0 to 2, not {self.temperature}")
         if not 0 < self.top_p <= 1:
             yield FieldProblem(f"{path}.top_p", f"must be greater than 0 and at most 1, not {self.top_p}")
+        if not 0 <= self.top_k <= MAX_TOP_K:
+            yield FieldProblem(f"{path}.top_k", f"must be from 0 to {MAX_TOP_K}, not {self.top_k}")
         if self.seed is not None and not 0 <= self.seed <= MAX_SEED:
             yield FieldProblem(f"{path}.seed", f"must be from 0 to {MAX_SEED}, not {self.seed}")
         if self.max_output_tokens is not None and self.max_output_tokens < 1:
@@ -205,15 +236,36 @@ class SloPhase:
     after_marker: str = ""
 
 
+class SloFallback(enum.Enum):
+    """What follows where no worker can keep an SLO: the request is served as best effort, or ends as declined."""
+
+    BEST_EFFORT = "best_effort"
+    DECLINE = "decline"
+
+
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Latency objectives of a request."""
+    """Latency objectives of a request.
+
+    name: a class of the mesh file in place of the objectives. fallback: None: that of the class, or of the mesh file.
+    """
 
     time_to_first_token_s: float | None = None
     phases: tuple[SloPhase, ...] = ()
+    name: str = ""
+    fallback: SloFallback | None = None
+
+    @property
+    def asks(self) -> bool:
+        """Whether there is anything to keep."""
+        return self.time_to_first_token_s is not None or bool(self.phases)
 
     def problems(self, path: str) -> Iterator[FieldProblem]:
         ttft = self.time_to_first_token_s
+        if len(self.name) > MAX_SLO_NAME_CHARS:
+            yield FieldProblem(f"{path}.name", f"must have at most {MAX_SLO_NAME_CHARS} characters")
+        elif self.name and self.asks:
+            yield FieldProblem(f"{path}.name", "must not be combined with objectives: the class has its own")
         if ttft is not None and not (0 < ttft < math.inf):
             yield FieldProblem(f"{path}.time_to_first_token", "must be over 0")
         if len(self.phases) > MAX_SLO_PHASES:
@@ -295,6 +347,7 @@ class GenerationRequest:
     """One reply asked of one engine. `resume_token_ids` were generated elsewhere: generation goes on behind them.
 
     output_interval_s: how long output tokens behind the first may wait to be sent together; None: the worker's own interval.
+    decline_unkept_slo: where its SLO cannot be kept it is declined, not served as best effort.
     """
 
     request_id: str
@@ -304,12 +357,17 @@ class GenerationRequest:
     slo: Slo | None = None
     priority: int = 0
     output_interval_s: float | None = None
+    decline_unkept_slo: bool = False
 
     @property
     def has_form(self) -> bool:
         """Whether the reply may have to be of some form: one is asked for, or tools are offered."""
         offers_tools = isinstance(self.prompt, ChatPrompt) and bool(self.prompt.tool_use.offered)
         return offers_tools or self.sampling.structured_output is not None
+
+    def with_defaults(self, defaults: SamplingDefaults) -> "GenerationRequest":
+        """As `SamplingParams.with_defaults`."""
+        return replace(self, sampling=self.sampling.with_defaults(defaults)) if self.sampling.unset else self
 
     def validate(self) -> None:
         """Check all fields.

@@ -4,7 +4,7 @@ import dataclasses
 import json
 from typing import Any
 
-from services.domain.instances import InstanceRecord, Load, ModelCard, Role
+from services.domain.instances import InstanceRecord, Load, ModelCard, Role, SloHeadroom
 from services.domain.plans import JudgeUnavailable, Plan, Prediction, Provenance, TierPlan
 from services.domain.stages import QoeModel, Stage
 from services.domain.stages.places import StagePlace
@@ -35,6 +35,13 @@ def record_to_json(record: InstanceRecord) -> bytes:
             "input_tokens": record.load.input_tokens,
             "cached_tokens": record.load.cached_tokens,
         }
+        if record.load.slo is not None:
+            slo = record.load.slo
+            data["load"]["slo"] = {
+                "backlog_s": round(slo.backlog_s, 4),
+                "prompt_tokens_per_s": round(slo.prompt_tokens_per_s, 1),
+                "free_kv_tokens": slo.free_kv_tokens,
+            }
     if record.place is not None:
         data["place"] = dataclasses.asdict(record.place)
     return json.dumps(data, separators=(",", ":")).encode()
@@ -67,6 +74,7 @@ def record_from_json(data: bytes) -> InstanceRecord:
                 load["output_tokens_per_s"],
                 tuple(load.get("input_tokens", ())),
                 cached_tokens=load.get("cached_tokens", 0),
+                slo=_headroom(load.get("slo")),
             )
             if load
             else None,
@@ -75,6 +83,10 @@ def record_from_json(data: bytes) -> InstanceRecord:
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"not an instance record: {error!r}") from error
+
+
+def _headroom(slo: dict[str, Any] | None) -> SloHeadroom | None:
+    return SloHeadroom(slo["backlog_s"], slo["prompt_tokens_per_s"], slo["free_kv_tokens"]) if slo else None
 
 
 def plan_to_json(plan: Plan) -> bytes:

@@ -9,11 +9,13 @@ from hypothesis import strategies as st
 
 from planner_service.simulator import Dispatch, EngineLimits, Replica, kernel
 from planner_service.simulator import Workload as TierWorkload
+from planner_service.simulator.judged import BatchPolicy
 from planner_service.simulator.tier import KindTable, alone_latency, serve_kinds
 from services.domain import FinishReason, SamplingParams, StepLatencyModel, StepLoad
 from services.domain.hardware import ReplicaShape
-from worker_service.scheduling import BatchLimits, BatchScheduler, BlockPool, Sequence
+from worker_service.scheduling import BatchLimits, BatchScheduler, BlockPool, DecodeFirst, PrefillFirst, Sequence
 
+POLICIES = {BatchPolicy.DECODE_FIRST: DecodeFirst, BatchPolicy.PREFILL_FIRST: PrefillFirst}
 EARLY = 37  # tokens that a request which stops by itself leaves of those it may make
 LATENCIES = [
     StepLatencyModel.linear(0.01, 1e-4, 1e-6),
@@ -48,11 +50,18 @@ def sequence_of(work: Workload, r: int) -> Sequence:
 
 
 def replay(
-    work: Workload, latency: StepLatencyModel, stages: int, blocks: int, block_tokens: int, limits: BatchLimits
+    work: Workload,
+    latency: StepLatencyModel,
+    stages: int,
+    blocks: int,
+    block_tokens: int,
+    limits: BatchLimits,
+    policy: BatchPolicy = BatchPolicy.DECODE_FIRST,
 ) -> Replayed:
     """The worker's own scheduler in virtual time, a lane per stage."""
     count = len(work.arrivals)
-    lanes = [BatchScheduler(limits, BlockPool(blocks, block_tokens, reuse=False)) for _ in range(stages)]
+    pools = [BlockPool(blocks, block_tokens, reuse=False) for _ in range(stages)]
+    lanes = [BatchScheduler(limits, pool, POLICIES[policy]()) for pool in pools]
     upcoming = [list(range(lane, count, stages)) for lane in range(stages)]
     ready = [0.0] * stages
     out = Replayed([0.0] * count, [0.0] * count, 0, 0, 0)
@@ -103,6 +112,7 @@ def compiled(
     blocks: int,
     block_tokens: int,
     limits: BatchLimits,
+    policy: BatchPolicy = BatchPolicy.DECODE_FIRST,
     *,
     quiet: bool = True,
 ) -> Replayed:
@@ -114,7 +124,7 @@ def compiled(
         np.array(work.outputs, np.int64),
         np.array(work.priorities, np.int64),
         np.array([stages, blocks], np.int64),
-        np.array([block_tokens, limits.max_running, limits.max_step_tokens], np.int64),
+        np.array([block_tokens, limits.max_running, limits.max_step_tokens, policy.number], np.int64),
         np.array([latency.context_token_s, latency.pair_s, latency.gap_s, 0.0]),
         np.array(latency.knot_tokens),
         np.array(latency.knot_s),
@@ -149,6 +159,7 @@ def workloads(draw: st.DrawFn) -> Workload:
     st.integers(0, 40),
     st.integers(1, 6),
     st.sampled_from([1, 7, 32, 512]),
+    st.sampled_from(BatchPolicy),
 )
 def test_the_twin_takes_the_same_steps(
     work: Workload,
@@ -158,9 +169,11 @@ def test_the_twin_takes_the_same_steps(
     spare_blocks: int,
     max_running: int,
     max_step_tokens: int,
+    policy: BatchPolicy,
 ) -> None:
     needed = max(-(-(p + o) // block_tokens) for p, o in zip(work.prompts, work.outputs, strict=True))
-    setting = (stages, needed + spare_blocks // block_tokens, block_tokens, BatchLimits(max_running, max_step_tokens))
+    limits = BatchLimits(max_running, max_step_tokens)
+    setting = (stages, needed + spare_blocks // block_tokens, block_tokens, limits, policy)
     served, twin = replay(work, latency, *setting), compiled(work, latency, *setting)
     assert twin.first == pytest.approx(served.first, rel=1e-12)
     assert twin.finish == pytest.approx(served.finish, rel=1e-12)
@@ -170,7 +183,7 @@ def test_the_twin_takes_the_same_steps(
 
 
 def test_the_cases_that_matter_are_reached() -> None:
-    """Preemption, waiting for room, chunked prompts and quiet steps all happen in a workload that is small enough."""
+    """Preemption, waiting for room, chunked prompts and quiet steps all happen; and with prompts first, decodes wait."""
     work = Workload([0.0, 0.0, 0.0, 0.1, 0.2], [30, 40, 50, 20, 100], [60, 50, 40, 30, 5], [0] * 5)
     setting = (1, 11, 16, BatchLimits(4, 32))
     found = compiled(work, LATENCIES[1], *setting)
@@ -179,6 +192,9 @@ def test_the_cases_that_matter_are_reached() -> None:
     assert found.finish == pytest.approx(compiled(work, LATENCIES[1], *setting, quiet=False).finish, rel=1e-12)
     served = replay(work, LATENCIES[1], *setting)
     assert found.finish == pytest.approx(served.finish, rel=1e-12)
+    prompts_first = compiled(work, LATENCIES[1], *setting, BatchPolicy.PREFILL_FIRST)
+    assert prompts_first.preemptions > 0
+    assert prompts_first.first[1] < found.first[1]
 
 
 def test_a_higher_priority_overtakes_in_the_queue_and_is_preempted_last() -> None:

@@ -17,6 +17,7 @@ from services import errors
 from services.channels import server_options
 from services.domain import InstanceRecord, Load, ModelCard, Role
 from services.domain.errors import PenstockError, Unavailable
+from services.domain.instances import SloHeadroom
 from services.grpc_types import Context
 
 PLACES = 16
@@ -32,6 +33,8 @@ class Act(Enum):
     HAND_OVER = "hand over"
     """At the next MigrateOut."""
     SKIP_A_TOKEN = "skip a token"
+    DECLINE = "decline"
+    """Its SLO cannot be kept."""
     ABORT = "abort"
     FINISH = "finish"
 
@@ -51,13 +54,16 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
     requests: int = 0
     """What its record tells of its load."""
     tier: str = "only"
+    keeps_slos: bool = True
+    """Whether it admits requests with an SLO as standard, or as best effort."""
+    headroom: SloHeadroom | None = None
     broken_by: grpc.Status = field(default_factory=lambda: errors.to_status(Unavailable("the call is broken")))
     server: aio.Server = field(init=False)
 
     @property
     def record(self) -> InstanceRecord:
         card = ModelCard(self.tier, "m", "d", "scripted", 4096, 10, 16, PLACES)
-        load = Load((1,) * self.requests, (), 9, 1.0)
+        load = Load((1,) * self.requests, (), 9, 1.0, slo=self.headroom)
         return InstanceRecord(self.name, Role.WORKER, f"127.0.0.1:{self.port}", 1.0, 1, 9.0, model=card, load=load)
 
     async def GenerateMany(
@@ -101,7 +107,10 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
             if script[0] is not Act.DIE:
                 offset = await self.transferred
         if isinstance(script[0], int):
-            say(admitted=pb.Admitted(prompt_tokens=3, max_output_tokens=most))
+            admitted = pb.Admitted(prompt_tokens=3, max_output_tokens=most)
+            if request.HasField("slo"):
+                admitted.service_class = pb.SERVICE_CLASS_STANDARD if self.keeps_slos else pb.SERVICE_CLASS_BEST_EFFORT
+            say(admitted=admitted)
         for act in script:
             match act:
                 case int():
@@ -127,6 +136,9 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
                     say(handed_over=pb.HandedOver(offset=offset))
                 case Act.SKIP_A_TOKEN:
                     say(tokens=common_pb2.TokenFrame(offset=offset + 1, token_ids=[0], text="?"))
+                case Act.DECLINE:
+                    say(declined=pb.Declined(reason="the SLO cannot be kept here"))
+                    say(finished=pb.Finished(reason=common_pb2.FINISH_REASON_DECLINED))
                 case Act.ABORT | Act.FINISH:
                     reason = common_pb2.FINISH_REASON_ABORTED if act is Act.ABORT else common_pb2.FINISH_REASON_LENGTH
                     usage = common_pb2.TokenUsage(prompt_tokens=3, output_tokens=offset)

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from planner_service.simulator.slo_instance import ADMITTED, serve_with_slos
+from planner_service.simulator.attainment_kernel import Slos, new_judgement
+from planner_service.simulator.judged import NEVER_LATER
+from planner_service.simulator.slo_fleet import ADMITTED, FleetLimits, FleetOutcome, FleetRequests, serve_fleet
 from services.domain import FinishReason, SamplingParams
 from services.domain.latency import StepLatencyModel, StepLoad
 from services.domain.slo import AttainmentTracker, SloClass
@@ -190,25 +192,23 @@ def test_worker_and_simulator_agree_to_the_last_token() -> None:
         pool = BlockPool(kv, 1, reuse=False)
         served = serve(requests, SloPolicy(latency, 0.0), latency, limits=BatchLimits(places, tokens), pool=pool)
         n = len(requests)
-        first_s, finish_s = np.zeros(n), np.zeros(n)
-        outcome, late, preemptions = (np.zeros(n, np.int64) for _ in range(3))
-        steps = serve_with_slos(
-            np.array([r.arrival_s for r in requests]),
-            np.array([r.prompt for r in requests], np.int64),
-            np.array([r.output for r in requests], np.int64),
-            np.array([r.ttft_s for r in requests], np.float64),
-            np.array([r.tpot_s for r in requests]),
+        arrival_s, tpot_s = np.array([r.arrival_s for r in requests]), np.array([r.tpot_s for r in requests])
+        prompt, output = (
+            np.array(row, np.int64) for row in zip(*((r.prompt, r.output) for r in requests), strict=True)
+        )
+        ttft_s = np.array([r.ttft_s for r in requests], np.float64)
+        out = FleetOutcome(*np.zeros((2, n)), *np.zeros((3, n), np.int64))
+        steps = serve_fleet(
+            FleetRequests(arrival_s, prompt, output, output, tpot_s, np.ones(n)),
+            Slos(arrival_s + ttft_s, tpot_s, tpot_s, np.full(n, NEVER_LATER)),
             np.array([0.03, 0.05, 0.1]),
             step_model(latency, tokens),
-            kv,
-            places,
-            True,
-            first_s,
-            finish_s,
-            outcome,
-            late,
-            preemptions,
+            1,
+            FleetLimits(kv, places, 0, 0.0, True, False, n),
+            new_judgement(n),
+            out,
         )
+        first_s, finish_s, outcome = out.first_s, out.finish_s, out.outcome
         assert served.admitted == set(np.flatnonzero(outcome == ADMITTED).tolist()), seed
         assert len(served.steps) == steps, seed
         for i in served.admitted:

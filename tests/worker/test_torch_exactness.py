@@ -75,6 +75,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "chunked": {"max_step_tokens": 13, "kv_block_tokens": 5},
     "one_by_one_token": {"max_step_tokens": 1, "max_running": 2},
     "gathered": {"kernel": False},
+    "modules": {"fused": False},
     "gathered_chunked": {"kernel": False, "max_step_tokens": 37, "kv_block_tokens": 4},
 }
 

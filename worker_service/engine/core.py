@@ -4,8 +4,9 @@ Scheduling, stop rules, text, verification and KV transfer are implemented here;
 runner computes logits, the simulated one only takes time. Not thread-safe: one thread owns a core.
 """
 
+import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -29,6 +30,7 @@ from services.domain.slo import Promise, ReplyLengths
 from worker_service.engine import reply_rules
 from worker_service.engine.interface import (
     Admitted,
+    Declined,
     DraftDistribution,
     EngineEvent,
     Finished,
@@ -47,6 +49,7 @@ from worker_service.scheduling import (
     BlockPool,
     Chunk,
     OutOfBlocks,
+    Phase,
     Reservation,
     Sequence,
     SequenceSlo,
@@ -70,7 +73,10 @@ class CoreLimits:
 
 @dataclass(slots=True)
 class _Request:
-    """The state of a request in addition to its sequence."""
+    """The state of a request in addition to its sequence.
+
+    declines: where its SLO cannot be kept it is declined.
+    """
 
     sequence: Sequence
     text: ReplyText | None
@@ -79,11 +85,13 @@ class _Request:
     draft_masks: npt.NDArray[np.int32] | None = None
     distributions: tuple[DraftDistribution, ...] = ()
     results: list[RowResult] = field(default_factory=list)
+    declines: bool = False
 
 
 StepOutput = EngineEvent | Verification | RequestFailed
 
 PROBE = SamplingParams(temperature=0.0, max_output_tokens=1)
+NOT_KEPT = "the SLO cannot be kept here"
 
 
 class EngineCore:
@@ -105,6 +113,10 @@ class EngineCore:
         self._requests: dict[str, _Request] = {}
         self._throughput = Throughput(clock.now())
         self._reply_lengths = ReplyLengths()
+        self._decided: list[tuple[str, StepOutput]] = []  # answers that have not been returned yet
+        self._in_step = False
+        self.computing: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+        """Entered while the runner computes a step: meanwhile `add` and `decide` may be called by another thread."""
         self.steps = 0
 
     @property
@@ -116,8 +128,7 @@ class EngineCore:
     ) -> tuple[Admitted | None, Finished | None]:
         """Queue a request with the tokenized prompt `prompt`. A resumed reply that is already complete is Finished at once.
 
-        A request that asks for an SLO has no Admitted yet: the policy decides before the next step, and the outputs of that
-        step contain it.
+        A request that asks for an SLO has no Admitted yet: `decide` returns the answer, or else the next step.
 
         grammar: of the reply, behind its resumed tokens.
 
@@ -127,7 +138,9 @@ class EngineCore:
             Overloaded: The queue is full.
             InvalidRequest: The resumed tokens are invalid.
         """
-        return self._add(request, prompt, None, grammar)
+        admitted, finished = self._add(request, prompt, None, grammar)
+        assert not isinstance(admitted, Declined)
+        return admitted, finished
 
     def enter(
         self,
@@ -137,8 +150,10 @@ class EngineCore:
         tokens: Seq[int],
         last: LastBlocks | None = None,
         grammar: "TokenGrammar | None" = None,
-    ) -> tuple[Admitted | None, Finished | None]:
+    ) -> tuple[Admitted | Declined | None, Finished | None]:
         """Start a request that arrived with its KV. `tokens`: all its tokens; the last one has no KV.
+
+        Its SLO is decided on at once. Declined and Finished: it cannot be kept, and the request is not started.
 
         last: blocks that must still be written. The reservation is removed in any case.
 
@@ -171,7 +186,7 @@ class EngineCore:
         except BaseException:
             self.scheduler.release(reservation)
             raise
-        if finished is not None:
+        if finished is not None and finished.reason is not FinishReason.DECLINED:  # it was never started
             self.scheduler.release(reservation)
         return admitted, finished
 
@@ -186,7 +201,7 @@ class EngineCore:
         prompt: list[int],
         reservation: Reservation | None,
         grammar: "TokenGrammar | None",
-    ) -> tuple[Admitted | None, Finished | None]:
+    ) -> tuple[Admitted | Declined | None, Finished | None]:
         if request.request_id in self._requests:
             raise AlreadyRunning(request.request_id)
         most = reply_rules.reply_room(request, prompt, self.limits.max_context_tokens, self.tokenizer)
@@ -202,7 +217,7 @@ class EngineCore:
             max_output_tokens=most,
             output=resumed,
             priority=request.priority,
-            slo=self._asked_slo(request, most) if reservation is None else None,
+            slo=self._requested_slo(request, most),
         )
         if reservation is None:
             self._check_queue()
@@ -212,11 +227,19 @@ class EngineCore:
                 self.scheduler.adopt(sequence, reservation, len(sequence.tokens) - 1)
             except ValueError as error:
                 raise invalid("token_ids", str(error)) from None
-        self._requests[request.request_id] = _Request(sequence, text, grammar)
-        return Admitted(len(prompt), most) if sequence.slo is None else None, None
+        added = _Request(sequence, text, grammar, declines=request.decline_unkept_slo)
+        self._requests[request.request_id] = added
+        if sequence.slo is None:
+            return Admitted(len(prompt), most), None
+        if reservation is None:
+            return None, None
+        self._decided += self._decisions()
+        if not sequence.promised and added.declines:
+            return Declined(NOT_KEPT), self._ended(added, FinishReason.DECLINED)
+        return self._admitted(sequence), None
 
-    def _asked_slo(self, request: GenerationRequest, most: int) -> SequenceSlo | None:
-        """What a request asks of the policy, from now on; None where it asks for nothing, or nothing can be kept here."""
+    def _requested_slo(self, request: GenerationRequest, most: int) -> SequenceSlo | None:
+        """The SLO that a request asks of the policy, from now on; None if it asks for nothing or nothing is kept here."""
         if request.slo is None or not self.scheduler.policy.keeps_slos:
             return None
         promise = Promise.received(request.slo, self._clock.now())
@@ -229,12 +252,30 @@ class EngineCore:
             output_tokens=self._reply_lengths.predict(len(request.resume_token_ids), most),
         )
 
-    def _decided(self) -> list[tuple[str, StepOutput]]:
-        """Have the policy decide on those that ask for an SLO: the answers."""
-        return [
-            (s.request_id, Admitted(s.prompt_tokens, s.max_output_tokens, best_effort=not s.promised))
-            for s in self.scheduler.decide(self._clock.now())
-        ]
+    def decide(self) -> list[tuple[str, StepOutput]]:
+        """Let the policy decide on the requests that ask for an SLO; return the answers.
+
+        May be called while a step is computed (`computing`): the decision is then for the steps behind it.
+        """
+        decided, self._decided = self._decided, []
+        return decided + self._decisions()
+
+    def _decisions(self) -> list[tuple[str, StepOutput]]:
+        outputs: list[tuple[str, StepOutput]] = []
+        for sequence in self.scheduler.decide(self._clock.now(), during_step=self._in_step):
+            request = self._requests[sequence.request_id]
+            if sequence.phase is Phase.RUNNING:  # it has moved in: `enter` answers
+                continue
+            if sequence.promised or not request.declines:
+                outputs.append((sequence.request_id, self._admitted(sequence)))
+            else:
+                outputs.append((sequence.request_id, Declined(NOT_KEPT)))
+                outputs.append((sequence.request_id, self._ended(request, FinishReason.DECLINED)))
+        return outputs
+
+    @staticmethod
+    def _admitted(sequence: Sequence) -> Admitted:
+        return Admitted(sequence.prompt_tokens, sequence.max_output_tokens, best_effort=not sequence.promised)
 
     def add_verification(
         self,
@@ -284,13 +325,18 @@ class EngineCore:
         Raises:
             Exception: The runner cannot compute anything any more.
         """
-        outputs = self._decided()
+        outputs = self.decide()
         plan = self.scheduler.plan_step(allocation, self._clock.now())
         if not plan.chunks:
             return outputs
         computed: list[tuple[Chunk, RowResult]] = []
         errors: list[BaseException] = []
-        for chunk, result in zip(plan.chunks, self._compute(plan.chunks), strict=True):
+        self._in_step = True
+        try:
+            results = self._compute(plan.chunks)
+        finally:
+            self._in_step = False
+        for chunk, result in zip(plan.chunks, results, strict=True):
             error = result if isinstance(result, BaseException) else result.error
             if error is not None:
                 errors.append(error)
@@ -330,6 +376,7 @@ class EngineCore:
             free_kv_blocks=self.scheduler.pool.free,
             output_tokens_per_s=self._throughput.per_second(self._clock.now()),
             input_tokens=tuple(s.prompt_tokens for s in (*self.scheduler.running, *self.scheduler.waiting)),
+            slo=self.scheduler.policy.headroom(self.scheduler, self._clock.now()),
         )
 
     def restart_throughput(self) -> None:
@@ -362,7 +409,8 @@ class EngineCore:
         if not rows:
             return []
         try:
-            return self.runner.run(rows)
+            with self.computing():
+                return self.runner.run(rows)
         except BaseException as error:
             if len(rows) == 1:
                 return [error]

@@ -10,7 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from services.domain.instances import Load
-from services.domain.requests import FinishReason, GenerationRequest, SamplingParams, TokenFrame, TokenUsage
+from services.domain.requests import (
+    NO_DEFAULTS,
+    FinishReason,
+    GenerationRequest,
+    SamplingDefaults,
+    SamplingParams,
+    TokenFrame,
+    TokenUsage,
+)
 from services.event_streams import OnTokens
 from worker_service.scheduling import BatchScheduler
 from worker_service.text import Tokenizer
@@ -23,6 +31,7 @@ class Capability(enum.Enum):
     PRIORITIES: waiting requests are ordered by priority.
     PREFIX_TRANSFER: running requests move as tokens; the target loads or computes the prefix in advance.
     STRUCTURED_OUTPUT: the form of a reply is enforced, token by token.
+    SLO: requests are admitted with an SLO only where it can be kept. Other engines serve them as best effort.
     VERIFY_SAMPLED: a sampled draft token is accepted if the engine draws the same token.
     VERIFY_REJECTION: a draft with its distributions is verified by rejection sampling.
     """
@@ -38,6 +47,7 @@ class Capability(enum.Enum):
     PRIORITIES = "priorities"
     PREFIX_TRANSFER = "prefix_transfer"
     STRUCTURED_OUTPUT = "structured_output"
+    SLO = "slo"
 
 
 class EngineUnusable(Exception):
@@ -46,7 +56,7 @@ class EngineUnusable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """The model and the capabilities of an engine."""
+    """The model and the capabilities of an engine. sampling_defaults: of the model, for what a request does not set."""
 
     engine: str
     model: str
@@ -56,6 +66,7 @@ class EngineInfo:
     kv_block_tokens: int
     max_requests: int
     capabilities: frozenset[Capability]
+    sampling_defaults: SamplingDefaults = NO_DEFAULTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +76,13 @@ class Admitted:
     prompt_tokens: int
     max_output_tokens: int
     best_effort: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Declined:
+    """First event of a request whose SLO cannot be kept and that is not served as best effort; Finished follows."""
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +102,7 @@ class HandedOver:
     offset: int
 
 
-EngineEvent = Admitted | TokenFrame | Finished | HandedOver
+EngineEvent = Admitted | Declined | TokenFrame | Finished | HandedOver
 
 
 class Engine(Protocol):
@@ -122,6 +140,8 @@ class Engine(Protocol):
         self, request: GenerationRequest, on_tokens: OnTokens | None = None
     ) -> AsyncGenerator[EngineEvent, None]:
         """Admitted, then frames without gap or overlap, then Finished. Leaving the iteration aborts the request.
+
+        Declined, then Finished: its SLO cannot be kept (`decline_unkept_slo`).
 
         on_tokens: takes the frames, once the iteration goes on behind Admitted; only the other events are iterated then.
         One that is aborted while its prompt is tokenized is Finished without having been Admitted.

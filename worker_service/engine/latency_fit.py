@@ -18,7 +18,7 @@ MIN_STEPS = 20
 def measured_latency(
     core: EngineCore, *, seconds: float = CALIBRATION_S, now: Callable[[], float] = time.perf_counter
 ) -> StepLatencyModel:
-    """Step an idle core through batches of many sizes for so long, at least MIN_STEPS steps, and fit a model to the times."""
+    """Step an idle core through batches of many sizes, at least MIN_STEPS steps, and fit a model to the times."""
     began, samples = now(), list[tuple[StepLoad, float]]()
     with contextlib.closing(timed_steps(core, now=now)) as steps:  # type: ignore[type-var]
         for sample in steps:
@@ -37,12 +37,12 @@ def fitted(samples: list[tuple[StepLoad, float]]) -> StepLatencyModel:
     terms = np.array([(1.0, load.tokens, load.context_tokens, load.pairs) for load, _ in samples])
     times = np.array([seconds for _, seconds in samples])
     weights = 1.0 / np.maximum(times, 1e-9)
-    kept = [0, 1, 2, 3]
+    columns = [0, 1, 2, 3]
     while True:
-        found, *_ = np.linalg.lstsq(terms[:, kept] * weights[:, None], times * weights)
-        if len(kept) == 1 or found.min() >= 0:
+        solution, *_ = np.linalg.lstsq(terms[:, columns] * weights[:, None], times * weights)
+        if len(columns) == 1 or solution.min() >= 0:
             break
-        del kept[int(np.argmin(found))]
-    values = dict(zip(kept, np.maximum(found, 0.0).tolist(), strict=True))
+        del columns[int(np.argmin(solution))]
+    values = dict(zip(columns, np.maximum(solution, 0.0).tolist(), strict=True))
     overhead_s, token_s = values.get(0, 0.0), values.get(1, 0.0)
     return StepLatencyModel((0.0, 1.0), (overhead_s, overhead_s + token_s), values.get(2, 0.0), values.get(3, 0.0))

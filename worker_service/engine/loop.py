@@ -1,7 +1,8 @@
 """Runs an EngineCore on its own thread behind an asyncio interface.
 
 The loop of the thread: run commands, compute a step, deliver outputs. Commands (add, abort, export, ...) run between steps,
-so an abort or a cancelled stream takes effect within one step.
+so an abort or a cancelled stream takes effect within one step. Requests with an SLO are answered sooner: while a step is
+computed, another thread adds them and lets the core decide (`slo_admission`).
 """
 
 import asyncio
@@ -34,6 +35,7 @@ from worker_service.engine.interface import (
     Admitted,
     Allocator,
     Blocks,
+    Declined,
     DraftDistribution,
     EngineEvent,
     EngineInfo,
@@ -45,6 +47,7 @@ from worker_service.engine.interface import (
     Verification,
 )
 from worker_service.engine.runner import ModelRunner
+from worker_service.engine.slo_admission import SloAdmission
 from worker_service.grammar import GrammarCompiler
 from worker_service.request_failures import request_failed
 from worker_service.text import Tokenizer
@@ -99,6 +102,7 @@ class LoopEngine:
         self._stopped: dict[str, HandedOver] = {}  # used by the event loop only: the HandedOver of paused requests
         self._load = Load()
         self._allocator: Allocator | None = None
+        self._admission = SloAdmission(self._decide_during_step)
         self._copier = ThreadPoolExecutor(1, "kv-copies")
         self._stopping = False
 
@@ -144,6 +148,7 @@ class LoopEngine:
         self._grammars.close()
         self._commands.put(None)
         await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self._admission.close)
         self._copier.shutdown()
 
     async def failed(self) -> BaseException:
@@ -171,7 +176,12 @@ class LoopEngine:
             return
         grammar = await self._grammars.compile(request, resumed)
         async with contextlib.aclosing(
-            self._stream(request, lambda core: core.add(request, prompt, grammar), on_tokens)
+            self._stream(
+                request,
+                lambda core: core.add(request, prompt, grammar),
+                on_tokens,
+                during_step=request.slo is not None and request.slo.asks,
+            )
         ) as events:
             async for event in events:  # closed at once, not by the garbage collector
                 yield event
@@ -310,21 +320,26 @@ class LoopEngine:
     async def _stream(
         self,
         request: GenerationRequest,
-        ask: Callable[[EngineCore], tuple[Admitted | None, Finished | None]],
+        ask: Callable[[EngineCore], tuple[Admitted | Declined | None, Finished | None]],
         on_tokens: OnTokens | None,
+        *,
+        during_step: bool = False,
     ) -> AsyncGenerator[EngineEvent, None]:
-        """The events of a request that `ask` brings into the core. Leaving the iteration aborts it."""
+        """The events of a request that `ask` adds to the core. Leaving the iteration aborts it.
+
+        during_step: `ask` may be called while a step is computed.
+        """
         request_id, stream = request.request_id, _Stream()
 
-        def begin(core: EngineCore) -> tuple[Admitted | None, Finished | None]:
+        def begin(core: EngineCore) -> tuple[Admitted | Declined | None, Finished | None]:
             admitted, finished = ask(core)
             if finished is None:
                 self._hold_tokens(request)
             return admitted, finished
 
-        admitted, finished = await self._call(request_id, begin, stream)
+        admitted, finished = await self._call(request_id, begin, stream, during_step=during_step)
         try:
-            if admitted is not None:  # otherwise it comes with the step that decides
+            if admitted is not None:  # otherwise it comes with the decision
                 yield admitted
             if finished is not None:
                 yield finished
@@ -349,10 +364,17 @@ class LoopEngine:
             with contextlib.suppress(Unavailable):
                 self._post(lambda: self._abort(self._core, request_id))
 
-    async def _call(self, request_id: str, action: Callable[[EngineCore], _T], stream: _Stream | None = None) -> _T:
+    async def _call(
+        self,
+        request_id: str,
+        action: Callable[[EngineCore], _T],
+        stream: _Stream | None = None,
+        *,
+        during_step: bool = False,
+    ) -> _T:
         """Run `action` on the engine's thread between two steps. On success, `stream` is registered before any event.
 
-        request_id: of the request or the transfer.
+        request_id: of the request or the transfer. during_step: it may run on another thread while a step is computed.
 
         Raises:
             PenstockError: Raised by `action`; any other exception becomes RequestFailed.
@@ -384,13 +406,29 @@ class LoopEngine:
             else:
                 self._loop.call_soon_threadsafe(resolve, value)
 
-        self._post(run)
+        if during_step:
+            self._admission.put(run)
+            self._post(self._admission.run_commands)
+        else:
+            self._post(run)
         return await future
 
     def _post(self, command: Callable[[], object]) -> None:
         if self._stopping or self._failure.done():
             raise Unavailable("the engine has stopped")
         self._commands.put(command)
+
+    def _decide(self) -> None:
+        """Decide on the requests that have asked for an SLO and deliver the answers. On either thread."""
+        if outputs := self._gathered(self._core.decide()):
+            self._loop.call_soon_threadsafe(self._deliver, outputs)
+
+    def _decide_during_step(self) -> None:
+        try:
+            self._decide()
+        except BaseException as error:
+            _log.exception("admission failed")
+            self._loop.call_soon_threadsafe(self._fail, error)
 
     def _abort(self, core: EngineCore, request_id: str) -> bool:
         finished = core.abort(request_id)
@@ -417,7 +455,7 @@ class LoopEngine:
             if isinstance(event, TokenFrame):
                 self._held[request_id].frames.append(event)
                 continue
-            if isinstance(event, Admitted):
+            if isinstance(event, Admitted | Declined):
                 ready.append((request_id, event))
                 continue
             last = self._held.pop(request_id, None)
@@ -448,11 +486,16 @@ class LoopEngine:
             return
         self._loop.call_soon_threadsafe(built.set_result, None)
         core = self._core
+        if core.scheduler.policy.keeps_slos:
+            core.computing = self._admission.computing
+            self._admission.start()
         try:
             worked = False
             while self._take_commands(wait_s=IDLE_WAIT_S if core.idle else 0.0 if worked else HELD_WAIT_S):
                 allocation = self._allocator(core.scheduler) if self._allocator is not None else None
                 before = core.steps
+                if core.scheduler.policy.keeps_slos:
+                    self._decide()  # the answers do not wait for the step
                 outputs = self._gathered(core.step(allocation))
                 worked = core.steps > before
                 if outputs:
@@ -487,6 +530,8 @@ class LoopEngine:
             _log.exception("a command between two steps failed")
 
     def _fail(self, error: BaseException) -> None:
+        if self._failure.done():
+            return
         self._failure.set_result(error)
         for stream in self._streams.values():
             stream.fail(Unavailable("the engine failed"))

@@ -10,7 +10,7 @@ from services.background import end
 from services.domain.errors import AlreadyRunning, Overloaded, PenstockError, Unavailable
 from services.domain.requests import GenerationRequest
 from services.event_streams import OnTokens
-from worker_service.engine.interface import EngineEvent, KvTransferring, LastBlocks
+from worker_service.engine.interface import Declined, EngineEvent, KvTransferring, LastBlocks
 from worker_service.migration import source, target
 from worker_service.migration.messages import Chunk, Closing, Opening, ToSource, ToTarget
 from worker_service.migration.sender import ANSWER_S
@@ -141,6 +141,9 @@ class IncomingReply:
                     last = LastBlocks(message.last.first_block, data)
                 self._events = engine.enter(name, self._request, message.tokens, last, self._on_tokens)
                 self._admitted = await anext(self._events)
+                if isinstance(self._admitted, Declined):
+                    await self._events.aclose()
+                    raise Unavailable(self._admitted.reason)
                 return target.Entered()
             case target.TellCommitted():
                 self._entered.set_result((self._admitted, self._events))

@@ -36,7 +36,8 @@ class Reservation:
 class BatchScheduler:
     """The waiting and running sequences of one pool of blocks.
 
-    The loop is `plan_step`, compute, `commit`. Between these calls, only `add` may be called.
+    The loop is `plan_step`, compute, `commit`. Between these calls, only `add`, `decide(during_step=True)` and `finish` of a
+    waiting sequence may be called.
     """
 
     def __init__(self, limits: BatchLimits, pool: BlockPool, policy: BatchPolicy | None = None) -> None:
@@ -133,6 +134,7 @@ class BatchScheduler:
         sequence.move(Phase.RUNNING)
         self._running.append(sequence)
         self.seal(sequence)
+        self.policy.added(sequence)
 
     def seal(self, sequence: Sequence) -> None:
         """Add the full blocks of a sequence to the prefix tree. Their KV must be computed."""
@@ -158,9 +160,12 @@ class BatchScheduler:
         sequence.finish_reason = reason
         return sequence
 
-    def decide(self, now_s: float) -> list[Sequence]:
-        """Let the policy decide on sequences that ask for an SLO; return those decided on."""
-        return self.policy.decide(self, now_s)
+    def decide(self, now_s: float, *, during_step: bool = False) -> list[Sequence]:
+        """Let the policy decide on sequences that ask for an SLO; return those decided on.
+
+        during_step: the planned step has not been committed yet.
+        """
+        return self.policy.decide(self, now_s, during_step=during_step)
 
     def plan_step(self, allocation: Mapping[str, int] | None = None, now_s: float = 0.0) -> StepPlan:
         """Plan the step that begins now, by the policy or by `allocation` (tokens by request id).
@@ -246,8 +251,8 @@ class BatchScheduler:
                     return 0
                 self.preempt(victim, preempted)
             sequence.blocks += self.pool.take(needed)
-        wanted = end - (there - 1 - sequence.draft)
-        chunks.append(Chunk(sequence, computed, count, min(max(0, wanted), count)))
+        last_positions = end - (there - 1 - sequence.draft)
+        chunks.append(Chunk(sequence, computed, count, min(max(0, last_positions), count)))
         return count
 
     def _victim(self, keep: frozenset[str], chunks: list[Chunk]) -> Sequence | None:

@@ -9,7 +9,7 @@ from worker_service.scheduling.steps import BatchPolicy, StepInProgress, queue_k
 class PolicyName(enum.Enum):
     """The policies that a tier of the mesh file can name.
 
-    DECODE_FIRST: every decode gets its token, prompts take what is left in chunks (Sarathi-Serve).
+    DECODE_FIRST: every decode gets its token, prompts get what is left, in chunks (Sarathi-Serve).
     PREFILL_FIRST: while there are prompts, a step computes nothing else (vLLM without chunked prefill).
     SLO: by deadlines (SLOs-Serve); without a request that was admitted with an SLO, decode first.
     """
@@ -20,7 +20,7 @@ class PolicyName(enum.Enum):
 
 
 class DecodeFirst(BatchPolicy):
-    """Decodes, then prompts under way, then prompts that wait, each in queue order."""
+    """Decodes, then prompts that have begun, then prompts that wait, each in queue order."""
 
     def plan(self, step: StepInProgress, now_s: float) -> None:
         running = sorted(step.scheduler.running, key=queue_key)
@@ -34,7 +34,7 @@ class DecodeFirst(BatchPolicy):
 
 
 class PrefillFirst(BatchPolicy):
-    """Prompts under way, then prompts that wait; decodes only in steps without a prompt."""
+    """Prompts that have begun, then prompts that wait; decodes only in steps without a prompt."""
 
     def plan(self, step: StepInProgress, now_s: float) -> None:
         running = sorted(step.scheduler.running, key=queue_key)
@@ -50,7 +50,7 @@ class PrefillFirst(BatchPolicy):
 
 
 def start_waiting(step: StepInProgress) -> None:
-    """Start those who wait, in queue order, while there is room and nobody had to give up blocks."""
+    """Start waiting sequences, in queue order, while there is room and no sequence has been preempted."""
     scheduler = step.scheduler
     while step.budget > 0 and scheduler.waiting and not step.preempted:
         sequence = scheduler.waiting[0]

@@ -1,18 +1,23 @@
-"""Steps under SLOs: who is admitted, and how a worker's steps are shared between promises and best effort. No I/O.
+"""Steps under SLOs: which requests are admitted, and how steps are shared between promises and best effort. No I/O.
 
-The decisions are those of `services.domain.slo.compiled`, which the simulator calls too; here they meet sequences and blocks.
-Between two steps this policy decides on all sequences that have come with an SLO since, together. Those admitted start at
-once: the KV of their prompt and likely reply is theirs, and best effort gives up blocks for it (KV, never tokens; it resumes
-by one prefill). All else is best effort: it runs on what is left over, and is started only where it has room to make a token.
+The decisions are those of `services.domain.slo.compiled`, which the simulator calls too; here they are applied to sequences
+and blocks. `decide` decides on all sequences together that have asked for an SLO since the last call: between two steps, or
+while a step is computed, from a snapshot of the requests as they will be at its end. Those admitted start with the next step:
+KV for their prompt and predicted reply is reserved, and best effort gives up blocks for it (KV, never tokens; it resumes by
+one prefill). All other sequences are best effort: they get what is left, and are started only with room for one token more.
 """
 
 import math
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 
-from services.domain.latency import StepLatencyModel
+import numpy as np
+
+from services.domain.instances import SloHeadroom
+from services.domain.latency import StepLatencyModel, StepLoad
+from services.domain.slo.compiled.admission import budget_per_s
 from services.domain.slo.compiled.layout import StepModel, step_model
-from services.domain.slo.compiled.table import RequestTable, TableRequest, decide
+from services.domain.slo.compiled.table import RequestTable, Snapshot, TableRequest, decide
 from services.domain.slo.correction import LatencyCorrection
 from services.domain.slo.promises import SloClass
 from worker_service.scheduling.batching import BatchScheduler
@@ -21,9 +26,13 @@ from worker_service.scheduling.sequence import Phase, Sequence
 from worker_service.scheduling.steps import BatchPolicy, Chunk, StepInProgress, queue_key
 
 PROMPTS_AHEAD = 4
-"""Best-effort prompts that are under way at once: enough to fill a step with short ones, few enough to hold little KV."""
+"""Best-effort prompts that are computed at once: enough to fill a step with short ones, few enough to hold little KV."""
 CORRECTION_STEP = 0.01
-"""The step model is made anew when the correction has changed by more than this share."""
+"""The step model is replaced when the correction has changed by more than this share."""
+HEADROOM_S = 0.05
+"""Headroom is computed this often at most; instances publish their load every quarter of a second."""
+MAX_BACKLOG_S = 3600.0
+"""The backlog of an engine that cannot compute prompts in addition to its decodes."""
 
 
 class SloPolicy(BatchPolicy):
@@ -40,12 +49,15 @@ class SloPolicy(BatchPolicy):
         self._fallback = DecodeFirst()
         self._table = RequestTable()
         self._columns: set[str] = set()  # ids in the table
-        self._asking: list[Sequence] = []
+        self._undecided: list[Sequence] = []
         self._to_start: list[Sequence] = []  # admitted, without KV
         self._promised: dict[str, Sequence] = {}  # by id, until they have finished
         self._release_s: dict[str, float] = {}  # of those admitted, until they are in the table
-        self._planned: list[str] | None = None  # ids that the table gave tokens to, in the step under way
+        self._planned: list[str] | None = None  # ids that the table gave tokens to, in the current step
+        self._chunks: Seq[Chunk] = ()  # of a current step that the table has not planned
         self._planned_s = self._begun_s = 0.0
+        self._headroom: SloHeadroom | None = None
+        self._headroom_at_s = -math.inf
         self.replays = 0
 
     @property
@@ -53,7 +65,7 @@ class SloPolicy(BatchPolicy):
         return self._corrected
 
     def warm(self) -> None:
-        """Have every compiled function compiled, for the types that it is called with."""
+        """Compile every compiled function, for the types with which it is called."""
         model = step_model(self._latency, 64, self._reserve, self._corrected)
         table = RequestTable()
         table.append(TableRequest("decode", 1, 8, due_s=1.0, tpot_s=1.0, decoding=True), SloClass.STANDARD)
@@ -62,11 +74,13 @@ class SloPolicy(BatchPolicy):
         new = [TableRequest("new", 4, 8, due_s=1e6, tpot_s=2.0, memory_tokens=12)]
         table.apply(decide(0.0, table.snapshot(), new, model, free_memory_tokens=64, free_places=4))
         _, took_s = table.plan(0.0, model)
+        table.snapshot(planned=True, end_s=took_s)
         table.commit(took_s)
+        budget_per_s(np.ones(1, np.int64), np.ones(1), 1.0, model)
 
     def added(self, sequence: Sequence) -> None:
         if sequence.slo is not None and sequence.slo.granted is None:
-            self._asking.append(sequence)
+            self._undecided.append(sequence)
 
     def finished(self, sequence: Sequence) -> None:
         self._leave_column(sequence)
@@ -83,51 +97,97 @@ class SloPolicy(BatchPolicy):
     def victim_key(self, sequence: Sequence) -> tuple[int, ...]:
         return 0 if sequence.promised else 1, *queue_key(sequence)
 
-    def decide(self, scheduler: BatchScheduler, now_s: float) -> list[Sequence]:
-        """Admit whom the promises allow, all of those together who have asked since the last step."""
-        asking = [s for s in self._asking if s.phase is Phase.WAITING]
-        self._asking.clear()
-        if not asking:
+    def decide(self, scheduler: BatchScheduler, now_s: float, *, during_step: bool = False) -> list[Sequence]:
+        """Decide together on all sequences that have asked for an SLO since the last call."""
+        undecided = [s for s in self._undecided if s.phase is not Phase.FINISHED]
+        self._undecided.clear()
+        if not undecided:
             return []
-        self._enter_columns(scheduler)
+        if during_step:
+            now_s, snapshot = self._after_step(now_s)
+        else:
+            self._update_columns(scheduler, but=undecided)
+            snapshot = self._table.snapshot()
         block = scheduler.pool.block_tokens
-        free = scheduler.pool.count - sum(self._reserved_blocks(s, block) for s in self._promised.values())
+        admitted = [(_as_request(s, 0), self._release_s.get(s.request_id, -math.inf)) for s in self._to_start]
         places = scheduler.free_places + sum(not s.promised for s in scheduler.running) - len(self._to_start)
-        candidates = [_as_request(s, self._reserved_blocks(s, block) * block) for s in asking]
         decision = decide(
             now_s,
-            self._table.snapshot(),
-            candidates,
+            snapshot.with_admitted(admitted),
+            [_as_request(s, self._reserved_blocks(s, block) * block) for s in undecided],
             self._step_model(scheduler),
-            free_memory_tokens=max(0, free) * block,
+            free_memory_tokens=self._free_tokens(scheduler),
             free_places=max(0, places),
         )
         self.replays += decision.replays
         self._table.apply(decision)
-        for sequence, admitted in zip(asking, decision.admitted, strict=True):
+        for waiting in self._to_start:
+            self._release_s[waiting.request_id] = decision.release_s[waiting.request_id]
+        for sequence, granted in zip(undecided, decision.admitted, strict=True):
             assert sequence.slo is not None
-            sequence.slo.granted = SloClass.STANDARD if admitted else SloClass.BEST_EFFORT
-            if admitted:
+            sequence.slo.granted = SloClass.STANDARD if granted else SloClass.BEST_EFFORT
+            if granted:
                 self._promised[sequence.request_id] = sequence
-                self._to_start.append(sequence)
                 self._release_s[sequence.request_id] = decision.release_s[sequence.request_id]
-        return asking
+                if sequence.phase is Phase.WAITING:
+                    self._to_start.append(sequence)
+        self._headroom_at_s = -math.inf
+        return undecided
+
+    def _after_step(self, now_s: float) -> tuple[float, Snapshot]:
+        """When the current step is predicted to end, and the requests as they will be then."""
+        if self._planned is None:  # no promise in it
+            ends_s = self._begun_s + self._latency.step_s(_load(self._chunks)) * self._corrected
+            return max(now_s, ends_s), Snapshot.empty()
+        ends_s = max(now_s, self._begun_s + self._planned_s)
+        return ends_s, self._table.snapshot(planned=True, end_s=ends_s)
+
+    def headroom(self, scheduler: BatchScheduler, now_s: float) -> SloHeadroom:
+        """What could still be promised, at most HEADROOM_S old."""
+        if self._headroom is not None and now_s - self._headroom_at_s < HEADROOM_S:
+            return self._headroom
+        decodes = dict[float, int]()
+        prompt_tokens = contexts = 0
+        for sequence in self._promised.values():
+            assert sequence.slo is not None
+            if sequence.decoding:
+                decodes[sequence.slo.tpot_s] = decodes.get(sequence.slo.tpot_s, 0) + 1
+                contexts += len(sequence.tokens)
+            else:
+                prompt_tokens += sequence.pending
+        rate = budget_per_s(
+            np.array([*decodes.values()], np.int64),
+            np.array([*decodes], np.float64),
+            contexts / max(1, sum(decodes.values())),
+            self._step_model(scheduler),
+        )
+        backlog_s = prompt_tokens / rate if rate > 0 else MAX_BACKLOG_S
+        self._headroom_at_s = now_s
+        self._headroom = SloHeadroom(min(MAX_BACKLOG_S, backlog_s), max(0.0, rate), self._free_tokens(scheduler))
+        return self._headroom
+
+    def _free_tokens(self, scheduler: BatchScheduler) -> int:
+        """Tokens of KV that are reserved for no promise; what best effort holds counts as free."""
+        block = scheduler.pool.block_tokens
+        reserved = sum(self._reserved_blocks(s, block) for s in self._promised.values())
+        return max(0, scheduler.pool.count - reserved) * block
 
     def plan(self, step: StepInProgress, now_s: float) -> None:
         self.decide(step.scheduler, now_s)
+        self._begun_s, self._chunks = now_s, ()
         if not self._promised:
             self._planned = None
             if self._columns:  # not kept up to date without promises
                 self._columns, self._table = set(), RequestTable()
             self._fallback.plan(step, now_s)
+            self._chunks = step.chunks
             return
         self._start_promised(step)
         if step.scheduler.waiting or len(step.scheduler.running) > len(self._promised):
             self._keep_room(step)
             self._start_best_effort(step)
-        self._enter_columns(step.scheduler)
+        self._update_columns(step.scheduler)
         counts, self._planned_s = self._table.plan(now_s, self._step_model(step.scheduler))
-        self._begun_s = now_s
         given = [(name, count) for name, count in zip(self._table.ids, counts, strict=True) if count]
         self._planned = [name for name, _ in given]
         for name, count in given:
@@ -146,7 +206,7 @@ class SloPolicy(BatchPolicy):
         self._planned = None
 
     def _observe(self, took_s: float) -> None:
-        """Compare the step with its prediction, and predict anew where the correction has moved."""
+        """Compare the step with its prediction; replace the step model if the correction has changed."""
         self.correction.add(self._planned_s / self._corrected, took_s)
         factor = self.correction.factor
         if abs(factor - self._corrected) > CORRECTION_STEP * self._corrected:
@@ -154,12 +214,12 @@ class SloPolicy(BatchPolicy):
 
     def _step_model(self, scheduler: BatchScheduler) -> StepModel:
         if self._model is None:
-            most = scheduler.limits.max_step_tokens
-            self._model = step_model(self._latency, most, self._reserve, self._corrected)
+            limit = scheduler.limits.max_step_tokens
+            self._model = step_model(self._latency, limit, self._reserve, self._corrected)
         return self._model
 
     def _start_promised(self, step: StepInProgress) -> None:
-        """Start those admitted; best effort gives up blocks and places for them, the one that started last first."""
+        """Start the admitted sequences; best effort gives up blocks and places for them, the last one started first."""
         waiting, self._to_start = self._to_start, []
         for sequence in waiting:
             while not step.start(sequence):
@@ -168,34 +228,34 @@ class SloPolicy(BatchPolicy):
                     break
 
     def _keep_room(self, step: StepInProgress) -> None:
-        """Blocks that promises will need and that best effort's next tokens do not leave are taken from best effort."""
+        """Take blocks from best effort while its next tokens would use blocks that are reserved for promises."""
         while self._room_blocks(step) < 0 and self._preempt_best_effort(step):
             pass
 
     def _start_best_effort(self, step: StepInProgress) -> None:
-        """Start those who wait, in queue order, where all their tokens and the next one have room beside the promises."""
+        """Start waiting sequences, in queue order, while the promises leave room for all their tokens and the next one."""
         scheduler, block = step.scheduler, step.scheduler.pool.block_tokens
-        under_way = sum(not s.promised and s.pending > 1 for s in scheduler.running)
+        prompts = sum(not s.promised and s.pending > 1 for s in scheduler.running)
         for sequence in [s for s in scheduler.waiting if not s.promised]:
             needed = -(-(len(sequence.tokens) + 1) // block)
-            if under_way >= PROMPTS_AHEAD or step.preempted or needed > self._room_blocks(step):
+            if prompts >= PROMPTS_AHEAD or step.preempted or needed > self._room_blocks(step):
                 return
             if not step.start(sequence):
                 return
-            under_way += 1
+            prompts += 1
 
     def _room_blocks(self, step: StepInProgress) -> int:
-        """Blocks that are neither held, nor kept for a promise, nor needed for best effort's tokens so far and the next."""
+        """Blocks that are neither held, nor reserved for a promise, nor needed for best effort's tokens and the next one."""
         scheduler, block = step.scheduler, step.scheduler.pool.block_tokens
-        kept = sum(max(0, self._reserved_blocks(s, block) - len(s.blocks)) for s in self._promised.values())
+        reserved = sum(max(0, self._reserved_blocks(s, block) - len(s.blocks)) for s in self._promised.values())
         growing = sum(
             max(0, -(-(len(s.tokens) + 1) // block) - len(s.blocks)) for s in scheduler.running if not s.promised
         )
-        return scheduler.pool.free - kept - growing
+        return scheduler.pool.free - reserved - growing
 
     @staticmethod
     def _reserved_blocks(sequence: Sequence, block: int) -> int:
-        """Blocks for all tokens that a sequence has and will likely have."""
+        """Blocks for the tokens of a sequence, those predicted included."""
         slo = sequence.slo
         assert slo is not None
         return -(-max(len(sequence.tokens), sequence.prompt_tokens + slo.output_tokens) // block)
@@ -207,8 +267,8 @@ class SloPolicy(BatchPolicy):
         step.preempt(max(able, key=queue_key))
         return True
 
-    def _enter_columns(self, scheduler: BatchScheduler) -> None:
-        """Have exactly those in the table who run and are not paused."""
+    def _update_columns(self, scheduler: BatchScheduler, but: Seq[Sequence] = ()) -> None:
+        """Make the table hold exactly the running sequences that are not paused. but: these are not added."""
         running = scheduler.running
         paused = any(s.paused for s in running)
         if not paused and len(running) == len(self._columns):
@@ -217,14 +277,14 @@ class SloPolicy(BatchPolicy):
             request_id = sequence.request_id
             if sequence.paused:
                 self._leave_column(sequence)
-            elif request_id not in self._columns:
+            elif request_id not in self._columns and sequence not in but:
                 granted = SloClass.STANDARD if sequence.promised else SloClass.BEST_EFFORT
                 release_s = self._release_s.pop(request_id, -math.inf)
                 self._table.append(_as_request(sequence, 0), granted, release_s)
                 self._columns.add(request_id)
 
     def _leave_column(self, sequence: Sequence) -> None:
-        """Out of the table, keeping when its next token is due."""
+        """Remove a sequence from the table; note when its next token is due."""
         if sequence.request_id in self._columns:
             if sequence.slo is not None:
                 sequence.slo.due_s = self._table.due_s(sequence.request_id)
@@ -234,7 +294,7 @@ class SloPolicy(BatchPolicy):
 
 def _as_request(sequence: Sequence, memory_tokens: int) -> TableRequest:
     slo = sequence.slo
-    asked = TableRequest(
+    request = TableRequest(
         sequence.request_id,
         pending_tokens=sequence.pending,
         output_tokens=max(1, (slo.output_tokens if slo else sequence.max_output_tokens) - sequence.output_tokens),
@@ -243,5 +303,12 @@ def _as_request(sequence: Sequence, memory_tokens: int) -> TableRequest:
         decoding=sequence.decoding and sequence.output_tokens > 0,  # a prompt of one token is none
     )
     if slo is None:
-        return asked
-    return replace(asked, due_s=slo.due_s, tpot_s=slo.tpot_s, value=slo.value)
+        return request
+    return replace(request, due_s=slo.due_s, tpot_s=slo.tpot_s, value=slo.value)
+
+
+def _load(chunks: Seq[Chunk]) -> StepLoad:
+    """The load of a step with these chunks."""
+    context = sum(chunk.start + chunk.count for chunk in chunks)
+    pairs = sum(chunk.count * (chunk.start + 0.5 * (chunk.count + 1)) for chunk in chunks if chunk.count > 1)
+    return StepLoad(sum(chunk.count for chunk in chunks), context, pairs)

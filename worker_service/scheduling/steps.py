@@ -1,9 +1,10 @@
-"""One step of an engine, and what a policy that plans steps is asked and told. No I/O."""
+"""One step of an engine, and the interface of policies that plan steps. No I/O."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from services.domain.instances import SloHeadroom
 from worker_service.scheduling.sequence import Sequence
 
 if TYPE_CHECKING:
@@ -62,9 +63,9 @@ class StepInProgress:
 
 
 class BatchPolicy:
-    """Decides the tokens of each step. The other methods keep it informed; they do nothing unless a policy wants to know.
+    """Decides the tokens of each step. The other methods keep it informed; by default they do nothing.
 
-    keeps_slos: sequences may ask for an SLO; `decide` answers them. Otherwise none is told that its SLO is kept.
+    keeps_slos: sequences may ask for an SLO; `decide` answers them. Otherwise no SLO is kept.
     """
 
     keeps_slos = False
@@ -78,15 +79,22 @@ class BatchPolicy:
         """Give tokens in the step that begins now."""
         raise NotImplementedError
 
-    def decide(self, scheduler: "BatchScheduler", now_s: float) -> list[Sequence]:
-        """Decide on sequences that ask for an SLO, for steps from now on; those decided on, `slo.granted` set."""
+    def decide(self, scheduler: "BatchScheduler", now_s: float, *, during_step: bool = False) -> list[Sequence]:
+        """Decide on sequences that ask for an SLO; return those decided on, with `slo.granted` set.
+
+        during_step: between `plan` and `committed`; otherwise the next step may begin now.
+        """
         return []
 
+    def headroom(self, scheduler: "BatchScheduler", now_s: float) -> SloHeadroom | None:
+        """What could still be promised; None of a policy that keeps no SLOs."""
+        return None
+
     def added(self, sequence: Sequence) -> None:
-        """A sequence waits; it comes for the first time."""
+        """A sequence is new: it waits, or it runs because it has moved in."""
 
     def finished(self, sequence: Sequence) -> None:
-        """A sequence has gone, wherever it was."""
+        """A sequence has ended, waiting or running."""
 
     def preempted(self, sequence: Sequence) -> None:
         """A running sequence has given up its blocks and waits again."""

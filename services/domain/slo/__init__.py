@@ -1,4 +1,4 @@
-"""Latency promises: what is promised, how it is judged, who is admitted. Pure Python, no I/O.
+"""Latency promises: what is promised, whether it was kept, which requests are admitted. Pure Python, no I/O.
 
 Importing this package loads neither numpy nor numba, which routers do not have. The compiled scheduler, for workers and the
 planner, is in `services.domain.slo.compiled` and is imported by name.
@@ -16,7 +16,8 @@ from services.domain.slo.attainment import PACE_WINDOW_TOKENS, Attainment, Attai
 from services.domain.slo.correction import LatencyCorrection
 from services.domain.slo.promises import PhaseTracker, Promise, SloClass
 from services.domain.slo.reply_length import ReplyLengths
-from services.domain.slo.speculation import SpeculationTier, expected_tokens, speculation_lengths, tightened_tpot_s
+from services.domain.slo.sliding_sample import SlidingSample
+from services.domain.slo.speculation import SpeculationTier, expected_tokens, speculation_lengths
 
 __all__ = [
     "PACE_WINDOW_TOKENS",
@@ -30,11 +31,11 @@ __all__ = [
     "PhaseTracker",
     "Promise",
     "ReplyLengths",
+    "SlidingSample",
     "SloClass",
     "SpeculationTier",
     "Tier",
     "admit",
     "expected_tokens",
     "speculation_lengths",
-    "tightened_tpot_s",
 ]

@@ -64,7 +64,7 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class BudgetModel:
-    """How many prompt tokens per second can be computed beside decodes: the rate of PB*(t, n), equation 3.
+    """How many prompt tokens per second can be computed in addition to decodes: the rate of PB*(t, n), equation 3.
 
     Batches are as large as the tightest pace t0 allows (Algorithm 2); in each, pace l takes n_l t0 / tpot_l tokens. So
 
@@ -73,7 +73,7 @@ class BudgetModel:
     The paper takes floor(t / t0) batches. That loses what lies between deadlines closer than a batch, so the rate is additive
     here, and what the program accepts is checked by a replay of the steps.
 
-    max_step_tokens: of a step. context_tokens: mean context of a decode. reserve: share of each step kept for best effort.
+    max_step_tokens: of a step. context_tokens: mean context of a decode. reserve: best effort's share of each step.
     """
 
     tiers: tuple[Tier, ...]
@@ -83,7 +83,7 @@ class BudgetModel:
     reserve: float = 0.0
 
     def tokens_per_s(self, counts: tuple[int, ...]) -> float:
-        """Prompt tokens per second beside so many decodes per pace; negative where the decodes alone do not fit."""
+        """Prompt tokens per second in addition to so many decodes per pace; negative if the decodes alone do not fit."""
         decoding = [(n, tier.tpot_s) for n, tier in zip(counts, self.tiers, strict=True) if n]
         step_s = min((tpot_s for _, tpot_s in decoding), default=math.inf)
         step_s = min(step_s, self.latency.base_s(self.max_step_tokens) / (1 - self.reserve))
@@ -100,9 +100,9 @@ def admit(
     free_memory: int = 0,
     free_places: int | None = None,
 ) -> Admission | None:
-    """The best set of candidates that can be admitted. None where those committed do not fit even by themselves.
+    """The best set of candidates that can be admitted. None if those committed do not fit even by themselves.
 
-    free_memory: tokens of KV that are reserved for nobody. free_places: how many more requests may run; None for any number.
+    free_memory: tokens of KV that are not reserved. free_places: how many more requests may run; None for any number.
     """
     places = len(candidates) if free_places is None else free_places
     tokens_per_s = functools.cache(budget.tokens_per_s)
@@ -116,13 +116,13 @@ def admit(
     start = tuple(tier.decoding for tier in budget.tiers)
     if tokens_per_s(start) < 0:
         return None
-    # best[i][m, n]: the Pareto front of (value, budget, accepted) with i the last accepted; i = 0 is nobody, now.
+    # best[i][m, n]: the Pareto front of (value, budget, accepted) with i the last accepted; i = 0 is none, now.
     best: list[dict[tuple[int, tuple[int, ...]], list[tuple[float, float, tuple[int, ...]]]]] = [
         {(0, start): [(0.0, 0.0, ())]}
     ]
     times = [0.0, *(entry[0] for entry in entries)]
     for i, (due_s, _, index, request) in enumerate(entries, 1):
-        found: dict[tuple[int, tuple[int, ...]], list[tuple[float, float, tuple[int, ...]]]] = {}
+        extended: dict[tuple[int, tuple[int, ...]], list[tuple[float, float, tuple[int, ...]]]] = {}
         forced = isinstance(request, Committed)
         memory = 0 if isinstance(request, Committed) else request.memory
         value = 0.0 if isinstance(request, Committed) else request.value
@@ -141,10 +141,10 @@ def admit(
                     after = left + gained - request.tokens
                     chosen = accepted if forced else (*accepted, index)
                     if after >= -BUDGET_TOLERANCE_TOKENS and len(chosen) <= places:
-                        _keep(found.setdefault((used + memory, grown), []), (worth + value, after, chosen))
+                        _keep(extended.setdefault((used + memory, grown), []), (worth + value, after, chosen))
             if j > 0 and isinstance(entries[j - 1][3], Committed):
                 break
-        best.append(found)
+        best.append(extended)
     last = max((i for i, entry in enumerate(entries, 1) if isinstance(entry[3], Committed)), default=0)
     ends = [label for states in best[last:] for front in states.values() for label in front]
     if not ends:

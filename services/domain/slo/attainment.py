@@ -55,11 +55,11 @@ class AttainmentTracker:
         self._count = self._windows = self._late = 0
 
     def token(self, at_s: float, tpot_s: float | None) -> None:
-        """A token came at `at_s`; `tpot_s` is the pace promised for it, None for none."""
+        """Count a token that came at `at_s`. tpot_s: the pace promised for it; None for none."""
         if not self._started:
             late_s = at_s - self._first_due_s
             self._started, self._first_late_s = True, late_s if late_s > TOLERANCE_S else 0.0
-        elif tpot_s is None:  # nothing is promised here: windows begin anew
+        elif tpot_s is None:  # nothing is promised here: windows start again
             self._count, self._allowed_s = 0, 0.0
         elif self._count:
             self._allowed_s += tpot_s
@@ -69,8 +69,15 @@ class AttainmentTracker:
         self._lead[self._count % PACE_WINDOW_TOKENS] = at_s - self._allowed_s
         self._count += 1
 
+    def next_due_s(self, tpot_s: float) -> float:
+        """The latest time at which the next token still keeps its window; infinite before the first token of a pace."""
+        if not self._count:
+            return math.inf
+        oldest = max(0, self._count - PACE_WINDOW_TOKENS) % PACE_WINDOW_TOKENS
+        return self._lead[oldest] + self._allowed_s + tpot_s
+
     def result(self) -> Attainment:
-        """The judgement of all tokens so far."""
+        """The attainment of all tokens so far."""
         if self._windows == 0 and self._count > 1:  # shorter than a window: all of it is one
             late = self._lead[self._count - 1] - self._lead[0] > TOLERANCE_S
             return Attainment(self._first_late_s, 1, int(late))

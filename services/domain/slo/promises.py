@@ -1,11 +1,11 @@
-"""What a request was promised, and which phase of its reply it is in. No I/O."""
+"""What a request was promised, and which phase its reply has reached. No I/O."""
 
 import enum
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.domain.requests import Slo, SloPhase
+from services.domain.requests import Slo, SloFallback, SloPhase
 
 MIN_REMAINDER_S = 0.001
 """A deadline that has passed travels as this: zero would read as "no deadline", and the class of a request never changes."""
@@ -28,17 +28,18 @@ class Promise:
 
     first_token_due_s: when the first token is due; None where none was asked for. It is set once, when the router receives
         the request. What is sent to a worker is the remainder, so that tiers, hops and failovers share one budget.
-    phases: the pace, by output token or marker, as in Slo.
+    phases: the pace, by output token or marker, as in Slo. fallback: what follows where no worker can keep it.
     """
 
     first_token_due_s: float | None
     phases: tuple[SloPhase, ...] = ()
+    fallback: SloFallback = SloFallback.BEST_EFFORT
 
     @classmethod
     def received(cls, slo: Slo, now_s: float) -> "Promise":
         """The promise of a request that is received now."""
         due_s = None if slo.time_to_first_token_s is None else now_s + slo.time_to_first_token_s
-        return cls(due_s, slo.phases)
+        return cls(due_s, slo.phases, slo.fallback or SloFallback.BEST_EFFORT)
 
     def next_token_due_s(self, last_token_s: float | None, tpot_s: float | None) -> float:
         """When the next token is due: the first by its deadline, a later one a pace behind the one before.
@@ -51,7 +52,7 @@ class Promise:
         return math.inf if tpot_s is None else last_token_s + tpot_s
 
     def remainder(self, now_s: float, last_token_s: float | None = None, tpot_s: float | None = None) -> Slo:
-        """What is left of the promise, to be sent on. For a reply under way its "first token" is the next one."""
+        """What is left of the promise, to be sent on. For a reply that has begun, its "first token" is the next one."""
         due_s = self.next_token_due_s(last_token_s, tpot_s)
         left_s = None if math.isinf(due_s) else max(MIN_REMAINDER_S, due_s - now_s)
         return Slo(left_s, self.phases)
@@ -80,8 +81,16 @@ class PhaseTracker:
         """Seconds per output token promised for the next token; None where no phase has begun."""
         return self._phases[self._current].time_per_output_token_s if self._current >= 0 else None
 
+    @property
+    def remaining(self) -> tuple[SloPhase, ...]:
+        """The current phase, as one that begins at once, and the later ones: what is left for another worker to keep."""
+        later = self._phases[self._current + 1 :]
+        if self._current < 0:
+            return later
+        return (SloPhase(0, self._phases[self._current].time_per_output_token_s), *later)
+
     def advance(self, tokens: int, text: str = "") -> None:
-        """So many tokens have come, and this text with them."""
+        """Count tokens that have arrived, with their text."""
         self._tokens += tokens
         self._enter_by_count()
         seen = self._tail + text

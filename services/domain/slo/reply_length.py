@@ -1,36 +1,28 @@
-"""How long a reply will be at most, at a high quantile, from the replies that have ended lately. No I/O."""
+"""Predicts the length of a reply at a high quantile, from the replies that have ended recently. No I/O."""
 
-import bisect
-from collections import deque
-
-from services.domain.errors import invalid
+from services.domain.slo.sliding_sample import SlidingSample, check_quantile
 
 DEFAULT_QUANTILE = 0.9
-"""One admitted request in ten may need more KV than was kept for it: best effort gives way first, and most of it is idle."""
+"""One admitted request in ten may need more KV than was reserved for it: best effort gives way first, and most of what is
+reserved is idle."""
 WINDOW_REPLIES = 512
-MIN_REPLIES = 20  # fewer have no quantile worth the name: until then the longest possible reply counts
+MIN_REPLIES = 20  # fewer have no meaningful quantile: until then the longest possible reply counts
 
 
 class ReplyLengths:
     """The quantile of the lengths of the latest replies, in tokens."""
 
     def __init__(self, quantile: float = DEFAULT_QUANTILE) -> None:
-        if not 0 < quantile <= 1:
-            raise invalid("reply_quantile", f"must be over 0 and at most 1, not {quantile}")
-        self._quantile = quantile
-        self._latest: deque[int] = deque()
-        self._sorted: list[int] = []
+        check_quantile(quantile, "reply_quantile")
+        self._quantile, self._lengths = quantile, SlidingSample(WINDOW_REPLIES)
 
     def add(self, tokens: int) -> None:
-        """A reply has ended with so many tokens."""
-        self._latest.append(tokens)
-        bisect.insort(self._sorted, tokens)
-        if len(self._latest) > WINDOW_REPLIES:
-            del self._sorted[bisect.bisect_left(self._sorted, self._latest.popleft())]
+        """Add the length of a reply that has ended."""
+        self._lengths.add(tokens)
 
-    def predict(self, produced: int, most: int) -> int:
-        """The length of a reply that has `produced` tokens and may have `most`: the quantile of those longer than it is."""
-        longer = self._sorted[bisect.bisect_right(self._sorted, produced) :]
+    def predict(self, produced: int, limit: int) -> int:
+        """The length of a reply that has `produced` tokens and may have `limit`: the quantile of those longer than it is."""
+        longer = self._lengths.above(produced)
         if len(longer) < MIN_REPLIES:
-            return most
-        return min(most, longer[min(len(longer) - 1, int(self._quantile * len(longer)))])
+            return limit
+        return min(limit, int(longer[min(len(longer) - 1, int(self._quantile * len(longer)))]))

@@ -7,7 +7,7 @@ the last is the model's own (sl = 1 is plain decoding), a step brings Acc(sl_l) 
 
 and the lengths are those for which the prefill throughput is greatest:
 
-    (tokens that fit in T(sl) beside max_l sl_l - 1 draft steps - sum over l of n_l sl_l) / T(sl).
+    (tokens that fit in T(sl) in addition to max_l sl_l - 1 draft steps - sum over l of n_l sl_l) / T(sl).
 
 Given T, the best length of a tier is the least that keeps its pace: more only takes tokens from prompts and adds draft steps.
 T is always some tpot_l * Acc(k). So it is enough to try L * max_length values of T, and for each the least lengths: the
@@ -45,14 +45,6 @@ class SpeculationPlan:
 def expected_tokens(length: int, acceptance: float) -> float:
     """Acc(sl): mean tokens per step with `length` verified tokens."""
     return float(length) if acceptance >= 1 else (1 - acceptance**length) / (1 - acceptance)
-
-
-def tightened_tpot_s(tpot_s: float, late_s: float, window_tokens: int) -> float:
-    """The pace to plan for a request that is `late_s` behind its promise: it catches up within `window_tokens` tokens.
-
-    At most tpot_s; where it is further behind than these tokens may take, a hundredth of it: as fast as can be.
-    """
-    return max(tpot_s / 100, tpot_s - max(0.0, late_s) / window_tokens)
 
 
 def speculation_lengths(

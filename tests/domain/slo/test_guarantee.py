@@ -1,10 +1,19 @@
-"""With exact step times and known lengths, no admitted request misses its SLO."""
+"""With exact step times and known lengths, no admitted request misses its SLO, on one replica or on several."""
 
 import itertools
 
 import numpy as np
 
-from planner_service.simulator.slo_instance import ADMITTED, DECLINED, serve_with_slos
+from planner_service.simulator.attainment_kernel import Slos, new_judgement
+from planner_service.simulator.judged import NEVER_LATER
+from planner_service.simulator.slo_fleet import (
+    ADMITTED,
+    DECLINED,
+    FleetLimits,
+    FleetOutcome,
+    FleetRequests,
+    serve_fleet,
+)
 from services.domain.latency import StepLatencyModel
 from services.domain.slo.compiled.layout import step_model
 
@@ -38,28 +47,17 @@ def test_no_admitted_request_misses_in_10_000_random_workloads() -> None:
         )
         kv_tokens = max(int((prompt + output).max()) + 2, int(rng.choice([500, 3000, 100_000])))
         places, decline = int(rng.choice([4, 16, 64])), bool(rng.random() < 0.5)
-        first_s, finish_s = np.zeros(n), np.zeros(n)
-        outcome, late_windows, preemptions = (np.zeros(n, np.int64) for _ in range(3))
-        serve_with_slos(
-            arrival_s,
-            prompt,
-            output,
-            ttft_s,
-            tpot_s,
-            PACES_S,
-            model,
-            kv_tokens,
-            places,
-            decline,
-            first_s,
-            finish_s,
-            outcome,
-            late_windows,
-            preemptions,
-        )
+        replicas = int(rng.choice([1, 1, 1, 2, 3]))
+        hops, value = int(rng.integers(0, replicas)), np.ones(n)
+        slos = Slos(arrival_s + ttft_s, tpot_s, tpot_s, np.full(n, NEVER_LATER))
+        requests = FleetRequests(arrival_s, prompt, output, output, tpot_s, value)
+        limits = FleetLimits(kv_tokens, places, hops, 0.001, decline, bool(seed % 2), n)
+        judgement, out = new_judgement(n), FleetOutcome(*np.zeros((2, n)), *np.zeros((3, n), np.int64))
+        serve_fleet(requests, slos, PACES_S, model, replicas, limits, judgement, out)
+        first_s, finish_s, outcome, preemptions = out.first_s, out.finish_s, out.outcome, out.preemptions
         admitted = outcome == ADMITTED
         assert not (admitted & (first_s > arrival_s + ttft_s + 1e-6)).any(), f"a first token is late, seed {seed}"
-        assert not late_windows[admitted].any(), f"a pace is broken, seed {seed}"
+        assert not judgement.misses[admitted].any(), f"a pace is broken, seed {seed}"
         assert (finish_s[outcome != DECLINED] > 0).all(), f"a request did not end, seed {seed}"
         assert not preemptions[admitted].any(), f"an admitted request was preempted, seed {seed}"
         counted = (

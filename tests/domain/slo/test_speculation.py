@@ -7,7 +7,7 @@ import pytest
 
 from services.domain import InvalidRequest
 from services.domain.latency import StepLatencyModel
-from services.domain.slo import SpeculationTier, expected_tokens, speculation_lengths, tightened_tpot_s
+from services.domain.slo import SpeculationTier, expected_tokens, speculation_lengths
 from services.domain.slo.speculation import plan_of
 
 
@@ -72,10 +72,3 @@ def test_unsound_tiers_are_refused() -> None:
         speculation_lengths([], latency, max_step_tokens=64)
     with pytest.raises(InvalidRequest, match=r"tiers\[0\]"):
         speculation_lengths([SpeculationTier(1, 0.05, 1.5)], latency, max_step_tokens=64)
-
-
-def test_a_request_that_lags_is_planned_tighter_until_it_has_caught_up() -> None:
-    assert tightened_tpot_s(0.05, 0.0, 10) == 0.05
-    assert tightened_tpot_s(0.05, 0.1, 10) == pytest.approx(0.04)
-    assert tightened_tpot_s(0.05, -3.0, 10) == 0.05  # ahead: no looser than promised
-    assert tightened_tpot_s(0.05, 99.0, 10) == pytest.approx(0.0005)

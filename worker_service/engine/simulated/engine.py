@@ -134,7 +134,7 @@ def simulated_core(options: SimulatedEngineOptions, clock: Clock) -> tuple[Engin
         kv_blocks=blocks,
         kv_block_tokens=options.kv_block_tokens,
         max_requests=options.max_running + options.max_queued,
-        capabilities=frozenset(Capability),
+        capabilities=frozenset(Capability) if policy.keeps_slos else frozenset(Capability) - {Capability.SLO},
     )
     return core, info
 

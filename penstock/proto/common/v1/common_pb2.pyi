@@ -47,6 +47,49 @@ TOOL_MODE_REQUIRED: ToolMode.ValueType  # 3
 """The model calls at least one tool."""
 Global___ToolMode: _TypeAlias = ToolMode  # noqa: Y015
 
+class _SloFallback:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _SloFallbackEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SloFallback.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    SLO_FALLBACK_UNSPECIFIED: _SloFallback.ValueType  # 0
+    SLO_FALLBACK_BEST_EFFORT: _SloFallback.ValueType  # 1
+    """The request is served as best effort."""
+    SLO_FALLBACK_DECLINE: _SloFallback.ValueType  # 2
+    """The request ends with FINISH_REASON_DECLINED."""
+
+class SloFallback(_SloFallback, metaclass=_SloFallbackEnumTypeWrapper): ...
+
+SLO_FALLBACK_UNSPECIFIED: SloFallback.ValueType  # 0
+SLO_FALLBACK_BEST_EFFORT: SloFallback.ValueType  # 1
+"""The request is served as best effort."""
+SLO_FALLBACK_DECLINE: SloFallback.ValueType  # 2
+"""The request ends with FINISH_REASON_DECLINED."""
+Global___SloFallback: _TypeAlias = SloFallback  # noqa: Y015
+
+class _SloClass:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _SloClassEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SloClass.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    SLO_CLASS_UNSPECIFIED: _SloClass.ValueType  # 0
+    SLO_CLASS_STANDARD: _SloClass.ValueType  # 1
+    """A worker has promised to keep it."""
+    SLO_CLASS_BEST_EFFORT: _SloClass.ValueType  # 2
+    """With what is left of the capacity."""
+
+class SloClass(_SloClass, metaclass=_SloClassEnumTypeWrapper):
+    """How a request with an SLO is served."""
+
+SLO_CLASS_UNSPECIFIED: SloClass.ValueType  # 0
+SLO_CLASS_STANDARD: SloClass.ValueType  # 1
+"""A worker has promised to keep it."""
+SLO_CLASS_BEST_EFFORT: SloClass.ValueType  # 2
+"""With what is left of the capacity."""
+Global___SloClass: _TypeAlias = SloClass  # noqa: Y015
+
 class _FinishReason:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -61,7 +104,7 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     FINISH_REASON_ABORTED: _FinishReason.ValueType  # 3
     """The request was aborted."""
     FINISH_REASON_DECLINED: _FinishReason.ValueType  # 4
-    """The worker declined the request; nothing was generated."""
+    """The SLO of the request could not be kept, and it was not to be served as best effort; nothing was generated."""
     FINISH_REASON_MIGRATED: _FinishReason.ValueType  # 5
     """The request continues on another worker."""
 
@@ -75,7 +118,7 @@ FINISH_REASON_LENGTH: FinishReason.ValueType  # 2
 FINISH_REASON_ABORTED: FinishReason.ValueType  # 3
 """The request was aborted."""
 FINISH_REASON_DECLINED: FinishReason.ValueType  # 4
-"""The worker declined the request; nothing was generated."""
+"""The SLO of the request could not be kept, and it was not to be served as best effort; nothing was generated."""
 FINISH_REASON_MIGRATED: FinishReason.ValueType  # 5
 """The request continues on another worker."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
@@ -370,10 +413,11 @@ class SamplingParams(_message.Message):
     TOP_LOGPROBS_COUNT_FIELD_NUMBER: _builtins.int
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
     STRUCTURED_OUTPUT_FIELD_NUMBER: _builtins.int
+    TOP_K_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
-    """0 to 2; values below 0.0001 mean greedy. [1]"""
+    """0 to 2; values below 0.0001 mean greedy. [the model's default, or 1]"""
     top_p: _builtins.float
-    """Greater than 0, at most 1. [1]"""
+    """Greater than 0, at most 1. [the model's default, or 1]"""
     seed: _builtins.int
     """The same seed and prompt give the same text, for any batch and instance. [drawn by the router]"""
     max_output_tokens: _builtins.int
@@ -382,6 +426,8 @@ class SamplingParams(_message.Message):
     """Return the logprobs of each output token and of this many most likely tokens (0 to 20). [no logprobs]"""
     ignore_eos: _builtins.bool
     """Continue after the end-of-sequence token, for benchmarks. [false]"""
+    top_k: _builtins.int
+    """Draw from so many most likely tokens, before top_p; 0: from all. [the model's default, or 0]"""
     @_builtins.property
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """At most 16 strings, none empty. The reply ends before the first of them."""
@@ -401,10 +447,11 @@ class SamplingParams(_message.Message):
         top_logprobs_count: _builtins.int | None = ...,
         ignore_eos: _builtins.bool = ...,
         structured_output: Global___StructuredOutput | None = ...,
+        top_k: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_output_tokens", b"_max_output_tokens", "_seed", b"_seed", "_temperature", b"_temperature", "_top_logprobs_count", b"_top_logprobs_count", "_top_p", b"_top_p", "max_output_tokens", b"max_output_tokens", "seed", b"seed", "structured_output", b"structured_output", "temperature", b"temperature", "top_logprobs_count", b"top_logprobs_count", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_output_tokens", b"_max_output_tokens", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprobs_count", b"_top_logprobs_count", "_top_p", b"_top_p", "max_output_tokens", b"max_output_tokens", "seed", b"seed", "structured_output", b"structured_output", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs_count", b"top_logprobs_count", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_output_tokens", b"_max_output_tokens", "_seed", b"_seed", "_temperature", b"_temperature", "_top_logprobs_count", b"_top_logprobs_count", "_top_p", b"_top_p", "ignore_eos", b"ignore_eos", "max_output_tokens", b"max_output_tokens", "seed", b"seed", "stop", b"stop", "structured_output", b"structured_output", "temperature", b"temperature", "top_logprobs_count", b"top_logprobs_count", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_output_tokens", b"_max_output_tokens", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprobs_count", b"_top_logprobs_count", "_top_p", b"_top_p", "ignore_eos", b"ignore_eos", "max_output_tokens", b"max_output_tokens", "seed", b"seed", "stop", b"stop", "structured_output", b"structured_output", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs_count", b"top_logprobs_count", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_output_tokens: _TypeAlias = _typing.Literal["max_output_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_output_tokens: _TypeAlias = _typing.Literal["_max_output_tokens", b"_max_output_tokens"]  # noqa: Y015
@@ -412,6 +459,8 @@ class SamplingParams(_message.Message):
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
     _WhichOneofReturnType__temperature: _TypeAlias = _typing.Literal["temperature"]  # noqa: Y015
     _WhichOneofArgType__temperature: _TypeAlias = _typing.Literal["_temperature", b"_temperature"]  # noqa: Y015
+    _WhichOneofReturnType__top_k: _TypeAlias = _typing.Literal["top_k"]  # noqa: Y015
+    _WhichOneofArgType__top_k: _TypeAlias = _typing.Literal["_top_k", b"_top_k"]  # noqa: Y015
     _WhichOneofReturnType__top_logprobs_count: _TypeAlias = _typing.Literal["top_logprobs_count"]  # noqa: Y015
     _WhichOneofArgType__top_logprobs_count: _TypeAlias = _typing.Literal["_top_logprobs_count", b"_top_logprobs_count"]  # noqa: Y015
     _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
@@ -422,6 +471,8 @@ class SamplingParams(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__temperature) -> _WhichOneofReturnType__temperature | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_k) -> _WhichOneofReturnType__top_k | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_logprobs_count) -> _WhichOneofReturnType__top_logprobs_count | None: ...
     @_typing.overload
@@ -437,6 +488,14 @@ class Slo(_message.Message):
 
     TIME_TO_FIRST_TOKEN_FIELD_NUMBER: _builtins.int
     PHASES_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    FALLBACK_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """A class of the mesh file, such as `interactive`, instead of the two fields above; at most 64 characters. Only of requests
+    to routers.
+    """
+    fallback: Global___SloFallback.ValueType
+    """What follows where no worker can keep it. Only of requests to routers. [that of the class, else the mesh file's]"""
     @_builtins.property
     def time_to_first_token(self) -> _duration_pb2.Duration: ...
     @_builtins.property
@@ -448,10 +507,12 @@ class Slo(_message.Message):
         *,
         time_to_first_token: _duration_pb2.Duration | None = ...,
         phases: _abc.Iterable[Global___SloPhase] | None = ...,
+        name: _builtins.str = ...,
+        fallback: Global___SloFallback.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["time_to_first_token", b"time_to_first_token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["phases", b"phases", "time_to_first_token", b"time_to_first_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fallback", b"fallback", "name", b"name", "phases", b"phases", "time_to_first_token", b"time_to_first_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -465,7 +526,10 @@ class SloPhase(_message.Message):
 
     FROM_OUTPUT_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     TIME_PER_OUTPUT_TOKEN_FIELD_NUMBER: _builtins.int
+    AFTER_MARKER_FIELD_NUMBER: _builtins.int
     from_output_token_count: _builtins.int
+    after_marker: _builtins.str
+    """The phase begins after the first occurrence of this text instead, such as `</think>`; at most 64 characters."""
     @_builtins.property
     def time_per_output_token(self) -> _duration_pb2.Duration: ...
     def __init__(
@@ -473,10 +537,11 @@ class SloPhase(_message.Message):
         *,
         from_output_token_count: _builtins.int = ...,
         time_per_output_token: _duration_pb2.Duration | None = ...,
+        after_marker: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["time_per_output_token", b"time_per_output_token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_output_token_count", b"from_output_token_count", "time_per_output_token", b"time_per_output_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_marker", b"after_marker", "from_output_token_count", b"from_output_token_count", "time_per_output_token", b"time_per_output_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -37,6 +37,10 @@ class _EscalationReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Esca
     """The prompt exceeds the context of the tier."""
     ESCALATION_REASON_UNSUPPORTED_BY_MODEL: _EscalationReason.ValueType  # 5
     """The tier's model takes no tools, or its engine cannot enforce the form that was asked for."""
+    ESCALATION_REASON_TOO_LATE: _EscalationReason.ValueType  # 6
+    """The tier's answer would come too late for the first token that the SLO asks for."""
+    ESCALATION_REASON_SLO_DECLINED: _EscalationReason.ValueType  # 7
+    """No instance of the tier can keep the SLO."""
 
 class EscalationReason(_EscalationReason, metaclass=_EscalationReasonEnumTypeWrapper): ...
 
@@ -49,6 +53,10 @@ ESCALATION_REASON_PROMPT_TOO_LONG: EscalationReason.ValueType  # 4
 """The prompt exceeds the context of the tier."""
 ESCALATION_REASON_UNSUPPORTED_BY_MODEL: EscalationReason.ValueType  # 5
 """The tier's model takes no tools, or its engine cannot enforce the form that was asked for."""
+ESCALATION_REASON_TOO_LATE: EscalationReason.ValueType  # 6
+"""The tier's answer would come too late for the first token that the SLO asks for."""
+ESCALATION_REASON_SLO_DECLINED: EscalationReason.ValueType  # 7
+"""No instance of the tier can keep the SLO."""
 Global___EscalationReason: _TypeAlias = EscalationReason  # noqa: Y015
 
 class _InstanceState:
@@ -309,20 +317,24 @@ class TierAdmitted(_message.Message):
     TIER_FIELD_NUMBER: _builtins.int
     INSTANCE_ID_FIELD_NUMBER: _builtins.int
     SLO_KEPT_FIELD_NUMBER: _builtins.int
+    SLO_CLASS_FIELD_NUMBER: _builtins.int
     tier: _builtins.str
     instance_id: _builtins.str
     slo_kept: _builtins.bool
     """Whether the SLO will be met; otherwise best effort."""
+    slo_class: _common_pb2.SloClass.ValueType
+    """The same of a request with an SLO; unset without one. It holds until the next event of this kind."""
     def __init__(
         self,
         *,
         tier: _builtins.str = ...,
         instance_id: _builtins.str = ...,
         slo_kept: _builtins.bool = ...,
+        slo_class: _common_pb2.SloClass.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance_id", b"instance_id", "slo_kept", b"slo_kept", "tier", b"tier"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance_id", b"instance_id", "slo_class", b"slo_class", "slo_kept", b"slo_kept", "tier", b"tier"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -330,6 +342,8 @@ Global___TierAdmitted: _TypeAlias = TierAdmitted  # noqa: Y015
 
 @_typing.final
 class TierDeclined(_message.Message):
+    """An instance cannot keep the request's SLO. Another instance is tried, or the next tier, or what the SLO's fallback says."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     TIER_FIELD_NUMBER: _builtins.int
@@ -385,12 +399,19 @@ class Judged(_message.Message):
     THRESHOLD_FIELD_NUMBER: _builtins.int
     ACCEPTED_FIELD_NUMBER: _builtins.int
     SCORER_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    FLAGGED_FIELD_NUMBER: _builtins.int
     tier: _builtins.str
     score: _builtins.float
     """Unset if the judge could not be reached."""
     threshold: _builtins.float
+    """For an answer of the last tier: `router.flag_below`."""
     accepted: _builtins.bool
     scorer: _builtins.str
+    reason: _builtins.str
+    """Why the score is 0 without using the scorer, as in ScoreResult: `empty_answer`, `truncated_answer`, ...; otherwise empty."""
+    flagged: _builtins.bool
+    """The answer was returned although its score is below the threshold: there is no further tier."""
     def __init__(
         self,
         *,
@@ -399,10 +420,12 @@ class Judged(_message.Message):
         threshold: _builtins.float = ...,
         accepted: _builtins.bool = ...,
         scorer: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        flagged: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "score", b"score"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "accepted", b"accepted", "score", b"score", "scorer", b"scorer", "threshold", b"threshold", "tier", b"tier"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "accepted", b"accepted", "flagged", b"flagged", "reason", b"reason", "score", b"score", "scorer", b"scorer", "threshold", b"threshold", "tier", b"tier"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__score: _TypeAlias = _typing.Literal["score"]  # noqa: Y015
     _WhichOneofArgType__score: _TypeAlias = _typing.Literal["_score", b"_score"]  # noqa: Y015
@@ -479,6 +502,7 @@ class Finished(_message.Message):
     TRACE_ID_FIELD_NUMBER: _builtins.int
     TOOL_CALLS_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
+    SLO_FIELD_NUMBER: _builtins.int
     reason: _common_pb2.FinishReason.ValueType
     tier: _builtins.str
     """The tier that answered."""
@@ -501,6 +525,10 @@ class Finished(_message.Message):
     def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.ToolCall]:
         """Where the request offered tools: the calls in the answer, and the answer's text without them."""
 
+    @_builtins.property
+    def slo(self) -> Global___SloResult:
+        """Of a request with an SLO: how it was served, and whether it was kept."""
+
     def __init__(
         self,
         *,
@@ -513,16 +541,54 @@ class Finished(_message.Message):
         trace_id: _builtins.str = ...,
         tool_calls: _abc.Iterable[_common_pb2.ToolCall] | None = ...,
         content: _builtins.str | None = ...,
+        slo: Global___SloResult | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_content", b"_content", "content", b"content", "time_to_first_token", b"time_to_first_token", "total_time", b"total_time", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_content", b"_content", "content", b"content", "slo", b"slo", "time_to_first_token", b"time_to_first_token", "total_time", b"total_time", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_content", b"_content", "content", b"content", "reason", b"reason", "tier", b"tier", "tiers", b"tiers", "time_to_first_token", b"time_to_first_token", "tool_calls", b"tool_calls", "total_time", b"total_time", "trace_id", b"trace_id", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_content", b"_content", "content", b"content", "reason", b"reason", "slo", b"slo", "tier", b"tier", "tiers", b"tiers", "time_to_first_token", b"time_to_first_token", "tool_calls", b"tool_calls", "total_time", b"total_time", "trace_id", b"trace_id", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__content: _TypeAlias = _typing.Literal["content"]  # noqa: Y015
     _WhichOneofArgType__content: _TypeAlias = _typing.Literal["_content", b"_content"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__content) -> _WhichOneofReturnType__content | None: ...
 
 Global___Finished: _TypeAlias = Finished  # noqa: Y015
+
+@_typing.final
+class SloResult(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SLO_CLASS_FIELD_NUMBER: _builtins.int
+    ATTAINED_FIELD_NUMBER: _builtins.int
+    FIRST_TOKEN_LATE_FIELD_NUMBER: _builtins.int
+    WINDOW_COUNT_FIELD_NUMBER: _builtins.int
+    LATE_WINDOW_COUNT_FIELD_NUMBER: _builtins.int
+    slo_class: _common_pb2.SloClass.ValueType
+    """STANDARD if a worker of the answering tier ever promised to keep the SLO. Unset if the request was declined."""
+    attained: _builtins.bool
+    """Whether the first token and every window of ten tokens came in time, as this router saw it, whatever the class."""
+    window_count: _builtins.int
+    """Windows of ten tokens with a promised pace, and those that took too long."""
+    late_window_count: _builtins.int
+    @_builtins.property
+    def first_token_late(self) -> _duration_pb2.Duration:
+        """By how much the first token was late; zero if it was in time, unset if there was none."""
+
+    def __init__(
+        self,
+        *,
+        slo_class: _common_pb2.SloClass.ValueType = ...,
+        attained: _builtins.bool = ...,
+        first_token_late: _duration_pb2.Duration | None = ...,
+        window_count: _builtins.int = ...,
+        late_window_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["first_token_late", b"first_token_late"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attained", b"attained", "first_token_late", b"first_token_late", "late_window_count", b"late_window_count", "slo_class", b"slo_class", "window_count", b"window_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SloResult: _TypeAlias = SloResult  # noqa: Y015
 
 @_typing.final
 class TierSummary(_message.Message):
@@ -536,12 +602,17 @@ class TierSummary(_message.Message):
     ACCEPTED_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     TIME_FIELD_NUMBER: _builtins.int
+    SCORE_REASON_FIELD_NUMBER: _builtins.int
+    FLAGGED_FIELD_NUMBER: _builtins.int
     tier: _builtins.str
     model: _builtins.str
     instance_id: _builtins.str
     score: _builtins.float
     threshold: _builtins.float
     accepted: _builtins.bool
+    score_reason: _builtins.str
+    """As in Judged."""
+    flagged: _builtins.bool
     @_builtins.property
     def usage(self) -> _common_pb2.TokenUsage: ...
     @_builtins.property
@@ -557,10 +628,12 @@ class TierSummary(_message.Message):
         accepted: _builtins.bool = ...,
         usage: _common_pb2.TokenUsage | None = ...,
         time: _duration_pb2.Duration | None = ...,
+        score_reason: _builtins.str = ...,
+        flagged: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "_threshold", b"_threshold", "score", b"score", "threshold", b"threshold", "time", b"time", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "_threshold", b"_threshold", "accepted", b"accepted", "instance_id", b"instance_id", "model", b"model", "score", b"score", "threshold", b"threshold", "tier", b"tier", "time", b"time", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "_threshold", b"_threshold", "accepted", b"accepted", "flagged", b"flagged", "instance_id", b"instance_id", "model", b"model", "score", b"score", "score_reason", b"score_reason", "threshold", b"threshold", "tier", b"tier", "time", b"time", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__score: _TypeAlias = _typing.Literal["score"]  # noqa: Y015
     _WhichOneofArgType__score: _TypeAlias = _typing.Literal["_score", b"_score"]  # noqa: Y015
@@ -961,6 +1034,7 @@ class RouterStatus(_message.Message):
     TIME_TO_FIRST_TOKEN_P95_FIELD_NUMBER: _builtins.int
     MIGRATION_COUNT_FIELD_NUMBER: _builtins.int
     ADVICE_UNMET_COUNT_FIELD_NUMBER: _builtins.int
+    SLO_FIELD_NUMBER: _builtins.int
     active_count: _builtins.int
     waiting_count: _builtins.int
     finished_count: _builtins.int
@@ -976,6 +1050,10 @@ class RouterStatus(_message.Message):
     def time_to_first_token_p50(self) -> _duration_pb2.Duration: ...
     @_builtins.property
     def time_to_first_token_p95(self) -> _duration_pb2.Duration: ...
+    @_builtins.property
+    def slo(self) -> Global___SloCounters:
+        """Of requests with an SLO."""
+
     def __init__(
         self,
         *,
@@ -990,14 +1068,48 @@ class RouterStatus(_message.Message):
         time_to_first_token_p95: _duration_pb2.Duration | None = ...,
         migration_count: _builtins.int = ...,
         advice_unmet_count: _builtins.int = ...,
+        slo: Global___SloCounters | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["time_to_first_token_p50", b"time_to_first_token_p50", "time_to_first_token_p95", b"time_to_first_token_p95"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["slo", b"slo", "time_to_first_token_p50", b"time_to_first_token_p50", "time_to_first_token_p95", b"time_to_first_token_p95"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_count", b"active_count", "advice_unmet_count", b"advice_unmet_count", "failed_count", b"failed_count", "failover_count", b"failover_count", "finished_count", b"finished_count", "migration_count", b"migration_count", "rejected_count", b"rejected_count", "requests_per_second", b"requests_per_second", "time_to_first_token_p50", b"time_to_first_token_p50", "time_to_first_token_p95", b"time_to_first_token_p95", "waiting_count", b"waiting_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_count", b"active_count", "advice_unmet_count", b"advice_unmet_count", "failed_count", b"failed_count", "failover_count", b"failover_count", "finished_count", b"finished_count", "migration_count", b"migration_count", "rejected_count", b"rejected_count", "requests_per_second", b"requests_per_second", "slo", b"slo", "time_to_first_token_p50", b"time_to_first_token_p50", "time_to_first_token_p95", b"time_to_first_token_p95", "waiting_count", b"waiting_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RouterStatus: _TypeAlias = RouterStatus  # noqa: Y015
+
+@_typing.final
+class SloCounters(_message.Message):
+    """Requests with an SLO that have ended."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ATTAINED_COUNT_FIELD_NUMBER: _builtins.int
+    BROKEN_COUNT_FIELD_NUMBER: _builtins.int
+    BEST_EFFORT_COUNT_FIELD_NUMBER: _builtins.int
+    DECLINED_COUNT_FIELD_NUMBER: _builtins.int
+    attained_count: _builtins.int
+    """A worker promised to keep it, and it was attained."""
+    broken_count: _builtins.int
+    """A worker promised to keep it, and it was not, or the request failed."""
+    best_effort_count: _builtins.int
+    """Served as best effort."""
+    declined_count: _builtins.int
+    def __init__(
+        self,
+        *,
+        attained_count: _builtins.int = ...,
+        broken_count: _builtins.int = ...,
+        best_effort_count: _builtins.int = ...,
+        declined_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attained_count", b"attained_count", "best_effort_count", b"best_effort_count", "broken_count", b"broken_count", "declined_count", b"declined_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SloCounters: _TypeAlias = SloCounters  # noqa: Y015
 
 @_typing.final
 class ListTracesRequest(_message.Message):
@@ -1285,6 +1397,7 @@ class GetCountersResponse(_message.Message):
     RECENT_TIME_TO_FIRST_TOKEN_SECONDS_FIELD_NUMBER: _builtins.int
     TIERS_FIELD_NUMBER: _builtins.int
     LISTENING_FIELD_NUMBER: _builtins.int
+    SLO_FIELD_NUMBER: _builtins.int
     active_count: _builtins.int
     waiting_count: _builtins.int
     finished_count: _builtins.int
@@ -1302,6 +1415,8 @@ class GetCountersResponse(_message.Message):
 
     @_builtins.property
     def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TierCounters]: ...
+    @_builtins.property
+    def slo(self) -> Global___SloCounters: ...
     def __init__(
         self,
         *,
@@ -1317,10 +1432,11 @@ class GetCountersResponse(_message.Message):
         recent_time_to_first_token_seconds: _abc.Iterable[_builtins.float] | None = ...,
         tiers: _abc.Iterable[Global___TierCounters] | None = ...,
         listening: _builtins.bool = ...,
+        slo: Global___SloCounters | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["slo", b"slo"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_count", b"active_count", "advice_unmet_count", b"advice_unmet_count", "failed_count", b"failed_count", "failover_count", b"failover_count", "finished_count", b"finished_count", "listening", b"listening", "migration_count", b"migration_count", "recent_time_to_first_token_seconds", b"recent_time_to_first_token_seconds", "rejected_count", b"rejected_count", "requests_per_second", b"requests_per_second", "tiers", b"tiers", "waiting_count", b"waiting_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_count", b"active_count", "advice_unmet_count", b"advice_unmet_count", "failed_count", b"failed_count", "failover_count", b"failover_count", "finished_count", b"finished_count", "listening", b"listening", "migration_count", b"migration_count", "recent_time_to_first_token_seconds", b"recent_time_to_first_token_seconds", "rejected_count", b"rejected_count", "requests_per_second", b"requests_per_second", "slo", b"slo", "tiers", b"tiers", "waiting_count", b"waiting_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -94,6 +94,8 @@ class _CapabilityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Capability
     """
     CAPABILITY_STRUCTURED_OUTPUT: _Capability.ValueType  # 11
     """A reply's form (SamplingParams.structured_output, calls of tools) is enforced, token by token."""
+    CAPABILITY_SLO: _Capability.ValueType  # 12
+    """Requests are admitted with an SLO only where it can be kept."""
 
 class Capability(_Capability, metaclass=_CapabilityEnumTypeWrapper): ...
 
@@ -118,6 +120,8 @@ before the hand-over. The KvLayout has no layers, and its blocks have no bytes.
 """
 CAPABILITY_STRUCTURED_OUTPUT: Capability.ValueType  # 11
 """A reply's form (SamplingParams.structured_output, calls of tools) is enforced, token by token."""
+CAPABILITY_SLO: Capability.ValueType  # 12
+"""Requests are admitted with an SLO only where it can be kept."""
 Global___Capability: _TypeAlias = Capability  # noqa: Y015
 
 @_typing.final
@@ -132,12 +136,17 @@ class GenerateRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     TRANSFER_ID_FIELD_NUMBER: _builtins.int
     OUTPUT_INTERVAL_FIELD_NUMBER: _builtins.int
+    DECLINE_UNKEPT_SLO_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Unique in the mesh while it runs; 1 to 128 characters."""
     priority: _builtins.int
     """Higher goes first among waiting requests."""
     transfer_id: _builtins.str
     """The request arrives from another worker by this transfer; it is not computed from the prompt."""
+    decline_unkept_slo: _builtins.bool
+    """If the SLO cannot be kept here: `declined`, then `finished` with reason DECLINED, instead of best effort. With a
+    `transfer_id`, the transfer is refused instead, and the request stays at its source.
+    """
     @_builtins.property
     def prompt(self) -> _common_pb2.Prompt: ...
     @_builtins.property
@@ -165,10 +174,11 @@ class GenerateRequest(_message.Message):
         priority: _builtins.int = ...,
         transfer_id: _builtins.str | None = ...,
         output_interval: _duration_pb2.Duration | None = ...,
+        decline_unkept_slo: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_output_interval", b"_output_interval", "_transfer_id", b"_transfer_id", "output_interval", b"output_interval", "prompt", b"prompt", "sampling", b"sampling", "slo", b"slo", "transfer_id", b"transfer_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_output_interval", b"_output_interval", "_transfer_id", b"_transfer_id", "output_interval", b"output_interval", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "resume_token_ids", b"resume_token_ids", "sampling", b"sampling", "slo", b"slo", "transfer_id", b"transfer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_output_interval", b"_output_interval", "_transfer_id", b"_transfer_id", "decline_unkept_slo", b"decline_unkept_slo", "output_interval", b"output_interval", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "resume_token_ids", b"resume_token_ids", "sampling", b"sampling", "slo", b"slo", "transfer_id", b"transfer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__output_interval: _TypeAlias = _typing.Literal["output_interval"]  # noqa: Y015
     _WhichOneofArgType__output_interval: _TypeAlias = _typing.Literal["_output_interval", b"_output_interval"]  # noqa: Y015
@@ -706,6 +716,7 @@ class GetLoadResponse(_message.Message):
     PREEMPTION_COUNT_FIELD_NUMBER: _builtins.int
     STEP_COUNT_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    SLO_HEADROOM_FIELD_NUMBER: _builtins.int
     free_kv_blocks: _builtins.int
     output_tokens_per_second: _builtins.float
     """Output tokens, averaged over the last seconds."""
@@ -720,6 +731,10 @@ class GetLoadResponse(_message.Message):
 
     @_builtins.property
     def queued_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def slo_headroom(self) -> Global___SloHeadroom:
+        """Of an engine that keeps SLOs."""
+
     def __init__(
         self,
         *,
@@ -731,14 +746,47 @@ class GetLoadResponse(_message.Message):
         preemption_count: _builtins.int = ...,
         step_count: _builtins.int = ...,
         cached_tokens: _builtins.int = ...,
+        slo_headroom: Global___SloHeadroom | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["slo_headroom", b"slo_headroom"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "draining", b"draining", "free_kv_blocks", b"free_kv_blocks", "output_tokens_per_second", b"output_tokens_per_second", "preemption_count", b"preemption_count", "queued_tokens", b"queued_tokens", "running_tokens", b"running_tokens", "step_count", b"step_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "draining", b"draining", "free_kv_blocks", b"free_kv_blocks", "output_tokens_per_second", b"output_tokens_per_second", "preemption_count", b"preemption_count", "queued_tokens", b"queued_tokens", "running_tokens", b"running_tokens", "slo_headroom", b"slo_headroom", "step_count", b"step_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetLoadResponse: _TypeAlias = GetLoadResponse  # noqa: Y015
+
+@_typing.final
+class SloHeadroom(_message.Message):
+    """What an engine could still promise."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BACKLOG_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_PER_SECOND_FIELD_NUMBER: _builtins.int
+    FREE_KV_TOKENS_FIELD_NUMBER: _builtins.int
+    prompt_tokens_per_second: _builtins.float
+    """Prompt tokens per second in addition to the promised decodes."""
+    free_kv_tokens: _builtins.int
+    """Tokens of KV that are reserved for no promise."""
+    @_builtins.property
+    def backlog(self) -> _duration_pb2.Duration:
+        """Until the prompts that are promised already are computed."""
+
+    def __init__(
+        self,
+        *,
+        backlog: _duration_pb2.Duration | None = ...,
+        prompt_tokens_per_second: _builtins.float = ...,
+        free_kv_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["backlog", b"backlog"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backlog", b"backlog", "free_kv_tokens", b"free_kv_tokens", "prompt_tokens_per_second", b"prompt_tokens_per_second"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SloHeadroom: _TypeAlias = SloHeadroom  # noqa: Y015
 
 @_typing.final
 class DrainRequest(_message.Message):

@@ -99,7 +99,8 @@ class WorkerServiceServicer:
     """
 
     def Generate(self, request, context):
-        """Answers one prompt. First event: admitted or declined; last: finished, or handed_over if the request has moved.
+        """Answers one prompt. First event: admitted, or declined (then `finished` follows); last: finished, or handed_over if the
+        request has moved.
         With a `transfer_id` it waits for the request to arrive by MigrateIn, with heartbeats, and streams it from there on.
         INVALID_ARGUMENT (BadRequest names the field), ALREADY_EXISTS (request_id is running),
         RESOURCE_EXHAUSTED (queue full; RetryInfo), UNAVAILABLE (draining or engine down), FAILED_PRECONDITION (reason

@@ -36,7 +36,8 @@ class WorkerServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> WorkerServiceAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_worker_pb2.GenerateRequest, _worker_pb2.GenerateResponse]
-    """Answers one prompt. First event: admitted or declined; last: finished, or handed_over if the request has moved.
+    """Answers one prompt. First event: admitted, or declined (then `finished` follows); last: finished, or handed_over if the
+    request has moved.
     With a `transfer_id` it waits for the request to arrive by MigrateIn, with heartbeats, and streams it from there on.
     INVALID_ARGUMENT (BadRequest names the field), ALREADY_EXISTS (request_id is running),
     RESOURCE_EXHAUSTED (queue full; RetryInfo), UNAVAILABLE (draining or engine down), FAILED_PRECONDITION (reason
@@ -88,7 +89,8 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_worker_pb2.GenerateRequest, _worker_pb2.GenerateResponse]  # type: ignore[assignment]
-    """Answers one prompt. First event: admitted or declined; last: finished, or handed_over if the request has moved.
+    """Answers one prompt. First event: admitted, or declined (then `finished` follows); last: finished, or handed_over if the
+    request has moved.
     With a `transfer_id` it waits for the request to arrive by MigrateIn, with heartbeats, and streams it from there on.
     INVALID_ARGUMENT (BadRequest names the field), ALREADY_EXISTS (request_id is running),
     RESOURCE_EXHAUSTED (queue full; RetryInfo), UNAVAILABLE (draining or engine down), FAILED_PRECONDITION (reason
@@ -143,7 +145,8 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.GenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_worker_pb2.GenerateResponse], _abc.AsyncIterator[_worker_pb2.GenerateResponse]]:
-        """Answers one prompt. First event: admitted or declined; last: finished, or handed_over if the request has moved.
+        """Answers one prompt. First event: admitted, or declined (then `finished` follows); last: finished, or handed_over if the
+        request has moved.
         With a `transfer_id` it waits for the request to arrive by MigrateIn, with heartbeats, and streams it from there on.
         INVALID_ARGUMENT (BadRequest names the field), ALREADY_EXISTS (request_id is running),
         RESOURCE_EXHAUSTED (queue full; RetryInfo), UNAVAILABLE (draining or engine down), FAILED_PRECONDITION (reason

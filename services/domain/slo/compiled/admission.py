@@ -96,7 +96,7 @@ def best_sets(
         grown = stride[tier[e]]
         forced = candidate[e] < 0
         head[:] = -1
-        kept = 0
+        stored = 0
         for take in range(1 if forced else 0, 2):  # those without it first: of equals, who came first is accepted
             for s in range(states):
                 budget = left[s] + passed_s * _rate(at[s], rates, stride, tpots_s, decoding, context_tokens, model)
@@ -130,14 +130,20 @@ def best_sets(
                     else:
                         before = k
                     k = after
-                if beaten or kept == MAX_STATES:
+                if beaten or stored == MAX_STATES:
                     continue
-                worth2[kept], left2[kept], used2[kept], at2[kept], bits2[kept] = worth_s, budget_s, used_s, at_s, bits_s
-                following[kept] = head[at_s]
-                head[at_s] = kept
-                kept += 1
+                worth2[stored], left2[stored], used2[stored], at2[stored], bits2[stored] = (
+                    worth_s,
+                    budget_s,
+                    used_s,
+                    at_s,
+                    bits_s,
+                )
+                following[stored] = head[at_s]
+                head[at_s] = stored
+                stored += 1
         states = 0
-        for k in range(kept):
+        for k in range(stored):
             if at2[k] >= 0:
                 worth[states], left[states], used[states] = worth2[k], left2[k], used2[k]
                 at[states], bits[states] = at2[k], bits2[k]
@@ -156,7 +162,7 @@ def best_sets(
 @numba.njit(cache=True, nogil=True)
 def decide(
     now_s: float,
-    counts: N,  # (COUNTS, >= running) of the running requests, as they will be when the step under way ends
+    counts: N,  # (COUNTS, >= running) of the running requests, as they will be when the current step ends
     times: F,  # (TIMES, >= running)
     running: int,
     new_counts: N,  # (COUNTS, C) of the candidates, by arrival; at most MAX_CANDIDATES
@@ -175,8 +181,8 @@ def decide(
 
     The best set of each count is tried, the one of most value first, until one passes its certificate: first with prompts
     that complete as early as they can, then, should that break a promise, with prompts that complete as late as they may.
-    Then each candidate left out is tried once beside those accepted, that of most value per prompt token first: the program
-    takes every decode to last for ever, the replay knows when it will end.
+    Then each candidate left out is tried once together with those accepted, that of most value per prompt token first: the
+    program takes every decode to last without limit, the replay knows when it will end.
     """
     candidates = new_counts.shape[1]
     accepted[:] = 0
@@ -245,7 +251,7 @@ def decide(
     used = np.int64(0)
     for c in range(candidates):
         used += memory[c] if chosen >> c & 1 else 0
-    if chosen == 0:  # nobody fits beside running requests that are late already
+    if chosen == 0:  # no candidate fits in addition to running requests that are late already
         passed, took = _certified(
             now_s, counts, times, running, new_counts, new_times, chosen, model, best_effort, release_s
         )
@@ -328,8 +334,8 @@ def _tier(tpot_s: float, tpots_s: F) -> int:
 
 @numba.njit(cache=True, nogil=True)
 def _count(bits: int) -> int:
-    found = 0
+    count = 0
     while bits > 0:
         bits &= bits - 1
-        found += 1
-    return found
+        count += 1
+    return count

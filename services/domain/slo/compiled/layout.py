@@ -73,7 +73,7 @@ def step_s(tokens: int, context: float, pairs: float, gap: float, model: StepMod
 def tokens_within(
     seconds: float, most: int, start: int, tokens: int, context: float, pairs: float, gap: float, model: StepModel
 ) -> int:
-    """StepLatencyModel.tokens_within: tokens of a chunk from position `start` on that fit beside the rest; -1 if not 0."""
+    """StepLatencyModel.tokens_within: tokens of a chunk from position `start` on that fit as well; -1 if not 0."""
     if step_s(tokens, context, pairs, gap, model) > seconds + EPSILON_S:
         return -1
     low, high = 0, most

@@ -80,12 +80,12 @@ def keeps_promises(
                 counts[KIND, i] = GONE
                 changed = True
         if begun > 0:
-            kept = 0
+            remaining = 0
             for p in range(prompts):
                 if counts[KIND, order[p]] == STANDARD and counts[DECODING, order[p]] == 0:
-                    order[kept] = order[p]
-                    kept += 1
-            prompts = kept
+                    order[remaining] = order[p]
+                    remaining += 1
+            prompts = remaining
             changed = True
         now_s = end_s
     return False

@@ -71,16 +71,16 @@ def kth_smallest(values: F, k: int) -> float:
 @numba.njit(cache=True, nogil=True)
 def prompts_by_deadline(counts: N, times: F, requests: int, order: N) -> int:
     """Fill `order` with the standard requests whose prompts are to be computed, earliest deadline first; how many."""
-    found = 0
+    count = 0
     for i in range(requests):
         if counts[KIND, i] == STANDARD and counts[DECODING, i] == 0:
-            at = found
+            at = count
             while at > 0 and times[DUE_S, order[at - 1]] > times[DUE_S, i]:
                 order[at] = order[at - 1]
                 at -= 1
             order[at] = i
-            found += 1
-    return found
+            count += 1
+    return count
 
 
 @numba.njit(cache=True, nogil=True)
@@ -160,8 +160,8 @@ def form_batch(
         allowed = counts[PENDING, i] - (0 if free_to_end else 1)
         if allowed <= 0:
             continue
-        kept = best_effort == ASSUMED or (best_effort == PRESENT and slack_s >= cannot_wait_s)
-        within_s = cap_s * (1.0 - model.reserve) if kept and cap_s < np.inf else cap_s
+        reserved = best_effort == ASSUMED or (best_effort == PRESENT and slack_s >= cannot_wait_s)
+        within_s = cap_s * (1.0 - model.reserve) if reserved and cap_s < np.inf else cap_s
         start = counts[CONTEXT, i]
         c = tokens_within(within_s, min(allowed, room - tokens), start, tokens, context, pairs, gap, model)
         if c <= 0:

@@ -1,6 +1,6 @@
 """The requests that the compiled scheduler plans for, by order of arrival. No I/O, no clock.
 
-A worker keeps one table beside its running requests. Only what changes is written between two steps, so that planning and
+A worker keeps one table of its running requests. Only what changes is written between two steps, so that planning and
 committing a step cost microseconds each, whatever the number of requests.
 """
 
@@ -64,11 +64,29 @@ class TableRequest:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A copy of a table's columns, to decide on while a step goes on; `ids` by column."""
+    """A copy of a table's columns, to decide on while a step is computed; `ids` by column."""
 
     ids: tuple[str, ...]
     counts: N
     times: F
+
+    @classmethod
+    def empty(cls) -> "Snapshot":
+        return cls((), np.zeros((COUNTS, 0), np.int64), np.zeros((TIMES, 0)))
+
+    def with_admitted(self, requests: Sequence[tuple[TableRequest, float]]) -> "Snapshot":
+        """The columns, and behind them requests that are admitted and not started yet, with their release times."""
+        if not requests:
+            return self
+        counts, times = np.zeros((COUNTS, len(requests)), np.int64), np.zeros((TIMES, len(requests)))
+        for at, (request, release_s) in enumerate(requests):
+            _write(counts, times, at, request)
+            times[RELEASE_S, at] = release_s
+        return Snapshot(
+            (*self.ids, *(request.request_id for request, _ in requests)),
+            np.concatenate([self.counts, counts], axis=1),
+            np.concatenate([self.times, times], axis=1),
+        )
 
 
 @dataclass(frozen=True, slots=True)

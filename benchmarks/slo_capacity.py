@@ -1,0 +1,382 @@
+"""Capacity under SLOs: the SLO policy against the policies that know none, on published A100 profiles, simulated.
+
+Capacity is the highest rate, per GPU, at which 90 % (and 98 %) of all requests that arrive attain their SLO: one that is
+declined, dropped or served as best effort has missed. Every system has three GPUs (DistServe-like: two, or three by two
+ratios) and is tuned by a search of its own, whose settings are in the result. Lengths are known to admission, as in the
+paper; a row with predicted lengths shows what that is worth. Scenarios: `slo_scenarios`.
+
+Also: ablations; overload of 1.4 and 2 times the capacity; and one to four replicas, with hops and without.
+"""
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from benchmarks import report
+from benchmarks.slo_scenarios import LOOSE_TPOT_S, SCENARIOS, TIGHT_TPOT_S, Scenario, Stretch, stretch
+from benchmarks.slo_scenarios import replica as replica_of
+from planner_service.files import model_of_catalogue
+from planner_service.simulator import Replica, Workload
+from planner_service.simulator.judged import (
+    BatchPolicy,
+    Deployment,
+    Disaggregated,
+    Judged,
+    PlainReplicas,
+    Promises,
+    SloReplicas,
+)
+from planner_service.simulator.workload import Bools
+from services.domain.latency import StepLoad
+from services.domain.slo import SpeculationTier, speculation_lengths
+
+GPUS = 3
+TARGETS = (0.9, 0.98)
+PRECISION = 1.02  # of a capacity: the lowest rate that misses the target is at most so many times as high
+LOWEST_PER_S, HIGHEST_PER_S = 0.005, 500.0
+SLO_STEP_TOKENS = 4096
+CHUNKS = (128, 256, 512, 1024, 2048)
+PROMPT_STEPS = (1024, 2048, 4096)
+RATIOS = ((1, 1), (2, 1), (1, 2))
+NVLINK_BYTES_PER_S = 300e9
+OVERLOADS = (1.4, 2.0)
+PREDICTED_QUANTILE = 0.9  # of the scenario's replies, as a worker predicts them
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How long runs are. requests: of each run; seeds: of the runs; tuning: requests of the runs that choose settings."""
+
+    requests: int
+    seeds: tuple[int, ...]
+    tuning: int
+
+
+FULL = Effort(6000, (1, 2, 3, 4, 5), 1500)
+QUICK = Effort(1800, (1, 2, 3), 600)
+
+
+@dataclass(frozen=True, slots=True)
+class _Predicted:
+    """The SLO policy with each reply predicted as long as the quantile of the workload's replies, as a worker does."""
+
+    fleet: SloReplicas
+
+    @property
+    def gpus(self) -> int:
+        return self.fleet.gpus
+
+    @property
+    def replica(self) -> Replica:
+        return self.fleet.replica
+
+    def serve(self, work: Workload, promises: Promises, *, misses_allowed: int | None = None) -> Judged:
+        predicted = np.full(len(work), int(np.quantile(work.output_tokens, PREDICTED_QUANTILE)))
+        return self.fleet.serve(work, promises, misses_allowed=misses_allowed, predicted=predicted)
+
+
+Simulated = Deployment | _Predicted
+
+
+def attained(judged: Judged, run: Stretch) -> Bools:
+    """(requests) a request attains its SLO if every round of it does."""
+    result = np.ones(run.requests, np.bool_)
+    np.logical_and.at(result, run.request, judged.attained)
+    return result
+
+
+def reaches(deployment: Simulated, runs: Iterable[Stretch], requests: int, target: float) -> bool:
+    """Whether the share of all requests of all runs is at least the target; gives up as soon as it cannot be."""
+    allowed = math.floor((1 - target) * requests + 1e-9)
+    for run in runs:
+        rounds = int(np.bincount(run.request).max())
+        judged = deployment.serve(run.work, run.promises, misses_allowed=allowed * rounds)
+        if judged.abandoned:
+            return False
+        allowed -= int((~attained(judged, run)).sum())
+        if allowed < 0:
+            return False
+    return True
+
+
+def capacity_per_s(
+    deployment: Simulated, scenario: Scenario, target: float, requests: int, seeds: Sequence[int], start: float = 1.0
+) -> float:
+    """Requests per second and GPU, by doubling and bisection from `start`; 0 where even the lowest rate misses."""
+    latency = deployment.replica.latency
+
+    def holds(per_gpu_s: float) -> bool:
+        runs = (stretch(scenario, latency, per_gpu_s * deployment.gpus, requests, seed) for seed in seeds)
+        parts = len(scenario.applications)
+        return reaches(deployment, runs, requests // parts * parts * len(seeds), target)
+
+    low, high = start, start
+    if holds(start):
+        while holds(high * 2) and high < HIGHEST_PER_S:
+            high *= 2
+        low, high = high, high * 2
+    else:
+        while not holds(low / 2):
+            low /= 2
+            if low < LOWEST_PER_S:
+                return 0.0
+        low, high = low / 2, low
+    while high / low > PRECISION:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
+def with_limits(replica: Replica, max_step_tokens: int) -> Replica:
+    return replace(replica, limits=replace(replica.limits, max_step_tokens=max_step_tokens))
+
+
+def slo_replicas(replica: Replica, count: int = GPUS, **changes: Any) -> SloReplicas:
+    return SloReplicas(with_limits(replica, SLO_STEP_TOKENS), count, **{"hops": count - 1, **changes})
+
+
+def baselines(replica: Replica, kv_bytes_per_token: float) -> dict[str, dict[str, Deployment]]:
+    """By system, its settings by name: what each is tuned over."""
+    plain = [(str(chunk), with_limits(replica, chunk)) for chunk in CHUNKS]
+    transfer_s = kv_bytes_per_token / NVLINK_BYTES_PER_S
+    return {
+        "prefill_first": {
+            f"{tokens} tokens per step": PlainReplicas(with_limits(replica, tokens), BatchPolicy.PREFILL_FIRST, GPUS)
+            for tokens in PROMPT_STEPS
+        },
+        "sarathi": {f"chunk {name}": PlainReplicas(one, BatchPolicy.DECODE_FIRST, GPUS) for name, one in plain},
+        "sarathi_drop_late": {
+            f"chunk {name}": PlainReplicas(one, BatchPolicy.DECODE_FIRST, GPUS, drop_late=True) for name, one in plain
+        },
+        "distserve_like": {
+            f"{prefill} prefill : {decode} decode": Disaggregated(
+                with_limits(replica, SLO_STEP_TOKENS), prefill, decode, transfer_s
+            )
+            for prefill, decode in RATIOS
+        },
+    }
+
+
+def tuned(
+    settings: dict[str, Deployment], scenario: Scenario, target: float, effort: Effort
+) -> tuple[str, Deployment, dict[str, float]]:
+    """(the best setting's name, the setting, the capacity of each): by shorter runs of two seeds."""
+    short = {
+        name: capacity_per_s(one, scenario, target, effort.tuning, effort.seeds[:2]) for name, one in settings.items()
+    }
+    best = max(short, key=lambda name: short[name])
+    return best, settings[best], short
+
+
+def measure(scenario: Scenario, target: float, effort: Effort) -> dict[str, Any]:
+    """Capacity of the SLO policy and of every tuned baseline."""
+    replica = replica_of(scenario.model)
+    kv_bytes = replica_kv_bytes(scenario.model)
+    systems: dict[str, dict[str, Any]] = {}
+    for system, settings in baselines(replica, kv_bytes).items():
+        name, deployment, tried = tuned(settings, scenario, target, effort)
+        per_s = capacity_per_s(
+            deployment, scenario, target, effort.requests, effort.seeds, start=max(LOWEST_PER_S * 2, tried[name])
+        )
+        systems[system] = {"per_gpu_s": per_s, "setting": name, "tuning_per_gpu_s": tried}
+        print(f"  {scenario.name} {target:.0%} {system}: {per_s:.3f}/s per GPU with {name}", flush=True)
+    slo = slo_replicas(replica)
+    ours = capacity_per_s(slo, scenario, target, effort.requests, effort.seeds)
+    best = max(systems, key=lambda system: systems[system]["per_gpu_s"])
+    over = ours / systems[best]["per_gpu_s"] if systems[best]["per_gpu_s"] > 0 else math.inf
+    by_seed = [
+        capacity_per_s(slo, scenario, target, effort.requests, (seed,), start=ours)
+        / max(
+            LOWEST_PER_S,
+            capacity_per_s(
+                _setting(systems, best, replica, kv_bytes),
+                scenario,
+                target,
+                effort.requests,
+                (seed,),
+                start=ours / over,
+            ),
+        )
+        for seed in effort.seeds
+    ]
+    print(
+        f"{scenario.name} at {target:.0%}: slo {ours:.3f}/s per GPU, {over:.2f} times {best}; by seed "
+        + ", ".join(f"{ratio:.2f}" for ratio in by_seed),
+        flush=True,
+    )
+    return {
+        "name": scenario.name,
+        "attainment": target,
+        "slo_per_gpu_s": ours,
+        "best_baseline": best,
+        "over_best_baseline": over,
+        "over_best_baseline_by_seed": by_seed,
+        "baselines": systems,
+    }
+
+
+def _setting(systems: dict[str, dict[str, Any]], system: str, replica: Replica, kv_bytes: float) -> Deployment:
+    return baselines(replica, kv_bytes)[system][systems[system]["setting"]]
+
+
+def replica_kv_bytes(model: str) -> float:
+    return model_of_catalogue(model).kv_bytes_per_token
+
+
+def ablations(scenario: Scenario, full_per_s: float, effort: Effort) -> dict[str, Any]:
+    """Capacity at 90 % without one part at a time, and with predicted lengths; over that of all of it."""
+    replica = replica_of(scenario.model)
+    requests, seeds = effort.tuning, effort.seeds[:2]
+
+    def over(deployment: Simulated) -> float:
+        return capacity_per_s(deployment, scenario, TARGETS[0], requests, seeds, start=full_per_s) / whole
+
+    whole = capacity_per_s(slo_replicas(replica), scenario, TARGETS[0], requests, seeds, start=full_per_s)
+    rows: dict[str, Any] = {
+        "all": 1.0,
+        "without admission": over(PlainReplicas(with_limits(replica, 512), BatchPolicy.DECODE_FIRST, GPUS)),
+        "batches of 512 tokens at most": over(SloReplicas(with_limits(replica, 512), GPUS, hops=GPUS - 1)),
+        "without best effort": over(slo_replicas(replica, decline=True)),
+        "best effort with a share of 5 %": over(slo_replicas(replica, reserve=0.05)),
+        "without hops": over(slo_replicas(replica, hops=0)),
+        "without hops, in turn": over(slo_replicas(replica, hops=0, least_loaded=False)),
+        "lengths predicted": over(_Predicted(slo_replicas(replica))),
+        "speculation, by the solver": speculation(replica, scenario),
+    }
+    print(
+        f"  ablations of {scenario.name}: "
+        + ", ".join(f"{k} {v}" if isinstance(v, dict) else f"{k} {v:.2f}" for k, v in rows.items()),
+        flush=True,
+    )
+    return {"name": scenario.name, "over_all": rows}
+
+
+DRAFT_SHARE, ACCEPTANCE = 0.05, 0.7
+"""ASSUMED for the solver's row: a draft step takes this share of a step's base time, a draft token is accepted so often."""
+
+
+def speculation(replica: Replica, scenario: Scenario) -> dict[str, float]:
+    """Prompt tokens per second next to a full batch of decodes, with the solver's lengths over without: not executed."""
+    work = stretch(scenario, replica.latency, 1.0, 600, 1).work
+    context = float((work.input_tokens + work.output_tokens / 2).mean())
+    decodes = int(min(replica.limits.max_running, replica.lane_tokens / context) / 2)
+    latency = replace(replica.latency, draft_step_s=DRAFT_SHARE * replica.latency.base_s(decodes))
+    tpot_s = (
+        TIGHT_TPOT_S if all(a.tpot_s == TIGHT_TPOT_S or a.thinking for a in scenario.applications) else LOOSE_TPOT_S
+    )
+    tiers = [SpeculationTier(decodes, tpot_s, ACCEPTANCE)]
+    plan = speculation_lengths(tiers, latency, context_tokens=round(context * decodes), max_step_tokens=SLO_STEP_TOKENS)
+    plain_tokens = latency.tokens_within(tpot_s, SLO_STEP_TOKENS - decodes, StepLoad(decodes, round(context * decodes)))
+    if plan is None or plain_tokens <= 0:
+        return {"decodes": decodes, "length": 0, "prompt_tokens_over_plain": 0.0}
+    return {
+        "decodes": decodes,
+        "length": plan.lengths[0],
+        "prompt_tokens_over_plain": plan.prefill_tokens_per_s / (plain_tokens / tpot_s),
+    }
+
+
+def overload(scenario: Scenario, full_per_s: float, effort: Effort) -> dict[str, Any]:
+    """Goodput at multiples of the capacity: attained requests per second of arrivals, over the highest of all multiples."""
+    fleet = slo_replicas(replica_of(scenario.model))
+    rows = []
+    for times in (0.8, 1.0, 1.2, *OVERLOADS):
+        goodput, kept, admitted, unfinished = [], 0, 0, 0
+        for seed in effort.seeds:
+            run = stretch(scenario, fleet.replica.latency, full_per_s * GPUS * times, effort.requests, seed)
+            judged = fleet.serve(run.work, run.promises)
+            goodput.append(float(attained(judged, run).sum()) / (run.requests / (full_per_s * GPUS * times)))
+            admitted += int(judged.admitted.sum())
+            kept += int((judged.admitted & judged.attained).sum())
+            unfinished += int((judged.finish_s == 0).sum())
+        rows.append(
+            {
+                "times_capacity": times,
+                "goodput_per_s": statistics.fmean(goodput),
+                "attainment_of_admitted": kept / max(1, admitted),
+                "unfinished": unfinished,
+            }
+        )
+    peak = max(row["goodput_per_s"] for row in rows)
+    for row in rows:
+        row["goodput_over_peak"] = row["goodput_per_s"] / peak
+    print(
+        f"  overload of {scenario.name}: "
+        + ", ".join(f"{row['times_capacity']}x {row['goodput_over_peak']:.2f} of the peak" for row in rows)
+        + f"; of those admitted {min(row['attainment_of_admitted'] for row in rows):.2%} attained",
+        flush=True,
+    )
+    return {"name": scenario.name, "rows": rows}
+
+
+def scaling(scenario: Scenario, effort: Effort) -> dict[str, Any]:
+    """Capacity of one to four replicas together over that of one; with hops, and without them as the control."""
+    replica, found = replica_of(scenario.model), {}
+    requests, seeds = effort.requests, effort.seeds
+    start = 1.0
+    for hops in (True, False):
+        totals = []
+        for count in range(1, 5):
+            fleet = slo_replicas(replica, count, hops=count - 1 if hops else 0, least_loaded=hops)
+            start = capacity_per_s(fleet, scenario, TARGETS[0], requests, seeds, start=max(start, LOWEST_PER_S * 2))
+            totals.append(start * count)
+        found["hops" if hops else "no_hops"] = {"per_s": totals, "over_one": [t / totals[0] for t in totals]}
+    print(
+        f"  four replicas of {scenario.name}: {found['hops']['over_one'][3]:.2f} times one, "
+        f"without hops {found['no_hops']['over_one'][3]:.2f}",
+        flush=True,
+    )
+    return {"name": scenario.name, "bursty": scenario.bursty, **found}
+
+
+def of_scenario(effort: Effort, scenario: Scenario) -> Effort:
+    """Replies of thousands of tokens fill a run with fewer requests."""
+    return replace(
+        effort, requests=round(effort.requests / scenario.weight), tuning=round(effort.tuning / scenario.weight)
+    )
+
+
+def geo_mean(ratios: Sequence[float]) -> float:
+    return math.exp(statistics.fmean(math.log(ratio) for ratio in ratios))
+
+
+def measured(effort: Effort, name: str) -> None:
+    by_target: dict[float, list[dict[str, Any]]] = {target: [] for target in TARGETS}
+    others: dict[str, list[dict[str, Any]]] = {"ablations": [], "overload": [], "replicas": []}
+    for scenario in SCENARIOS:
+        mine = of_scenario(effort, scenario)
+        for target in TARGETS:
+            by_target[target].append(measure(scenario, target, mine))
+        full_per_s = by_target[TARGETS[0]][-1]["slo_per_gpu_s"]
+        others["ablations"].append(ablations(scenario, full_per_s, mine))
+        others["overload"].append(overload(scenario, full_per_s, mine))
+        others["replicas"].append(scaling(scenario, mine))
+    means = {target: geo_mean([row["over_best_baseline"] for row in rows]) for target, rows in by_target.items()}
+    for target, mean in means.items():
+        print(f"capacity at {target:.0%} attainment: {mean:.2f} times the best baseline (geometric mean)", flush=True)
+    figures = {
+        "geo_mean_over_best_baseline": means[TARGETS[0]],
+        "geo_mean_over_best_baseline_at_98": means[TARGETS[1]],
+        "scenarios": by_target[TARGETS[0]],
+        "scenarios_at_98": by_target[TARGETS[1]],
+        **others,
+        "lengths": "drawn from table 4 of the paper, known to admission",
+        "gpus": GPUS,
+        "requests_per_run": effort.requests,
+        "seeds": effort.seeds,
+    }
+    print(report.write(name, figures))
+
+
+def run_quick(_: int) -> None:
+    """Short runs, three seeds."""
+    measured(QUICK, "slo_capacity_quick")
+
+
+def run(_: int) -> None:
+    """Long runs, five seeds."""
+    measured(FULL, "slo_capacity")

@@ -1,0 +1,135 @@
+"""Requests with SLOs in virtual time: what is judged, by which policy it was served, and what a fleet does with a decline."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner_service.simulator import EngineLimits, Replica, Workload
+from planner_service.simulator.attainment_kernel import Slos, judge_token, new_judgement
+from planner_service.simulator.judged import (
+    BatchPolicy,
+    Deployment,
+    Disaggregated,
+    PlainReplicas,
+    Promises,
+    SloReplicas,
+)
+from services.domain import InvalidRequest, StepLatencyModel
+from services.domain.hardware import ReplicaShape
+from services.domain.slo import AttainmentTracker
+
+LATENCY = StepLatencyModel.linear(0.01, 1e-4, 1e-7)
+REPLICA = Replica(ReplicaShape(1, 1), LATENCY, 20_000, EngineLimits(64, 512))
+
+
+def burst(count: int, gap_s: float, prompt: int = 400, output: int = 20) -> Workload:
+    return Workload(np.arange(count, dtype=np.float64) * gap_s, np.full(count, prompt), np.full(count, output))
+
+
+def promises(count: int, ttft_s: float, tpot_s: float) -> Promises:
+    return Promises.of_one_phase(np.full(count, ttft_s), np.full(count, tpot_s))
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.lists(st.floats(0.0, 0.2), min_size=1, max_size=40),
+    st.sampled_from([0.1, 1.0, math.inf]),
+    st.sampled_from([0.05, 0.1]),
+    st.sampled_from([0.05, 0.2]),
+    st.integers(1, 40),
+)
+def test_tokens_are_judged_as_the_attainment_tracker_does(
+    gaps_s: list[float], due_s: float, tpot_s: float, later_s: float, later_from: int
+) -> None:
+    """One and two phases, short replies and long ones: the compiled judgement is the tracker's."""
+    at_s = np.cumsum(gaps_s)
+    slos = Slos(np.array([due_s]), np.array([tpot_s]), np.array([later_s]), np.array([later_from]))
+    judgement, tracker = new_judgement(1), AttainmentTracker(None if math.isinf(due_s) else due_s)
+    for k, time_s in enumerate(at_s):
+        judge_token(0, time_s, k == len(at_s) - 1, slos, judgement)
+        tracker.token(float(time_s), tpot_s if k < later_from else later_s)
+    result = tracker.result()
+    assert judgement.misses[0] == (not result.first_token) + result.late_windows
+
+
+def test_every_deployment_attains_all_of_a_light_load() -> None:
+    """Five requests, far apart: no policy misses one, and all of them finish with the same first token times."""
+    work, slos = burst(5, 2.0), promises(5, 0.2, 0.05)
+    deployments: list[Deployment] = [
+        SloReplicas(REPLICA),
+        SloReplicas(REPLICA, 2, hops=1, decline=True),
+        *(PlainReplicas(REPLICA, policy, drop_late=drop) for policy in BatchPolicy for drop in (False, True)),
+        Disaggregated(REPLICA, 1, 1, 1e-6),
+    ]
+    for deployment in deployments:
+        judged = deployment.serve(work, slos)
+        assert judged.attained.all(), deployment
+        assert (judged.finish_s > judged.first_s).all(), deployment
+        assert judged.first_s - work.arrival_s == pytest.approx(np.full(5, LATENCY.base_s(400) + 400e-7)), deployment
+
+
+def test_a_burst_costs_the_slo_policy_some_requests_and_the_others_nearly_all() -> None:
+    """Forty prompts at once: first come first served makes most late; admission keeps what it can and serves the rest too."""
+    work, slos = burst(40, 0.001), promises(40, 0.5, 0.05)
+    slo = SloReplicas(REPLICA).serve(work, slos)
+    plain = PlainReplicas(REPLICA, BatchPolicy.DECODE_FIRST).serve(work, slos)
+    dropping = PlainReplicas(REPLICA, BatchPolicy.DECODE_FIRST, drop_late=True).serve(work, slos)
+    assert slo.attained.sum() > plain.attained.sum()
+    assert (slo.attained == slo.admitted).all()
+    assert (slo.finish_s > 0).all(), "a best-effort request did not end"
+    assert (plain.finish_s > 0).all()
+    assert 0 < (dropping.finish_s == 0).sum() < 40
+
+
+def test_a_declined_request_tries_the_next_replica_and_may_be_admitted_there() -> None:
+    """Two replicas, requests in turn, every other one long: without a hop the busy replica declines what the other admits."""
+    count = 40
+    work = Workload(
+        np.arange(count, dtype=np.float64) * 0.004, np.where(np.arange(count) % 2, 20, 500), np.full(count, 10)
+    )
+    slos = promises(count, 0.4, 0.05)
+    fleet = SloReplicas(REPLICA, 2, decline=True, least_loaded=False)
+    without, hopping = fleet.serve(work, slos), replace(fleet, hops=1).serve(work, slos)
+    assert hopping.attained.sum() > without.attained.sum()
+    assert (hopping.attained == hopping.admitted).all()
+
+
+def test_a_pace_of_two_phases_is_judged_by_both() -> None:
+    """A pace that the first phase breaks and the second keeps: attained only where the phase begins early enough."""
+    work = Workload(np.zeros(1), np.array([10]), np.array([60]))
+    step_s = LATENCY.base_s(1)  # about 10 ms per token
+    for later_from, attained in ((1, True), (40, False)):
+        slos = Promises(np.ones(1), np.full(1, step_s / 2), np.full(1, 0.05), np.array([later_from]))
+        judged = PlainReplicas(REPLICA, BatchPolicy.DECODE_FIRST).serve(work, slos)
+        assert bool(judged.attained[0]) is attained
+
+
+def test_lengths_that_are_only_predicted_lose_no_request() -> None:
+    """Replies three times as long as predicted outgrow their KV: all end, and some promises are broken, none silently."""
+    work, slos = burst(30, 0.3, prompt=300, output=300), promises(30, 1.0, 0.05)
+    small = replace(REPLICA, kv_tokens=4_000)
+    judged = SloReplicas(small).serve(work, slos, predicted=np.full(30, 100))
+    assert (judged.finish_s > 0).all()
+    assert judged.preemptions.sum() > 0
+
+
+def test_a_run_is_abandoned_once_too_many_have_missed() -> None:
+    """The outcome that is asked for is known: more misses than allowed."""
+    work, slos = burst(60, 0.001), promises(60, 0.05, 0.05)
+    for deployment in (SloReplicas(REPLICA), PlainReplicas(REPLICA, BatchPolicy.DECODE_FIRST)):
+        assert deployment.serve(work, slos, misses_allowed=3).abandoned
+        assert not deployment.serve(work, slos, misses_allowed=60).abandoned
+
+
+def test_bad_promises_are_refused_by_name() -> None:
+    work = burst(3, 0.1)
+    with pytest.raises(InvalidRequest, match=r"promises\.ttft_s"):
+        SloReplicas(REPLICA).serve(work, promises(2, 1.0, 0.1))
+    with pytest.raises(InvalidRequest, match=r"promises\.tpot_s"):
+        SloReplicas(REPLICA).serve(work, promises(3, 1.0, 0.0))
+    with pytest.raises(InvalidRequest, match="replica"):
+        SloReplicas(replace(REPLICA, kv_tokens=100)).serve(work, promises(3, 1.0, 0.1))

@@ -1,0 +1,220 @@
+"""One tier's reply with an SLO: which instances are tried, and what follows a decline. Real calls, scripted workers."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+
+import pytest
+from opentelemetry.context import Context
+from opentelemetry.metrics import NoOpMeter
+from opentelemetry.trace import NoOpTracer
+
+from router_service.clients.bid_client import BidClient
+from router_service.clients.reply_multiplexer import MultiplexerPool
+from router_service.clients.worker_client import WorkerClient
+from router_service.domain.events import InstanceChanged, TierAdmitted, TierDeclined, TierStarted
+from router_service.domain.reply_promise import ReplyPromise
+from router_service.generation.attempt import TierDone
+from router_service.generation.reply_assembler import TierEvent
+from router_service.generation.slo_hops import HopLimits, SloHops
+from router_service.generation.tier_generation import TierGeneration
+from router_service.migration.bidding import BidLimits, MoveAgent
+from services.channels import ChannelPool
+from services.domain import GenerationRequest, SamplingParams, Slo, SloPhase, TextPrompt
+from services.domain.instances import SloHeadroom
+from services.domain.requests import FinishReason, SloFallback
+from services.domain.slo import Promise, SloClass
+from tests.router.test_generation import TOKENS, Scene
+from tests.support.scripted_worker_servicer import Act, Script
+
+DECLINES: Script = [Act.DECLINE]
+LIMIT_S = 60.0
+THREE_HOPS = HopLimits(3, LIMIT_S)
+
+
+@dataclass
+class Outcome:
+    """What a client sees of a reply, and how it ended."""
+
+    events: list[TierEvent] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    done: TierDone | None = None
+
+    def of(self, kind: type) -> list[str]:
+        return [getattr(event, "instance_id", "") for event in self.events if isinstance(event, kind)]
+
+    @property
+    def classes(self) -> list[SloClass | None]:
+        return [event.slo_class for event in self.events if isinstance(event, TierAdmitted)]
+
+
+@pytest.fixture
+async def scene() -> AsyncIterator[Scene]:
+    async with AsyncExitStack() as stack, asyncio.timeout(LIMIT_S):
+        channels = await stack.enter_async_context(ChannelPool())
+        sessions = await stack.enter_async_context(MultiplexerPool(channels))
+        yield Scene(stack, channels, sessions)
+
+
+def promise_of(
+    fallback: SloFallback = SloFallback.BEST_EFFORT, ttft_s: float | None = LIMIT_S, produced: int = 0
+) -> ReplyPromise:
+    slo = Slo(ttft_s, (SloPhase(0, 10.0),), fallback=fallback)
+    return ReplyPromise(Promise.received(slo, asyncio.get_running_loop().time()), produced)
+
+
+async def reply(
+    scene: Scene, promise: ReplyPromise, hops: HopLimits = THREE_HOPS, resumed: tuple[int, ...] = ()
+) -> Outcome:
+    agent = MoveAgent(scene.view, BidClient(scene._channels), NoOpTracer(), NoOpMeter("t"), BidLimits(1.0, 1.0))
+    client = WorkerClient(scene._channels, scene._sessions, LIMIT_S)
+    generation = TierGeneration(scene.pool, client, agent, NoOpTracer(), scene.policy, NoOpMeter("t"), hops)
+    outcome = Outcome(token_ids=list(resumed))
+    loop = asyncio.get_running_loop()
+
+    def on_tokens(frame: object) -> None:
+        outcome.token_ids += frame.token_ids  # type: ignore[attr-defined]
+        promise.take(frame, loop.time())  # type: ignore[arg-type]
+
+    outcome.done = await generation.generate(
+        "only",
+        GenerationRequest("r", TextPrompt("r"), SamplingParams(seed=1, max_output_tokens=TOKENS), resumed),
+        loop.time() + LIMIT_S,
+        Context(),
+        on_event=outcome.events.append,
+        on_tokens=on_tokens,
+        may_give_up=False,
+        promise=promise,
+    )
+    return outcome
+
+
+def declines(scene: Scene) -> dict[str, list[bool]]:
+    """By worker: whether each request asked to be declined rather than served as best effort."""
+    return {name: [asked.decline_unkept_slo for asked in worker.asked] for name, worker in scene.workers.items()}
+
+
+async def test_a_decline_is_an_answer_and_the_next_instance_is_tried(scene: Scene) -> None:
+    """No instance is ejected, no attempt and no refusal is spent, and the client sees no failover."""
+    scene.policy = type(scene.policy)(tier_wait_s=0.0, max_attempts=1, max_refusals=1, max_deaths=1)
+    await scene.start("a", DECLINES)
+    await scene.start("b", DECLINES)
+    await scene.start("c")
+    outcome = await reply(scene, promise_of())
+    assert outcome.token_ids == list(range(TOKENS))
+    assert outcome.of(TierDeclined) == ["a", "b"]
+    assert outcome.of(TierStarted) == ["c"]
+    assert not outcome.of(InstanceChanged)
+    assert outcome.classes == [SloClass.STANDARD]
+    assert scene.ejected == set()
+    assert declines(scene) == {"a": [True], "b": [True], "c": [False]}, "the last one serves in any case"
+
+
+async def test_behind_the_last_hop_it_is_served_as_best_effort(scene: Scene) -> None:
+    await scene.start("a", DECLINES)
+    last = await scene.start("b")
+    last.keeps_slos = False
+    outcome = await reply(scene, promise_of())
+    assert outcome.classes == [SloClass.BEST_EFFORT]
+    assert outcome.token_ids == list(range(TOKENS))
+    assert declines(scene) == {"a": [True], "b": [False]}
+
+
+async def test_or_it_is_declined_where_that_is_asked_for(scene: Scene) -> None:
+    for name in "ab":
+        await scene.start(name, DECLINES, DECLINES)
+    outcome = await reply(scene, promise_of(SloFallback.DECLINE))
+    assert outcome.done is not None
+    assert outcome.done.reason is FinishReason.DECLINED
+    assert outcome.token_ids == []
+    assert outcome.of(TierStarted) == []
+    assert scene.tried == {"a": 1, "b": 1}, "each once"
+
+
+@pytest.mark.parametrize(
+    ("limits", "tried"),
+    [(HopLimits(0, LIMIT_S), 1), (HopLimits(1, LIMIT_S), 2), (HopLimits(9, LIMIT_S), 4), (HopLimits(9, -1.0), 1)],
+    ids=["none", "one", "all", "no time"],
+)
+async def test_hops_and_their_time_are_bounded(scene: Scene, limits: HopLimits, tried: int) -> None:
+    for name in "abcd":
+        await scene.start(name, DECLINES)
+    outcome = await reply(scene, promise_of(SloFallback.DECLINE), limits)
+    assert outcome.done is not None
+    assert outcome.done.reason is FinishReason.DECLINED
+    assert sum(scene.tried.values()) == tried
+
+
+async def test_only_the_remainder_of_the_budget_travels(scene: Scene) -> None:
+    """The second hop gets less time than the first; a reply that fails over gets what its pace leaves."""
+    await scene.start("a", DECLINES)
+    await scene.start("b", [3, Act.DIE])
+    await scene.start("c")
+    outcome = await reply(scene, promise_of(ttft_s=50.0))
+    first, second, third = (
+        scene.workers[name].asked[0].slo.time_to_first_token.ToNanoseconds() / 1e9 for name in "abc"
+    )
+    assert 50.0 > first > second > 0
+    assert third <= 30.0, "behind three tokens: the pace of the windows, not the first token's time"
+    assert outcome.token_ids == list(range(TOKENS))
+    assert outcome.of(TierAdmitted) == ["b", "c"], "the class is announced again"
+    assert scene.workers["c"].asked[0].slo.phases[0].time_per_output_token.seconds == 10
+
+
+async def test_a_reply_that_has_begun_is_never_declined(scene: Scene) -> None:
+    await scene.start("a", [3, Act.DIE])
+    last = await scene.start("b")
+    last.keeps_slos = False
+    outcome = await reply(scene, promise_of(SloFallback.DECLINE))
+    assert outcome.token_ids == list(range(TOKENS))
+    assert outcome.classes == [SloClass.STANDARD, SloClass.BEST_EFFORT]
+    assert declines(scene)["b"] == [False]
+
+
+async def test_a_resumed_reply_is_never_declined(scene: Scene) -> None:
+    await scene.start("a")
+    outcome = await reply(scene, promise_of(SloFallback.DECLINE, produced=3), resumed=(0, 1, 2))
+    assert outcome.token_ids == list(range(TOKENS))
+    assert declines(scene) == {"a": [False]}
+
+
+async def test_a_worker_that_declines_unasked_has_failed(scene: Scene) -> None:
+    await scene.start("a", DECLINES)
+    await scene.start("b")
+    outcome = await reply(scene, promise_of(), HopLimits(0, LIMIT_S))
+    assert outcome.token_ids == list(range(TOKENS))
+    assert declines(scene) == {"a": [False], "b": [False]}
+
+
+async def test_the_instance_with_headroom_is_tried_first(scene: Scene) -> None:
+    """The least loaded one cannot keep it, by its own record: a busier one with headroom gets the request."""
+    for name, headroom in (
+        ("idle", None),
+        ("behind", SloHeadroom(1000.0, 1e5, 10_000)),
+        ("full", SloHeadroom(0.0, 1e5, 0)),
+        ("able", SloHeadroom(0.1, 1e5, 10_000)),
+    ):
+        worker = await scene.start(name)
+        worker.headroom = headroom
+        scene.hear(worker)
+    outcome = await reply(scene, promise_of())
+    assert outcome.of(TierStarted) == ["able"]
+
+
+def test_hops_end_by_number_or_by_time() -> None:
+    hops = SloHops(HopLimits(1, 2.0), SloFallback.BEST_EFFORT, now_s=10.0)
+    assert hops.asks_to_decline(1, 10.0, begun=False)
+    assert not hops.asks_to_decline(0, 10.0, begun=False), "there is no other instance"
+    assert not hops.asks_to_decline(1, 12.1, begun=False), "there is no time"
+    hops.declined.add("a")
+    assert not hops.asks_to_decline(1, 10.0, begun=False), "this is the last hop"
+    assert not hops.is_declined("a", 10.0, begun=False), "it is served as best effort"
+    strict = SloHops(HopLimits(1, 2.0), SloFallback.DECLINE, now_s=10.0)
+    assert strict.asks_to_decline(0, 99.0, begun=False)
+    assert not strict.asks_to_decline(0, 99.0, begun=True)
+    strict.declined.add("a")
+    assert strict.is_declined("a", 10.0, begun=False)
+    assert not strict.is_declined("b", 10.0, begun=False)
+    assert strict.is_declined("b", 12.1, begun=False)
+    assert not strict.is_declined("a", 10.0, begun=True)

@@ -1,0 +1,252 @@
+"""SLO requests at a worker: answered during a step, declined if that is asked for, and admitted again after a move."""
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from grpc import aio
+
+from penstock.proto.common.v1 import common_pb2
+from penstock.proto.worker.v1 import worker_pb2 as pb
+from penstock.proto.worker.v1 import worker_pb2_grpc
+from services.clock import VirtualClock
+from services.domain import FinishReason, GenerationRequest, Role, Slo, TokenFrame
+from services.testing import RedisProcess, serving
+from tests.conftest import MeshFileMaker
+from tests.support.mesh import COMPOSE
+from tests.worker.test_slo_engine import options, pace, request
+from worker_service.engine.core import EngineCore
+from worker_service.engine.interface import Admitted, Capability, Declined, EngineEvent, Finished, LastBlocks
+from worker_service.engine.loop import LoopEngine
+from worker_service.engine.simulated import simulated_engine
+from worker_service.engine.simulated.engine import simulated_core
+from worker_service.scheduling import PolicyName
+
+LIMIT_S = 60
+IMPOSSIBLE = pace(1e-3, 1e-4)
+EASY = pace(1000.0, 100.0)
+
+
+class StepGate:
+    """Holds an engine's steps inside its runner until they are let through."""
+
+    def __init__(self, engine: LoopEngine) -> None:
+        self._run, self._open = engine._core.runner.run, threading.Event()
+        self._open.set()
+        self.inside = threading.Event()
+        engine._core.runner.run = self._gated  # type: ignore[method-assign]
+
+    def _gated(self, rows: Any) -> Any:
+        if not self._open.is_set():
+            self.inside.set()
+            assert self._open.wait(LIMIT_S)
+        return self._run(rows)
+
+    def close(self) -> None:
+        self.inside.clear()
+        self._open.clear()
+
+    def open(self) -> None:
+        self._open.set()
+
+
+@asynccontextmanager
+async def gated(policy: PolicyName = PolicyName.SLO, **changes: int) -> AsyncIterator[tuple[LoopEngine, StepGate]]:
+    engine = simulated_engine(options(policy, **changes))
+    await engine.start()
+    gate = StepGate(engine)
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            yield engine, gate
+    finally:
+        gate.open()
+        await engine.close()
+
+
+async def held_in_a_step(engine: LoopEngine, gate: StepGate, slo: Slo | None) -> AsyncGenerator[EngineEvent, None]:
+    """A request whose step is computed until the gate opens; the events behind its admission."""
+    asked, _ = request("held", 20, 4, slo)
+    events = engine.generate(asked)
+    gate.close()
+    assert isinstance(await anext(events), Admitted)
+    await asyncio.to_thread(gate.inside.wait, LIMIT_S)
+    return events
+
+
+async def first_event(engine: LoopEngine, asked: GenerationRequest) -> EngineEvent:
+    async with aclosing(engine.generate(asked)) as events:
+        return await anext(events)
+
+
+@pytest.mark.parametrize("slo", [None, EASY], ids=["best effort", "promised"])
+async def test_requests_are_answered_while_a_step_is_computed(slo: Slo | None) -> None:
+    """Whatever the step that is computed: admitted, best effort and declined are known before it ends."""
+    async with gated() as (engine, gate):
+        events = await held_in_a_step(engine, gate, slo)
+        steps = engine.steps
+        easy, impossible = request("a", 20, 4, EASY)[0], request("b", 20, 4, IMPOSSIBLE)[0]
+        declining = replace(request("c", 20, 4, IMPOSSIBLE)[0], decline_unkept_slo=True)
+        answers = await asyncio.gather(*(first_event(engine, each) for each in (easy, impossible, declining)))
+        assert engine.steps == steps, "the step is still computed"
+        assert isinstance(answers[0], Admitted)
+        assert not answers[0].best_effort
+        assert isinstance(answers[1], Admitted)
+        assert answers[1].best_effort
+        assert isinstance(answers[2], Declined)
+        gate.open()
+        async with aclosing(events):
+            rest = [event async for event in events]
+        assert sum(len(event.token_ids) for event in rest if isinstance(event, TokenFrame)) == 4
+
+
+@pytest.mark.parametrize("running", [None, EASY], ids=["best effort", "promised"])
+def test_what_was_promised_during_a_step_counts_for_the_next_promise_of_the_same_step(running: Slo | None) -> None:
+    """Each could be kept alone, not both: whichever asks second during the same step is best effort."""
+    clock = VirtualClock()
+    core, _ = simulated_core(options(), clock)
+    core.add(*request("held", 20, 4, running))
+    answers: list[tuple[str, object]] = []
+
+    @contextmanager
+    def asked_meanwhile() -> Iterator[None]:
+        for name in ("a", "b"):
+            core.add(*request(name, 2000, 20, pace(0.4, 100.0)))
+            answers.extend(core.decide())
+        yield
+
+    core.computing = asked_meanwhile
+    core.step()
+    core.computing = nullcontext
+    assert [(name, getattr(event, "best_effort", None)) for name, event in answers] == [("a", False), ("b", True)]
+    ended = dict[str, float]()
+    while not core.idle:
+        for name, event in core.step():
+            if isinstance(event, TokenFrame):
+                ended.setdefault(name, clock.now())
+    assert ended["a"] <= 0.4
+    assert "b" in ended
+
+
+def test_a_declined_request_leaves_nothing_behind() -> None:
+    core, _ = simulated_core(options(), VirtualClock())
+    core.add(*_declining("a", IMPOSSIBLE))
+    events = core.step()
+    assert [type(event) for _, event in events] == [Declined, Finished]
+    finished = events[1][1]
+    assert isinstance(finished, Finished)
+    assert finished.reason is FinishReason.DECLINED
+    assert finished.usage.output_tokens == 0
+    assert core.idle
+    assert core.steps == 0, "nothing was computed for it"
+
+
+def _declining(name: str, slo: Slo) -> tuple[GenerationRequest, list[int]]:
+    asked, prompt = request(name, 20, 40, slo)
+    return replace(asked, decline_unkept_slo=True), prompt
+
+
+def moved(source: EngineCore, target: EngineCore, asked: GenerationRequest) -> tuple[object, object]:
+    """Move a decoding request with its KV; the target's first and, if it did not start, last event."""
+    tokens = source.transfers.computed_tokens(asked.request_id)
+    present = target.transfers.reserve("t", source.runner.kv_layout, tokens)
+    stopped = source.transfers.pause(asked.request_id, present)
+    last = LastBlocks(present, stopped.data) if len(stopped.data) else None
+    prompt = list(stopped.tokens[: len(stopped.tokens) - stopped.output_tokens])
+    return target.enter(asked, prompt, "t", stopped.tokens, last)
+
+
+@pytest.mark.parametrize(
+    ("slo", "declines", "expected"),
+    [(EASY, True, "standard"), (IMPOSSIBLE, False, "best_effort"), (IMPOSSIBLE, True, "")],
+)
+def test_a_request_that_moves_in_is_decided_on_at_once(slo: Slo, declines: bool, expected: str) -> None:
+    """It is promised its SLO where that can be kept; otherwise best effort, or refused so that it stays at its source."""
+    clock = VirtualClock()
+    source, _ = simulated_core(options(), clock)
+    target, _ = simulated_core(options(), clock)
+    asked, prompt = request("r", 20, 40, slo)
+    source.add(replace(asked, slo=None), prompt)
+    for _ in range(5):
+        source.step()
+    free = target.load().free_kv_blocks
+    admitted, finished = moved(source, target, replace(asked, decline_unkept_slo=declines))
+    if not expected:
+        assert isinstance(admitted, Declined)
+        assert isinstance(finished, Finished)
+        assert target.idle
+        assert target.load().free_kv_blocks == free, "blocks are given back once"
+        assert target.scheduler.free_places == target.limits.batch.max_running
+        source.transfers.resume("r")
+        assert any(name == "r" for name, _ in source.step())
+        return
+    assert isinstance(admitted, Admitted)
+    assert admitted.best_effort is (expected == "best_effort")
+    assert target.decide() == [], "its answer is not given twice"
+    frames = [event for _, event in target.step() if isinstance(event, TokenFrame)]
+    assert [frame.offset for frame in frames] == [5]
+
+
+def test_headroom_shrinks_with_every_promise_and_returns_with_its_end() -> None:
+    clock = VirtualClock()
+    core, _ = simulated_core(options(), clock)
+    empty = core.load().slo
+    assert empty is not None
+    assert empty.backlog_s == 0
+    assert empty.free_kv_tokens == 32_768
+    core.add(*request("a", 5000, 20, pace(1000.0, 0.05)))
+    core.step()
+    clock.sleep(1.0)
+    busy = core.load().slo
+    assert busy is not None
+    assert busy.backlog_s > 0
+    assert busy.prompt_tokens_per_s > 0
+    assert busy.free_kv_tokens <= 32_768 - 5020
+    while not core.idle:
+        core.step()
+    clock.sleep(1.0)
+    assert core.load().slo == empty
+    plain, _ = simulated_core(options(PolicyName.DECODE_FIRST), clock)
+    assert plain.load().slo is None
+
+
+async def test_only_an_engine_that_keeps_slos_declares_it() -> None:
+    for policy, expected in ((PolicyName.SLO, True), (PolicyName.PREFILL_FIRST, False)):
+        engine = simulated_engine(options(policy))
+        await engine.start()
+        assert (Capability.SLO in engine.info.capabilities) is expected
+        await engine.close()
+
+
+@pytest.mark.parametrize("policy", ["slo", "decode_first"])
+async def test_a_worker_declines_over_grpc(policy: str, redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
+    """The same events from an engine that keeps SLOs and from one that keeps none; only a declining request is refused."""
+    slo = common_pb2.Slo(phases=[common_pb2.SloPhase()])
+    slo.time_to_first_token.FromMilliseconds(1)
+    slo.phases[0].time_per_output_token.FromMicroseconds(10)
+    file = mesh_file([{"name": "only", "model": "sim", "batch_policy": policy}])
+    async with (
+        serving(Role.WORKER, COMPOSE[Role.WORKER], file, redis.url, tier="only") as chassis,
+        aio.insecure_channel(chassis.address) as channel,
+    ):
+        stub: Any = worker_pb2_grpc.WorkerServiceStub(channel)
+        kinds = {}
+        for declines in (False, True):
+            generate = pb.GenerateRequest(
+                request_id=f"r{declines}",
+                prompt=common_pb2.Prompt(text="hello"),
+                sampling=common_pb2.SamplingParams(max_output_tokens=4, ignore_eos=True),
+                slo=slo,
+                decline_unkept_slo=declines,
+            )
+            events = [event async for event in stub.Generate(generate) if not event.HasField("heartbeat")]
+            kinds[declines] = [event.WhichOneof("event") for event in events]
+            last = events[-1].finished
+        assert kinds[False][0] == "admitted"
+        assert kinds[True] == ["declined", "finished"]
+        assert last.reason == common_pb2.FINISH_REASON_DECLINED
+        load = await stub.GetLoad(pb.GetLoadRequest())
+        assert load.HasField("slo_headroom") is (policy == "slo")
