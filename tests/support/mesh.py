@@ -55,7 +55,7 @@ class TestMesh:
     def client(self, **options: Any) -> AsyncClient:
         """An SDK client to all routers; it does not retry unless told to."""
         routers = [c.address for name, c in sorted(self.parts.items()) if name.startswith("router")]
-        return AsyncClient(routers, **{"retry": RetryPolicy(attempts=1), "timeout_s": 120, **options})
+        return AsyncClient(routers, **{"retry": RetryPolicy(attempts=1), "timeout_s": 120, "silence_s": 120, **options})
 
     @property
     def http(self) -> str:
