@@ -137,7 +137,7 @@ class TierChat:
                     case "tokens":
                         frames.append(common.frame_from_proto(response.tokens))
                     case "finished":
-                        return _choice(frames)
+                        return choice_of(frames)
             raise Unavailable("the worker ended the stream early")
         except aio.AioRpcError as error:
             raise errors.from_rpc(error) from error
@@ -154,7 +154,7 @@ class TierChat:
         self._slot_released = asyncio.Event()
 
 
-def _choice(frames: list[TokenFrame]) -> dict[str, Any]:
+def choice_of(frames: list[TokenFrame]) -> dict[str, Any]:
     """The reply as a choice of a chat completion."""
 
     def entry(logprob: TokenLogprob) -> dict[str, Any]:

@@ -23,26 +23,30 @@ from types import ModuleType
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "mutants.json"
-LIMIT_FACTOR = 10.0  # a mutant may take so many times the time of the tests without a mutation
-MIN_LIMIT_S = 60.0
+LIMIT_FACTOR = 5.0  # a mutant may take so many times the time of the tests without a mutation
+MIN_LIMIT_S = 30.0
 PREIMPORTED = ("hypothesis", "pytest", "pytest_asyncio", "numpy", "torch", "transformers", "grpc")  # before forking
 
+GENERATION_TESTS = ("tests/router/test_generation.py", "tests/router/test_flagged_answers.py")
 TARGETS: dict[str, tuple[str, ...]] = {
-    "worker_service/scheduling/blocks.py": ("tests/worker/test_blocks.py", "tests/worker/test_blocks_laws.py"),
-    "worker_service/scheduling/batching.py": ("tests/worker/test_batching.py", "tests/worker/test_batching_laws.py"),
+    "worker_service/scheduling/blocks.py": ("tests/worker/test_blocks_laws.py", "tests/worker/test_blocks.py"),
+    "worker_service/scheduling/batching.py": ("tests/worker/test_batching_laws.py", "tests/worker/test_batching.py"),
     "worker_service/engine/core.py": (
         "tests/worker/test_core_laws.py",
+        "tests/worker/test_slo_engine.py",
         "tests/worker/test_loop_engine.py",
         "tests/worker/test_failing_requests.py",
     ),
-    "services/domain/stages/bidding.py": ("tests/domain/test_bidding.py", "tests/domain/test_bidding_laws.py"),
+    "services/domain/stages/bidding.py": ("tests/domain/test_bidding_laws.py", "tests/domain/test_bidding.py"),
     "router_service/admission/admission_queue.py": ("tests/router/test_admission_queue.py",),
     "router_service/admission/rules.py": ("tests/router/test_admission.py", "tests/router/test_admission_queue.py"),
-    "router_service/generation/cascade.py": ("tests/router/test_cascade.py",),
-    "router_service/generation/reply_assembler.py": ("tests/router/test_generation.py",),
-    "router_service/generation/tier_generation.py": ("tests/router/test_generation.py",),
-    "router_service/generation/attempt.py": ("tests/router/test_generation.py",),
+    "router_service/generation/cascade.py": ("tests/router/test_cascade.py", "tests/router/test_flagged_answers.py"),
+    "router_service/generation/reply_assembler.py": GENERATION_TESTS,
+    "router_service/generation/tier_generation.py": GENERATION_TESTS,
+    "router_service/generation/attempt.py": GENERATION_TESTS,
+    "router_service/generation/cascade_generation.py": GENERATION_TESTS,
 }
+"""Modules and the tests that should notice a fault in them, the quickest first."""
 
 EQUIVALENT: dict[tuple[str, str], str] = {}
 """(module, mutation) -> why no test can notice it."""
@@ -157,11 +161,12 @@ def _places(tree: ast.Module) -> Iterator[tuple[str, ast.AST, str, int | None]]:
             for position, child in enumerate(children):
                 if not isinstance(child, ast.AST) or isinstance(child, ast.Assert | ast.JoinedStr):
                     continue
-                nested = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-                inner = ".".join(filter(None, (function, child.name))) if nested else function
-                if function and not nested:
+                if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                    yield from inside(".".join(filter(None, (function, child.name))), child)
+                    continue
+                if function:
                     yield function, parent, name, position if isinstance(value, list) else None
-                yield from inside(inner, child)
+                yield from inside(function, child)
 
     yield from inside("", tree)
 

@@ -33,7 +33,7 @@ def choice(*positions: dict[str, float], content: str | None = None) -> dict[str
     for probabilities in positions:
         top = [{"token": token, "logprob": math.log(p)} for token, p in probabilities.items()]
         entries.append({**top[0], "top_logprobs": top})
-    text = "".join(entry["token"] for entry in entries) if content is None else content
+    text = "".join(str(entry["token"]) for entry in entries) if content is None else content
     return {"message": {"content": text}, "logprobs": {"content": entries}}
 
 

@@ -138,8 +138,11 @@ async def test_a_server_that_does_not_answer_is_left(reward_model: Path) -> None
     ended = asyncio.Event()
     server = await asyncio.start_server(silent, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    for url, error in ((f"http://127.0.0.1:{port}", DeadlineExceeded), ("http://127.0.0.1:9", Unavailable)):
-        scorer = RewardScorer(url, reward_model, api_key=None, timeout_s=0.5, concurrency=1)
+    for url, timeout_s, error in (
+        (f"http://127.0.0.1:{port}", 0.2, DeadlineExceeded),
+        ("http://127.0.0.1:9", 60.0, Unavailable),
+    ):
+        scorer = RewardScorer(url, reward_model, api_key=None, timeout_s=timeout_s, concurrency=1)
         await scorer.start()
         with pytest.raises(error):
             await scorer.score([JudgedAnswer(CHAT, "c")])

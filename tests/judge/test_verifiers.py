@@ -4,7 +4,6 @@ import asyncio
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -117,9 +116,8 @@ PROGRAMS = {
 
 
 @pytest.fixture
-def secret(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET", "1")
-    return
 
 
 @needs_sandbox
@@ -202,8 +200,16 @@ async def test_consistency_is_the_share_of_samples_that_agree() -> None:
 
 async def test_samples_are_drawn_from_the_tiers_of_the_mesh(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
     """The samples of a deterministic tier are its own answer, so it is wholly consistent; another answer is not."""
-    scorer = {"name": "consistency", "kind": "consistency", "samples": 3, "compare": "text", "max_tokens": 8}
-    file = mesh_file(judge={"scorers": [scorer]})
+    scorer = {
+        "name": "consistency",
+        "kind": "consistency",
+        "samples": 3,
+        "compare": "text",
+        "max_tokens": 8,
+        "timeout_s": 60,
+    }
+    router = {"grpc_port": 0, "http_port": 0, "judge_timeout_s": 60}
+    file = mesh_file(judge={"scorers": [scorer]}, router=router)
     async with running_mesh(file, redis.url):
         mesh = load_mesh_file(file)
         built = build_scorer(mesh.judge.scorers[0], mesh, ServiceSettings.load(redis_url=redis.url))

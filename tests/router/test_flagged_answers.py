@@ -2,6 +2,7 @@
 
 import asyncio
 import urllib.request
+from typing import Any
 
 import aiohttp
 import pytest
@@ -14,11 +15,11 @@ from services.testing import RedisProcess
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import TestMesh, running_mesh
 
-ROUTER = {"grpc_port": 0, "http_port": 0}
+ROUTER = {"grpc_port": 0, "http_port": 0, "judge_timeout_s": 60}
 NEEDS_REFERENCE = {"scorers": [{"name": "exact", "kind": "exact"}], "default_scorer": "exact"}
 
 
-async def events_of(mesh: TestMesh, **options: object) -> tuple[str, list[Judged], Finished]:
+async def events_of(mesh: TestMesh, **options: Any) -> tuple[str, list[Judged], Finished]:
     """(streamed text, judgements, end) of one request."""
     text, judged = "", list[Judged]()
     async with mesh.client() as client:
@@ -67,7 +68,7 @@ def metrics_page(mesh: TestMesh) -> str:
 
 async def test_without_the_setting_only_lower_tiers_are_judged(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
     """And a cut answer of a lower tier escalates, with its reason in the event."""
-    async with running_mesh(mesh_file(), redis.url) as mesh:
+    async with running_mesh(mesh_file(router=ROUTER), redis.url) as mesh:
         _, judged, end = await events_of(mesh, max_tokens=3)
     assert [(j.tier, j.score, j.reason, j.accepted, j.flagged) for j in judged] == [
         ("small", 0, "truncated_answer", False, False)
