@@ -98,7 +98,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, list
     penstock_here = [sys.executable, "-m", "penstock.cli.main"]
     up = [*penstock_here, "up", "-m", str(folder / "mesh.yaml"), "--folder", str(folder), "--detach", "--json"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    started = subprocess.run(up, capture_output=True, text=True, timeout=300, check=False, env=environment)
+    started = subprocess.run(up, capture_output=True, text=True, timeout=700, check=False, env=environment)
     assert started.returncode == 0, started.stderr
     yield json.loads(started.stdout)
     subprocess.run([*penstock_here, "down", "--folder", str(folder)], check=True, timeout=300, env=environment)

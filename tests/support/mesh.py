@@ -56,7 +56,8 @@ class TestMesh:
         """An SDK client to all routers; it does not retry unless told to."""
         routers = [chassis for name, chassis in sorted(self.parts.items()) if name.startswith("router")]
         addresses, admin = [router.address for router in routers], [router.admin_address for router in routers]
-        return AsyncClient(addresses, admin=admin, **{"retry": RetryPolicy(attempts=1), "timeout_s": 120, **options})
+        defaults: dict[str, Any] = {"retry": RetryPolicy(attempts=1), "timeout_s": 120, "silence_s": 120}
+        return AsyncClient(addresses, admin=admin, **defaults | options)
 
     @property
     def http(self) -> str:
