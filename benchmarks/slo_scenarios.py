@@ -119,15 +119,15 @@ def replica(model: str) -> Replica:
     cluster = ClusterSpec(gpu_of_catalogue("a100-80gb"), 1, 1, 25e9)
     spec, shape, limits = model_of_catalogue(model), ReplicaShape(1, 1), EngineLimits()
     if model == "opt-13b":
-        wanted = Wanted("facebook/opt-13b", spec, shape, cluster, Runtime(), limits)
-        return import_distserve(public("perf/distserve_a100_profiles.json"), wanted).replica
+        source = Wanted("facebook/opt-13b", spec, shape, cluster, Runtime(), limits)
+        return import_distserve(public("perf/distserve_a100_profiles.json"), source).replica
     name = {
         "llama-2-7b": "meta-llama/Llama-2-7b-hf",
         "deepseek-r1-distill-llama-8b": "meta-llama/Meta-Llama-3-8B",
     }[model]
     tables = ("vidur_linear_ops_a100_a40.csv.gz", "vidur_attention_a100.csv.gz")
-    wanted = Wanted(name, spec, shape, cluster, Runtime(), limits)
-    return import_vidur([public(f"perf/{table}") for table in tables], wanted).replica
+    source = Wanted(name, spec, shape, cluster, Runtime(), limits)
+    return import_vidur([public(f"perf/{table}") for table in tables], source).replica
 
 
 def idle_ttft_s(latency: StepLatencyModel, prompt: Ints) -> Floats:

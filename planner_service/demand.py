@@ -22,18 +22,8 @@ def demand_of(
     Raises:
         InvalidRequest: a trace without requests or with fewer than asked for; arrivals all at once where a rate is asked for.
     """
-    if not len(trace):
-        raise invalid("trace", "no requests")
-    if not 1 <= requests <= len(trace):
-        raise invalid("requests", f"must be from 1 to the trace's {len(trace)}, not {requests}")
-    count = requests
-    start = int(np.random.default_rng(seed).integers(0, len(trace) - count + 1))
-    part = trace.subset(np.arange(start, start + count))
-    arrival_s = part.arrival_s - part.arrival_s[0]
-    if rate is not None:
-        if not np.isfinite(part.rate_per_s) or part.rate_per_s == 0:
-            raise invalid("rate", "the trace's arrivals have no rate that could be changed")
-        arrival_s = arrival_s * (part.rate_per_s / rate)
+    part = stretch_of(trace, requests, seed, rate)
+    arrival_s = part.arrival_s
     demand = draw_demand(judged, arrival_s, seed)
     if lengths == "quality":
         return demand
@@ -42,6 +32,26 @@ def demand_of(
     outputs = np.repeat(part.output_tokens[:, None], len(judged.tiers), axis=1)
     drawn = JudgedSample(judged.tiers, part.input_tokens, outputs, demand.requests.scores)
     return Demand(judged, drawn, arrival_s)
+
+
+def stretch_of(trace: Workload, requests: int, seed: int, rate: float | None) -> Workload:
+    """`requests` consecutive requests of the trace, from a place drawn by `seed`, the first at 0 s; see demand_of for `rate`.
+
+    Raises:
+        InvalidRequest: As demand_of.
+    """
+    if not len(trace):
+        raise invalid("trace", "no requests")
+    if not 1 <= requests <= len(trace):
+        raise invalid("requests", f"must be from 1 to the trace's {len(trace)}, not {requests}")
+    start = int(np.random.default_rng(seed).integers(0, len(trace) - requests + 1))
+    part = trace.subset(np.arange(start, start + requests))
+    arrival_s = part.arrival_s - part.arrival_s[0]
+    if rate is not None:
+        if not np.isfinite(part.rate_per_s) or part.rate_per_s == 0:
+            raise invalid("rate", "the trace's arrivals have no rate that could be changed")
+        arrival_s = arrival_s * (part.rate_per_s / rate)
+    return Workload(arrival_s, part.input_tokens, part.output_tokens, part.priority)
 
 
 def workload_digest(demand: Demand) -> str:

@@ -3,9 +3,8 @@
 Files are checked before the command begins, so that no result is lost because its folder does not exist.
 """
 
-import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +17,7 @@ MAX_TOKENS = 2**31 - 1
 MAX_COUNT = 1_000_000_000  # of requests, GPUs and other counts
 MAX_RATE_PER_S = 1e6
 MAX_CONCURRENCY = 10_000
+MAX_DURATION_S = 86_400
 MAX_INSTANCES = 100_000  # of a plan's tier; see services.domain.plans
 PICTURES = (".png", ".svg")  # written next to the file of --out
 SHORTEST_INTERVAL_S = 0.1  # the minimum of WatchStatus
@@ -67,9 +67,39 @@ def _seconds(text: str) -> float:
         value = float(number) * unit
     except ValueError:
         raise typer.BadParameter(f"must be a time such as 2s or 50ms, not '{text}'") from None
-    if not 0 < value < math.inf:
-        raise typer.BadParameter(f"must be over 0, not '{text}'")
+    if not 0 < value <= MAX_DURATION_S:
+        raise typer.BadParameter(f"must be over 0 and at most {MAX_DURATION_S} s, not '{text}'")
     return value
+
+
+def slo_classes(*flags: str, help: str) -> Any:
+    """A repeatable option for a class of SLOs: NAME=TTFT,TPOT[,SHARE] or NAME=none[,SHARE]; see `parse_slo_classes`."""
+    return typer.Option(*flags, help=help, metavar="NAME=TTFT,TPOT[,SHARE]")
+
+
+def parse_slo_classes(flag: str, texts: Sequence[str]) -> list[tuple[str, float, float, float]]:
+    """(name, time to first token, time per output token, share) of each class; infinite times for none.
+
+    Without a share, classes have equal parts of what the others leave. A bad text ends the command with status 2.
+    """
+    classes: list[tuple[str, float, float, float | None]] = []
+    for text in texts:
+        name, _, values = text.partition("=")
+        parts = [part.strip() for part in values.split(",")]
+        best_effort = parts[0] == "none"
+        times = 1 if best_effort else 2
+        if not name.strip() or not times <= len(parts) <= times + 1 or not all(parts):
+            fail(f"{flag} {text}: must be NAME=TTFT,TPOT[,SHARE], such as chat=2s,50ms,0.8, or NAME=none[,SHARE]", 2)
+        try:
+            ttft_s, tpot_s = (math.inf, math.inf) if best_effort else (_seconds(parts[0]), _seconds(parts[1]))
+            share = float(parts[times]) if len(parts) > times else None
+        except (typer.BadParameter, ValueError) as error:
+            fail(f"{flag} {text}: {error}", 2)
+        classes.append((name.strip(), ttft_s, tpot_s, share))
+    given = sum(share for *_, share in classes if share is not None)
+    open_classes = sum(share is None for *_, share in classes)
+    rest = (1 - given) / open_classes if open_classes else 0.0
+    return [(name, ttft_s, tpot_s, rest if share is None else share) for name, ttft_s, tpot_s, share in classes]
 
 
 def seed(*flags: str, help: str) -> Any:

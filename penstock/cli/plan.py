@@ -142,6 +142,10 @@ def plan(
     dispatch: Annotated[
         str, typer.Option("--dispatch", help="How requests are distributed over replicas: capacity or round-robin.")
     ] = "capacity",
+    slo: Annotated[
+        list[str] | None,
+        options.slo_classes("--slo", help="A class of requests with SLOs: their attainment is reported. Repeatable."),
+    ] = None,
     out: Annotated[
         Path | None, options.new_file_or_stdout("--out", help="Write the plan to this file; - for standard output.")
     ] = None,
@@ -205,6 +209,7 @@ def plan(
         lengths=lengths,
         rate=rate,
         dispatch=dispatch,
+        slo=slo or [],
         out=out,
         plot=plot,
         json=json,
@@ -234,6 +239,48 @@ def apply_(
     with planning.planner_error_handling():
         figures = read_figures(file)
     _apply(figures, note, target, force=force, json=json, quiet=False)
+
+
+@app.command("capacity")
+@needs_extra("plan capacity", "planner")
+def capacity(
+    cluster: Annotated[Path, typer.Option("--cluster", help="YAML file: GPUs and nodes.")],
+    models: Annotated[Path, typer.Option("--models", help="YAML file: the tiers and their models.")],
+    trace: Annotated[
+        Path, typer.Option("--trace", help="CSV file, may be gzipped: arrival_s, input_tokens, output_tokens.")
+    ],
+    slo: Annotated[list[str], options.slo_classes("--slo", help="A class of requests with SLOs. Repeatable.")],
+    attainment: Annotated[
+        float,
+        options.number(
+            "--attainment", help="Share of the SLOs to attain, of all that arrive.", least=0, most=1, above=True
+        ),
+    ] = 0.9,
+    tier: Annotated[str | None, typer.Option("--tier", help="Tier of the models file; default: the last.")] = None,
+    requests: Annotated[
+        int | None,
+        options.number(
+            "--requests",
+            help="Number of requests to replay; default: 2000, or all of a shorter trace.",
+            least=1,
+            most=options.MAX_COUNT,
+        ),
+    ] = None,
+    rate: Annotated[
+        float | None,
+        options.number(
+            "--rate",
+            help="Requests per second; default: the rate of the trace.",
+            least=0,
+            most=options.MAX_RATE_PER_S,
+            above=True,
+        ),
+    ] = None,
+    seed: Annotated[int, options.seed("--seed", help="Seed of the stretch of the trace and of the classes.")] = 1,
+    json: targets.Json = False,
+) -> None:
+    """Compute the fewest GPUs with which a trace attains its SLOs, for one tier, and the rate that they sustain."""
+    planning.capacity(cluster, models, trace, tier, slo, attainment, requests, rate, seed, json)
 
 
 @app.command("show")

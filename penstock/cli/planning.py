@@ -2,7 +2,7 @@
 
 import json as json_module
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,7 +18,9 @@ from penstock.cli.plan_changes import PlannedTier
 
 if TYPE_CHECKING:
     from planner_service.cascade_plan import CascadePlan
+    from planner_service.deployment.search import Strategy
     from planner_service.site import Demand, Site
+    from planner_service.slo_classes import ClassAttainment, WorkloadClass
 
 FRONTIER_POINTS = 16
 DEFAULT_REQUESTS, DEFAULT_REPLAY = 500, 2000
@@ -44,6 +46,7 @@ def plan(
     lengths: str,
     rate: float | None,
     dispatch: str,
+    slo: list[str],
     out: Path | None,
     plot: bool,
     json: bool,
@@ -66,6 +69,7 @@ def plan(
             fail(f"{flag} must be {' or '.join(names)}, not {value}", 2)
     to_stdout = out == options.STDOUT
     with planner_error_handling():
+        classes = _slo_classes(slo)
         site = read_site(cluster, models)
         judged, arrivals = read_quality(quality, site.tiers), read_trace(trace)
         if objective is None:
@@ -123,6 +127,11 @@ def plan(
                 runs=runs,
             )
             figures = plan_json(planned, inputs, took_s, _target(min_quality, max_latency), workload_digest(demand))
+            attainments = _attainments(
+                site, demand, planned.thresholds, [tier.strategy for tier in planned.tiers], classes, seed
+            )
+            if attainments:
+                figures["slo"] = _slo_json(classes, attainments)
             written = []
             if out is not None and not to_stdout:
                 out.write_text(json_module.dumps(figures, indent=1) + "\n")
@@ -135,7 +144,61 @@ def plan(
         print_json(figures)
     else:
         _show(planned, unguaranteed, site, demand, took_s, written)
+        _show_attainments(attainments)
     return figures
+
+
+def _slo_classes(texts: list[str]) -> "list[WorkloadClass]":
+    """The classes of --slo, checked; none without the option."""
+    from planner_service.slo_classes import WorkloadClass, check_classes
+
+    classes = [WorkloadClass(*fields) for fields in options.parse_slo_classes("--slo", texts)]
+    if classes:
+        check_classes(classes)
+    return classes
+
+
+def _attainments(
+    site: "Site",
+    demand: "Demand",
+    thresholds: "Sequence[float]",
+    strategies: "Sequence[Strategy]",
+    classes: "list[WorkloadClass]",
+    seed: int,
+) -> "list[ClassAttainment]":
+    """What each class receives of the deployment; none without classes."""
+    if not classes:
+        return []
+    from planner_service.slo_simulation import simulate_slos
+
+    return simulate_slos(site, demand, thresholds, strategies, classes, seed)
+
+
+def _slo_json(classes: "Sequence[WorkloadClass]", attainments: "Sequence[ClassAttainment]") -> list[dict[str, Any]]:
+    """Times are null for a class without an SLO."""
+    return [
+        {
+            "name": one.name,
+            "ttft_s": None if one.best_effort else one.ttft_s,
+            "tpot_s": None if one.best_effort else one.tpot_s,
+            "share": one.share,
+            "requests": result.requests,
+            "admitted": None if one.best_effort else result.admitted,
+            "attainment": None if one.best_effort else result.attained,
+        }
+        for one, result in zip(classes, attainments, strict=True)
+    ]
+
+
+def _show_attainments(attainments: "Sequence[ClassAttainment]") -> None:
+    if not attainments:
+        return
+    table = Table(title="SLOs, with the SLO batch policy; reply lengths known")
+    for column in ("class", "requests", "admitted", "attainment"):
+        table.add_column(column, justify="left" if column == "class" else "right")
+    for one in attainments:
+        table.add_row(one.name, str(one.requests), f"{one.admitted:.1%}", f"{one.attained:.1%}")
+    console.print(table)
 
 
 def _target(min_quality: float | None, max_latency: float | None) -> str:
@@ -177,6 +240,10 @@ def simulate(
             above=True,
         ),
     ] = None,
+    slo: Annotated[
+        list[str] | None,
+        options.slo_classes("--slo", help="A class of requests with SLOs: their attainment is reported. Repeatable."),
+    ] = None,
     json: targets.Json = False,
 ) -> None:
     """Replay a trace under a plan in virtual time, with the batch scheduler of the workers."""
@@ -185,18 +252,21 @@ def simulate(
     from planner_service.simulator import Percentiles
 
     with planner_error_handling():
+        classes = _slo_classes(slo or [])
         planned = read_plan(plan)
         paths = (Path(planned.inputs.cluster), Path(planned.inputs.models), trace, Path(planned.inputs.quality))
         site, demand = _read(*paths, requests or DEFAULT_REPLAY, seed, lengths, rate, requests is None)
-        reports, total_s = simulate_cascade(
-            site, demand, planned.thresholds, strategies_of(planned.shapes, site), planned.dispatch
-        )
+        strategies = strategies_of(planned.shapes, site)
+        reports, total_s = simulate_cascade(site, demand, planned.thresholds, strategies, planned.dispatch)
+        attainments = _attainments(site, demand, planned.thresholds, strategies, classes, seed)
     end_to_end = Percentiles.of(total_s)
     figures = {
         "requests": len(total_s),
         "end_to_end_s": {"p50": end_to_end.p50, "p95": end_to_end.p95, "p99": end_to_end.p99, "mean": end_to_end.mean},
         "tiers": [{"name": name, **report_json(report)} for name, report in zip(site.tiers, reports, strict=True)],
     }
+    if attainments:
+        figures["slo"] = _slo_json(classes, attainments)
     if json:
         print_json(figures)
         return
@@ -215,6 +285,60 @@ def simulate(
             f"{report.utilisation:.0%}",
         )
     console.print(table)
+    _show_attainments(attainments)
+
+
+def capacity(
+    cluster: Path,
+    models: Path,
+    trace: Path,
+    tier: str | None,
+    slo: list[str],
+    attainment: float,
+    requests: int | None,
+    rate: float | None,
+    seed: int,
+    json: bool,
+) -> None:
+    """Compute and show the fewest GPUs that keep the SLOs of a trace on one tier."""
+    from planner_service.demand import stretch_of
+    from planner_service.files import read_site, read_trace
+    from planner_service.slo_simulation import fewest_gpus
+
+    with planner_error_handling():
+        classes = _slo_classes(slo)
+        site = read_site(cluster, models)
+        name = site.tiers[-1] if tier is None else tier
+        if name not in site.tiers:
+            fail(f"--tier: no tier '{name}' in {models}; there are {', '.join(site.tiers)}", 2)
+        arrivals = read_trace(trace)
+        count = min(DEFAULT_REPLAY, len(arrivals)) if requests is None else requests
+        work = stretch_of(arrivals, count, seed, rate)
+        result = fewest_gpus(site, site.tiers.index(name), work, classes, attainment, seed)
+    figures = {
+        "tier": name,
+        "gpus": result.gpus,
+        "replicas": [{"tp": result.replica.shape.tp, "pp": result.replica.shape.pp, "count": result.replicas}],
+        "rate_per_s": work.rate_per_s,
+        "target_attainment": attainment,
+        "attainment": result.attainment,
+        "capacity_per_s": result.capacity_per_s,
+        "capacity_per_gpu_s": result.capacity_per_s / result.gpus,
+        "requests": len(work),
+        "seed": seed,
+        "slo": _slo_json(classes, result.classes),
+    }
+    if json:
+        print_json(figures)
+        return
+    console.print(
+        f"{name}: {result.gpus} GPUs ({result.replicas} x {result.replica.shape}) attain {result.attainment:.1%} of the SLOs "
+        f"at {work.rate_per_s:.3g} requests/s; {attainment:.0%} up to {result.capacity_per_s:.3g} requests/s, "
+        f"{result.capacity_per_s / result.gpus:.3g} per GPU",
+        highlight=False,
+        soft_wrap=True,
+    )
+    _show_attainments(result.classes)
 
 
 @contextmanager

@@ -59,6 +59,9 @@ class Promises:
             if len(values) != len(work) or not (values > 0).all():
                 raise invalid(f"promises.{name}", f"must be {len(work)} numbers greater than 0")
 
+    def subset(self, chosen: Ints) -> "Promises":
+        return Promises(self.ttft_s[chosen], self.tpot_s[chosen], self.later_tpot_s[chosen], self.later_from[chosen])
+
     @property
     def tightest_s(self) -> Floats:
         return np.minimum(self.tpot_s, self.later_tpot_s)

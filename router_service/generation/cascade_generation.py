@@ -89,8 +89,8 @@ class CascadeGeneration:
                 at += 1
                 continue
             # The part of a resumed answer that this router does not have cannot be judged.
-            kept = self._flag_below is not None and not held and not is_resumed
-            answer = self._begin(tier, request, output, promise, held=held, kept=kept)
+            stored = self._flag_below is not None and not held and not is_resumed
+            answer = self._begin(tier, request, output, promise, held=held, stored=stored)
             answers.append(answer)
             try:
                 await self._answer(request, plan, sampling, answer, output, history)
@@ -98,7 +98,7 @@ class CascadeGeneration:
                     escalation = cascade.unable(route, at, EscalationReason.SLO_DECLINED) if held else None
                 else:
                     escalation = await self._judged(request, plan, route, at, answer, output) if held else None
-                    if kept:
+                    if stored:
                         await self._flagged(request, plan, answer, output)
             except (Unavailable, PromptTooLong, UnsupportedByModel) as error:
                 answer.end(error)
@@ -128,7 +128,7 @@ class CascadeGeneration:
     ) -> None:
         """One tier's answer; its tokens are taken by `answer`."""
         tier = answer.tier.name
-        is_judged = answer.held or answer.kept
+        is_judged = answer.held or answer.stored
         if is_judged and sampling.top_logprobs is None and await self._judge.needs_logprobs(plan.scorer):
             sampling = replace(sampling, top_logprobs=0)
         # Tokens with a promised pace do not wait for others, although their client may read them at the end only.
@@ -257,7 +257,7 @@ class CascadeGeneration:
         promise: ReplyPromise | None,
         *,
         held: bool,
-        kept: bool,
+        stored: bool,
     ) -> TierAnswer:
         texts: list[str] | None = None
         if offers_tools(request):
@@ -268,7 +268,7 @@ class CascadeGeneration:
             asyncio.get_running_loop().time(),
             self._tracer.start_span(span_name(tier)) if telemetry.is_traced() else INVALID_SPAN,
             held=held,
-            kept=kept,
+            stored=stored,
             with_logprobs=request.sampling.top_logprobs is not None,
             on_answer=output.answer,
             texts=texts,

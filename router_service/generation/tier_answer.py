@@ -33,7 +33,7 @@ OnAnswer = Callable[[str, TokenFrame], None]
 class TierAnswer:
     """One tier's answer so far. Times are the event loop's, in seconds.
 
-    held: for the judge; its frames are kept until it is accepted. kept: passed on, and kept to be judged at its end.
+    held: for the judge; its frames are kept until it is accepted. stored: passed on, and also stored to be judged at its end.
     answered_at: when the first token was passed on. with_logprobs: whether the client asked for them. texts: of an answer
     that is not held, if it may contain tool calls. score_reason, flagged: as in Judged. promise: the SLO of the tier's
     reply; None without one. first_token_at: when it came from the worker.
@@ -43,7 +43,7 @@ class TierAnswer:
     started_at: float
     span: Span
     held: bool
-    kept: bool
+    stored: bool
     with_logprobs: bool
     on_answer: OnAnswer
     texts: list[str] | None = None
@@ -89,7 +89,7 @@ class TierAnswer:
         if self.held:
             self.frames.append(frame)
             return
-        if self.kept:
+        if self.stored:
             self.frames.append(frame)
         if self.texts is not None:
             self.texts.append(frame.text)

@@ -1,4 +1,4 @@
-"""What this router counts: for status and metrics alike."""
+"""Counters of this router, for status and metrics."""
 
 import asyncio
 from collections import Counter, deque
@@ -13,10 +13,10 @@ from services.domain.plans import CASCADE_MODEL
 from services.domain.requests import FinishReason
 from services.domain.slo.promises import SloClass
 
-RECENT = 1000  # requests that percentiles look back on
+RECENT = 1000  # number of requests in percentiles
 RATE_WINDOW_S = 10.0
 UNKNOWN_MODEL = "unknown"
-"""Labels models that are not in the plan: their names are whatever clients send, and each label is kept for good."""
+"""Label of models that are not in the plan: clients choose these names, and each label uses memory until the process ends."""
 
 
 class RouterStats:
@@ -101,7 +101,7 @@ class RouterStats:
         self._slo_requests.add(1, tier, SloClass.STANDARD.value, "false")
 
     def failure(self, model: str, reason: str) -> None:
-        """A request ended with an error: not for want of room, nor because its client left."""
+        """A request ended with an error other than overload, and not because its client left."""
         self.failed += 1
         self._requests.add(1, self._label(model), "", reason)
 
@@ -112,11 +112,11 @@ class RouterStats:
         return model if known else UNKNOWN_MODEL
 
     def cancellation(self, model: str) -> None:
-        """A request ended because its client left, which may be by its own deadline."""
+        """A request ended because its client left, or its deadline passed there."""
         self._requests.add(1, self._label(model), "", "cancelled")
 
     def rejection(self) -> None:
-        """A request was turned away for want of room, as a rule before its model was known; it may be tried again."""
+        """A request was refused because of overload, usually before its model was known; it may be retried."""
         self.rejected += 1
         self._rejections.add(1)
 
@@ -125,6 +125,6 @@ class RouterStats:
         return tuple(self._ttft)
 
     def requests_per_s(self) -> float:
-        """Finished requests, over the last seconds."""
+        """Finished requests per second, over the last seconds."""
         now = asyncio.get_running_loop().time()
         return sum(1 for at in self._ends if now - at <= RATE_WINDOW_S) / RATE_WINDOW_S

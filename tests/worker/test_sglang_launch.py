@@ -225,11 +225,18 @@ def test_a_distribution_from_the_likeliest_tokens_is_the_whole_ones_or_none() ->
     for _ in range(200):
         logits = rng.normal(size=(2, vocab)) * rng.uniform(0.5, 4)
         logprobs = logits - np.log(np.exp(logits).sum(1, keepdims=True))
-        sampling = SamplingParams(temperature=float(rng.uniform(0.3, 1.5)), top_p=float(rng.choice([0.5, 0.9, 1.0])))
+        sampling = SamplingParams(
+            temperature=float(rng.uniform(0.3, 1.5)),
+            top_p=float(rng.choice([0.5, 0.9, 1.0])),
+            top_k=int(rng.choice([0, 0, 2, 5, 40])),
+        )
         whole = np.exp(logprobs / sampling.temperature)
         whole /= whole.sum(1, keepdims=True)
         for row in whole:
             order = np.argsort(-row)
+            if sampling.top_k:
+                row[order[sampling.top_k :]] = 0.0
+                row /= row.sum()
             before = np.cumsum(row[order]) - row[order]
             row[order[before >= sampling.top_p]] = 0.0
             row /= row.sum()

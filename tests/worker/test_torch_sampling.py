@@ -9,7 +9,7 @@ from worker_service.engine.randomness import uniform
 from worker_service.engine.torch import sampling
 from worker_service.engine.torch.sampling import Position, choose, distributions
 
-VOCABULARY = 3000
+VOCABULARY = 9000
 
 
 def logits_of(kind: str, rows: int, seed: int) -> torch.Tensor:
@@ -49,7 +49,7 @@ def reference(logits: torch.Tensor, position: Position) -> tuple[int, np.ndarray
 
 @pytest.mark.parametrize("kind", ["peaked", "flat", "tied", "bfloat16"])
 def test_draws_and_distributions_are_those_of_the_sorted_vocabulary(kind: str) -> None:
-    limits = ((0, 1.0), (0, 0.9), (20, 1.0), (20, 0.8), (400, 0.95), (2999, 0.5), (1, 1.0))
+    limits = ((0, 1.0), (0, 0.9), (20, 1.0), (20, 0.8), (400, 0.95), (8999, 0.5), (1, 1.0))
     for seed, (top_k, top_p) in enumerate(limits):
         for temperature in (0.6, 1.0, 1.7):
             logits = logits_of(kind, 8, seed)
@@ -81,8 +81,11 @@ def test_the_vocabulary_is_sorted_only_where_the_draw_needs_it(monkeypatch: pyte
     monkeypatch.setattr(sampling, "_ranked", counted)
     peaked = [Position(SamplingParams(0.7, 0.95, i, top_k=20), i) for i in range(8)]
     choose(logits_of("peaked", 8, 1), peaked)
-    assert tops == [(8, sampling.RANKED_FIRST)]
+    assert tops == [(8, 256)]
     tops.clear()
     mixed = torch.cat([logits_of("peaked", 4, 1), logits_of("flat", 1, 1)])
     choose(mixed, [*peaked[:4], Position(SamplingParams(1.0, 0.9, 3), 0)])
-    assert tops == [(5, sampling.RANKED_FIRST), (1, VOCABULARY)], "one row is flat: it alone is sorted"
+    assert tops == [(5, 256), (1, 8192)], "one row is flat: it alone needs more"
+    tops.clear()
+    choose(mixed, [*peaked[:4], Position(SamplingParams(1.0, 0.99, 3), 0)])
+    assert tops == [(5, 256), (1, 8192), (1, VOCABULARY)]

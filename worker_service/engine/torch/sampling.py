@@ -11,8 +11,8 @@ from services.domain.requests import SamplingParams
 from worker_service.engine.randomness import uniform
 from worker_service.engine.runner import RawLogprobs
 
-RANKED_FIRST = 256
-"""Most likely tokens that are sorted before the whole vocabulary is: nearly every draw is among them."""
+RANKED_FIRST = (256, 8192)
+"""Numbers of most likely tokens that are sorted before the whole vocabulary is: nearly every draw is among the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def choose(logits: torch.Tensor, positions: Seq[Position]) -> list[int]:
     if drawn:
         probabilities = _probabilities(logits[drawn], [positions[i] for i in drawn])
         vocabulary = logits.shape[-1]
-        for top in (RANKED_FIRST, vocabulary) if vocabulary > RANKED_FIRST else (vocabulary,):
+        for top in (*(count for count in RANKED_FIRST if count < vocabulary), vocabulary):
             chosen, decided = _draw(probabilities, [positions[i] for i in drawn], top)
             for row, token in zip(drawn, chosen, strict=True):
                 tokens[row] = token
@@ -82,7 +82,7 @@ def _probabilities(logits: torch.Tensor, positions: Seq[Position]) -> torch.Tens
     least = torch.finfo(logits.dtype).tiny  # a lower temperature would be 0 in this dtype, and 0 / 0 is NaN
     temperatures = [max(p.sampling.temperature, least) for p in positions]
     temperature = torch.tensor(temperatures, dtype=logits.dtype, device=logits.device)
-    return torch.softmax((logits - logits.amax(-1, keepdim=True)) / temperature[:, None], -1)
+    return torch.softmax((logits - logits.amax(-1, keepdim=True)).div_(temperature[:, None]), -1)
 
 
 def _ranked(probabilities: torch.Tensor, top: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -130,7 +130,8 @@ def _draw(probabilities: torch.Tensor, positions: Seq[Position], top: int) -> tu
     top_k = torch.tensor([p.sampling.top_k for p in positions], device=ids.device)
     complete = (sure == vocabulary) | ((count < sure) & (top_k <= sure))  # the set ends within the ranked tokens
     everything = (top_k == 0) & torch.tensor([p.sampling.top_p >= 1 for p in positions], device=ids.device)
-    total = torch.where(everything, probabilities.double().sum(-1), sums.gather(1, count[:, None] - 1).squeeze(1))
+    limited = sums.gather(1, count[:, None] - 1).squeeze(1)
+    total = torch.where(everything, probabilities.sum(-1).double(), limited)
     chances = [uniform(p.sampling.seed or 0, p.offset) for p in positions]
     goal = torch.tensor(chances, dtype=torch.float64, device=ids.device) * total
     place = torch.searchsorted(sums, goal[:, None], right=True)
