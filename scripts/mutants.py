@@ -263,11 +263,15 @@ def main() -> None:
     for name in PREIMPORTED:
         __import__(name)
     chosen = [target for target in TARGETS if not args.names or any(name in target for name in args.names)]
-    modules = [try_target(target, args.count, args.seed) for target in chosen]
-    tried, killed = (sum(int(str(module[key])) for module in modules) for key in ("tried", "killed"))
+    if not chosen:
+        parser.error(f"no module matches {', '.join(args.names)}; there are {', '.join(TARGETS)}")
+    modules: list[dict[str, object]] = []
+    for target in chosen:
+        modules.append(try_target(target, args.count, args.seed))
+        tried, killed = (sum(int(str(module[key])) for module in modules) for key in ("tried", "killed"))
+        result = {"seed": args.seed, "count": args.count, "tried": tried, "killed": killed, "modules": modules}
+        args.out.write_text(json.dumps(result, indent=1) + "\n")  # after each module: a run takes long
     print(f"{killed} of {tried} killed")
-    result = {"seed": args.seed, "count": args.count, "tried": tried, "killed": killed, "modules": modules}
-    args.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":
