@@ -3,6 +3,7 @@
 Files are checked before the command begins, so that no result is lost because its folder does not exist.
 """
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -246,3 +246,12 @@ def test_as_many_are_admitted_as_in_any_certified_set() -> None:
         declined += sum(accepted) < len(new)
     assert judged > 400
     assert declined > 100
+
+
+def test_the_kth_smallest_is_what_sorting_puts_there() -> None:
+    """Also among ties and infinities."""
+    rng = np.random.default_rng(3)
+    for _ in range(300):
+        values = rng.choice([*rng.normal(size=6), math.inf, 0.0], size=int(rng.integers(1, 40)))
+        k = int(rng.integers(len(values)))
+        assert step.kth_smallest(values.copy(), k) == np.sort(values)[k]
