@@ -196,3 +196,18 @@ async def test_refusals_before_a_request_is_read_are_those_of_a_full_queue_and_a
     assert queue.refusal() is None
     queue.leave(ticket)
     assert (queue.active, queue.waiting, queue.rejected) == (0, 0, 2)
+
+
+async def test_jitter_lengthens_a_hint_by_its_share() -> None:
+    class Fixed(random.Random):
+        def __init__(self, value: float) -> None:
+            super().__init__()
+            self._value = value
+
+        def random(self) -> float:
+            return self._value
+
+    now_s = asyncio.get_running_loop().time()
+    shortest, longest = (AdmissionQueue(1, 1, Fixed(value)).retry_after_s(now_s) for value in (0.0, 1.0))
+    assert 0 < shortest <= MAX_RETRY_S
+    assert longest == pytest.approx(shortest * (1 + RETRY_JITTER))
