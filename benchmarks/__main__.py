@@ -14,9 +14,11 @@ BENCHMARKS = (
     "grammars",
     "overhead",
     "router_scaling",
+    "router_streams",
     "simulator",
     "slo_admission",
     "slo_capacity",
+    "slo_live",
     "kernel",
     "planner",
     "brute_force",
@@ -36,7 +38,7 @@ BENCHMARKS = (
     "sglang_moves",
     "sglang_overhead",
 )
-QUICK = ("cascade", "faults", "slo_capacity", "soak")  # benchmarks that take minutes, with a quick version
+QUICK = ("cascade", "faults", "slo_capacity", "slo_live", "soak")  # benchmarks that take minutes, with a quick version
 
 
 def main() -> None:

@@ -35,6 +35,7 @@ FIRST = (
     "worker/test_torch_exactness.py",
     "faults/test_thousand_streams.py",
     "faults/test_stuck_router.py",
+    "faults/test_slo_kills.py",
     "test_wheel.py",
     "local/test_examples.py",
     "local/test_up_and_down.py",

@@ -154,8 +154,9 @@ def _line(event: object) -> str:
         case Judged(score=None):
             return f"  {event.tier}: could not be scored"
         case Judged():
-            decision = "accepted" if event.accepted else "not accepted"
-            score = f"scored {event.score:.0f} by {event.scorer}, threshold {event.threshold:.0f}"
+            decision = "flagged" if event.flagged else "accepted" if event.accepted else "not accepted"
+            because = f" ({event.reason.replace('_', ' ')})" if event.reason else ""
+            score = f"scored {event.score:.0f}{because} by {event.scorer}, threshold {event.threshold:.0f}"
             return f"  {event.tier}: {score}: {decision}"
         case Escalated():
             return f"  {event.from_tier} -> {event.to_tier}: {event.reason.replace('_', ' ')}"

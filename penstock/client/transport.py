@@ -112,7 +112,9 @@ def event_from_proto(response: pb.GenerateResponse) -> types.Event | None:
             return types.TierDeclined(event.tier, event.instance_id, event.reason)
         case "judged":
             score = event.score if event.HasField("score") else None
-            return types.Judged(event.tier, score, event.threshold, event.accepted, event.scorer)
+            return types.Judged(
+                event.tier, score, event.threshold, event.accepted, event.scorer, event.reason, event.flagged
+            )
         case "escalated":
             reason = pb.EscalationReason.Name(event.reason).removeprefix("ESCALATION_REASON_").lower()
             return types.Escalated(event.from_tier, event.to_tier, reason)
@@ -554,4 +556,6 @@ def _summary(t: pb.TierSummary) -> types.TierSummary:
         accepted=t.accepted,
         usage=_usage(t.usage),
         time_s=seconds(t.time),
+        score_reason=t.score_reason,
+        flagged=t.flagged,
     )

@@ -219,13 +219,19 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """The judge's score of a tier's answer; `score` is None if it could not be scored."""
+    """The judge's score of a tier's answer; `score` is None if it could not be scored.
+
+    reason: why the judge gave 0 without its scorer, such as `truncated_answer`; otherwise empty.
+    flagged: the answer was returned although its score is below the threshold: there is no further tier.
+    """
 
     tier: str
     score: float | None
     threshold: float
     accepted: bool
     scorer: str
+    reason: str = ""
+    flagged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +256,7 @@ class InstanceChanged:
 
 @dataclass(frozen=True, slots=True)
 class TierSummary:
-    """The work of one tier on the request."""
+    """The work of one tier on the request. score_reason, flagged: as in Judged."""
 
     tier: str
     model: str
@@ -260,6 +266,8 @@ class TierSummary:
     accepted: bool
     usage: Usage
     time_s: float
+    score_reason: str = ""
+    flagged: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,7 @@
-"""Requests as OpenAI's API has them, checked field by field.
+"""Requests in OpenAI's format, checked field by field.
 
-What would change the answer and is not served here (penalties, ...) is refused by name, never ignored. What changes nothing
-is accepted: labels (user, metadata, ...), every field at the value that it has when it is left out, null, and what replies
-of ours or of others hold when they are sent back.
+Fields that would change the answer and are not supported (penalties, ...) are refused by name, never ignored. Accepted are
+those that change nothing: labels (user, metadata, ...), null, default values, and fields of replies that are sent back.
 """
 
 import re
@@ -59,7 +58,7 @@ class Message(BaseModel):
     name: str | None = None
     tool_calls: MessageToolCalls | None = None
     tool_call_id: str | None = None
-    # as replies have them; none of these is shown to the model
+    # fields of replies; none of these is shown to the model
     refusal: None = None
     audio: None = None
     function_call: None = None
@@ -83,7 +82,7 @@ class StreamOptions(BaseModel):
 
 
 class _Common(StructuredFields, SloField):
-    """What both kinds of request share."""
+    """The fields of both kinds of request."""
 
     model_config = _STRICT
 
@@ -129,7 +128,7 @@ class _Common(StructuredFields, SloField):
         )
 
     def in_own_fields(self, error: InvalidRequest) -> InvalidRequest:
-        """An error of a worker about the reply's form, under the field by which this request asks for one."""
+        """An error of a worker about the reply's form, with the field of this request that sets the form."""
         return type(error)(
             *(
                 FieldProblem(self.structured_field(), p.problem) if p.field.startswith(_STRUCTURED) else p
@@ -162,8 +161,8 @@ class ChatRequest(_Common, ToolFields):
 
     @cached_property
     def params(self) -> SamplingParams:
-        wanted = (self.top_logprobs or 0) if self.logprobs else None
-        return self.sampling(self.max_completion_tokens or self.max_tokens, wanted)
+        top_logprobs = (self.top_logprobs or 0) if self.logprobs else None
+        return self.sampling(self.max_completion_tokens or self.max_tokens, top_logprobs)
 
     def problems(self) -> Iterator[FieldProblem]:
         if self.top_logprobs is not None and not self.logprobs:
@@ -222,16 +221,24 @@ _T = TypeVar("_T", ChatRequest, CompletionRequest)
 
 
 def parse_chat(body: bytes) -> ChatRequest:
-    """InvalidRequest naming every unsound field."""
+    """Parse a body.
+
+    Raises:
+        InvalidRequest: Names every invalid field.
+    """
     return _checked(ChatRequest, body)
 
 
 def parse_completion(body: bytes) -> CompletionRequest:
-    """InvalidRequest naming every unsound field."""
+    """Parse a body.
+
+    Raises:
+        InvalidRequest: Names every invalid field.
+    """
     return _checked(CompletionRequest, body)
 
 
-# Counted before anything is checked: what is too many is not walked.
+# Counted before anything is checked, so that oversized lists are not iterated.
 _COUNTS = {
     "messages": (MAX_MESSAGES, "messages"),
     "stop": (MAX_STOP_STRINGS, "strings"),
@@ -261,19 +268,19 @@ def _checked(kind: type[_T], body: bytes) -> _T:
 
 
 def _problems(error: ValidationError) -> list[FieldProblem]:
-    """What pydantic found, under the names that the client used. Linear in its length, which fail_fast bounds."""
-    found: dict[tuple[str | int, ...], list[str]] = {}
+    """The problems of a validation error, with the client's field names. Linear in its length, which fail_fast bounds."""
+    by_path: dict[tuple[str | int, ...], list[str]] = {}
     for fault in error.errors(include_url=False, include_input=False):
-        # a union names its branches in the location: they are types, not fields
+        # a union adds the names of its branches to the location: they are types, not fields
         path = tuple(p for p in fault["loc"] if not (isinstance(p, str) and ("[" in p or p in _BRANCHES)))
-        if path[:1] == ("response_format",):  # behind it stands the branch's tag
+        if path[:1] == ("response_format",):  # followed by the tag of the branch
             path = path[:1] + path[2:]
-        said = "is not supported here" if fault["type"] == "extra_forbidden" else fault["msg"]
-        if said not in found.setdefault(path, []):
-            found[path].append(said)
-    # of a union's branches, the one that came further says more
-    vague = {path[:end] for path in found for end in range(len(path))}
-    return [FieldProblem(_name(path), "; or ".join(said)) for path, said in found.items() if path not in vague]
+        problem = "is not supported here" if fault["type"] == "extra_forbidden" else fault["msg"]
+        if problem not in by_path.setdefault(path, []):
+            by_path[path].append(problem)
+    # of the branches of a union, the one with the longest path is the most specific
+    vague = {path[:end] for path in by_path for end in range(len(path))}
+    return [FieldProblem(_name(path), "; or ".join(texts)) for path, texts in by_path.items() if path not in vague]
 
 
 def _name(path: tuple[str | int, ...]) -> str:
@@ -312,5 +319,5 @@ def _renamed(problems: Iterator[FieldProblem]) -> Iterator[FieldProblem]:
 
 
 def renamed(error: InvalidRequest) -> InvalidRequest:
-    """Our field names, as a worker may answer with, in OpenAI's words."""
+    """An error with our field names, such as a worker's, with OpenAI's names."""
     return type(error)(*_renamed(iter(error.problems)))

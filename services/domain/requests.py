@@ -2,6 +2,7 @@
 
 import enum
 import math
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -323,7 +324,7 @@ class TokenFrame:
     offset: int
     token_ids: tuple[int, ...]
     text: str
-    logprobs: tuple[PositionLogprobs, ...] = ()
+    logprobs: Sequence[PositionLogprobs] = ()
 
     @property
     def end(self) -> int:
@@ -338,8 +339,23 @@ class TokenFrame:
             frames[0].offset,
             tuple(token for frame in frames for token in frame.token_ids),
             "".join(frame.text for frame in frames),
-            tuple(position for frame in frames for position in frame.logprobs),
+            _joined_logprobs([frame.logprobs for frame in frames if frame.logprobs]),
         )
+
+
+class EncodedLogprobs(Sequence[PositionLogprobs]):
+    """Logprobs in another form, such as that of a message, that are decoded when they are read."""
+
+    @abstractmethod
+    def joined(self, others: Sequence[Sequence[PositionLogprobs]]) -> Sequence[PositionLogprobs]:
+        """These, followed by those of later frames."""
+
+
+def _joined_logprobs(parts: Sequence[Sequence[PositionLogprobs]]) -> Sequence[PositionLogprobs]:
+    """The logprobs of consecutive frames."""
+    if parts and isinstance(parts[0], EncodedLogprobs):
+        return parts[0].joined(parts[1:])
+    return tuple(position for part in parts for position in part)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,10 @@ from penstock.local import LocalMesh, MeshOptions
 from tests.conftest import FAMILY
 
 # Long replies: a kill falls into the middle of them.
-PROMPTS = [p.prompt for p in tasks.held_out(1500, seed=41) if len(p.reply) > 90][:24]
+PROMPTS = [p.prompt for p in tasks.held_out(1500, seed=41) if len(p.reply) > 90][:12]
 MAX_TOKENS = 250
 SILENCE_S = 4.0
+TRIES = 5  # of kills that may come too early or too late
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,7 @@ async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalM
 
 @pytest.fixture
 async def client(mesh: LocalMesh) -> AsyncIterator[AsyncClient]:
-    async with AsyncClient(mesh.grpc_addresses[0], retry=RetryPolicy(attempts=1), timeout_s=120) as made:
+    async with AsyncClient(mesh.grpc_addresses[0], retry=RetryPolicy(attempts=1), timeout_s=400) as made:
         yield made
 
 
@@ -72,7 +73,7 @@ async def killed(mesh: LocalMesh, name: str) -> None:
 
 
 async def until(client: AsyncClient, condition: Callable[[MeshStatus], bool]) -> None:
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(300):
         async for status in client.watch_status(0.2):
             if condition(status):
                 return
@@ -116,7 +117,7 @@ async def test_a_killed_worker_costs_no_token_of_its_streams(
     mesh: LocalMesh, client: AsyncClient, undisturbed: dict[str, str]
 ) -> None:
     before = (await client.status()).failovers
-    for _ in range(5):  # where this process gets no CPU, the replies may end before the kill
+    for _ in range(TRIES):  # where this process gets no CPU, the replies may end before the kill
         await until(client, whole(mesh))
         streams = await kill_amid(
             [Stream(client, prompt, model="large") for prompt in PROMPTS], lambda: kill(mesh, "worker-large-0")
@@ -136,7 +137,7 @@ async def test_a_stuck_worker_is_left_for_another(
     """It holds its connections and says nothing: SIGSTOP."""
     await until(client, whole(mesh))
     streams = await kill_amid(
-        [Stream(client, prompt, model="large") for prompt in PROMPTS[:12]],
+        [Stream(client, prompt, model="large") for prompt in PROMPTS[:6]],
         lambda: kill(mesh, "worker-large-1", signal.SIGSTOP),
     )
     kill(mesh, "worker-large-1", signal.SIGCONT)
@@ -148,12 +149,16 @@ async def test_a_killed_judge_sends_answers_to_the_largest_tier(
     mesh: LocalMesh, client: AsyncClient, undisturbed: dict[str, str]
 ) -> None:
     await until(client, whole(mesh))
-    usual = await asyncio.gather(*(Stream(client, p).run() for p in PROMPTS[:10]))
+    usual = await asyncio.gather(*(Stream(client, p).run() for p in PROMPTS[:6]))
     assert not any(isinstance(e, Escalated) and e.reason == "judge_unavailable" for s in usual for e in s.events)
-    await killed(mesh, "judge-0")
-    streams = await asyncio.gather(*(Stream(client, p).run() for p in PROMPTS[:10]))
-    reasons = {e.reason for s in streams for e in s.events if isinstance(e, Escalated)}
-    assert "judge_unavailable" in reasons
+    for _ in range(TRIES):  # it is started again at once: where the streams get less CPU than it, it judges them
+        await until(client, whole(mesh))
+        await killed(mesh, "judge-0")
+        streams = await asyncio.gather(*(Stream(client, p).run() for p in PROMPTS[:6]))
+        if "judge_unavailable" in {e.reason for s in streams for e in s.events if isinstance(e, Escalated)}:
+            break
+    else:
+        pytest.fail("the judge was back before an answer was complete")
     assert all(s.text == undisturbed[s.prompt] for s in streams)
     for stream in streams:  # said openly: the summary has no score where none was given
         done = stream.events[-1]
@@ -162,7 +167,7 @@ async def test_a_killed_judge_sends_answers_to_the_largest_tier(
             assert done.tier == "large"
             assert done.tiers[0].score is None
     await until(client, whole(mesh))
-    again = await asyncio.gather(*(Stream(client, p).run() for p in PROMPTS[:10]))
+    again = await asyncio.gather(*(Stream(client, p).run() for p in PROMPTS[:6]))
     for one, other in zip(usual, again, strict=True):
         first, second = one.events[-1], other.events[-1]
         assert isinstance(first, Finished)
@@ -174,8 +179,8 @@ async def test_a_killed_planner_leaves_the_plan_in_force(mesh: LocalMesh, client
     await until(client, whole(mesh))
     revision = (await client.status()).plan_revision
     await killed(mesh, "planner-0")
-    replies = await asyncio.gather(*(client.generate(p, temperature=0) for p in PROMPTS[:10]))
-    assert len(replies) == 10
+    replies = await asyncio.gather(*(client.generate(p, temperature=0) for p in PROMPTS[:6]))
+    assert len(replies) == 6
     await until(client, whole(mesh))
     planners = [i for i in (await client.status()).instances if i.role == "planner"]
     async with AsyncPlannerClient(min(planners, key=lambda i: i.age_s).address) as asked:
@@ -192,7 +197,7 @@ async def test_without_redis_the_mesh_serves_on_its_last_picture(
     revision = (await client.status()).plan_revision
     kill(mesh, "redis", signal.SIGSTOP)  # away, and not even refusing connections
     await until(client, lambda s: not s.connected)
-    streams = await asyncio.gather(*(Stream(client, p).run() for p in PROMPTS[:10]))
+    streams = await asyncio.gather(*(Stream(client, p).run() for p in PROMPTS[:6]))
     assert all(s.text == undisturbed[s.prompt] for s in streams)
     await killed(mesh, "redis")
     await until(client, whole(mesh))
@@ -206,10 +211,8 @@ async def test_a_killed_router_costs_a_client_of_two_routers_nothing(
     await until(client, whole(mesh))
     victim = next(i for i in (await client.status()).instances if i.address == mesh.grpc_addresses[0])
     name = next(n for n, w in mesh.watcher.watched.items() if str(w.pid) == victim.instance_id.rpartition("-")[2])
-    async with AsyncClient(mesh.grpc_addresses, timeout_s=120) as both:
-        streams = await kill_amid(
-            [Stream(both, prompt, model="large") for prompt in PROMPTS[:16]], lambda: kill(mesh, name)
-        )
+    async with AsyncClient(mesh.grpc_addresses, timeout_s=400) as both:
+        streams = await kill_amid([Stream(both, prompt, model="large") for prompt in PROMPTS], lambda: kill(mesh, name))
     assert all(s.text == undisturbed[s.prompt] for s in streams)
 
 
