@@ -16,7 +16,7 @@ from services.process_slot import ProcessSlot
 from services.runtime import Chassis, Compose, serve
 from services.settings import MeshFile, ServiceSettings
 
-START_TIMEOUT_S = 180.0  # a worker may start a server of its own
+START_TIMEOUT_S = 600.0  # a worker may start a server of its own
 DRAIN_S = 5.0
 LEASE_S = 30.0
 

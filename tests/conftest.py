@@ -27,12 +27,13 @@ FAMILY = ROOT / "models" / "family"
 TIERS = ("small", "medium", "large")
 
 FIRST = (
-    "planner/test_plan_cascade.py",  # compiles the kernels, which the other files then read from the cache
+    # These two compile the kernels that other files then read from the cache: compiled by several at once they cost twice.
+    "planner/test_plan_cascade.py",
+    "domain/slo/test_guarantee.py",
     "local/test_demo.py",
-    "faults/test_kills.py",
     "local/test_local_mesh.py",
+    "faults/test_kills.py",
     "local/test_router_processes.py",
-    "worker/test_torch_exactness.py",
     "faults/test_thousand_streams.py",
     "faults/test_stuck_router.py",
     "faults/test_slo_kills.py",
@@ -40,11 +41,13 @@ FIRST = (
     "local/test_examples.py",
     "local/test_up_and_down.py",
     "services/test_process_group.py",
-    "faults/test_storm.py",
     "faults/test_migration_kills.py",
     "faults/test_malformed_requests.py",
+    "faults/test_drains.py",
     "planner/test_solver_rpcs.py",
     "router/test_slow_clients.py",
+    "worker/test_torch_exactness.py",
+    "sdk/test_failing_routers.py",
 )
 """Files that take long, the longest first: started last, one of them would run alone at the end. For `-n` of pytest-xdist."""
 

@@ -6,7 +6,8 @@ from pathlib import Path
 from services.model_folder import is_hub_id
 from services.settings import MeshFile, ServiceSettings
 
-START_TIMEOUT_S = 180.0  # for imports, and weights from a local disk
+START_TIMEOUT_S = 600.0
+"""For imports, weights from a local disk, and kernels compiled at the first start, also while the cores are busy."""
 DOWNLOAD_TIMEOUT_S = 3600.0  # if a model must be downloaded from the hub
 SERVER_MARGIN_S = 60.0  # more than a server's own start time-out, so that its worker can report the error
 

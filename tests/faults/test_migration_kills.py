@@ -41,7 +41,7 @@ MAX_TOKENS = 8000  # of a reply, half a minute: it is cancelled once its victim 
 GROWTH_TOKENS = 50  # between two moves, some blocks: each move has something to send
 SIMULATED = {"overhead_ms": 4.0, "token_us": 0.0, "context_token_ns": 0.0, "reply_tokens": ENDLESS}
 LEASE_S = 120.0  # leases are not what is tested: they outlive the test even where a process gets no CPU for a while
-LIMIT_S = 240.0  # for all victims to die
+LIMIT_S = 600.0  # for all victims to die
 
 
 def named(kind: str, points: tuple[str, ...]) -> dict[str, str]:
@@ -96,7 +96,13 @@ def module_mesh_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "tiers": [tier],
         "judge": {"scorers": [{"name": "confidence", "kind": "confidence"}], "default_scorer": "confidence"},
         # nearly all workers die at once: replies lose several, one after the other, before they get anywhere
-        "router": {"grpc_port": 0, "http_port": 0, "max_attempts": 64, "max_deaths": 64},
+        "router": {
+            "grpc_port": 0,
+            "http_port": 0,
+            "max_attempts": 64,
+            "max_deaths": 64,
+            "worker_silence_s": LIMIT_S,
+        },
     }
     file.write_text(yaml.safe_dump(content))
     return file
@@ -249,7 +255,7 @@ async def gathered(victims: Victims, cases: dict[str, "asyncio.Task[list[Reply]]
 
 async def test_a_worker_killed_at_any_message_of_a_move_costs_no_token(mesh: tuple[TestMesh, Victims]) -> None:
     running, victims = mesh
-    async with running.client() as client:
+    async with running.client(silence_s=LIMIT_S) as client:
 
         def case(name: str) -> "asyncio.Task[list[Reply]]":
             places = (name, HOME) if name in SOURCES else (HOME, name)
@@ -266,14 +272,18 @@ async def test_a_router_killed_at_any_message_of_a_move_costs_no_token(mesh: tup
     """Its client's next router goes on with the reply."""
     running, victims = mesh
     async with running.client() as client:
-        addresses = {i.instance_id: i.address for i in (await client.status()).instances}
+        instances = {i.instance_id: i for i in (await client.status()).instances}
 
     @asynccontextmanager
     async def new_reply(name: str, number: int) -> AsyncIterator[Reply]:
-        both = [addresses[name], running.router.address]
+        own = instances[name]
         async with (
-            AsyncClient(both, retry=RetryPolicy(attempts=5)) as client,
-            AsyncClient(addresses[name], retry=RetryPolicy(attempts=1)) as mover,
+            AsyncClient(
+                [own.address, running.router.address], retry=RetryPolicy(attempts=5), silence_s=LIMIT_S
+            ) as client,
+            AsyncClient(
+                own.address, admin=own.admin_address, retry=RetryPolicy(attempts=1), silence_s=LIMIT_S
+            ) as mover,
             Reply(client, f"{name}-{number}", mover).reading() as reply,
         ):
             yield reply

@@ -28,7 +28,7 @@ def test_the_demo_shows_a_cascade_that_is_worth_it(tmp_path: Path) -> None:
     out, folder = tmp_path / "demo.json", tmp_path / "run"
     command = [sys.executable, "-m", "penstock.cli.main", "demo", "--prompts", "40", "--out", str(out)]
     done = subprocess.run(
-        [*command, "--folder", str(folder)], cwd=ROOT, capture_output=True, text=True, timeout=500, check=False
+        [*command, "--folder", str(folder)], cwd=ROOT, capture_output=True, text=True, timeout=800, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     figures = json.loads(out.read_text())
