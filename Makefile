@@ -6,13 +6,14 @@ BIN := $(VENV)/bin
 JOBS ?= 4
 PIP := $(BIN)/pip --disable-pip-version-check
 
-.PHONY: help install demo test test-sglang test-compose check format stubs settings-page compose-check bench models clean
+.PHONY: help install demo test test-sglang mutants test-compose check format stubs settings-page compose-check bench models clean
 
 help:
 	@echo "make demo           set up, run the mesh on the shipped models, show what it did"
 	@echo "make test           set up, run the tests"
 	@echo "make test-sglang    install SGLang for CPUs in a folder of its own, run the tests against real servers"
 	@echo "make test-compose   build the images and run the tests in real containers (docker, or podman and podman-compose)"
+	@echo "make mutants        plant faults in pure and failure-path modules and see whether tests notice; an hour; NAMES=..."
 	@echo "make check          ruff, types, import rules, stubs, settings page, buf lint and breaking"
 	@echo "make bench          the benchmarks; JSON and plots under benchmarks/results"
 	@echo "make models         train the shipped models anew (hours)"
@@ -48,6 +49,9 @@ test-sglang: $(VENV)/.dev
 # PENSTOCK_IMAGE_BUILD_ARGS: more arguments of the image build, where pip needs settings of its own.
 test-compose: $(VENV)/.dev
 	$(BIN)/pytest --compose -m compose -s $(TESTS)
+
+mutants: $(VENV)/.dev
+	$(BIN)/python -m scripts.mutants $(NAMES)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -12,11 +12,15 @@ from benchmarks.public_data import DataMissing
 BENCHMARKS = (
     "engine",
     "grammars",
+    "judge",
+    "judge_bias",
     "overhead",
     "router_scaling",
+    "router_streams",
     "simulator",
     "slo_admission",
     "slo_capacity",
+    "slo_live",
     "kernel",
     "planner",
     "brute_force",
@@ -36,7 +40,7 @@ BENCHMARKS = (
     "sglang_moves",
     "sglang_overhead",
 )
-QUICK = ("cascade", "faults", "slo_capacity", "soak")  # benchmarks that take minutes, with a quick version
+QUICK = ("cascade", "faults", "slo_capacity", "slo_live", "soak")  # benchmarks that take minutes, with a quick version
 
 
 def main() -> None:

@@ -5,8 +5,8 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -21,10 +21,14 @@ from penstock.proto.common.v1 import common_pb2
 from penstock.proto.worker.v1 import worker_pb2 as pb
 from penstock.proto.worker.v1 import worker_pb2_grpc
 from services.domain.instances import Role
+from services.domain.mesh_view import MeshView
 from services.processes import free_port
+from services.state import MeshFeed, connect
+from services.state.keys import Keys
 from tests.support import sglang
 
 KV_TOKENS = 32_768  # every engine gets room for as many
+START_S = 60.0  # for a worker of a started mesh to be seen
 
 
 class Contender(Protocol):
@@ -34,18 +38,25 @@ class Contender(Protocol):
         """How long a workload takes."""
 
 
+def mesh_file(folder: Path, model: str, max_running: int, **tier: object) -> Path:
+    """A mesh file in `folder` for a mesh with one worker."""
+    file = folder / "mesh.yaml"
+    defaults = {"name": "only", "model": model, "kv_tokens": KV_TOKENS, "max_running": max_running}
+    content = {
+        "name": "bench",
+        "tiers": [defaults | tier],
+        "judge": {"scorers": [{"name": "confidence", "kind": "confidence"}], "default_scorer": "confidence"},
+        "router": {"grpc_port": free_port(), "http_port": free_port()},
+    }
+    file.write_text(yaml.safe_dump(content))
+    return file
+
+
 @asynccontextmanager
 async def one_tier_mesh(model: str, max_running: int, **tier: object) -> AsyncIterator[LocalMesh]:
     """A local mesh with one worker, on free ports, in a temporary folder."""
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
-        file = Path(folder) / "mesh.yaml"
-        defaults = {"name": "only", "model": model, "kv_tokens": KV_TOKENS, "max_running": max_running}
-        content = {
-            "name": "bench",
-            "tiers": [defaults | tier],
-            "judge": {"scorers": [{"name": "confidence", "kind": "confidence"}], "default_scorer": "confidence"},
-        }
-        file.write_text(yaml.safe_dump(content))
+        file = mesh_file(Path(folder), model, max_running, **tier)
         async with LocalMesh(MeshOptions(file, Path(folder), any_ports=True, log_level="warning")) as mesh:
             yield mesh
 
@@ -82,6 +93,42 @@ async def penstock(model: Path) -> AsyncIterator[Contender]:
         aio.insecure_channel(worker_address(mesh)) as channel,
     ):
         yield PenstockWorker(worker_pb2_grpc.WorkerServiceStub(channel))
+
+
+def penstock_at(tree: Path) -> Callable[[Path], AbstractAsyncContextManager[Contender]]:
+    """The worker of another version of this project, which is checked out in `tree`, in this Python environment."""
+
+    @asynccontextmanager
+    async def start(model: Path) -> AsyncIterator[Contender]:
+        with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
+            folder = Path(name)
+            file = mesh_file(folder, str(Path.cwd() / model), max_running=32)
+            env = {**os.environ, "PYTHONPATH": str(tree), "PENSTOCK_LOG_LEVEL": "warning"}
+
+            async def run(*arguments: object) -> None:
+                command = [sys.executable, "-m", "penstock.cli.main", *map(str, arguments)]
+                process = await asyncio.create_subprocess_exec(
+                    *command, cwd=tree, env=env, stdout=asyncio.subprocess.DEVNULL
+                )
+                if await process.wait():
+                    raise RuntimeError(f"{' '.join(command)} ended with status {process.returncode}")
+
+            await run("up", "--detach", "--mesh", file, "--folder", folder / "run")
+            try:
+                redis = connect(json.loads((folder / "run" / "run.json").read_text())["redis_url"])
+                view, changed = MeshView(), asyncio.Event()
+                async with MeshFeed(redis, Keys("bench"), view, on_change=changed.set):
+                    async with asyncio.timeout(START_S):
+                        while not view.instances(Role.WORKER):
+                            await changed.wait()
+                            changed.clear()
+                    async with aio.insecure_channel(view.instances(Role.WORKER)[0].address) as channel:
+                        yield PenstockWorker(worker_pb2_grpc.WorkerServiceStub(channel))
+                await redis.aclose()
+            finally:
+                await run("down", "--folder", folder / "run")
+
+    return start
 
 
 @dataclass(frozen=True, slots=True)

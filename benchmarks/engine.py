@@ -1,7 +1,8 @@
-"""Throughput of three engines on the shipped large model: torch engine, continuous batching of transformers, SGLang.
+"""Throughput on the shipped large model: torch engine, its former version, continuous batching of transformers, SGLang.
 
-One thread per engine, one engine at a time, in rounds of all three; every engine generates the same number of greedy tokens
-for the same prompts. The torch engine is called over gRPC with all tokens streamed.
+One thread per engine, one engine at a time, in rounds of all; every engine generates the same number of greedy tokens for the
+same prompts. The torch engine is called over gRPC with all tokens streamed. The former version is a commit, checked out
+next to this tree, in this tree's Python environment.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ from typing import Any
 
 from benchmarks import contenders, report
 from benchmarks.contenders import Contender
+from benchmarks.router_cost import checked_out
 from benchmarks.spread import median_and_range
 from benchmarks.workload import workload
 from tests.support import sglang
@@ -22,13 +24,18 @@ CONCURRENCY = (1, 8, 32)
 WAVES = {1: 6, 8: 3, 32: 2}
 OUTPUT_TOKENS = 128
 SEED = 5
+BEFORE = "eea9086"  # the last commit before the fused forward pass
 
 Start = Callable[[Path], AbstractAsyncContextManager[Contender]]
 
 
-def chosen() -> dict[str, Start]:
-    """The engines that can run here."""
-    engines: dict[str, Start] = {"penstock": contenders.penstock, "transformers": contenders.transformers_cb}
+def chosen(before: Path) -> dict[str, Start]:
+    """The engines that can run here. before: the tree of the former version."""
+    engines: dict[str, Start] = {
+        "penstock": contenders.penstock,
+        "before": contenders.penstock_at(before),
+        "transformers": contenders.transformers_cb,
+    }
     if sglang.installed():
         engines["sglang"] = contenders.sglang_cpu
     else:
@@ -36,11 +43,11 @@ def chosen() -> dict[str, Start]:
     return engines
 
 
-async def measure(rounds: int) -> dict[str, Any]:
+async def measure(rounds: int, before: Path) -> dict[str, Any]:
     works = {n: workload(MODEL, n, WAVES[n], OUTPUT_TOKENS, SEED) for n in CONCURRENCY}
     rates: dict[str, dict[int, list[float]]] = {}
     for number in range(rounds):
-        for name, start in chosen().items():
+        for name, start in chosen(before).items():
             async with start(MODEL) as engine:
                 await engine.seconds(workload(MODEL, 4, 1, 16, SEED + 1))  # warm
                 for n, work in works.items():
@@ -50,11 +57,17 @@ async def measure(rounds: int) -> dict[str, Any]:
     return {
         "model": str(MODEL),
         "seed": SEED,
+        "before_commit": BEFORE,
         "output_tokens": OUTPUT_TOKENS,
         "prompts": {n: len(work.prompts) for n, work in works.items()},
         "threads_per_engine": 1,
         "rounds": rounds,
         "tokens_per_s": rates,
+        "ratios_by_round": {
+            f"penstock/{name}": {n: _ratios(rates["penstock"][n], rates[name][n]) for n in works}
+            for name in rates
+            if name != "penstock"
+        },
         "ratio_of_medians": {
             f"penstock/{name}": {
                 n: round(statistics.median(rates["penstock"][n]) / statistics.median(rates[name][n]), 2) for n in works
@@ -65,8 +78,13 @@ async def measure(rounds: int) -> dict[str, Any]:
     }
 
 
+def _ratios(ours: list[float], theirs: list[float]) -> list[float]:
+    return [round(own / other, 2) for own, other in zip(ours, theirs, strict=True)]
+
+
 def run(rounds: int) -> None:
-    figures = asyncio.run(measure(rounds))
+    with checked_out(BEFORE) as before:
+        figures = asyncio.run(measure(rounds, before))
     path = report.write("engine", figures)
     series = {
         name: [median_and_range(rates[n]) for n in CONCURRENCY] for name, rates in figures["tokens_per_s"].items()

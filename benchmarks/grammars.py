@@ -21,7 +21,7 @@ from benchmarks.public_data import DataMissing
 from benchmarks.report import write
 from services.domain.requests import ChatMessage, ChatPrompt, GenerationRequest, SamplingParams, TokenFrame
 from services.domain.structured import StructuredOutput, StructureKind
-from services.tool_calls.checks import fits
+from services.json_schema import fits
 from worker_service.engine.loop import LoopEngine
 from worker_service.engine.torch import TorchEngineOptions, torch_engine
 

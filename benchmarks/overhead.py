@@ -1,8 +1,8 @@
-"""What the mesh adds to a worker: the same streams from the worker itself, through the router, through the OpenAI face.
+"""The overhead of the mesh: the same streams from the worker itself, through the router, and through the OpenAI API.
 
-The engine is the simulated one with next to no latency of its own, so that what is measured is the way. The three ways
-are taken in turns in one run. CPU time is that of the router's process. Then the router's CPU time under load, of the version
-before the data path was rebuilt and of this one, in turns (`router_cost`), and that of other routers (`peers`).
+The simulated engine has almost no latency of its own, so that the way is measured. The three ways are measured in turns. CPU
+time is that of the router's process. Then the router's CPU time under load, of the version before the data path was rebuilt
+and of this one, in turns (`router_cost`), and that of other routers (`peers`).
 """
 
 import asyncio
@@ -103,7 +103,7 @@ async def measured(way: Way, concurrency: int, mesh: LocalMesh) -> dict[str, flo
 
 
 async def measure(rounds: int) -> dict[str, Any]:
-    found: dict[str, dict[str, list[dict[str, float]]]] = {}
+    rows: dict[str, dict[str, list[dict[str, float]]]] = {}
     async with (
         one_tier_mesh("sim", 64, engine="simulated", simulated=FAST, max_queued=512) as mesh,
         aio.insecure_channel(worker_address(mesh)) as channel,
@@ -121,10 +121,10 @@ async def measure(rounds: int) -> dict[str, Any]:
             for n in CONCURRENCY:
                 for name, way in ways.items():
                     one = await measured(way, n, mesh)
-                    found.setdefault(name, {}).setdefault(str(n), []).append(one)
-                    said = "  ".join(f"{key} {value:.2f}" for key, value in one.items())
-                    print(f"round {number + 1}  {name:<8}{n:>3} at once  {said}", flush=True)
-    return {"tokens_per_stream": TOKENS, "streams": STREAMS, "rounds": rounds, "ways": found}
+                    rows.setdefault(name, {}).setdefault(str(n), []).append(one)
+                    line = "  ".join(f"{key} {value:.2f}" for key, value in one.items())
+                    print(f"round {number + 1}  {name:<8}{n:>3} at once  {line}", flush=True)
+    return {"tokens_per_stream": TOKENS, "streams": STREAMS, "rounds": rounds, "ways": rows}
 
 
 def run(rounds: int) -> None:

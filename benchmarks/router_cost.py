@@ -1,7 +1,7 @@
 """CPU time of the router's process per reply and per token: two versions of this project in turns.
 
-The same load on each: one simulated worker whose step takes 10 ms, driven over the OpenAI API by a process of its own. A
-version is a commit, checked out beside this tree; it runs with this tree's Python environment.
+The same load on each: one simulated worker whose step takes 10 ms, driven over the OpenAI API by a separate process. A
+version is a commit, checked out next to this tree; it runs with this tree's Python environment.
 """
 
 import json
@@ -39,16 +39,16 @@ class Version:
 
 @contextmanager
 def checked_out(commit: str) -> Iterator[Path]:
-    """A commit's tree in a folder that goes away.
+    """A commit's tree in a temporary folder.
 
     Raises:
         RuntimeError: git does not have the commit (a shallow clone).
     """
     with tempfile.TemporaryDirectory(prefix="penstock-version-") as folder:
         tree = Path(folder) / "tree"
-        made = subprocess.run(["git", "worktree", "add", "--detach", tree, commit], capture_output=True, text=True)
-        if made.returncode:
-            raise RuntimeError(f"git cannot check out {commit}: {made.stderr.strip()}")
+        added = subprocess.run(["git", "worktree", "add", "--detach", tree, commit], capture_output=True, text=True)
+        if added.returncode:
+            raise RuntimeError(f"git cannot check out {commit}: {added.stderr.strip()}")
         try:
             yield tree
         finally:
@@ -57,7 +57,7 @@ def checked_out(commit: str) -> Iterator[Path]:
 
 @dataclass(frozen=True, slots=True)
 class RunningVersion:
-    """A mesh of one version. url: of its OpenAI API. grpc: its router's address. pid: of what keeps all others."""
+    """A mesh of one version. url: of its OpenAI API. grpc: its router's address. pid: of the parent of all its processes."""
 
     url: str
     pid: int
@@ -73,7 +73,7 @@ class RunningVersion:
         return [pid for pid in pids if SLOT in _command(pid)] or pids
 
     def pids(self) -> list[int]:
-        """All processes of the mesh but the one that keeps the others."""
+        """All processes of the mesh except their parent."""
         return _descendants(self.pid)
 
     def _router_pids(self) -> list[int]:
@@ -86,17 +86,22 @@ class RunningVersion:
 
 
 @contextmanager
-def running(version: Version, processes: int = 1) -> Iterator[RunningVersion]:
-    """The version's own mesh, by its own command line, on free ports. processes: of its router."""
+def running(
+    version: Version, processes: int = 1, *, streams: int = 256, step_ms: float = STEP_MS
+) -> Iterator[RunningVersion]:
+    """The version's own mesh, by its own command line, on free ports.
+
+    processes: of its router. streams: that its worker computes at once. step_ms: of its engine.
+    """
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
         folder = Path(name)
-        pace = {"overhead_ms": STEP_MS, "token_us": 1.0, "context_token_ns": 0.0, "reply_tokens": 1_000_000}
+        pace = {"overhead_ms": step_ms, "token_us": 1.0, "context_token_ns": 0.0, "reply_tokens": 1_000_000}
         tier = {"name": "only", "model": "sim", "engine": "simulated", "simulated": pace}
         content: dict[str, Any] = {
             "name": f"cost-{free_port()}",
-            "tiers": [{**tier, "max_running": 256, "max_queued": 512, "kv_tokens": 131_072}],
+            "tiers": [{**tier, "max_running": streams, "max_queued": 2 * streams, "kv_tokens": 512 * streams}],
             "judge": {"scorers": [{"name": "confidence", "kind": "confidence"}], "default_scorer": "confidence"},
-            "router": {"grpc_port": free_port(), "http_port": free_port()},
+            "router": {"grpc_port": free_port(), "http_port": free_port(), "max_active": max(512, streams)},
         }
         if processes > 1:  # former versions know no such field
             content["router"] |= {"processes": processes}
@@ -146,10 +151,10 @@ def load(url: str, model: str = "only", *, replies: int, connections: int, token
         *(["--stream"] if stream else []),
     ]
     command = [sys.executable, "-m", "benchmarks.load_client", url, *map(str, options)]
-    found: dict[str, Any] = json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
-    if found["failed"]:
-        raise RuntimeError(f"{found['failed']} of {replies} requests failed at {url}")
-    return found
+    result: dict[str, Any] = json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
+    if result["failed"]:
+        raise RuntimeError(f"{result['failed']} of {replies} requests failed at {url}")
+    return result
 
 
 def measured(mesh: RunningVersion) -> dict[str, float]:
@@ -177,25 +182,25 @@ def measured(mesh: RunningVersion) -> dict[str, float]:
 
 def measure(rounds: int, commit: str = BEFORE) -> dict[str, Any]:
     """Both versions in turns, `rounds` times. ratios: now over before, round by round."""
-    found: dict[str, list[dict[str, float]]] = {"before": [], "now": []}
+    rows: dict[str, list[dict[str, float]]] = {"before": [], "now": []}
     with ExitStack() as stack:
         trees = {"before": stack.enter_context(checked_out(commit)), "now": Path.cwd()}
         for number in range(rounds):
             for name, tree in trees.items():
                 with running(Version(name, tree)) as mesh:
                     one = measured(mesh)
-                found[name].append(one)
-                told = "  ".join(f"{key} {value:.2f}" for key, value in one.items())
-                print(f"round {number + 1}  {name:<8}{told}", flush=True)
-    pairs = list(zip(found["now"], found["before"], strict=True))
+                rows[name].append(one)
+                line = "  ".join(f"{key} {value:.2f}" for key, value in one.items())
+                print(f"round {number + 1}  {name:<8}{line}", flush=True)
+    pairs = list(zip(rows["now"], rows["before"], strict=True))
     ratios = {key: [now[key] / before[key] for now, before in pairs] for key in RATIOS}
     for key, values in ratios.items():
         print(f"{key}: now over before {statistics.median(values):.2f}", flush=True)
-    return {"before_commit": commit, "whole": WHOLE, "streamed": STREAMED, "versions": found, "ratios": ratios}
+    return {"before_commit": commit, "whole": WHOLE, "streamed": STREAMED, "versions": rows, "ratios": ratios}
 
 
 def _descendants(pid: int) -> list[int]:
-    """All processes under a process, itself left out."""
+    """All descendants of a process."""
     children: dict[int, list[int]] = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -204,12 +209,12 @@ def _descendants(pid: int) -> list[int]:
             except (OSError, IndexError):
                 continue
             children.setdefault(parent, []).append(int(folder.name))
-    found, open_ = list[int](), [pid]
-    while open_:
-        more = children.get(open_.pop(), [])
-        found += more
-        open_ += more
-    return found
+    descendants, parents = list[int](), [pid]
+    while parents:
+        more = children.get(parents.pop(), [])
+        descendants += more
+        parents += more
+    return descendants
 
 
 def _command(pid: int) -> str:

@@ -1,30 +1,37 @@
-"""What deciding and planning under SLOs cost a worker's thread: admission with its certificate, and a step's plan.
+"""What deciding and planning under SLOs cost a worker's thread, and how soon a request is answered during a step.
 
-Ten new requests beside 200 running ones of three paces, some of their prompts under way, at three levels of load: each
-decision takes a snapshot, solves the program, replays the steps and takes over the release times. Planning: the table's
-part (deadlines to tokens, and the commit behind the step), and all of `plan_step` and `commit` of the batch scheduler,
-against decode first.
-Thread time, so that neighbours on the machine do not count. Contention for caches still does.
+Admission: ten new requests in addition to 200 running ones of three paces, some of whose prompts are being computed, at three
+levels of load: each decision takes a snapshot, solves the program, replays the steps and applies the release times. Planning:
+the table's part (deadlines to tokens, and the commit after the step), and all of `plan_step` and `commit` of the batch
+scheduler, compared with decode first. Thread time, so that other processes do not count; contention for caches still does.
+Answers: ten requests at once ask an engine whose steps take 100 ms, with 200 running; wall time, as the caller sees it.
 """
 
+import asyncio
+import random
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import aclosing
 
 import numpy as np
 
 from benchmarks import report
-from services.domain import SamplingParams
+from services.domain import GenerationRequest, SamplingParams, Slo, SloPhase, TokenPrompt
 from services.domain.latency import StepLatencyModel
 from services.domain.slo import SloClass
 from services.domain.slo.compiled.layout import StepModel, step_model
 from services.domain.slo.compiled.table import RequestTable, TableRequest, decide
+from worker_service.engine.interface import Admitted
+from worker_service.engine.loop import LoopEngine
+from worker_service.engine.simulated import SimulatedEngineOptions, simulated_engine
 from worker_service.scheduling import (
     BatchLimits,
     BatchPolicy,
     BatchScheduler,
     BlockPool,
     DecodeFirst,
+    PolicyName,
     Sequence,
     SequenceSlo,
 )
@@ -35,18 +42,20 @@ LATENCY = StepLatencyModel((0.0, 64.0, 512.0, 4096.0), (0.011, 0.012, 0.031, 0.2
 """Of the kind of a 7B model on one A100: a step of 512 tokens takes 31 ms."""
 MAX_STEP_TOKENS = 2048
 DECISIONS, STEPS = 400, 400  # per round
+STEP_S = 0.1  # of the engine that is asked during its steps
+ANSWERED = 100  # requests that ask it, per round
 SCENES = 40  # different sets of running requests
-PROMPTS_UNDER_WAY = 6  # of those running
+ACTIVE_PROMPTS = 6  # of those running
 TIGHTNESS = (0.1, 0.3, 1.0)
-"""Of the deadlines of new requests: from all prompts within 0.3 s, which cannot be, to 3 s."""
+"""Of the deadlines of new requests: from all prompts within 0.3 s, which is impossible, to 3 s."""
 
 
 def running_table(rng: np.random.Generator, now_s: float) -> RequestTable:
-    """200 admitted requests, a few with their prompts under way; contexts and replies as in a chat workload."""
+    """200 admitted requests, a few with their prompts active; contexts and replies as in a chat workload."""
     table = RequestTable()
     for i in range(RUNNING):
         tpot_s = PACES_S[i % len(PACES_S)]
-        decoding = i < RUNNING - PROMPTS_UNDER_WAY
+        decoding = i < RUNNING - ACTIVE_PROMPTS
         request = TableRequest(
             f"r{i}",
             pending_tokens=1 if decoding else int(rng.integers(20, 200)),
@@ -90,10 +99,10 @@ def decisions(model: StepModel, seed: int) -> tuple[list[float], dict[str, float
 
         def work(table: RequestTable = table, new: list[TableRequest] = new) -> None:
             free = 12_000 if len(took) % 2 else 100_000  # memory binds in every other decision
-            found = decide(0.0, table.snapshot(), new, model, free_memory_tokens=free, free_places=64)
-            table.apply(found)
-            admitted.append(sum(found.admitted))
-            replays.append(found.replays)
+            decision = decide(0.0, table.snapshot(), new, model, free_memory_tokens=free, free_places=64)
+            table.apply(decision)
+            admitted.append(sum(decision.admitted))
+            replays.append(decision.replays)
 
         took.append(timed_ms(work))
     return took, {
@@ -153,10 +162,57 @@ def step(scheduler: BatchScheduler, now_s: float) -> float:
     return ends
 
 
+async def answers(rounds: int) -> list[list[float]]:
+    """Milliseconds from asking the engine to the answer, of ten requests at once, per round."""
+    options = SimulatedEngineOptions(
+        "slow",
+        StepLatencyModel.linear(STEP_S, 0.0, 0.0),
+        kv_tokens=400_000,
+        max_running=2 * RUNNING,
+        max_queued=2 * RUNNING,
+        max_step_tokens=MAX_STEP_TOKENS,
+        batch_policy=PolicyName.SLO,
+        best_effort_reserve=0.05,
+    )
+    engine = simulated_engine(options)
+    await engine.start()
+    tasks = list[asyncio.Task[float]]()
+    try:
+        for i in range(RUNNING):
+            tasks.append(asyncio.create_task(_answered_ms(engine, f"r{i}", 8000)))
+        while len(engine.load().running_tokens) < RUNNING:
+            await asyncio.sleep(STEP_S)
+        took = list[list[float]]()
+        for k in range(rounds):
+            one = list[float]()
+            for i in range(ANSWERED // NEW):
+                await asyncio.sleep(STEP_S * random.Random(f"{k} {i}").random())
+                new = [_answered_ms(engine, f"n{k}-{i}-{j}", 1) for j in range(NEW)]
+                one += await asyncio.gather(*new)
+            took.append(one)
+        return took
+    finally:
+        await engine.close()
+        await asyncio.gather(*tasks)
+
+
+async def _answered_ms(engine: LoopEngine, name: str, output_tokens: int) -> float:
+    """Milliseconds until the engine answers; returns when the reply has ended."""
+    sampling = SamplingParams(temperature=0.0, max_output_tokens=output_tokens, ignore_eos=True)
+    prompt = TokenPrompt(tuple(97 + (i * 7) % 26 for i in range(50)))
+    slo = Slo(1000.0, (SloPhase(0, 10 * STEP_S),))
+    began_s, answered_s = time.perf_counter(), 0.0
+    async with aclosing(engine.generate(GenerationRequest(name, prompt, sampling, slo=slo))) as events:
+        async for event in events:
+            if isinstance(event, Admitted):
+                answered_s = time.perf_counter() - began_s
+    return 1e3 * answered_s
+
+
 def row(name: str, rounds: list[list[float]]) -> dict[str, object]:
     """Percentiles over all rounds, and the p99 of each."""
     every = np.array([ms for one in rounds for ms in one])
-    found = {
+    figures = {
         "name": name,
         "samples": len(every),
         "mean_ms": float(every.mean()),
@@ -164,8 +220,8 @@ def row(name: str, rounds: list[list[float]]) -> dict[str, object]:
         "p99_ms": float(np.percentile(every, 99)),
         "p99_of_each_round_ms": [float(np.percentile(one, 99)) for one in rounds],
     }
-    print(f"{name}: p50 {found['p50_ms']:.3f} ms, p99 {found['p99_ms']:.3f} ms", flush=True)
-    return found
+    print(f"{name}: p50 {figures['p50_ms']:.3f} ms, p99 {figures['p99_ms']:.3f} ms", flush=True)
+    return figures
 
 
 def run(rounds: int) -> None:
@@ -175,7 +231,7 @@ def run(rounds: int) -> None:
     for _, means in decided:
         print(f"  admitted {means['admitted_of_10']:.1f} of 10 with {means['replays']:.1f} replays", flush=True)
     rows = [
-        row("admission of 10 beside 200", [took for took, _ in decided]),
+        row("admission of 10 with 200 running", [took for took, _ in decided]),
         row("table: plan and commit, 200", [table_steps(model, seed) for seed in range(rounds)]),
         row(
             "scheduler, slo: plan and commit, 200",
@@ -185,12 +241,13 @@ def run(rounds: int) -> None:
             "scheduler, decode first: plan and commit, 200",
             [scheduler_steps(DecodeFirst(), False) for _ in range(rounds)],
         ),
+        row("answers during steps of 100 ms, 200 running", asyncio.run(answers(rounds))),
     ]
     about = {
         "running": RUNNING,
         "new": NEW,
         "paces_s": PACES_S,
-        "clock": "thread time",
+        "clock": "thread time; of answers wall time",
         "decided": [m for _, m in decided],
     }
     print(report.write("slo_admission", {**about, "rows": rows}))

@@ -19,7 +19,7 @@ class Backlog:
 
     def __init__(self, max_answers: int, at_once: int, clock: Callable[[], float] = time.monotonic) -> None:
         """at_once: answers that the scorer scores concurrently; the rest wait."""
-        self._max, self._at_once, self._clock = max_answers, at_once, clock
+        self._max, self.at_once, self._clock = max_answers, at_once, clock
         self._answers = 0
         self._per_s: float | None = None  # measured while there was a queue
         self._measured_from: float | None = None
@@ -31,7 +31,7 @@ class Backlog:
 
     def wait_s(self) -> float:
         """Expected waiting time of a new answer; 0 without a queue, or before a rate has been measured."""
-        queued = self._answers - self._at_once + 1
+        queued = self._answers - self.at_once + 1
         return queued / self._per_s if queued > 0 and self._per_s else 0.0
 
     @contextmanager
@@ -64,7 +64,7 @@ class Backlog:
     def _measure(self, done: int) -> None:
         """Measure the rate while there is a queue. Without a queue, it would be the rate of requests, not the capacity."""
         now = self._clock()
-        if self._answers <= self._at_once:
+        if self._answers <= self.at_once:
             self._measured_from, self._done = None, 0
             return
         if self._measured_from is None:

@@ -1,18 +1,23 @@
-"""`python -m judge_service.calibrate`: fit a scorer's calibration on labelled samples and write it."""
+"""`python -m judge_service.calibrate`: fit a scorer's calibration, or a combination's weights, to labelled samples."""
 
 import argparse
 import asyncio
 import json
 import sys
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from pathlib import Path
 
-from judge_service.calibration import CalibrationError, fit
-from judge_service.compose import build_scorer
-from judge_service.scorers import JudgedAnswer, LogprobSummary, RawScore
+from judge_service.calibration import Calibration, CalibrationError, fit
+from judge_service.combination import ALL_TIERS, Combination, fit_combination
+from judge_service.compose import build_scorer, started
+from judge_service.guards import Guard, objection
+from judge_service.scorers import JudgedAnswer, LogprobSummary, RawScore, Scorer
+from judge_service.scorers.combined import raw_scores
 from services.domain.errors import PenstockError
-from services.domain.requests import ChatMessage, ChatPrompt
+from services.domain.requests import ChatMessage, ChatPrompt, FinishReason
 from services.mesh_file import load_mesh_file
-from services.settings import ServiceSettings, SettingsError
+from services.settings import MeshFile, MeshScorer, ServiceSettings, SettingsError
 
 BATCH = 64
 
@@ -21,37 +26,56 @@ class SampleError(Exception):
     """A bad line in the samples file; the message names it."""
 
 
-def read_samples(path: Path) -> tuple[list[JudgedAnswer], list[bool]]:
-    """Answers, and whether each is good.
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Labelled answers. prompts: the texts, by which answers to one prompt are kept together in cross-validation."""
+
+    answers: list[JudgedAnswer]
+    good: list[bool]
+    prompts: list[str]
+
+    def scored(self, guards: frozenset[Guard]) -> "Samples":
+        """The samples that reach a scorer: those that pass the guards."""
+        rows = [i for i, answer in enumerate(self.answers) if objection(answer, guards) is None]
+        return Samples([self.answers[i] for i in rows], [self.good[i] for i in rows], [self.prompts[i] for i in rows])
+
+
+def read_samples(path: Path) -> Samples:
+    """Read labelled answers.
 
     Raises:
         SampleError: A line is bad.
     """
-    answers, good = [], []
+    samples = Samples([], [], [])
     for number, line in enumerate(path.read_text().splitlines(), start=1):
         try:
             row = json.loads(line)
-            mean = row.get("mean_logprob")
-            answers.append(
-                JudgedAnswer(
-                    ChatPrompt((ChatMessage("user", row["prompt"]),)),
-                    row["answer"],
-                    logprobs=LogprobSummary(0, float(mean), float(mean)) if mean is not None else None,
-                    reference=row.get("reference"),
-                )
+            mean, least = row.get("mean_logprob"), row.get("min_logprob")
+            logprobs = None
+            if mean is not None:
+                logprobs = LogprobSummary(0, float(mean), float(mean if least is None else least))
+            answer = JudgedAnswer(
+                ChatPrompt((ChatMessage("user", row["prompt"]),)),
+                row["answer"],
+                tier=str(row.get("tier", "")),
+                finish_reason=FinishReason(row.get("finish_reason", "stop")),
+                logprobs=logprobs,
+                reference=row.get("reference"),
             )
             if not isinstance(row["good"], bool):
                 raise TypeError("good must be true or false")
-            good.append(row["good"])
+            samples.answers.append(answer)
+            samples.good.append(row["good"])
+            samples.prompts.append(row["prompt"])
         except KeyError as error:
             raise SampleError(f"{path}:{number}: {error.args[0]} is missing") from None
         except (ValueError, TypeError, AttributeError) as error:
             raise SampleError(f"{path}:{number}: {error}") from None
-    return answers, good
+    return samples
 
 
-async def calibrate(mesh_file: Path, name: str, samples: Path, out: Path) -> str:
-    """Score the samples, fit a calibration and write it; return a summary line.
+async def calibrate(mesh_file: Path, name: str, path: Path, out: Path) -> str:
+    """Score the samples, fit a calibration or a combination and write it; return a summary.
 
     Raises:
         SettingsError: The mesh file is bad, or has no such scorer.
@@ -59,22 +83,63 @@ async def calibrate(mesh_file: Path, name: str, samples: Path, out: Path) -> str
         CalibrationError: The samples do not suffice.
     """
     mesh, settings = load_mesh_file(mesh_file), ServiceSettings.load(mesh_file=mesh_file)
-    scorer_settings = next((scorer for scorer in mesh.judge.scorers if scorer.name == name), None)
-    if scorer_settings is None:
+    by_name = {scorer.name: scorer for scorer in mesh.judge.scorers}
+    if name not in by_name:
         raise SettingsError(f"judge.scorers: no scorer '{name}'")
-    answers, good = read_samples(samples)
+    samples = read_samples(path)
+    scored = samples.scored(frozenset(map(Guard, mesh.judge.guards)))
+    guarded = len(samples.good) - len(scored.good)
+    guard_note = f"; {guarded} more are refused by the guards" if guarded else ""
+    if by_name[name].kind == "combined":
+        parts = [by_name[part] for part in by_name[name].scorers]
+        combination = await _combine(parts, mesh, settings, scored)
+        combination.write(out)
+        return f"{out}{guard_note}\n{_by_tier(combination)}"
+    calibration = await _calibrate(by_name[name], mesh, settings, scored)
+    calibration.write(out)
+    brier = f"Brier score {calibration.brier:.3f} cross-validated (without calibration {calibration.brier_before:.3f})"
+    return f"{out}: {calibration.samples} samples{guard_note}, AUC {calibration.auc:.3f}, {brier}"
+
+
+async def _calibrate(
+    scorer_settings: MeshScorer, mesh: MeshFile, settings: ServiceSettings, samples: Samples
+) -> Calibration:
     scorer = build_scorer(scorer_settings, mesh, settings)
-    await scorer.start()
+    await started(scorer_settings, scorer)
     try:
         scores: list[RawScore] = []
-        for at in range(0, len(answers), BATCH):
-            scores += await scorer.score(answers[at : at + BATCH])
+        for at in range(0, len(samples.answers), BATCH):
+            scores += await scorer.score(samples.answers[at : at + BATCH])
     finally:
         await scorer.close()
-    calibration = fit([s.raw for s in scores], good, [s.score for s in scores])
-    calibration.write(out)
-    brier = f"Brier score {calibration.brier:.3f} (without calibration {calibration.brier_before:.3f})"
-    return f"{out}: {calibration.samples} samples, {brier}"
+    return fit([s.raw for s in scores], samples.good, [s.score for s in scores], samples.prompts)
+
+
+async def _combine(
+    parts_settings: Seq[MeshScorer], mesh: MeshFile, settings: ServiceSettings, samples: Samples
+) -> Combination:
+    parts: list[Scorer] = []
+    try:
+        for part_settings in parts_settings:
+            part = build_scorer(part_settings, mesh, settings)
+            await started(part_settings, part)
+            parts.append(part)
+        raws: list[list[float]] = []
+        for at in range(0, len(samples.answers), BATCH):
+            raws += await raw_scores(parts, samples.answers[at : at + BATCH])
+    finally:
+        for part in parts:
+            await part.close()
+    tiers = [answer.tier for answer in samples.answers]
+    return fit_combination([part.name for part in parts_settings], raws, samples.good, tiers, samples.prompts)
+
+
+def _by_tier(combination: Combination) -> str:
+    return "\n".join(
+        f"{'all tiers' if tier == ALL_TIERS else tier}: {model.samples} samples, AUC {model.auc:.3f}, "
+        f"Brier score {model.brier:.3f} cross-validated"
+        for tier, model in combination.models.items()
+    )
 
 
 def main() -> None:

@@ -5,11 +5,14 @@ interpolated linearly between its steps. The only I/O is reading and writing the
 """
 
 import json
+from collections.abc import Hashable
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+
+from judge_service import metrics
 
 MIN_SAMPLES = 20
 
@@ -22,8 +25,8 @@ class CalibrationError(Exception):
 class Calibration:
     """A monotone curve through (raw[i], score[i]), constant beyond its ends. Both are ascending.
 
-    samples: number of samples that it was fitted to. brier, brier_before: mean squared error of score / 100 on these samples,
-    with and without calibration.
+    samples: number of samples that it was fitted to. brier: mean squared error of score / 100, cross-validated: each sample
+    is scored by a curve that was fitted without it. brier_before: of the scores without calibration. auc: of raw.
     """
 
     raw: tuple[float, ...]
@@ -31,6 +34,7 @@ class Calibration:
     samples: int
     brier: float
     brier_before: float
+    auc: float | None = None
 
     def apply(self, raw: float) -> float:
         """The calibrated score, 0 to 100."""
@@ -49,7 +53,12 @@ class Calibration:
         try:
             data = json.loads(path.read_text())
             calibration = cls(
-                tuple(data["raw"]), tuple(data["score"]), data["samples"], data["brier"], data["brier_before"]
+                tuple(data["raw"]),
+                tuple(data["score"]),
+                data["samples"],
+                data["brier"],
+                data["brier_before"],
+                data.get("auc"),
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CalibrationError(f"{path}: {error!r}") from error
@@ -60,26 +69,54 @@ class Calibration:
         return calibration
 
 
-def fit(raw: Seq[float], good: Seq[bool], uncalibrated: Seq[float]) -> Calibration:
+def fit(raw: Seq[float], good: Seq[bool], uncalibrated: Seq[float], groups: Seq[Hashable] | None = None) -> Calibration:
     """Fit a calibration to labelled samples.
+
+    groups: samples of one group, such as answers to one prompt, are never both fitted to and measured on; None: each sample
+    is a group.
 
     Raises:
         CalibrationError: There are too few samples, or all have the same label.
     """
     if len(raw) < MIN_SAMPLES or all(good) or not any(good):
         raise CalibrationError(f"at least {MIN_SAMPLES} samples are needed, good and bad ones, not {len(raw)}")
-    order = np.argsort(raw, kind="stable")
-    x, y = np.asarray(raw, float)[order], np.asarray(good, float)[order]
+    x, y = np.asarray(raw, float), np.asarray(good, float)
+    knots_x, knots_y = _curve(x, y)
+    scores = held_out_scores(raw, good, groups)
+    return Calibration(
+        tuple(knots_x),
+        tuple(knots_y),
+        len(x),
+        metrics.brier(scores, good),
+        metrics.brier(uncalibrated, good),
+        metrics.auc(raw, good),
+    )
+
+
+def held_out_scores(raw: Seq[float], good: Seq[bool], groups: Seq[Hashable] | None = None) -> list[float]:
+    """The score of each sample by the curve that is fitted to the other folds. groups: as for `fit`."""
+    x, y = np.asarray(raw, float), np.asarray(good, float)
+    fold = metrics.folds(range(len(x)) if groups is None else groups)
+    scores = np.zeros(len(x))
+    for number in np.unique(fold):
+        others = fold != number
+        curve = _curve(x[others], y[others]) if others.any() else ([0.0], [50.0])
+        scores[fold == number] = np.interp(x[fold == number], *curve)
+    return [*map(float, scores)]
+
+
+def _curve(x: np.ndarray, y: np.ndarray) -> tuple[list[float], list[float]]:
+    """(raw scores, scores from 0 to 100) of the knots, one in the middle of each step of the isotonic regression."""
     from scipy.optimize import isotonic_regression  # half a second of imports, which only fitting needs
 
+    order = np.argsort(x, kind="stable")
+    x, y = x[order], y[order]
     levels = isotonic_regression(y).x
     knots_x, knots_y = [], []
-    for start in np.flatnonzero(np.diff(levels, prepend=-1.0)):  # one knot in the middle of each step
+    for start in np.flatnonzero(np.diff(levels, prepend=-1.0)):
         block = levels == levels[start]
         knots_x.append(float(x[block].mean()))
         knots_y.append(float(levels[start] * 100))
     if len(knots_x) == 1:
         knots_x, knots_y = [float(x[0]), float(x[-1])], [knots_y[0]] * 2
-    brier_before = float(np.mean((np.asarray(uncalibrated, float)[order] / 100 - y) ** 2))
-    brier = float(np.mean((np.interp(x, knots_x, knots_y) / 100 - y) ** 2))
-    return Calibration(tuple(knots_x), tuple(knots_y), len(x), brier, brier_before)
+    return knots_x, knots_y

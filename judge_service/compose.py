@@ -1,9 +1,16 @@
 """Composes the judge service: scorers, calibrations, servicer."""
 
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from pathlib import Path
+
 from judge_service.backlog import Backlog
 from judge_service.calibration import Calibration, CalibrationError
+from judge_service.combination import Combination
+from judge_service.guards import Guard
 from judge_service.scorer_registry import RegisteredScorer, ScorerRegistry
 from judge_service.scorers import Scorer
+from judge_service.scorers.combined import CombinedScorer
 from judge_service.scorers.confidence import ConfidenceScorer
 from judge_service.scorers.exact import ExactScorer
 from judge_service.servicer import SERVICE, JudgeServicer
@@ -21,64 +28,94 @@ async def compose(chassis: Chassis) -> None:
         SettingsError: A scorer cannot be created.
     """
     judge = chassis.mesh.judge
-    scorers = []
+    registered: dict[str, RegisteredScorer] = {}
     for scorer_settings in judge.scorers:
-        scorer = build_scorer(scorer_settings, chassis.mesh, chassis.settings)
-        try:
-            await scorer.start()
-        except (OSError, ValueError) as error:
-            raise SettingsError(f"judge.scorers: {scorer_settings.name}: {error}") from error
-        chassis.stack.push_async_callback(scorer.close)
-        scorers.append(
-            RegisteredScorer(
-                scorer_settings.name,
-                scorer,
-                calibration_of(scorer_settings, chassis.settings),
-                backlog_of(scorer_settings, judge),
-            )
+        scorer = build_scorer(
+            scorer_settings, chassis.mesh, chassis.settings, {name: one.scorer for name, one in registered.items()}
         )
-    registry = ScorerRegistry(scorers, judge.default_scorer or judge.scorers[0].name)
+        await started(scorer_settings, scorer)
+        chassis.stack.push_async_callback(scorer.close)
+        registered[scorer_settings.name] = RegisteredScorer(
+            scorer_settings.name,
+            scorer,
+            calibration_of(scorer_settings, chassis.settings),
+            backlog_of(scorer_settings, judge),
+        )
+    guards = frozenset(map(Guard, judge.guards))
+    registry = ScorerRegistry([*registered.values()], judge.default_scorer or judge.scorers[0].name, guards)
     servicer = JudgeServicer(registry, chassis.telemetry, [tier.name for tier in chassis.mesh.tiers])
     judge_pb2_grpc.add_JudgeServiceServicer_to_server(servicer, chassis.server)
     chassis.health.offer(SERVICE)
 
 
+async def started(settings: MeshScorer, scorer: Scorer) -> None:
+    """Start a scorer.
+
+    Raises:
+        SettingsError: It cannot be started.
+    """
+    try:
+        await scorer.start()
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"judge.scorers: {settings.name}: {error}") from error
+
+
 def backlog_of(scorer: MeshScorer, judge: MeshJudge) -> Backlog | None:
     """The queue of a scorer; None for scorers that answer at once."""
-    at_once = {"judge-model": judge.max_batch, "llm": scorer.concurrency}.get(scorer.kind)
-    return Backlog(judge.max_queued, at_once) if at_once is not None else None
+    match scorer.kind:
+        case "judge-model":
+            return Backlog(judge.max_queued, judge.max_batch)
+        case "llm" | "reward" | "consistency" | "code":
+            return Backlog(judge.max_queued, scorer.concurrency)
+        case "combined":
+            parts = [backlog_of(part, judge) for part in judge.scorers if part.name in scorer.scorers]
+            at_once = [part.at_once for part in parts if part is not None]
+            return Backlog(judge.max_queued, min(at_once)) if at_once else None
+    return None
 
 
-def build_scorer(scorer: MeshScorer, mesh: MeshFile, settings: ServiceSettings) -> Scorer:
-    """Create the scorer that the mesh file describes, without starting it."""
+def build_scorer(
+    scorer: MeshScorer, mesh: MeshFile, settings: ServiceSettings, others: Mapping[str, Scorer] | None = None
+) -> Scorer:
+    """Create the scorer that the mesh file describes, without starting it. others: scorers that it may combine, by name.
+
+    Raises:
+        SettingsError: It cannot be created.
+    """
     match scorer.kind:
         case "exact":
-            return ExactScorer(scorer.compare)
+            return ExactScorer(scorer.compare, scorer.tolerance)
         case "confidence":
-            return ConfidenceScorer()
-        case "llm":
-            from judge_service.scorers.llm import Chat, LlmScorer, OpenAiChat
-            from judge_service.tier_client import TierChat
+            return ConfidenceScorer(scorer.statistic)
+        case "json-schema":
+            from judge_service.scorers.json_schema import JsonSchemaScorer
 
-            chat: Chat
-            if scorer.tier:
-                tier = mesh.tier(scorer.tier)
-                places = max(1, round(tier.max_running * scorer.tier_share / max(1, mesh.judge.replicas)))
-                chat = TierChat(
-                    scorer.tier, settings.state_url(mesh), Keys(mesh.name), scorer.timeout_s, places_per_worker=places
-                )
-            else:
-                key = environment_value(scorer.api_key_env) if scorer.api_key_env else None
-                if scorer.api_key_env and key is None:
-                    raise SettingsError(f"judge.scorers: {scorer.name}: {scorer.api_key_env} is not set")
-                chat = OpenAiChat(scorer.endpoint, scorer.model, api_key=key, timeout_s=scorer.timeout_s)
-            return LlmScorer(chat, concurrency=scorer.concurrency)
+            return JsonSchemaScorer(settings.resolve(scorer.schema_file) if scorer.schema_file else None)
+        case "code":
+            from judge_service.sandbox import Sandbox, SandboxLimits
+            from judge_service.scorers.code import CodeScorer
+
+            return CodeScorer(Sandbox(SandboxLimits(scorer.timeout_s)), concurrency=scorer.concurrency)
+        case "combined":
+            return CombinedScorer([(others or {})[name] for name in scorer.scorers], combination_of(scorer, settings))
+        case "consistency":
+            return _consistency_scorer(scorer, mesh, settings)
+        case "llm":
+            return _llm_scorer(scorer, mesh, settings)
+        case "reward":
+            from judge_service.scorers.reward import RewardScorer
+
+            return RewardScorer(
+                scorer.endpoint,
+                _folder(scorer, settings),
+                api_key=_api_key(scorer),
+                timeout_s=scorer.timeout_s,
+                concurrency=scorer.concurrency,
+            )
         case "judge-model":
             if not scorer.model:
                 raise SettingsError(f"judge.scorers: {scorer.name}: a judge-model scorer needs a model")
-            folder = model_folder(settings, scorer.model)
-            if not folder.is_dir():  # checked before torch, which takes seconds to import
-                raise SettingsError(f"judge.scorers: {scorer.name}: no folder {folder}")
+            folder = _folder(scorer, settings)  # checked before torch, which takes seconds to import
             from judge_service.scorers.judge_model import BatchOptions, JudgeModelScorer
 
             judge = mesh.judge
@@ -86,8 +123,94 @@ def build_scorer(scorer: MeshScorer, mesh: MeshFile, settings: ServiceSettings) 
             return JudgeModelScorer(folder, options, threads=judge.threads, device=judge.device)
 
 
+def _llm_scorer(scorer: MeshScorer, mesh: MeshFile, settings: ServiceSettings) -> Scorer:
+    from judge_service.scorers.grading import REPLY_TOKENS
+    from judge_service.scorers.llm import Chat, LlmScorer
+    from judge_service.scorers.openai_chat import OpenAiChat
+    from judge_service.tier_client import TierChat
+
+    chat: Chat
+    max_tokens = scorer.thinking_tokens + REPLY_TOKENS
+    if scorer.tier:
+        chat = TierChat(
+            scorer.tier,
+            settings.state_url(mesh),
+            Keys(mesh.name),
+            scorer.timeout_s,
+            places_per_worker=_places_per_worker(scorer, mesh, [scorer.tier]),
+            max_tokens=max_tokens,
+        )
+    else:
+        chat = OpenAiChat(
+            scorer.endpoint,
+            scorer.model,
+            api_key=_api_key(scorer),
+            timeout_s=scorer.timeout_s,
+            max_tokens=max_tokens,
+            extra_body=scorer.extra_body,
+        )
+    return LlmScorer(chat, concurrency=scorer.concurrency, rubric=scorer.rubric, pairwise=scorer.pairwise)
+
+
+def _consistency_scorer(scorer: MeshScorer, mesh: MeshFile, settings: ServiceSettings) -> Scorer:
+    from judge_service.scorers.consistency import ConsistencyScorer, SampleOptions
+    from judge_service.tier_client import TierChat
+
+    tiers = [scorer.tier] if scorer.tier else [tier.name for tier in mesh.tiers]
+    sampler = TierChat(
+        scorer.tier,
+        settings.state_url(mesh),
+        Keys(mesh.name),
+        scorer.timeout_s,
+        places_per_worker=_places_per_worker(scorer, mesh, tiers),
+    )
+    options = SampleOptions(scorer.tier, scorer.samples, scorer.temperature, scorer.max_tokens, scorer.compare)
+    return ConsistencyScorer(sampler, options, concurrency=scorer.concurrency)
+
+
+def _places_per_worker(scorer: MeshScorer, mesh: MeshFile, tiers: Seq[str]) -> int:
+    """Concurrent requests of one judge at each worker of the tiers."""
+    places = min(mesh.tier(name).max_running for name in tiers)
+    return max(1, round(places * scorer.tier_share / max(1, mesh.judge.replicas)))
+
+
+def _folder(scorer: MeshScorer, settings: ServiceSettings) -> Path:
+    folder = model_folder(settings, scorer.model)
+    if not folder.is_dir():
+        raise SettingsError(f"judge.scorers: {scorer.name}: no folder {folder}")
+    return folder
+
+
+def _api_key(scorer: MeshScorer) -> str | None:
+    key = environment_value(scorer.api_key_env) if scorer.api_key_env else None
+    if scorer.api_key_env and key is None:
+        raise SettingsError(f"judge.scorers: {scorer.name}: {scorer.api_key_env} is not set")
+    return key
+
+
+def combination_of(scorer: MeshScorer, settings: ServiceSettings) -> Combination:
+    """The fitted weights of a combined scorer.
+
+    Raises:
+        SettingsError: The file is bad, or was fitted to other scorers.
+    """
+    path = settings.resolve(scorer.calibration)
+    try:
+        combination = Combination.read(path)
+    except CalibrationError as error:
+        raise SettingsError(f"judge.scorers: {scorer.name}: {error}") from error
+    if combination.scorers != scorer.scorers:
+        raise SettingsError(
+            f"judge.scorers: {scorer.name}: {path} was fitted to {', '.join(combination.scorers)}, "
+            f"not to {', '.join(scorer.scorers)}"
+        )
+    return combination
+
+
 def calibration_of(scorer: MeshScorer, settings: ServiceSettings) -> Calibration | None:
     """The calibration named in the mesh file, or the one in the folder of the judge model."""
+    if scorer.kind == "combined":
+        return None  # its file holds weights, and its scores are probabilities
     if scorer.calibration:
         path = settings.resolve(scorer.calibration)
     elif scorer.kind == "judge-model" and (settings.resolve(scorer.model) / "calibration.json").exists():

@@ -6,9 +6,9 @@ from collections.abc import Sequence as Seq
 from contextlib import nullcontext
 from dataclasses import dataclass
 
-from judge_service import guards
 from judge_service.backlog import Backlog
 from judge_service.calibration import Calibration
+from judge_service.guards import ALL_GUARDS, Guard, objection
 from judge_service.scorers import JudgedAnswer, Scorer
 from services.domain.errors import DeadlineExceeded, FieldProblem, InvalidRequest, NotFound
 
@@ -38,9 +38,9 @@ class RegisteredScorer:
 class ScorerRegistry:
     """Scorers by name."""
 
-    def __init__(self, scorers: Seq[RegisteredScorer], default: str) -> None:
+    def __init__(self, scorers: Seq[RegisteredScorer], default: str, guards: frozenset[Guard] = ALL_GUARDS) -> None:
         self._scorers = {registered.name: registered for registered in scorers}
-        self.default = default
+        self.default, self._guards = default, guards
 
     @property
     def scorers(self) -> list[RegisteredScorer]:
@@ -62,7 +62,7 @@ class ScorerRegistry:
         registered = self._scorers.get(name or self.default)
         if registered is None:
             raise NotFound("scorer", name)
-        objections = [guards.objection(item) for item in answers]
+        objections = [objection(item, self._guards) for item in answers]
         scored = [i for i, reason in enumerate(objections) if reason is None]
         results = [ScoreResult(0.0, 0.0, reason or "") for reason in objections]
         if not scored:

@@ -1,4 +1,4 @@
-"""Sends grading requests to a tier of this mesh.
+"""Sends grading requests to tiers of this mesh.
 
 Not through a router: there, grading requests would queue behind the requests that wait for their grades.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 from grpc import aio
 
-from judge_service.scorers.llm import MAX_TOKENS, TOP_LOGPROBS, Messages
+from judge_service.scorers.grading import REPLY_TOKENS, TOP_LOGPROBS, Messages
 from penstock.proto.worker.v1 import worker_pb2 as pb
 from penstock.proto.worker.v1 import worker_pb2_grpc
 from services import errors, telemetry
@@ -20,7 +20,7 @@ from services.channels import ChannelPool
 from services.domain.errors import DeadlineExceeded, Overloaded, PenstockError, Unavailable
 from services.domain.instances import InstanceRecord
 from services.domain.mesh_view import MeshView
-from services.domain.requests import ChatMessage, ChatPrompt, SamplingParams, TokenFrame, TokenLogprob
+from services.domain.requests import ChatMessage, ChatPrompt, Prompt, SamplingParams, TokenFrame, TokenLogprob
 from services.state import MeshFeed, connect
 from services.state.keys import Keys
 
@@ -31,11 +31,20 @@ GRADES_FIRST = 2**31 - 1  # highest priority: grading requests are short, and ea
 class TierChat:
     """Sends chats to the least loaded worker of a tier, or to the next one if that is full or unavailable."""
 
-    def __init__(self, tier: str, state_url: str, keys: Keys, timeout_s: float, *, places_per_worker: int = 1) -> None:
+    def __init__(
+        self,
+        tier: str,
+        state_url: str,
+        keys: Keys,
+        timeout_s: float,
+        *,
+        places_per_worker: int = 1,
+        max_tokens: int = REPLY_TOKENS,
+    ) -> None:
         """places_per_worker: concurrent grading requests per worker. They must stay bounded when the tier is slow, because it
-        also answers the requests that could not be scored."""
+        also answers the requests that could not be scored. max_tokens: of a grade, thoughts included."""
         self._tier, self._state_url, self._keys, self._timeout_s = tier, state_url, keys, timeout_s
-        self._slots_per_worker = places_per_worker
+        self._slots_per_worker, self._max_tokens = places_per_worker, max_tokens
         self._slot_released = asyncio.Event()  # replaced whenever a slot is released
         self._view, self._stack = MeshView(), AsyncExitStack()
         self._active: dict[str, int] = {}
@@ -53,21 +62,36 @@ class TierChat:
         await self._stack.aclose()
 
     async def ask(self, messages: Messages) -> dict[str, Any]:
+        chat = ChatPrompt(tuple(ChatMessage(m["role"], m["content"]) for m in messages))
+        sampling = SamplingParams(temperature=0.0, max_output_tokens=self._max_tokens, top_logprobs=TOP_LOGPROBS)
+        return await self._reply(self._tier, chat, sampling)
+
+    async def sample(self, tier: str, prompt: Prompt, sampling: SamplingParams) -> str:
+        """The text of a tier's reply. tier: empty for the client's own.
+
+        Raises:
+            Overloaded: All workers are full.
+            DeadlineExceeded: There is no reply in time.
+            Unavailable: There is no worker, or none responds.
+        """
+        choice = await self._reply(tier or self._tier, prompt, sampling)
+        return str(choice["message"]["content"])
+
+    async def _reply(self, tier: str, prompt: Prompt, sampling: SamplingParams) -> dict[str, Any]:
+        """The reply of a tier as a choice of a chat completion."""
         request = pb.GenerateRequest(
             request_id=f"grade-{secrets.token_hex(8)}",
-            prompt=common.prompt_to_proto(ChatPrompt(tuple(ChatMessage(m["role"], m["content"]) for m in messages))),
-            sampling=common.sampling_to_proto(
-                SamplingParams(temperature=0.0, max_output_tokens=MAX_TOKENS, top_logprobs=TOP_LOGPROBS)
-            ),
+            prompt=common.prompt_to_proto(prompt),
+            sampling=common.sampling_to_proto(sampling),
             priority=GRADES_FIRST,
         )
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await self._ask_in_turn(request)
+                return await self._ask_in_turn(tier, request)
         except TimeoutError:
-            raise DeadlineExceeded(f"tier {self._tier} gave no grade within {self._timeout_s:g} s") from None
+            raise DeadlineExceeded(f"tier {tier} gave no reply within {self._timeout_s:g} s") from None
 
-    async def _ask_in_turn(self, request: pb.GenerateRequest) -> dict[str, Any]:
+    async def _ask_in_turn(self, tier: str, request: pb.GenerateRequest) -> dict[str, Any]:
         """Try the workers in turn, each as soon as it has a free slot.
 
         Raises:
@@ -77,7 +101,7 @@ class TierChat:
         tried: set[str] = set()
         last: PenstockError | None = None
         while True:
-            candidates = [record for record in self._candidates() if record.instance_id not in tried]
+            candidates = [record for record in self._candidates(tier) if record.instance_id not in tried]
             if not candidates:
                 break
             record = next((r for r in candidates if self._active.get(r.instance_id, 0) < self._slots_per_worker), None)
@@ -91,16 +115,16 @@ class TierChat:
                 last = error
         if isinstance(last, Overloaded):
             raise last
-        raise Unavailable(f"tier {self._tier} has no worker for grading" + (f": {last}" if last else ""))
+        raise Unavailable(f"tier {tier} has no worker for grading" + (f": {last}" if last else ""))
 
-    def _candidates(self) -> list[InstanceRecord]:
-        """The tier's workers, least loaded first."""
+    def _candidates(self, tier: str) -> list[InstanceRecord]:
+        """A tier's workers, least loaded first."""
 
         def load(record: InstanceRecord) -> tuple[int, str]:
             requests = record.load.requests if record.load is not None else 0
             return requests + self._active.get(record.instance_id, 0), record.instance_id
 
-        return sorted(self._view.workers(self._tier), key=load)
+        return sorted(self._view.workers(tier), key=load)
 
     async def _generate(self, record: InstanceRecord, request: pb.GenerateRequest) -> dict[str, Any]:
         stub = worker_pb2_grpc.WorkerServiceStub(self._channels.get(record.address))
@@ -113,7 +137,7 @@ class TierChat:
                     case "tokens":
                         frames.append(common.frame_from_proto(response.tokens))
                     case "finished":
-                        return _choice(frames)
+                        return choice_of(frames)
             raise Unavailable("the worker ended the stream early")
         except aio.AioRpcError as error:
             raise errors.from_rpc(error) from error
@@ -130,7 +154,7 @@ class TierChat:
         self._slot_released = asyncio.Event()
 
 
-def _choice(frames: list[TokenFrame]) -> dict[str, Any]:
+def choice_of(frames: list[TokenFrame]) -> dict[str, Any]:
     """The reply as a choice of a chat completion."""
 
     def entry(logprob: TokenLogprob) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""The router service: owns every request from its first byte to its last."""
+"""The router service: owns every request from its first byte to its last one."""

@@ -1,8 +1,7 @@
-"""Joins parts of answers that come within a moment: not at all in a router that has time, the longer the busier it is.
+"""Joins parts of answers that come within a short time, which is zero in a router that is not busy and grows with its load.
 
-What a write to a client costs, mostly in the kernel, is several times what a part of an answer costs otherwise. So where
-this process has little time left, a client gets the same tokens in fewer pieces, each a bounded moment later, instead of all
-clients getting theirs later and later.
+A write to a client, mostly in the kernel, costs several times what a part of an answer costs otherwise. So clients of a busy
+process get the same tokens in fewer pieces, with a bounded delay, instead of all getting theirs later and later.
 """
 
 import asyncio
@@ -13,20 +12,20 @@ from collections.abc import Callable
 _log = logging.getLogger(__name__)
 
 MAX_WAIT_S = 0.04
-"""Twice what a worker's own joining delays a token by at most, unless told otherwise: nobody sees it."""
+"""Twice the default limit of coalescing in a worker; too short to be noticed."""
 IDLE_SHARE, BUSY_SHARE = 0.6, 0.9
-"""Of the event loop's time: parts wait from the first on, and the longest from the second on."""
+"""Of the event loop's time: parts wait from the first share on, and longest from the second on."""
 MEASURE_S = 0.1  # between two measurements
-SMOOTHING = 0.3  # weight of the latest one: the wait must not swing with what it saves
+SMOOTHING = 0.3  # weight of the latest one: the delay must not oscillate with what it saves
 
 
 def wait_s(busy: float) -> float:
-    """How long parts wait at a load of the event loop, from 0 to 1."""
+    """How long parts wait. busy: load of the event loop, from 0 to 1."""
     return MAX_WAIT_S * min(1.0, max(0.0, (busy - IDLE_SHARE) / (BUSY_SHARE - IDLE_SHARE)))
 
 
 class AnswerBatching:
-    """Says whether parts of answers wait, and calls what sends them, for all answers of this process together."""
+    """Decides whether parts of answers wait, and calls the functions that send them, for all answers of this process."""
 
     def __init__(self, cpu_s: Callable[[], float] = time.thread_time) -> None:
         """cpu_s: CPU time of the event loop's thread."""
@@ -37,14 +36,14 @@ class AnswerBatching:
         self._waiting: list[Callable[[], None]] = []
 
     def waits(self) -> bool:
-        """Whether what comes now waits for more."""
+        """Whether a part that comes now waits for others."""
         now = self._loop.time()
         if now - self._measured_s >= MEASURE_S:
             self._measure(now)
         return self._wait_s > 0 or bool(self._waiting)
 
     def add(self, send: Callable[[], None]) -> None:
-        """Have `send` called soon, once, behind all that has been added before."""
+        """Call `send` once when the wait is over, after all that were added before."""
         if not self._waiting:
             self._loop.call_later(self._wait_s, self._send_all)
         self._waiting.append(send)
@@ -61,5 +60,5 @@ class AnswerBatching:
         for send in waiting:
             try:
                 send()
-            except Exception:  # a fault of ours: one answer's, not the others'
+            except Exception:  # affects one answer only
                 _log.exception("parts of an answer could not be sent")

@@ -1,4 +1,4 @@
-"""Puts the router together: feed, pool, driver, gRPC and HTTP faces."""
+"""Composes the router: state feed, instance pool, request driver, gRPC and HTTP APIs."""
 
 import asyncio
 import functools
@@ -42,11 +42,15 @@ from services.state import MeshFeed, TraceStore, WorkloadStore
 _log = logging.getLogger(__name__)
 
 CHANNEL_SWEEP_S = 5.0
-READINESS_S = 1.0  # looked at so often, and at every change of the view
+READINESS_S = 1.0  # between two checks; also checked at every change of the view
 
 
 async def compose(chassis: Chassis) -> None:
-    """Follow the mesh and serve it. SettingsError for an HTTP port that is taken."""
+    """Follow the state of the mesh and serve requests.
+
+    Raises:
+        SettingsError: The HTTP port is taken.
+    """
     options, tracer, stack = chassis.mesh.router, chassis.telemetry.tracer, chassis.stack
     view = MeshView(keep_expired={Role.WORKER, Role.JUDGE})
     pool = InstancePool(view, options.ejection_s)
@@ -75,7 +79,7 @@ async def compose(chassis: Chassis) -> None:
         sampler = WindowSampler(replan.sample, replan.window_s, SystemClock(), random.Random())
         await stack.enter_async_context(WorkloadReporter(sampler, WorkloadStore(chassis.redis, chassis.keys)))
     late_traces = LateTraces(tracer, chassis.telemetry.keeps_trace, options.trace_slow_s)
-    driver = RequestDriver(view, queue, tiers, judge, stats, tracer, late_traces, sampler)
+    driver = RequestDriver(view, queue, tiers, judge, stats, tracer, late_traces, sampler, options.flag_below)
     chassis.interceptor.refuse_early(f"/{ROUTER_SERVICE}/Generate", driver.refusal)
     draining, batching = InFlightRequests(), AnswerBatching()
     router_pb2_grpc.add_RouterServiceServicer_to_server(
@@ -117,16 +121,16 @@ async def compose(chassis: Chassis) -> None:
     _log.info("OpenAI-compatible API at http://%s/v1", chassis.http_address)
     chassis.on_drain.append(draining.drained)
     await chassis.health.set_ready(ROUTER_SERVICE, False)  # until there is a plan
-    chassis.supervise("readiness", lambda: _tell_readiness(chassis.health, pool, draining))
+    chassis.supervise("readiness", lambda: _report_readiness(chassis.health, pool, draining))
     chassis.supervise("channel-sweep", lambda: _sweep(channels, view, sessions))
     chassis.supervise("lease-probe", LeaseProbe(pool, channels).run)
 
 
 async def _wait_for_plan(pool: InstancePool, siblings: Siblings) -> None:
-    """Return once there is a plan, or none of the router's other processes serves.
+    """Return when there is a plan, or when none of the router's other processes serves.
 
-    One that has just started, while Redis is away, must not get connections that the others can serve. With no other, it
-    says itself what is missing, on all faces.
+    A process that has just started while Redis is unavailable must not get connections that the others can serve. Without
+    others, it reports itself what is missing, on all APIs.
     """
     while pool.view.plan is None and await siblings.any_listens():
         await pool.change(READINESS_S)
@@ -137,15 +141,15 @@ async def _stop_listening(gateway: OpenAiGateway, siblings: Siblings) -> None:
     await gateway.stop_listening()
 
 
-async def _tell_readiness(health: Health, pool: InstancePool, draining: InFlightRequests) -> NoReturn:
-    """GRPC health of the router's service says what /readyz says."""
+async def _report_readiness(health: Health, pool: InstancePool, draining: InFlightRequests) -> NoReturn:
+    """Keep the gRPC health of the router's service the same as /readyz."""
     while True:
         await health.set_ready(ROUTER_SERVICE, not readiness(pool.view, draining=draining.closed).problem)
         await pool.change(READINESS_S)
 
 
 async def _sweep(channels: ChannelPool, view: MeshView, sessions: MultiplexerPool) -> NoReturn:
-    """Close channels to instances that have long gone. One with replies under way is left alone, whatever the view says."""
+    """Close channels to instances that left some time ago, except those with active replies."""
     before: set[str] = set()
     while True:
         await asyncio.sleep(CHANNEL_SWEEP_S)

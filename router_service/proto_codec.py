@@ -1,4 +1,4 @@
-"""The router's contract: domain to proto and back."""
+"""Converts between the router's domain types and protobuf messages."""
 
 from collections.abc import Callable, Iterable
 
@@ -144,6 +144,8 @@ def event_to_proto(event: RouterEvent | Heartbeat, heartbeat_s: float) -> pb.Gen
                 threshold=event.threshold,
                 accepted=event.accepted,
                 scorer=event.scorer,
+                reason=event.reason,
+                flagged=event.flagged,
             )
             return pb.GenerateResponse(judged=judged)
         case Escalated():
@@ -165,7 +167,7 @@ def event_to_proto(event: RouterEvent | Heartbeat, heartbeat_s: float) -> pb.Gen
 
 
 def _finished_to_proto(event: Finished) -> pb.Finished:
-    made = pb.Finished(
+    finished = pb.Finished(
         reason=common.finish_reason_to_proto(event.reason),
         tier=event.tier,
         usage=common.usage_to_proto(event.usage),
@@ -176,10 +178,10 @@ def _finished_to_proto(event: Finished) -> pb.Finished:
         content=event.content,
     )
     if event.slo is not None:
-        made.slo.CopyFrom(_slo_result_to_proto(event.slo))
+        finished.slo.CopyFrom(_slo_result_to_proto(event.slo))
     if event.ttft_s is not None:
-        made.time_to_first_token.CopyFrom(common.duration(event.ttft_s))
-    return made
+        finished.time_to_first_token.CopyFrom(common.duration(event.ttft_s))
+    return finished
 
 
 def _slo_class_to_proto(slo_class: SloClass | None) -> common_pb2.SloClass.ValueType:
@@ -208,12 +210,13 @@ def _summary_to_proto(summary: TierSummary) -> pb.TierSummary:
         accepted=summary.accepted,
         usage=common.usage_to_proto(summary.usage),
         time=common.duration(summary.time_s),
+        score_reason=summary.score_reason,
+        flagged=summary.flagged,
     )
 
 
 def trace_to_proto(spans: Iterable[SpanRecord]) -> pb.Trace:
-    made = [_span_to_proto(span) for span in spans]
-    return pb.Trace(trace_id=next(iter(spans)).trace_id, spans=made)
+    return pb.Trace(trace_id=next(iter(spans)).trace_id, spans=[_span_to_proto(span) for span in spans])
 
 
 def _span_to_proto(span: SpanRecord) -> pb.Span:

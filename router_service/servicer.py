@@ -59,18 +59,18 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         received_s = loop.time()
         deadline_s = received_s + (left_s if left_s is not None else self._default_deadline_s)
         write_deadline_s.set(deadline_s)
-        asked = codec.request_from_proto(
+        routed = codec.request_from_proto(
             request,
             new_request_id(),
             deadline_s,
             lambda slo: Promise.received(self._slo.resolved(slo), received_s),
         )
         trace.get_current_span().set_attributes(
-            {"gen_ai.request.model": asked.model, "penstock.request_id": asked.request_id}
+            {"gen_ai.request.model": routed.model, "penstock.request_id": routed.request_id}
         )
         with self._draining:
             async with aclosing(
-                with_heartbeats(partial(self._driver.drive, asked), self._heartbeat_s, self._batching)
+                with_heartbeats(partial(self._driver.drive, routed), self._heartbeat_s, self._batching)
             ) as events:
                 try:
                     async for event in events:
@@ -111,8 +111,8 @@ class MeshServicer(router_pb2_grpc.MeshServiceServicer):
         limit = request.limit_count if request.HasField("limit_count") else USUAL_TRACES
         if not 1 <= limit <= MAX_TRACES:
             raise invalid("limit_count", f"must be from 1 to {MAX_TRACES}")
-        found = await self._traces.last(limit)
-        return pb.ListTracesResponse(traces=[codec.trace_to_proto(spans) for spans in found])
+        traces = await self._traces.last(limit)
+        return pb.ListTracesResponse(traces=[codec.trace_to_proto(spans) for spans in traces])
 
     async def MoveReply(self, request: pb.MoveReplyRequest, context: Context) -> pb.MoveReplyResponse:
         try:
@@ -130,7 +130,7 @@ class MeshServicer(router_pb2_grpc.MeshServiceServicer):
 
 
 async def move_reply(tiers: TierGeneration, view: MeshView, request_id: str, instance_id: str) -> Moved | NotMoved:
-    """Have a reply that this process streams go on at an instance of its tier.
+    """Have a reply that this process streams continue on an instance of its tier.
 
     Raises:
         NotFound: no such worker, or no such reply in this process.

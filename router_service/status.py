@@ -117,7 +117,7 @@ class MeshStatus:
         """The status of a service. Of several processes, the age is the greatest; it drains if all do."""
         record = min(processes, key=lambda process: process.draining)
         age_s = max(self._pool.view.heard_ago_s(process.instance_id, now) for process in processes)
-        made = pb.InstanceStatus(
+        status = pb.InstanceStatus(
             instance_id=record.group_id or record.instance_id,
             role=record.role.value,
             address=record.address,
@@ -126,19 +126,23 @@ class MeshStatus:
             process_count=len(processes),
         )
         if record.model is not None:
-            made.tier, made.engine, made.kv_blocks = record.model.tier, record.model.engine, record.model.kv_blocks
+            status.tier, status.engine, status.kv_blocks = (
+                record.model.tier,
+                record.model.engine,
+                record.model.kv_blocks,
+            )
         if record.place is not None:
             place = record.place
-            made.place.stage, made.place.from_tokens, made.place.to_tokens = (
+            status.place.stage, status.place.from_tokens, status.place.to_tokens = (
                 place.stage,
                 place.from_tokens,
                 place.to_tokens,
             )
         if record.load is not None:
-            made.running_count, made.queued_count = len(record.load.running_tokens), len(record.load.queued_tokens)
-            made.free_kv_blocks = record.load.free_kv_blocks
-            made.output_tokens_per_second = record.load.output_tokens_per_s
-        return made
+            status.running_count, status.queued_count = len(record.load.running_tokens), len(record.load.queued_tokens)
+            status.free_kv_blocks = record.load.free_kv_blocks
+            status.output_tokens_per_second = record.load.output_tokens_per_s
+        return status
 
     def _state(self, record: InstanceRecord) -> pb.InstanceState.ValueType:
         if record.draining:

@@ -64,10 +64,12 @@ def _missing_outside(mesh: MeshFile, settings: ServiceSettings) -> Iterator[Fiel
         yield FieldProblem("judge.replicas", f"0, but the thresholds of {len(mesh.tiers)} tiers need a judge")
     for i, scorer in enumerate(mesh.judge.scorers if mesh.judge.replicas else ()):
         where = f"judge.scorers[{i}]"
-        if scorer.kind == "judge-model" and scorer.model:
+        if scorer.kind in ("judge-model", "reward") and scorer.model:
             yield from _model_problems(scorer.model, settings, f"{where}.model")
         if scorer.calibration and not settings.resolve(scorer.calibration).is_file():
             yield FieldProblem(f"{where}.calibration", f"no file {settings.resolve(scorer.calibration)}")
+        if scorer.schema_file and not settings.resolve(scorer.schema_file).is_file():
+            yield FieldProblem(f"{where}.schema_file", f"no file {settings.resolve(scorer.schema_file)}")
         if scorer.api_key_env and environment_value(scorer.api_key_env) is None:
             yield FieldProblem(f"{where}.api_key_env", f"the environment variable {scorer.api_key_env} is not set")
     replan = mesh.planner.replan

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from services.domain.errors import FieldProblem, InvalidRequest
-from services.settings import MAX_PORT, MeshFile, processes_problem
+from services.settings import MAX_PORT, MeshFile, MeshScorer, SglangMeshEngine, processes_problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +62,29 @@ def _tier_problems(mesh: MeshFile) -> Iterator[FieldProblem]:
     for i, tier in enumerate(mesh.tiers):
         if not tier.model and tier.engine != "simulated":
             yield FieldProblem(f"tiers[{i}].model", f"missing: the {tier.engine} engine needs a model")
+        yield from _flag_problems(tier.sglang, f"tiers[{i}].sglang")
         needed, gpus = tier.sglang.tp * tier.sglang.pp * tier.sglang.dp, len(tier.sglang.gpus)
         if gpus and gpus < needed * tier.workers:
             yield FieldProblem(f"tiers[{i}].sglang.gpus", f"{gpus} for {tier.workers} workers of {needed}")
+
+
+UNSUPPORTED_SGLANG_FLAGS = {
+    "--nnodes": "a worker starts servers on its own machine: start one of several machines yourself, and set endpoint",
+    "--node-rank": "see --nnodes",
+    "--dist-init-addr": "see --nnodes",
+    "--enable-lora": "adapters cannot be chosen by requests: merge the adapter into a model folder of its own",
+    "--lora-paths": "see --enable-lora",
+    "--disaggregation-mode": "workers need servers that compute prompts and replies",
+    "--is-embedding": "workers need servers that generate",
+    "--api-key": "workers do not send a key",
+}
+"""Flags of SGLang servers that no worker can work with, and why."""
+
+
+def _flag_problems(server: SglangMeshEngine, path: str) -> Iterator[FieldProblem]:
+    for j, flag in enumerate(server.flags):
+        if (reason := UNSUPPORTED_SGLANG_FLAGS.get(flag.partition("=")[0])) is not None:
+            yield FieldProblem(f"{path}.flags[{j}]", f"{flag.partition('=')[0]} is not supported: {reason}")
 
 
 def _port_problems(mesh: MeshFile) -> Iterator[FieldProblem]:
@@ -94,14 +114,16 @@ def _port_problems(mesh: MeshFile) -> Iterator[FieldProblem]:
             )
 
 
+TIMED_SCORERS = ("llm", "reward", "consistency", "code")  # their timeout_s is used
+FIXED_BODY = ("model", "messages", "stream", "n", "logprobs", "top_logprobs", "max_tokens", "temperature")
+
+
 def _scorer_problems(mesh: MeshFile) -> Iterator[FieldProblem]:
+    names = [scorer.name for scorer in mesh.judge.scorers]
     for i, scorer in enumerate(mesh.judge.scorers):
         field = f"judge.scorers[{i}]"
-        if scorer.kind == "judge-model" and not scorer.model:
-            yield FieldProblem(f"{field}.model", "missing: a judge-model scorer needs a model")
-        if scorer.kind == "llm" and bool(scorer.tier) == bool(scorer.endpoint and scorer.model):
-            yield FieldProblem(field, "an llm scorer needs either tier, or endpoint and model")
-        if scorer.kind == "llm" and scorer.timeout_s > mesh.router.judge_timeout_s:
+        yield from _missing_for_kind(scorer, field)
+        if scorer.kind in TIMED_SCORERS and scorer.timeout_s > mesh.router.judge_timeout_s:
             yield FieldProblem(
                 f"{field}.timeout_s",
                 f"{scorer.timeout_s:g} s, but router.judge_timeout_s is {mesh.router.judge_timeout_s:g} s: "
@@ -109,7 +131,14 @@ def _scorer_problems(mesh: MeshFile) -> Iterator[FieldProblem]:
             )
         if scorer.tier and scorer.tier not in {tier.name for tier in mesh.tiers}:
             yield FieldProblem(f"{field}.tier", f"no tier '{scorer.tier}'")
-    names = [scorer.name for scorer in mesh.judge.scorers]
+        for name in FIXED_BODY:
+            if name in scorer.extra_body:
+                yield FieldProblem(f"{field}.extra_body.{name}", "is set by the scorer itself")
+        for name in scorer.scorers:
+            if name not in names[:i]:
+                yield FieldProblem(f"{field}.scorers", f"no scorer '{name}' above this one")
+    if mesh.router.flag_below is not None and not mesh.judge.replicas:
+        yield FieldProblem("router.flag_below", "needs a judge, but judge.replicas is 0")
     if not names:
         yield FieldProblem("judge.scorers", "at least one is needed")
     if len(set(names)) != len(names):
@@ -126,6 +155,21 @@ def _slo_problems(mesh: MeshFile) -> Iterator[FieldProblem]:
             continue
         for problem in objectives.slo().problems(field):
             yield FieldProblem(problem.field.replace("from_output_token_count", "from_output_token"), problem.problem)
+
+
+def _missing_for_kind(scorer: MeshScorer, field: str) -> Iterator[FieldProblem]:
+    match scorer.kind:
+        case "judge-model" if not scorer.model:
+            yield FieldProblem(f"{field}.model", "missing: a judge-model scorer needs a model")
+        case "llm" if bool(scorer.tier) == bool(scorer.endpoint and scorer.model):
+            yield FieldProblem(field, "an llm scorer needs either tier, or endpoint and model")
+        case "reward" if not (scorer.endpoint and scorer.model):
+            yield FieldProblem(field, "a reward scorer needs endpoint and model")
+        case "combined":
+            if len(scorer.scorers) < 2:
+                yield FieldProblem(f"{field}.scorers", "a combined scorer needs at least two")
+            if not scorer.calibration:
+                yield FieldProblem(f"{field}.calibration", "missing: the file with the fitted weights")
 
 
 def _replan_problems(mesh: MeshFile) -> Iterator[FieldProblem]:

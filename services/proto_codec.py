@@ -1,6 +1,7 @@
 """Converts between domain types shared by all services and protobuf messages, in pairs. Input is not trusted."""
 
-from collections.abc import Sequence, Sized
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from typing import overload
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -12,8 +13,10 @@ from services.domain.requests import (
     MAX_PROMPT_TOKENS,
     MAX_SLO_PHASES,
     MAX_STOP_STRINGS,
+    SAMPLING_DEFAULTS,
     ChatMessage,
     ChatPrompt,
+    EncodedLogprobs,
     FinishReason,
     PositionLogprobs,
     Prompt,
@@ -216,10 +219,11 @@ def at_most(values: Sized, limit: int, path: str, what: str) -> None:
 
 
 def sampling_to_proto(sampling: SamplingParams) -> pb.SamplingParams:
-    structured = sampling.structured_output
+    structured, unset = sampling.structured_output, sampling.unset
     return pb.SamplingParams(
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
+        temperature=None if "temperature" in unset else sampling.temperature,
+        top_p=None if "top_p" in unset else sampling.top_p,
+        top_k=None if "top_k" in unset else sampling.top_k,
         seed=sampling.seed,
         max_output_tokens=sampling.max_output_tokens,
         stop=sampling.stop,
@@ -242,6 +246,8 @@ def sampling_from_proto(sampling: pb.SamplingParams, path: str = "sampling") -> 
     return SamplingParams(
         temperature=sampling.temperature if sampling.HasField("temperature") else 1.0,
         top_p=sampling.top_p if sampling.HasField("top_p") else 1.0,
+        top_k=sampling.top_k,
+        unset=frozenset(name for name in SAMPLING_DEFAULTS if not sampling.HasField(name)),
         seed=sampling.seed if sampling.HasField("seed") else None,
         max_output_tokens=sampling.max_output_tokens if sampling.HasField("max_output_tokens") else None,
         stop=tuple(sampling.stop),
@@ -295,27 +301,68 @@ def slo_from_proto(slo: pb.Slo, path: str = "slo") -> Slo:
 
 
 def frame_to_proto(frame: TokenFrame) -> pb.TokenFrame:
-    return pb.TokenFrame(
-        offset=frame.offset,
-        token_ids=frame.token_ids,
-        text=frame.text,
-        logprobs=[
+    message = pb.TokenFrame(offset=frame.offset, token_ids=frame.token_ids, text=frame.text)
+    if isinstance(frame.logprobs, ReceivedLogprobs):
+        message.logprobs.extend(frame.logprobs.messages)
+    elif frame.logprobs:
+        message.logprobs.extend(
             pb.PositionLogprobs(chosen=_logprob_to_proto(p.chosen), top=[_logprob_to_proto(t) for t in p.top])
             for p in frame.logprobs
-        ],
-    )
+        )
+    return message
 
 
 def frame_from_proto(frame: pb.TokenFrame) -> TokenFrame:
-    return TokenFrame(
-        frame.offset,
-        tuple(frame.token_ids),
-        frame.text,
-        tuple(
-            PositionLogprobs(_logprob_from_proto(p.chosen), tuple(_logprob_from_proto(t) for t in p.top))
-            for p in frame.logprobs
-        ),
-    )
+    logprobs = ReceivedLogprobs(frame.logprobs) if frame.logprobs else ()
+    return TokenFrame(frame.offset, tuple(frame.token_ids), frame.text, logprobs)
+
+
+class ReceivedLogprobs(EncodedLogprobs):
+    """The logprobs of a frame as they were received. To forward them costs a tenth of decoding and encoding."""
+
+    __slots__ = ("_decoded", "messages")
+
+    def __init__(self, messages: Iterable[pb.PositionLogprobs]) -> None:
+        """The messages are copied: a reference would keep the whole message in memory, with the frames of other replies."""
+        copy = pb.TokenFrame()
+        copy.logprobs.extend(messages)
+        self.messages: Sequence[pb.PositionLogprobs] = copy.logprobs
+        self._decoded: tuple[PositionLogprobs, ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+    @overload
+    def __getitem__(self, index: int) -> PositionLogprobs: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[PositionLogprobs, ...]: ...
+    def __getitem__(self, index: int | slice) -> PositionLogprobs | tuple[PositionLogprobs, ...]:
+        return self._all()[index]
+
+    def __iter__(self) -> Iterator[PositionLogprobs]:
+        return iter(self._all())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, (EncodedLogprobs, tuple)) and self._all() == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(self._all())
+
+    def joined(self, others: Sequence[Sequence[PositionLogprobs]]) -> Sequence[PositionLogprobs]:
+        """These, followed by those of later frames."""
+        if not all(isinstance(each, ReceivedLogprobs) for each in others):
+            return (*self, *(position for each in others for position in each))
+        return ReceivedLogprobs(
+            message for each in (self, *others) if isinstance(each, ReceivedLogprobs) for message in each.messages
+        )
+
+    def _all(self) -> tuple[PositionLogprobs, ...]:
+        if self._decoded is None:
+            self._decoded = tuple(
+                PositionLogprobs(_logprob_from_proto(p.chosen), tuple(_logprob_from_proto(t) for t in p.top))
+                for p in self.messages
+            )
+        return self._decoded
 
 
 def usage_to_proto(usage: TokenUsage) -> pb.TokenUsage:

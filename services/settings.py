@@ -29,6 +29,8 @@ from services.domain.stages.bidding import MAX_TRANSFERS
 from services.field_problems import field_problems, joined
 
 MAX_PORT = 65_535
+DEFAULT_KV_TOKENS = 32_768  # where no GPU's memory decides
+DEFAULT_STEP_TOKENS = 512
 MAX_PROCESSES = 1024  # of one kind in a mesh file: more is a typing error, and would exhaust the machine
 DEVICES = ("cpu", "cuda", "hpu", "mps", "npu", "xpu")  # torch's names of what computes; a number may follow: cuda:1
 _FROZEN = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
@@ -94,13 +96,18 @@ class SglangMeshEngine(BaseModel):
     gpus: tuple[int, ...] = ()
     """GPUs of the tier's workers in order, tp * pp * dp for each (CUDA_VISIBLE_DEVICES). Empty: the environment decides."""
     mem_fraction: float | None = Field(default=None, gt=0, lt=1)
-    """Fraction of a GPU's memory for weights and KV cache. None: the KV cache holds the tier's kv_tokens."""
+    """Fraction of a GPU's memory for weights and KV cache. None: the KV cache holds the tier's kv_tokens; if these are not
+    set either, the server chooses the fraction."""
     deterministic: bool = False
     """Sampled replies depend on their seed only, so they continue unchanged at another instance. Needs a GPU attention
     backend."""
     kv_store: str = ""
     """A folder through which servers of the same model share KV, so that requests migrate between them without being
-    recomputed. A relative path is resolved against the mesh file's folder. Empty: none."""
+    recomputed. A relative path is resolved against the mesh file's folder. Empty: none. A tier of one worker does not use it,
+    because it has no other server to share with; servers that use it start one after the other."""
+    kv_store_gib: float = Field(default=32.0, gt=0)
+    """Largest size of kv_store in GiB, of which each worker's server keeps to an equal part. The least recently used KV is
+    deleted first."""
     structured_output: bool = True
     """Servers that workers start enforce JSON schemas, grammars and required tool calls. They keep their tokenizer for it,
     which delays the first token by about 2 ms. false: requests for a form are refused, or escalate."""
@@ -129,19 +136,21 @@ class MeshTier(BaseModel):
     engine: Literal["torch", "sglang", "simulated"] = "torch"
     """What runs the model: torch is the built-in engine, sglang an SGLang server, simulated a latency model."""
     device: Device = "cpu"
-    """Device that runs the model: cpu, cuda, cuda:1, ..."""
+    """Device that runs the model: cpu, cuda, cuda:1, ... With cuda, each worker takes the next GPU (SGLang: the next
+    tp * pp * dp GPUs, if sglang.gpus is empty); with cuda:1 all workers share this one."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of weights and KV cache. auto: the type in the model's config."""
-    kv_tokens: int = Field(default=32_768, ge=64)
-    """Capacity of the KV cache in tokens."""
+    kv_tokens: int | None = Field(default=None, ge=64)
+    """Capacity of the KV cache in tokens. None: 32,768; on a GPU, as many as fit into its free memory."""
     kv_block_tokens: int = Field(default=16, ge=1)
     """Tokens in a KV block."""
     max_running: int = Field(default=32, ge=1)
     """Requests in one batch at most."""
     max_queued: int = Field(default=64, ge=0)
     """Requests that may wait in the worker; further ones are refused."""
-    max_step_tokens: int = Field(default=512, ge=1)
-    """Tokens computed in one step at most: decoding goes first, prompts are computed in chunks of the remainder."""
+    max_step_tokens: int | None = Field(default=None, ge=1)
+    """Tokens computed in one step at most: decoding goes first, prompts are computed in chunks of the remainder. None: 512;
+    SGLang servers on a GPU choose by its memory."""
     max_context_tokens: int | None = Field(default=None, ge=16)
     """Largest total length of a prompt and its reply. None: the model's context length, limited by the KV cache."""
     threads: int = Field(default=1, ge=1)
@@ -172,28 +181,58 @@ class MeshScorer(BaseModel):
 
     name: str
     """Its name in plans and requests."""
-    kind: Literal["judge-model", "llm", "confidence", "exact"]
+    kind: Literal[
+        "judge-model", "llm", "confidence", "exact", "reward", "json-schema", "code", "consistency", "combined"
+    ]
     """judge-model: a model that reads (prompt, answer) in one pass; llm: a language model asked for a grade;
-    confidence: the token logprobs of the answer; exact: comparison with an expected answer."""
+    confidence: the token logprobs of the answer; exact: comparison with an expected answer; reward: a reward model that
+    SGLang serves; json-schema: whether the answer fits a schema; code: whether the answer's program passes tests;
+    consistency: how many further samples agree; combined: a logistic model over other scorers."""
     model: str = ""
-    """judge-model: a folder in Hugging Face format, or an id at the hub. llm: the model's name at the endpoint."""
+    """judge-model: a folder in Hugging Face format, or an id at the hub; reward: the same, of which only tokenizer and
+    configuration are read. llm: the model's name at the endpoint."""
     endpoint: str = ""
-    """llm: base URL of an OpenAI-compatible API, including `/v1`."""
+    """llm: base URL of an OpenAI-compatible API, including `/v1`. reward: base URL of the SGLang server."""
     tier: str = ""
-    """llm: the tier of this mesh whose model grades the answers; replaces endpoint and model."""
+    """llm: the tier of this mesh whose model grades the answers; replaces endpoint and model. consistency: the tier that is
+    sampled; empty: the one that gave the answer."""
     api_key_env: str = ""
-    """llm at an endpoint: name of the environment variable that holds the key. Empty: no key."""
+    """llm or reward at an endpoint: name of the environment variable that holds the key. Empty: no key."""
     calibration: str = ""
-    """Calibration file. Empty: judge-model uses calibration.json in its model's folder, the others use none."""
+    """Calibration file; combined: the file with the fitted weights. Empty: judge-model uses calibration.json in its model's
+    folder, the others use none."""
     compare: Literal["text", "number", "final-answer"] = "final-answer"
-    """exact: how an answer is compared with the expected one."""
+    """exact, consistency: how two answers are compared: the text, the last number, or the text after the last `Answer:`."""
+    tolerance: float = Field(default=1e-9, ge=0, lt=1)
+    """exact with `compare: number`: largest relative difference of numbers that count as equal."""
+    statistic: Literal["mean", "min"] = "mean"
+    """confidence: the mean or the least logprob of the answer's tokens."""
+    rubric: str = Field(default="", max_length=10_000)
+    """llm: what to look at when grading; added to the task."""
+    pairwise: bool = False
+    """llm: compare the answer with the reference answer, in both orders, instead of grading it."""
+    thinking_tokens: int = Field(default=0, ge=0, le=65_536)
+    """llm: tokens that a model may use to think (until `</think>`) before its grade."""
+    extra_body: dict[str, Any] = {}
+    """llm at an endpoint: further fields of its requests, such as `chat_template_kwargs: {enable_thinking: false}`."""
+    schema_file: str = ""
+    """json-schema: file with the schema that all answers must fit. Empty: the schema of the request's structured output."""
+    samples: int = Field(default=5, ge=1, le=64)
+    """consistency: further answers drawn for each answer."""
+    temperature: float = Field(default=0.7, ge=0.01, le=2)
+    """consistency: temperature of the samples."""
+    max_tokens: int = Field(default=512, ge=1)
+    """consistency: largest length of a sample, in tokens."""
+    scorers: tuple[str, ...] = ()
+    """combined: names of the scorers that it combines."""
     timeout_s: float = Field(default=8.0, gt=0)
-    """llm: timeout of one grade; at most the router's judge_timeout_s."""
+    """llm, reward, consistency: timeout of one request. code: time that a program and its tests may take. At most the
+    router's judge_timeout_s."""
     concurrency: int = Field(default=8, ge=1)
-    """llm: concurrent requests for grades."""
+    """llm, reward, consistency, code: concurrent requests or programs."""
     tier_share: float = Field(default=0.25, gt=0, le=1)
-    """llm of a tier: fraction of the tier's max_running that grades may use at once, over all judges; each judge may use at
-    least one slot of each worker."""
+    """llm of a tier, consistency: fraction of the tier's max_running that grades and samples may use at once, over all
+    judges; each judge may use at least one slot of each worker."""
 
 
 class MeshJudge(BaseModel):
@@ -207,6 +246,9 @@ class MeshJudge(BaseModel):
     """The available scorers. Default: the confidence of the answer's tokens, which needs no model."""
     default_scorer: str = ""
     """The scorer of requests that name none. Empty: the first."""
+    guards: tuple[Literal["truncated", "repeated"], ...] = ("truncated", "repeated")
+    """Answers that score 0 without a scorer: `truncated`, cut off at max_output_tokens or the end of the context; `repeated`,
+    the model got stuck in a loop. Empty answers and answers of a wrong form always score 0."""
     max_batch: int = Field(default=32, ge=1)
     """Answers scored in one forward pass."""
     max_batch_tokens: int = Field(default=4096, ge=64)
@@ -260,6 +302,10 @@ class MeshRouter(BaseModel):
     judge_open_s: float = Field(default=1.0, gt=0)
     """A judge that timed out three times in a row gets no requests for this long (circuit breaker); then one request probes
     it."""
+    flag_below: float | None = Field(default=None, ge=0, le=100)
+    """Answers of the last tier (and of a tier that a request names) are judged at their end, too, and flagged to the client
+    and counted if they score less than this. The end of a reply then waits for the judge, its tokens do not. Empty: these
+    answers are not judged."""
     worker_silence_s: float = Field(default=15.0, gt=0)
     """A worker that sends nothing on a stream for this long counts as failed for that request."""
     heartbeat_s: float = Field(default=5.0, ge=0.05)

@@ -22,11 +22,12 @@ from opentelemetry import propagate, trace
 from opentelemetry.context import Context
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from opentelemetry.metrics import Meter, Observation
+from opentelemetry.sdk.environment_variables import OTEL_SPAN_ATTRIBUTE_VALUE_LENGTH_LIMIT
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
 from opentelemetry.sdk.metrics.view import ExplicitBucketHistogramAggregation, View
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, StatusCode, Tracer, format_span_id, format_trace_id
 from prometheus_client import CollectorRegistry, start_http_server
@@ -46,6 +47,10 @@ _log = logging.getLogger(__name__)
 _TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 _TPOT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 _TIME_BUCKETS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
+
+MAX_ATTRIBUTE_CHARS = 4096
+"""Limit on attribute values of spans: errors may quote peers and clients. OpenTelemetry limits the numbers of attributes and
+events of a span (128 each) and its variables override all of these limits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +105,7 @@ def set_up(
     resource = Resource.create(
         {"service.name": f"penstock-{service}", "service.instance.id": instance_id, "service.namespace": keys.mesh}
     )
-    tracers = TracerProvider(resource=resource)
+    tracers = TracerProvider(resource=resource, span_limits=_span_limits())
     if settings.trace_keep:
         redis_exporter = _RedisSpanExporter(connect_blocking(state_url), keys, service, settings.trace_keep)
         tracers.add_span_processor(BatchSpanProcessor(redis_exporter, schedule_delay_millis=500))
@@ -141,9 +146,15 @@ def set_up(
 
 def disabled() -> Telemetry:
     """Telemetry without exporters, for tests."""
-    tracers, meters = TracerProvider(), MeterProvider()
+    tracers, meters = TracerProvider(span_limits=_span_limits()), MeterProvider()
     sampler = TraceSampler(EVERYTHING, time.monotonic(), random.random)
     return Telemetry(tracers.get_tracer("penstock"), meters.get_meter("penstock"), "", sampler, tracers, meters)
+
+
+def _span_limits() -> SpanLimits:
+    if OTEL_SPAN_ATTRIBUTE_VALUE_LENGTH_LIMIT in os.environ:
+        return SpanLimits()
+    return SpanLimits(max_span_attribute_length=MAX_ATTRIBUTE_CHARS)
 
 
 class _RedisSpanExporter(SpanExporter):
@@ -240,6 +251,18 @@ def context_of(span: Span, context: Context | None = None) -> Context:
 
 
 _UNTRACED = Context()
+
+
+class SpanBudget:
+    """Limits the number of spans of an operation that may repeat without limit."""
+
+    def __init__(self, most: int) -> None:
+        self._left = most
+
+    def take(self, parent: Context) -> Context:
+        """The parent of one more span; a context that is not traced if there are no more."""
+        self._left -= 1
+        return parent if self._left >= 0 else _UNTRACED
 
 
 @contextmanager

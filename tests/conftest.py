@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # on busy cores, torch's threads wait for each other most of the time
 os.environ.pop("REDIS_URL", None)
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,6 +35,7 @@ FIRST = (
     "worker/test_torch_exactness.py",
     "faults/test_thousand_streams.py",
     "faults/test_stuck_router.py",
+    "faults/test_slo_kills.py",
     "test_wheel.py",
     "local/test_examples.py",
     "local/test_up_and_down.py",

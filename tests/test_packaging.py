@@ -153,7 +153,7 @@ def test_the_sdk_alone_needs_nothing_heavy() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     names = {re.split(r"[><=\[]", need)[0] for need in project["dependencies"]}
     assert names == {"grpcio", "grpcio-status", "protobuf", "rich", "typer"}
-    assert {"gateway", "planner", "worker", "judge", "sglang", "mesh", "dev"} <= set(project["optional-dependencies"])
+    assert {"gateway", "planner", "worker", "judge", "mesh", "dev"} <= set(project["optional-dependencies"])
 
 
 def test_every_link_in_the_docs_leads_somewhere() -> None:

@@ -52,7 +52,7 @@ class Installed:
         environment = {"PATH": f"{self.folder / 'bin'}:/usr/bin:/bin", "HOME": str(self.folder), "COLUMNS": "80"}
         return subprocess.run(
             [str(self.folder / "bin" / command[0]), *command[1:]],
-            cwd=self.folder, env=environment, input=text, capture_output=True, text=True, timeout=60, check=False,
+            cwd=self.folder, env=environment, input=text, capture_output=True, text=True, timeout=300, check=False,
         )  # fmt: skip
 
 
@@ -67,7 +67,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
             shutil.copy(ROOT / name, source / name)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(source / "dist"), str(source)]
-    subprocess.run(build, check=True, timeout=120)
+    subprocess.run(build, check=True, timeout=300)
     (wheel,) = (source / "dist").glob("*.whl")
     venv.create(folder, with_pip=False)
     python = str(folder / "bin" / "python")
@@ -78,7 +78,9 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
             if ".." not in file.parts and "__pycache__" not in file.parts:  # console scripts lie outside
                 (site_packages / file).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(Path(str(one.locate_file(file))), site_packages / file)
-    subprocess.run([*pip, "--python", python, "install", "--no-deps", "--no-index", str(wheel)], check=True, timeout=60)
+    subprocess.run(
+        [*pip, "--python", python, "install", "--no-deps", "--no-index", str(wheel)], check=True, timeout=300
+    )
     return Installed(folder, site_packages, wheel)
 
 
@@ -96,10 +98,10 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     penstock_here = [sys.executable, "-m", "penstock.cli.main"]
     up = [*penstock_here, "up", "-m", str(folder / "mesh.yaml"), "--folder", str(folder), "--detach", "--json"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    started = subprocess.run(up, capture_output=True, text=True, timeout=150, check=False, env=environment)
+    started = subprocess.run(up, capture_output=True, text=True, timeout=300, check=False, env=environment)
     assert started.returncode == 0, started.stderr
     yield json.loads(started.stdout)["grpc"][0]
-    subprocess.run([*penstock_here, "down", "--folder", str(folder)], check=True, timeout=120, env=environment)
+    subprocess.run([*penstock_here, "down", "--folder", str(folder)], check=True, timeout=300, env=environment)
 
 
 def test_the_environment_lacks_the_extras_and_nothing_else(installed: Installed) -> None:

@@ -12,7 +12,14 @@ from services.domain.mesh_view import MeshView
 from services.domain.stages import bidding
 from services.model_folder import model_folder
 from services.runtime import Chassis
-from services.settings import MeshTier, ServiceSettings, SettingsError, environment_value
+from services.settings import (
+    DEFAULT_KV_TOKENS,
+    DEFAULT_STEP_TOKENS,
+    MeshTier,
+    ServiceSettings,
+    SettingsError,
+    environment_value,
+)
 from services.state import MeshFeed
 from services.state.keys import tier_group
 from worker_service.engine.interface import Engine, EngineUnusable, Interruptible, KvTransferring
@@ -33,6 +40,7 @@ if TYPE_CHECKING:
     from worker_service.engine.sglang.launch import ServerShape
 
 HEARTBEAT_S = 2.0
+GIB = 1 << 30
 
 
 async def compose(chassis: Chassis) -> None:
@@ -164,11 +172,11 @@ def build_engine(tier: MeshTier, settings: ServiceSettings) -> Engine:
                     simulated.overhead_ms * 1e-3, simulated.token_us * 1e-6, simulated.context_token_ns * 1e-9
                 ),
                 reply_tokens=simulated.reply_tokens,
-                kv_tokens=tier.kv_tokens,
+                kv_tokens=tier.kv_tokens or DEFAULT_KV_TOKENS,
                 kv_block_tokens=tier.kv_block_tokens,
                 max_running=tier.max_running,
                 max_queued=tier.max_queued,
-                max_step_tokens=tier.max_step_tokens,
+                max_step_tokens=tier.max_step_tokens or DEFAULT_STEP_TOKENS,
                 max_context_tokens=tier.max_context_tokens or simulated.max_context_tokens,
                 batch_policy=PolicyName(tier.batch_policy),
                 best_effort_reserve=tier.best_effort_reserve,
@@ -191,12 +199,13 @@ def build_engine(tier: MeshTier, settings: ServiceSettings) -> Engine:
                 endpoint=endpoint,
                 launch=None if endpoint else _server_shape(tier, settings),
                 port=server.port + index if server.port else 0,
-                max_requests=tier.max_running + tier.max_queued,
+                max_requests=tier.max_running * (1 if endpoint else server.dp) + tier.max_queued,
                 max_context_tokens=tier.max_context_tokens,
                 start_timeout_s=server.start_timeout_s,
                 gone_s=server.gone_s,
                 hold=hold,
                 tool_format=tier.tool_format,
+                model=tier.model,
             )
         )
     from worker_service.engine.torch import TorchEngineOptions, torch_engine  # torch takes seconds to import
@@ -205,13 +214,13 @@ def build_engine(tier: MeshTier, settings: ServiceSettings) -> Engine:
         TorchEngineOptions(
             folder=model_folder(settings, tier.model),
             name=name,
-            device=tier.device,
+            device=worker_device(tier.device, settings.worker_index),
             dtype=tier.dtype,
             kv_tokens=tier.kv_tokens,
             kv_block_tokens=tier.kv_block_tokens,
             max_running=tier.max_running,
             max_queued=tier.max_queued,
-            max_step_tokens=tier.max_step_tokens,
+            max_step_tokens=tier.max_step_tokens or DEFAULT_STEP_TOKENS,
             max_context_tokens=tier.max_context_tokens,
             threads=tier.threads,
             tool_format=tier.tool_format,
@@ -222,13 +231,19 @@ def build_engine(tier: MeshTier, settings: ServiceSettings) -> Engine:
     )
 
 
+def worker_device(device: str, index: int, each: int = 1) -> str:
+    """The device of the worker with this index in its tier. With `cuda`, each worker takes the next `each` GPUs."""
+    return f"cuda:{index * each}" if device == "cuda" else device
+
+
 def _server_shape(tier: MeshTier, settings: ServiceSettings) -> "ServerShape":
     """The shape of the SGLang server that this worker starts."""
     from worker_service.engine.sglang.launch import ServerShape, gpus_of
 
-    server = tier.sglang
+    server, each = tier.sglang, tier.sglang.tp * tier.sglang.pp * tier.sglang.dp
+    on_cpu = tier.device == "cpu"
     try:
-        gpus = gpus_of(server.gpus, settings.worker_index, server.tp * server.pp * server.dp)
+        gpus = gpus_of(server.gpus, settings.worker_index, each)
     except ValueError as error:
         raise SettingsError(f"tiers: {tier.name}: sglang.gpus: {error}") from None
     collector = environment_value("OTEL_EXPORTER_OTLP_ENDPOINT") or ""
@@ -240,18 +255,19 @@ def _server_shape(tier: MeshTier, settings: ServiceSettings) -> "ServerShape":
         pp=server.pp,
         dp=server.dp,
         gpus=gpus,
-        device=tier.device,
+        device=tier.device if gpus else worker_device(tier.device, settings.worker_index, each),
         dtype=tier.dtype,
         threads=tier.threads,
         mem_fraction=server.mem_fraction,
-        kv_tokens=tier.kv_tokens,
+        kv_tokens=tier.kv_tokens or (DEFAULT_KV_TOKENS if on_cpu else None),
         kv_block_tokens=tier.kv_block_tokens,
         max_running=tier.max_running,
         max_queued=tier.max_queued,
-        max_step_tokens=tier.max_step_tokens,
+        max_step_tokens=tier.max_step_tokens or (DEFAULT_STEP_TOKENS if on_cpu else None),
         max_context_tokens=tier.max_context_tokens,
         deterministic=server.deterministic,
-        kv_store=str(settings.resolve(server.kv_store)) if server.kv_store else "",
+        kv_store=str(settings.resolve(server.kv_store)) if server.kv_store and tier.workers > 1 else "",
+        kv_store_bytes=int(server.kv_store_gib * GIB / max(1, tier.workers)),
         trace_to=collector.partition("://")[2] or collector,
         structured_output=server.structured_output,
         flags=server.flags,

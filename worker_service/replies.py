@@ -99,7 +99,7 @@ class Replies:
         """
         if self.draining.is_set():
             raise InstanceDraining("this worker is draining")
-        generation = codec.request_from_proto(request)
+        generation = codec.request_from_proto(request).with_defaults(self._engine.info.sampling_defaults)
         reply = _Reply(generation, writer, self._stages, self._count_tokens, self._advised, self._tier)
         key = f"{generation.request_id}/{id(generation)}"
         self._running.add(key)

@@ -21,6 +21,8 @@ from worker_service.token_columns import TokenColumns
 
 METHOD = "penstock.worker.v1.WorkerService/Generate"  # the name of a reply in traces and metrics
 ADMITTED_DELAY_S = 0.005  # how long an `admitted` event waits for others, while the engine has work to do
+UNSTREAMED_ADMITTED_DELAY_S = 0.05
+"""The same if the reply's caller lets its tokens wait: usually until the first tokens, which saves it a message per reply."""
 MAX_EVENTS = 256  # per message; token columns count as one
 MAX_BYTES = 1 << 20  # per message; a larger event is a message of its own
 MAX_EVENT_BYTES = MAX_MESSAGE_BYTES - 64  # the rest of a message with one event has less than 64 bytes
@@ -32,10 +34,11 @@ Serve = Callable[[pb.GenerateRequest, ReplyWriter], Awaitable[pb.GenerateRespons
 class _Writer:
     """Adds the events of one reply to the messages of its call. error: ended the reply from outside its task."""
 
-    __slots__ = ("_session", "_task", "error", "reply_id")
+    __slots__ = ("_admitted_delay_s", "_session", "_task", "error", "reply_id")
 
-    def __init__(self, session: "ReplyDemultiplexer", reply_id: int) -> None:
+    def __init__(self, session: "ReplyDemultiplexer", reply_id: int, *, streamed: bool) -> None:
         self._session, self.reply_id = session, reply_id
+        self._admitted_delay_s = ADMITTED_DELAY_S if streamed else UNSTREAMED_ADMITTED_DELAY_S
         self._task = asyncio.current_task()
         self.error: Exception | None = None
 
@@ -46,7 +49,8 @@ class _Writer:
             self._session.send_tokens(self.reply_id, frame)
 
     def event(self, event: pb.GenerateResponse) -> None:
-        self._session.send(pb.ReplyEvent(reply_id=self.reply_id, event=event))
+        delay_s = self._admitted_delay_s if event.HasField("admitted") else 0.0
+        self._session.send(pb.ReplyEvent(reply_id=self.reply_id, event=event), delay_s)
 
     def fail(self, error: Exception) -> None:
         if self.error is None and self._task is not None:
@@ -111,8 +115,8 @@ class ReplyDemultiplexer:
         columns.add(reply_id, frame, size)
         self._wake.set()
 
-    def send(self, event: pb.ReplyEvent) -> None:
-        """Queue an event.
+    def send(self, event: pb.ReplyEvent, delay_s: float = 0.0) -> None:
+        """Queue an event. delay_s: how long it may wait for others.
 
         Raises:
             MessageTooLarge: As in `send_tokens`.
@@ -121,8 +125,8 @@ class ReplyDemultiplexer:
             raise MessageTooLarge.by("sampling.top_logprobs_count", size, MAX_EVENT_BYTES)
         self._outgoing.append((event, size))
         self._behind.add(event.reply_id)
-        if event.event.HasField("admitted"):
-            asyncio.get_running_loop().call_later(ADMITTED_DELAY_S, self._wake.set)
+        if delay_s:
+            asyncio.get_running_loop().call_later(delay_s, self._wake.set)
         else:
             self._wake.set()
 
@@ -168,7 +172,8 @@ class ReplyDemultiplexer:
         self._wake.set()
 
     async def _serve(self, reply_id: int, start: pb.StartReply) -> None:
-        call, writer = self._calls.begin(METHOD, start.trace_context), _Writer(self, reply_id)
+        call = self._calls.begin(METHOD, start.trace_context)
+        writer = _Writer(self, reply_id, streamed=not start.request.HasField("output_interval"))
         with call.span() as span:
             try:
                 async with asyncio.timeout(

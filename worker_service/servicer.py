@@ -98,6 +98,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         sampling = common.sampling_from_proto(request.sampling)
         if problems := [*sampling.problems("sampling")]:
             raise invalid(problems[0].field, problems[0].problem)
+        sampling = sampling.with_defaults(self._engine.info.sampling_defaults)
         if not request.request_id:
             raise invalid("request_id", "must not be empty")
         with self._replies.counting_failures():

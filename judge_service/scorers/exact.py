@@ -8,6 +8,9 @@ from typing import Literal
 from judge_service.scorers.interface import JudgedAnswer, RawScore, ScorerKind
 from services.domain.errors import invalid
 
+Compare = Literal["text", "number", "final-answer"]
+EQUAL_NUMBERS = 1e-9
+"""Relative difference up to which numbers are equal, unless a scorer has a tolerance: rounding of binary fractions."""
 _NUMBER = re.compile(r"[-+]?(?:\d[\d,]*)?\.?\d+(?:[eE][-+]?\d+)?")
 
 
@@ -22,6 +25,18 @@ def last_number(text: str) -> float | None:
     return float(numbers[-1].replace(",", "")) if numbers else None
 
 
+def same(compare: Compare, answer: str, reference: str, tolerance: float = EQUAL_NUMBERS) -> bool:
+    """Whether two answers agree. tolerance: largest relative difference of numbers."""
+    match compare:
+        case "text":
+            return answer.strip() == reference.strip()
+        case "final-answer":
+            return final_answer(answer) == final_answer(reference)
+        case "number":
+            number, expected = last_number(answer), last_number(reference)
+            return number is not None and expected is not None and math.isclose(number, expected, rel_tol=tolerance)
+
+
 class ExactScorer:
     """Compares with the expected answer. compare: the text, the last number, or the text after the last `Answer:`."""
 
@@ -29,8 +44,9 @@ class ExactScorer:
     needs_logprobs = False
     needs_reference = True
 
-    def __init__(self, compare: Literal["text", "number", "final-answer"]) -> None:
-        self._compare = compare
+    def __init__(self, compare: Compare, tolerance: float = EQUAL_NUMBERS) -> None:
+        """tolerance: largest relative difference of numbers."""
+        self._compare, self._tolerance = compare, tolerance
 
     async def start(self) -> None:
         pass
@@ -43,16 +59,6 @@ class ExactScorer:
         for i, item in enumerate(answers):
             if item.reference is None:
                 raise invalid(f"items[{i}].reference", "this scorer needs the expected answer")
-            is_equal = self._equal(item.answer, item.reference)
-            scores.append(RawScore(float(is_equal), 100.0 * is_equal))
+            is_same = same(self._compare, item.answer, item.reference, self._tolerance)
+            scores.append(RawScore(float(is_same), 100.0 * is_same))
         return scores
-
-    def _equal(self, answer: str, reference: str) -> bool:
-        match self._compare:
-            case "text":
-                return answer.strip() == reference.strip()
-            case "final-answer":
-                return final_answer(answer) == final_answer(reference)
-            case "number":
-                number, expected = last_number(answer), last_number(reference)
-                return number is not None and expected is not None and math.isclose(number, expected, rel_tol=1e-9)

@@ -14,6 +14,11 @@ class ScorerKind(enum.Enum):
     LLM = "llm"
     CONFIDENCE = "confidence"
     EXACT = "exact"
+    REWARD = "reward"
+    JSON_SCHEMA = "json-schema"
+    CODE = "code"
+    CONSISTENCY = "consistency"
+    COMBINED = "combined"
 
 
 @dataclass(frozen=True, slots=True)

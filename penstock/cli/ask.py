@@ -147,15 +147,16 @@ def _line(event: object) -> str:
     match event:
         case TierStarted():
             return f"  {event.tier}: running on {event.instance_id}"
-        case TierAdmitted(slo_class=str()):
-            return f"  {event.tier}: served as {event.slo_class.replace('_', ' ')} by {event.instance_id}"
+        case TierAdmitted(slo_class=str() as slo_class):
+            return f"  {event.tier}: served as {slo_class.replace('_', ' ')} by {event.instance_id}"
         case TierDeclined():
             return f"  {event.tier}: declined by {event.instance_id}: {event.reason}"
         case Judged(score=None):
             return f"  {event.tier}: could not be scored"
         case Judged():
-            decision = "accepted" if event.accepted else "not accepted"
-            score = f"scored {event.score:.0f} by {event.scorer}, threshold {event.threshold:.0f}"
+            decision = "flagged" if event.flagged else "accepted" if event.accepted else "not accepted"
+            because = f" ({event.reason.replace('_', ' ')})" if event.reason else ""
+            score = f"scored {event.score:.0f}{because} by {event.scorer}, threshold {event.threshold:.0f}"
             return f"  {event.tier}: {score}: {decision}"
         case Escalated():
             return f"  {event.from_tier} -> {event.to_tier}: {event.reason.replace('_', ' ')}"

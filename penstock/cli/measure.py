@@ -155,9 +155,11 @@ def _write_labelled(path: Path, scores: dict[str, list[_Scored]]) -> None:
                     "good": answer.good,
                     "reference": answer.answered.reference,
                     "tier": tier,
+                    "finish_reason": answer.answered.reply.finish_reason.value,
                 }
                 if values:
                     row["mean_logprob"] = sum(values) / len(values)
+                    row["min_logprob"] = min(values)
                 file.write(json_module.dumps(row) + "\n")
 
 

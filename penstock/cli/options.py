@@ -18,6 +18,7 @@ MAX_TOKENS = 2**31 - 1
 MAX_COUNT = 1_000_000_000  # of requests, GPUs and other counts
 MAX_RATE_PER_S = 1e6
 MAX_CONCURRENCY = 10_000
+MAX_DURATION_S = 86_400
 MAX_INSTANCES = 100_000  # of a plan's tier; see services.domain.plans
 PICTURES = (".png", ".svg")  # written next to the file of --out
 SHORTEST_INTERVAL_S = 0.1  # the minimum of WatchStatus
@@ -67,8 +68,8 @@ def _seconds(text: str) -> float:
         value = float(number) * unit
     except ValueError:
         raise typer.BadParameter(f"must be a time such as 2s or 50ms, not '{text}'") from None
-    if not 0 < value < math.inf:
-        raise typer.BadParameter(f"must be over 0, not '{text}'")
+    if not 0 < value <= MAX_DURATION_S:
+        raise typer.BadParameter(f"must be over 0 and at most {MAX_DURATION_S} s, not '{text}'")
     return value
 
 

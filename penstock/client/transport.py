@@ -41,6 +41,7 @@ def request_to_proto(prompt: types.Prompt, options: types.Options) -> pb.Generat
     sampling = common_pb2.SamplingParams(
         temperature=options.temperature,
         top_p=options.top_p,
+        top_k=options.top_k,
         seed=options.seed,
         max_output_tokens=options.max_tokens,
         stop=options.stop,
@@ -111,7 +112,9 @@ def event_from_proto(response: pb.GenerateResponse) -> types.Event | None:
             return types.TierDeclined(event.tier, event.instance_id, event.reason)
         case "judged":
             score = event.score if event.HasField("score") else None
-            return types.Judged(event.tier, score, event.threshold, event.accepted, event.scorer)
+            return types.Judged(
+                event.tier, score, event.threshold, event.accepted, event.scorer, event.reason, event.flagged
+            )
         case "escalated":
             reason = pb.EscalationReason.Name(event.reason).removeprefix("ESCALATION_REASON_").lower()
             return types.Escalated(event.from_tier, event.to_tier, reason)
@@ -553,4 +556,6 @@ def _summary(t: pb.TierSummary) -> types.TierSummary:
         accepted=t.accepted,
         usage=_usage(t.usage),
         time_s=seconds(t.time),
+        score_reason=t.score_reason,
+        flagged=t.flagged,
     )

@@ -107,7 +107,8 @@ class Options:
     """Options of a request. None: the server's default.
 
     model: `cascade`, or the name of a tier.
-    temperature: from 0 (greedy) to 2. top_p: above 0, at most 1.
+    temperature: from 0 (greedy) to 2. top_p: above 0, at most 1. top_k: draw from so many most likely tokens; 0: from all. Of
+        these three, the server's default is the model's own.
     seed: the same seed and prompt give the same text.
     max_tokens: largest length of the reply. stop: the reply ends before the first of these strings.
     top_logprobs: None: no logprobs. 0 to 20: logprobs of the chosen tokens and of this many of the most likely ones.
@@ -123,6 +124,7 @@ class Options:
     model: str = "cascade"
     temperature: float | None = None
     top_p: float | None = None
+    top_k: int | None = None
     seed: int | None = None
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
@@ -217,13 +219,19 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """The judge's score of a tier's answer; `score` is None if it could not be scored."""
+    """The judge's score of a tier's answer; `score` is None if it could not be scored.
+
+    reason: why the judge gave 0 without its scorer, such as `truncated_answer`; otherwise empty.
+    flagged: the answer was returned although its score is below the threshold: there is no further tier.
+    """
 
     tier: str
     score: float | None
     threshold: float
     accepted: bool
     scorer: str
+    reason: str = ""
+    flagged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +256,7 @@ class InstanceChanged:
 
 @dataclass(frozen=True, slots=True)
 class TierSummary:
-    """The work of one tier on the request."""
+    """The work of one tier on the request. score_reason, flagged: as in Judged."""
 
     tier: str
     model: str
@@ -258,6 +266,8 @@ class TierSummary:
     accepted: bool
     usage: Usage
     time_s: float
+    score_reason: str = ""
+    flagged: bool = False
 
 
 @dataclass(frozen=True, slots=True)

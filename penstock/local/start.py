@@ -33,7 +33,13 @@ class Progress:
 def start_timeout_s(mesh: MeshFile, mesh_file: Path) -> float:
     """Time limit of a start: the largest of the engines' own limits."""
     limits = [START_TIMEOUT_S]
-    limits += [tier.sglang.start_timeout_s + SERVER_MARGIN_S for tier in mesh.tiers if tier.engine == "sglang"]
+    # servers that share a store start one after the other
+    in_turn = sum(tier.workers for tier in mesh.tiers if tier.engine == "sglang" and tier.sglang.kv_store)
+    limits += [
+        tier.sglang.start_timeout_s * (max(1, in_turn) if tier.sglang.kv_store else 1) + SERVER_MARGIN_S
+        for tier in mesh.tiers
+        if tier.engine == "sglang"
+    ]
     if needs_hub(mesh, mesh_file):
         limits.append(DOWNLOAD_TIMEOUT_S)
     return max(limits)

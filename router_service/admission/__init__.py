@@ -1,1 +1,1 @@
-"""Which request is served now, which waits, which is refused."""
+"""Which requests run, wait, or are refused."""

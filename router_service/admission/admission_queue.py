@@ -1,4 +1,4 @@
-"""The bounded queue that every request enters by: so many at once, so many waiting, the rest are told when to try again."""
+"""The bounded queue for all requests: some run, some wait, and the others are refused with a time to try again."""
 
 import asyncio
 import random
@@ -9,7 +9,7 @@ from router_service.admission.rules import Admission, Ticket, TicketState
 from services.domain.errors import DeadlineExceeded, Overloaded, invalid
 
 MIN_RETRY_S, MAX_RETRY_S = 0.1, 60.0
-RETRY_JITTER = 0.5  # retries come spread over the hint and half as much again, not all at once
+RETRY_JITTER = 0.5  # spreads retries over the hint and half as much again
 
 
 class Places:
@@ -21,12 +21,12 @@ class Places:
         self._queue, self._ticket = queue, ticket
 
     def leave_one(self) -> None:
-        """Give one back before the others."""
+        """Give one place back."""
         self._queue.leave_one(self._ticket)
 
 
 class HeldPlaces(AbstractAsyncContextManager[Places]):
-    """Places that are waited for on the way in and given back on the way out."""
+    """Places: entering the context waits for them, leaving it gives them back."""
 
     __slots__ = ("_queue", "_request", "_ticket")
 
@@ -54,18 +54,18 @@ class AdmissionQueue:
 
     @property
     def active(self) -> int:
-        """Places that are held."""
+        """Number of places that are held."""
         return self._admission.active
 
     @property
     def waiting(self) -> int:
-        """Places that are waited for."""
+        """Number of places that are waited for."""
         return self._admission.waiting
 
     def refusal(self) -> Overloaded | None:
-        """The error that a request is refused with which comes now, whatever it is; None where it may get in.
+        """The error for a request that arrives now if any request would be refused; None if it may be admitted.
 
-        Costs next to nothing, so it can be asked before the request is read. A refusal is counted as of one place.
+        It costs next to nothing, so it can be called before the request is read. A refusal counts as one place.
         """
         if not self._admission.is_full:
             return None
@@ -104,7 +104,7 @@ class AdmissionQueue:
         self._admitted(self._admission.cancel(ticket, asyncio.get_running_loop().time()))
 
     def retry_after_s(self, now_s: float) -> float:
-        """When to try again: as long as the queue takes to be worked off, with jitter."""
+        """When to try again: the time in which the queue will be processed, with jitter."""
         spread = 1 + RETRY_JITTER * self._jitter.random()
         return min(MAX_RETRY_S, max(MIN_RETRY_S, self._admission.retry_after_s(now_s))) * spread
 
@@ -117,7 +117,7 @@ class AdmissionQueue:
 
     def _refused(self, places: int, now_s: float) -> Overloaded:
         self.rejected += places
-        return Overloaded(f"{self.waiting} requests are waiting already", self.retry_after_s(now_s))
+        return Overloaded(f"{self.waiting} requests are already waiting", self.retry_after_s(now_s))
 
     async def _turn(self, ticket: Ticket, deadline_s: float) -> None:
         turn = self._turns[id(ticket)] = asyncio.get_running_loop().create_future()
@@ -130,7 +130,7 @@ class AdmissionQueue:
             self._turns.pop(id(ticket), None)
 
     def _admitted(self, tickets: list[Ticket]) -> None:
-        """Wake those whose turn it is. A place goes on at once where the task has yet to see that it is cancelled."""
+        """Wake admitted requests. The place of one whose task is already cancelled is given to the next at once."""
         tickets = [*tickets]
         while tickets:
             ticket = tickets.pop(0)

@@ -1,7 +1,7 @@
-"""Who may be worked on, who waits and who is refused. No I/O, no clock: the caller says what time it is.
+"""Which requests run, wait, or are refused. No I/O and no clock: the caller passes the time.
 
-A request needs one place, or several at once (the choices of one HTTP request). Order: priority, then arrival. Nobody
-overtakes the first in the queue, so one who needs many places gets them in the end; nobody holds places while waiting.
+A request needs one place, or several at once (the choices of one HTTP request). Order: priority, then arrival. No request
+overtakes the first in the queue, so one that needs many places gets them eventually; waiting requests hold no places.
 """
 
 import enum
@@ -9,8 +9,8 @@ import heapq
 from collections import deque
 from dataclasses import dataclass, field
 
-GUESSED_HOLD_S = 1.0  # how long a place is held, as long as nothing is known
-MIN_WINDOW = 64  # places left that the mean time looks back on, at least
+INITIAL_HOLD_S = 1.0  # estimate of how long a place is held, before any was given back
+MIN_WINDOW = 64  # minimal number of past places in the mean time
 
 
 class TicketState(enum.Enum):
@@ -22,7 +22,7 @@ class TicketState(enum.Enum):
 
 @dataclass(slots=True, order=True)
 class Ticket:
-    """One request at the queue; ordered by whose turn it is."""
+    """One request at the queue; tickets are ordered by turn."""
 
     rank: tuple[int, int]
     places: int = field(compare=False)
@@ -31,13 +31,13 @@ class Ticket:
 
 
 class HoldTime:
-    """How long a place is held: the mean over the last places left, so idle times do not count.
+    """How long a place is held: the mean over the last places given back, so idle times do not count.
 
-    Where the places still held are older than that, their mean age: when nothing leaves any more the time grows.
+    If the mean age of the places still held is larger, it is that: the time grows while no place is given back.
     """
 
     def __init__(self, max_active: int) -> None:
-        self._held_s: deque[float] = deque([GUESSED_HOLD_S] * max_active, maxlen=max(MIN_WINDOW, max_active))
+        self._held_s: deque[float] = deque([INITIAL_HOLD_S] * max_active, maxlen=max(MIN_WINDOW, max_active))
         self._active, self._starts_s = 0, 0.0  # places held, and the sum of the times at which they were taken
 
     def taken(self, places: int, now_s: float) -> None:
@@ -45,7 +45,7 @@ class HoldTime:
         self._starts_s += places * now_s
 
     def left(self, places: int, since_s: float, now_s: float) -> None:
-        """So many places, taken at `since_s`, have been left."""
+        """Places taken at `since_s` have been given back."""
         self._active -= places
         self._starts_s -= places * since_s
         self._held_s.extend([now_s - since_s] * places)
@@ -75,9 +75,10 @@ class Admission:
         return self.active >= self.max_active and self.waiting >= self.max_waiting
 
     def enter(self, priority: int, places: int, now_s: float) -> tuple[Ticket, list[Ticket]]:
-        """Add a request; return its ticket and all that are admitted by this (at most itself).
+        """Add a request; return its ticket, and the tickets admitted by this (at most itself).
 
-        ValueError if it needs more places than there are.
+        Raises:
+            ValueError: It needs more places than there are.
         """
         if not 1 <= places <= self.max_active:
             raise ValueError(f"{places} places of {self.max_active}")
@@ -92,9 +93,10 @@ class Admission:
         return ticket, admitted
 
     def leave(self, ticket: Ticket, places: int, now_s: float) -> list[Ticket]:
-        """Give back some places of an admitted ticket; return the tickets that are admitted for it.
+        """Give back some places of an admitted ticket; return the tickets that are admitted by this.
 
-        ValueError if it does not hold so many.
+        Raises:
+            ValueError: It does not hold that many.
         """
         if ticket.state is not TicketState.ADMITTED or not 1 <= places <= ticket.places:
             raise ValueError(f"{places} places given back by {ticket}")
@@ -106,20 +108,20 @@ class Admission:
         return self._admit(now_s)
 
     def cancel(self, ticket: Ticket, now_s: float) -> list[Ticket]:
-        """Take a ticket out, waiting or admitted; return the tickets that are admitted for it. Twice does nothing more."""
+        """Remove a ticket, waiting or admitted; return the tickets that are admitted by this. A second call does nothing."""
         match ticket.state:
             case TicketState.WAITING:
                 self._remove(ticket)
-                return self._admit(now_s)  # it may have been the one that others waited behind
+                return self._admit(now_s)  # others may have waited for it
             case TicketState.ADMITTED:
                 return self.leave(ticket, ticket.places, now_s)
             case TicketState.GONE:
                 return []
 
     def retry_after_s(self, now_s: float) -> float:
-        """When the places waited for, and one more, will have become free: their number over the rate.
+        """When the places waited for, and one more, will be free: their number over the rate at which places become free.
 
-        The rate at which places are left, all of them held, is `max_active` over the mean time for which one is held.
+        With all places held, this rate is `max_active` over the mean time for which one is held.
         """
         return (self.waiting + 1) * self._hold_time.mean_s(now_s) / self.max_active
 
@@ -147,7 +149,7 @@ class Admission:
         self._compact()
 
     def _compact(self) -> None:
-        """Forget the tickets that are gone once they are more than half: O(1) on average, and no memory stays."""
+        """Remove the tickets that are gone when they are more than half of the heap: O(1) on average."""
         if len(self._heap) > 2 * self._waiting_tickets:
             self._heap = [t for t in self._heap if t.state is TicketState.WAITING]
             heapq.heapify(self._heap)

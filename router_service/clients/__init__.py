@@ -1,1 +1,1 @@
-"""Calls to workers and judges, and what guards them."""
+"""Calls to workers and judges, with circuit breakers."""

@@ -1,4 +1,4 @@
-"""Speaks the bidding half of WorkerService: asks for bids, confirms one."""
+"""The bidding calls of WorkerService: get bids, confirm one."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -25,7 +25,11 @@ class Confirmation:
         self._call = call
 
     async def turn(self) -> bool:
-        """Wait for the turn; whether the request is starving. Unavailable (refused, or the receiver has gone)."""
+        """Wait for the turn; return whether the request is starving.
+
+        Raises:
+            Unavailable: The receiver refused, or is gone.
+        """
         try:
             response = await self._call.read()
         except aio.AioRpcError as error:
@@ -37,7 +41,7 @@ class Confirmation:
         return response.transfer_turn.starving
 
     async def sender_busy(self) -> None:
-        """The turn came to nothing; the next one comes."""
+        """The turn could not be used; wait for the next one."""
         await self._say(pb.ConfirmBidRequest(sender_busy=pb.SenderBusy()))
 
     async def started(self) -> None:
@@ -47,11 +51,11 @@ class Confirmation:
         try:
             await self._call.write(step)
         except (aio.AioRpcError, asyncio.InvalidStateError) as error:
-            raise Unavailable("the receiver has gone") from error
+            raise Unavailable("the receiver is gone") from error
 
 
 class BidClient:
-    """Asks and confirms at any worker by address."""
+    """Gets and confirms bids of any worker by address."""
 
     def __init__(self, channels: ChannelPool) -> None:
         self._channels = channels
@@ -59,7 +63,11 @@ class BidClient:
     async def ask(
         self, address: str, receiver_id: str, ask: Ask, digest: str, *, timeout_s: float, metadata: Metadata
     ) -> Bid | str:
-        """A worker's bid, or why it will not have the request. Raises what the worker said, as one of our errors."""
+        """A worker's bid, or why it refuses the request.
+
+        Raises:
+            PenstockError: The worker's error.
+        """
         stub = worker_pb2_grpc.WorkerServiceStub(self._channels.get(address))
         try:
             response = await stub.PlaceBid(_to_proto(ask, digest), timeout=timeout_s, metadata=metadata)
@@ -73,7 +81,11 @@ class BidClient:
     async def confirmed(
         self, address: str, ask: Ask, digest: str, *, timeout_s: float, metadata: Metadata
     ) -> AsyncIterator[Confirmation]:
-        """The request is in the worker's queue as long as the context lasts. Unavailable (the worker has gone)."""
+        """The request is in the worker's queue as long as the context lasts.
+
+        Raises:
+            Unavailable: The worker is gone.
+        """
         stub = worker_pb2_grpc.WorkerServiceStub(self._channels.get(address))
         call = stub.ConfirmBid(timeout=timeout_s, metadata=metadata)
         try:

@@ -1,11 +1,12 @@
-"""Stops asking what does not answer (Nygard 2007, circuit breaker). No I/O, no clock: times are handed in."""
+"""Stops calls to an instance that does not answer (Nygard 2007, circuit breaker). No I/O and no clock."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class BreakerLimits:
-    """failures: in a row, that open it. open_s: how long, the first time; doubled from probe to probe up to max_open_s."""
+    """failures: consecutive ones that open it. open_s: for how long, the first time; doubled by each failed probe up to
+    max_open_s."""
 
     failures: int
     open_s: float
@@ -13,7 +14,7 @@ class BreakerLimits:
 
 
 class CircuitBreaker:
-    """Closed: everything may pass. Open: nothing may. Half-open, once the time is up: one may, and decides."""
+    """Closed: all calls may pass. Open: none may. Half-open, when the time is up: one may pass, and its result decides."""
 
     def __init__(self, limits: BreakerLimits) -> None:
         self._limits = limits
@@ -28,7 +29,7 @@ class CircuitBreaker:
         return now_s >= self._open_until and not self._probing
 
     def passed(self) -> None:
-        """A call goes out that `allows` has let pass: the one that decides, where it is half-open."""
+        """A call that `allows` let pass is sent; if half-open, it is the one that decides."""
         self._probing = self._open_until is not None
 
     def succeeded(self) -> None:
@@ -51,5 +52,5 @@ class CircuitBreaker:
         self._open_until = now_s + min(max(retry_after_s, 0.0), self._limits.max_open_s)
 
     def left(self) -> None:
-        """A call ended without telling anything: its caller went away."""
+        """A call ended without a result: its caller left."""
         self._probing = False

@@ -1,7 +1,7 @@
-"""Speaks JudgeService to whichever judge answers, and does not feed an overload.
+"""Calls of JudgeService, which do not make an overload of the judges worse.
 
-What cannot be judged is answered by the largest tier, which may be what judges. So no judgement is tried again at a judge
-that is full, a judge that does not answer in time is left alone for a while, and what is asked for at once is limited.
+An answer that cannot be judged escalates to the largest tier, which may be the judge. So a judgement is not retried on a
+judge that is full, a judge that does not answer in time gets no calls for a while, and concurrent judgements are limited.
 """
 
 import asyncio
@@ -29,26 +29,29 @@ from services.domain.structured import StructuredOutput
 
 _log = logging.getLogger(__name__)
 
-ROUNDS = 3  # over all judges, where they cannot be reached: one that is started anew is there within a second
+ROUNDS = 3  # over all judges, if they cannot be reached: a restarted one is ready within a second
 PAUSE_S = 0.2  # between two rounds
 TIMEOUTS_TO_OPEN = 3  # in a row
 MAX_OPEN_S = 10.0
-ENOUGH_SHARE = 0.4  # of the time that a judgement may take: who waited half of it for a place has had as much
+ENOUGH_SHARE = (
+    0.4  # of the time that a judgement may take: at least this much is left after waiting half of it for a place
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """score: 0 to 100."""
+    """score: 0 to 100. reason: why the judge gave 0 without its scorer; otherwise empty."""
 
     score: float
     scorer: str
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class JudgeLimits:
-    """timeout_s: of one judgement, waiting and tries included. concurrency: judgements asked for at once.
+    """timeout_s: of one judgement, including waiting and retries. concurrency: number of concurrent judgements.
 
-    open_s: how long a judge that does not answer in time is not asked, the first time.
+    open_s: how long a judge that does not answer in time gets no calls, the first time.
     """
 
     timeout_s: float
@@ -57,25 +60,25 @@ class JudgeLimits:
 
 
 class JudgeClient:
-    """Asks one judge after the other until one answers, all refuse, or the time is up."""
+    """Calls one judge after another until one answers, all refuse, or the time is up."""
 
     def __init__(
         self, channels: ChannelPool, pool: InstancePool, tracer: Tracer, meter: Meter, limits: JudgeLimits
     ) -> None:
         self._channels, self._pool, self._tracer, self._limits = channels, pool, tracer, limits
-        self._needs: dict[tuple[str, str], bool] = {}  # (judge, scorer) -> wants logprobs
+        self._needs: dict[tuple[str, str], bool] = {}  # (judge, scorer) -> needs logprobs
         self._places = asyncio.Semaphore(limits.concurrency)
         self._breaker_limits = BreakerLimits(TIMEOUTS_TO_OPEN, limits.open_s, MAX_OPEN_S)
         self._breakers: dict[str, CircuitBreaker] = {}  # by judge
         self._failures = meter.create_counter(
             "penstock.router.judge_failures",
             unit="{judgement}",
-            description="Answers without a score, by reason: timeout, refused, unavailable, open (no judge is asked for "
+            description="Answers without a score, by reason: timeout, refused, unavailable, open (no judge is called for "
             "a while), invalid (this answer cannot be judged).",
         )
 
     async def needs_logprobs(self, scorer: str) -> bool:
-        """Whether a scorer wants the answer's token logprobs; False while no judge can be asked."""
+        """Whether a scorer needs the answer's token logprobs; False while no judge can be reached."""
         for judge in self._pool.judges():
             key = (judge.instance_id, scorer)
             if key not in self._needs:
@@ -85,8 +88,8 @@ class JudgeClient:
                 except aio.AioRpcError:
                     self._pool.eject(judge.instance_id)
                     continue
-                wanted = scorer or listed.default_scorer
-                self._needs[key] = any(s.needs_logprobs for s in listed.scorers if s.name == wanted)
+                name = scorer or listed.default_scorer
+                self._needs[key] = any(s.needs_logprobs for s in listed.scorers if s.name == name)
             return self._needs[key]
         return False
 
@@ -104,7 +107,7 @@ class JudgeClient:
     ) -> Verdict | None:
         """The verdict, or None if no judge gives one in time or this answer cannot be judged.
 
-        tool_format: how the tier's model writes tool calls. structured_output: the form that was asked for.
+        tool_format: how the tier's model writes tool calls. structured_output: the requested form.
         """
         until = min(deadline_s, asyncio.get_running_loop().time() + self._limits.timeout_s)
         request = _request(scorer, prompt, answer, tier, finish_reason, logprobs)
@@ -123,8 +126,8 @@ class JudgeClient:
 
     @asynccontextmanager
     async def _place(self, until: float) -> AsyncIterator[None]:
-        """One of the judgements asked for at once. Half the time may pass until there is one: what is asked for later could
-        hardly be answered in time, and would tell nothing about the judge."""
+        """A place among the concurrent judgements. Half of the time may pass until there is one: a later call could hardly be
+        answered in time, and its failure would not be the judge's."""
         now = asyncio.get_running_loop().time()
         async with asyncio.timeout_at(now + (until - now) / 2):
             await self._places.acquire()
@@ -134,23 +137,21 @@ class JudgeClient:
             self._places.release()
 
     async def _ask_in_turn(self, request: pb.ScoreRequest, tier: str, until: float) -> Verdict:
-        """The first judge's verdict that there is.
+        """The verdict of the first judge that gives one.
 
         Raises:
-            NoJudgeAsked: none may be asked now.
-            PenstockError: what the last one said.
+            NoJudgeAsked: No judge may be called now.
+            PenstockError: The error of the last judge.
         """
         last: PenstockError
         for turn in range(ROUNDS):
             if turn:
                 await self._pool.change(PAUSE_S)
-            last = Unavailable("no judge is there")
+            last = Unavailable("there is no judge")
             for judge in self._pool.judges():
                 breaker = self._breaker(judge.instance_id)
                 if not breaker.allows(asyncio.get_running_loop().time()):
-                    last = (
-                        last if isinstance(last, Overloaded) else NoJudgeAsked("every judge is left alone for a while")
-                    )
+                    last = last if isinstance(last, Overloaded) else NoJudgeAsked("no judge may be called for a while")
                     continue
                 try:
                     with self._pool.sending(judge.instance_id):
@@ -162,15 +163,15 @@ class JudgeClient:
                         self._pool.eject(judge.instance_id)
                     last = error
             if isinstance(last, Overloaded | NoJudgeAsked):
-                break  # to ask a full judge again would only make it fuller
+                break  # another call would only add to its load
         raise last
 
     async def _ask_watched(
         self, address: str, request: pb.ScoreRequest, tier: str, until: float, breaker: CircuitBreaker
     ) -> Verdict:
-        """Ask one judge and tell its breaker how that went.
+        """Call one judge, and record the result in its circuit breaker.
 
-        A judge is not blamed for a caller in a hurry: only what had most of half the time of a judgement counts.
+        A call that had little time does not count as a failure of the judge: see ENOUGH_SHARE.
         """
         loop = asyncio.get_running_loop()
         asked_at = loop.time()
@@ -191,7 +192,7 @@ class JudgeClient:
                 breaker.left()
             raise
         except Unavailable:
-            breaker.left()  # it cannot be reached, and others are tried first: that is not overload
+            breaker.left()  # it cannot be reached, which is not overload; others are tried first
             raise
         except PenstockError:
             breaker.succeeded()
@@ -200,10 +201,10 @@ class JudgeClient:
         return verdict
 
     def _breaker(self, instance_id: str) -> CircuitBreaker:
-        """A judge's; those of judges that are gone are forgotten."""
+        """The circuit breaker of a judge; those of judges that have left are removed."""
         if instance_id not in self._breakers:
-            here = {judge.instance_id for judge in self._pool.judges()}
-            self._breakers = {name: breaker for name, breaker in self._breakers.items() if name in here}
+            known = {judge.instance_id for judge in self._pool.judges()}
+            self._breakers = {name: breaker for name, breaker in self._breakers.items() if name in known}
             self._breakers[instance_id] = CircuitBreaker(self._breaker_limits)
         return self._breakers[instance_id]
 
@@ -215,16 +216,19 @@ class JudgeClient:
                 answer = await stub.Score(request, timeout=timeout_s, metadata=telemetry.inject())
             except aio.AioRpcError as error:
                 raise errors.from_rpc(error) from error
-            span.set_attribute("penstock.score", answer.results[0].score)
-            return Verdict(answer.results[0].score, answer.scorer)
+            result = answer.results[0]
+            span.set_attribute("penstock.score", result.score)
+            if result.reason:
+                span.set_attribute("penstock.score_reason", result.reason)
+            return Verdict(result.score, answer.scorer, result.reason)
 
 
 class NoJudgeAsked(Unavailable):
-    """Every judge is left alone for a while, or there is none."""
+    """No judge may be called for a while, or there is none."""
 
 
 def _reason(error: Exception) -> str:
-    """Why an answer has no score, as the metric says it."""
+    """Why an answer has no score: the label of the metric."""
     match error:
         case TimeoutError() | DeadlineExceeded():
             return "timeout"

@@ -89,13 +89,19 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """score: None if the judge could not be reached."""
+    """score: None if the judge could not be reached. reason: why the judge gave 0 without its scorer; otherwise empty.
+
+    threshold: of the tier; for the last tier, the score below which an answer is flagged.
+    flagged: the answer was returned although its score is below the threshold.
+    """
 
     tier: str
     score: float | None
     threshold: float
     accepted: bool
     scorer: str
+    reason: str = ""
+    flagged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +125,7 @@ class InstanceChanged:
 
 @dataclass(frozen=True, slots=True)
 class TierSummary:
-    """What one tier did for a request."""
+    """What one tier did for a request. score_reason, flagged: as in Judged."""
 
     tier: str
     model: str
@@ -129,6 +135,8 @@ class TierSummary:
     accepted: bool
     usage: TokenUsage
     time_s: float
+    score_reason: str = ""
+    flagged: bool = False
 
 
 @dataclass(frozen=True, slots=True)

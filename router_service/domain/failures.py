@@ -1,7 +1,7 @@
 """What the failure of an attempt means for the instance, for the request's budget and for the client. No I/O.
 
-`RULES` is the one table of it. An attempt is a request's stay at one instance. Its caller classifies the error that ended it
-(`classify`), records it (`FailureHistory.record`, `TryBudget.spend`) and carries out what follows.
+`RULES` is the only table of it. An attempt is the time of a request at one instance. The caller classifies the error that
+ended it (`classify`), records it (`FailureHistory.record`, `TryBudget.spend`) and carries out the consequences.
 """
 
 import enum
@@ -24,36 +24,36 @@ from services.domain.errors import (
 from services.domain.requests import PROGRESS_TOKENS
 
 MAX_EJECTIONS = 2
-"""Instances that one request's failures may eject, over all its tiers."""
+"""Number of instances that the failures of one request may eject, over all its tiers."""
 FAILURES_TO_EJECT = 3
-"""Requests in a row that must fail at an instance, where one failure says little, before it is ejected."""
+"""Number of consecutive requests that must fail at an instance before it is ejected, if one failure proves little."""
 
 
 class Failure(enum.Enum):
-    """What may end an attempt before the reply is complete."""
+    """Why an attempt ended before the reply was complete."""
 
     CONNECT_FAILED = "connect_failed"
     """No connection, or it broke before the request was sent."""
     INSTANCE_DIED = "instance_died"
-    """The connection broke while the request was there."""
+    """The connection broke while the request was running there."""
     INSTANCE_LEFT = "instance_left"
-    """As INSTANCE_DIED, of an instance that was draining or had said goodbye."""
+    """As INSTANCE_DIED, of an instance that was draining or had deregistered."""
     CALL_BROKEN = "call_broken"
-    """The call shared by all replies ended, by an error of the call itself; the instance lives."""
+    """The call shared by all replies ended with an error of the call itself; the instance is alive."""
     SILENT = "silent"
     PROTOCOL_ERROR = "protocol_error"
-    """Tokens are missing or come twice. Once is no sign of a fault: they may be lost with the source of a move."""
+    """Tokens are missing or came twice. One such failure proves no fault: they may be lost with the source of a move."""
     ABORTED = "aborted"
-    """The worker ended the reply, or handed it over to nobody who is read."""
+    """The worker ended the reply, or handed it over to a target that is not read."""
     DRAINING = "draining"
     FULL = "full"
     DUPLICATE_ID = "duplicate_id"
     NOT_FOUND = "not_found"
-    """What the request refers to, such as its transfer, is not there."""
+    """An object that the request refers to, such as its transfer, does not exist."""
     INTERNAL = "internal"
-    """A fault of the worker, while it worked on this request."""
+    """An internal error of the worker while it worked on this request."""
     ENGINE_UNAVAILABLE = "engine_unavailable"
-    """The worker answers, but its engine, or the server behind it, does not."""
+    """The worker answers, but its engine or engine server does not."""
     INVALID_REQUEST = "invalid_request"
     PROMPT_TOO_LONG = "prompt_too_long"
     MESSAGE_TOO_LARGE = "message_too_large"
@@ -63,30 +63,30 @@ class Failure(enum.Enum):
 
 
 class Ejection(enum.Enum):
-    """Whether the instance is tried last for a while (the setting `ejection_s`)."""
+    """Whether the instance is tried last for the time of the setting `ejection_s`."""
 
     NEVER = "never"
     REPEATED = "repeated"
-    """After FAILURES_TO_EJECT requests in a row."""
+    """After FAILURES_TO_EJECT consecutive requests."""
     BOUNDED = "bounded"
-    """At once, but the request may be the cause: it ejects at most MAX_EJECTIONS instances."""
+    """At once, but one request, which may be the cause, ejects at most MAX_EJECTIONS instances."""
     ALWAYS = "always"
     """At once: no request can cause it."""
 
 
 class Cost(enum.Enum):
-    """What the failure costs of what the request has in this tier."""
+    """What the failure costs of the request's budget in this tier."""
 
     ATTEMPT = "attempt"
     """One of `max_attempts`: the instance was tried."""
     REFUSAL = "refusal"
-    """One of `max_refusals`: the request was not begun, or not at fault."""
+    """One of `max_refusals`: the request was not started, or is not at fault."""
     END = "end"
-    """The request ends: another instance would not do better."""
+    """The request ends: another instance would fail, too."""
 
 
 class ClientError(enum.Enum):
-    """What the client gets once the request ends by this failure."""
+    """What the client gets if the request ends with this failure."""
 
     ITSELF = "itself"
     """The worker's own error."""
@@ -95,7 +95,7 @@ class ClientError(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class FailureRule:
-    """One row. death: the instance may have died of the request, unless the reply had PROGRESS_TOKENS from it."""
+    """One row. death: the instance may have died of the request, unless the reply got PROGRESS_TOKENS from it."""
 
     ejection: Ejection
     cost: Cost
@@ -129,18 +129,18 @@ RULES: dict[Failure, FailureRule] = {
 }
 
 OF_THE_INSTANCE = frozenset({Failure.CONNECT_FAILED, Failure.INSTANCE_DIED, Failure.INSTANCE_LEFT, Failure.SILENT})
-"""Failures that say something of an instance even where the request runs elsewhere: of a move's source or target."""
+"""Failures that count for an instance even if the request runs on another one: of the source or target of a move."""
 
 
 class InstanceFailed(Unavailable):
-    """An attempt ended in a way that the router itself has seen; `failure` says which."""
+    """An attempt ended with a failure that the router itself detected."""
 
     def __init__(self, failure: Failure, message: str) -> None:
         self.failure = failure
         super().__init__(message)
 
 
-# The first class that fits, so subclasses come before their bases.
+# The first matching class counts, so subclasses come before their bases.
 _BY_TYPE: tuple[tuple[type[PenstockError], Failure], ...] = (
     (PromptTooLong, Failure.PROMPT_TOO_LONG),
     (MessageTooLarge, Failure.MESSAGE_TOO_LARGE),
@@ -157,7 +157,7 @@ _BY_TYPE: tuple[tuple[type[PenstockError], Failure], ...] = (
 
 
 def classify(error: PenstockError, *, leaving: bool = False) -> Failure:
-    """The row of an error that ended an attempt. leaving: the instance was draining, or is known no more."""
+    """The row of an error that ended an attempt. leaving: the instance was draining, or has left the mesh."""
     if isinstance(error, InstanceFailed):
         died = error.failure is Failure.INSTANCE_DIED
         return Failure.INSTANCE_LEFT if died and leaving else error.failure
@@ -166,19 +166,19 @@ def classify(error: PenstockError, *, leaving: bool = False) -> Failure:
 
 @dataclass(slots=True)
 class FailureHistory:
-    """What one request has met with, over all its tiers."""
+    """The failures of one request, over all its tiers."""
 
     deaths: int = 0
     ejected: set[str] = field(default_factory=set)
 
     def is_poisonous(self, max_deaths: int) -> bool:
-        """Whether the request is tried nowhere else, nor moved: so many instances died of it (query of death)."""
+        """Whether the request is neither retried nor moved because too many instances died of it (query of death)."""
         return self.deaths >= max_deaths
 
     def record(self, failure: Failure, instance_id: str, new_tokens: int) -> Ejection:
         """Count a failure; return whether the instance is ejected for it: NEVER, REPEATED or ALWAYS.
 
-        new_tokens: output tokens that the request has had from this instance.
+        new_tokens: number of output tokens from this instance.
         """
         rule = RULES[failure]
         if rule.death and new_tokens < PROGRESS_TOKENS:
@@ -193,13 +193,13 @@ class FailureHistory:
 
 @dataclass(slots=True)
 class TryBudget:
-    """What a request may still try in one tier."""
+    """The remaining attempts and refusals of a request in one tier."""
 
     attempts: int
     refusals: int
 
     def spend(self, failure: Failure) -> bool:
-        """Whether the request may be tried again."""
+        """Record a failure; return whether the request may be retried."""
         match RULES[failure].cost:
             case Cost.ATTEMPT:
                 self.attempts -= 1

@@ -9,7 +9,7 @@ from services.domain.plans import CASCADE_MODEL
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """id: what requests name. model: what stands behind a tier; empty for the cascade."""
+    """id: the name used in requests. model: of the tier; empty for the cascade."""
 
     id: str
     model: str
@@ -18,7 +18,7 @@ class ServedModel:
 
 
 def models_of(view: MeshView) -> list[ServedModel]:
-    """The cascade and its tiers by the current plan; none before there is one. Context 0: nobody serves it now."""
+    """The cascade and its tiers by the current plan; none before there is one. Context 0: no worker serves it now."""
     if view.plan is None:
         return []
     tiers = [
@@ -34,5 +34,5 @@ def models_of(view: MeshView) -> list[ServedModel]:
 
 
 def _workers(view: MeshView, tier: str) -> list[InstanceRecord]:
-    """Those that would be tried: without a lease only where none has one."""
+    """Those that would be tried: without a lease only if none has one."""
     return view.workers(tier) or view.expired_workers(tier)

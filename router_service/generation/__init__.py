@@ -1,1 +1,1 @@
-"""A request from its first tier to its answer: the cascade, retries and failover."""
+"""A request from admission to its answer: the cascade, retries and failover."""

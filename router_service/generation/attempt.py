@@ -25,7 +25,7 @@ from services.domain.slo.promises import SloClass
 from services.domain.slo.sliding_sample import SlidingSample
 from services.domain.stages.advice import MoveAdvice
 
-_METHOD = "penstock.worker.v1.WorkerService/Generate"  # the name of a reply in traces
+METHOD = "penstock.worker.v1.WorkerService/Generate"  # the name of a reply in traces
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +81,16 @@ class Attempt:
         assembler: ReplyAssembler,
         deadline_s: float,
         parent: Context,
+        spans: telemetry.SpanBudget,
         *,
         on_failure: Callable[[InstanceRecord, PenstockError], None],
         may_move: Callable[[], bool],
         promise: ReplyPromise | None = None,
         declines: bool = False,
     ) -> None:
-        """deadline_s: on the event loop's clock. parent: of the attempt's span. on_failure, may_move: see MovableReply.
+        """deadline_s: on the event loop's clock. parent, spans: of the spans of the attempt and its moves.
+
+        on_failure, may_move: see MovableReply.
 
         promise: of the reply; what is left of it travels. declines: the instance shall decline what it cannot keep.
         """
@@ -104,12 +107,13 @@ class Attempt:
         self._request_id, self._deadline_s = request.request_id, deadline_s
         attributes: dict[str, str | int | float] = {
             "rpc.system": "grpc",
-            "rpc.method": _METHOD,
+            "rpc.method": METHOD,
             "server.address": record.address,
             "penstock.instance_id": record.instance_id,
             "penstock.offset": len(assembler.token_ids),
         }
-        self._span = telemetry.child_span(services.tracer, _METHOD, attributes, parent=parent, kind=SpanKind.CLIENT)
+        self._spans, parent = spans, spans.take(parent)
+        self._span = telemetry.child_span(services.tracer, METHOD, attributes, parent=parent, kind=SpanKind.CLIENT)
         self._trace_context = telemetry.context_of(self._span, parent)
         self._context = contextvars.copy_context()  # of the request: events come in the context of the call's reader
         self._move: asyncio.Task[Moved | NotMoved] | None = None
@@ -178,9 +182,8 @@ class Attempt:
                 self._assembler.moved(target_id, event.why)
 
     async def _follow(self, advice: MoveAdvice) -> Moved | NotMoved:
-        outcome = await self._services.agent.follow(
-            self._assembler.tier, self.reply, self._request_id, advice, self._trace_context
-        )
+        context = self._spans.take(self._trace_context)
+        outcome = await self._services.agent.follow(self._assembler.tier, self.reply, self._request_id, advice, context)
         self._services.stalls.add(outcome)
         return outcome
 

@@ -1,4 +1,4 @@
-"""Which tiers a request may visit, and whether an answer stands. No I/O."""
+"""Which tiers a request may use, and whether an answer is accepted. No I/O."""
 
 from dataclasses import dataclass
 
@@ -9,21 +9,25 @@ from services.domain.plans import CASCADE_MODEL, JudgeUnavailable, Plan, TierPla
 
 @dataclass(frozen=True, slots=True)
 class Accept:
-    """The answer stands. `reason` is for logs and spans."""
+    """The answer is accepted. reason: for logs and spans."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Escalate:
-    """The tier at index `to` of the route tries next."""
+    """The tier at index `to` of the route is next."""
 
     to: int
     reason: EscalationReason
 
 
 def route(plan: Plan, model: str) -> tuple[TierPlan, ...]:
-    """The tiers that may answer, from the first to try. NotFound if the plan knows no such model."""
+    """The tiers that may answer, in order.
+
+    Raises:
+        NotFound: The plan has no such model.
+    """
     if model == CASCADE_MODEL:
         return plan.tiers
     tier = plan.tier(model)
@@ -33,14 +37,14 @@ def route(plan: Plan, model: str) -> tuple[TierPlan, ...]:
 
 
 def judged_at(tiers: tuple[TierPlan, ...], at: int) -> bool:
-    """Whether the answer of tier `at` needs a judgement: on every tier of a route but its last."""
+    """Whether the answer of tier `at` is judged: on every tier of a route except the last."""
     return at < len(tiers) - 1
 
 
 def decide(plan: Plan, tiers: tuple[TierPlan, ...], at: int, score: float | None) -> Accept | Escalate:
-    """Whether the answer of tier `at` stands; `score` None: it could not be judged.
+    """Whether the answer of tier `at` is accepted: with a score of at least the threshold (CASCADIA section 3.1).
 
-    An answer stands where its score is at least the threshold (CASCADIA section 3.1).
+    score: None if it could not be judged.
     """
     threshold = tiers[at].threshold
     if not judged_at(tiers, at) or threshold is None:
@@ -54,6 +58,11 @@ def decide(plan: Plan, tiers: tuple[TierPlan, ...], at: int, score: float | None
     return Escalate(at + 1, EscalationReason.SCORE_BELOW_THRESHOLD)
 
 
+def flagged(score: float | None, flag_below: float) -> bool:
+    """Whether an answer that no further tier can better is flagged to its client; what could not be scored is not."""
+    return score is not None and score < flag_below
+
+
 def unable(tiers: tuple[TierPlan, ...], at: int, reason: EscalationReason) -> Escalate | None:
-    """Tier `at` cannot answer at all: the next one tries, if there is one."""
+    """Tier `at` cannot answer: escalate to the next one, if there is one."""
     return Escalate(at + 1, reason) if at < len(tiers) - 1 else None

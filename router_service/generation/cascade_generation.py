@@ -48,9 +48,18 @@ been sent are computed again."""
 class CascadeGeneration:
     """Generates with one tier after another; without state of any request."""
 
-    def __init__(self, view: MeshView, tiers: TierGeneration, judge: JudgeClient, tracer: Tracer) -> None:
+    def __init__(
+        self,
+        view: MeshView,
+        tiers: TierGeneration,
+        judge: JudgeClient,
+        tracer: Tracer,
+        flag_below: float | None = None,
+    ) -> None:
+        """flag_below: answers that are returned without being judged before are judged, too, and flagged below this score."""
         self._view, self._tiers, self._judge, self._tracer = view, tiers, judge, tracer
         self._times = TierTimes()
+        self._flag_below = flag_below
 
     async def generate(self, request: RouterRequest, output: RequestOutput, answers: list[TierAnswer]) -> TierAnswer:
         """The accepted answer, after it has been passed to `output`. The plan is the current one for the whole request.
@@ -72,13 +81,16 @@ class CascadeGeneration:
         while True:
             tier = route[at]
             # An answer that is resumed has been accepted before.
-            held = cascade.judged_at(route, at) and _resumed_ids(request, tier) is None
+            is_resumed = _resumed_ids(request, tier) is not None
+            held = cascade.judged_at(route, at) and not is_resumed
             promise = self._promise(request, route, at, held=held)
             if held and promise is None and request.promise is not None:
                 output.event(Escalated(tier.name, route[at + 1].name, EscalationReason.TOO_LATE))
                 at += 1
                 continue
-            answer = self._begin(tier, request, output, promise, held=held)
+            # The part of a resumed answer that this router does not have cannot be judged.
+            stored = self._flag_below is not None and not held and not is_resumed
+            answer = self._begin(tier, request, output, promise, held=held, stored=stored)
             answers.append(answer)
             try:
                 await self._answer(request, plan, sampling, answer, output, history)
@@ -86,6 +98,8 @@ class CascadeGeneration:
                     escalation = cascade.unable(route, at, EscalationReason.SLO_DECLINED) if held else None
                 else:
                     escalation = await self._judged(request, plan, route, at, answer, output) if held else None
+                    if stored:
+                        await self._flagged(request, plan, answer, output)
             except (Unavailable, PromptTooLong, UnsupportedByModel) as error:
                 answer.end(error)
                 escalation = cascade.unable(route, at, _why_unable(error)) if held else None
@@ -114,7 +128,8 @@ class CascadeGeneration:
     ) -> None:
         """One tier's answer; its tokens are taken by `answer`."""
         tier = answer.tier.name
-        if answer.held and sampling.top_logprobs is None and await self._judge.needs_logprobs(plan.scorer):
+        is_judged = answer.held or answer.stored
+        if is_judged and sampling.top_logprobs is None and await self._judge.needs_logprobs(plan.scorer):
             sampling = replace(sampling, top_logprobs=0)
         # Tokens with a promised pace do not wait for others, although their client may read them at the end only.
         has_pace = answer.promise is not None and answer.promise.has_pace
@@ -194,10 +209,27 @@ class CascadeGeneration:
         escalation = decision if isinstance(decision, Escalate) else None
         if asyncio.get_running_loop().time() >= request.deadline_s:
             raise DeadlineExceeded("the deadline passed while the answer was judged")
+        answer.score_reason = verdict.reason if verdict is not None else ""
         scorer = verdict.scorer if verdict is not None else plan.scorer
         threshold = answer.tier.threshold or 0.0
-        output.event(Judged(answer.tier.name, answer.score, threshold, escalation is None, scorer))
+        accepted = escalation is None
+        output.event(Judged(answer.tier.name, answer.score, threshold, accepted, scorer, answer.score_reason))
         return escalation
+
+    async def _flagged(self, request: RouterRequest, plan: Plan, answer: TierAnswer, output: RequestOutput) -> None:
+        """Have an answer judged that has been passed on already; without a score, it is not flagged."""
+        assert self._flag_below is not None
+        verdict = await self._score(request, plan, answer)
+        if verdict is None:
+            output.event(Judged(answer.tier.name, None, self._flag_below, True, plan.scorer))
+            return
+        answer.score, answer.score_reason = verdict.score, verdict.reason
+        answer.flagged = cascade.flagged(verdict.score, self._flag_below)
+        output.event(
+            Judged(
+                answer.tier.name, verdict.score, self._flag_below, True, verdict.scorer, verdict.reason, answer.flagged
+            )
+        )
 
     async def _score(self, request: RouterRequest, plan: Plan, answer: TierAnswer) -> Verdict | None:
         assert answer.done is not None
@@ -225,6 +257,7 @@ class CascadeGeneration:
         promise: ReplyPromise | None,
         *,
         held: bool,
+        stored: bool,
     ) -> TierAnswer:
         texts: list[str] | None = None
         if offers_tools(request):
@@ -235,6 +268,7 @@ class CascadeGeneration:
             asyncio.get_running_loop().time(),
             self._tracer.start_span(span_name(tier)) if telemetry.is_traced() else INVALID_SPAN,
             held=held,
+            stored=stored,
             with_logprobs=request.sampling.top_logprobs is not None,
             on_answer=output.answer,
             texts=texts,

@@ -1,4 +1,4 @@
-"""The requests under way in this router, by whichever protocol they came."""
+"""The active requests of this router, of all protocols."""
 
 import asyncio
 import secrets
@@ -7,12 +7,12 @@ from services.domain.errors import Unavailable
 
 
 def new_request_id() -> str:
-    """An id that no other request has."""
+    """A unique id."""
     return f"req-{secrets.token_hex(12)}"
 
 
 class InFlightRequests:
-    """Counts requests under way; refuses new ones once the router drains."""
+    """Counts active requests; refuses new ones when the router drains."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -37,6 +37,6 @@ class InFlightRequests:
         return self._closed
 
     async def drained(self) -> None:
-        """Take nothing new; return once nothing is under way."""
+        """Refuse new requests; return when none is active."""
         self._closed = True
         await self._none.wait()

@@ -35,9 +35,11 @@ class RequestDriver:
         tracer: Tracer,
         late_traces: LateTraces,
         sampler: WindowSampler | None = None,
+        flag_below: float | None = None,
     ) -> None:
+        """flag_below: see CascadeGeneration."""
         self._queue, self._stats = queue, stats
-        self._cascade = CascadeGeneration(view, tiers, judge, tracer)
+        self._cascade = CascadeGeneration(view, tiers, judge, tracer, flag_below)
         self._late_traces, self._sampler = late_traces, sampler
         self._live = LiveRequests()
 

@@ -33,15 +33,17 @@ OnAnswer = Callable[[str, TokenFrame], None]
 class TierAnswer:
     """One tier's answer so far. Times are the event loop's, in seconds.
 
-    held: for the judge; its frames are kept until it is accepted. answered_at: when the first token was passed on.
-    with_logprobs: whether the client asked for them. texts: of an answer that is not held, if it may contain tool calls.
-    promise: the SLO of the tier's reply; None without one. first_token_at: when it came from the worker.
+    held: for the judge; its frames are kept until it is accepted. stored: passed on, and also stored to be judged at its end.
+    answered_at: when the first token was passed on. with_logprobs: whether the client asked for them. texts: of an answer
+    that is not held, if it may contain tool calls. score_reason, flagged: as in Judged. promise: the SLO of the tier's
+    reply; None without one. first_token_at: when it came from the worker.
     """
 
     tier: TierPlan
     started_at: float
     span: Span
     held: bool
+    stored: bool
     with_logprobs: bool
     on_answer: OnAnswer
     texts: list[str] | None = None
@@ -54,6 +56,8 @@ class TierAnswer:
     tool_format: str = ""
     done: TierDone | None = None
     score: float | None = None
+    score_reason: str = ""
+    flagged: bool = False
     accepted: bool = False
     failure: str = ""
     ended_at: float = 0.0
@@ -85,13 +89,15 @@ class TierAnswer:
         if self.held:
             self.frames.append(frame)
             return
+        if self.stored:
+            self.frames.append(frame)
         if self.texts is not None:
             self.texts.append(frame.text)
         self._pass(frame)
 
     def release(self) -> None:
         """Pass on the tokens that were held."""
-        for frame in self.frames:
+        for frame in self.frames if self.held else ():
             self._pass(frame)
 
     def _pass(self, frame: TokenFrame) -> None:
@@ -155,6 +161,8 @@ class TierAnswer:
             accepted=self.accepted,
             usage=self.usage(),
             time_s=self.ended_at - self.started_at,
+            score_reason=self.score_reason,
+            flagged=self.flagged,
         )
 
     def past(self) -> PastSpan:
@@ -173,6 +181,7 @@ class TierAnswer:
             "penstock.tier": self.tier.name,
             "penstock.instance_id": self.instance_id,
             "penstock.accepted": self.accepted,
+            **({"penstock.flagged": True} if self.flagged else {}),
             **{name: value for name, value in optional.items() if value is not None},
         }
 

@@ -34,7 +34,9 @@ from router_service.migration.bidding import MoveAgent
 from router_service.migration.movable_reply import MovableReply, Moved, NotMoved
 from router_service.routing.instance_pool import MIN_FULL_S, InstancePool
 from router_service.routing.placement import Placed, SloNeed
+from router_service.routing.prefix_affinity import prefixes_of
 from router_service.routing.prompt_length import PromptLengths
+from services import telemetry
 from services.domain.errors import (
     DeadlineExceeded,
     NotFound,
@@ -48,6 +50,9 @@ from services.domain.requests import FinishReason, GenerationRequest, TokenUsage
 from services.event_streams import OnTokens
 
 _log = logging.getLogger(__name__)
+
+MAX_TRACED_CALLS = 32
+"""Attempts and moves of one reply that have spans; a reply may move any number of times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +130,7 @@ class TierGeneration:
             Unavailable, DeadlineExceeded: No instance could be tried, or all that were tried failed.
         """
         prompt, history = request.prompt, history or FailureHistory()
+        prefixes = prefixes_of(prompt)
 
         def pass_event(event: TierEvent) -> None:
             if isinstance(event, TierAdmitted):
@@ -135,12 +141,21 @@ class TierGeneration:
             tier, request.resume_token_ids, self._lengths.estimate(tier, prompt), pass_event, on_tokens
         )
         budget = TryBudget(self._policy.max_attempts, self._policy.max_refusals)
+        spans = telemetry.SpanBudget(MAX_TRACED_CALLS)
         failed_id, reason = "", ""
         loop = asyncio.get_running_loop()
         hops = SloHops(self._hops, promise.fallback, loop.time()) if promise is not None else None
         while True:
+            prefix_holder = self._pool.prefix_affinity.where(tier, prefixes)
             placed = await self._place(
-                request, assembler, failed_id, deadline_s, promise, hops, may_give_up=may_give_up
+                assembler,
+                request.request_id,
+                failed_id,
+                prefix_holder,
+                deadline_s,
+                promise,
+                hops,
+                may_give_up=may_give_up,
             )
             begun, now_s = bool(assembler.token_ids), loop.time()
             if placed is None or (hops is not None and hops.is_declined(placed.record.instance_id, now_s, begun=begun)):
@@ -149,7 +164,9 @@ class TierGeneration:
             declines = hops is not None and hops.asks_to_decline(placed.others, now_s, begun=begun)
             assembler.try_instance(record.instance_id, reason)
             try:
-                done = await self._attempt(record, request, assembler, deadline_s, parent, history, promise, declines)
+                done = await self._attempt(
+                    record, request, assembler, deadline_s, parent, spans, history, promise, declines
+                )
             except PenstockError as error:
                 failed_id = assembler.instance_id
                 failure = self._record_failure(assembler, request.request_id, failed_id, error, history)
@@ -177,7 +194,7 @@ class TierGeneration:
             if done.reason is FinishReason.DECLINED and hops is not None:
                 hops.declined.add(record.instance_id)
                 continue
-            self._pool.prefix_affinity.learn(tier, prompt, assembler.instance_id)
+            self._pool.prefix_affinity.learn(tier, prefixes, assembler.instance_id)
             self._pool.succeeded(assembler.instance_id)
             return done
 
@@ -203,6 +220,7 @@ class TierGeneration:
         assembler: ReplyAssembler,
         deadline_s: float,
         parent: Context,
+        spans: telemetry.SpanBudget,
         history: FailureHistory,
         promise: ReplyPromise | None,
         declines: bool,
@@ -220,6 +238,7 @@ class TierGeneration:
             assembler,
             deadline_s,
             parent,
+            spans,
             on_failure=failed_meanwhile,
             may_move=lambda: not history.is_poisonous(self._policy.max_deaths),
             promise=promise,
@@ -250,9 +269,10 @@ class TierGeneration:
 
     async def _place(
         self,
-        request: GenerationRequest,
         assembler: ReplyAssembler,
+        request_id: str,
         avoid: str,
+        prefix_holder: str,
         deadline_s: float,
         promise: ReplyPromise | None,
         hops: SloHops | None,
@@ -267,7 +287,6 @@ class TierGeneration:
         """
         loop, number, tier = asyncio.get_running_loop(), self._pool.number(), assembler.tier
         tokens = assembler.prompt_tokens + len(assembler.token_ids)
-        prefix_holder = self._pool.prefix_affinity.where(tier, request.prompt)
         wait_s = self._policy.tier_wait_s if assembler.reported or not may_give_up else 0.0
         give_up_at = loop.time() + wait_s
         due_s, need = math.inf, None
@@ -276,9 +295,7 @@ class TierGeneration:
             if hops.gives_up_waiting(begun=bool(assembler.token_ids)):
                 due_s = promise.first_token_due_s
         while True:
-            result = self._pool.place(
-                tier, request.request_id, tokens, avoid=avoid, prefix_holder=prefix_holder, slo=need
-            )
+            result = self._pool.place(tier, request_id, tokens, avoid=avoid, prefix_holder=prefix_holder, slo=need)
             if isinstance(result, Placed):
                 return result
             now = loop.time()

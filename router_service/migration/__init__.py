@@ -1,1 +1,1 @@
-"""Replies that move from one worker to another: the stream that follows them, and the bids that choose the target."""
+"""Replies that move from one worker to another: reading them, and the choice of the target by bids."""

@@ -1,7 +1,7 @@
-"""The sender's agent: the router that owns a stream finds where its request goes when the worker advises a move.
+"""The sender's agent: when a worker advises a move, the router that owns the stream chooses the target.
 
-Asks all candidates, chooses by the rules of `services.domain.stages.bidding`, confirms, waits for the receiver's turn and has
-the reply move. Whatever fails, the reply goes on where it is.
+It gets bids from all candidates, chooses by the rules of `services.domain.stages.bidding`, confirms, waits for the turn at
+the receiver and has the reply move. If anything fails, the reply continues where it is.
 """
 
 import asyncio
@@ -39,30 +39,30 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class BidLimits:
-    """bid_s: for bids to come in. turn_s: from the confirmation to the end of the transfer."""
+    """bid_s: for bids to arrive. turn_s: from the confirmation to the end of the transfer."""
 
     bid_s: float
     turn_s: float
 
 
 def candidates(workers: Seq[InstanceRecord], sender: InstanceRecord, advice: MoveAdvice) -> list[InstanceRecord]:
-    """Whom to ask, in order of id: for a request that has outgrown its stage the next one that covers it, for an overloaded
-    sender its own stage, for a draining one whoever suits the length best."""
+    """The workers to get bids from, in order of id: of the next stage that covers a request that outgrew its stage, of the
+    sender's own stage if it is overloaded, of the stage that suits the length best if it drains."""
     others = {r.instance_id: r for r in workers if r.instance_id != sender.instance_id}
     places = {i: record.place for i, record in others.items()}
     stage = sender.place.stage if sender.place is not None else None
     match advice.reason:
         case MoveReason.DRAINING:
-            found = next(iter(by_preference(places, advice.tokens)), [])
+            targets = next(iter(by_preference(places, advice.tokens)), [])
         case MoveReason.RANGE_CROSSED:
-            found = outgrown_to(places, stage, advice.tokens) if stage is not None else []
+            targets = outgrown_to(places, stage, advice.tokens) if stage is not None else []
         case MoveReason.OVERLOADED:
-            found = peers(places, stage) if stage is not None else []
-    return [others[i] for i in found]
+            targets = peers(places, stage) if stage is not None else []
+    return [others[i] for i in targets]
 
 
 class MoveAgent:
-    """Follows workers' advice for any number of replies; keeps nothing between them but counts."""
+    """Follows workers' advice to move replies; its only state is counters."""
 
     def __init__(self, view: MeshView, client: BidClient, tracer: Tracer, meter: Meter, limits: BidLimits) -> None:
         self._view, self._client, self._tracer, self._limits = view, client, tracer, limits
@@ -70,12 +70,12 @@ class MoveAgent:
             "penstock.router.move_advice", unit="{advice}", description="Advice followed, by reason and outcome."
         )
         self.moved = self.stayed = 0
-        """Advice that ended in a move, and advice that did not."""
+        """Number of advices that ended in a move, and that did not."""
 
     async def follow(
         self, tier: str, reply: MovableReply, request_id: str, advice: MoveAdvice, parent: Context
     ) -> Moved | NotMoved:
-        """Have a reply move as its worker advised, if anybody takes it. request_id: the worker's."""
+        """Have a reply move as its worker advised, if a worker takes it. request_id: of the attempt."""
         sender_id = reply.record.instance_id
         attributes = {"penstock.tier": tier, "penstock.reason": advice.reason.value}
         described: dict[str, str | int | float] = {
@@ -84,7 +84,7 @@ class MoveAgent:
             "penstock.sequence_tokens": advice.tokens,
         }
         span = telemetry.child_span(self._tracer, "migration", described, parent=parent)
-        outcome: Moved | NotMoved = NotMoved("cut off")
+        outcome: Moved | NotMoved = NotMoved("interrupted")
         try:
             outcome = await self._follow(tier, reply, request_id, advice, span, parent)
         except PenstockError as error:
@@ -102,8 +102,8 @@ class MoveAgent:
             else:
                 self.stayed += 1
                 span.set_attribute("penstock.not_moved", outcome.reason)
-            said = "moved" if isinstance(outcome, Moved) else "stayed"
-            self._followed.add(1, attributes | {"penstock.outcome": said})
+            result = "moved" if isinstance(outcome, Moved) else "stayed"
+            self._followed.add(1, attributes | {"penstock.outcome": result})
             span.end()
         return outcome
 
@@ -113,7 +113,7 @@ class MoveAgent:
         context = telemetry.context_of(span, parent)
         async with self._arranged(tier, reply.record.instance_id, request_id, advice, context) as grant:
             if grant is None:
-                return NotMoved("nobody takes it")
+                return NotMoved("no worker takes it")
             span.set_attribute("penstock.to", grant.target.instance_id)
             while True:
                 starving = await grant.confirmation.turn()
@@ -128,37 +128,37 @@ class MoveAgent:
     async def _arranged(
         self, tier: str, sender_id: str, request_id: str, advice: MoveAdvice, parent: Context
     ) -> AsyncIterator[Grant | None]:
-        """A receiver whose queue holds the request as long as the context lasts; None if nobody takes it."""
+        """A receiver whose queue holds the request as long as the context lasts; None if no worker takes it."""
         sender = self._view.find(sender_id)
         if sender is None or sender.model is None:
             yield None
             return
         ask = Ask(request_id, sender_id, advice.tokens, advice.sender_tokens)
-        asked = {r.instance_id: r for r in candidates(self._view.workers(tier), sender, advice)}
+        receivers = {r.instance_id: r for r in candidates(self._view.workers(tier), sender, advice)}
         described = {
             "penstock.request_id": request_id,
             "penstock.reason": advice.reason.value,
             "penstock.sequence_tokens": advice.tokens,
-            "penstock.candidates": len(asked),
+            "penstock.candidates": len(receivers),
         }
         span = telemetry.child_span(self._tracer, "bid-ask", described, parent=parent)
         with trace.use_span(span, end_on_exit=True):
             metadata = telemetry.inject(telemetry.context_of(span, parent))
-            bids = await self._bids(asked, ask, sender.model.digest, metadata)
+            bids = await self._bids(receivers, ask, sender.model.digest, metadata)
             best = choose(bids)
             span.set_attribute("penstock.bids", len(bids))
             span.set_attribute("penstock.target", best.receiver_id if best is not None else "")
         if best is None:
             yield None
             return
-        target = asked[best.receiver_id]
+        target = receivers[best.receiver_id]
         async with self._client.confirmed(
             target.address, ask, sender.model.digest, timeout_s=self._limits.turn_s, metadata=metadata
         ) as confirmation:
             yield Grant(target, confirmation)
 
-    async def _bids(self, asked: dict[str, InstanceRecord], ask: Ask, digest: str, metadata: Metadata) -> list[Bid]:
-        """The bids, in the order in which they came; who refuses, fails or is late makes none."""
+    async def _bids(self, receivers: dict[str, InstanceRecord], ask: Ask, digest: str, metadata: Metadata) -> list[Bid]:
+        """The bids in the order of their arrival, without workers that refuse, fail or are late."""
         bids: list[Bid] = []
 
         async def one(receiver: InstanceRecord) -> None:
@@ -177,5 +177,5 @@ class MoveAgent:
             if isinstance(answer, Bid):
                 bids.append(answer)
 
-        await asyncio.gather(*(one(receiver) for receiver in asked.values()))
+        await asyncio.gather(*(one(receiver) for receiver in receivers.values()))
         return bids

@@ -1,4 +1,4 @@
-"""The OpenAI-compatible HTTP face of the router."""
+"""The OpenAI-compatible HTTP API of the router."""
 
 from router_service.openai_gateway.app import HttpLimits, OpenAiGateway
 

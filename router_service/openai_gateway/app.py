@@ -49,12 +49,12 @@ positions are some 100 MB."""
 _JSON = {"Content-Type": "application/json; charset=utf-8"}
 _NO_SPAN = nullcontext(INVALID_SPAN)
 UNTRACED = "/v1/models"  # polled by clients: traces of it would push those of requests out
-LINGERING_S = 1.0  # for the rest of a body that nobody wants: time for the client to read why
+LINGERING_S = 1.0  # for the rest of a body that is not needed: time for the client to read the error
 
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
-    """What one client may take: named as in the mesh file's `router`."""
+    """Limits per client: named as in the mesh file's `router`."""
 
     default_deadline_s: float
     write_timeout_s: float
@@ -64,7 +64,7 @@ class HttpLimits:
 
 
 class OpenAiGateway:
-    """/v1/chat/completions, /v1/completions, /v1/models, and health, over the router's own driver: no hop between."""
+    """/v1/chat/completions, /v1/completions, /v1/models and health, which call the router's driver directly."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class OpenAiGateway:
         """Listen; return the port. shared_port: other processes of this router listen there, too.
 
         Raises:
-            OSError: the port is taken.
+            OSError: The port is taken.
         """
         app = web.Application(middlewares=[self._guard])
         app.router.add_post("/v1/chat/completions", self._chat)
@@ -112,7 +112,7 @@ class OpenAiGateway:
         return bound
 
     async def stop_listening(self) -> None:
-        """Take no new connections, close idle ones, and each other one after the response under way."""
+        """Accept no new connections, close idle ones, and each of the others after its current response."""
         if self._site is not None and self._runner is not None:
             await self._site.stop()
             self._runner.close_idle()
@@ -126,7 +126,7 @@ class OpenAiGateway:
     async def _guard(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """A span around each request, and every error in OpenAI's shape."""
+        """A span around each request, and every error in OpenAI's format."""
         if request.path in health.PATHS:
             return await handler(request)
         with self._span(request) as span:
@@ -139,13 +139,13 @@ class OpenAiGateway:
             except web.HTTPException as error:
                 response = refusal(request, error)
             except asyncio.CancelledError:
-                span.set_status(StatusCode.ERROR, "the client went away")
+                span.set_status(StatusCode.ERROR, "the client left")
                 raise
             except Exception as error:
                 _log.exception("%s %s failed", request.method, _path(request))
                 span.record_exception(error)
                 response = web.json_response(
-                    plain_error("internal error; the log has more", "server_error", "internal"), status=500
+                    plain_error("internal error; see the log", "server_error", "internal"), status=500
                 )
             span.set_attribute("http.response.status_code", response.status)
             if response.status >= 500:
@@ -159,7 +159,7 @@ class OpenAiGateway:
             return response
 
     def _span(self, request: web.Request) -> AbstractContextManager[Span]:
-        """The current span as long as the context lasts; INVALID_SPAN, and none, where the request is not traced."""
+        """The current span as long as the context lasts; INVALID_SPAN, without a context, if the request is not traced."""
         if request.path.startswith(UNTRACED) or not self._measured.is_traced(request.headers.get("traceparent")):
             return _NO_SPAN
         route = request.match_info.route.resource
@@ -176,37 +176,37 @@ class OpenAiGateway:
         return web.json_response({"object": "list", "data": [_model_body(m) for m in models_of(self._view)]})
 
     async def _model(self, request: web.Request) -> web.Response:
-        wanted = request.match_info["model"]
+        name = request.match_info["model"]
         for model in models_of(self._view):
-            if model.id == wanted:
+            if model.id == name:
                 return web.json_response(_model_body(model))
-        raise NotFound("model", wanted)
+        raise NotFound("model", name)
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         self._check_room()
-        asked = await self._bodies.parsed(request, schema.parse_chat)
-        with_logprobs = bool(asked.logprobs)
+        body = await self._bodies.parsed(request, schema.parse_chat)
+        with_logprobs = bool(body.logprobs)
         try:
-            return await self._answer(request, asked, ChatFormat(), [asked.prompt], asked.params, with_logprobs)
+            return await self._answer(request, body, ChatFormat(), [body.prompt], body.params, with_logprobs)
         except InvalidRequest as error:
-            raise asked.in_own_fields(error) from error
+            raise body.in_own_fields(error) from error
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         self._check_room()
-        asked = await self._bodies.parsed(request, schema.parse_completion)
-        with_logprobs = asked.logprobs is not None
+        body = await self._bodies.parsed(request, schema.parse_completion)
+        with_logprobs = body.logprobs is not None
         try:
-            return await self._answer(request, asked, CompletionFormat(), asked.prompts(), asked.params, with_logprobs)
+            return await self._answer(request, body, CompletionFormat(), body.prompts(), body.params, with_logprobs)
         except InvalidRequest as error:
-            raise asked.in_own_fields(error) from error
+            raise body.in_own_fields(error) from error
 
-    def _promise(self, asked: schema.ChatRequest | schema.CompletionRequest) -> Promise | None:
+    def _promise(self, body: schema.ChatRequest | schema.CompletionRequest) -> Promise | None:
         """What a request is promised from now on.
 
         Raises:
             InvalidRequest: It names an unknown class.
         """
-        objectives = asked.objectives()
+        objectives = body.objectives()
         if objectives is None:
             return None
         try:
@@ -215,14 +215,18 @@ class OpenAiGateway:
             raise type(error)(*map(in_own_field, error.problems)) from error
 
     def _check_room(self) -> None:
-        """Refuse a request at once, before its body is read, where it could not even wait. Overloaded."""
+        """Refuse a request before its body is read if the admission queue is full.
+
+        Raises:
+            Overloaded: It is full.
+        """
         if (refusal := self._driver.refusal()) is not None:
             raise refusal
 
     async def _answer(
         self,
         request: web.Request,
-        asked: schema.ChatRequest | schema.CompletionRequest,
+        body: schema.ChatRequest | schema.CompletionRequest,
         shape: Format,
         prompts: list[Prompt],
         sampling: SamplingParams,
@@ -232,68 +236,68 @@ class OpenAiGateway:
         deadline_s = asyncio.get_running_loop().time() + self._limits.default_deadline_s
         write_deadline_s.set(deadline_s)
         choices = [
-            Choice(index=p * asked.choices() + i, prompt_index=p)
+            Choice(index=p * body.choices() + i, prompt_index=p)
             for p in range(len(prompts))
-            for i in range(asked.choices())
+            for i in range(body.choices())
         ]
         values = len(choices) * (1 + (sampling.top_logprobs or 0))
-        if with_logprobs and not asked.stream and values > MAX_WHOLE_LOGPROBS:
+        if with_logprobs and not body.stream and values > MAX_WHOLE_LOGPROBS:
             raise invalid(
                 "n",
-                f"{len(choices)} choices with {sampling.top_logprobs or 0} likelier tokens each: a reply that is not "
+                f"{len(choices)} choices with {sampling.top_logprobs or 0} more likely tokens each: a reply that is not "
                 f"streamed may hold {MAX_WHOLE_LOGPROBS} logprobs per position",
             )
-        promise = self._promise(asked)
+        promise = self._promise(body)
         requests = [
             RouterRequest(
                 request_id=request_id if len(choices) == 1 else f"{request_id}-{choice.index}",
-                model=asked.model,
+                model=body.model,
                 prompt=prompts[choice.prompt_index],
                 sampling=_nth(sampling, choice.index),
                 deadline_s=deadline_s,
                 promise=promise,
-                streamed=bool(asked.stream),
+                streamed=bool(body.stream),
             )
             for choice in choices
         ]
         with self._draining:
             async with self._driver.admitted(requests) as places:
-                if asked.stream:
-                    return await self._stream(request, asked, shape, request_id, choices, requests, places)
+                if body.stream:
+                    return await self._stream(request, body, shape, request_id, choices, requests, places)
 
                 await _all(
                     [self._driver.run(each, places, choice) for each, choice in zip(requests, choices, strict=True)]
                 )
                 replies.check_not_declined(choices)
-        head = replies.envelope(shape, request_id, asked.model, chunk=False)
+        head = replies.envelope(shape, request_id, body.model, chunk=False)
         head |= {"usage": replies.usage(choices), "penstock": _extension(request_id, choices)}
-        body = await whole_replies.encoded(shape, head, choices, logprobs=with_logprobs)
-        return web.Response(body=body.encode(), headers=_JSON)
+        content = await whole_replies.encoded(shape, head, choices, logprobs=with_logprobs)
+        return web.Response(body=content.encode(), headers=_JSON)
 
     async def _stream(
         self,
         request: web.Request,
-        asked: schema.ChatRequest | schema.CompletionRequest,
+        body: schema.ChatRequest | schema.CompletionRequest,
         shape: Format,
         request_id: str,
         choices: list[Choice],
         requests: list[RouterRequest],
         places: Places,
     ) -> web.StreamResponse:
-        """Server-sent events. Headers go out with the first event, so an error before it still has its own status."""
+        """Server-sent events. Headers are sent with the first event, so an error before it has its own status."""
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         async with EventWriter(request, response, self._writes, requests[0].deadline_s) as writer:
             prompt = requests[0].prompt
             offers_tools = isinstance(prompt, ChatPrompt) and bool(prompt.tool_use.offered)
             reply = (partial(StreamedCalls, **self._calls(requests)) if offers_tools else StreamedReply)(
                 shape,
-                replies.envelope(shape, request_id, asked.model, chunk=True),
+                replies.envelope(shape, request_id, body.model, chunk=True),
                 choices,
                 writer.send,
                 self._batching,
                 lambda: _extension(request_id, choices),
                 logprobs=requests[0].sampling.top_logprobs is not None,
-                usage=asked.stream_options is not None and asked.stream_options.include_usage,
+                usage=body.stream_options is not None and body.stream_options.include_usage,
             )
 
             try:
@@ -315,18 +319,18 @@ class OpenAiGateway:
         return response
 
     def _calls(self, requests: list[RouterRequest]) -> dict[str, Any]:
-        """What StreamedCalls needs to know of the requests of a stream's choices."""
+        """The arguments of StreamedCalls about the requests of a stream's choices."""
         return {"request_ids": [request.request_id for request in requests], "tool_format": self._tool_format}
 
     def _tool_format(self, tier: str) -> ToolFormat | None:
-        """How a tier's model writes tool calls; None if that is not known."""
+        """How a tier's model writes tool calls; None if it is not known."""
         workers = [*self._view.workers(tier), *self._view.expired_workers(tier)]
         names = (worker.model.tool_format for worker in workers if worker.model is not None)
         return FORMATS.get(next(names, ""))
 
 
 def _cut_off(request: web.Request, span: Span, error: PeerNotReading) -> asyncio.CancelledError:
-    """Close the connection at once, without waiting for what is still to be sent; return what ends the handler."""
+    """Close the connection at once, without sending the rest; return the error that ends the handler."""
     span.set_status(StatusCode.ERROR, str(error))
     _log.info("%s %s: %s", request.method, request.path, error)
     if request.transport is not None:
@@ -335,21 +339,21 @@ def _cut_off(request: web.Request, span: Span, error: PeerNotReading) -> asyncio
 
 
 def _path(request: web.Request) -> str:
-    """The request's path as logs and spans may hold it."""
+    """The request's path, shortened for logs and spans."""
     return shortened(request.path, MAX_TRACED_PATH_CHARS)
 
 
 def _nth(sampling: SamplingParams, index: int) -> SamplingParams:
-    """Each choice has random numbers of its own, also under one seed."""
+    """Parameters of one choice: each has its own random numbers, also under one seed."""
     if sampling.seed is None or index == 0:
         return sampling
     return replace(sampling, seed=(sampling.seed + index * 0x9E3779B97F4A7C15) & MAX_SEED)
 
 
 def _extension(request_id: str, choices: list[Choice]) -> Any:
-    """One object, or a list of them where there are several choices."""
-    told = [replies.extension(request_id, c.finished) for c in choices if c.finished is not None]
-    return told[0] if len(choices) == 1 and told else told
+    """One object, or a list if there are several choices."""
+    extensions = [replies.extension(request_id, c.finished) for c in choices if c.finished is not None]
+    return extensions[0] if len(choices) == 1 and extensions else extensions
 
 
 def _model_body(model: ServedModel) -> dict[str, Any]:

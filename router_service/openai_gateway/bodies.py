@@ -1,4 +1,4 @@
-"""Request bodies: what may be sent, how much of it, and where it is parsed."""
+"""Request bodies: their types, limits, and where they are parsed."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,9 +12,9 @@ from services.domain.errors import Overloaded, invalid, shortened
 MAX_BODY_BYTES = 8 * 1024 * 1024
 """Of one body, after decompression: two million characters of up to four bytes."""
 MAX_BUFFERED_BYTES = 256 * 1024 * 1024
-"""Of all bodies that are being read or parsed; what comes beyond is turned away until some are done."""
+"""Of all bodies that are being read or parsed; more are refused until some are done."""
 INLINE_BYTES = 64 * 1024
-"""Up to here a body is parsed on the event loop, within about a millisecond; a thread would cost more than it spares."""
+"""Up to this size a body is parsed on the event loop, within about a millisecond; a thread would cost more than it saves."""
 RETRY_AFTER_S = 1.0
 
 _ENCODINGS = ("", "identity", "gzip", "deflate")
@@ -28,7 +28,7 @@ class RequestBodies:
     """Reads bodies within the limits and parses large ones off the event loop."""
 
     def __init__(self, timeout_s: float, max_buffered_bytes: int = MAX_BUFFERED_BYTES) -> None:
-        """timeout_s: for one body to come."""
+        """timeout_s: for one body to arrive."""
         self._timeout_s = timeout_s
         self._max_buffered_bytes, self._buffered_bytes = max_buffered_bytes, 0
         self._threads = ThreadPoolExecutor(1, "parse")  # the parser holds the GIL: a second thread would gain nothing
@@ -64,7 +64,7 @@ class RequestBodies:
                             raise Overloaded("too many large requests are being read", RETRY_AFTER_S)
                         body += chunk
             except TimeoutError:
-                raise web.HTTPRequestTimeout(text=f"did not come within {self._timeout_s:g} s") from None
+                raise web.HTTPRequestTimeout(text=f"did not arrive within {self._timeout_s:g} s") from None
             except web.RequestPayloadError as error:
                 raise invalid("body", f"cannot be decoded: {first_line(error)}") from None
             if own_bytes <= INLINE_BYTES:
@@ -75,7 +75,7 @@ class RequestBodies:
 
 
 def _whole(request: web.Request) -> bytes | None:
-    """The body, where it has come with the head and can be parsed at once, as most can."""
+    """The body, if it arrived with the head and can be parsed at once, as most can."""
     content = request.content
     if content.is_eof() and content.total_bytes <= INLINE_BYTES and content.exception() is None:
         return content.read_nowait()
@@ -83,14 +83,14 @@ def _whole(request: web.Request) -> bytes | None:
 
 
 def first_line(error: BaseException) -> str:
-    """What a library says about a fault, without its drawings of where."""
+    """The first line of a library's message about a fault."""
     message = str(getattr(error, "message", "") or error)
     lines = [line.strip(" :") for line in message.splitlines() if line.strip(" :")]
     return shortened(lines[0] if lines else type(error).__name__, 200)
 
 
 def _check_type(request: web.Request) -> None:
-    """Refuse what is not JSON in UTF-8. Bytes of no type are taken for it: clients' libraries send them so."""
+    """Refuse content that is not JSON in UTF-8. Content without a type is accepted: some clients send none."""
     if "Content-Encoding" not in request.headers and request.headers.get("Content-Type") in _USUAL_TYPES:
         return
     kind = request.headers.get("Content-Type", "application/octet-stream").partition(";")[0].strip().lower()

@@ -38,6 +38,6 @@ class LimitedRunner(web.AppRunner):
         return protocol
 
     def close_idle(self) -> None:
-        """Close each connection: at once where no request is under way, else behind the response."""
+        """Close each connection: at once if it has no active request, otherwise after the response."""
         if self._server is not None:
             self._server.pre_shutdown()

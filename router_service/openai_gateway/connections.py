@@ -1,7 +1,7 @@
-"""HTTP connections that answer what is no HTTP request in OpenAI's shape too.
+"""HTTP connections that answer malformed HTTP requests in OpenAI's format, too.
 
-aiohttp answers such faults itself, in plain text and before any middleware, and closes the connection at once: where bytes
-are still on their way, the peer's reset overtakes the answer.
+aiohttp answers such faults itself, in plain text and before any middleware, and closes the connection at once: if bytes are
+still on their way, the reset of the connection overtakes the answer.
 """
 
 import asyncio
@@ -22,13 +22,13 @@ MAX_REQUEST_LINE_BYTES = 8 * 1024
 MAX_HEADER_BYTES = 16 * 1024
 MAX_HEADERS = 128
 LINGER_S = 2.0
-"""How long a refused connection is read, and what comes thrown away, so that its peer can read the answer."""
+"""How long a refused connection is read, ignoring the data, so that its peer can read the answer."""
 
 _Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 class GatewayRunner(LimitedRunner):
-    """Serves an application over such connections, at most `max_connections` of them."""
+    """Serves an application over such connections, at most `max_connections`."""
 
     def __init__(self, app: web.Application, max_connections: int, **options: Any) -> None:
         self._options = options | {
@@ -56,7 +56,7 @@ class _Server(web.Server):
 
 
 def _guarded(handler: _Handler) -> _Handler:
-    """With every HTTP error that no middleware sees (a bad Expect header) in OpenAI's shape."""
+    """The handler, with HTTP errors that no middleware sees (a bad Expect header) in OpenAI's format."""
 
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
         try:
@@ -77,7 +77,7 @@ class _Connection(RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
-            return  # behind a fault nothing can be told apart any more
+            return  # after a fault, the boundaries of requests are not known
         count = len(self._messages)
         super().data_received(data)
         for i in range(count, len(self._messages)):
@@ -92,12 +92,12 @@ class _Connection(RequestHandler):
                 break
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
-        """A body that ends too early is refused; a peer that is gone while its request is served ends the request."""
+        """Refuse a body that ends too early; end the request of a peer that left."""
         self._peer_ended.set()
         return self._break_body("it ends too early")
 
     def _break_body(self, why: str) -> bool:
-        """Fail the reading of a body that is not complete. False where there is none."""
+        """Fail the reading of an incomplete body; return whether there is one."""
         request = self._current_request
         if request is None or request.content.is_eof() or request.content.exception() is not None:
             return False
@@ -107,16 +107,16 @@ class _Connection(RequestHandler):
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """The answer to what is no HTTP request, or to a fault of ours."""
+        """The answer to a malformed HTTP request, or to an internal error."""
         if request.writer.output_size > 0:
             raise ConnectionError("the response has begun")
         if status >= 500:
             self.log_exception("a request failed", exc_info=exc)
-            body = plain_error("internal error; the log has more", "server_error", "internal")
+            body = plain_error("internal error; see the log", "server_error", "internal")
         else:
             status, code = _status_of(exc)
-            said = first_line(exc) if exc is not None else "not an HTTP request"
-            body = plain_error(f"request: {said}", "invalid_request_error", code)
+            problem = first_line(exc) if exc is not None else "not an HTTP request"
+            body = plain_error(f"request: {problem}", "invalid_request_error", code)
         self._refused = True
         response = web.json_response(body, status=status)
         response.force_close()
@@ -136,7 +136,7 @@ class _Connection(RequestHandler):
         return finished
 
     async def _linger(self) -> None:
-        """Close our side, and read on until the peer has closed its own."""
+        """Close our side, and read until the peer has closed its side."""
         transport = self.transport
         if transport is None or self._peer_ended.is_set():
             return

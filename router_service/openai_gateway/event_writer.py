@@ -1,4 +1,4 @@
-"""Server-sent events of one response: written where they come up, held only while the client does not read."""
+"""Server-sent events of one response: written at once, buffered only while the client does not read."""
 
 import asyncio
 import contextvars
@@ -12,18 +12,18 @@ from services.background import end
 from services.domain.errors import PeerNotReading
 from services.write_timeouts import WriteTimeouts
 
-MAX_WRITE_BYTES = 1 << 16  # of what was held, at once: each write has the write time-out
+MAX_WRITE_BYTES = 1 << 16  # of one write of buffered events: each write has the write time-out
 
 
 class EventWriter(AbstractAsyncContextManager["EventWriter"]):
-    """Writes one response. `send` never waits; leaving the context ends what is still to be written.
+    """Writes one response. `send` never waits; leaving the context discards unwritten events.
 
-    A write to a client that reads costs one call of the transport, and no task, timer or turn of the event loop. Once the
-    transport's buffer is full a task takes over, until all has been written.
+    A write to a client that reads costs one call of the transport, and no task, timer or iteration of the event loop. When
+    the transport's buffer is full, a task takes over until everything is written.
 
     Raises:
-        PeerNotReading: From the context, where a write has taken longer than the write time-out or something was still to be
-            written at the deadline.
+        PeerNotReading: From the context, if a write took longer than the write time-out, or not everything was written at the
+            deadline.
     """
 
     def __init__(
@@ -34,11 +34,11 @@ class EventWriter(AbstractAsyncContextManager["EventWriter"]):
         self._protocol, self._transport = request.protocol, request.transport
         self._watched, self._deadline_s = timeouts.watched(), deadline_s
         self._chunked = request.version >= HttpVersion11  # as aiohttp decides it
-        self._held: list[bytes] = []
+        self._buffered: list[bytes] = []
         self._task: asyncio.Task[None] | None = None
         self._error: BaseException | None = None
         self._closed = False
-        self._direct = False  # nothing is held, and the headers have been sent
+        self._direct = False  # nothing is buffered, and the headers have been sent
         self._context = contextvars.copy_context()  # the deadline of the request's writes is in it
         self.begun = False
         """Whether anything has been sent: the status of the response stands."""
@@ -55,23 +55,23 @@ class EventWriter(AbstractAsyncContextManager["EventWriter"]):
             await end(self._task)
         if self._error is not None and isinstance(error, asyncio.CancelledError):
             assert self._owner is not None
-            if self._owner.uncancel() == 0:  # else somebody else has cancelled the request as well
+            if self._owner.uncancel() == 0:  # otherwise another caller has also cancelled the request
                 raise self._error from None
 
     def send(self, event: bytes) -> None:
-        """Send one event, complete with its empty line; once the context is left, nothing."""
+        """Send one event, complete with its empty line; do nothing after the context."""
         if self._direct and not self._protocol.writing_paused:
             self._write(event)
             return
         if self._closed:
             return
         self.begun, self._direct = True, False
-        self._held.append(event)
+        self._buffered.append(event)
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._write_held(), context=self._context)
+            self._task = asyncio.get_running_loop().create_task(self._write_buffered(), context=self._context)
 
     async def sent(self) -> None:
-        """Return once all has been handed to the transport and its buffer has room."""
+        """Return when everything has been written to the transport and its buffer has room."""
         while self._task is not None:
             await asyncio.wait([self._task])
 
@@ -81,19 +81,19 @@ class EventWriter(AbstractAsyncContextManager["EventWriter"]):
             return  # aiohttp sees a lost connection by itself and cancels the request
         transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
 
-    async def _write_held(self) -> None:
+    async def _write_buffered(self) -> None:
         try:
             with suppress(ConnectionError):
                 if not self._response.prepared:
                     await self._response.prepare(self._request)
                     with self._watched:
                         await self._response.write(self._take())  # with the headers
-                while self._held or self._protocol.writing_paused:
+                while self._buffered or self._protocol.writing_paused:
                     if asyncio.get_running_loop().time() >= self._deadline_s:
                         raise PeerNotReading("the deadline passed while the client was reading")
                     with self._watched:
                         await self._request.writer.drain()
-                    if self._held:
+                    if self._buffered:
                         self._write(self._take())
         except Exception as error:
             self._error = error
@@ -103,11 +103,11 @@ class EventWriter(AbstractAsyncContextManager["EventWriter"]):
             self._task, self._direct = None, not self._closed
 
     def _take(self) -> bytes:
-        """The first of what is held, at least one event."""
+        """Remove and return the first buffered events, at least one."""
         count, size = 0, 0
-        while count < len(self._held) and (count == 0 or size + len(self._held[count]) <= MAX_WRITE_BYTES):
-            size += len(self._held[count])
+        while count < len(self._buffered) and (count == 0 or size + len(self._buffered[count]) <= MAX_WRITE_BYTES):
+            size += len(self._buffered[count])
             count += 1
-        data = b"".join(self._held[:count])
-        del self._held[:count]
+        data = b"".join(self._buffered[:count])
+        del self._buffered[:count]
         return data

@@ -1,6 +1,6 @@
-"""JSON from outside, read within limits. No I/O.
+"""JSON of clients, parsed within limits. No I/O.
 
-The parser holds the GIL: what it may build is bounded before it begins, so that the event loop is never held up for long.
+The parser holds the GIL, so the size of its result is limited before it starts: the event loop is never blocked for long.
 """
 
 from typing import Any
@@ -22,10 +22,10 @@ SCHEMA_FIELDS = frozenset({"tools", "response_format", "structured_outputs", "gu
 
 
 def read_object(body: bytes) -> dict[str, Any]:
-    """The JSON object that `body` is. Of a key that stands twice, the last value counts.
+    """The JSON object in `body`. If a key occurs twice, its last value counts.
 
     Raises:
-        InvalidRequest: it is no JSON object in UTF-8, or too many or too deeply nested values (200 levels).
+        InvalidRequest: It is not a JSON object in UTF-8, or has too many or too deeply nested values (200 levels).
     """
     _check_structure(body)
     try:
@@ -38,7 +38,7 @@ def read_object(body: bytes) -> dict[str, Any]:
 
 
 def _check_structure(body: bytes) -> None:
-    """Refuse what would take the parser long, by counting bytes: those within strings only where there are many."""
+    """Refuse bodies that would take long to parse, by counting bytes; those in strings are excluded if there are many."""
     if _crowded(body) is None and body.count(b'"') <= 2 * MAX_STRINGS:
         return
     unescaped = body.replace(rb"\\", b"").replace(rb"\"", b"")  # now a quotation mark begins or ends a string
@@ -49,7 +49,7 @@ def _check_structure(body: bytes) -> None:
 
 
 def _crowded(structure: bytes) -> InvalidRequest | None:
-    """What is wrong with the structure of a body, of which no strings should be left; None if it is sound."""
+    """The problem with the structure of a body, given without its strings; None if there is none."""
     if sum(structure.count(token) for token in (b"[", b"{", b":")) > MAX_NODES:
         return invalid("body", f"at most {MAX_NODES} objects, lists and keys together")
     if structure.count(b",") > MAX_VALUES:
@@ -58,12 +58,12 @@ def _crowded(structure: bytes) -> InvalidRequest | None:
 
 
 def check_keys(content: dict[str, Any], body: bytes) -> None:
-    """Refuse objects with more keys than any request has, before a report could name each.
+    """Refuse objects with more keys than any valid request has, before an error could name each.
 
-    body: what `content` was read from.
+    body: that `content` was parsed from.
 
     Raises:
-        InvalidRequest: naming the object.
+        InvalidRequest: Names the object.
     """
     if body.count(b":") <= MAX_KEYS:
         return

@@ -1,6 +1,6 @@
-"""Replies as OpenAI's API has them. No I/O.
+"""Replies in OpenAI's format. No I/O.
 
-What the cascade did stands in the extension field `penstock`: of the reply, or of a stream's last chunk.
+The extension field `penstock`, of the reply or of a stream's last chunk, describes what the cascade did.
 """
 
 import time
@@ -31,7 +31,7 @@ class Choice:
     def answer(self, _: str, frame: TokenFrame) -> None:
         """Take a part of the answer, of any tier."""
         self.text += frame.text
-        self.positions += told(frame.logprobs)
+        self.positions += text_positions(frame.logprobs)
 
     def event(self, event: RouterEvent) -> None:
         """Take any other event."""
@@ -49,7 +49,7 @@ class Choice:
 
     @property
     def message(self) -> Json:
-        """The whole reply as a message. Without text beside its calls the content is null, as at OpenAI."""
+        """The whole reply as a message. If there is no text in addition to calls, the content is null, as at OpenAI."""
         message: Json = {"role": "assistant", "content": self.text, "refusal": None}
         if self.finished is not None and self.finished.tool_calls:
             message["content"] = self.finished.content or None
@@ -58,7 +58,7 @@ class Choice:
 
 
 def usage(choices: Seq[Choice]) -> Json:
-    """Tokens of all choices together; a prompt shared by several choices counts once."""
+    """Tokens of all choices; a prompt shared by several choices counts once."""
     done = [c for c in choices if c.finished is not None]
     prompts = {c.prompt_index: c.finished.usage for c in done if c.finished is not None}
     output = sum(c.finished.usage.output_tokens for c in done if c.finished is not None)
@@ -89,6 +89,8 @@ def extension(request_id: str, finished: Finished) -> Json:
                 "score": t.score,
                 "threshold": t.threshold,
                 "accepted": t.accepted,
+                "score_reason": t.score_reason,
+                "flagged": t.flagged,
                 "completion_tokens": t.usage.output_tokens,
                 "time_s": t.time_s,
             }
@@ -118,8 +120,8 @@ def check_not_declined(choices: Seq[Choice]) -> None:
         raise SloDeclined()
 
 
-def told(positions: Seq[PositionLogprobs]) -> list[PositionLogprobs]:
-    """Without special tokens (the end of a reply): they are no text."""
+def text_positions(positions: Seq[PositionLogprobs]) -> list[PositionLogprobs]:
+    """Positions without special tokens (the end of a reply), which have no text."""
     return [position for position in positions if position.chosen.token_bytes]
 
 
@@ -133,7 +135,7 @@ def _chat_entry(token: TokenLogprob) -> Json:
 
 
 def completion_logprobs(positions: Seq[PositionLogprobs], text_before: int = 0) -> Json:
-    """text_before: characters of the reply that came in earlier chunks."""
+    """text_before: number of characters of the reply in earlier chunks."""
     tokens = [p.chosen.token_bytes.decode("utf-8", "replace") for p in positions]
     offsets, at = [], text_before
     for token in tokens:
@@ -149,7 +151,7 @@ def completion_logprobs(positions: Seq[PositionLogprobs], text_before: int = 0) 
 
 def tool_deltas(index: int, pieces: Seq[Json], frame: TokenFrame | None) -> list[Json]:
     """The chunks' choices of a reply that may call tools: its pieces, the logprobs of a frame with the first."""
-    positions = told(frame.logprobs) if frame is not None else []
+    positions = text_positions(frame.logprobs) if frame is not None else []
     if positions and not pieces:
         pieces = [{}]
     return [
@@ -180,8 +182,8 @@ class ChatFormat:
         return {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
 
     def delta(self, index: int, frame: TokenFrame, text_before: int, *, logprobs: bool) -> Json:
-        said = chat_logprobs(told(frame.logprobs)) if logprobs else None
-        return {"index": index, "delta": {"content": frame.text}, "logprobs": said, "finish_reason": None}
+        content = chat_logprobs(text_positions(frame.logprobs)) if logprobs else None
+        return {"index": index, "delta": {"content": frame.text}, "logprobs": content, "finish_reason": None}
 
     def closing(self, choice: Choice) -> Json:
         return {"index": choice.index, "delta": {}, "logprobs": None, "finish_reason": choice.reason}
@@ -193,15 +195,15 @@ class CompletionFormat:
     prefix, whole, chunk = "cmpl-", "text_completion", "text_completion"
 
     def choice(self, choice: Choice, *, logprobs: bool) -> Json:
-        said = completion_logprobs(choice.positions) if logprobs else None
-        return {"index": choice.index, "text": choice.text, "logprobs": said, "finish_reason": choice.reason}
+        content = completion_logprobs(choice.positions) if logprobs else None
+        return {"index": choice.index, "text": choice.text, "logprobs": content, "finish_reason": choice.reason}
 
     def opening(self, index: int) -> Json | None:
         return None
 
     def delta(self, index: int, frame: TokenFrame, text_before: int, *, logprobs: bool) -> Json:
-        said = completion_logprobs(told(frame.logprobs), text_before) if logprobs else None
-        return {"index": index, "text": frame.text, "logprobs": said, "finish_reason": None}
+        content = completion_logprobs(text_positions(frame.logprobs), text_before) if logprobs else None
+        return {"index": index, "text": frame.text, "logprobs": content, "finish_reason": None}
 
     def closing(self, choice: Choice) -> Json:
         return {"index": choice.index, "text": "", "logprobs": None, "finish_reason": choice.reason}
@@ -211,7 +213,7 @@ Format = ChatFormat | CompletionFormat
 
 
 def envelope(shape: Format, request_id: str, model: str, *, chunk: bool) -> Json:
-    """What every reply and every chunk begins with."""
+    """The first fields of every reply and every chunk."""
     return {
         "id": f"{shape.prefix}{request_id}",
         "object": shape.chunk if chunk else shape.whole,

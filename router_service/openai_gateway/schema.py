@@ -1,8 +1,7 @@
-"""Requests as OpenAI's API has them, checked field by field.
+"""Requests in OpenAI's format, checked field by field.
 
-What would change the answer and is not served here (penalties, ...) is refused by name, never ignored. What changes nothing
-is accepted: labels (user, metadata, ...), every field at the value that it has when it is left out, null, and what replies
-of ours or of others hold when they are sent back.
+Fields that would change the answer and are not supported (penalties, ...) are refused by name, never ignored. Accepted are
+those that change nothing: labels (user, metadata, ...), null, default values, and fields of replies that are sent back.
 """
 
 import re
@@ -23,6 +22,8 @@ from services.domain.requests import (
     MAX_PROMPT_TOKENS,
     MAX_SEED,
     MAX_STOP_STRINGS,
+    MAX_TOP_K,
+    SAMPLING_DEFAULTS,
     ChatMessage,
     ChatPrompt,
     Prompt,
@@ -57,7 +58,7 @@ class Message(BaseModel):
     name: str | None = None
     tool_calls: MessageToolCalls | None = None
     tool_call_id: str | None = None
-    # as replies have them; none of these is shown to the model
+    # fields of replies; none of these is shown to the model
     refusal: None = None
     audio: None = None
     function_call: None = None
@@ -81,13 +82,14 @@ class StreamOptions(BaseModel):
 
 
 class _Common(StructuredFields, SloField):
-    """What both kinds of request share."""
+    """The fields of both kinds of request."""
 
     model_config = _STRICT
 
     model: Annotated[str, Field(min_length=1, max_length=MAX_MODEL_CHARS)]
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=MAX_TOP_K)] | None = None  # -1, as 0: no limit
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -98,7 +100,6 @@ class _Common(StructuredFields, SloField):
     frequency_penalty: Annotated[float, Field(ge=0, le=0)] | None = None
     logit_bias: Annotated[dict[str, Any], Field(max_length=0)] | None = None
     repetition_penalty: Annotated[float, Field(ge=1, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=0)] | None = None
     min_p: Annotated[float, Field(ge=0, le=0)] | None = None
     ignore_eos: Literal[False] | None = None
     skip_special_tokens: Literal[True] | None = None
@@ -117,6 +118,8 @@ class _Common(StructuredFields, SloField):
         return SamplingParams(
             temperature=1.0 if self.temperature is None else self.temperature,
             top_p=1.0 if self.top_p is None else self.top_p,
+            top_k=max(0, self.top_k or 0),
+            unset=frozenset(name for name in SAMPLING_DEFAULTS if getattr(self, name) is None),
             seed=None if self.seed is None else self.seed & MAX_SEED,
             max_output_tokens=max_tokens,
             stop=self.stops(),
@@ -125,7 +128,7 @@ class _Common(StructuredFields, SloField):
         )
 
     def in_own_fields(self, error: InvalidRequest) -> InvalidRequest:
-        """An error of a worker about the reply's form, under the field by which this request asks for one."""
+        """An error of a worker about the reply's form, with the field of this request that sets the form."""
         return type(error)(
             *(
                 FieldProblem(self.structured_field(), p.problem) if p.field.startswith(_STRUCTURED) else p
@@ -158,8 +161,8 @@ class ChatRequest(_Common, ToolFields):
 
     @cached_property
     def params(self) -> SamplingParams:
-        wanted = (self.top_logprobs or 0) if self.logprobs else None
-        return self.sampling(self.max_completion_tokens or self.max_tokens, wanted)
+        top_logprobs = (self.top_logprobs or 0) if self.logprobs else None
+        return self.sampling(self.max_completion_tokens or self.max_tokens, top_logprobs)
 
     def problems(self) -> Iterator[FieldProblem]:
         if self.top_logprobs is not None and not self.logprobs:
@@ -218,16 +221,24 @@ _T = TypeVar("_T", ChatRequest, CompletionRequest)
 
 
 def parse_chat(body: bytes) -> ChatRequest:
-    """InvalidRequest naming every unsound field."""
+    """Parse a body.
+
+    Raises:
+        InvalidRequest: Names every invalid field.
+    """
     return _checked(ChatRequest, body)
 
 
 def parse_completion(body: bytes) -> CompletionRequest:
-    """InvalidRequest naming every unsound field."""
+    """Parse a body.
+
+    Raises:
+        InvalidRequest: Names every invalid field.
+    """
     return _checked(CompletionRequest, body)
 
 
-# Counted before anything is checked: what is too many is not walked.
+# Counted before anything is checked, so that oversized lists are not iterated.
 _COUNTS = {
     "messages": (MAX_MESSAGES, "messages"),
     "stop": (MAX_STOP_STRINGS, "strings"),
@@ -257,19 +268,19 @@ def _checked(kind: type[_T], body: bytes) -> _T:
 
 
 def _problems(error: ValidationError) -> list[FieldProblem]:
-    """What pydantic found, under the names that the client used. Linear in its length, which fail_fast bounds."""
-    found: dict[tuple[str | int, ...], list[str]] = {}
+    """The problems of a validation error, with the client's field names. Linear in its length, which fail_fast bounds."""
+    by_path: dict[tuple[str | int, ...], list[str]] = {}
     for fault in error.errors(include_url=False, include_input=False):
-        # a union names its branches in the location: they are types, not fields
+        # a union adds the names of its branches to the location: they are types, not fields
         path = tuple(p for p in fault["loc"] if not (isinstance(p, str) and ("[" in p or p in _BRANCHES)))
-        if path[:1] == ("response_format",):  # behind it stands the branch's tag
+        if path[:1] == ("response_format",):  # followed by the tag of the branch
             path = path[:1] + path[2:]
-        said = "is not supported here" if fault["type"] == "extra_forbidden" else fault["msg"]
-        if said not in found.setdefault(path, []):
-            found[path].append(said)
-    # of a union's branches, the one that came further says more
-    vague = {path[:end] for path in found for end in range(len(path))}
-    return [FieldProblem(_name(path), "; or ".join(said)) for path, said in found.items() if path not in vague]
+        problem = "is not supported here" if fault["type"] == "extra_forbidden" else fault["msg"]
+        if problem not in by_path.setdefault(path, []):
+            by_path[path].append(problem)
+    # of the branches of a union, the one with the longest path is the most specific
+    vague = {path[:end] for path in by_path for end in range(len(path))}
+    return [FieldProblem(_name(path), "; or ".join(texts)) for path, texts in by_path.items() if path not in vague]
 
 
 def _name(path: tuple[str | int, ...]) -> str:
@@ -287,6 +298,7 @@ _NAMES = {
     "sampling.seed": "seed",
     "sampling.temperature": "temperature",
     "sampling.top_p": "top_p",
+    "sampling.top_k": "top_k",
     "prompt.chat.messages": "messages",
     "prompt.text": "prompt",
     "prompt.token_ids.ids": "prompt",
@@ -307,5 +319,5 @@ def _renamed(problems: Iterator[FieldProblem]) -> Iterator[FieldProblem]:
 
 
 def renamed(error: InvalidRequest) -> InvalidRequest:
-    """Our field names, as a worker may answer with, in OpenAI's words."""
+    """An error with our field names, such as a worker's, with OpenAI's names."""
     return type(error)(*_renamed(iter(error.problems)))

@@ -1,4 +1,4 @@
-"""A reply to a request with tools as server-sent events: its calls come piece by piece, beside its text."""
+"""A reply to a request with tools as server-sent events: its calls are streamed in pieces, in addition to its text."""
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -13,7 +13,7 @@ from services.tool_calls import ToolFormat
 
 
 class StreamedCalls(StreamedReply):
-    """As StreamedReply. A tier whose way to write calls is unknown is passed on as text."""
+    """Like StreamedReply. The output of a tier whose format of calls is unknown is passed on as text."""
 
     def __init__(
         self, *arguments: Any, request_ids: Seq[str], tool_format: Callable[[str], ToolFormat | None], **more: Any

@@ -1,4 +1,4 @@
-"""A reply as server-sent events: each choice's text in chunks made from a template, everything else as JSON."""
+"""A reply as server-sent events: the text of each choice in chunks from a template, everything else as JSON."""
 
 import json
 from collections.abc import Awaitable, Callable
@@ -32,9 +32,9 @@ class ChoiceOutput:
 
 
 class StreamedReply:
-    """Turns the events of all choices into those of the stream.
+    """Converts the events of all choices to those of the stream.
 
-    send: takes each event of the stream, complete. extension: what the cascade did, for the last chunk.
+    send: called with each complete event of the stream. extension: the field `penstock` of the last chunk.
     """
 
     def __init__(
@@ -55,12 +55,12 @@ class StreamedReply:
         self._logprobs, self._usage = logprobs, usage
         self._templates = [self._template(choice.index) for choice in choices]
         self._characters = [0] * len(choices)
-        self._texts = [""] * len(choices)  # that wait for more
-        self._begun = [False] * len(choices)  # their first tokens, which do not wait, have been sent
+        self._texts = [""] * len(choices)  # of parts that wait for others
+        self._begun = [False] * len(choices)  # whether their first tokens, which do not wait, have been sent
         self._waiting = self._opened = False
 
     def answer(self, index: int, _: str, frame: TokenFrame) -> None:
-        """The next part of a choice's answer, from whichever tier."""
+        """The next part of a choice's answer, of any tier."""
         self._open_once()
         if not self._logprobs:
             if not self._begun[index]:
@@ -119,7 +119,7 @@ class StreamedReply:
             self._send(f"{before}{encode_basestring_ascii(text)}{after}".encode())
 
     def _open_once(self) -> None:
-        """Send what opens the choices, before anything else."""
+        """Send the first chunks of the choices, before anything else."""
         if not self._opened:
             self._open()
 
@@ -130,7 +130,7 @@ class StreamedReply:
                 self._json(self._base | {"choices": [opening]})
 
     def _template(self, index: int) -> tuple[str, str]:
-        """What stands before and behind the JSON string of a piece of text; behind it stands nothing of the client's."""
+        """The chunk before and after the JSON string of a piece of text; the second part contains nothing of the client's."""
         delta = self._shape.delta(index, TokenFrame(0, (), "\0"), 0, logprobs=False)
         before, _, after = _data(self._base | {"choices": [delta]}).rpartition(_PLACE)
         return before, after

@@ -1,4 +1,4 @@
-"""Structured output as clients ask for it: OpenAI's `response_format`, vLLM's and SGLang's extensions. No I/O."""
+"""Request fields for structured output: OpenAI's `response_format`, and the extensions of vLLM and SGLang. No I/O."""
 
 import json
 from collections.abc import Iterator
@@ -59,7 +59,7 @@ class StructuredOutputs(BaseModel):
 
 
 class StructuredFields(BaseModel):
-    """The fields of a request that ask for a form; at most one may."""
+    """The fields of a request that set the form of the reply; at most one may be set."""
 
     model_config = _STRICT
 
@@ -73,12 +73,14 @@ class StructuredFields(BaseModel):
     ebnf: str | None = None
 
     def forms(self) -> Iterator[tuple[str, StructuredOutput]]:
-        """(field, form) of every form that is asked for."""
-        asked = self.response_format
-        if isinstance(asked, JsonObjectFormat):
+        """(field, form) of every form that is set."""
+        if self.model_fields_set.isdisjoint(StructuredFields.model_fields):
+            return  # the usual request: nothing to look at
+        form = self.response_format
+        if isinstance(form, JsonObjectFormat):
             yield "response_format", StructuredOutput(StructureKind.JSON_OBJECT)
-        elif isinstance(asked, JsonSchemaFormat):
-            yield "response_format.json_schema.schema", _schema(asked.json_schema.schema_)
+        elif isinstance(form, JsonSchemaFormat):
+            yield "response_format.json_schema.schema", _schema(form.json_schema.schema_)
         vllm = self.structured_outputs or StructuredOutputs()
         if vllm.json_object:
             yield "structured_outputs.json_object", StructuredOutput(StructureKind.JSON_OBJECT)
@@ -104,11 +106,11 @@ class StructuredFields(BaseModel):
                 yield field, StructuredOutput(StructureKind.CHOICE, choices=tuple(choices))
 
     def structured_output(self) -> StructuredOutput | None:
-        """The form that is asked for."""
+        """The form that is set."""
         return next((form for _, form in self.forms()), None)
 
     def structured_field(self) -> str:
-        """The field that asks for it, as the client wrote it."""
+        """The field that sets it, as the client wrote it."""
         return next((field for field, _ in self.forms()), "response_format")
 
     def structured_problems(self) -> Iterator[FieldProblem]:

@@ -1,4 +1,4 @@
-"""Tools in OpenAI's words: what requests offer, what messages hold, what replies call. No I/O."""
+"""Tools in OpenAI's format: in requests, messages and replies. No I/O."""
 
 import json
 from typing import Annotated, Any, Literal
@@ -10,6 +10,7 @@ from services.domain.tools import (
     ANY_OBJECT,
     MAX_TOOL_CALLS,
     MAX_TOOLS,
+    NO_TOOLS,
     Tool,
     ToolCall,
     ToolChoice,
@@ -65,7 +66,7 @@ class CalledFunction(BaseModel):
 
 
 class MessageToolCall(BaseModel):
-    """A call in an assistant's message, as a reply had it. index: of a streamed call, which some clients keep."""
+    """A call in an assistant's message, as in a reply. index: of a streamed call; some clients keep it."""
 
     model_config = _STRICT
 
@@ -80,7 +81,7 @@ class MessageToolCall(BaseModel):
 
 
 class ToolFields(BaseModel):
-    """The fields of a request that are about tools. What offers none changes nothing."""
+    """The fields of a request about tools. Without tools they have no effect."""
 
     model_config = _STRICT
 
@@ -91,6 +92,8 @@ class ToolFields(BaseModel):
     function_call: Literal["none", "auto"] | None = None
 
     def tool_use(self) -> ToolUse:
+        if self.model_fields_set.isdisjoint(ToolFields.model_fields):
+            return NO_TOOLS
         tools = tuple(tool.plain() for tool in self.tools or ())
         parallel = self.parallel_tool_calls is not False
         match self.tool_choice:
@@ -106,7 +109,7 @@ MessageToolCalls = Annotated[list[MessageToolCall], Field(max_length=MAX_TOOL_CA
 
 
 def called(calls: tuple[ToolCall, ...]) -> list[Json]:
-    """Calls as a message holds them."""
+    """Calls in the format of a message."""
     return [
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
         for call in calls
@@ -114,15 +117,15 @@ def called(calls: tuple[ToolCall, ...]) -> list[Json]:
 
 
 def finish_reason(reason: FinishReason, calls: tuple[ToolCall, ...], other: str) -> str:
-    """`tool_calls` where a complete reply calls tools, else `other`."""
+    """`tool_calls` if a complete reply calls tools, otherwise `other`."""
     return "tool_calls" if calls and reason is FinishReason.STOP else other
 
 
 class ToolDeltas:
-    """The deltas of one streamed choice: its text beside the calls, and the calls, piece by piece."""
+    """The deltas of one streamed choice: its text without the calls, and the calls in pieces."""
 
     def __init__(self, form: ToolFormat, request_id: str) -> None:
-        """request_id: of this choice; the calls' ids come from it."""
+        """request_id: of this choice; the ids of the calls are derived from it."""
         self._parser, self._request_id = ToolCallParser(form), request_id
 
     def push(self, text: str) -> list[Json]:

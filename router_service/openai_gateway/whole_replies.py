@@ -1,6 +1,6 @@
-"""The body of a reply that is not streamed, encoded so that nobody else waits long.
+"""The body of a reply that is not streamed, encoded without blocking other requests for long.
 
-Logprobs may be megabytes: they are encoded a slice at a time, and other requests have their turn between the slices.
+Logprobs may be megabytes: they are encoded in slices, and other requests are processed between them.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from router_service.openai_gateway.replies import ChatFormat, Choice, Format, Js
 from services.domain.requests import PositionLogprobs
 
 SLICE_VALUES = 1000
-"""Logprobs encoded at once: about ten milliseconds of the event loop."""
+"""Number of logprobs encoded at once: about ten milliseconds of the event loop."""
 
 
 async def encoded(shape: Format, head: Json, choices: Seq[Choice], *, logprobs: bool) -> str:
@@ -41,7 +41,7 @@ def _chat(choice: Choice) -> Iterator[str]:
 
 
 def _completion(choice: Choice) -> Iterator[str]:
-    """The four lists of the format, each put together from the slices."""
+    """The four lists of the format, each joined from the slices."""
     lists: dict[str, list[str]] = {key: [] for key in replies.completion_logprobs([])}
     text_before = 0
     for part in _slices(choice.positions):

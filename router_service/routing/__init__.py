@@ -1,1 +1,1 @@
-"""Which instance serves: placement, ejection, prefix affinity, active health checks."""
+"""Choice of the instance: placement, ejection, prefix affinity, active health checks."""

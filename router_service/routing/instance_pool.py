@@ -1,4 +1,4 @@
-"""The other instances as one router sees them: who is there, who failed or refused a moment ago, what is on its way."""
+"""The other instances as one router sees them: which exist, which failed or refused, and the requests sent there."""
 
 import asyncio
 from bisect import bisect_right
@@ -15,7 +15,7 @@ from services.domain.instances import InstanceRecord, Role
 from services.domain.mesh_view import MeshView
 
 MIN_FULL_S, MAX_FULL_S = 0.05, 1.0
-"""How long an instance that refused for want of room is left alone: its own hint, within these bounds."""
+"""How long an instance that was full gets no requests: its own hint, within these bounds."""
 
 
 class SentRequest(AbstractContextManager["SentRequest"]):
@@ -52,11 +52,11 @@ class SentRequest(AbstractContextManager["SentRequest"]):
             del self._sent[self._instance_id]
 
 
-_NOBODY: frozenset[str] = frozenset()
+_NO_INSTANCES: frozenset[str] = frozenset()
 
 
 class InstancePool:
-    """Reads the view; keeps what only this router knows. All times are the event loop's."""
+    """Reads the view, and keeps the state that only this router has. All times are the event loop's."""
 
     def __init__(self, view: MeshView, ejection_s: float) -> None:
         self.view = view
@@ -69,19 +69,19 @@ class InstancePool:
         self._known: dict[str, Candidate] = {}  # by instance
         self._candidates: dict[tuple[str, bool], list[Candidate]] = {}  # by tier, with a lease or without
         self._candidates_version = -1
-        self._changed: asyncio.Event | None = None  # where somebody waits for it
+        self._changed: asyncio.Event | None = None  # if a task waits for it
         self._queue = PlaceQueue(self._room, self.wait_s)
         self.prefix_affinity = PrefixAffinity()
 
     def view_changed(self) -> None:
-        """Wake those who wait for any change, and as many of those who wait for a place as there is room for."""
+        """Wake tasks that wait for any change, and as many requests that wait for a place as there is room for."""
         if self._changed is not None:
             self._changed.set()
             self._changed = None
         self._queue.wake()
 
     async def change(self, within_s: float) -> None:
-        """Return at the next change of the view, or after so long."""
+        """Return at the next change of the view, or after `within_s`."""
         if self._changed is None:
             self._changed = asyncio.Event()
         try:
@@ -91,7 +91,7 @@ class InstancePool:
             pass
 
     def number(self) -> int:
-        """A request's place in line for an instance, to be kept until it has one."""
+        """A request's number in the queue for places, valid until it has one."""
         return self._queue.number()
 
     async def wait_for_place(self, tier: str, number: int, until_s: float) -> None:
@@ -108,9 +108,9 @@ class InstancePool:
         prefix_holder: str = "",
         slo: SloNeed | None = None,
     ) -> Placed | NotPlaced:
-        """An instance of the tier for a request of so many tokens, prompt and output so far.
+        """An instance of the tier for a request. tokens: of its prompt and its output so far.
 
-        Those whose lease has ended are tried where no instance with a lease is fit to try and has room.
+        Instances whose lease has expired are used if no instance with a lease can be tried and has room.
         """
         result = self._place(self._workers(tier), request_id, tokens, avoid, prefix_holder, slo)
         if isinstance(result, Placed):
@@ -134,7 +134,7 @@ class InstancePool:
             candidates,
             request_id=request_id,
             tokens=tokens,
-            under_way=self._under_way(),
+            in_flight=self._in_flight(),
             full=self._current(self._full_until, now),
             ejected=self._current(self._ejected_until, now),
             avoid=avoid,
@@ -144,17 +144,17 @@ class InstancePool:
         )
 
     def _room(self, tier: str) -> int | None:
-        """Free places of a tier; None where nobody is fit to try."""
+        """Number of free places of a tier; None if no instance can be tried."""
         now = asyncio.get_running_loop().time()
         full, ejected = self._current(self._full_until, now), self._current(self._ejected_until, now)
         rooms = [
-            free_places(self._workers(tier, expired=expired), under_way=self._under_way(), full=full, ejected=ejected)
+            free_places(self._workers(tier, expired=expired), in_flight=self._in_flight(), full=full, ejected=ejected)
             for expired in (False, True)
         ]
         return None if rooms == [None, None] else sum(room or 0 for room in rooms)
 
     def _workers(self, tier: str, *, expired: bool = False) -> list[Candidate]:
-        """The candidates of a tier, made anew only for records that are new."""
+        """The candidates of a tier, computed again only for new records."""
         if self._candidates_version != self.view.version:
             self._candidates_version = self.view.version
             self._candidates.clear()
@@ -167,13 +167,13 @@ class InstancePool:
     def _candidate(self, record: InstanceRecord) -> Candidate:
         known = self._known.get(record.instance_id)
         if known is None or known.record is not record:
-            if known is None:  # a new one: those that have gone are forgotten
+            if known is None:  # new: remove those that have left
                 self._known = {i: c for i, c in self._known.items() if self.view.find(i) is not None}
             known = self._known[record.instance_id] = Candidate.of(record)
         return known
 
-    def _under_way(self) -> dict[str, int]:
-        """Requests by instance that were sent after the instance's record came."""
+    def _in_flight(self) -> dict[str, int]:
+        """Number of requests sent to each instance after its latest record."""
         sent = {i: len(times) - bisect_right(times, self.view.heard_at_s(i)) for i, times in self._sent.items()}
         return {i: count for i, count in sent.items() if count}
 
@@ -182,11 +182,11 @@ class InstancePool:
         return SentRequest(self._sent, instance_id)
 
     def eject(self, instance_id: str) -> None:
-        """It failed: others are tried first for a while."""
+        """It failed: others are tried first for `ejection_s`."""
         self._ejected_until[instance_id] = asyncio.get_running_loop().time() + self._ejection_s
 
     def record_failure(self, instance_id: str, request_id: str, ejection: Ejection) -> None:
-        """Carry out what the table of failures says of an instance at which this request failed."""
+        """Apply the table of failures to an instance on which this request failed."""
         if ejection is Ejection.REPEATED:
             failed = self._failed_requests[instance_id]
             failed.add(request_id)
@@ -198,11 +198,11 @@ class InstancePool:
         self.eject(instance_id)
 
     def succeeded(self, instance_id: str) -> None:
-        """It has completed a reply: failures before that were not in a row."""
+        """It has completed a reply: earlier failures are not consecutive any more."""
         self._failed_requests.pop(instance_id, None)
 
     def is_leaving(self, instance_id: str) -> bool:
-        """Whether it is draining, or is known no more."""
+        """Whether it is draining, or has left the mesh."""
         record = self.view.find_leased(instance_id)
         return record is None or record.draining
 
@@ -210,20 +210,20 @@ class InstancePool:
         return instance_id in self._current(self._ejected_until, asyncio.get_running_loop().time())
 
     def is_full(self, instance_id: str, retry_after_s: float) -> None:
-        """It refused for want of room: nothing is sent there for a while."""
+        """It refused because it is full: it gets no requests for a while."""
         pause_s = min(max(retry_after_s, MIN_FULL_S), MAX_FULL_S)
         self._full_until[instance_id] = asyncio.get_running_loop().time() + pause_s
 
     def wait_s(self) -> float:
-        """Until the next suspicion or refusal ends; a short while if there is none."""
+        """Time until the next ejection or refusal ends; half a second if there is none."""
         now = asyncio.get_running_loop().time()
         ends = [end for end in (*self._ejected_until.values(), *self._full_until.values()) if end > now]
         return min([end - now for end in ends] + [0.5])
 
     def judges(self) -> list[InstanceRecord]:
-        """Judges to try, in order: those not ejected first, then by how many requests of ours they have.
+        """Judges to try, in order: those not ejected first, then by the number of our requests there.
 
-        Those whose lease has ended stand in where no judge has one.
+        Judges whose lease has expired are used if none has a lease.
         """
         judges = [r for r in self.view.instances(Role.JUDGE) if not r.draining] or self.view.expired(Role.JUDGE)
         return sorted(
@@ -234,7 +234,7 @@ class InstancePool:
     @staticmethod
     def _current(until: dict[str, float], now: float) -> AbstractSet[str]:
         if not until:
-            return _NOBODY
+            return _NO_INSTANCES
         for instance_id in [i for i, end in until.items() if end <= now]:
             del until[instance_id]
         return set(until)

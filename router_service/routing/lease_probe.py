@@ -1,7 +1,7 @@
-"""Active health checks of instances whose lease has ended.
+"""Active health checks of instances whose lease has expired.
 
-They may be dead, or have lost nothing but their link to Redis. While they answer under their own instance id they stay the
-last resort for new requests; who does not answer is ejected, and after a while forgotten.
+They may be dead, or have lost only their link to Redis. As long as they answer with their own instance id, they are the last
+resort for new requests; an instance that does not answer is ejected, and later removed.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 INTERVAL_S = 0.5  # less than `ejection_s`: an instance that does not answer stays ejected from one check to the next
 TIMEOUT_S = 1.0
-FORGET_AFTER_S = 10.0  # without an answer: well over any stall of a living process, short enough for a restarted one
+FORGET_AFTER_S = 10.0  # without an answer: longer than stalls of a live process, short enough for a restarted one
 
 
 class LeaseProbe:
@@ -46,8 +46,8 @@ class LeaseProbe:
         silent_since = self._silent_since.setdefault(instance_id, now)
         if serving is None and now - silent_since < FORGET_AFTER_S:
             self._pool.eject(instance_id)
-        elif record in self._view.expired():  # it may have been heard meanwhile
-            _log.info("%s has no lease and %s: forgotten", instance_id, _reason(serving))
+        elif record in self._view.expired():  # its record may have arrived meanwhile
+            _log.info("%s has no lease and %s: removed", instance_id, _reason(serving))
             self._view.forget(instance_id)
 
 

@@ -1,4 +1,4 @@
-"""Requests that wait for a place at an instance, by tier. Each is woken when there is room for it, in order of arrival."""
+"""Requests that wait for a place at an instance, by tier. They are woken in order of arrival when there is room."""
 
 import asyncio
 import contextlib
@@ -8,20 +8,20 @@ from collections.abc import Callable
 
 
 class PlaceQueue:
-    """room: free places of a tier; None where none of its instances is fit to try. All that wait are woken when that begins.
+    """room: number of free places of a tier; None if no instance can be tried, at which all that wait are woken once.
 
-    next_change_s: seconds until there may be room though nothing is heard of any instance.
+    next_change_s: seconds until there may be room although no record changed.
     """
 
     def __init__(self, room: Callable[[str], int | None], next_change_s: Callable[[], float]) -> None:
         self._room, self._next_change_s = room, next_change_s
         self._waiting: dict[str, dict[int, asyncio.Future[None]]] = {}  # by tier, then by number
-        self._deserted: set[str] = set()  # tiers that had no instance to try when last looked at
+        self._deserted: set[str] = set()  # tiers that had no instance to try at the last check
         self._numbers = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
 
     def number(self) -> int:
-        """A request's place in line, to be kept until it has been placed."""
+        """A request's number in the queue, valid until it is placed."""
         return next(self._numbers)
 
     async def wait(self, tier: str, number: int, until_s: float) -> None:
@@ -38,14 +38,14 @@ class PlaceQueue:
                 async with asyncio.timeout_at(until_s):
                     await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # another takes the place that this one was woken for
+            if turn.done() and not turn.cancelled():  # wake another for its place
                 self._wake_in(tier)
             raise
         finally:
             waiting.pop(number, None)
 
     def wake(self) -> None:
-        """Something has changed: wake as many as there is room for now."""
+        """Wake as many requests as there is room for now."""
         for tier in [tier for tier, waiting in self._waiting.items() if waiting]:
             self._wake_in(tier)
 
@@ -62,7 +62,7 @@ class PlaceQueue:
                 turn.set_result(None)
 
     def _set_timer(self) -> None:
-        """Wake at the latest when the next pause of an instance ends."""
+        """Wake requests at the latest when the next pause of an instance ends."""
         loop = asyncio.get_running_loop()
         at = loop.time() + self._next_change_s()
         if self._timer is not None:

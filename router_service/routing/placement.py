@@ -34,17 +34,17 @@ class SloNeed:
 
 @dataclass(frozen=True, slots=True)
 class NotPlaced:
-    """Nobody can take it now. `full`: there are instances, but each is full; otherwise none is fit to try."""
+    """No instance can take it now. full: there are instances, but each is full; otherwise none can be tried."""
 
     full: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An instance as placement sees it: what follows from its record, worked out once for all requests.
+    """An instance as placement sees it, computed once per record for all requests.
 
-    places: requests it takes at once. requests: those it had when it published the record. busy: the same, one that waits
-    counted as `PROMPT_WEIGHT`. tokens: there. checksum: of its id, to be gone on with a request's.
+    places: number of concurrent requests. requests: those it had when it published the record. busy: the same, with a waiting
+    one counted as `PROMPT_WEIGHT`. tokens: of its requests. checksum: of its id, to be continued with a request's.
     """
 
     record: InstanceRecord
@@ -75,7 +75,7 @@ def place(
     *,
     request_id: str,
     tokens: int,
-    under_way: Mapping[str, int],
+    in_flight: Mapping[str, int],
     full: AbstractSet[str],
     ejected: AbstractSet[str],
     avoid: str = "",
@@ -85,15 +85,15 @@ def place(
 ) -> Placed | NotPlaced:
     """The least loaded of `candidates`, within the length stage that suits the request best and has room.
 
-    tokens: the request's length, prompt and what has been generated. The earliest stage that covers it comes first, then
+    tokens: of the request's prompt and its output so far. The earliest stage that covers it comes first, then
     the later ones; without stages all are one.
-    under_way: requests by instance id that this router sent and the instance's record cannot know of yet.
-    full: instances that refused a moment ago for want of room. ejected: instances that failed a moment ago.
-    avoid: the instance just left; taken only if it is the only one.
-    slo: of the request; instances that can probably keep it come first, those that have declined it last. now_s: now.
-    prefix_holder: the instance that knows the prompt's beginning; what it need not compute counts as one request less there.
-    Load is requests there per place, one that waits or is under way counted as `PROMPT_WEIGHT`; ties fall by tokens there,
-    then by a checksum of instance and request, so that requests spread evenly and the same request always falls the same way.
+    in_flight: requests by instance id that this router sent after the instance's latest record.
+    full: instances that refused recently because they were full. ejected: instances that failed recently.
+    avoid: the instance that failed last; used only if it is the only one.
+    slo: of the request; instances that can probably keep it come first, those that declined it last. now_s: the time.
+    prefix_holder: the instance that has computed the beginning of the prompt; it counts as having one request less.
+    Load is the number of requests per place, with a waiting or in-flight one counted as `PROMPT_WEIGHT`; ties are decided by
+    tokens, then by a checksum of instance and request, so that requests spread evenly and reproducibly.
     """
     fit = [c for c in candidates if c.instance_id not in ejected] if ejected else candidates
     if not fit:
@@ -101,7 +101,7 @@ def place(
     free = [
         c
         for c in fit
-        if c.requests + under_way.get(c.instance_id, 0) < c.places and not (full and c.instance_id in full)
+        if c.requests + in_flight.get(c.instance_id, 0) < c.places and not (full and c.instance_id in full)
     ]
     if not free:
         return NotPlaced(full=True)
@@ -115,8 +115,8 @@ def place(
         return Placed(group[0].record, "only_one", untried)
     ranks = [
         (
-            slo is not None and not _can_keep(c, slo, now_s, under_way.get(c.instance_id, 0)),
-            (c.busy + PROMPT_WEIGHT * under_way.get(c.instance_id, 0) - (c.instance_id == prefix_holder)) / c.places,
+            slo is not None and not _can_keep(c, slo, now_s, in_flight.get(c.instance_id, 0)),
+            (c.busy + PROMPT_WEIGHT * in_flight.get(c.instance_id, 0) - (c.instance_id == prefix_holder)) / c.places,
             c.instance_id != prefix_holder,
             c.tokens,
         )
@@ -141,21 +141,21 @@ def _can_keep(candidate: Candidate, slo: SloNeed, now_s: float, sent: int) -> bo
 def free_places(
     candidates: Iterable[Candidate],
     *,
-    under_way: Mapping[str, int],
+    in_flight: Mapping[str, int],
     full: AbstractSet[str],
     ejected: AbstractSet[str],
 ) -> int | None:
-    """How many requests `place` would find room for, one after the other; None where nobody is fit to try."""
+    """Number of requests that `place` would place, one after another; None if no instance can be tried."""
     fit = [c for c in candidates if c.instance_id not in ejected]
     if not fit:
         return None
     return sum(
-        max(0, c.places - c.requests - under_way.get(c.instance_id, 0)) for c in fit if c.instance_id not in full
+        max(0, c.places - c.requests - in_flight.get(c.instance_id, 0)) for c in fit if c.instance_id not in full
     )
 
 
 def _best_stage(candidates: Seq[Candidate], tokens: int) -> Seq[Candidate]:
-    """Those of the length stage that suits a request of so many tokens best."""
+    """The candidates of the length stage that suits a request with this many tokens best."""
     if all(c.record.place is None for c in candidates):
         return candidates
     by_id = {c.instance_id: c for c in candidates}

@@ -1,53 +1,60 @@
-"""Which instance has lately computed the beginning of a prompt: its prefix cache may still hold it. No I/O."""
+"""Which instance has recently computed the beginning of a prompt: its prefix cache may still contain it. No I/O."""
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator
 
 from services.domain.requests import ChatPrompt, Prompt, TextPrompt
 
-MOST_PREFIXES = 20_000  # remembered; the longest unused is forgotten first
-BLOCK = 256  # characters, or token ids, of a prompt that is no chat
-MAX_PARTS = 256  # messages or blocks of one prompt that are looked at: what follows costs nothing, however long it is
+MAX_PREFIXES = 20_000  # remembered; the least recently used is forgotten first
+BLOCK = 256  # characters, or token ids, of a prompt that is not a chat
+MAX_PARTS = 256  # messages or blocks of one prompt that are looked at, so that long prompts cost no more
 MAX_CHARACTERS = BLOCK * MAX_PARTS  # of one prompt's text that are looked at
 MAX_TOKENS = MAX_CHARACTERS // 4  # of one prompt of token ids: about as much text
-WORTH = 0.5  # share of what is looked at from which on its beginning counts
+MIN_SHARE = 0.5  # of what is looked at: a shorter prefix does not count
+
+
+Prefixes = tuple[tuple[int, float], ...]
+"""(hash, share) of every prefix of a prompt, shortest first; share: of the beginning of the prompt that is looked at."""
 
 
 class PrefixAffinity:
-    """Remembers where prompts went, by every prefix of whole messages or blocks."""
+    """Remembers where prompts were computed, by every prefix of whole messages or blocks."""
 
-    def __init__(self, most: int = MOST_PREFIXES) -> None:
+    def __init__(self, most: int = MAX_PREFIXES) -> None:
         self._most = most
         self._where: OrderedDict[tuple[str, int], str] = OrderedDict()
 
-    def learn(self, tier: str, prompt: Prompt, instance_id: str) -> None:
-        """This instance has computed the prompt."""
-        for key, _ in _prefixes(prompt):
+    def learn(self, tier: str, prefixes: Prefixes, instance_id: str) -> None:
+        """This instance has computed a prompt with these prefixes."""
+        for key, _ in prefixes:
             self._where[tier, key] = instance_id
             self._where.move_to_end((tier, key))
         while len(self._where) > self._most:
             self._where.popitem(last=False)
 
-    def where(self, tier: str, prompt: Prompt) -> str:
-        """The instance that knows the longest part, at least half of it; empty if there is none."""
-        found = ""
-        for key, share in _prefixes(prompt):
+    def where(self, tier: str, prefixes: Prefixes) -> str:
+        """The instance that has computed the longest part of a prompt, at least half of it; empty if there is none."""
+        instance_of_longest = ""
+        for key, share in prefixes:
             instance_id = self._where.get((tier, key))
             if instance_id is None:
                 break
-            found = instance_id if share >= WORTH else found
-        return found
+            if share >= MIN_SHARE:
+                instance_of_longest = instance_id
+        return instance_of_longest
 
 
-def _prefixes(prompt: Prompt) -> Iterator[tuple[int, float]]:
-    """(hash, share) of every prefix, shortest first; share is of the prompt's beginning that is looked at."""
+def prefixes_of(prompt: Prompt) -> Prefixes:
+    """The prefixes of a prompt, to be computed once per request."""
     parts = _parts(prompt)
-    whole, known, key = sum(map(len, parts)), 0, 0
+    if len(parts) == 1:
+        return ((hash((0, parts[0])), 1.0),)
+    prefixes, whole, length, key = [], max(1, sum(map(len, parts))), 0, 0
     for part in parts:
         key = hash((key, part))
-        known += len(part)
-        yield key, known / max(1, whole)
+        length += len(part)
+        prefixes.append((key, length / whole))
+    return tuple(prefixes)
 
 
 def _parts(prompt: Prompt) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""How many tokens a prompt will have, before a worker has counted them. No I/O.
+"""Estimates the number of tokens of a prompt before a worker has counted them. No I/O.
 
 Workers tokenize (docs/adr/0001), so the router learns each tier's tokens per character from what they admit.
 """
@@ -22,7 +22,7 @@ class PromptLengths:
         return round(_characters(prompt) * self._per_character.get(tier, FIRST_TOKENS_PER_CHARACTER))
 
     def learn(self, tier: str, prompt: Prompt, tokens: int) -> None:
-        """A worker of the tier has counted."""
+        """A worker of the tier has counted the tokens."""
         if isinstance(prompt, TokenPrompt) or not (characters := _characters(prompt)):
             return
         ratio, known = tokens / characters, self._per_character.get(tier)

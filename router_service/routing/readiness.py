@@ -1,4 +1,4 @@
-"""Whether a router should be sent new requests. No I/O."""
+"""Whether a router should get new requests. No I/O."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from services.domain.mesh_view import MeshView
 
 @dataclass(frozen=True, slots=True)
 class TierState:
-    """Instances of one tier. live: with a lease; without_lease: tried only where none is live; planned: by the plan."""
+    """Instances of one tier. live: with a lease; without_lease: tried only if none is live; planned: by the plan."""
 
     live: int
     without_lease: int
@@ -16,7 +16,7 @@ class TierState:
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """What decides it. plan_revision: 0 before there is a plan. tiers: by name, in order of the plan."""
+    """The state that decides. plan_revision: 0 before there is a plan. tiers: by name, in the order of the plan."""
 
     draining: bool
     plan_revision: int
@@ -25,9 +25,9 @@ class Readiness:
 
     @property
     def problem(self) -> str:
-        """Why no new request should come; empty where nothing speaks against it.
+        """Why the router should get no new requests; empty if it should.
 
-        One tier with an instance is enough: it answers what it can. Without Redis a router serves on what it knows.
+        One tier with an instance is enough: it answers as far as it can. Without Redis, a router uses the last known state.
         """
         if self.draining:
             return "draining"

@@ -1,1 +1,1 @@
-"""How the processes of one router read each other's counters and pass on moves."""
+"""Calls between the processes of one router: counters and moves."""

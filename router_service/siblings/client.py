@@ -21,9 +21,7 @@ from services.process_slot import ProcessSlot
 _log = logging.getLogger(__name__)
 
 COUNTERS_TIMEOUT_S = 2.0  # a process needs about a millisecond, and much longer on a machine whose cores are all busy
-COUNTERS_AGE_S = (
-    0.1  # however many clients watch the status of one process, it asks the others ten times a second at most
-)
+COUNTERS_AGE_S = 0.1  # at most ten calls per second, however many clients watch the status of one process
 
 
 class Siblings(AbstractAsyncContextManager["Siblings"]):

@@ -19,7 +19,7 @@ from services.process_slot import ProcessSlot
 from services.settings import SettingsError
 
 Move = Callable[[str, str], Awaitable[Moved | NotMoved]]
-"""Moves a reply, given by its request id, to an instance, given by its id. NotFound if this process does not stream it."""
+"""Moves a reply, given by its request id, to an instance, given by its id; NotFound if it is not streamed here."""
 
 
 class RouterProcessServicer(router_pb2_grpc.RouterProcessServiceServicer):

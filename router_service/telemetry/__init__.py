@@ -1,1 +1,1 @@
-"""What the router counts of its requests, and samples of them for the planner."""
+"""Counters of the router, samples of its requests for the planner, and traces made afterwards."""

@@ -1,7 +1,7 @@
-"""Traces that are made at a request's end.
+"""Traces that are created at the end of a request.
 
-Most requests are not traced as they go along. One that failed or was slow is worth a trace nevertheless: what the router
-remembers of it by itself, from which its spans are made afterwards. The spans of other services are missing.
+Most requests are not traced while they run. One that failed or was slow gets a trace afterwards, from what the router knows
+of it. The spans of other services are missing.
 """
 
 import asyncio
@@ -18,12 +18,12 @@ from services.errors import message_of
 
 REASON = "penstock.trace.reason"
 _REFUSED = (InvalidRequest, NotFound, AlreadyRunning, Overloaded, NotServed)
-"""What a client has to mend itself, or to wait for: counted, not traced."""
+"""Errors that a client must correct, or wait out: counted, not traced."""
 
 
 @dataclass(frozen=True, slots=True)
 class PastSpan:
-    """What a tier did. Times are the event loop's, in seconds. failure: empty where it did not fail."""
+    """The work of a tier. Times are the event loop's, in seconds. failure: empty if it did not fail."""
 
     name: str
     began_s: float
@@ -44,13 +44,13 @@ class PastRequest:
 
 
 class LateTraces:
-    """keeps: asked for each one, whether there is room for it. slow_s: a request that took longer is slow."""
+    """keeps: called for each trace; whether it may be created. slow_s: a request that took longer is slow."""
 
     def __init__(self, tracer: Tracer, keeps: Callable[[], bool], slow_s: float) -> None:
         self._tracer, self._keeps, self._slow_s = tracer, keeps, slow_s
 
     def failed(self, request: Callable[[], PastRequest], error: BaseException) -> None:
-        """Trace a request that failed, for more reason than its client's."""
+        """Trace a request that failed, unless the error is the client's."""
         if isinstance(error, _REFUSED) or not self._keeps():
             return
         reason = error.reason if isinstance(error, PenstockError) else type(error).__name__
@@ -58,7 +58,7 @@ class LateTraces:
         self._trace(request(), {REASON: "failed", "error.type": reason}, message)
 
     def ended(self, total_s: float, request: Callable[[], PastRequest]) -> str:
-        """Trace a request if it was slow; return the trace's id, empty where there is none."""
+        """Trace a request if it was slow; return the trace's id, or an empty string."""
         if total_s <= self._slow_s or not self._keeps():
             return ""
         return self._trace(request(), {REASON: "slow"}, "")
@@ -73,7 +73,7 @@ class LateTraces:
         return format_trace_id(root.get_span_context().trace_id)
 
     def _span(self, past: PastSpan, kind: SpanKind, parent: Context, epoch_s: float) -> Span:
-        """Begin and end a span of the past."""
+        """Create a span with its start and end."""
         span = self._tracer.start_span(
             past.name,
             context=parent,

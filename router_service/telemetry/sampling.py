@@ -18,20 +18,20 @@ from services.state import StateUnavailable, WorkloadStore
 
 _log = logging.getLogger(__name__)
 
-HELD_WINDOWS = 12  # while Redis is away
+HELD_WINDOWS = 12  # while Redis is unavailable
 
 
 class WindowSampler:
-    """At most `size` finished requests of each window, every one equally likely (Vitter's reservoir, algorithm R).
+    """At most `size` finished requests of each window, all equally likely (Vitter's reservoir, algorithm R).
 
-    Windows begin at multiples of `window_s` since the epoch, so those of all routers fall together. A request counts as
-    arrived whatever becomes of it, so load that cannot be served is seen too. Requests to one tier alone are left out.
+    Windows begin at multiples of `window_s` since the epoch, so those of all routers coincide. A request counts as arrived
+    whatever its result, so load that cannot be served is included. Requests to a single tier are left out.
     """
 
     def __init__(self, size: int, window_s: float, clock: Clock, random_: random.Random) -> None:
         self._size, self._window_s, self._clock, self._random = size, window_s, clock, random_
         self._closed: deque[Window] = deque(maxlen=HELD_WINDOWS)
-        self._whole = False  # of the window that this router was started in, it has seen a part
+        self._whole = False  # it has seen only a part of the window in which it was started
         self._begin(clock.wall())
 
     @property
@@ -39,7 +39,7 @@ class WindowSampler:
         return max(0.0, self._start_s + self._window_s - self._clock.wall())
 
     def arrived(self, request: RouterRequest) -> float:
-        """Count a request; return when it came, for `finished`."""
+        """Count a request; return its arrival time, for `finished`."""
         now = self._clock.wall()
         self._roll(now)
         if request.model == CASCADE_MODEL:
@@ -61,7 +61,7 @@ class WindowSampler:
             ]
 
     def closed(self) -> deque[Window]:
-        """Windows that have ended, oldest first; whoever takes one from it has it."""
+        """Windows that have ended, oldest first; the caller removes those that it has written."""
         self._roll(self._clock.wall())
         return self._closed
 
@@ -83,7 +83,7 @@ class WindowSampler:
 
 
 class WorkloadReporter(AbstractAsyncContextManager["WorkloadReporter"]):
-    """Writes windows to Redis as they end."""
+    """Writes windows to Redis when they end."""
 
     def __init__(self, sampler: WindowSampler, store: WorkloadStore) -> None:
         self._sampler, self._store = sampler, store
@@ -108,4 +108,4 @@ class WorkloadReporter(AbstractAsyncContextManager["WorkloadReporter"]):
                     await self._store.append(windows[0])
                     windows.popleft()
             except StateUnavailable as error:
-                _log.warning("a window of sampled requests is held back: %s", error)
+                _log.warning("a window of sampled requests cannot be written yet: %s", error)

@@ -1,4 +1,4 @@
-"""What this router counts: for status and metrics alike."""
+"""Counters of this router, for status and metrics."""
 
 import asyncio
 from collections import Counter, deque
@@ -13,10 +13,10 @@ from services.domain.plans import CASCADE_MODEL
 from services.domain.requests import FinishReason
 from services.domain.slo.promises import SloClass
 
-RECENT = 1000  # requests that percentiles look back on
+RECENT = 1000  # number of requests in percentiles
 RATE_WINDOW_S = 10.0
 UNKNOWN_MODEL = "unknown"
-"""Labels models that are not in the plan: their names are whatever clients send, and each label is kept for good."""
+"""Label of models that are not in the plan: clients choose these names, and each label uses memory until the process ends."""
 
 
 class RouterStats:
@@ -37,6 +37,7 @@ class RouterStats:
         self._migrations = LabelledCounter(meter, "penstock.router.migrations", by_tier, unit="{migration}")
         escalations = ("penstock.tier", "penstock.reason")
         self._escalations = LabelledCounter(meter, "penstock.router.escalations", escalations, unit="{escalation}")
+        self._flagged = LabelledCounter(meter, "penstock.router.flagged", by_tier, unit="{answer}")
         self._judged = meter.create_histogram("penstock.router.score", unit="1")
         self._ttft_metric = meter.create_histogram("gen_ai.server.time_to_first_token", unit="s")
         self._duration = meter.create_histogram("gen_ai.server.request.duration", unit="s")
@@ -49,8 +50,10 @@ class RouterStats:
     def saw(self, event: RouterEvent, model: str) -> None:
         """Count an event of a request to `model`."""
         match event:
-            case Judged(tier=tier, score=score) if score is not None:
+            case Judged(tier=tier, score=score, flagged=flagged) if score is not None:
                 self._judged.record(score, {"penstock.tier": tier})
+                if flagged:
+                    self._flagged.add(1, tier)
             case Escalated(from_tier=tier, reason=reason):
                 self.escalated[tier] += 1
                 self._escalations.add(1, tier, reason.value)
@@ -98,7 +101,7 @@ class RouterStats:
         self._slo_requests.add(1, tier, SloClass.STANDARD.value, "false")
 
     def failure(self, model: str, reason: str) -> None:
-        """A request ended with an error: not for want of room, nor because its client left."""
+        """A request ended with an error other than overload, and not because its client left."""
         self.failed += 1
         self._requests.add(1, self._label(model), "", reason)
 
@@ -109,11 +112,11 @@ class RouterStats:
         return model if known else UNKNOWN_MODEL
 
     def cancellation(self, model: str) -> None:
-        """A request ended because its client left, which may be by its own deadline."""
+        """A request ended because its client left, or its deadline passed there."""
         self._requests.add(1, self._label(model), "", "cancelled")
 
     def rejection(self) -> None:
-        """A request was turned away for want of room, as a rule before its model was known; it may be tried again."""
+        """A request was refused because of overload, usually before its model was known; it may be retried."""
         self.rejected += 1
         self._rejections.add(1)
 
@@ -122,6 +125,6 @@ class RouterStats:
         return tuple(self._ttft)
 
     def requests_per_s(self) -> float:
-        """Finished requests, over the last seconds."""
+        """Finished requests per second, over the last seconds."""
         now = asyncio.get_running_loop().time()
         return sum(1 for at in self._ends if now - at <= RATE_WINDOW_S) / RATE_WINDOW_S

@@ -2,8 +2,10 @@
 
 import enum
 import math
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from services.domain.errors import FieldProblem, InvalidRequest, shortened
 from services.domain.structured import StructuredOutput
@@ -24,6 +26,7 @@ MIN_TEMPERATURE = 1e-4
 times; far lower ones would exceed the range of float32."""
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
+MAX_TOP_K = 2**31 - 1
 MAX_TOP_LOGPROBS = 20
 MAX_REQUEST_ID_CHARS = 128
 MAX_SEED = 2**63 - 1
@@ -137,17 +140,36 @@ def model_problems(model: str, path: str) -> Iterator[FieldProblem]:
         yield FieldProblem(path, f"must have at most {MAX_MODEL_CHARS} characters, not {len(model)}")
 
 
+SAMPLING_DEFAULTS: tuple[Literal["temperature", "top_p", "top_k"], ...] = ("temperature", "top_p", "top_k")
+"""The sampling parameters that a model may have defaults for."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """What a model samples with where the client sets nothing. None: as `SamplingParams` has it."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+
+
+NO_DEFAULTS = SamplingDefaults()
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Sampling parameters.
 
     temperature: from 0 (greedy) to 2. Values below MIN_TEMPERATURE are replaced by 0, for all engines.
-    top_p: tokens are drawn from the smallest set of most likely tokens with at least this probability.
+    top_k: tokens are drawn from so many most likely ones; 0: no limit.
+    top_p: tokens are drawn from the smallest set of most likely tokens with at least this share of what top_k leaves.
     seed: determines, with the output position, every random number, so that a reply does not depend on the instance or the
         batch; None until the router draws one.
     max_output_tokens: None: as many as the context allows.
     top_logprobs: None: no logprobs; 0: of the chosen tokens; n: also of the n most likely tokens.
     structured_output: the form that the reply must have; None: free text.
+    unset: those of temperature, top_p and top_k that the client did not set: the model's defaults replace them
+        (`with_defaults`), if it has any.
     """
 
     temperature: float = 1.0
@@ -158,6 +180,8 @@ class SamplingParams:
     top_logprobs: int | None = None
     ignore_eos: bool = False
     structured_output: StructuredOutput | None = None
+    top_k: int = 0
+    unset: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         if 0 <= self.temperature < MIN_TEMPERATURE:  # includes -0.0
@@ -170,11 +194,18 @@ class SamplingParams:
     def with_seed(self, seed: int) -> "SamplingParams":
         return self if self.seed is not None else replace(self, seed=seed)
 
+    def with_defaults(self, defaults: "SamplingDefaults") -> "SamplingParams":
+        """The parameters with which a model computes: its defaults where the client set nothing."""
+        values = {name: value for name in self.unset if (value := getattr(defaults, name)) is not None}
+        return replace(self, **values, unset=frozenset()) if self.unset else self
+
     def problems(self, path: str) -> Iterator[FieldProblem]:
         if not 0 <= self.temperature <= 2:  # refuses NaN, too
             yield FieldProblem(f"{path}.temperature", f"must be from 0 to 2, not {self.temperature}")
         if not 0 < self.top_p <= 1:
             yield FieldProblem(f"{path}.top_p", f"must be greater than 0 and at most 1, not {self.top_p}")
+        if not 0 <= self.top_k <= MAX_TOP_K:
+            yield FieldProblem(f"{path}.top_k", f"must be from 0 to {MAX_TOP_K}, not {self.top_k}")
         if self.seed is not None and not 0 <= self.seed <= MAX_SEED:
             yield FieldProblem(f"{path}.seed", f"must be from 0 to {MAX_SEED}, not {self.seed}")
         if self.max_output_tokens is not None and self.max_output_tokens < 1:
@@ -293,7 +324,7 @@ class TokenFrame:
     offset: int
     token_ids: tuple[int, ...]
     text: str
-    logprobs: tuple[PositionLogprobs, ...] = ()
+    logprobs: Sequence[PositionLogprobs] = ()
 
     @property
     def end(self) -> int:
@@ -308,8 +339,23 @@ class TokenFrame:
             frames[0].offset,
             tuple(token for frame in frames for token in frame.token_ids),
             "".join(frame.text for frame in frames),
-            tuple(position for frame in frames for position in frame.logprobs),
+            _joined_logprobs([frame.logprobs for frame in frames if frame.logprobs]),
         )
+
+
+class EncodedLogprobs(Sequence[PositionLogprobs]):
+    """Logprobs in another form, such as that of a message, that are decoded when they are read."""
+
+    @abstractmethod
+    def joined(self, others: Sequence[Sequence[PositionLogprobs]]) -> Sequence[PositionLogprobs]:
+        """These, followed by those of later frames."""
+
+
+def _joined_logprobs(parts: Sequence[Sequence[PositionLogprobs]]) -> Sequence[PositionLogprobs]:
+    """The logprobs of consecutive frames."""
+    if parts and isinstance(parts[0], EncodedLogprobs):
+        return parts[0].joined(parts[1:])
+    return tuple(position for part in parts for position in part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,6 +380,10 @@ class GenerationRequest:
         """Whether the reply may have to be of some form: one is asked for, or tools are offered."""
         offers_tools = isinstance(self.prompt, ChatPrompt) and bool(self.prompt.tool_use.offered)
         return offers_tools or self.sampling.structured_output is not None
+
+    def with_defaults(self, defaults: SamplingDefaults) -> "GenerationRequest":
+        """As `SamplingParams.with_defaults`."""
+        return replace(self, sampling=self.sampling.with_defaults(defaults)) if self.sampling.unset else self
 
     def validate(self) -> None:
         """Check all fields.

@@ -1,11 +1,12 @@
-"""Any one process is killed while requests run: nothing is lost, doubled or wrong. Real processes, the torch engine.
+"""Any one process is killed while requests run: nothing is lost, doubled or wrong. Real processes.
 
+The replies that lose their workers are the torch engine's; the tier before it, whose answers are judged, is simulated.
 What each death costs stands in docs/faults.md; these tests hold the page to it.
 """
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ from penstock.local import LocalMesh, MeshOptions
 from tests.conftest import FAMILY
 
 # Long replies: a kill falls into the middle of them.
-PROMPTS = [p.prompt for p in tasks.held_out(1500, seed=41) if len(p.reply) > 90][:24]
+PROMPTS = [p.prompt for p in tasks.held_out(300, seed=41) if len(p.reply) > 90][:12]
 MAX_TOKENS = 250
+SMALL = {"overhead_ms": 5.0, "token_us": 0.0, "context_token_ns": 0.0, "reply_tokens": 60}  # half a second
 SILENCE_S = 4.0
+TRIES = 5  # of kills that may come too early or too late
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +34,7 @@ async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalM
     content = {
         "name": "test-kills",
         "tiers": [
-            {"name": "small", "model": model, "threshold": 90, "workers": 1},
+            {"name": "small", "model": "sim", "engine": "simulated", "simulated": SMALL, "threshold": 50},
             {"name": "large", "model": model, "workers": 2, "max_running": 16},
         ],
         "judge": {"scorers": [{"name": "confidence", "kind": "confidence"}], "default_scorer": "confidence"},
@@ -45,18 +48,22 @@ async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalM
 
 @pytest.fixture
 async def client(mesh: LocalMesh) -> AsyncIterator[AsyncClient]:
-    async with AsyncClient(mesh.grpc_addresses[0], retry=RetryPolicy(attempts=1), timeout_s=120) as made:
+    async with AsyncClient(mesh.grpc_addresses[0], retry=RetryPolicy(attempts=1), timeout_s=400) as made:
         yield made
 
 
+Texts = dict[tuple[str, str], str]
+"""Every prompt's greedy text, by (tier, prompt)."""
+
+
 @pytest.fixture(scope="module")
-async def undisturbed(mesh: LocalMesh) -> dict[str, str]:
-    """Every prompt's greedy text. Both tiers serve the same model here, so each has the same."""
+async def undisturbed(mesh: LocalMesh) -> Texts:
+    asked = [(tier, prompt) for tier in ("small", "large") for prompt in PROMPTS]
     async with AsyncClient(mesh.grpc_addresses[0]) as client:
         replies = await asyncio.gather(
-            *(client.generate(p, model="large", temperature=0, max_tokens=MAX_TOKENS) for p in PROMPTS)
+            *(client.generate(p, model=tier, temperature=0, max_tokens=MAX_TOKENS) for tier, p in asked)
         )
-    return {prompt: reply.text for prompt, reply in zip(PROMPTS, replies, strict=True)}
+    return {key: reply.text for key, reply in zip(asked, replies, strict=True)}
 
 
 def kill(mesh: LocalMesh, name: str, number: signal.Signals = signal.SIGKILL) -> None:
@@ -72,7 +79,7 @@ async def killed(mesh: LocalMesh, name: str) -> None:
 
 
 async def until(client: AsyncClient, condition: Callable[[MeshStatus], bool]) -> None:
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(300):
         async for status in client.watch_status(0.2):
             if condition(status):
                 return
@@ -89,7 +96,7 @@ class Stream:
     def __init__(self, client: AsyncClient, prompt: str, **options: Any) -> None:
         self._client, self.prompt, self._options = client, prompt, options
         self.events: list[Event] = []
-        self.text = ""
+        self.text = self.tier = ""
         self.offset = 0
 
     async def run(self) -> "Stream":
@@ -99,8 +106,14 @@ class Stream:
                 assert event.offset == self.offset, "a token twice, or one missing"
                 self.offset += len(event.token_ids)
                 self.text += event.text
-        assert isinstance(self.events[-1], Finished)
+        done = self.events[-1]
+        assert isinstance(done, Finished)
+        self.tier = done.tier
         return self
+
+
+def assert_undisturbed(streams: Sequence[Stream], undisturbed: Texts) -> None:
+    assert [s.text for s in streams] == [undisturbed[s.tier, s.prompt] for s in streams]
 
 
 async def kill_amid(streams: list[Stream], action: Callable[[], None]) -> list[Stream]:
@@ -113,15 +126,15 @@ async def kill_amid(streams: list[Stream], action: Callable[[], None]) -> list[S
 
 
 async def test_a_killed_worker_costs_no_token_of_its_streams(
-    mesh: LocalMesh, client: AsyncClient, undisturbed: dict[str, str]
+    mesh: LocalMesh, client: AsyncClient, undisturbed: Texts
 ) -> None:
     before = (await client.status()).failovers
-    for _ in range(5):  # where this process gets no CPU, the replies may end before the kill
+    for _ in range(TRIES):  # where this process gets no CPU, the replies may end before the kill
         await until(client, whole(mesh))
         streams = await kill_amid(
             [Stream(client, prompt, model="large") for prompt in PROMPTS], lambda: kill(mesh, "worker-large-0")
         )
-        assert {s.prompt: s.text for s in streams} == undisturbed
+        assert_undisturbed(streams, undisturbed)
         if (await client.status()).failovers > before:
             break
     else:
@@ -130,31 +143,33 @@ async def test_a_killed_worker_costs_no_token_of_its_streams(
     await until(client, whole(mesh))
 
 
-async def test_a_stuck_worker_is_left_for_another(
-    mesh: LocalMesh, client: AsyncClient, undisturbed: dict[str, str]
-) -> None:
+async def test_a_stuck_worker_is_left_for_another(mesh: LocalMesh, client: AsyncClient, undisturbed: Texts) -> None:
     """It holds its connections and says nothing: SIGSTOP."""
     await until(client, whole(mesh))
     streams = await kill_amid(
-        [Stream(client, prompt, model="large") for prompt in PROMPTS[:12]],
+        [Stream(client, prompt, model="large") for prompt in PROMPTS[:6]],
         lambda: kill(mesh, "worker-large-1", signal.SIGSTOP),
     )
     kill(mesh, "worker-large-1", signal.SIGCONT)
-    assert all(s.text == undisturbed[s.prompt] for s in streams)
+    assert_undisturbed(streams, undisturbed)
     await until(client, whole(mesh))
 
 
 async def test_a_killed_judge_sends_answers_to_the_largest_tier(
-    mesh: LocalMesh, client: AsyncClient, undisturbed: dict[str, str]
+    mesh: LocalMesh, client: AsyncClient, undisturbed: Texts
 ) -> None:
     await until(client, whole(mesh))
-    usual = await asyncio.gather(*(Stream(client, p).run() for p in PROMPTS[:10]))
+    usual = await asyncio.gather(*(Stream(client, p).run() for p in PROMPTS[:6]))
     assert not any(isinstance(e, Escalated) and e.reason == "judge_unavailable" for s in usual for e in s.events)
-    await killed(mesh, "judge-0")
-    streams = await asyncio.gather(*(Stream(client, p).run() for p in PROMPTS[:10]))
-    reasons = {e.reason for s in streams for e in s.events if isinstance(e, Escalated)}
-    assert "judge_unavailable" in reasons
-    assert all(s.text == undisturbed[s.prompt] for s in streams)
+    for _ in range(TRIES):  # it is started again at once: where the streams get less CPU than it, it judges them
+        await until(client, whole(mesh))
+        await killed(mesh, "judge-0")
+        streams = await asyncio.gather(*(Stream(client, p).run() for p in PROMPTS[:6]))
+        if "judge_unavailable" in {e.reason for s in streams for e in s.events if isinstance(e, Escalated)}:
+            break
+    else:
+        pytest.fail("the judge was back before an answer was complete")
+    assert_undisturbed(streams, undisturbed)
     for stream in streams:  # said openly: the summary has no score where none was given
         done = stream.events[-1]
         assert isinstance(done, Finished)
@@ -162,7 +177,7 @@ async def test_a_killed_judge_sends_answers_to_the_largest_tier(
             assert done.tier == "large"
             assert done.tiers[0].score is None
     await until(client, whole(mesh))
-    again = await asyncio.gather(*(Stream(client, p).run() for p in PROMPTS[:10]))
+    again = await asyncio.gather(*(Stream(client, p).run() for p in PROMPTS[:6]))
     for one, other in zip(usual, again, strict=True):
         first, second = one.events[-1], other.events[-1]
         assert isinstance(first, Finished)
@@ -174,8 +189,8 @@ async def test_a_killed_planner_leaves_the_plan_in_force(mesh: LocalMesh, client
     await until(client, whole(mesh))
     revision = (await client.status()).plan_revision
     await killed(mesh, "planner-0")
-    replies = await asyncio.gather(*(client.generate(p, temperature=0) for p in PROMPTS[:10]))
-    assert len(replies) == 10
+    replies = await asyncio.gather(*(client.generate(p, temperature=0) for p in PROMPTS[:6]))
+    assert len(replies) == 6
     await until(client, whole(mesh))
     planners = [i for i in (await client.status()).instances if i.role == "planner"]
     async with AsyncPlannerClient(min(planners, key=lambda i: i.age_s).address) as asked:
@@ -186,31 +201,29 @@ async def test_a_killed_planner_leaves_the_plan_in_force(mesh: LocalMesh, client
 
 
 async def test_without_redis_the_mesh_serves_on_its_last_picture(
-    mesh: LocalMesh, client: AsyncClient, undisturbed: dict[str, str]
+    mesh: LocalMesh, client: AsyncClient, undisturbed: Texts
 ) -> None:
     await until(client, whole(mesh))
     revision = (await client.status()).plan_revision
     kill(mesh, "redis", signal.SIGSTOP)  # away, and not even refusing connections
     await until(client, lambda s: not s.connected)
-    streams = await asyncio.gather(*(Stream(client, p).run() for p in PROMPTS[:10]))
-    assert all(s.text == undisturbed[s.prompt] for s in streams)
+    streams = await asyncio.gather(*(Stream(client, p).run() for p in PROMPTS[:6]))
+    assert_undisturbed(streams, undisturbed)
     await killed(mesh, "redis")
     await until(client, whole(mesh))
     assert (await client.status()).plan_revision == revision
-    assert (await Stream(client, PROMPTS[0]).run()).text == undisturbed[PROMPTS[0]]
+    assert_undisturbed([await Stream(client, PROMPTS[0]).run()], undisturbed)
 
 
 async def test_a_killed_router_costs_a_client_of_two_routers_nothing(
-    mesh: LocalMesh, client: AsyncClient, undisturbed: dict[str, str]
+    mesh: LocalMesh, client: AsyncClient, undisturbed: Texts
 ) -> None:
     await until(client, whole(mesh))
     victim = next(i for i in (await client.status()).instances if i.address == mesh.grpc_addresses[0])
     name = next(n for n, w in mesh.watcher.watched.items() if str(w.pid) == victim.instance_id.rpartition("-")[2])
-    async with AsyncClient(mesh.grpc_addresses, timeout_s=120) as both:
-        streams = await kill_amid(
-            [Stream(both, prompt, model="large") for prompt in PROMPTS[:16]], lambda: kill(mesh, name)
-        )
-    assert all(s.text == undisturbed[s.prompt] for s in streams)
+    async with AsyncClient(mesh.grpc_addresses, timeout_s=400) as both:
+        streams = await kill_amid([Stream(both, prompt, model="large") for prompt in PROMPTS], lambda: kill(mesh, name))
+    assert_undisturbed(streams, undisturbed)
 
 
 def test_the_fault_page_names_every_process() -> None:

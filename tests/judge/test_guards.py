@@ -1,15 +1,28 @@
 """Answers that score 0 whatever the scorer is."""
 
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 
 import pytest
+from grpc import aio
+from hypothesis import given
+from hypothesis import strategies as st
 
 from judge_service.calibration import Calibration
+from judge_service.guards import Guard, objection
+from judge_service.repetition import MIN_REPEATS, loop_characters
 from judge_service.scorer_registry import RegisteredScorer, ScorerRegistry
 from judge_service.scorers import JudgedAnswer, LogprobSummary, RawScore
 from judge_service.scorers.confidence import ConfidenceScorer
 from judge_service.scorers.exact import ExactScorer
-from services.domain import ChatMessage, ChatPrompt, InvalidRequest
+from penstock.proto.common.v1 import common_pb2
+from penstock.proto.judge.v1 import judge_pb2 as pb
+from penstock.proto.judge.v1 import judge_pb2_grpc
+from services.domain import ChatMessage, ChatPrompt, FinishReason, InvalidRequest, Role
+from services.domain.structured import StructuredOutput, StructureKind
+from services.testing import RedisProcess, serving
+from tests.conftest import MeshFileMaker
+from tests.support.mesh import COMPOSE
 
 GENEROUS = Calibration((-9.0, 0.0), (60.0, 100.0), samples=20, brier=0.0, brier_before=0.0)
 
@@ -18,6 +31,7 @@ class CountingScorer(ConfidenceScorer):
     """A confidence scorer that keeps what it was asked about."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.asked: list[str] = []
 
     async def score(self, answers: Seq[JudgedAnswer]) -> list[RawScore]:
@@ -56,3 +70,103 @@ async def test_an_error_names_the_item_as_the_request_counts_it() -> None:
     registry = ScorerRegistry([RegisteredScorer("sure", ConfidenceScorer(), None)], "sure")
     with pytest.raises(InvalidRequest, match=r"items\[3\]\.logprobs"):
         await registry.judge("", [judged(""), judged("a"), judged(""), judged("b", mean=None)])
+
+
+SENTENCES = (
+    "The river rises in the hills and turns south at the old bridge. Boats pass below it from spring to autumn. "
+    "In winter the ice is thick enough to walk on, and the ferry is moored at the mill until the thaw."
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ha" * 60,
+        "I see. " * 40,
+        SENTENCES + " and then it" + " says that it" * 60,
+        "\n".join(["- the same line of a list"] * 30) + "\n- the sa",
+        "x" * 200_000,
+    ],
+)
+def test_answers_of_a_model_that_loops_score_nothing(text: str) -> None:
+    assert objection(judged(text)) == "repeated_answer"
+    assert objection(judged(text), frozenset({Guard.TRUNCATED})) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        SENTENCES,
+        "7 7 7 7 7 7 7",
+        "0" * 80,
+        SENTENCES + "\n" + "-" * 100 + "\n" + SENTENCES,
+        "\n".join(f"| {i} | {i * i} | {i**3} |" for i in range(60)),
+        SENTENCES * 2,
+        "\n".join(f"x_{i} = f(x_{i - 1})" for i in range(1, 40)),
+    ],
+)
+def test_answers_that_only_contain_repetition_are_scored(text: str) -> None:
+    """Short ones, rules and tables, and texts that say something twice."""
+    assert objection(judged(text)) is None
+
+
+@given(st.text("ab", min_size=1, max_size=40), st.integers(1, 30), st.text("abc", max_size=40))
+def test_the_loop_at_the_end_is_found_in_full(piece: str, repeats: int, before: str) -> None:
+    """Compared with trying every period of every end."""
+    text = before + piece * repeats
+    expected = 0
+    for length in range(1, len(text) + 1):
+        tail = text[-length:]
+        if any(tail[period:] == tail[:-period] for period in range(1, length // MIN_REPEATS + 1)):
+            expected = length
+    assert loop_characters(text) == expected
+
+
+@pytest.mark.parametrize("reason", FinishReason)
+def test_an_answer_that_was_cut_off_scores_nothing(reason: FinishReason) -> None:
+    """The small model would have gone on; that its beginning is likely says nothing about the rest."""
+    cut = replace(judged("The answer is 4 because"), finish_reason=reason)
+    assert objection(cut) == ("truncated_answer" if reason is FinishReason.LENGTH else None)
+    assert objection(cut, frozenset({Guard.REPEATED})) is None
+
+
+def test_an_answer_of_a_wrong_form_is_named_as_that() -> None:
+    """JSON that was asked for and not given, cut off or not."""
+    form = StructuredOutput(StructureKind.JSON_SCHEMA, '{"type": "object", "required": ["a"]}')
+    for text in ("Sure! Here is your JSON.", '{"a": 1', '{"b": 1}', "[" * 100_000):
+        item = replace(judged(text), structured_output=form)
+        assert objection(item, frozenset()) == "invalid_structure"
+        assert objection(replace(item, finish_reason=FinishReason.LENGTH)) == "invalid_structure"
+    assert objection(replace(judged('{"a": 1}'), structured_output=form)) is None
+
+
+async def test_guards_of_the_mesh_file_are_those_of_the_judge(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
+    """By default cut and repeated answers score 0 with a reason; each guard can be turned off, empty answers cannot."""
+    prompt = common_pb2.Prompt(text="p")
+    summary = pb.LogprobSummary(token_count=1, mean_logprob=-0.1, min_logprob=-0.2)
+    length = common_pb2.FINISH_REASON_LENGTH
+    items = [
+        pb.ScoreItem(prompt=prompt, answer="four", logprobs=summary, finish_reason=length),
+        pb.ScoreItem(prompt=prompt, answer="ha" * 100, logprobs=summary),
+        pb.ScoreItem(prompt=prompt, answer=" ", logprobs=summary),
+        pb.ScoreItem(prompt=prompt, answer="four", logprobs=summary),
+    ]
+    reasons = {}
+    scorers = [{"name": "confidence", "kind": "confidence"}]
+    for guards in (None, ["repeated"], ["truncated"], []):
+        judge: dict[str, object] = {"scorers": scorers} | ({} if guards is None else {"guards": guards})
+        async with (
+            serving(Role.JUDGE, COMPOSE[Role.JUDGE], mesh_file(judge=judge), redis.url) as chassis,
+            aio.insecure_channel(chassis.address) as channel,
+        ):
+            stub: judge_pb2_grpc.JudgeServiceAsyncStub = judge_pb2_grpc.JudgeServiceStub(channel)
+            response = await stub.Score(pb.ScoreRequest(items=items))
+        key = "default" if guards is None else "".join(guards)
+        reasons[key] = [result.reason for result in response.results]
+        assert all((result.score == 0) == bool(result.reason) for result in response.results)
+    assert reasons == {
+        "default": ["truncated_answer", "repeated_answer", "empty_answer", ""],
+        "repeated": ["", "repeated_answer", "empty_answer", ""],
+        "truncated": ["truncated_answer", "", "empty_answer", ""],
+        "": ["", "", "empty_answer", ""],
+    }

@@ -18,8 +18,10 @@ from judge_service.scorer_registry import RegisteredScorer, ScorerRegistry
 from judge_service.scorers import JudgedAnswer, LogprobSummary
 from judge_service.scorers.confidence import ConfidenceScorer
 from judge_service.scorers.exact import ExactScorer, last_number
-from judge_service.scorers.llm import LlmScorer, OpenAiChat, expected_grade
-from services.domain import ChatMessage, ChatPrompt, InvalidRequest, NotFound, TextPrompt, Unavailable
+from judge_service.scorers.grading import REPLY_TOKENS, NoGrade, expected_grade
+from judge_service.scorers.llm import LlmScorer
+from judge_service.scorers.openai_chat import OpenAiChat
+from services.domain import ChatMessage, ChatPrompt, InvalidRequest, NotFound, RequestFailed, TextPrompt, Unavailable
 
 QUESTION = ChatPrompt((ChatMessage("user", "What is 2 + 2?"),))
 
@@ -79,7 +81,7 @@ def test_the_expected_grade_is_over_the_digits_only() -> None:
     assert expected_grade(digits(_9=0.5, _7=0.25, The=0.25)) == pytest.approx((9 * 0.5 + 7 * 0.25) / 0.75)
     assert expected_grade({"message": {"content": "Grade: 6."}}) == 6
     assert expected_grade({"message": {"content": "8"}, "logprobs": None}) == 8
-    with pytest.raises(ValueError, match="no grade"):
+    with pytest.raises(NoGrade, match="no grade"):
         expected_grade({"message": {"content": "I cannot say; 10 perhaps"}})
 
 
@@ -106,7 +108,9 @@ async def endpoint() -> AsyncIterator[tuple[str, list[dict[str, Any]], dict[str,
 
 async def test_a_language_model_grades(endpoint: tuple[str, list[dict[str, Any]], dict[str, Any]]) -> None:
     url, seen, answer = endpoint
-    scorer = LlmScorer(OpenAiChat(url, "judge-7b", api_key="secret", timeout_s=5), concurrency=2)
+    scorer = LlmScorer(
+        OpenAiChat(url, "judge-7b", api_key="secret", timeout_s=30, max_tokens=REPLY_TOKENS), concurrency=2
+    )
     await scorer.start()
     try:
         found = await scorer.score([judged("4"), judged("5"), judged("6")])
@@ -117,13 +121,18 @@ async def test_a_language_model_grades(endpoint: tuple[str, list[dict[str, Any]]
         assert seen[0]["logprobs"] is True
         assert seen[0]["authorization"] == "Bearer secret"
         assert "What is 2 + 2?" in seen[0]["messages"][1]["content"]
-        for status, body in ((500, {}), (200, {"choices": []}), (200, {"choices": [{"message": {"content": "?"}}]})):
+        for status, body in ((500, {}), (200, {"choices": []}), (200, {"choices": [7]})):
             answer |= {"status": status, "body": body}
             with pytest.raises(Unavailable):
                 await scorer.score([judged("4")])
+        answer |= {"status": 200, "body": {"choices": [{"message": {"content": "?"}}]}}
+        with pytest.raises(RequestFailed, match="no grade"):  # the judge is well: others of its answers have grades
+            await scorer.score([judged("4")])
     finally:
         await scorer.close()
-    gone = LlmScorer(OpenAiChat("http://127.0.0.1:9/v1", "x", api_key=None, timeout_s=1), concurrency=1)
+    gone = LlmScorer(
+        OpenAiChat("http://127.0.0.1:9/v1", "x", api_key=None, timeout_s=30, max_tokens=REPLY_TOKENS), concurrency=1
+    )
     await gone.start()
     with pytest.raises(Unavailable):
         await gone.score([judged("4")])
@@ -188,7 +197,9 @@ async def test_a_panel_knows_its_scorers() -> None:
 async def test_token_prompts_cannot_be_read_by_a_language_model() -> None:
     from services.domain import TokenPrompt
 
-    scorer = LlmScorer(OpenAiChat("http://127.0.0.1:9/v1", "x", api_key=None, timeout_s=1), concurrency=1)
+    scorer = LlmScorer(
+        OpenAiChat("http://127.0.0.1:9/v1", "x", api_key=None, timeout_s=30, max_tokens=REPLY_TOKENS), concurrency=1
+    )
     await scorer.start()
     with pytest.raises(InvalidRequest, match="token_ids"):
         await scorer.score([JudgedAnswer(TokenPrompt((1,)), "x")])

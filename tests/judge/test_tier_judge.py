@@ -13,7 +13,8 @@ from judge_service.calibrate import calibrate
 from judge_service.calibration import Calibration
 from judge_service.compose import build_scorer
 from judge_service.scorers import JudgedAnswer
-from judge_service.scorers.llm import MAX_TOKENS, TOP_LOGPROBS, LlmScorer, Messages, expected_grade, grade_question
+from judge_service.scorers.grading import REPLY_TOKENS, TOP_LOGPROBS, Messages, expected_grade, grade_question
+from judge_service.scorers.llm import LlmScorer
 from judge_service.tier_client import TierChat
 from penstock.proto.worker.v1 import worker_pb2 as pb
 from services.domain import DeadlineExceeded, InstanceRecord, Overloaded, TextPrompt, Unavailable
@@ -54,7 +55,7 @@ async def test_the_grades_are_those_that_the_tier_gives(mesh: TestMesh) -> None:
                 model="large",
                 messages=grade_question(TextPrompt(f"user: {question}"), small.text),  # type: ignore[arg-type]
                 temperature=0,
-                max_tokens=MAX_TOKENS,
+                max_tokens=REPLY_TOKENS,
                 logprobs=True,
                 top_logprobs=TOP_LOGPROBS,
             )

@@ -144,7 +144,7 @@ asyncio.run(main())
     child = int(parent.stdout.readline())
     parent.kill()
     parent.wait()
-    until = time.monotonic() + 60
+    until = time.monotonic() + 120
     while alive(child):
         assert time.monotonic() < until
         time.sleep(0.02)
@@ -204,7 +204,7 @@ def test_chat_goes_turn_by_turn(running: Path) -> None:
 
 def test_trace_shows_a_tree(running: Path) -> None:
     trace_id = json.loads(penstock("ask", "hello", "-t", target(running), "--json").stdout)["trace_id"]
-    until = time.monotonic() + 60
+    until = time.monotonic() + 120
     while True:
         said = penstock("trace", trace_id, "-t", target(running))
         if all(name in said.stdout for name in ("WorkerService/Generate", "JudgeService/Score", "tier small")):
@@ -222,7 +222,7 @@ def test_the_plan_is_shown_and_changed(running: Path) -> None:
     assert after["revision"] == before["revision"] + 1
     assert after["tiers"][0]["threshold"] == 95
     assert "stricter" not in said.stdout
-    until = time.monotonic() + 60
+    until = time.monotonic() + 120
     while json.loads(penstock("ask", "hello", "-t", target(running), "--json").stdout)["tier"] != "large":
         assert time.monotonic() < until
     for bad, said_of_it in (("small", "TIER=SCORE"), ("huge=3", "no tier huge"), ("small=300", "threshold")):
@@ -262,7 +262,7 @@ def test_a_plan_file_is_applied_and_told_in_the_history(running: Path, tmp_path:
     assert said.returncode == 0, said.stderr
     made = json.loads(said.stdout)
     assert [(t["threshold"], t["instances"]) for t in made["tiers"]] == [(61.5, 1), (None, 2)]
-    until = time.monotonic() + 60
+    until = time.monotonic() + 120
     while True:  # the mesh was started with two of small and one of large
         status = json.loads(penstock("status", "-t", target(running), "--json").stdout)
         if [t["live_instances"] for t in status["tiers"]] == [1, 2]:
@@ -376,7 +376,7 @@ async def test_the_plan_moves_workers_between_tiers(tmp_path: Path, monkeypatch:
                 plan = await plans.get_plan()
                 tiers = tuple(dataclasses.replace(t, instances=wanted[t.name]) for t in plan.tiers)
                 await plans.set_plan(dataclasses.replace(plan, tiers=tiers))
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(400):
                     while workers() != wanted or len(mesh.watcher.watched) != 4 + sum(wanted.values()):
                         await asyncio.sleep(0.05)
             stop.set()
@@ -419,7 +419,7 @@ async def test_the_mesh_moves_over_when_its_workload_drifts(tmp_path: Path) -> N
             return {tier: found.count(tier) for tier in ("small", "large")}
 
         async def followed(revision: int) -> Plan:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(400):
                 while (plan := mesh.view.plan) is None or plan.revision < revision or plan_counts(plan) != workers():
                     await asyncio.sleep(0.05)
             return plan

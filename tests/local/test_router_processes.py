@@ -22,11 +22,13 @@ from penstock.proto.router.v1 import router_pb2 as pb
 from penstock.proto.router.v1 import router_pb2_grpc
 from services.health import is_serving
 from services.processes import free_port
+from tests.support.simulated_text import ENDLESS, simulated_texts
 
-SLOW = {"overhead_ms": 20.0, "token_us": 0.0, "context_token_ns": 0.0, "reply_tokens": 10_000}
+SLOW = {"overhead_ms": 20.0, "token_us": 0.0, "context_token_ns": 0.0, "reply_tokens": ENDLESS}
 TOKENS = 100  # two seconds
 CLIENTS = 8
-TIMEOUT_S = 60.0
+TRIES = 5  # of kills that may come too late
+TIMEOUT_S = 300.0
 
 
 @pytest.fixture(scope="module")
@@ -181,18 +183,25 @@ async def test_traces_of_requests_to_any_process_are_found_by_each(mesh: LocalMe
 
 
 async def test_a_killed_process_loses_its_own_connections_alone_and_the_sdk_resumes(mesh: LocalMesh) -> None:
-    await all_answer(mesh)
-    async with AsyncExitStack() as stack:
-        clients = [await stack.enter_async_context(client(mesh, number)) for number in range(CLIENTS)]
-        channels = [await channel_at(mesh, index, stack) for index in range(2)]
-        undisturbed = await read(clients[0], "hello", asyncio.Event())
-        begun = [asyncio.Event() for _ in range(CLIENTS + 2)]
-        reading = [asyncio.create_task(read(c, "hello", b)) for c, b in zip(clients, begun, strict=False)]
-        unresumed = [asyncio.create_task(raw(c, b)) for c, b in zip(channels, begun[CLIENTS:], strict=True)]
-        await asyncio.gather(*(event.wait() for event in begun))
-        os.kill(children(parent(mesh))[0], signal.SIGKILL)
-        assert await asyncio.gather(*reading) == [undisturbed] * CLIENTS
-        assert await asyncio.gather(*unresumed) == [False, True]
+    undisturbed = simulated_texts({"hello": TOKENS})["hello"]
+    for _ in range(TRIES):  # where this process gets no CPU, the replies may end before the kill
+        await all_answer(mesh)
+        async with AsyncExitStack() as stack:
+            clients = [await stack.enter_async_context(client(mesh, number)) for number in range(CLIENTS)]
+            channels = [await channel_at(mesh, index, stack) for index in range(2)]
+            begun = [asyncio.Event() for _ in range(CLIENTS + 2)]
+            reading = [asyncio.create_task(read(c, "hello", b)) for c, b in zip(clients, begun, strict=False)]
+            unresumed = [asyncio.create_task(raw(c, b)) for c, b in zip(channels, begun[CLIENTS:], strict=True)]
+            await asyncio.gather(*(event.wait() for event in begun))
+            in_time = not any(reply.done() for reply in unresumed)
+            os.kill(children(parent(mesh))[0], signal.SIGKILL)
+            assert await asyncio.gather(*reading) == [undisturbed] * CLIENTS
+            ended = await asyncio.gather(*unresumed)
+            assert ended[1]
+            if in_time and not ended[0]:
+                break
+    else:
+        pytest.fail("no kill came in the middle of a reply")
     await all_answer(mesh)
 
 

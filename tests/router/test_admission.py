@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from router_service.admission.rules import GUESSED_HOLD_S, Admission, Ticket, TicketState
+from router_service.admission.rules import INITIAL_HOLD_S, Admission, Ticket, TicketState
 
 
 @dataclass
@@ -140,7 +140,7 @@ def test_the_hint_is_the_queue_over_the_rate_also_after_idle_times(hold_s: float
 def test_before_anything_is_known_the_hint_rests_on_a_guess_and_grows_while_nothing_leaves() -> None:
     admission = Admission(max_active=10, max_waiting=10)
     fill(admission, 0.0)
-    assert admission.retry_after_s(0.0) == pytest.approx(11 * GUESSED_HOLD_S / 10)
+    assert admission.retry_after_s(0.0) == pytest.approx(11 * INITIAL_HOLD_S / 10)
     assert admission.retry_after_s(30.0) > 10 * admission.retry_after_s(0.0)
 
 

@@ -13,20 +13,23 @@ from google.rpc import code_pb2, status_pb2
 from grpc_status import rpc_status
 from opentelemetry.context import Context
 from opentelemetry.metrics import NoOpMeter
-from opentelemetry.trace import NoOpTracer
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import NoOpTracer, Tracer
 
 from router_service.clients.bid_client import BidClient
 from router_service.clients.reply_multiplexer import MultiplexerPool
 from router_service.clients.worker_client import WorkerClient
 from router_service.domain.events import InstanceChanged, TierStarted
 from router_service.domain.failures import FAILURES_TO_EJECT, FailureHistory
-from router_service.generation.attempt import TierDone
+from router_service.generation.attempt import METHOD, TierDone
 from router_service.generation.reply_assembler import TierEvent
-from router_service.generation.tier_generation import RetryPolicy, TierGeneration
+from router_service.generation.tier_generation import MAX_TRACED_CALLS, RetryPolicy, TierGeneration
 from router_service.migration.bidding import BidLimits, MoveAgent
 from router_service.migration.movable_reply import Moved, NotMoved
 from router_service.routing.instance_pool import InstancePool
-from services import errors
+from services import errors, telemetry
 from services.background import end
 from services.channels import ChannelPool
 from services.domain import GenerationRequest, MeshView, SamplingParams, TextPrompt, TokenFrame
@@ -87,10 +90,10 @@ class Scene:
         self.view.hear(record, asyncio.get_running_loop().time())
         self.pool.view_changed()
 
-    def tier(self, silence_s: float = 30.0) -> TierGeneration:
+    def tier(self, silence_s: float = 30.0, tracer: Tracer | None = None) -> TierGeneration:
         client = WorkerClient(self._channels, self._sessions, silence_s)
         agent = MoveAgent(self.view, BidClient(self._channels), NoOpTracer(), NoOpMeter("t"), BidLimits(1.0, 1.0))
-        return TierGeneration(self.pool, client, agent, NoOpTracer(), self.policy, NoOpMeter("t"))
+        return TierGeneration(self.pool, client, agent, tracer or NoOpTracer(), self.policy, NoOpMeter("t"))
 
     async def reply(
         self,
@@ -101,6 +104,7 @@ class Scene:
         history: FailureHistory | None = None,
         silence_s: float = 30.0,
         generation: TierGeneration | None = None,
+        parent: Context | None = None,
     ) -> Seen:
         """A whole reply, each of its tokens once."""
         token_ids, instances = list[int](), list[str]()
@@ -120,7 +124,7 @@ class Scene:
             tier,
             request,
             deadline_s,
-            Context(),
+            parent if parent is not None else Context(),
             on_event=on_event,
             on_tokens=lambda frame: token_ids.extend(frame.token_ids),
             may_give_up=may_give_up,
@@ -477,3 +481,18 @@ async def test_a_full_tier_is_waited_for_however_short_the_patience(scene: Scene
     assert not waiting.done()
     scene.hear(worker)
     assert (await waiting).instances == ["a"]
+
+
+async def test_the_spans_of_a_reply_are_bounded(scene: Scene) -> None:
+    """Attempts beyond the limit leave no span, and the reply completes."""
+    attempts = MAX_TRACED_CALLS + 3
+    scene.policy = replace(scene.policy, max_attempts=attempts + 1)
+    await scene.start("a", *[[AlreadyRunning("r")]] * attempts)
+    exporter, tracers = InMemorySpanExporter(), TracerProvider()
+    tracers.add_span_processor(SimpleSpanProcessor(exporter))
+    tracer = tracers.get_tracer("t")
+    with tracer.start_as_current_span("tier") as span:
+        seen = await scene.reply(generation=scene.tier(tracer=tracer), parent=telemetry.context_of(span))
+    assert seen.done.reason is FinishReason.LENGTH
+    assert scene.tried == {"a": attempts + 1}
+    assert [span.name for span in exporter.get_finished_spans()].count(METHOD) == MAX_TRACED_CALLS

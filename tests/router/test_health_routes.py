@@ -18,7 +18,9 @@ from services.domain import InstanceRecord, MeshView, ModelCard, Plan, Role, Tie
 from services.runtime import Chassis
 from services.testing import RedisProcess
 from tests.conftest import ROOT, MeshFileMaker
+from tests.support.held_engine import held_engines
 from tests.support.mesh import TestMesh
+from tests.support.simulated_text import ENDLESS
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 CARD = ModelCard("small", "m", "d", "torch", 100, 10, 16, 8)
@@ -125,11 +127,11 @@ async def test_the_routes_and_grpc_health_follow_the_mesh(redis: RedisProcess, m
 
 async def test_a_draining_router_says_so_while_its_requests_end(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
     """/health turns 503, /livez stays 200, gRPC health agrees; the reply under way comes to its end."""
-    slow = {"overhead_ms": 10.0, "token_us": 1.0, "context_token_ns": 0.0, "reply_tokens": 10**9}
-    mesh = TestMesh(mesh_file([{"name": "large", "model": "sim", "simulated": slow}]), redis.url)
+    fast = {"overhead_ms": 1.0, "token_us": 1.0, "context_token_ns": 0.0, "reply_tokens": ENDLESS}
+    mesh = TestMesh(mesh_file([{"name": "large", "model": "sim-held", "simulated": fast}]), redis.url)
     try:
         await mesh.start(Role.PLANNER, "planner-0")
-        router = await mesh.start(Role.ROUTER, "router-0", drain_s=30.0)
+        router = await mesh.start(Role.ROUTER, "router-0", drain_s=120.0)
         await mesh.start(Role.WORKER, "worker-0", tier="large")
         await until(router, (200, 200, 200))
         began, tokens = asyncio.Event(), 0
@@ -142,14 +144,15 @@ async def test_a_draining_router_says_so_while_its_requests_end(redis: RedisProc
                         tokens += len(event.token_ids)
                         began.set()
 
-        reading = asyncio.create_task(read())
-        await began.wait()
-        stopping = asyncio.create_task(mesh.stop("router-0"))
-        await until(router, (200, 503, 503))
-        state = await answers(router)
-        assert (state["/readyz"][1]["status"], state["/health"][1]["status"]) == ("draining", "draining")
-        assert await grpc_health(router) == await grpc_health(router, ROUTER_SERVICE) == NOT_SERVING
-        assert not reading.done(), "the reply ended too early to matter"
+        with held_engines("sim-held"):
+            reading = asyncio.create_task(read())
+            await began.wait()
+            stopping = asyncio.create_task(mesh.stop("router-0"))
+            await until(router, (200, 503, 503))
+            state = await answers(router)
+            assert (state["/readyz"][1]["status"], state["/health"][1]["status"]) == ("draining", "draining")
+            assert await grpc_health(router) == await grpc_health(router, ROUTER_SERVICE) == NOT_SERVING
+            assert not reading.done()
         await reading
         assert tokens == 150
         await stopping

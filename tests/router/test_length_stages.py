@@ -16,7 +16,7 @@ from services.testing import RedisProcess
 from tests.conftest import FAMILY, MeshFileMaker
 from tests.support.mesh import TestMesh, running_mesh
 
-PROMPTS = [p.prompt for p in tasks.held_out(1500, seed=43) if len(p.prompt) < 60 and len(p.reply) > 100][:8]
+PROMPTS = [p.prompt for p in tasks.held_out(300, seed=43) if len(p.prompt) < 60 and len(p.reply) > 100][:8]
 STAGES = (Stage(0, 110, 2), Stage(110, 100_000, 1))
 QOE = (0.0, 0.0, 0.0, 0.0, 1e-6)
 

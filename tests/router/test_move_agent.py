@@ -104,9 +104,9 @@ async def test_replies_leave_a_sender_without_a_lease_for_receivers_that_have_on
 async def test_nobody_to_ask_or_nobody_who_takes_it(scene: Scene) -> None:
     agent = scene.agent()
     too_long = MoveAdvice(MoveReason.RANGE_CROSSED, 10**6, 10**6)
-    assert await agent.follow("only", scene.reply(), "r", too_long, Context()) == NotMoved("nobody takes it")
+    assert await agent.follow("only", scene.reply(), "r", too_long, Context()) == NotMoved("no worker takes it")
     overloaded = MoveAdvice(MoveReason.OVERLOADED, 100, 100)
-    assert await agent.follow("only", scene.reply(), "r", overloaded, Context()) == NotMoved("nobody takes it")
+    assert await agent.follow("only", scene.reply(), "r", overloaded, Context()) == NotMoved("no worker takes it")
     assert (agent.moved, agent.stayed) == (0, 2)
 
 

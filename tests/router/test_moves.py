@@ -11,7 +11,7 @@ from services.testing import RedisProcess
 from tests.conftest import FAMILY, MeshFileMaker
 from tests.support.mesh import TestMesh, running_mesh
 
-PROMPTS = [p.prompt for p in tasks.held_out(1500, seed=41) if len(p.reply) > 120][:6]
+PROMPTS = [p.prompt for p in tasks.held_out(300, seed=41) if len(p.reply) > 120][:6]
 
 
 @pytest.fixture(params=["torch", "simulated"])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from router_service.routing.placement import Candidate, NotPlaced, Placed, free_places, place
-from router_service.routing.prefix_affinity import MAX_CHARACTERS, MAX_PARTS, PrefixAffinity, _parts
+from router_service.routing.prefix_affinity import MAX_CHARACTERS, MAX_PARTS, PrefixAffinity, _parts, prefixes_of
 from services.domain import (
     ChatMessage,
     ChatPrompt,
@@ -36,7 +36,7 @@ def chosen(candidates: list[InstanceRecord], **more: object) -> str:
     options: dict[str, object] = {
         "request_id": "r",
         "tokens": 8,
-        "under_way": {},
+        "in_flight": {},
         "full": set(),
         "ejected": set(),
     } | more
@@ -49,8 +49,8 @@ def test_the_least_loaded_takes_it() -> None:
     assert chosen([worker("a", 2), worker("b", 1), worker("c", 3)]) == "b"
 
 
-def test_what_is_under_way_counts_before_its_record_can_tell() -> None:
-    assert chosen([worker("a", 0), worker("b", 1)], under_way={"a": 2}) == "b"
+def test_what_is_in_flight_counts_before_its_record_can_tell() -> None:
+    assert chosen([worker("a", 0), worker("b", 1)], in_flight={"a": 2}) == "b"
 
 
 def test_a_prompt_to_be_computed_weighs_as_much_as_five_that_decode() -> None:
@@ -58,8 +58,8 @@ def test_a_prompt_to_be_computed_weighs_as_much_as_five_that_decode() -> None:
     waits = replace(idle, load=Load((), (10,), 9, 1.0))
     assert chosen([waits, four]) == "b"
     assert chosen([waits, six]) == "a"
-    assert chosen([idle, four], under_way={"a": 1}) == "b"
-    assert chosen([idle, six], under_way={"a": 1}) == "a"
+    assert chosen([idle, four], in_flight={"a": 1}) == "b"
+    assert chosen([idle, six], in_flight={"a": 1}) == "a"
 
 
 def test_tokens_break_ties() -> None:
@@ -78,13 +78,13 @@ def test_the_ejected_and_the_full_are_passed_over() -> None:
     assert chosen(records, ejected={"a"}) == "b"
     assert chosen(records, full={"a"}) == "b"
     pair = [*map(Candidate.of, records)]
-    assert place(pair, request_id="r", tokens=8, under_way={}, full={"a", "b"}, ejected=set()) == NotPlaced(full=True)
-    assert place(pair, request_id="r", tokens=8, under_way={}, full=set(), ejected={"a", "b"}) == NotPlaced(full=False)
-    assert place([], request_id="r", tokens=8, under_way={}, full=set(), ejected=set()) == NotPlaced(full=False)
+    assert place(pair, request_id="r", tokens=8, in_flight={}, full={"a", "b"}, ejected=set()) == NotPlaced(full=True)
+    assert place(pair, request_id="r", tokens=8, in_flight={}, full=set(), ejected={"a", "b"}) == NotPlaced(full=False)
+    assert place([], request_id="r", tokens=8, in_flight={}, full=set(), ejected=set()) == NotPlaced(full=False)
 
 
 def test_an_instance_without_a_free_place_is_full() -> None:
-    found = place([Candidate.of(worker("a", 4))], request_id="r", tokens=8, under_way={}, full=set(), ejected=set())
+    found = place([Candidate.of(worker("a", 4))], request_id="r", tokens=8, in_flight={}, full=set(), ejected=set())
     assert found == NotPlaced(full=True)
     assert chosen([worker("a", 4), worker("b", 3)]) == "b"
 
@@ -117,7 +117,7 @@ def test_a_known_prefix_counts_as_one_request_less() -> None:
 def slow_choice(
     records: list[InstanceRecord],
     request_id: str,
-    under_way: dict[str, int],
+    in_flight: dict[str, int],
     full: set[str],
     ejected: set[str],
     holder: str,
@@ -129,13 +129,13 @@ def slow_choice(
         if r.load is not None
         and r.model is not None
         and r.instance_id not in ejected | full
-        and r.load.requests + under_way.get(r.instance_id, 0) < r.model.max_requests
+        and r.load.requests + in_flight.get(r.instance_id, 0) < r.model.max_requests
     ]
 
     def cost(r: InstanceRecord) -> tuple[float, bool, int, int]:
         assert r.load is not None
         assert r.model is not None
-        sent, knows = under_way.get(r.instance_id, 0), r.instance_id == holder
+        sent, knows = in_flight.get(r.instance_id, 0), r.instance_id == holder
         busy = len(r.load.running_tokens) + PROMPT_WEIGHT * (len(r.load.queued_tokens) + sent)
         checksum = zlib.crc32(f"{r.instance_id}/{request_id}".encode())
         return (busy - knows) / r.model.max_requests, not knows, r.load.tokens, checksum
@@ -155,7 +155,7 @@ def test_the_choice_is_the_one_that_its_rule_says_whatever_the_mesh() -> None:
             )
             for name in names
         ]
-        under_way = {name: rng.randint(1, 3) for name in names if rng.random() < 0.4}
+        in_flight = {name: rng.randint(1, 3) for name in names if rng.random() < 0.4}
         full, ejected = ({name for name in names if rng.random() < share} for share in (0.2, 0.1))
         holder = rng.choice([*names, ""])
         candidates = [*map(Candidate.of, records)]
@@ -163,14 +163,14 @@ def test_the_choice_is_the_one_that_its_rule_says_whatever_the_mesh() -> None:
             candidates,
             request_id=f"r{case}",
             tokens=8,
-            under_way=under_way,
+            in_flight=in_flight,
             full=full,
             ejected=ejected,
             prefix_holder=holder,
         )
         name = found.record.instance_id if isinstance(found, Placed) else None
-        assert name == slow_choice(records, f"r{case}", under_way, full, ejected, holder)
-        room = free_places(candidates, under_way=under_way, full=full, ejected=ejected)
+        assert name == slow_choice(records, f"r{case}", in_flight, full, ejected, holder)
+        room = free_places(candidates, in_flight=in_flight, full=full, ejected=ejected)
         assert (room is None) == (found == NotPlaced(full=False))
         assert (room == 0) == (found == NotPlaced(full=True))
 
@@ -178,12 +178,12 @@ def test_the_choice_is_the_one_that_its_rule_says_whatever_the_mesh() -> None:
 def test_free_places_are_how_many_requests_can_be_placed_one_after_the_other() -> None:
     candidates = [*map(Candidate.of, [worker("a", 1), worker("b", 4), worker("c"), worker("d"), worker("e")])]
     state: dict[str, Any] = {"full": {"d"}, "ejected": {"e"}}
-    under_way, placed = {"c": 2}, 0
-    room = free_places(candidates, under_way=under_way, **state)
+    in_flight, placed = {"c": 2}, 0
+    room = free_places(candidates, in_flight=in_flight, **state)
     while isinstance(
-        found := place(candidates, request_id=f"r{placed}", tokens=8, under_way=under_way, **state), Placed
+        found := place(candidates, request_id=f"r{placed}", tokens=8, in_flight=in_flight, **state), Placed
     ):
-        under_way[found.record.instance_id] = under_way.get(found.record.instance_id, 0) + 1
+        in_flight[found.record.instance_id] = in_flight.get(found.record.instance_id, 0) + 1
         placed += 1
     assert placed == room == 5
 
@@ -202,23 +202,23 @@ def chat(*said: str) -> ChatPrompt:
 )
 def test_a_conversation_is_known_where_its_beginning_was_computed(first: Prompt, later: Prompt, other: Prompt) -> None:
     prefix_holder = PrefixAffinity()
-    assert prefix_holder.where("t", first) == ""
-    prefix_holder.learn("t", first, "a")
-    assert prefix_holder.where("t", first) == prefix_holder.where("t", later) == "a"
-    assert prefix_holder.where("u", later) == ""
-    assert prefix_holder.where("t", other) == ""
-    prefix_holder.learn("t", later, "b")
-    assert prefix_holder.where("t", later) == "b"
+    assert prefix_holder.where("t", prefixes_of(first)) == ""
+    prefix_holder.learn("t", prefixes_of(first), "a")
+    assert prefix_holder.where("t", prefixes_of(first)) == prefix_holder.where("t", prefixes_of(later)) == "a"
+    assert prefix_holder.where("u", prefixes_of(later)) == ""
+    assert prefix_holder.where("t", prefixes_of(other)) == ""
+    prefix_holder.learn("t", prefixes_of(later), "b")
+    assert prefix_holder.where("t", prefixes_of(later)) == "b"
 
 
 def test_a_beginning_that_is_less_than_half_does_not_count_and_old_ones_are_forgotten() -> None:
     prefix_holder = PrefixAffinity(most=2)
-    prefix_holder.learn("t", chat("a short beginning"), "a")
-    assert prefix_holder.where("t", chat("a short beginning", "x" * 100)) == ""
-    prefix_holder.learn("t", chat("two"), "a")
-    prefix_holder.learn("t", chat("three"), "a")
-    assert prefix_holder.where("t", chat("a short beginning")) == ""
-    assert prefix_holder.where("t", chat("three")) == "a"
+    prefix_holder.learn("t", prefixes_of(chat("a short beginning")), "a")
+    assert prefix_holder.where("t", prefixes_of(chat("a short beginning", "x" * 100))) == ""
+    prefix_holder.learn("t", prefixes_of(chat("two")), "a")
+    prefix_holder.learn("t", prefixes_of(chat("three")), "a")
+    assert prefix_holder.where("t", prefixes_of(chat("a short beginning"))) == ""
+    assert prefix_holder.where("t", prefixes_of(chat("three"))) == "a"
 
 
 LONG = "x" * 2_000_000
@@ -241,7 +241,7 @@ def test_only_the_beginning_of_a_long_prompt_is_looked_at(prompt: Prompt) -> Non
     assert len(parts) <= MAX_PARTS
     assert sum(map(len, parts)) <= 8 * MAX_CHARACTERS
     prefix_holder = PrefixAffinity()
-    prefix_holder.learn("t", prompt, "a")
+    prefix_holder.learn("t", prefixes_of(prompt), "a")
     match prompt:
         case TextPrompt(text):
             longer: Prompt = TextPrompt(text + "more")
@@ -249,4 +249,4 @@ def test_only_the_beginning_of_a_long_prompt_is_looked_at(prompt: Prompt) -> Non
             longer = ChatPrompt((*messages, ChatMessage("user", "more")))
         case _:
             longer = TokenPrompt((*prompt.token_ids, 2))
-    assert prefix_holder.where("t", longer) == "a"
+    assert prefix_holder.where("t", prefixes_of(longer)) == "a"

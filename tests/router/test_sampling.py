@@ -71,7 +71,7 @@ async def test_a_router_reports_its_requests_to_redis(redis: RedisProcess, mesh_
         "trace": str(ROOT / "examples" / "trace.csv"),
         "quality": str(ROOT / "examples" / "judged.csv"),
         "min_quality": 80,
-        "window_s": 0.5,
+        "window_s": 1.0,
         "sample": 3,
     }
     file = mesh_file(planner={"replan": replan})

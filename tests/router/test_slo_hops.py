@@ -42,7 +42,7 @@ class Outcome:
     done: TierDone | None = None
 
     def of(self, kind: type) -> list[str]:
-        return [event.instance_id for event in self.events if isinstance(event, kind)]
+        return [getattr(event, "instance_id", "") for event in self.events if isinstance(event, kind)]
 
     @property
     def classes(self) -> list[SloClass | None]:

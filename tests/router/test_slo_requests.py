@@ -30,6 +30,7 @@ from tests.support.mesh import TestMesh, running_mesh
 HELLO: Any = [{"role": "user", "content": "hello"}]
 IMPOSSIBLE = Slo(0.001, time_per_output_token_s=1e-5)
 EASY = Slo(500.0, time_per_output_token_s=50.0)
+LIMIT_S = 240
 
 
 @pytest.fixture(scope="module")
@@ -251,15 +252,23 @@ def test_the_mesh_file_names_bad_classes(mesh_file: MeshFileMaker) -> None:
         load_mesh_file(mesh_file(slo={"max_hops": -1}))
 
 
+@pytest.mark.parametrize(
+    ("settings", "declines", "reason"),
+    [
+        ({"max_hops": 1, "fallback": "decline"}, 2, FinishReason.DECLINED),
+        ({"hop_time_s": 0, "fallback": "decline"}, 1, FinishReason.DECLINED),
+        ({"max_hops": 0}, 0, FinishReason.LENGTH),
+    ],
+    ids=["max_hops", "hop_time_s", "fallback"],
+)
 async def test_the_settings_of_hops_and_of_the_fallback_have_their_effect(
-    redis: RedisProcess, mesh_file: MeshFileMaker
+    redis: RedisProcess, mesh_file: MeshFileMaker, settings: dict[str, Any], declines: int, reason: FinishReason
 ) -> None:
     file = mesh_file(
-        [{"name": "only", "model": "sim", "workers": 3, "batch_policy": "slo"}],
-        slo={"max_hops": 1, "fallback": "decline"},
-        judge={"replicas": 0},
+        [{"name": "only", "model": "sim", "workers": 3, "batch_policy": "slo"}], slo=settings, judge={"replicas": 0}
     )
-    async with asyncio.timeout(120), running_mesh(file, redis.url) as mesh, mesh.client() as client:
-        events = await events_of(client, IMPOSSIBLE, "only")
-        assert len(of(events, TierDeclined)) == 2, "one hop"
-        assert of(events, Finished)[0].reason is FinishReason.DECLINED
+    async with asyncio.timeout(LIMIT_S), running_mesh(file, redis.url) as mesh, mesh.client() as client:
+        stream = client.stream("hello", model="only", temperature=0, slo=IMPOSSIBLE, max_tokens=2)
+        events = [event async for event in stream]
+        assert len(of(events, TierDeclined)) == declines
+        assert of(events, Finished)[0].reason is reason

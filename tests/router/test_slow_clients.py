@@ -5,6 +5,7 @@ import json
 import socket
 from collections.abc import AsyncIterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -17,34 +18,45 @@ from penstock.proto.router.v1 import router_pb2_grpc
 from penstock.proto.worker.v1 import worker_pb2, worker_pb2_grpc
 from services.testing import RedisProcess
 from tests.conftest import MeshFileMaker
+from tests.support.held_engine import held_engines
 from tests.support.mesh import TestMesh, running_mesh
+from tests.support.simulated_text import ENDLESS
 
-FAST = {"overhead_ms": 0.1, "token_us": 1.0, "context_token_ns": 0.0, "reply_tokens": 10_000_000}
+SHORT_S = 1.5  # each time-out that is tested: a process that gets no CPU for a while is not taken for one that is slow
+ROOM = {"kv_tokens": 400_000, "max_context_tokens": 300_000}
+FAST, SLOW = (
+    {"overhead_ms": overhead_ms, "token_us": 1.0, "context_token_ns": 0.0, "reply_tokens": ENDLESS}
+    for overhead_ms in (0.1, 2.0)
+)
+TIERS = [
+    {"name": "fast", "model": "sim-f", "threshold": 0, "simulated": FAST, **ROOM},  # for replies that are sent whole
+    {"name": "large", "model": "sim-l", "simulated": SLOW, **ROOM},
+]
+MAX_TOKENS = 250_000  # far more than any socket buffer holds
+TCP_ESTABLISHED = "01"  # in /proc/net/tcp
+WHOLE_REPLY_TOKENS = 5000  # 7 MB: the kernel may buffer 4 MB
+SMALL_WINDOW = [("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0)]
 
 
 @pytest.fixture
 async def mesh(redis: RedisProcess, mesh_file: MeshFileMaker) -> AsyncIterator[TestMesh]:
-    """Replies far longer than any socket buffer holds, and short time-outs."""
-    tier = {"name": "large", "model": "sim-l", "simulated": FAST, "kv_tokens": 400_000, "max_context_tokens": 300_000}
     router = {
         "grpc_port": 0,
         "http_port": 0,
         "max_active": 4,
-        "write_timeout_s": 0.4,
-        "body_timeout_s": 0.3,
-        "keepalive_timeout_s": 0.3,
-        "connection_idle_s": 1.0,
+        "write_timeout_s": SHORT_S,
+        "body_timeout_s": SHORT_S,
+        "keepalive_timeout_s": SHORT_S,
+        "connection_idle_s": SHORT_S,
         "max_connections": 5,
     }
-    async with running_mesh(mesh_file([tier], router=router), redis.url) as running:
+    async with running_mesh(mesh_file(TIERS, router=router), redis.url) as running:
         yield running
 
 
-async def slots_are_free(mesh: TestMesh) -> None:
-    await mesh.until(
-        lambda s: s.active == 0 and s.waiting == 0 and all(i.running == i.queued == 0 for i in s.instances),
-        timeout_s=60,
-    )
+async def idle(mesh: TestMesh) -> None:
+    """Return once the request that has begun has ended, and nothing runs for it."""
+    await mesh.until(lambda s: s.active == s.waiting == 0 and all(i.running == i.queued == 0 for i in s.instances))
 
 
 async def read_to_the_end(call: Any) -> None:
@@ -58,22 +70,20 @@ async def test_a_grpc_client_that_does_not_read_loses_its_request(mesh: TestMesh
 
     When it reads again it gets what had been sent, and why there is no more.
     """
-    options = [("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0)]
-    async with aio.insecure_channel(mesh.router.address, options=options) as channel:
+    async with aio.insecure_channel(mesh.router.address, SMALL_WINDOW) as channel:
         stub: Any = router_pb2_grpc.RouterServiceStub(channel)
         request = pb.GenerateRequest(
             model="large",
             prompt=common_pb2.Prompt(text="endless"),
-            sampling=common_pb2.SamplingParams(max_output_tokens=250_000, top_logprobs_count=20),
+            sampling=common_pb2.SamplingParams(max_output_tokens=MAX_TOKENS, top_logprobs_count=20),
         )
         call = stub.Generate(request, timeout=120)
         assert isinstance(await call.read(), pb.GenerateResponse)
-        await mesh.until(lambda s: s.active == 1)
-        await slots_are_free(mesh)
-        with pytest.raises(aio.AioRpcError) as ended:
+        await idle(mesh)
+        with pytest.raises(aio.AioRpcError) as failed:
             await read_to_the_end(call)
-        assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert "not read" in (ended.value.details() or "")
+        assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert "not read" in (failed.value.details() or "")
     async with mesh.client() as client:
         assert (await client.generate("next", model="large", max_tokens=5)).text
 
@@ -81,46 +91,53 @@ async def test_a_grpc_client_that_does_not_read_loses_its_request(mesh: TestMesh
 @pytest.mark.parametrize("over_http", [False, True])
 async def test_no_write_outlasts_the_deadline(redis: RedisProcess, mesh_file: MeshFileMaker, over_http: bool) -> None:
     """Also where the client has set none: the router's own holds, however long the write time-out is."""
-    tier = {"name": "large", "model": "sim-l", "simulated": FAST, "kv_tokens": 400_000, "max_context_tokens": 300_000}
-    router = {"grpc_port": 0, "http_port": 0, "write_timeout_s": 150, "default_deadline_s": 0.7}
+    router = {"grpc_port": 0, "http_port": 0, "write_timeout_s": 1000, "default_deadline_s": SHORT_S}
     async with (
-        running_mesh(mesh_file([tier], router=router), redis.url) as mesh,
+        running_mesh(mesh_file(TIERS, router=router), redis.url) as mesh,
         aio.insecure_channel(mesh.router.address) as channel,
     ):
         with closing(connect(mesh)) as connection:
             if over_http:
-                await asyncio.get_running_loop().sock_sendall(connection, post(ENDLESS | {"stream": True}))
+                await asyncio.get_running_loop().sock_sendall(connection, post(ENDLESS_CHAT | {"stream": True}))
+                await first_byte(connection)
             else:
                 stub: Any = router_pb2_grpc.RouterServiceStub(channel)
                 request = pb.GenerateRequest(
                     model="large",
                     prompt=common_pb2.Prompt(text="endless"),
-                    sampling=common_pb2.SamplingParams(max_output_tokens=250_000, top_logprobs_count=20),
+                    sampling=common_pb2.SamplingParams(max_output_tokens=MAX_TOKENS, top_logprobs_count=20),
                 )
                 call = stub.Generate(request)
                 await call.read()
-            await mesh.until(lambda s: s.active == 1)
-            await slots_are_free(mesh)
+            await idle(mesh)
 
 
 async def test_a_router_that_does_not_read_loses_its_call_to_a_worker(mesh: TestMesh) -> None:
     """Engine slots of all its replies there come free; it is told UNAVAILABLE, so its requests go on elsewhere."""
-    async with aio.insecure_channel(mesh.parts["worker-large-0"].address) as channel:
+    async with aio.insecure_channel(mesh.parts["worker-large-0"].address, SMALL_WINDOW) as channel:
         stub: Any = worker_pb2_grpc.WorkerServiceStub(channel)
         call = stub.GenerateMany(timeout=120)
         start = worker_pb2.StartReply(
             request=worker_pb2.GenerateRequest(
                 request_id="of-a-stuck-router",
                 prompt=common_pb2.Prompt(text="endless"),
-                sampling=common_pb2.SamplingParams(max_output_tokens=250_000, top_logprobs_count=20, seed=1),
+                sampling=common_pb2.SamplingParams(max_output_tokens=MAX_TOKENS, top_logprobs_count=20, seed=1),
             )
         )
         await call.write(worker_pb2.GenerateManyRequest(steps=[worker_pb2.ReplyStep(reply_id=1, start=start)]))
-        await mesh.until(lambda s: sum(i.running for i in s.instances) == 1)
-        await slots_are_free(mesh)
-        with pytest.raises(aio.AioRpcError) as ended:
+        assert isinstance(await call.read(), worker_pb2.GenerateManyResponse)
+        async with asyncio.timeout(60):
+            while await running(stub):
+                await asyncio.sleep(0.01)
+        with pytest.raises(aio.AioRpcError) as failed:
             await read_to_the_end(call)
-        assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def running(stub: Any) -> int:
+    """Requests that a worker runs."""
+    load = await stub.GetLoad(worker_pb2.GetLoadRequest())
+    return len(load.running_tokens) + len(load.queued_tokens)
 
 
 def connect(mesh: TestMesh) -> socket.socket:
@@ -141,6 +158,19 @@ def post(body: dict[str, Any], head: str = "") -> bytes:
     )
 
 
+def server_has_open(connection: socket.socket) -> bool:
+    """Whether the server has not closed its end of a connection yet, which a client sees only if it reads."""
+    ends = [f":{port:04X}" for port in (connection.getpeername()[1], connection.getsockname()[1])]
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    states = [row[3] for row in rows if row[1].endswith(ends[0]) and row[2].endswith(ends[1])]
+    return states == [TCP_ESTABLISHED]
+
+
+async def first_byte(connection: socket.socket) -> bytes:
+    async with asyncio.timeout(60):
+        return await asyncio.get_running_loop().sock_recv(connection, 1)
+
+
 async def read_all(connection: socket.socket) -> bytes:
     """What comes until the other side closes."""
     loop, found = asyncio.get_running_loop(), b""
@@ -153,10 +183,10 @@ async def read_all(connection: socket.socket) -> bytes:
     return found
 
 
-ENDLESS = {
+ENDLESS_CHAT = {
     "model": "large",
     "messages": [{"role": "user", "content": "endless"}],
-    "max_tokens": 250_000,
+    "max_tokens": MAX_TOKENS,
     "logprobs": True,
     "top_logprobs": 20,
 }
@@ -165,12 +195,20 @@ ENDLESS = {
 @pytest.mark.parametrize("stream", [True, False])
 async def test_an_http_client_that_does_not_read_loses_its_request(mesh: TestMesh, stream: bool) -> None:
     """Its connection is closed, streamed or not; place and engine slot come free, and another request is served."""
-    body = ENDLESS | {"stream": stream} | ({} if stream else {"max_tokens": 7_000})
+    body = ENDLESS_CHAT | {"stream": stream} | ({} if stream else {"model": "fast", "max_tokens": WHOLE_REPLY_TOKENS})
     with closing(connect(mesh)) as connection:
-        await asyncio.get_running_loop().sock_sendall(connection, post(body))
-        await mesh.until(lambda s: s.active == 1)
-        await slots_are_free(mesh)
-        received = await read_all(connection)
+        received = b""
+        with held_engines():
+            await asyncio.get_running_loop().sock_sendall(connection, post(body))
+            if stream:
+                received = await first_byte(connection)
+            else:
+                await mesh.until(lambda s: s.active == 1)
+        await idle(mesh)
+        async with asyncio.timeout(60):
+            while server_has_open(connection):
+                await asyncio.sleep(0.02)
+        received += await read_all(connection)
         assert received.startswith(b"HTTP/1.1 200 OK")
         assert b"[DONE]" not in received
         if not stream:
@@ -184,7 +222,7 @@ async def test_an_http_client_that_does_not_read_loses_its_request(mesh: TestMes
 async def test_a_body_that_does_not_come_is_answered_with_408(mesh: TestMesh) -> None:
     """In OpenAI's shape; the connection is closed behind it."""
     with closing(connect(mesh)) as connection:
-        await asyncio.get_running_loop().sock_sendall(connection, post(ENDLESS)[:-20])
+        await asyncio.get_running_loop().sock_sendall(connection, post(ENDLESS_CHAT)[:-20])
         received = await read_all(connection)
     head, _, content = received.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 408 ")

@@ -43,10 +43,12 @@ async def test_every_tier_is_asked_and_scored(redis: RedisProcess, mesh_file: Me
     assert [int(n) for n in sample.input_tokens] == [r.usage.prompt_tokens for r in replies]
     right = [r.text.rsplit("Answer:", 1)[-1].strip() == p["answer"] for r, p in zip(replies, PROMPTS, strict=True)]
     assert [score == 100 for score in sample.scores[:, 1]] == right
-    answers, good = read_samples(labelled)
-    assert good[len(PROMPTS) :] == right
-    assert answers[-1].answer == replies[-1].text
-    assert answers[-1].logprobs is not None
+    samples = read_samples(labelled)
+    assert samples.good[len(PROMPTS) :] == right
+    last = samples.answers[-1]
+    assert (last.answer, last.tier, last.finish_reason.value) == (replies[-1].text, "medium", "stop")
+    assert last.logprobs is not None
+    assert last.logprobs.least < last.logprobs.mean
     figures = json.loads(done.stdout)
     assert [t["tier"] for t in figures["tiers"]] == ["small", "medium"]
     assert figures["tiers"][1]["right"] == pytest.approx(sum(right) / len(right))

@@ -19,7 +19,7 @@ from services.state.keys import Keys
 from services.testing import RedisProcess
 from tests.conftest import ROOT, MeshFileMaker
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 120.0
 
 
 async def test_a_stop_while_it_starts_undoes_what_was_begun(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:

@@ -9,8 +9,10 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.trace import ReadableSpan
 
 from penstock import NotFoundError, Span, Trace
+from services import telemetry
 from services.settings import ServiceSettings
 from services.telemetry import set_up_logging
 from services.testing import RedisProcess
@@ -164,3 +166,14 @@ async def test_spans_reach_any_otlp_collector(
                     await asyncio.sleep(0.1)
     finally:
         await server.stop(0)
+
+
+def test_attribute_values_of_spans_are_truncated() -> None:
+    """Errors quote peers and clients; a trace of such a text costs no more than the limit."""
+    measured = telemetry.disabled()
+    span = measured.tracer.start_span("s")
+    span.set_attribute("error", "x" * 10 * telemetry.MAX_ATTRIBUTE_CHARS)
+    assert isinstance(span, ReadableSpan)
+    assert span.attributes is not None
+    assert span.attributes["error"] == "x" * telemetry.MAX_ATTRIBUTE_CHARS
+    measured.close()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -132,9 +133,13 @@ class ComposeProject:
         return "\n".join(tails)
 
     def down(self) -> None:
-        """Remove the containers, the network and the volumes of the project, also those beyond the file's own count."""
-        self.compose("down", "--volumes")
+        """Remove the containers, the network and the volumes of the project.
+
+        podman-compose leaves replicas beyond the file's own count, and then cannot remove what they depend on: they go first.
+        """
         label = f"label=com.docker.compose.project={self.name}"
-        left = run(self.engine.name, "ps", "--all", "--format", "{{.Names}}", "--filter", label).split()
-        if left:
-            run(self.engine.name, "rm", "--force", *left)
+        names = run(self.engine.name, "ps", "--all", "--format", "{{.Names}}", "--filter", label).split()
+        replicas = [name for name in names if re.search(r"[-_]([2-9]|\d\d+)$", name)]
+        if replicas:
+            run(self.engine.name, "rm", "--force", *replicas)
+        self.compose("down", "--volumes")

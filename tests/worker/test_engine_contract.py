@@ -125,7 +125,7 @@ async def collect(events: AsyncIterator[Any], first: int = 0) -> Got:
                 at = event.end
                 got.tokens += event.token_ids
                 got.text += event.text
-                got.logprobs += event.logprobs
+                got.logprobs += tuple(event.logprobs)
             case Finished():
                 got.finished = event
     assert got.finished is not None

@@ -15,7 +15,10 @@ from services.errors import from_rpc
 from services.runtime import Chassis
 from services.testing import RedisProcess, serving
 from tests.conftest import FAMILY, MeshFileMaker
+from tests.support.held_engine import held_engines
 from tests.support.mesh import COMPOSE
+from worker_service.engine.simulated.engine import SimulatedRunner
+from worker_service.engine.torch.runner import TorchRunner
 
 if TYPE_CHECKING:
     Stub = worker_pb2_grpc.WorkerServiceAsyncStub
@@ -23,6 +26,8 @@ else:
     Stub = worker_pb2_grpc.WorkerServiceStub
 
 TOKENS = 400
+RUNNERS = (SimulatedRunner, TorchRunner)
+STEP_S = 0.02  # while a test arranges a move: the reply goes on, but does not end before that
 
 
 @pytest.fixture(params=["torch", "simulated"])
@@ -74,12 +79,13 @@ async def idle(*stubs: Stub) -> None:
 async def test_a_reply_moves_and_goes_on_at_the_next_token(pair: tuple[Stub, Stub, Chassis]) -> None:
     source, target, place = pair
     whole, _ = await read(source.Generate(asked()))
-    call = source.Generate(asked())
-    first, _ = await read(call, "tokens")
-    claim = target.Generate(asked(transfer="t"))
-    await read(claim, "heartbeat")
-    order = pb.MigrateOutRequest(request_id="r", transfer_id="t", target_address=place.address)
-    reports = [report async for report in source.MigrateOut(order)]
+    with held_engines(runners=RUNNERS, step_s=STEP_S):
+        call = source.Generate(asked())
+        first, _ = await read(call, "tokens")
+        claim = target.Generate(asked(transfer="t"))
+        await read(claim, "heartbeat")
+        order = pb.MigrateOutRequest(request_id="r", transfer_id="t", target_address=place.address)
+        reports = [report async for report in source.MigrateOut(order)]
     assert {r.WhichOneof("event") for r in reports[:-1]} <= {"round_copied"}
     assert reports[-1].WhichOneof("event") == "handed_over"
     rest, last = await read(call)
@@ -103,13 +109,14 @@ async def refused(source: Stub, place: Chassis, transfer: str = "t", name: str =
 async def test_a_move_that_cannot_be_leaves_the_reply_where_it_was(pair: tuple[Stub, Stub, Chassis]) -> None:
     source, target, place = pair
     assert "decoding request" in await refused(source, place)
-    call = source.Generate(asked())
-    first, _ = await read(call, "tokens")
-    assert "no router expects transfer" in await refused(source, place)
-    claim = target.Generate(asked(transfer="gone"))
-    await read(claim, "heartbeat")
-    claim.cancel()
-    assert "expects transfer" in await refused(source, place, "gone")
+    with held_engines(runners=RUNNERS, step_s=STEP_S):
+        call = source.Generate(asked())
+        first, _ = await read(call, "tokens")
+        assert "no router expects transfer" in await refused(source, place)
+        claim = target.Generate(asked(transfer="gone"))
+        await read(claim, "heartbeat")
+        claim.cancel()
+        assert "expects transfer" in await refused(source, place, "gone")
     with pytest.raises(aio.AioRpcError) as caught:
         await read(source.MigrateOut(pb.MigrateOutRequest(request_id="r", transfer_id="t")))
     assert "target_address" in str(from_rpc(caught.value))
@@ -122,13 +129,14 @@ async def test_another_request_than_the_one_awaited_is_refused_at_the_end(pair: 
     """The claim's prompt is not the one that comes: the source resumes what it had stopped."""
     source, target, place = pair
     whole, _ = await read(source.Generate(asked()))
-    call = source.Generate(asked())
-    first, _ = await read(call, "tokens")
-    other = asked(transfer="t")
-    other.prompt.text = "Another prompt."
-    claim = target.Generate(other)
-    await read(claim, "heartbeat")
-    assert "token_ids" in await refused(source, place)
+    with held_engines(runners=RUNNERS, step_s=STEP_S):
+        call = source.Generate(asked())
+        first, _ = await read(call, "tokens")
+        other = asked(transfer="t")
+        other.prompt.text = "Another prompt."
+        claim = target.Generate(other)
+        await read(claim, "heartbeat")
+        assert "token_ids" in await refused(source, place)
     with pytest.raises(aio.AioRpcError):
         await read(claim)
     rest, _ = await read(call)

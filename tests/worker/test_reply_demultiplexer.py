@@ -1,7 +1,7 @@
 """GenerateMany: many replies over one call, as the worker serves it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import grpc
 import pytest
@@ -15,7 +15,10 @@ from services import errors, telemetry
 from services.domain.errors import AlreadyRunning, DeadlineExceeded, InvalidRequest, MessageTooLarge, Overloaded
 from services.domain.requests import PositionLogprobs, TokenFrame, TokenLogprob
 from services.interceptors import CallRecorder
+from tests.support.held_engine import held_engines
 from tests.worker.test_worker_service import Stub, asked, stub
+from worker_service.engine.simulated.engine import SimulatedRunner
+from worker_service.engine.torch.runner import TorchRunner
 from worker_service.replies import ReplyWriter
 from worker_service.reply_demultiplexer import MAX_BYTES, MAX_EVENT_BYTES, MAX_EVENTS, ReplyDemultiplexer, Serve
 from worker_service.token_columns import MAX_CHARACTER_BYTES
@@ -104,6 +107,14 @@ async def test_replies_are_what_generate_gives(stub: Stub) -> None:
     assert await call.code() is grpc.StatusCode.OK
 
 
+@pytest.fixture
+def slow_engines() -> Iterator[None]:
+    """Long replies do not end before a test is done with them."""
+    with held_engines(runners=(SimulatedRunner, TorchRunner), step_s=0.02):
+        yield
+
+
+@pytest.mark.usefixtures("slow_engines")
 async def test_one_replys_failure_is_its_own(stub: Stub) -> None:
     call = stub.GenerateMany()
     long = asked("long", max_output_tokens=1500)
@@ -128,6 +139,7 @@ async def test_one_replys_failure_is_its_own(stub: Stub) -> None:
     call.cancel()
 
 
+@pytest.mark.usefixtures("slow_engines")
 async def test_cancelling_a_reply_frees_its_place_and_leaves_the_others(stub: Stub) -> None:
     call = stub.GenerateMany()
     heard = Heard(call)

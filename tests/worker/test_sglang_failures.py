@@ -28,6 +28,8 @@ class Server:
         self.asked: list[dict[str, Any]] = []
         self.aborted: list[str] = []
         self.abort_seen = asyncio.Event()
+        self.info: dict[str, Any] = {"version": "0.5.23", "served_model_name": "small"}
+        self.load = {"num_running_reqs": 0, "num_waiting_reqs": 0, "num_used_tokens": 0}
 
     def app(self) -> web.Application:
         app = web.Application()
@@ -42,16 +44,10 @@ class Server:
         return web.Response()
 
     async def _info(self, _: web.Request) -> web.Response:
-        return web.json_response({"max_req_input_len": 2000, "tp_size": 1, "pp_size": 1})
+        return web.json_response({"max_req_input_len": 2000, "tp_size": 1, "pp_size": 1, **self.info})
 
     async def _loads(self, _: web.Request) -> web.Response:
-        rank = {
-            "num_used_tokens": 0,
-            "max_total_num_tokens": 8192,
-            "max_running_requests": 8,
-            "num_running_reqs": 0,
-            "num_waiting_reqs": 0,
-        }
+        rank = {"max_total_num_tokens": 8192, "max_running_requests": 8, **self.load}
         return web.json_response({"loads": [rank]})
 
     async def _abort(self, asked: web.Request) -> web.Response:
@@ -104,7 +100,8 @@ async def test_text_that_fails_ends_its_request_alone(
             await answer(engine, request("bad"))
     async with asyncio.timeout(10):
         await server.abort_seen.wait()
-    assert server.aborted == ["bad"]
+    assert [request_id.partition(":")[2] for request_id in server.aborted] == ["bad"]
+    assert server.aborted == [server.asked[0]["rid"]]
     assert not engine._requests
     assert (await answer(engine, request("fine"))).tokens == (97,) * LENGTH
 

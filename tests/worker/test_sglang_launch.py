@@ -1,19 +1,24 @@
 """How SGLang servers are started, and what a worker does with one that cannot run. Needs no SGLang."""
 
+import asyncio
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from services.domain import SamplingParams
+from services.mesh_check import mesh_file_problems
 from services.mesh_file import load_mesh_file
+from services.mesh_rules import UNSUPPORTED_SGLANG_FLAGS
 from services.settings import ServiceSettings
 from tests.conftest import FAMILY, MeshFileMaker
-from worker_service.compose import build_engine
+from worker_service.compose import build_engine, worker_device
 from worker_service.engine.interface import EngineUnusable
 from worker_service.engine.sglang import SglangEngine, SglangEngineOptions
 from worker_service.engine.sglang.launch import ServerShape, command, environment, gpus_of
+from worker_service.engine.sglang.server import TURN_POLL_S, start_turn
 from worker_service.speculation.top_k import target_distribution
 
 
@@ -55,6 +60,7 @@ def test_every_setting_reaches_the_command_line(tmp_path: Path, mesh_file: MeshF
             "mem_fraction": 0.8,
             "deterministic": True,
             "kv_store": "store",
+            "kv_store_gib": 3,
             "port": 31_000,
             "flags": ["--log-level", "warning"],
             "env": {"NCCL_DEBUG": "WARN"},
@@ -103,6 +109,7 @@ def test_every_setting_reaches_the_command_line(tmp_path: Path, mesh_file: MeshF
         "SGLANG_RETURN_ORIGINAL_LOGPROB": "1",
         "CUDA_VISIBLE_DEVICES": "6,7,8,9,10,11",
         "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": str(tmp_path / "store"),
+        "SGLANG_HICACHE_FILE_BACKEND_MAX_SIZE": str(3 * 2**30 // 2),  # an equal part for each of two workers
         "NCCL_DEBUG": "WARN",
     }
     plain = flags_of(ServerShape("python", "m", "m", kv_tokens=777))
@@ -111,6 +118,89 @@ def test_every_setting_reaches_the_command_line(tmp_path: Path, mesh_file: MeshF
         plain
     )
     assert flags_of(ServerShape("python", "m", "m", trace_to="c:4317"))["--otlp-traces-endpoint"] == "c:4317"
+
+
+def shape_of(mesh_file: MeshFileMaker, index: int = 0, **tier: object) -> ServerShape:
+    """The server that the worker with this index starts."""
+    file = mesh_file([{"name": "only", "model": "m", "engine": "sglang", **tier}])
+    engine = build_engine(load_mesh_file(file).tiers[0], ServiceSettings.load(mesh_file=file, worker_index=index))
+    assert isinstance(engine, SglangEngine)
+    assert engine.options.launch is not None
+    return engine.options.launch
+
+
+def test_a_gpus_memory_decides_what_the_mesh_file_does_not(mesh_file: MeshFileMaker) -> None:
+    """SGLang sizes the KV cache and the chunks of prompts for its GPU; a CPU has our defaults."""
+    sizes = {"--max-total-tokens", "--chunked-prefill-size", "--mem-fraction-static"}
+    assert not sizes & set(flags_of(shape_of(mesh_file, device="cuda")))
+    on_cpu = flags_of(shape_of(mesh_file))
+    assert (on_cpu["--max-total-tokens"], on_cpu["--chunked-prefill-size"]) == ("32768", "512")
+    chosen = flags_of(shape_of(mesh_file, device="cuda", kv_tokens=9000, max_step_tokens=100))
+    assert (chosen["--max-total-tokens"], chosen["--chunked-prefill-size"]) == ("9000", "96")
+
+
+def test_workers_without_listed_gpus_take_the_next_ones(mesh_file: MeshFileMaker) -> None:
+    tier: dict[str, Any] = {"device": "cuda", "workers": 3, "sglang": {"tp": 2}}
+    assert [flags_of(shape_of(mesh_file, i, **tier))["--base-gpu-id"] for i in range(3)] == ["0", "2", "4"]
+    fixed = {**tier, "device": "cuda:5"}
+    assert [flags_of(shape_of(mesh_file, i, **fixed))["--base-gpu-id"] for i in range(3)] == ["5", "5", "5"]
+
+
+def test_torch_workers_take_a_gpu_each() -> None:
+    assert [worker_device("cuda", i) for i in range(3)] == ["cuda:0", "cuda:1", "cuda:2"]
+    assert [worker_device("cuda:1", i) for i in range(2)] == ["cuda:1", "cuda:1"]
+    assert worker_device("cpu", 3) == "cpu"
+
+
+def test_copies_of_the_model_have_limits_of_their_own(mesh_file: MeshFileMaker) -> None:
+    """SGLang applies --max-running-requests to each copy; the worker lets as many requests through as all of them run."""
+    tier = {"name": "only", "model": "m", "engine": "sglang", "max_running": 40, "max_queued": 60, "sglang": {"dp": 2}}
+    file = mesh_file([tier])
+    engine = build_engine(load_mesh_file(file).tiers[0], ServiceSettings.load(mesh_file=file))
+    assert isinstance(engine, SglangEngine)
+    assert engine.options.launch is not None
+    flags = flags_of(engine.options.launch)
+    assert (flags["--max-running-requests"], flags["--max-queued-requests"]) == ("40", "100")
+    assert engine.options.max_requests == 140
+
+
+def test_a_tier_of_one_worker_has_no_store(mesh_file: MeshFileMaker) -> None:
+    """It has no other server to share with, and would write every page to disk."""
+    store = {"kv_store": "store"}
+    assert shape_of(mesh_file, workers=1, sglang=store).kv_store == ""
+    assert shape_of(mesh_file, workers=2, sglang=store).kv_store
+
+
+async def test_servers_that_size_host_memory_start_one_after_the_other() -> None:
+    entered, leave = asyncio.Event(), asyncio.Event()
+
+    async def first() -> None:
+        async with start_turn():
+            entered.set()
+            await leave.wait()
+
+    async def second() -> bool:
+        async with start_turn():
+            return leave.is_set()
+
+    one = asyncio.create_task(first())
+    await entered.wait()
+    two = asyncio.create_task(second())
+    done, _ = await asyncio.wait([two], timeout=3 * TURN_POLL_S)
+    assert not done
+    leave.set()
+    await one
+    assert await two
+
+
+def test_flags_that_no_worker_can_work_with_are_refused(mesh_file: MeshFileMaker) -> None:
+    flags = ["--log-level", "warning", "--lora-paths=a", "--nnodes", "2"]
+    file = mesh_file([{"name": "only", "model": "m", "engine": "sglang", "sglang": {"flags": flags}}])
+    fields = {problem.field: problem.problem for problem in mesh_file_problems(file)}
+    assert "merge the adapter" in UNSUPPORTED_SGLANG_FLAGS["--enable-lora"]
+    assert "--lora-paths is not supported" in fields["tiers[0].sglang.flags[2]"]
+    assert "--nnodes is not supported: a worker starts servers on its own machine" in fields["tiers[0].sglang.flags[3]"]
+    assert not any(field.endswith(("flags[0]", "flags[1]", "flags[4]")) for field in fields)
 
 
 def test_each_worker_has_its_own_gpus() -> None:
@@ -135,11 +225,18 @@ def test_a_distribution_from_the_likeliest_tokens_is_the_whole_ones_or_none() ->
     for _ in range(200):
         logits = rng.normal(size=(2, vocab)) * rng.uniform(0.5, 4)
         logprobs = logits - np.log(np.exp(logits).sum(1, keepdims=True))
-        sampling = SamplingParams(temperature=float(rng.uniform(0.3, 1.5)), top_p=float(rng.choice([0.5, 0.9, 1.0])))
+        sampling = SamplingParams(
+            temperature=float(rng.uniform(0.3, 1.5)),
+            top_p=float(rng.choice([0.5, 0.9, 1.0])),
+            top_k=int(rng.choice([0, 0, 2, 5, 40])),
+        )
         whole = np.exp(logprobs / sampling.temperature)
         whole /= whole.sum(1, keepdims=True)
         for row in whole:
             order = np.argsort(-row)
+            if sampling.top_k:
+                row[order[sampling.top_k :]] = 0.0
+                row /= row.sum()
             before = np.cumsum(row[order]) - row[order]
             row[order[before >= sampling.top_p]] = 0.0
             row /= row.sum()

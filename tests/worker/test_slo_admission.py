@@ -1,6 +1,7 @@
 """SLO requests at a worker: answered during a step, declined if that is asked for, and admitted again after a move."""
 
 import asyncio
+import random
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontext
@@ -250,3 +251,37 @@ async def test_a_worker_declines_over_grpc(policy: str, redis: RedisProcess, mes
         assert last.reason == common_pb2.FINISH_REASON_DECLINED
         load = await stub.GetLoad(pb.GetLoadRequest())
         assert load.HasField("slo_headroom") is (policy == "slo")
+
+
+async def test_requests_that_come_and_leave_during_steps_leave_nothing_behind() -> None:
+    """Both threads add, decide and abort: every request ends as it should, and all blocks are free again."""
+    draw = random.Random(5)
+    engine = simulated_engine(options(max_running=8, max_queued=200))
+    await engine.start()
+
+    async def one(number: int) -> str:
+        slo = draw.choice([EASY, IMPOSSIBLE, pace(5.0, 0.05), None])
+        asked = replace(request(f"r{number}", 20 + number, 6, slo)[0], decline_unkept_slo=draw.random() < 0.5)
+        leaves = draw.random() < 0.3
+        await asyncio.sleep(draw.random() * 0.2)
+        tokens = 0
+        async with aclosing(engine.generate(asked)) as events:
+            async for event in events:
+                if leaves:
+                    return "left"
+                match event:
+                    case TokenFrame():
+                        tokens += len(event.token_ids)
+                    case Finished():
+                        assert tokens == (0 if event.reason is FinishReason.DECLINED else 6)
+                        return event.reason.value
+        raise EOFError
+
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            ends = await asyncio.gather(*(one(number) for number in range(120)))
+            assert {*ends} == {"left", "length", "declined"}
+            while engine.load().requests or engine.load().free_kv_blocks < engine.info.kv_blocks:
+                await asyncio.sleep(0.01)
+    finally:
+        await engine.close()

@@ -10,7 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from services.domain.instances import Load
-from services.domain.requests import FinishReason, GenerationRequest, SamplingParams, TokenFrame, TokenUsage
+from services.domain.requests import (
+    NO_DEFAULTS,
+    FinishReason,
+    GenerationRequest,
+    SamplingDefaults,
+    SamplingParams,
+    TokenFrame,
+    TokenUsage,
+)
 from services.event_streams import OnTokens
 from worker_service.scheduling import BatchScheduler
 from worker_service.text import Tokenizer
@@ -48,7 +56,7 @@ class EngineUnusable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """The model and the capabilities of an engine."""
+    """The model and the capabilities of an engine. sampling_defaults: of the model, for what a request does not set."""
 
     engine: str
     model: str
@@ -58,6 +66,7 @@ class EngineInfo:
     kv_block_tokens: int
     max_requests: int
     capabilities: frozenset[Capability]
+    sampling_defaults: SamplingDefaults = NO_DEFAULTS
 
 
 @dataclass(frozen=True, slots=True)

@@ -420,8 +420,8 @@ class LoopEngine:
 
     def _decide(self) -> None:
         """Decide on the requests that have asked for an SLO and deliver the answers. On either thread."""
-        if outputs := self._gathered(self._core.decide()):
-            self._loop.call_soon_threadsafe(self._deliver, outputs)
+        if decided := self._core.decide():
+            self._loop.call_soon_threadsafe(self._deliver, self._gathered(decided))
 
     def _decide_during_step(self) -> None:
         try:

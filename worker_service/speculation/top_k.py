@@ -9,11 +9,12 @@ from worker_service.speculation.acceptance import Floats
 
 
 def target_distribution(rows: Seq[Seq[tuple[int, float]]], vocab_size: int, sampling: SamplingParams) -> Floats | None:
-    """(len(rows), V) probabilities after temperature and top-p; None if the reported tokens do not determine them.
+    """(len(rows), V) probabilities after temperature, top-k and top-p; None if the reported tokens do not determine them.
 
     rows: per position, (token, logprob before temperature) of the K most likely of V tokens in descending order. Any other
     token is at most as likely as the last one, which bounds the remaining mass after temperature t by (V - K) exp(logprob_K
-    / t). The top-p set is determined if it is the same with that remaining mass as without it.
+    / t). The top-p set is determined if it is the same with that remaining mass as without it. Top-k goes first: if it is at
+    most K, nothing remains.
     """
     target = np.zeros((len(rows), vocab_size), np.float64)
     for i, row in enumerate(rows):
@@ -23,7 +24,9 @@ def target_distribution(rows: Seq[Seq[tuple[int, float]]], vocab_size: int, samp
             continue
         logprobs = np.array([value for _, value in row]) / sampling.temperature
         weights = np.exp(logprobs - logprobs[0])
-        unseen = (vocab_size - len(row)) * weights[-1]
+        unseen = (min(vocab_size, sampling.top_k or vocab_size) - len(row)) * weights[-1]
+        if sampling.top_k:
+            weights[sampling.top_k :] = 0.0
         before = np.cumsum(weights) - weights
         in_top_p = before < sampling.top_p * weights.sum()
         if unseen > 0 and (

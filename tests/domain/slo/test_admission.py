@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from services.domain.latency import StepLatencyModel
-from services.domain.slo import BudgetModel, Candidate, Committed, Tier, admit
+from services.domain.slo import BudgetModel, Candidate, Committed, SloClass, Tier, admit
 from services.domain.slo.compiled.admission import best_sets, budget_per_s
 from services.domain.slo.compiled.layout import step_model
+from services.domain.slo.compiled.table import MAX_COUNTS, MAX_PACES, RequestTable, TableRequest, _paces, decide
 
 SIX_PER_UNIT = StepLatencyModel.linear(0.0, 1 / 6, 0.0)
 TOLERANCE = 1e-6
@@ -191,3 +192,30 @@ def test_the_compiled_budget_is_the_reference_s() -> None:
         for counts in itertools.product(range(4), repeat=len(budget.tiers)):
             compiled = budget_per_s(np.array(counts, np.int64), tpots, budget.context_tokens, model)
             assert compiled == pytest.approx(budget.tokens_per_s(counts), rel=1e-12, abs=1e-9)
+
+
+def test_any_number_of_paces_takes_bounded_space_and_admits_nearly_as_a_few_do() -> None:
+    """Clients choose paces: sixty different ones at once must not cost 2^60 states, nor admissions where they are close."""
+    rng = np.random.default_rng(3)
+    model = step_model(StepLatencyModel.linear(0.01, 1e-4, 1e-7), 512, 0.05)
+    for many in (False, True):
+        table, new = RequestTable(), list[TableRequest]()
+        for i in range(160):
+            tpot_s = (0.05, 0.1, 0.2)[i % 3] * (1 + (1e-6 * i if many else 0))
+            if i < 100:
+                decoding = TableRequest(f"r{i}", 1, 50, due_s=tpot_s, tpot_s=tpot_s, context_tokens=100, decoding=True)
+                table.append(decoding, SloClass.STANDARD)
+            else:
+                new.append(TableRequest(f"n{i}", 300, 50, due_s=1.0 + 0.01 * i, tpot_s=tpot_s))
+        snapshot = table.snapshot()
+        decision = decide(0.0, snapshot, new, model, free_memory_tokens=10**9, free_places=100)
+        if not many:
+            expected = sum(decision.admitted)
+        assert 0 < sum(decision.admitted) < len(new)
+        assert sum(decision.admitted) >= 0.9 * expected, "paces that share one are taken to be the tightest of them"
+        tpots_s = _paces(snapshot, rng.uniform(0.01, 1.0, 60))
+        assert len(tpots_s) <= MAX_PACES
+        assert tpots_s[0] <= 0.05, "the tightest of all stays: a pace is replaced by a tighter one only"
+        assert np.all(np.diff(tpots_s) > 0)
+        assert (60 / len(tpots_s) + 1) ** len(tpots_s) < 8 * MAX_COUNTS
+    assert list(_paces(RequestTable().snapshot(), np.array([0.2, 0.1, 0.2]))) == [0.1, 0.2], "few are told apart"

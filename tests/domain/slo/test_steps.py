@@ -307,3 +307,12 @@ def test_kv_is_checked_over_time_and_what_ends_makes_room() -> None:
         )
         assert passes is fits
         assert not fits or peak[0] < whole
+
+
+def test_the_kth_smallest_is_what_sorting_puts_there() -> None:
+    """Also among ties and infinities."""
+    rng = np.random.default_rng(3)
+    for _ in range(300):
+        values = rng.choice([*rng.normal(size=6), math.inf, 0.0], size=int(rng.integers(1, 40)))
+        k = int(rng.integers(len(values)))
+        assert step.kth_smallest(values.copy(), k) == np.sort(values)[k]

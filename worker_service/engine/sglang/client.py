@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import uuid
 from collections.abc import AsyncGenerator, AsyncIterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import aiohttp
 
 from services import telemetry
 from services.domain.errors import Overloaded, Unavailable, invalid
+from worker_service.engine.sglang.attach import ServerIdentity
 
 CALL_TIMEOUT_S = 5.0
 IDLE_S = 4.0  # limit on waiting for the server to become idle; less than the time-out of calls
@@ -25,12 +27,13 @@ TopTokens = list[tuple[int, float]]
 class ServerInfo:
     """Properties of a server.
 
-    input_tokens: largest length of a prompt. kv_tokens: capacity of the KV cache of all replicas.
+    identity: its version and model. input_tokens: largest length of a prompt. kv_tokens: KV capacity of all replicas.
     step_tokens: limit on prompt tokens in one step.
     grammars: whether it enforces the form of a reply.
     seeded: sampled tokens depend only on seed and position. priorities: waiting requests are ordered by priority.
     """
 
+    identity: ServerIdentity
     input_tokens: int
     kv_tokens: int
     page_tokens: int
@@ -72,8 +75,17 @@ class Piece:
     retractions: int = 0
 
 
+def server_id(request_id: str) -> str:
+    """A new id for one call of a request to a server.
+
+    A server refuses an id for a while after its request has ended, so a retry needs another one. It aborts all requests whose
+    ids begin with a given one, so none may begin with another: they differ within a first part of constant length.
+    """
+    return f"{uuid.uuid4().hex}:{request_id}"
+
+
 class SglangClient:
-    """A client of one server."""
+    """A client of one server. Its request ids are the server's: see `server_id`."""
 
     def __init__(self, endpoint: str) -> None:
         self._base = endpoint.rstrip("/")
@@ -101,6 +113,7 @@ class SglangClient:
         load = await self.load()
         try:
             return ServerInfo(
+                identity=ServerIdentity.from_info(data),
                 input_tokens=int(data["max_req_input_len"]),
                 kv_tokens=load.capacity_tokens,
                 page_tokens=int(data.get("page_size") or 1),
@@ -111,7 +124,8 @@ class SglangClient:
                 seeded=bool(data.get("enable_deterministic_inference")),
                 priorities=bool(data.get("enable_priority_scheduling"))
                 and not data.get("schedule_low_priority_values_first"),
-                prefix_cache=not data.get("disable_radix_cache"),
+                # each copy of the model has a cache of its own, and the server decides which one gets a request
+                prefix_cache=not data.get("disable_radix_cache") and int(data.get("dp_size") or 1) == 1,
                 metrics=bool(data.get("enable_metrics")),
                 grammars=data.get("grammar_backend") != "none" and not data.get("skip_tokenizer_init"),
             )

@@ -42,6 +42,7 @@ from services.event_streams import OnTokens
 from services.processes import free_port
 from worker_service.engine import reply_rules
 from worker_service.engine.digest import model_digest
+from worker_service.engine.generation_config import sampling_defaults
 from worker_service.engine.interface import (
     Admitted,
     Capability,
@@ -55,11 +56,13 @@ from worker_service.engine.interface import (
 )
 from worker_service.engine.loop import OutputCoalescing
 from worker_service.engine.randomness import DRAW, uniform
-from worker_service.engine.sglang.client import Piece, ServerInfo, SglangClient
+from worker_service.engine.sglang import attach
+from worker_service.engine.sglang.client import Piece, ServerInfo, SglangClient, server_id
 from worker_service.engine.sglang.forms import FIELD, sampling_form
 from worker_service.engine.sglang.launch import ServerShape
 from worker_service.engine.sglang.moves import ABORTED, MOVED, MovingRequests, Running
-from worker_service.engine.sglang.server import ServerProcess
+from worker_service.engine.sglang.others import OtherClients
+from worker_service.engine.sglang.server import ServerProcess, start_turn
 from worker_service.engine.throughput import Throughput
 from worker_service.request_failures import request_failed
 from worker_service.speculation import acceptance
@@ -76,10 +79,11 @@ VERIFY_TOP = 256  # most likely tokens requested for verifying a sampled draft
 
 @dataclass(frozen=True, slots=True)
 class SglangEngineOptions:
-    """folder: the model, for its tokenizer and config. max_requests: limit on concurrent requests.
+    """folder: the model, for its tokenizer and config. model: as in the tier of the mesh file.
 
-    endpoint: a running server. launch: a server to start at `port` (0: any free port). Exactly one of the two is set.
-    gone_s: a running server that does not respond for this long has failed. hold: limits of output coalescing.
+    max_requests: limit on concurrent requests. endpoint: a running server. launch: a server to start at `port` (0: any free
+    port). Exactly one of the two is set. gone_s: a running server that does not respond for this long has failed. hold:
+    limits of output coalescing.
     """
 
     folder: Path
@@ -93,6 +97,7 @@ class SglangEngineOptions:
     gone_s: float = 10.0
     hold: OutputCoalescing | None = None
     tool_format: str = "auto"
+    model: str = ""
 
 
 class SglangEngine(MovingRequests):
@@ -133,21 +138,9 @@ class SglangEngine(MovingRequests):
             )
         vocab_size = await asyncio.to_thread(config_vocab, options.folder)
         self._tokenizer = await asyncio.to_thread(HfTokenizer, options.folder, vocab_size, options.tool_format)
-        if options.launch is not None:
-            self.process = ServerProcess(options.launch, options.port or free_port())
-            await self.process.start()
-        self._client = SglangClient(self.process.endpoint if self.process is not None else options.endpoint)
-        try:
-            async with asyncio.timeout(options.start_timeout_s):
-                await self._until_healthy()
-            server = await self._client.info()
-        except BaseException as error:
-            await self._stop_server()
-            if isinstance(error, TimeoutError):
-                where = self.process.endpoint if self.process is not None else options.endpoint
-                raise EngineUnusable(f"no SGLang server at {where} after {options.start_timeout_s:g} s") from None
-            raise
-        self._server = server
+        async with start_turn() if options.launch is not None and options.launch.kv_store else contextlib.nullcontext():
+            self._server = server = await self._started()
+        self._others = OtherClients()
         self._free_blocks = server.kv_tokens // server.page_tokens
         self._info = EngineInfo(
             engine="sglang",
@@ -158,12 +151,46 @@ class SglangEngine(MovingRequests):
             kv_block_tokens=server.page_tokens,
             max_requests=options.max_requests,
             capabilities=frozenset(_capabilities(server)),
+            sampling_defaults=await asyncio.to_thread(sampling_defaults, options.folder),
         )
         self._failure: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self._encoder = PromptEncoder(self._tokenizer, self._info.max_context_tokens)
         self._throughput.restart(time.monotonic())
         self._up = True
         self._poll = supervise("sglang-watch", self._watch, EndProcess(self._fail), endless=False)
+
+    async def _started(self) -> ServerInfo:
+        """Start the server, or attach to it, and wait until it is healthy.
+
+        Raises:
+            EngineUnusable: It does not start, does not respond in time, or is not one for this model.
+        """
+        options = self.options
+        if options.launch is not None:
+            self.process = ServerProcess(options.launch, options.port or free_port())
+            await self.process.start()
+        endpoint = self.process.endpoint if self.process is not None else options.endpoint
+        self._client = SglangClient(endpoint)
+        try:
+            async with asyncio.timeout(options.start_timeout_s):
+                await self._until_healthy()
+            server = await self._client.info()
+            if options.endpoint:
+                await asyncio.to_thread(self._check_identity, server)
+        except BaseException as error:
+            await self._stop_server()
+            if isinstance(error, TimeoutError):
+                raise EngineUnusable(f"no SGLang server at {endpoint} after {options.start_timeout_s:g} s") from None
+            raise
+        return server
+
+    def _check_identity(self, server: ServerInfo) -> None:
+        """Raises:
+        EngineUnusable: The server is of an unknown version, or serves another model.
+        """
+        options = self.options
+        if problems := [*attach.problems(server.identity, options.folder, (options.model, options.name))]:
+            raise EngineUnusable(f"the SGLang server at {options.endpoint}: {'; '.join(problems)}")
 
     async def close(self) -> None:
         if self._closed:
@@ -203,9 +230,10 @@ class SglangEngine(MovingRequests):
     def load(self) -> Load:
         running = [r for r in self._requests.values() if r.computing]
         queued = [r for r in self._requests.values() if not r.computing]
+        others = self._others
         return Load(
-            running_tokens=tuple(len(r.tokens) for r in running),
-            queued_tokens=tuple(len(r.tokens) for r in queued),
+            running_tokens=(*(len(r.tokens) for r in running), *[others.tokens_each] * others.running),
+            queued_tokens=(*(len(r.tokens) for r in queued), *[others.tokens_each] * others.waiting),
             free_kv_blocks=self._free_blocks,
             output_tokens_per_s=self._throughput.per_second(time.monotonic()),
             input_tokens=tuple(r.prompt_tokens for r in (*running, *queued)),
@@ -318,9 +346,9 @@ class SglangEngine(MovingRequests):
         if not sampling.greedy and not distributions:
             raise NotServed("a sampled draft without its distributions: SGLang uses its own random numbers")
         vocab_size = self._tokenizer.vocab_size
-        with self._place(request_id, [*prefix, *draft], len(prefix) - offset):
+        with self._place(request_id, [*prefix, *draft], len(prefix) - offset) as running:
             top = 1 if sampling.greedy else min(VERIFY_TOP, vocab_size)
-            rows = await self._client.top_tokens(request_id, prefix, draft, top, self._priority(0))
+            rows = await self._client.top_tokens(running.server_id, prefix, draft, top, self._priority(0))
         if not distributions:
             return Verification(*acceptance.matching(draft, [row[0][0] for row in rows]))
         target = target_distribution(rows, vocab_size, sampling)
@@ -351,7 +379,7 @@ class SglangEngine(MovingRequests):
             raise AlreadyRunning(request_id)
         if len(self._requests) >= self.options.max_requests:
             raise Overloaded(f"{len(self._requests)} requests are already running here", 1.0)
-        self._requests[request_id] = running = Running(tokens, prompt_tokens, request_id)
+        self._requests[request_id] = running = Running(tokens, prompt_tokens, server_id(request_id))
         try:
             yield running
         finally:
@@ -362,6 +390,7 @@ class SglangEngine(MovingRequests):
         parameters: dict[str, Any] = {
             "temperature": 0.0 if sampling.greedy else sampling.temperature,
             "top_p": sampling.top_p,
+            "top_k": sampling.top_k or -1,
             "max_new_tokens": most,
             "ignore_eos": sampling.ignore_eos,
             "stream_interval": self._tokens_per_event(interval_s),
@@ -437,6 +466,8 @@ class SglangEngine(MovingRequests):
             try:
                 load = await self._client.load()
                 answered_at = loop.time()
+                if self.options.endpoint:
+                    self._others.observe(load, [len(r.tokens) for r in self._requests.values()])
                 self._free_blocks = (load.capacity_tokens - load.used_tokens) // self._info.kv_block_tokens
                 if self._server.metrics and polls % CACHE_POLLS == 0:
                     self._cached_tokens = await self._client.cached_tokens()

@@ -14,8 +14,9 @@ class ServerShape:
     """The configuration of one server.
 
     python: an interpreter with sglang. tp, pp, dp: parallelism. gpus: GPU ids; empty: the environment decides.
-    mem_fraction: of a GPU's memory; None: the KV cache holds `kv_tokens`.
-    kv_store: a folder shared with other servers of the model; empty: none.
+    mem_fraction: of a GPU's memory; None: the KV cache holds `kv_tokens`; None: the server decides.
+    max_running, max_queued: of each of the dp copies. max_step_tokens: None: the server decides.
+    kv_store: a folder shared with other servers of the model; empty: none. kv_store_bytes: how much of it this one may fill.
     trace_to: host:port of an OTLP collector; empty: none.
     """
 
@@ -30,14 +31,15 @@ class ServerShape:
     dtype: str = "auto"
     threads: int = 1
     mem_fraction: float | None = None
-    kv_tokens: int = 32_768
+    kv_tokens: int | None = 32_768
     kv_block_tokens: int = 16
     max_running: int = 32
     max_queued: int = 64
-    max_step_tokens: int = 512
+    max_step_tokens: int | None = 512
     max_context_tokens: int | None = None
     deterministic: bool = False
     kv_store: str = ""
+    kv_store_bytes: int = 32 << 30
     structured_output: bool = False
     trace_to: str = ""
     flags: tuple[str, ...] = ()
@@ -47,7 +49,6 @@ class ServerShape:
 def command(shape: ServerShape, port: int) -> list[str]:
     """The command line of a server that listens on loopback at `port`."""
     device, _, number = shape.device.partition(":")
-    chunk = max(1, shape.max_step_tokens // shape.kv_block_tokens) * shape.kv_block_tokens  # full pages
     options: dict[str, object] = {
         "model-path": shape.model,
         "served-model-name": shape.name,
@@ -59,17 +60,19 @@ def command(shape: ServerShape, port: int) -> list[str]:
         "pp-size": shape.pp,
         "dp-size": shape.dp,
         "page-size": shape.kv_block_tokens,
-        "chunked-prefill-size": chunk,
         "log-level-http": "warning",  # otherwise it logs a line per poll
-        "max-running-requests": shape.max_running * shape.dp,
+        "max-running-requests": shape.max_running,
         # requests that arrive within one step are queued before any is run
-        "max-queued-requests": (shape.max_running + shape.max_queued) * shape.dp,
+        "max-queued-requests": shape.max_running + shape.max_queued,
     }
+    if shape.max_step_tokens is not None:  # full pages
+        pages = max(1, shape.max_step_tokens // shape.kv_block_tokens)
+        options["chunked-prefill-size"] = pages * shape.kv_block_tokens
     if number:
         options["base-gpu-id"] = number
     if shape.mem_fraction is not None:
         options["mem-fraction-static"] = shape.mem_fraction
-    else:
+    elif shape.kv_tokens is not None:
         options["max-total-tokens"] = shape.kv_tokens
     if shape.max_context_tokens is not None:
         options["context-length"] = shape.max_context_tokens
@@ -113,6 +116,7 @@ def environment(shape: ServerShape) -> dict[str, str]:
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, shape.gpus))
     if shape.kv_store:
         variables["SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR"] = shape.kv_store
+        variables["SGLANG_HICACHE_FILE_BACKEND_MAX_SIZE"] = str(shape.kv_store_bytes)
     return variables | dict(shape.env)
 
 

@@ -35,7 +35,7 @@ from worker_service.engine.interface import (
     LastBlocks,
     Stopped,
 )
-from worker_service.engine.sglang.client import Piece, SglangClient
+from worker_service.engine.sglang.client import Piece, SglangClient, server_id
 from worker_service.text.encoder import EncodingAborted, PromptEncoder
 
 _log = logging.getLogger(__name__)
@@ -60,7 +60,6 @@ class Running:
     computing: bool = False
     stopped: "asyncio.Future[None] | None" = None
     decision: "asyncio.Future[Piece | None] | None" = None
-    pauses: int = 0
     aborted: bool = False
     moved: bool = False
 
@@ -227,8 +226,7 @@ class MovingRequests:
                     running.moved = decision is MOVED
                     yield decision
                     return
-                running.pauses += 1
-                running.server_id = f"{request.request_id}#{running.pauses}"
+                running.server_id = server_id(request.request_id)
         finally:
             if running.stopped is not None and not running.stopped.done():
                 running.stopped.set_exception(NotFound("decoding request", request.request_id))  # the request has ended
@@ -261,7 +259,7 @@ class MovingRequests:
             Overloaded: The server is full.
             Unavailable: The server does not respond.
         """
-        async for piece in self._client.generate(f"{transfer_id}#ahead", tokens, _READ_ONLY):
+        async for piece in self._client.generate(server_id(f"{transfer_id}#ahead"), tokens, _READ_ONLY):
             if piece.finish is not None:
                 _record("prefix read ahead", transfer_id, len(tokens), piece)
 

@@ -14,7 +14,7 @@ from itertools import pairwise
 from statistics import median
 
 from services.domain.latency import StepLoad
-from worker_service.engine.sglang.client import ServerInfo, SglangClient
+from worker_service.engine.sglang.client import ServerInfo, SglangClient, server_id
 from worker_service.profile import BATCHES, CONTEXTS, MAX_PROMPT_TOKENS, StepSample
 
 DECODES = 16  # steps per batch; steps during which prompts are computed are excluded
@@ -56,7 +56,8 @@ async def measure_server(
         on_progress(done, len(batches) + len(prompts))
         await client.forget_prefixes()
         seconds = [
-            await client.prompt_seconds(f"profile-{i}", _random(rng, vocab_size, length)) for i in range(REPEATS)
+            await client.prompt_seconds(server_id(f"profile-{i}"), _random(rng, vocab_size, length))
+            for i in range(REPEATS)
         ]
         samples.append(StepSample(StepLoad(length, length, length * (length + 1) / 2), median(seconds)))
     on_progress(len(batches) + len(prompts), len(batches) + len(prompts))
@@ -73,7 +74,7 @@ async def _decodes(client: SglangClient, prompts: Seq[Seq[int]]) -> list[StepSam
 
     async def arrivals(i: int) -> list[float]:
         times = list[float]()
-        async with aclosing(client.generate(f"profile-{i}", prompts[i], sampling)) as pieces:
+        async with aclosing(client.generate(server_id(f"profile-{i}"), prompts[i], sampling)) as pieces:
             async for piece in pieces:
                 times += [time.perf_counter()] * len(piece.token_ids)
         return times

@@ -1,16 +1,43 @@
 """Runs an SGLang server as a supervised process."""
 
+import asyncio
+import fcntl
 import logging
 import os
 import signal
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 
 from services.processes import ProcessSpec, Watched, Watcher
 from worker_service.engine.sglang.launch import ServerShape, command, environment
 
 _log = logging.getLogger(__name__)
 
+TURN_POLL_S = 0.5
 STOP_S = 10.0  # requests are drained before
 LOST_CRASHES = 4  # consecutive crashes after which a restart would not help
+
+
+@asynccontextmanager
+async def start_turn() -> AsyncIterator[None]:
+    """Wait until no other server of this user is being started on this machine, and keep others waiting meanwhile.
+
+    A server with a hierarchical cache reserves host memory by what is free: two at once would both reserve the same.
+    """
+    path = Path(tempfile.gettempdir()) / f"penstock-sglang-start-{os.getuid()}"
+    lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                await asyncio.sleep(TURN_POLL_S)
+        yield
+    finally:
+        os.close(lock)
 
 
 class ServerProcess:

@@ -1,20 +1,27 @@
-"""Paged attention behind transformers' attention interface.
+"""Paged attention over the tokens of a step.
 
-The tokens of a step are one ragged row (1, N) of decodes and prompt chunks of many sequences. The model code of transformers
-passes q, k and v of each layer; k and v are written into the paged pool, and attention is computed per sequence.
+The tokens of a step are one ragged row of N tokens: decodes and prompt chunks of many sequences. Queries, keys and values of
+a layer are one tensor (N, (H + 2 Hkv) * D); keys and values are written into the paged pool, and attention is computed per
+sequence.
 """
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface
 
 from worker_service.engine.torch import kernels
 
-NAME = "penstock_paged"
 KERNEL_TOKENS = 8  # up to this many tokens of a sequence use the compiled kernel one by one; measured break-even
+KERNEL_DTYPES = (torch.float32, torch.bfloat16)
+MIN_THREAD_WORK = 1 << 20
+"""Multiply-adds of one layer's attention below which it runs in one thread: about as long as waking another one takes."""
 
 
 @dataclass(slots=True)
@@ -34,6 +41,7 @@ class KvPool:
         self, layers: int, blocks: int, block_tokens: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: str
     ) -> None:
         self.layers, self.blocks, self.block_tokens = layers, blocks, block_tokens
+        self.kv_heads, self.head_dim = kv_heads, head_dim
         self.k = [
             torch.zeros((blocks, kv_heads, head_dim, block_tokens), dtype=dtype, device=device) for _ in range(layers)
         ]
@@ -41,6 +49,8 @@ class KvPool:
             torch.zeros((blocks, kv_heads, block_tokens, head_dim), dtype=dtype, device=device) for _ in range(layers)
         ]
         # zeros, not empty: values beyond the end of a sequence are multiplied by weight 0 and must not be NaN
+        self.arrays = [(numbers(k), numbers(v)) for k, v in zip(self.k, self.v, strict=True)] if device == "cpu" else []
+        """The same memory for the compiled kernels, per layer; on a CPU only."""
 
     def read(self, blocks: list[int]) -> torch.Tensor:
         """A copy: (blocks, layers, 2, block_tokens, Hkv, D), on the CPU."""
@@ -59,133 +69,164 @@ class KvPool:
             v[at] = data[:, layer, 1].permute(0, 2, 1, 3)
 
 
+class KernelThreads:
+    """Runs the work items of a kernel in several threads, of which the caller's is one."""
+
+    def __init__(self, threads: int) -> None:
+        self.count = threads
+        self._pool = ThreadPoolExecutor(threads - 1, "attention") if threads > 1 else None
+
+    def run(self, kernel: Callable[[int, int], None], cuts: list[int]) -> None:
+        """Call `kernel(first, last)` for each two neighbours in `cuts`, and wait for all."""
+        (own, *others) = pairwise(cuts)
+        futures = [self._pool.submit(kernel, *part) for part in others] if self._pool is not None else []
+        kernel(*own)
+        for future in futures:
+            future.result()
+
+
 class PagedBatch:
-    """The data for the attention of one step, passed through the model as a keyword argument."""
+    """The data for the attention of one step. `place` must be called before `attend`."""
 
-    def __init__(self, pool: KvPool, segments: list[Segment], tables: np.ndarray, *, kernel: bool) -> None:
-        """tables: (sequences, largest number of blocks) int64. kernel: use the compiled CPU kernel for short segments."""
-        self.pool, self._tables = pool, tables
-        size, device = pool.block_tokens, pool.k[0].device
-        self._short = [s for s in segments if s.count <= KERNEL_TOKENS] if kernel else []
-        self._decode = [] if kernel else [s for s in segments if s.count == 1]
-        alone = {id(s) for s in (*self._short, *self._decode)}
-        self._long = [s for s in segments if id(s) not in alone]
-        slots = [
-            tables[s.table, positions // size] * size + positions % size
-            for s in segments
-            for positions in (np.arange(s.start, s.start + s.count),)
-        ]
-        self.slots = np.concatenate(slots)
-        self._slots_on_device = torch.from_numpy(self.slots).to(device)
-        self.rows = np.concatenate(
-            [np.arange(s.first, s.first + s.count) for s in self._short] or [np.empty(0, np.int64)]
-        )
-        self.table_of = np.repeat([s.table for s in self._short], [s.count for s in self._short]).astype(np.int64)
-        self.context = np.concatenate(
-            [np.arange(s.start + 1, s.start + s.count + 1) for s in self._short] or [np.empty(0, np.int64)]
-        )
-        self.all_short = len(self._short) == len(segments)
-        self._kernel = kernel
-        if self._decode:
-            most = max(-(-(s.start + 1) // size) for s in self._decode)
-            self._decode_rows = torch.tensor([s.first for s in self._decode], device=device)
-            self._decode_tables = torch.from_numpy(tables[[s.table for s in self._decode], :most]).to(device)
-            lengths = torch.tensor([s.start + 1 for s in self._decode], device=device)
-            self._decode_mask = (torch.arange(most * size, device=device) < lengths[:, None])[:, None, None, :]
+    def __init__(
+        self, pool: KvPool, segments: list[Segment], tables: npt.NDArray[np.int64], threads: KernelThreads | None
+    ) -> None:
+        """tables: (sequences, most blocks). threads: of the compiled CPU kernel for short segments; None: without it."""
+        self.pool, self._tables, self._threads = pool, tables, threads
+        size, counts = pool.block_tokens, [s.count for s in segments]
+        self.positions = np.concatenate([np.arange(s.start, s.start + s.count) for s in segments])
+        table_of = np.repeat(np.array([s.table for s in segments], np.int64), counts)
+        self.slots = tables[table_of, self.positions // size] * size + self.positions % size
+        limit = KERNEL_TOKENS if threads is not None else 1
+        self._long = [s for s in segments if s.count > limit]
+        short = np.repeat([s.count <= limit for s in segments], counts)
+        self._rows, self._table_of, self._context = np.flatnonzero(short), table_of[short], self.positions[short] + 1
+        self._cuts = self._parts(threads.count) if threads is not None else []
 
-    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
-        """Q (N, H, D), k and v (N, Hkv, D) of this step's tokens -> (N, H, D); k and v are written to the pool."""
-        pool_k, pool_v = self.pool.k[layer], self.pool.v[layer]
-        if self._kernel:
-            return self._attend_on_cpu(layer, q, k, v, scale)
+    @property
+    def indices(self) -> list[npt.NDArray[np.int64]]:
+        """What `place` needs on the device."""
         size = self.pool.block_tokens
-        block, place = self._slots_on_device // size, self._slots_on_device % size
-        pool_k[block, :, :, place] = k
-        pool_v[block, :, place] = v
-        out = torch.empty_like(q)
-        if self._decode:
-            tables = self._decode_tables
-            shape = (len(self._decode), tables.shape[1] * size)
-            keys = pool_k[tables].permute(0, 2, 1, 4, 3).flatten(2, 3)  # (B, Hkv, tokens, D)
-            values = pool_v[tables].permute(0, 2, 1, 3, 4).flatten(2, 3)
-            assert keys.shape[2] == shape[1]
-            output = scaled_dot_product_attention(
-                q[self._decode_rows].unsqueeze(2),
-                keys,
-                values,
-                attn_mask=self._decode_mask,
-                scale=scale,
-                enable_gqa=True,
-            )
-            out[self._decode_rows] = output.squeeze(2)
+        tables = [self._tables[s.table, : -(-(s.start + s.count) // size)] for s in self._long if s.start]
+        if self._threads is not None:
+            return tables
+        most = -(-int(self._context.max(initial=0)) // size)
+        return [self.slots, self._rows, self._tables[self._table_of, :most], self._context, *tables]
+
+    def place(self, indices: list[torch.Tensor]) -> None:
+        """Take the `indices` on the device, and make the masks, which are the same for all layers."""
+        if self._threads is None:
+            self._slots, self._decode_rows, self._decode_tables, lengths = indices[:4]
+            places = torch.arange(self._decode_tables.shape[1] * self.pool.block_tokens, device=lengths.device)
+            self._decode_mask = (places < lengths[:, None])[:, None, None, :]
+            indices = indices[4:]
+        self._cached = {}
+        for segment, table in zip((s for s in self._long if s.start), indices, strict=True):
+            places = torch.arange(segment.start + segment.count, device=table.device)
+            self._cached[segment.first] = table, places[None, :] <= places[segment.start :, None]
+
+    def attend(self, layer: int, qkv: torch.Tensor, heads: int, scale: float, *, stored: bool = False) -> torch.Tensor:
+        """Queries, keys and values (N, (H + 2 Hkv) * D) of this step's tokens -> (N, H * D).
+
+        stored: whether their keys and values are in the pool already; otherwise they are written to it.
+        """
+        out = torch.empty((qkv.shape[0], heads * self.pool.head_dim), dtype=qkv.dtype, device=qkv.device)
+        if self._threads is not None:
+            self._attend_with_kernel(self._threads, layer, qkv, heads, scale, out, stored=stored)
+        else:
+            self._attend_with_gathered(layer, qkv, heads, scale, out)
         for segment in self._long:
-            self._attend_to_segment(segment, pool_k, pool_v, q, k, v, scale, out)
+            self._attend_to_segment(segment, layer, qkv, heads, scale, out)
         return out
 
-    def _attend_on_cpu(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
-    ) -> torch.Tensor:
-        pool_k, pool_v = self.pool.k[layer], self.pool.v[layer]
-        k_array, v_array = pool_k.numpy(), pool_v.numpy()
-        kernels.store(k.numpy(), v.numpy(), k_array, v_array, self.slots)
-        out = torch.empty_like(q, memory_format=torch.contiguous_format)
-        if self.all_short:
-            kernels.attend(
-                q.contiguous().numpy(), k_array, v_array, self._tables, self.table_of, self.context, scale, out.numpy()
-            )
-            return out
-        if self._short:
-            part = np.empty((len(self.rows), *q.shape[1:]), np.float32)
-            rows = torch.from_numpy(self.rows)
-            kernels.attend(q[rows].numpy(), k_array, v_array, self._tables, self.table_of, self.context, scale, part)
-            out[rows] = torch.from_numpy(part)
-        for segment in self._long:
-            self._attend_to_segment(segment, pool_k, pool_v, q, k, v, scale, out)
-        return out
-
-    def _attend_to_segment(
+    def _attend_with_kernel(
         self,
-        segment: Segment,
-        pool_k: torch.Tensor,
-        pool_v: torch.Tensor,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
+        threads: KernelThreads,
+        layer: int,
+        qkv: torch.Tensor,
+        heads: int,
         scale: float,
         out: torch.Tensor,
+        *,
+        stored: bool,
+    ) -> None:
+        """The short segments, by the compiled kernel."""
+        k_pool, v_pool = self.pool.arrays[layer]
+        if not stored:
+            kernels.store(numbers(qkv), heads, k_pool, v_pool, self.slots)
+        if not len(self._rows):
+            return
+        exact = qkv.dtype == torch.float32
+        q = (qkv if exact else qkv[:, : out.shape[1]].float()).numpy()
+        result = out if exact else torch.zeros(out.shape)
+
+        def part(first: int, last: int) -> None:
+            kernels.attend(
+                q,
+                heads,
+                k_pool,
+                v_pool,
+                self._tables,
+                self._rows,
+                self._table_of,
+                self._context,
+                scale,
+                result.numpy(),
+                first,
+                last,
+            )
+
+        threads.run(part, self._cuts)
+        if not exact:
+            out.copy_(result)
+
+    def _parts(self, threads: int) -> list[int]:
+        """Where the work items of the kernel (tokens by KV heads) are cut into parts of about equal work."""
+        items = len(self._rows) * self.pool.kv_heads
+        work = np.repeat(self._context, self.pool.kv_heads).cumsum()
+        if threads == 1 or not items or work[-1] * self.pool.head_dim < MIN_THREAD_WORK:
+            return [0, items]
+        return [0, *(np.searchsorted(work, work[-1] * np.arange(1, threads) / threads) + 1).tolist(), items]
+
+    def _attend_with_gathered(self, layer: int, qkv: torch.Tensor, heads: int, scale: float, out: torch.Tensor) -> None:
+        """The decodes, over their keys and values gathered into one padded batch."""
+        pool, k_pool, v_pool = self.pool, self.pool.k[layer], self.pool.v[layer]
+        q, k, v = self._split(qkv, heads)
+        block, place = self._slots // pool.block_tokens, self._slots % pool.block_tokens
+        k_pool[block, :, :, place] = k
+        v_pool[block, :, place] = v
+        if not len(self._rows):
+            return
+        keys = k_pool[self._decode_tables].permute(0, 2, 1, 4, 3).flatten(2, 3)  # (B, Hkv, tokens, D)
+        values = v_pool[self._decode_tables].permute(0, 2, 1, 3, 4).flatten(2, 3)
+        queries, mask = q[self._decode_rows].unsqueeze(2), self._decode_mask
+        output = scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale, enable_gqa=True)
+        out[self._decode_rows] = output.squeeze(2).flatten(1)
+
+    def _attend_to_segment(
+        self, segment: Segment, layer: int, qkv: torch.Tensor, heads: int, scale: float, out: torch.Tensor
     ) -> None:
         """Fused attention for many tokens of one sequence, over cached and new tokens."""
+        k_pool, v_pool = self.pool.k[layer], self.pool.v[layer]
         rows = slice(segment.first, segment.first + segment.count)
-        query = q[rows].transpose(0, 1).unsqueeze(0)
+        query, key, value = (x.transpose(0, 1).unsqueeze(0) for x in self._split(qkv[rows], heads))
         if segment.start == 0:
-            keys, values = k[rows].transpose(0, 1).unsqueeze(0), v[rows].transpose(0, 1).unsqueeze(0)
-            output = scaled_dot_product_attention(query, keys, values, is_causal=True, scale=scale, enable_gqa=True)
+            output = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=True)
         else:
             end = segment.start + segment.count
-            table = torch.from_numpy(self._tables[segment.table, : -(-end // self.pool.block_tokens)]).to(pool_k.device)
-            keys = pool_k[table].permute(1, 0, 3, 2).flatten(1, 2)[:, :end].unsqueeze(0)
-            values = pool_v[table].permute(1, 0, 2, 3).flatten(1, 2)[:, :end].unsqueeze(0)
-            places = torch.arange(end, device=pool_k.device)
-            mask = places[None, :] <= places[segment.start :, None]
+            table, mask = self._cached[segment.first]
+            keys = k_pool[table].permute(1, 0, 3, 2).flatten(1, 2)[:, :end].unsqueeze(0)
+            values = v_pool[table].permute(1, 0, 2, 3).flatten(1, 2)[:, :end].unsqueeze(0)
             output = scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale, enable_gqa=True)
-        out[rows] = output.squeeze(0).transpose(0, 1)
+        out[rows] = output.squeeze(0).transpose(0, 1).flatten(1)
+
+    def _split(self, qkv: torch.Tensor, heads: int) -> tuple[torch.Tensor, ...]:
+        """Views (N, H, D), (N, Hkv, D) and (N, Hkv, D)."""
+        kv_heads = self.pool.kv_heads
+        return qkv.unflatten(1, (heads + 2 * kv_heads, self.pool.head_dim)).split((heads, kv_heads, kv_heads), dim=1)
 
 
-def _paged_attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,  # noqa: ARG001 -- ours is causal, by position
-    *,
-    scaling: float,
-    paged: PagedBatch,
-    **_: object,
-) -> tuple[torch.Tensor, None]:
-    """Called by transformers in every layer: q (1, H, N, D), k and v (1, Hkv, N, D)."""
-    layer: int = module.layer_idx  # type: ignore[assignment]
-    q, k, v = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))
-    return paged.attend(layer, q, k, v, scaling).unsqueeze(0), None
-
-
-AttentionInterface.register(NAME, _paged_attention)
+def numbers(tensor: torch.Tensor) -> npt.NDArray[Any]:
+    """The memory of a CPU tensor as an array; bfloat16, which numpy does not have, as uint16."""
+    array: npt.NDArray[Any] = (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    return array

@@ -10,31 +10,33 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from services.clock import Clock, SystemClock
 from services.domain.latency import StepLatencyModel
+from services.settings import DEFAULT_KV_TOKENS
 from worker_service.engine.batch_policy import batch_policy
 from worker_service.engine.core import CoreLimits, EngineCore
 from worker_service.engine.digest import model_digest
-from worker_service.engine.interface import Capability, EngineInfo, EngineUnusable
+from worker_service.engine.generation_config import sampling_defaults
+from worker_service.engine.interface import Capability, EngineInfo, EngineUnusable, KvLayout
 from worker_service.engine.latency_fit import measured_latency
 from worker_service.engine.loop import LoopEngine, OutputCoalescing
-from worker_service.engine.torch import attention
-from worker_service.engine.torch.runner import TorchRunner
+from worker_service.engine.torch.runner import TorchRunner, kv_layout
 from worker_service.scheduling import BatchLimits, BlockPool, PolicyName
 from worker_service.text.hf import HfTokenizer
 
 _log = logging.getLogger(__name__)
 
 MODEL_TYPES = ("llama", "qwen2", "qwen3")
+KV_SHARE_OF_FREE_MEMORY = 0.9  # the rest is for the activations of a step
 
 
 @dataclass(frozen=True, slots=True)
 class TorchEngineOptions:
-    """folder: a model in Hugging Face format. The other fields are as in the tier of a mesh file."""
+    """folder: a model in Hugging Face format. kernel, fused: as in TorchRunner. The rest is as in the tier of a mesh file."""
 
     folder: Path
     name: str
     device: str = "cpu"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    kv_tokens: int = 32_768
+    kv_tokens: int | None = None
     kv_block_tokens: int = 16
     max_running: int = 32
     max_queued: int = 64
@@ -42,6 +44,7 @@ class TorchEngineOptions:
     max_context_tokens: int | None = None
     threads: int = 1
     kernel: bool | None = None
+    fused: bool | None = None
     tool_format: str = "auto"
     batch_policy: PolicyName = PolicyName.DECODE_FIRST
     best_effort_reserve: float = 0.0
@@ -59,9 +62,7 @@ def torch_core(options: TorchEngineOptions, clock: Clock) -> tuple[EngineCore, E
     torch.set_num_threads(options.threads)
     config = _checked_config(options.folder)
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            str(options.folder), dtype=options.dtype, attn_implementation=attention.NAME, local_files_only=True
-        )
+        model = AutoModelForCausalLM.from_pretrained(str(options.folder), dtype=options.dtype, local_files_only=True)
     except (OSError, ValueError) as error:
         raise EngineUnusable(f"{options.folder}: {error}") from error
     try:
@@ -69,17 +70,26 @@ def torch_core(options: TorchEngineOptions, clock: Clock) -> tuple[EngineCore, E
     except (RuntimeError, AssertionError) as error:  # no such device, no CUDA, or not enough memory for the weights
         raise EngineUnusable(f"device {options.device}: {_first_line(error)}") from error
     tokenizer = HfTokenizer(options.folder, config.vocab_size, options.tool_format)
-    blocks = max(1, options.kv_tokens // options.kv_block_tokens)
+    layout = kv_layout(model, options.kv_block_tokens, model_digest(options.folder))
+    blocks = kv_blocks(options.kv_tokens, layout, _free_bytes(model.device))
     context = min(
         config.max_position_embeddings,
         options.max_context_tokens or config.max_position_embeddings,
         blocks * options.kv_block_tokens,
     )
-    digest = model_digest(options.folder)
+    defaults = sampling_defaults(options.folder)
     try:
-        runner = TorchRunner(model, blocks, options.kv_block_tokens, digest, kernel=options.kernel)
+        runner = TorchRunner(
+            model,
+            blocks,
+            layout,
+            threads=options.threads,
+            kernel=options.kernel,
+            fused=options.fused,
+        )
     except RuntimeError as error:  # not enough memory
-        raise EngineUnusable(f"kv_tokens: not enough memory for {options.kv_tokens}: {_first_line(error)}") from error
+        room = blocks * options.kv_block_tokens
+        raise EngineUnusable(f"kv_tokens: not enough memory for {room}: {_first_line(error)}") from error
     limits = CoreLimits(BatchLimits(options.max_running, options.max_step_tokens), options.max_queued, context)
     core = EngineCore(runner, tokenizer, BlockPool(blocks, options.kv_block_tokens), limits, clock)
     _warm_up(core)
@@ -90,7 +100,7 @@ def torch_core(options: TorchEngineOptions, clock: Clock) -> tuple[EngineCore, E
     info = EngineInfo(
         engine="torch",
         model=options.name,
-        model_digest=digest,
+        model_digest=layout.model_digest,
         max_context_tokens=context,
         kv_blocks=blocks,
         kv_block_tokens=options.kv_block_tokens,
@@ -98,9 +108,25 @@ def torch_core(options: TorchEngineOptions, clock: Clock) -> tuple[EngineCore, E
         capabilities=frozenset(Capability)
         if core.scheduler.policy.keeps_slos
         else frozenset(Capability) - {Capability.SLO},
+        sampling_defaults=defaults,
     )
     _log.info("%s: %.1f M parameters, %d KV blocks", options.name, model.num_parameters() / 1e6, blocks)
     return core, info
+
+
+def kv_blocks(kv_tokens: int | None, layout: KvLayout, free_bytes: int | None) -> int:
+    """The number of KV blocks: for `kv_tokens`; None: what fits into the free memory of a GPU, else DEFAULT_KV_TOKENS.
+
+    free_bytes: of the GPU with the model's weights in it; None on a CPU.
+    """
+    if kv_tokens is None and free_bytes is not None:
+        return max(1, int(free_bytes * KV_SHARE_OF_FREE_MEMORY) // layout.block_bytes)
+    return max(1, (kv_tokens or DEFAULT_KV_TOKENS) // layout.block_tokens)
+
+
+def _free_bytes(device: torch.device) -> int | None:
+    free: int | None = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
+    return free
 
 
 def _first_line(error: Exception) -> str:

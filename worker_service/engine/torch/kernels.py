@@ -1,91 +1,222 @@
-"""Paged attention for one query token at a time on a CPU, compiled by numba.
+"""CPU kernels of the built-in engine, compiled by numba and cached on disk. They release the GIL.
 
-The layouts are chosen for vector registers: with keys as (block, kv_head, dim, slot), the scores of a block are `dim`
+The KV layouts are chosen for vector registers: with keys as (block, kv_head, dim, slot), the scores of a block are `dim`
 multiply-adds over all slots at once; with values as (block, kv_head, slot, dim), the output is one multiply-add over `dim`
-per slot. Measured against gathering blocks and calling torch's SDPA: see docs/engine.md.
+per slot. Each key and value is read from memory once for all query heads that share it (GQA). Pools hold float32, or
+bfloat16 as uint16; all arithmetic is in float32. Measured against gathering blocks and calling torch's SDPA: see
+docs/engine.md.
 """
+
+from typing import Any
 
 import numba
 import numpy as np
 import numpy.typing as npt
+from numba.extending import overload
 
 F32 = npt.NDArray[np.float32]
 I64 = npt.NDArray[np.int64]
+Kv = npt.NDArray[np.float32] | npt.NDArray[np.uint16]
 
 _LOG2_E = np.float32(1.4426950408889634)
+_UNROLL = 4  # rows of a block per pass over the accumulators, which are loaded and stored once for all of them
 
 
 @numba.njit(nogil=True, fastmath=True, cache=True)
-def store(k: F32, v: F32, k_pool: F32, v_pool: F32, slots: I64) -> None:
-    """Write keys and values (N, Hkv, D) of N tokens into the pools; `slots`: block * block_tokens + position in the block."""
-    size = v_pool.shape[2]
-    for n in range(k.shape[0]):
-        block, at = slots[n] // size, slots[n] % size
-        for h in range(k.shape[1]):
-            for d in range(k.shape[2]):
-                k_pool[block, h, d, at] = k[n, h, d]
-                v_pool[block, h, at, d] = v[n, h, d]
+def add_rms_norm(x: F32, added: F32, weight: F32, eps: float, out: F32) -> None:
+    """Add `added` to `x` in place, and write the RMS norm of the sum to `out`; all (N, hidden), weight (hidden,)."""
+    rows, width = x.shape
+    for n in range(rows):
+        squares = np.float32(0.0)
+        for i in range(width):
+            value = x[n, i] + added[n, i]
+            x[n, i] = value
+            squares += value * value
+        factor = np.float32(1.0) / np.sqrt(squares / np.float32(width) + np.float32(eps))
+        for i in range(width):
+            out[n, i] = weight[i] * (x[n, i] * factor)
 
 
 @numba.njit(nogil=True, fastmath=True, cache=True)
-def attend(q: F32, k_pool: F32, v_pool: F32, tables: I64, table_of: I64, context: I64, scale: float, out: F32) -> None:
-    """Attention of R single query tokens over the paged cache.
+def rms_norm(x: F32, weight: F32, eps: float, out: F32) -> None:
+    """Write the RMS norm of `x` to `out`, both (N, hidden)."""
+    rows, width = x.shape
+    for n in range(rows):
+        squares = np.float32(0.0)
+        for i in range(width):
+            squares += x[n, i] * x[n, i]
+        factor = np.float32(1.0) / np.sqrt(squares / np.float32(width) + np.float32(eps))
+        for i in range(width):
+            out[n, i] = weight[i] * (x[n, i] * factor)
 
-    q, out: (R, H, D). tables: (T, most blocks). Row r attends to the first `context[r]` tokens of table `table_of[r]`.
+
+@numba.njit(nogil=True, fastmath=True, cache=True)
+def head_norm(qkv: F32, first: int, heads: int, weight: F32, eps: float) -> None:
+    """RMS norm in place of `heads` heads of (N, width) from column `first` on; weight (D,)."""
+    dim = weight.shape[0]
+    for n in range(qkv.shape[0]):
+        for h in range(heads):
+            at = first + h * dim
+            squares = np.float32(0.0)
+            for d in range(dim):
+                squares += qkv[n, at + d] * qkv[n, at + d]
+            factor = np.float32(1.0) / np.sqrt(squares / np.float32(dim) + np.float32(eps))
+            for d in range(dim):
+                qkv[n, at + d] = weight[d] * (qkv[n, at + d] * factor)
+
+
+@numba.njit(nogil=True, cache=True)
+def store(qkv: Kv, heads: int, k_pool: Kv, v_pool: Kv, slots: I64) -> None:
+    """Write the keys and values of N tokens into the pools, `slots`: block * block_tokens + position in the block.
+
+    qkv: (N, (H + 2 Hkv) * D).
     """
-    rows, heads, dim = q.shape
-    kv_heads, size = k_pool.shape[1], k_pool.shape[3]
+    kv_heads, dim, size = k_pool.shape[1], k_pool.shape[2], k_pool.shape[3]
+    for n in range(qkv.shape[0]):
+        block, place = slots[n] // size, slots[n] % size
+        for h in range(kv_heads):
+            key, value = (heads + h) * dim, (heads + kv_heads + h) * dim
+            for d in range(dim):
+                k_pool[block, h, d, place] = qkv[n, key + d]
+            for d in range(dim):
+                v_pool[block, h, place, d] = qkv[n, value + d]
+
+
+@numba.njit(nogil=True, fastmath=True, cache=True)
+def rotate_and_store(qkv: F32, heads: int, cos: F32, sin: F32, k_pool: F32, v_pool: F32, slots: I64) -> None:
+    """Apply rotary positions in place to the queries and keys of N tokens, and write keys and values into the pools.
+
+    qkv: (N, (H + 2 Hkv) * D). cos, sin: (N, D / 2). slots: as in `store`.
+    """
+    kv_heads, dim = k_pool.shape[1], k_pool.shape[2]
+    half = dim // 2
+    for n in range(qkv.shape[0]):
+        for h in range(heads + kv_heads):
+            at = h * dim
+            for d in range(half):
+                low, high = qkv[n, at + d], qkv[n, at + half + d]
+                qkv[n, at + d] = low * cos[n, d] - high * sin[n, d]
+                qkv[n, at + half + d] = high * cos[n, d] + low * sin[n, d]
+    store(qkv, heads, k_pool, v_pool, slots)
+
+
+def _as_float32(block: Any, numbers: Any, bits: Any) -> Any:
+    """A block as float32: itself, or bfloat16 widened into `numbers`, whose memory is also `bits`."""
+    raise NotImplementedError  # compiled only
+
+
+@overload(_as_float32)
+def _as_float32_compiled(block: Any, numbers: Any, bits: Any) -> Any:  # noqa: ARG001 -- numba compares the names
+    if block.dtype == numba.uint16:
+
+        def widened(block: Any, numbers: Any, bits: Any) -> Any:
+            for i in range(block.shape[0]):
+                for j in range(block.shape[1]):
+                    bits[i, j] = np.uint32(block[i, j]) << np.uint32(16)
+            return numbers
+
+        return widened
+
+    def unchanged(block: Any, numbers: Any, bits: Any) -> Any:  # noqa: ARG001
+        return block
+
+    return unchanged
+
+
+@numba.njit(nogil=True, fastmath=True, cache=True)
+def attend(
+    q: F32,
+    heads: int,
+    k_pool: Kv,
+    v_pool: Kv,
+    tables: I64,
+    rows: I64,
+    table_of: I64,
+    context: I64,
+    scale: float,
+    out: F32,
+    first: int,
+    last: int,
+) -> None:
+    """Attention of single query tokens over the paged cache, for the work items `first` to `last` - 1.
+
+    Item i is KV head i % Hkv of the token i // Hkv. q: (N, at least H * D), out: (N, H * D). Token r of `rows` is row
+    `rows[r]` of q and out, and attends to the first `context[r]` tokens of table `table_of[r]`. tables: (T, most blocks).
+    """
+    kv_heads, dim, size = k_pool.shape[1], k_pool.shape[2], k_pool.shape[3]
     group = heads // kv_heads
     longest = 0
-    for r in range(rows):
-        longest = max(longest, context[r])
+    for i in range(first, last):
+        longest = max(longest, context[i // kv_heads])
     room = -(-longest // size) * size
-    scores = np.empty(room, np.float32)
+    scores = np.empty((group, room), np.float32)
     bits = np.empty(room, np.int32)
     powers = bits.view(np.float32)
-    line = np.empty(size, np.float32)
-    total = np.empty(dim, np.float32)
-    for r in range(rows):
-        n = context[r]
+    key_numbers, value_numbers = np.empty((dim, size), np.float32), np.empty((size, dim), np.float32)
+    key_bits, value_bits = key_numbers.view(np.uint32), value_numbers.view(np.uint32)
+    query = np.empty((group, dim), np.float32)
+    total = np.empty((group, dim), np.float32)
+    for i in range(first, last):
+        r, g = i // kv_heads, i % kv_heads
+        row, n, table = rows[r], context[r], table_of[r]
         blocks = -(-n // size)
-        for h in range(heads):
-            g = h // group
-            for b in range(blocks):
-                block = tables[table_of[r], b]
+        for h in range(group):
+            for d in range(dim):
+                query[h, d] = q[row, (g * group + h) * dim + d] * np.float32(scale)
+        for b in range(blocks):
+            keys = _as_float32(k_pool[tables[table, b], g], key_numbers, key_bits)
+            for h in range(group):
+                line = scores[h, b * size : (b + 1) * size]
                 line[:] = np.float32(0.0)
-                for d in range(dim):
-                    x = q[r, h, d] * np.float32(scale)
+                for d in range(0, dim - _UNROLL + 1, _UNROLL):
+                    x0, x1, x2, x3 = query[h, d], query[h, d + 1], query[h, d + 2], query[h, d + 3]
                     for s in range(size):
-                        line[s] += x * k_pool[block, g, d, s]
-                for s in range(size):
-                    scores[b * size + s] = line[s]
+                        line[s] += x0 * keys[d, s] + x1 * keys[d + 1, s] + x2 * keys[d + 2, s] + x3 * keys[d + 3, s]
+                for d in range(dim - dim % _UNROLL, dim):
+                    for s in range(size):
+                        line[s] += query[h, d] * keys[d, s]
+        total[:] = np.float32(0.0)
+        for h in range(group):
+            line = scores[h]
             high = np.float32(-3.0e38)
-            for i in range(n):
-                high = max(high, scores[i])
+            for j in range(n):
+                high = max(high, line[j])
             # exp(x) = 2^whole * 2^part: the whole part goes into the exponent bits, the part through a polynomial
-            for i in range(n):
-                t = max((scores[i] - high) * _LOG2_E, np.float32(-126.0))
+            for j in range(n):
+                t = max((line[j] - high) * _LOG2_E, np.float32(-126.0))
                 integral = np.floor(t)
                 part = t - integral
-                bits[i] = (np.int32(integral) + np.int32(127)) << np.int32(23)
+                bits[j] = (np.int32(integral) + np.int32(127)) << np.int32(23)
                 y = np.float32(1.5403530e-4)
                 y = y * part + np.float32(1.3333558e-3)
                 y = y * part + np.float32(9.6181291e-3)
                 y = y * part + np.float32(5.5504109e-2)
                 y = y * part + np.float32(2.4022651e-1)
                 y = y * part + np.float32(6.9314718e-1)
-                scores[i] = y * part + np.float32(1.0)
+                line[j] = y * part + np.float32(1.0)
             mass = np.float32(0.0)
-            for i in range(n):
-                scores[i] *= powers[i]
-                mass += scores[i]
-            total[:] = np.float32(0.0)
-            for b in range(blocks):
-                block = tables[table_of[r], b]
-                for s in range(min(size, n - b * size)):
-                    x = scores[b * size + s]
-                    for d in range(dim):
-                        total[d] += x * v_pool[block, g, s, d]
+            for j in range(n):
+                line[j] *= powers[j]
+                mass += line[j]
             inverse = np.float32(1.0) / mass
+            for j in range(n):
+                line[j] *= inverse
+        for b in range(blocks):
+            values = _as_float32(v_pool[tables[table, b], g], value_numbers, value_bits)
+            count = min(size, n - b * size)
+            for h in range(group):
+                sums = total[h]
+                for s in range(0, count - _UNROLL + 1, _UNROLL):
+                    at = b * size + s
+                    x0, x1, x2, x3 = scores[h, at], scores[h, at + 1], scores[h, at + 2], scores[h, at + 3]
+                    for d in range(dim):
+                        sums[d] += (
+                            x0 * values[s, d] + x1 * values[s + 1, d] + x2 * values[s + 2, d] + x3 * values[s + 3, d]
+                        )
+                for s in range(count - count % _UNROLL, count):
+                    x0 = scores[h, b * size + s]
+                    for d in range(dim):
+                        sums[d] += x0 * values[s, d]
+        for h in range(group):
             for d in range(dim):
-                out[r, h, d] = total[d] * inverse
+                out[row, (g * group + h) * dim + d] = total[h, d]

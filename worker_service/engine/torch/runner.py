@@ -10,45 +10,57 @@ from transformers import PreTrainedModel
 from worker_service.engine.interface import KvLayout
 from worker_service.engine.runner import RawLogprobs, Row, RowResult
 from worker_service.engine.torch import sampling
-from worker_service.engine.torch.attention import KvPool, PagedBatch, Segment
+from worker_service.engine.torch.attention import KERNEL_DTYPES, KernelThreads, KvPool, PagedBatch, Segment
+from worker_service.engine.torch.forward import Forward, FusedForward, ModuleForward, can_fuse
+from worker_service.engine.torch.uploads import uploaded
 
 _DTYPE_NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 
 
+def kv_layout(model: PreTrainedModel, block_tokens: int, model_digest: str) -> KvLayout:
+    """The layout of a model's KV."""
+    config = model.config
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    dtype = _DTYPE_NAMES[model.dtype]
+    return KvLayout(model_digest, config.num_hidden_layers, config.num_key_value_heads, head_dim, block_tokens, dtype)
+
+
 class TorchRunner:
-    """A ModelRunner on CPU or CUDA. The model must have been loaded with the paged attention."""
+    """A ModelRunner on CPU or CUDA."""
 
     def __init__(
-        self, model: PreTrainedModel, blocks: int, block_tokens: int, model_digest: str, *, kernel: bool | None = None
+        self,
+        model: PreTrainedModel,
+        blocks: int,
+        layout: KvLayout,
+        *,
+        threads: int = 1,
+        kernel: bool | None = None,
+        fused: bool | None = None,
     ) -> None:
-        """kernel: use the compiled CPU kernel; None: depends on device and dtype."""
-        config, device = model.config, model.device
+        """Take over the model, whose weights may be fused.
+
+        threads: of the compiled CPU kernel. kernel: whether to use it; None: depends on device and dtype. fused: whether to
+        use the fused forward pass; None: if the model has one.
+        """
+        device = model.device
         self._model, self._device = model, device
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.kv_layout = layout
         self._pool = KvPool(
-            config.num_hidden_layers,
-            blocks,
-            block_tokens,
-            config.num_key_value_heads,
-            head_dim,
-            model.dtype,
-            str(device),
+            layout.layers, blocks, layout.block_tokens, layout.kv_heads, layout.head_dim, model.dtype, str(device)
         )
-        self._kernel = kernel if kernel is not None else device.type == "cpu" and model.dtype == torch.float32
-        self.kv_layout = KvLayout(
-            model_digest,
-            config.num_hidden_layers,
-            config.num_key_value_heads,
-            head_dim,
-            block_tokens,
-            _DTYPE_NAMES[model.dtype],
-        )
+        if kernel is None:
+            kernel = device.type == "cpu" and model.dtype in KERNEL_DTYPES
+        if fused is None:
+            fused = can_fuse(model)
+        self._threads = KernelThreads(threads) if kernel else None
+        compiled = kernel and model.dtype == torch.float32
+        self._forward: Forward = FusedForward(model, compiled=compiled) if fused else ModuleForward(model)
 
     @torch.inference_mode()
     def run(self, rows: Seq[Row]) -> list[RowResult]:
         size = self._pool.block_tokens
         tokens: list[int] = []
-        positions: list[int] = []
         segments: list[Segment] = []
         logit_rows: list[int] = []
         width = max(-(-(row.start + len(row.tokens)) // size) for row in rows)
@@ -58,19 +70,16 @@ class TorchRunner:
             segments.append(Segment(len(tokens), count, row.start, i))
             logit_rows += range(len(tokens) + count - row.logits, len(tokens) + count)
             tokens += row.tokens
-            positions += range(row.start, row.start + count)
             used = -(-(row.start + count) // size)
             tables[i, :used] = row.blocks[:used]
-        hidden = self._model.model(
-            input_ids=torch.tensor([tokens], device=self._device),
-            position_ids=torch.tensor([positions], device=self._device),
-            use_cache=False,
-            paged=PagedBatch(self._pool, segments, tables, kernel=self._kernel),
-        ).last_hidden_state[0]
+        paged = PagedBatch(self._pool, segments, tables, self._threads)
+        token_ids, positions, selected, *indices = uploaded(
+            [np.array(tokens), paged.positions, np.array(logit_rows, np.int64), *paged.indices], self._device
+        )
+        paged.place(indices)
+        hidden = self._forward(token_ids, positions, paged, selected if len(logit_rows) < len(tokens) else None)
         if not logit_rows:
             return [RowResult()] * len(rows)
-        if len(logit_rows) < len(tokens):
-            hidden = hidden[torch.tensor(logit_rows, device=self._device)]
         logits = self._model.lm_head(hidden).float()
         return self._read(rows, logits)
 

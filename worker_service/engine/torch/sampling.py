@@ -11,6 +11,9 @@ from services.domain.requests import SamplingParams
 from worker_service.engine.randomness import uniform
 from worker_service.engine.runner import RawLogprobs
 
+RANKED_FIRST = (256, 8192)
+"""Numbers of most likely tokens that are sorted before the whole vocabulary is: nearly every draw is among the first."""
+
 
 @dataclass(frozen=True, slots=True)
 class Position:
@@ -37,54 +40,104 @@ def restricted(logits: torch.Tensor, rows: Seq[int], allowed: npt.NDArray[np.int
 
 
 def distributions(logits: torch.Tensor, positions: Seq[Position]) -> torch.Tensor:
-    """(R, V) probabilities after temperature and top-p; a greedy row has one token."""
+    """(R, V) probabilities after temperature, top-k and top-p; a greedy row has one token."""
     rows = torch.zeros_like(logits)
     drawn = [i for i, p in enumerate(positions) if not p.sampling.greedy]
     greedy = [i for i, p in enumerate(positions) if p.sampling.greedy]
     if greedy:
         rows[greedy, logits[greedy].argmax(-1)] = 1.0
     if drawn:
-        ids, top_p = _top_p(logits[drawn], [positions[i] for i in drawn])
-        rows[drawn] = torch.zeros_like(top_p).scatter(1, ids, top_p / top_p.sum(-1, keepdim=True))
+        own = [positions[i] for i in drawn]
+        probabilities = _probabilities(logits[drawn], own)
+        ids, ranked, _ = _ranked(probabilities, logits.shape[-1])
+        limited = torch.where(_kept(ranked, own)[0], ranked, 0.0)
+        rows[drawn] = torch.zeros_like(limited).scatter(1, ids, limited / limited.sum(-1, keepdim=True))
     return rows
 
 
 def choose(logits: torch.Tensor, positions: Seq[Position]) -> list[int]:
     """The next token of every row of (R, V) logits; any token for a row that is not `finite`."""
-    chosen = logits.argmax(-1)
+    tokens: list[int] = logits.argmax(-1).tolist()
     drawn = [i for i, p in enumerate(positions) if not p.sampling.greedy]
     if drawn:
-        ids, top_p = _top_p(logits[drawn], [positions[i] for i in drawn])
-        chances = torch.tensor(
-            [uniform(positions[i].sampling.seed or 0, positions[i].offset) for i in drawn],
-            dtype=torch.float64,
-            device=logits.device,
-        )
-        total = top_p.double().cumsum(-1)
-        at = torch.searchsorted(total, (chances * total[:, -1])[:, None], right=True)
-        last = ((top_p > 0).sum(-1, keepdim=True) - 1).clamp(min=0)
-        chosen[drawn] = ids.gather(1, torch.minimum(at, last)).squeeze(1)
-    tokens: list[int] = chosen.tolist()
+        probabilities = _probabilities(logits[drawn], [positions[i] for i in drawn])
+        vocabulary = logits.shape[-1]
+        for top in (*(count for count in RANKED_FIRST if count < vocabulary), vocabulary):
+            chosen, decided = _draw(probabilities, [positions[i] for i in drawn], top)
+            for row, token in zip(drawn, chosen, strict=True):
+                tokens[row] = token
+            undecided = [i for i, is_decided in enumerate(decided) if not is_decided]
+            if not undecided:
+                break
+            drawn, probabilities = [drawn[i] for i in undecided], probabilities[undecided]
     return tokens
 
 
-def _top_p(logits: torch.Tensor, positions: Seq[Position]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and probabilities (R, V) in descending order; 0 outside the top-p set, not renormalised.
+def _probabilities(logits: torch.Tensor, positions: Seq[Position]) -> torch.Tensor:
+    """(R, V) probabilities after temperature.
 
-    Valid for every temperature above 0 and every top-p: the maximum of the row is subtracted from the logits before the
-    division, so very small temperatures give their limit, the most likely tokens only.
+    Valid for every temperature above 0: the maximum of the row is subtracted from the logits before the division, so very
+    small temperatures give their limit, the most likely tokens only.
     """
-    dtype, device = logits.dtype, logits.device
-    least = torch.finfo(dtype).tiny  # a lower temperature would be 0 in this dtype, and 0 / 0 is NaN
-    temperature = torch.tensor([max(p.sampling.temperature, least) for p in positions], dtype=dtype, device=device)
+    least = torch.finfo(logits.dtype).tiny  # a lower temperature would be 0 in this dtype, and 0 / 0 is NaN
+    temperatures = [max(p.sampling.temperature, least) for p in positions]
+    temperature = torch.tensor(temperatures, dtype=logits.dtype, device=logits.device)
+    return torch.softmax((logits - logits.amax(-1, keepdim=True)).div_(temperature[:, None]), -1)
+
+
+def _ranked(probabilities: torch.Tensor, top: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The most likely tokens of (R, V) probabilities, in descending order, equal ones by their id.
+
+    Returns ids and probabilities (R, top), and how many of them are sure of their place (R,): tokens as likely as the last
+    one may lie beyond the first `top`. The probabilities of the others are 0.
+    """
+    if top >= probabilities.shape[-1]:
+        ranked, ids = probabilities.sort(stable=True, dim=-1, descending=True)
+        return ids, ranked, torch.full_like(ids[:, 0], ids.shape[-1])
+    best = probabilities.topk(top, -1, sorted=False)
+    ids = best.indices.sort(-1).values
+    values = probabilities.gather(1, ids)
+    sure = values > best.values.amin(-1, keepdim=True)
+    ranked, order = torch.where(sure, values, 0.0).sort(stable=True, dim=-1, descending=True)
+    return ids.gather(1, order), ranked, sure.sum(-1)
+
+
+def _kept(ranked: torch.Tensor, positions: Seq[Position]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which of the ranked tokens are in the top-k and top-p set, and the sums of their probabilities so far, both (R, top).
+
+    Top-k goes first; top-p is a share of what it leaves, as in transformers.
+    """
+    device = ranked.device
+    precise = ranked.double()
+    sums = precise.cumsum(-1)
     top_p = torch.tensor([p.sampling.top_p for p in positions], dtype=torch.float64, device=device)
-    scaled = (logits - logits.amax(-1, keepdim=True)) / temperature[:, None]
-    probabilities, ids = torch.softmax(scaled, -1).sort(stable=True, dim=-1, descending=True)
-    precise = probabilities.double()
-    before = precise.cumsum(-1) - precise
-    keep = before < top_p[:, None]
+    top_k = torch.tensor([p.sampling.top_k or ranked.shape[-1] for p in positions], device=device)
+    top_k = top_k.clamp(max=ranked.shape[-1])
+    within = torch.arange(ranked.shape[-1], device=device) < top_k[:, None]
+    limited = torch.tensor([bool(p.sampling.top_k) for p in positions], device=device)
+    mass = torch.where(limited, sums.gather(1, top_k[:, None] - 1).squeeze(1), 1.0)
+    keep = within & ((sums - precise < (top_p * mass)[:, None]) | (top_p >= 1)[:, None])
     keep[:, 0] = True
-    return ids, torch.where(keep, probabilities, 0.0)
+    return keep, sums
+
+
+def _draw(probabilities: torch.Tensor, positions: Seq[Position], top: int) -> tuple[list[int], list[bool]]:
+    """A token for each row of (R, V) probabilities, and whether the `top` most likely tokens suffice to know it."""
+    vocabulary = probabilities.shape[-1]
+    ids, ranked, sure = _ranked(probabilities, top)
+    keep, sums = _kept(ranked, positions)
+    count = keep.sum(-1)
+    top_k = torch.tensor([p.sampling.top_k for p in positions], device=ids.device)
+    complete = (sure == vocabulary) | ((count < sure) & (top_k <= sure))  # the set ends within the ranked tokens
+    everything = (top_k == 0) & torch.tensor([p.sampling.top_p >= 1 for p in positions], device=ids.device)
+    limited = sums.gather(1, count[:, None] - 1).squeeze(1)
+    total = torch.where(everything, probabilities.sum(-1).double(), limited)
+    chances = [uniform(p.sampling.seed or 0, p.offset) for p in positions]
+    goal = torch.tensor(chances, dtype=torch.float64, device=ids.device) * total
+    place = torch.searchsorted(sums, goal[:, None], right=True)
+    last = ((keep & (ranked > 0)).sum(-1, keepdim=True) - 1).clamp(min=0)
+    decided = complete | (everything & (place.squeeze(1) < sure))
+    return ids.gather(1, torch.minimum(place, last)).squeeze(1).tolist(), decided.tolist()
 
 
 def logprobs(logits: torch.Tensor, chosen: Seq[int], counts: Seq[int]) -> list[RawLogprobs]:

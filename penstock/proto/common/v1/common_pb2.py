@@ -25,21 +25,21 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fpenstock/common/v1/common.proto\x12\x12penstock.common.v1\x1a\x1egoogle/protobuf/duration.proto\"t\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x30\n\ntool_calls\x18\x03 \x03(\x0b\x32\x1c.penstock.common.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x04 \x01(\t\"\x9d\x01\n\nChatPrompt\x12\x31\n\x08messages\x18\x01 \x03(\x0b\x32\x1f.penstock.common.v1.ChatMessage\x12\'\n\x05tools\x18\x02 \x03(\x0b\x32\x18.penstock.common.v1.Tool\x12\x33\n\x0btool_choice\x18\x03 \x01(\x0b\x32\x1e.penstock.common.v1.ToolChoice\"R\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x17\n\x0fparameters_json\x18\x03 \x01(\t\x12\x0e\n\x06strict\x18\x04 \x01(\x08\"<\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x03 \x01(\t\"_\n\nToolChoice\x12*\n\x04mode\x18\x01 \x01(\x0e\x32\x1c.penstock.common.v1.ToolMode\x12\x10\n\x08\x66unction\x18\x02 \x01(\t\x12\x13\n\x0bsingle_call\x18\x03 \x01(\x08\"\x9b\x01\n\x10StructuredOutput\x12\x15\n\x0bjson_object\x18\x01 \x01(\x08H\x00\x12\x15\n\x0bjson_schema\x18\x02 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12\x11\n\x07grammar\x18\x04 \x01(\tH\x00\x12-\n\x06\x63hoice\x18\x05 \x01(\x0b\x32\x1b.penstock.common.v1.ChoicesH\x00\x42\x06\n\x04kind\"\x18\n\x07\x43hoices\x12\r\n\x05texts\x18\x01 \x03(\t\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\x83\x01\n\x06Prompt\x12.\n\x04\x63hat\x18\x01 \x01(\x0b\x32\x1e.penstock.common.v1.ChatPromptH\x00\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x31\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x1c.penstock.common.v1.TokenIdsH\x00\x42\x06\n\x04kind\"\xc5\x02\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x11\n\x04seed\x18\x03 \x01(\x04H\x02\x88\x01\x01\x12\x1e\n\x11max_output_tokens\x18\x04 \x01(\rH\x03\x88\x01\x01\x12\x0c\n\x04stop\x18\x05 \x03(\t\x12\x1f\n\x12top_logprobs_count\x18\x06 \x01(\rH\x04\x88\x01\x01\x12\x12\n\nignore_eos\x18\x07 \x01(\x08\x12?\n\x11structured_output\x18\x08 \x01(\x0b\x32$.penstock.common.v1.StructuredOutputB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x07\n\x05_seedB\x14\n\x12_max_output_tokensB\x15\n\x13_top_logprobs_count\"\xac\x01\n\x03Slo\x12\x36\n\x13time_to_first_token\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\x06phases\x18\x02 \x03(\x0b\x32\x1c.penstock.common.v1.SloPhase\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x31\n\x08\x66\x61llback\x18\x04 \x01(\x0e\x32\x1f.penstock.common.v1.SloFallback\"{\n\x08SloPhase\x12\x1f\n\x17\x66rom_output_token_count\x18\x01 \x01(\r\x12\x38\n\x15time_per_output_token\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x14\n\x0c\x61\x66ter_marker\x18\x03 \x01(\t\"X\n\nTokenUsage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x02 \x01(\r\x12\x15\n\routput_tokens\x18\x03 \x01(\r\"F\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\x12\x13\n\x0btoken_bytes\x18\x03 \x01(\x0c\"s\n\x10PositionLogprobs\x12\x30\n\x06\x63hosen\x18\x01 \x01(\x0b\x32 .penstock.common.v1.TokenLogprob\x12-\n\x03top\x18\x02 \x03(\x0b\x32 .penstock.common.v1.TokenLogprob\"u\n\nTokenFrame\x12\x0e\n\x06offset\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x36\n\x08logprobs\x18\x04 \x03(\x0b\x32$.penstock.common.v1.PositionLogprobs*e\n\x08ToolMode\x12\x19\n\x15TOOL_MODE_UNSPECIFIED\x10\x00\x12\x12\n\x0eTOOL_MODE_AUTO\x10\x01\x12\x12\n\x0eTOOL_MODE_NONE\x10\x02\x12\x16\n\x12TOOL_MODE_REQUIRED\x10\x03*c\n\x0bSloFallback\x12\x1c\n\x18SLO_FALLBACK_UNSPECIFIED\x10\x00\x12\x1c\n\x18SLO_FALLBACK_BEST_EFFORT\x10\x01\x12\x18\n\x14SLO_FALLBACK_DECLINE\x10\x02*X\n\x08SloClass\x12\x19\n\x15SLO_CLASS_UNSPECIFIED\x10\x00\x12\x16\n\x12SLO_CLASS_STANDARD\x10\x01\x12\x19\n\x15SLO_CLASS_BEST_EFFORT\x10\x02*\xb2\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x19\n\x15\x46INISH_REASON_ABORTED\x10\x03\x12\x1a\n\x16\x46INISH_REASON_DECLINED\x10\x04\x12\x1a\n\x16\x46INISH_REASON_MIGRATED\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fpenstock/common/v1/common.proto\x12\x12penstock.common.v1\x1a\x1egoogle/protobuf/duration.proto\"t\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x30\n\ntool_calls\x18\x03 \x03(\x0b\x32\x1c.penstock.common.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x04 \x01(\t\"\x9d\x01\n\nChatPrompt\x12\x31\n\x08messages\x18\x01 \x03(\x0b\x32\x1f.penstock.common.v1.ChatMessage\x12\'\n\x05tools\x18\x02 \x03(\x0b\x32\x18.penstock.common.v1.Tool\x12\x33\n\x0btool_choice\x18\x03 \x01(\x0b\x32\x1e.penstock.common.v1.ToolChoice\"R\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x17\n\x0fparameters_json\x18\x03 \x01(\t\x12\x0e\n\x06strict\x18\x04 \x01(\x08\"<\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x03 \x01(\t\"_\n\nToolChoice\x12*\n\x04mode\x18\x01 \x01(\x0e\x32\x1c.penstock.common.v1.ToolMode\x12\x10\n\x08\x66unction\x18\x02 \x01(\t\x12\x13\n\x0bsingle_call\x18\x03 \x01(\x08\"\x9b\x01\n\x10StructuredOutput\x12\x15\n\x0bjson_object\x18\x01 \x01(\x08H\x00\x12\x15\n\x0bjson_schema\x18\x02 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12\x11\n\x07grammar\x18\x04 \x01(\tH\x00\x12-\n\x06\x63hoice\x18\x05 \x01(\x0b\x32\x1b.penstock.common.v1.ChoicesH\x00\x42\x06\n\x04kind\"\x18\n\x07\x43hoices\x12\r\n\x05texts\x18\x01 \x03(\t\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\x83\x01\n\x06Prompt\x12.\n\x04\x63hat\x18\x01 \x01(\x0b\x32\x1e.penstock.common.v1.ChatPromptH\x00\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x31\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x1c.penstock.common.v1.TokenIdsH\x00\x42\x06\n\x04kind\"\xe3\x02\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x11\n\x04seed\x18\x03 \x01(\x04H\x02\x88\x01\x01\x12\x1e\n\x11max_output_tokens\x18\x04 \x01(\rH\x03\x88\x01\x01\x12\x0c\n\x04stop\x18\x05 \x03(\t\x12\x1f\n\x12top_logprobs_count\x18\x06 \x01(\rH\x04\x88\x01\x01\x12\x12\n\nignore_eos\x18\x07 \x01(\x08\x12?\n\x11structured_output\x18\x08 \x01(\x0b\x32$.penstock.common.v1.StructuredOutput\x12\x12\n\x05top_k\x18\t \x01(\rH\x05\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x07\n\x05_seedB\x14\n\x12_max_output_tokensB\x15\n\x13_top_logprobs_countB\x08\n\x06_top_k\"\xac\x01\n\x03Slo\x12\x36\n\x13time_to_first_token\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\x06phases\x18\x02 \x03(\x0b\x32\x1c.penstock.common.v1.SloPhase\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x31\n\x08\x66\x61llback\x18\x04 \x01(\x0e\x32\x1f.penstock.common.v1.SloFallback\"{\n\x08SloPhase\x12\x1f\n\x17\x66rom_output_token_count\x18\x01 \x01(\r\x12\x38\n\x15time_per_output_token\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x14\n\x0c\x61\x66ter_marker\x18\x03 \x01(\t\"X\n\nTokenUsage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x02 \x01(\r\x12\x15\n\routput_tokens\x18\x03 \x01(\r\"F\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\x12\x13\n\x0btoken_bytes\x18\x03 \x01(\x0c\"s\n\x10PositionLogprobs\x12\x30\n\x06\x63hosen\x18\x01 \x01(\x0b\x32 .penstock.common.v1.TokenLogprob\x12-\n\x03top\x18\x02 \x03(\x0b\x32 .penstock.common.v1.TokenLogprob\"u\n\nTokenFrame\x12\x0e\n\x06offset\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x36\n\x08logprobs\x18\x04 \x03(\x0b\x32$.penstock.common.v1.PositionLogprobs*e\n\x08ToolMode\x12\x19\n\x15TOOL_MODE_UNSPECIFIED\x10\x00\x12\x12\n\x0eTOOL_MODE_AUTO\x10\x01\x12\x12\n\x0eTOOL_MODE_NONE\x10\x02\x12\x16\n\x12TOOL_MODE_REQUIRED\x10\x03*c\n\x0bSloFallback\x12\x1c\n\x18SLO_FALLBACK_UNSPECIFIED\x10\x00\x12\x1c\n\x18SLO_FALLBACK_BEST_EFFORT\x10\x01\x12\x18\n\x14SLO_FALLBACK_DECLINE\x10\x02*X\n\x08SloClass\x12\x19\n\x15SLO_CLASS_UNSPECIFIED\x10\x00\x12\x16\n\x12SLO_CLASS_STANDARD\x10\x01\x12\x19\n\x15SLO_CLASS_BEST_EFFORT\x10\x02*\xb2\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x19\n\x15\x46INISH_REASON_ABORTED\x10\x03\x12\x1a\n\x16\x46INISH_REASON_DECLINED\x10\x04\x12\x1a\n\x16\x46INISH_REASON_MIGRATED\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'penstock.proto.common.v1.common_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TOOLMODE']._serialized_start=1977
-  _globals['_TOOLMODE']._serialized_end=2078
-  _globals['_SLOFALLBACK']._serialized_start=2080
-  _globals['_SLOFALLBACK']._serialized_end=2179
-  _globals['_SLOCLASS']._serialized_start=2181
-  _globals['_SLOCLASS']._serialized_end=2269
-  _globals['_FINISHREASON']._serialized_start=2272
-  _globals['_FINISHREASON']._serialized_end=2450
+  _globals['_TOOLMODE']._serialized_start=2007
+  _globals['_TOOLMODE']._serialized_end=2108
+  _globals['_SLOFALLBACK']._serialized_start=2110
+  _globals['_SLOFALLBACK']._serialized_end=2209
+  _globals['_SLOCLASS']._serialized_start=2211
+  _globals['_SLOCLASS']._serialized_end=2299
+  _globals['_FINISHREASON']._serialized_start=2302
+  _globals['_FINISHREASON']._serialized_end=2480
   _globals['_CHATMESSAGE']._serialized_start=87
   _globals['_CHATMESSAGE']._serialized_end=203
   _globals['_CHATPROMPT']._serialized_start=206
@@ -59,17 +59,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PROMPT']._serialized_start=818
   _globals['_PROMPT']._serialized_end=949
   _globals['_SAMPLINGPARAMS']._serialized_start=952
-  _globals['_SAMPLINGPARAMS']._serialized_end=1277
-  _globals['_SLO']._serialized_start=1280
-  _globals['_SLO']._serialized_end=1452
-  _globals['_SLOPHASE']._serialized_start=1454
-  _globals['_SLOPHASE']._serialized_end=1577
-  _globals['_TOKENUSAGE']._serialized_start=1579
-  _globals['_TOKENUSAGE']._serialized_end=1667
-  _globals['_TOKENLOGPROB']._serialized_start=1669
-  _globals['_TOKENLOGPROB']._serialized_end=1739
-  _globals['_POSITIONLOGPROBS']._serialized_start=1741
-  _globals['_POSITIONLOGPROBS']._serialized_end=1856
-  _globals['_TOKENFRAME']._serialized_start=1858
-  _globals['_TOKENFRAME']._serialized_end=1975
+  _globals['_SAMPLINGPARAMS']._serialized_end=1307
+  _globals['_SLO']._serialized_start=1310
+  _globals['_SLO']._serialized_end=1482
+  _globals['_SLOPHASE']._serialized_start=1484
+  _globals['_SLOPHASE']._serialized_end=1607
+  _globals['_TOKENUSAGE']._serialized_start=1609
+  _globals['_TOKENUSAGE']._serialized_end=1697
+  _globals['_TOKENLOGPROB']._serialized_start=1699
+  _globals['_TOKENLOGPROB']._serialized_end=1769
+  _globals['_POSITIONLOGPROBS']._serialized_start=1771
+  _globals['_POSITIONLOGPROBS']._serialized_end=1886
+  _globals['_TOKENFRAME']._serialized_start=1888
+  _globals['_TOKENFRAME']._serialized_end=2005
 # @@protoc_insertion_point(module_scope)

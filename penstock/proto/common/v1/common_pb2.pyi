@@ -413,10 +413,11 @@ class SamplingParams(_message.Message):
     TOP_LOGPROBS_COUNT_FIELD_NUMBER: _builtins.int
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
     STRUCTURED_OUTPUT_FIELD_NUMBER: _builtins.int
+    TOP_K_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
-    """0 to 2; values below 0.0001 mean greedy. [1]"""
+    """0 to 2; values below 0.0001 mean greedy. [the model's default, or 1]"""
     top_p: _builtins.float
-    """Greater than 0, at most 1. [1]"""
+    """Greater than 0, at most 1. [the model's default, or 1]"""
     seed: _builtins.int
     """The same seed and prompt give the same text, for any batch and instance. [drawn by the router]"""
     max_output_tokens: _builtins.int
@@ -425,6 +426,8 @@ class SamplingParams(_message.Message):
     """Return the logprobs of each output token and of this many most likely tokens (0 to 20). [no logprobs]"""
     ignore_eos: _builtins.bool
     """Continue after the end-of-sequence token, for benchmarks. [false]"""
+    top_k: _builtins.int
+    """Draw from so many most likely tokens, before top_p; 0: from all. [the model's default, or 0]"""
     @_builtins.property
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """At most 16 strings, none empty. The reply ends before the first of them."""
@@ -444,10 +447,11 @@ class SamplingParams(_message.Message):
         top_logprobs_count: _builtins.int | None = ...,
         ignore_eos: _builtins.bool = ...,
         structured_output: Global___StructuredOutput | None = ...,
+        top_k: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_output_tokens", b"_max_output_tokens", "_seed", b"_seed", "_temperature", b"_temperature", "_top_logprobs_count", b"_top_logprobs_count", "_top_p", b"_top_p", "max_output_tokens", b"max_output_tokens", "seed", b"seed", "structured_output", b"structured_output", "temperature", b"temperature", "top_logprobs_count", b"top_logprobs_count", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_output_tokens", b"_max_output_tokens", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprobs_count", b"_top_logprobs_count", "_top_p", b"_top_p", "max_output_tokens", b"max_output_tokens", "seed", b"seed", "structured_output", b"structured_output", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs_count", b"top_logprobs_count", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_output_tokens", b"_max_output_tokens", "_seed", b"_seed", "_temperature", b"_temperature", "_top_logprobs_count", b"_top_logprobs_count", "_top_p", b"_top_p", "ignore_eos", b"ignore_eos", "max_output_tokens", b"max_output_tokens", "seed", b"seed", "stop", b"stop", "structured_output", b"structured_output", "temperature", b"temperature", "top_logprobs_count", b"top_logprobs_count", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_output_tokens", b"_max_output_tokens", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprobs_count", b"_top_logprobs_count", "_top_p", b"_top_p", "ignore_eos", b"ignore_eos", "max_output_tokens", b"max_output_tokens", "seed", b"seed", "stop", b"stop", "structured_output", b"structured_output", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs_count", b"top_logprobs_count", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_output_tokens: _TypeAlias = _typing.Literal["max_output_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_output_tokens: _TypeAlias = _typing.Literal["_max_output_tokens", b"_max_output_tokens"]  # noqa: Y015
@@ -455,6 +459,8 @@ class SamplingParams(_message.Message):
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
     _WhichOneofReturnType__temperature: _TypeAlias = _typing.Literal["temperature"]  # noqa: Y015
     _WhichOneofArgType__temperature: _TypeAlias = _typing.Literal["_temperature", b"_temperature"]  # noqa: Y015
+    _WhichOneofReturnType__top_k: _TypeAlias = _typing.Literal["top_k"]  # noqa: Y015
+    _WhichOneofArgType__top_k: _TypeAlias = _typing.Literal["_top_k", b"_top_k"]  # noqa: Y015
     _WhichOneofReturnType__top_logprobs_count: _TypeAlias = _typing.Literal["top_logprobs_count"]  # noqa: Y015
     _WhichOneofArgType__top_logprobs_count: _TypeAlias = _typing.Literal["_top_logprobs_count", b"_top_logprobs_count"]  # noqa: Y015
     _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
@@ -465,6 +471,8 @@ class SamplingParams(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__temperature) -> _WhichOneofReturnType__temperature | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_k) -> _WhichOneofReturnType__top_k | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_logprobs_count) -> _WhichOneofReturnType__top_logprobs_count | None: ...
     @_typing.overload

@@ -35,6 +35,16 @@ class _ScorerKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ScorerKind
     """The logprobs of the answer's tokens."""
     SCORER_KIND_EXACT: _ScorerKind.ValueType  # 4
     """Comparison with an expected answer."""
+    SCORER_KIND_REWARD: _ScorerKind.ValueType  # 5
+    """A reward model served by SGLang."""
+    SCORER_KIND_JSON_SCHEMA: _ScorerKind.ValueType  # 6
+    """Whether the answer is JSON that fits a schema."""
+    SCORER_KIND_CODE: _ScorerKind.ValueType  # 7
+    """Whether the answer's code passes the reference, which is a test program."""
+    SCORER_KIND_CONSISTENCY: _ScorerKind.ValueType  # 8
+    """The share of further samples of the same tier that give the same answer."""
+    SCORER_KIND_COMBINED: _ScorerKind.ValueType  # 9
+    """A logistic model over the raw scores of other scorers."""
 
 class ScorerKind(_ScorerKind, metaclass=_ScorerKindEnumTypeWrapper): ...
 
@@ -47,6 +57,16 @@ SCORER_KIND_CONFIDENCE: ScorerKind.ValueType  # 3
 """The logprobs of the answer's tokens."""
 SCORER_KIND_EXACT: ScorerKind.ValueType  # 4
 """Comparison with an expected answer."""
+SCORER_KIND_REWARD: ScorerKind.ValueType  # 5
+"""A reward model served by SGLang."""
+SCORER_KIND_JSON_SCHEMA: ScorerKind.ValueType  # 6
+"""Whether the answer is JSON that fits a schema."""
+SCORER_KIND_CODE: ScorerKind.ValueType  # 7
+"""Whether the answer's code passes the reference, which is a test program."""
+SCORER_KIND_CONSISTENCY: ScorerKind.ValueType  # 8
+"""The share of further samples of the same tier that give the same answer."""
+SCORER_KIND_COMBINED: ScorerKind.ValueType  # 9
+"""A logistic model over the raw scores of other scorers."""
 Global___ScorerKind: _TypeAlias = ScorerKind  # noqa: Y015
 
 @_typing.final
@@ -92,7 +112,7 @@ class ScoreItem(_message.Message):
     """The tier that answered."""
     finish_reason: _common_pb2.FinishReason.ValueType
     reference: _builtins.str
-    """The expected answer; required by exact scorers."""
+    """The expected answer; required by exact, pairwise and code scorers (for these, a test program)."""
     tool_format: _builtins.str
     """How the answering model writes tool calls (`hermes`, `llama3_json`); where it is set and the prompt has tools, an
     answer that is no valid call scores 0.
@@ -197,8 +217,8 @@ class ScoreResult(_message.Message):
     raw: _builtins.float
     """The score before calibration; 0 if `reason` is set."""
     reason: _builtins.str
-    """Why the score is 0 without using the scorer: `empty_answer`, `invalid_tool_call` or `invalid_structure`.
-    Otherwise empty.
+    """Why the score is 0 without using the scorer: `empty_answer`, `truncated_answer`, `repeated_answer`,
+    `invalid_tool_call` or `invalid_structure`. Otherwise empty.
     """
     def __init__(
         self,

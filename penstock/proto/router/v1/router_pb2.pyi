@@ -399,12 +399,19 @@ class Judged(_message.Message):
     THRESHOLD_FIELD_NUMBER: _builtins.int
     ACCEPTED_FIELD_NUMBER: _builtins.int
     SCORER_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    FLAGGED_FIELD_NUMBER: _builtins.int
     tier: _builtins.str
     score: _builtins.float
     """Unset if the judge could not be reached."""
     threshold: _builtins.float
+    """For an answer of the last tier: `router.flag_below`."""
     accepted: _builtins.bool
     scorer: _builtins.str
+    reason: _builtins.str
+    """Why the score is 0 without using the scorer, as in ScoreResult: `empty_answer`, `truncated_answer`, ...; otherwise empty."""
+    flagged: _builtins.bool
+    """The answer was returned although its score is below the threshold: there is no further tier."""
     def __init__(
         self,
         *,
@@ -413,10 +420,12 @@ class Judged(_message.Message):
         threshold: _builtins.float = ...,
         accepted: _builtins.bool = ...,
         scorer: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        flagged: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "score", b"score"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "accepted", b"accepted", "score", b"score", "scorer", b"scorer", "threshold", b"threshold", "tier", b"tier"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "accepted", b"accepted", "flagged", b"flagged", "reason", b"reason", "score", b"score", "scorer", b"scorer", "threshold", b"threshold", "tier", b"tier"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__score: _TypeAlias = _typing.Literal["score"]  # noqa: Y015
     _WhichOneofArgType__score: _TypeAlias = _typing.Literal["_score", b"_score"]  # noqa: Y015
@@ -593,12 +602,17 @@ class TierSummary(_message.Message):
     ACCEPTED_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     TIME_FIELD_NUMBER: _builtins.int
+    SCORE_REASON_FIELD_NUMBER: _builtins.int
+    FLAGGED_FIELD_NUMBER: _builtins.int
     tier: _builtins.str
     model: _builtins.str
     instance_id: _builtins.str
     score: _builtins.float
     threshold: _builtins.float
     accepted: _builtins.bool
+    score_reason: _builtins.str
+    """As in Judged."""
+    flagged: _builtins.bool
     @_builtins.property
     def usage(self) -> _common_pb2.TokenUsage: ...
     @_builtins.property
@@ -614,10 +628,12 @@ class TierSummary(_message.Message):
         accepted: _builtins.bool = ...,
         usage: _common_pb2.TokenUsage | None = ...,
         time: _duration_pb2.Duration | None = ...,
+        score_reason: _builtins.str = ...,
+        flagged: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "_threshold", b"_threshold", "score", b"score", "threshold", b"threshold", "time", b"time", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "_threshold", b"_threshold", "accepted", b"accepted", "instance_id", b"instance_id", "model", b"model", "score", b"score", "threshold", b"threshold", "tier", b"tier", "time", b"time", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "_threshold", b"_threshold", "accepted", b"accepted", "flagged", b"flagged", "instance_id", b"instance_id", "model", b"model", "score", b"score", "score_reason", b"score_reason", "threshold", b"threshold", "tier", b"tier", "time", b"time", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__score: _TypeAlias = _typing.Literal["score"]  # noqa: Y015
     _WhichOneofArgType__score: _TypeAlias = _typing.Literal["_score", b"_score"]  # noqa: Y015

@@ -172,7 +172,7 @@ def decide(
     new_times: F,  # (TIMES, C)
     memory: N,  # (C) tokens of KV each will need
     value: F,  # (C)
-    tpots_s: F,  # (L) every pace among the requests, each once
+    tpots_s: F,  # (L) paces, ascending; the first is the tightest of the requests
     free_memory: int,
     free_places: int,
     model: StepModel,
@@ -385,10 +385,12 @@ def _rate(at: int, rates: F, stride: N, tpots_s: F, decoding: N, context_tokens:
 
 @numba.njit(cache=True, nogil=True)
 def _tier(tpot_s: float, tpots_s: F) -> int:
+    """The greatest pace that is not looser than this one: its own, or a tighter one that stands for it."""
+    tier = 0
     for t in range(len(tpots_s)):
-        if tpots_s[t] == tpot_s:
-            return t
-    return len(tpots_s) - 1
+        if tpots_s[t] <= tpot_s:
+            tier = t
+    return tier
 
 
 @numba.njit(cache=True, nogil=True)

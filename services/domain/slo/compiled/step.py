@@ -43,6 +43,33 @@ NONE, PRESENT, ASSUMED = range(3)
 
 
 @numba.njit(cache=True, nogil=True)
+def kth_smallest(values: F, k: int) -> float:
+    """The element that sorting would put at index `k`; changes the order of `values`.
+
+    Hoare's selection (1961, Algorithm 65: FIND). numba's `np.partition` does the same, but takes seconds to compile.
+    """
+    low, high = 0, len(values) - 1
+    while low < high:
+        pivot, i, j = values[(low + high) // 2], low, high
+        while i <= j:
+            while values[i] < pivot:
+                i += 1
+            while values[j] > pivot:
+                j -= 1
+            if i <= j:
+                values[i], values[j] = values[j], values[i]
+                i += 1
+                j -= 1
+        if k <= j:
+            high = j
+        elif k >= i:
+            low = i
+        else:
+            break
+    return float(values[k])
+
+
+@numba.njit(cache=True, nogil=True)
 def prompts_by_deadline(counts: N, times: F, requests: int, order: N) -> int:
     """Fill `order` with the standard requests whose prompts are to be computed, earliest deadline first; how many."""
     count = 0
@@ -103,7 +130,7 @@ def form_batch(
         quota = min(max(quota, urgent), decodes, room)
         last_s, ties = np.inf, decodes
         if quota < decodes and quota > 0:
-            last_s = np.partition(due, quota - 1)[quota - 1]
+            last_s = kth_smallest(due, quota - 1)
             ties = quota
             for k in range(decodes):
                 ties -= due[k] < last_s

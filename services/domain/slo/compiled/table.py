@@ -32,6 +32,9 @@ from services.domain.slo.compiled.layout import (
 )
 from services.domain.slo.promises import SloClass
 
+MAX_COUNTS = 1 << 16
+"""Combinations of counts per pace in one decision: two arrays of this size are a megabyte."""
+MAX_PACES = 16  # more are halved first, then the rarest neighbours share one
 FIRST_CAPACITY = 64  # columns; doubled when they are full
 
 # Rows of `pace`: tokens since the request came to this table, seconds that their paces allowed, and of the last tokens when
@@ -207,7 +210,7 @@ def decide(
         _write(counts, times, at, request)
     running = len(snapshot.ids)
     accepted, release_s = np.zeros(len(asking), np.int64), np.zeros(running + len(asking))
-    tpots_s = np.unique(np.concatenate([snapshot.times[TPOT_S], times[TPOT_S]]))
+    tpots_s = _paces(snapshot, times[TPOT_S])
     replays = admission.decide(
         now_s,
         snapshot.counts,
@@ -232,6 +235,27 @@ def decide(
     released = dict(zip((*snapshot.ids, *admitted), release_s.tolist(), strict=False))
     answers = [*map(bool, accepted.tolist()), *[False] * (len(candidates) - len(asking))]
     return Decision(tuple(answers), released, replays)
+
+
+def _paces(snapshot: Snapshot, new_tpots_s: F) -> F:
+    """The paces that the program tells apart, ascending: (L).
+
+    Its states are the counts of accepted prompts per pace, at most MAX_COUNTS of them. Requests may have any number of paces,
+    so close ones share the tightest of them, which is safe: the certificate replays each request with its own pace.
+    """
+    prompts = (snapshot.counts[KIND] == STANDARD) & (snapshot.counts[DECODING] == 0)
+    entries = np.concatenate([snapshot.times[TPOT_S][prompts], new_tpots_s])
+    tpots_s = np.unique(np.concatenate([snapshot.times[TPOT_S], new_tpots_s]))
+    counts = np.bincount(np.searchsorted(tpots_s, entries), minlength=len(tpots_s))
+    while np.log1p(counts).sum() > np.log(MAX_COUNTS):
+        if len(tpots_s) > MAX_PACES:  # every second one, so that many paces cost little
+            first = np.arange(0, len(tpots_s), 2)
+            counts, tpots_s = np.add.reduceat(counts, first), tpots_s[first]
+        else:
+            at = int(np.argmin(counts[:-1] + counts[1:]))
+            counts[at] += counts[at + 1]
+            counts, tpots_s = np.delete(counts, at + 1), np.delete(tpots_s, at + 1)
+    return tpots_s
 
 
 def _write(counts: N, times: F, at: int, request: TableRequest) -> None:

@@ -1,0 +1,189 @@
+"""Requests with an SLO whose worker is stopped and killed, or that move: nothing lost or doubled, broken promises counted.
+
+Real processes, the simulated engine: its steps are those of the SLO policy, and its replies are known in advance.
+"""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import pytest
+import yaml
+
+from benchmarks.fault_streams import is_whole, signal_process
+from penstock import (
+    Accepted,
+    AsyncClient,
+    Finished,
+    InstanceChanged,
+    NotFoundError,
+    RetryPolicy,
+    Slo,
+    SloResult,
+    TierAdmitted,
+    TierStarted,
+    Tokens,
+)
+from penstock.local import LocalMesh, MeshOptions
+from tests.support.simulated_text import ENDLESS, simulated_texts
+
+MAX_TOKENS = 600  # of a reply: three seconds and more, so that a kill falls into the middle
+EASY = Slo(500.0, time_per_output_token_s=50.0)
+PACED = Slo(500.0, time_per_output_token_s=0.5)  # a hundred times a step: it is promised on a busy machine, too
+STALL_S = 8.0  # more than a window of ten tokens at that pace, which no promise survives
+PROMPTS = [f"prompt {i}" for i in range(8)]
+LIMIT_S = 240.0
+ROUNDS = 5
+
+
+@pytest.fixture(scope="module")
+async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalMesh]:
+    folder = tmp_path_factory.mktemp("slo-kills")
+    tier = {
+        "name": "only",
+        "model": "sim",
+        "engine": "simulated",
+        "simulated": {"overhead_ms": 5.0, "token_us": 0.0, "context_token_ns": 0.0, "reply_tokens": ENDLESS},
+        "workers": 2,
+        "batch_policy": "slo",
+    }
+    file = folder / "mesh.yaml"
+    file.write_text(
+        yaml.safe_dump({"name": "test-slo-kills", "tiers": [tier], "router": {"grpc_port": 0, "http_port": 0}})
+    )
+    async with LocalMesh(MeshOptions(file, folder)) as running:
+        yield running
+
+
+@pytest.fixture
+async def client(mesh: LocalMesh) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(mesh.grpc_addresses[0], retry=RetryPolicy(attempts=1), timeout_s=LIMIT_S) as made:
+        yield made
+
+
+@dataclass
+class Stream:
+    """One request, read to its end; checks that every token comes once."""
+
+    prompt: str
+    text: str = ""
+    offset: int = 0
+    request_id: str = ""
+    instance_id: str = ""
+    classes: list[str | None] = field(default_factory=list)
+    changes: list[InstanceChanged] = field(default_factory=list)
+    result: SloResult | None = None
+
+    async def run(self, client: AsyncClient, slo: Slo) -> "Stream":
+        async for event in client.stream(self.prompt, temperature=0, max_tokens=MAX_TOKENS, slo=slo):
+            match event:
+                case Accepted():
+                    self.request_id = event.request_id
+                case TierStarted():
+                    self.instance_id = event.instance_id
+                case TierAdmitted():
+                    self.classes.append(event.slo_class)
+                case InstanceChanged():
+                    self.changes.append(event)
+                case Tokens():
+                    assert event.offset == self.offset, "a token twice, or one missing"
+                    self.offset += len(event.token_ids)
+                    self.text += event.text
+                case Finished():
+                    self.result = event.slo
+        return self
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, str]:
+    return simulated_texts(dict.fromkeys(PROMPTS, MAX_TOKENS))
+
+
+async def whole(mesh: LocalMesh, client: AsyncClient) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        async for status in client.watch_status(0.2):
+            if is_whole(mesh, status):
+                return
+
+
+async def test_a_worker_that_stalls_and_dies_breaks_promises_and_no_replies(
+    mesh: LocalMesh, client: AsyncClient, expected: dict[str, str]
+) -> None:
+    """Every reply ends as it would have; each change of instance is followed by a class, and the counters agree with what
+    the clients were told."""
+    for _ in range(ROUNDS):  # where this process gets no CPU, the replies may end before the kill
+        await whole(mesh, client)
+        before = (await client.status()).slo
+        streams = [Stream(prompt) for prompt in PROMPTS]
+        tasks = [asyncio.create_task(stream.run(client, PACED)) for stream in streams]
+        while not any(stream.offset for stream in streams):
+            await asyncio.sleep(0.002)
+        signal_process(mesh, "worker-only-0", signal.SIGSTOP)
+        await asyncio.sleep(STALL_S)
+        signal_process(mesh, "worker-only-0", signal.SIGKILL)
+        await asyncio.gather(*tasks)
+        assert {stream.prompt: stream.text for stream in streams} == expected
+        for stream in streams:
+            assert len(stream.classes) == 1 + len(stream.changes), "a class behind each change of instance"
+            assert stream.result is not None
+            assert (stream.result.slo_class == "standard") is ("standard" in stream.classes)
+        after = (await client.status()).slo
+        promised = [s.result for s in streams if s.result is not None and s.result.slo_class == "standard"]
+        assert after.attained - before.attained == sum(result.attained for result in promised)
+        assert after.broken - before.broken == sum(not result.attained for result in promised)
+        assert after.best_effort - before.best_effort == len(streams) - len(promised)
+        if after.broken > before.broken:
+            return
+    pytest.fail("no promise was broken")
+
+
+async def test_a_killed_worker_s_replies_keep_an_slo_that_leaves_time_for_it(
+    mesh: LocalMesh, client: AsyncClient, expected: dict[str, str]
+) -> None:
+    """The remainder is enough: they are promised again elsewhere, and attained."""
+    for _ in range(ROUNDS):
+        await whole(mesh, client)
+        streams = [Stream(prompt) for prompt in PROMPTS]
+        tasks = [asyncio.create_task(stream.run(client, EASY)) for stream in streams]
+        while not any(stream.offset for stream in streams):
+            await asyncio.sleep(0.002)
+        signal_process(mesh, "worker-only-1", signal.SIGKILL)
+        await asyncio.gather(*tasks)
+        assert {stream.prompt: stream.text for stream in streams} == expected
+        for stream in streams:
+            assert stream.classes == ["standard"] * (1 + len(stream.changes))
+            assert stream.result is not None
+            assert stream.result.attained
+        if any(stream.changes for stream in streams):
+            return
+    pytest.fail("no reply was running at the worker that was killed")
+
+
+async def test_a_reply_that_moves_keeps_its_class(
+    mesh: LocalMesh, client: AsyncClient, expected: dict[str, str]
+) -> None:
+    """The target decides on it when it arrives; its tokens come once, and its promise holds."""
+    for _ in range(ROUNDS):  # a move may be refused for a reason that passes, or the reply may have ended
+        await whole(mesh, client)
+        stream = Stream(PROMPTS[0])
+        task = asyncio.create_task(stream.run(client, EASY))
+        while not stream.offset:
+            await asyncio.sleep(0.002)
+        workers = [i for i in (await client.status()).instances if i.role == "worker" and i.state == "ready"]
+        targets = [worker.instance_id for worker in workers if worker.instance_id != stream.instance_id]
+        moved = None
+        if targets and not task.done():
+            try:
+                moved = await asyncio.wait_for(client.move(stream.request_id, targets[0]), LIMIT_S)
+            except NotFoundError:  # the reply has ended
+                moved = None
+        await task
+        assert stream.text == expected[stream.prompt]
+        assert stream.result is not None
+        assert stream.result.attained
+        assert stream.classes == ["standard"] * (1 + len(stream.changes))
+        if moved is not None and moved.refusal is None:
+            assert len(stream.changes) == 1
+            return
+    pytest.fail("no move succeeded")

@@ -1,0 +1,205 @@
+"""A logistic combination of scorers: what it learns, how honestly it is measured, and its file."""
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from judge_service import metrics
+from judge_service.calibrate import calibrate
+from judge_service.calibration import CalibrationError, fit
+from judge_service.combination import ALL_TIERS, Combination, fit_combination
+from judge_service.compose import build_scorer
+from judge_service.scorers import JudgedAnswer, LogprobSummary
+from judge_service.scorers.confidence import ConfidenceScorer
+from services.domain import TextPrompt
+from services.mesh_file import load_mesh_file
+from services.settings import ServiceSettings, SettingsError
+from tests.conftest import MeshFileMaker
+
+SHORT_MODEL = {"mean": [0], "scale": [1], "weights": [1], "intercept": 0, "samples": 1, "auc": 1, "brier": 0}
+"""Of one scorer."""
+
+
+def drawn(count: int, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """Two raw scores per answer, and labels of known probability."""
+    rng = np.random.default_rng(seed)
+    raws = rng.normal([5, -1], [3, 0.1], (count, 2))
+    logits = 1.5 * (raws[:, 0] - 5) / 3 - 1.0 * (raws[:, 1] + 1) / 0.1 + 0.3
+    return raws, rng.random(count) < 1 / (1 + np.exp(-logits))
+
+
+def fitted(raws: np.ndarray, good: np.ndarray, tiers: list[str] | None = None) -> Combination:
+    rows = len(good)
+    return fit_combination(["a", "b"], raws.tolist(), good.tolist(), tiers or [""] * rows, range(rows))
+
+
+def test_the_weights_of_known_data_are_found() -> None:
+    model = fitted(*drawn(20_000)).models[ALL_TIERS]
+    assert model.weights == pytest.approx((1.5, -1.0), abs=0.1)
+    assert model.intercept == pytest.approx(0.3, abs=0.1)
+
+
+def test_both_scorers_together_are_better_than_either() -> None:
+    raws, good = drawn(2_000)
+    model = fitted(raws, good).models[ALL_TIERS]
+    alone = [max(metrics.auc(sign * raws[:, i], good) for sign in (-1, 1)) for i in (0, 1)]  # type: ignore[arg-type]
+    assert model.auc > max(alone) + 0.02
+
+
+def test_measures_are_of_answers_that_were_not_fitted_to() -> None:
+    """Scores that are noise have AUC one half and a Brier score no better than a constant, however few samples."""
+    rng = np.random.default_rng(2)
+    aucs, briers = [], []
+    for _ in range(40):
+        model = fitted(rng.normal(size=(30, 2)), rng.permutation(np.arange(30) % 2 == 0)).models[ALL_TIERS]
+        aucs.append(model.auc)
+        briers.append(model.brier)
+    assert float(np.mean(aucs)) < 0.55
+    assert float(np.mean(briers)) > 0.25
+    raw = rng.normal(size=60).tolist()
+    noise = fit(raw, (rng.permutation(60) % 2 == 0).tolist(), [50.0] * 60)
+    assert noise.brier > noise.brier_before == 0.25
+
+
+def test_answers_to_one_prompt_are_never_on_both_sides() -> None:
+    """A scorer that only recognises prompts is worth nothing for new ones."""
+    rng = np.random.default_rng(3)
+    prompts = np.repeat(np.arange(40), 5)
+    labels = (rng.random(40) < 0.5)[prompts]
+    raw = prompts.astype(float)  # tells prompts apart, and so their labels
+    together = fit(raw.tolist(), labels.tolist(), [50.0] * 200, prompts.tolist())
+    apart = fit(raw.tolist(), labels.tolist(), [50.0] * 200)
+    assert together.brier > apart.brier
+    for number in range(metrics.FOLDS):
+        fold = metrics.folds(prompts.tolist()) == number
+        assert not set(prompts[fold]) & set(prompts[~fold])
+
+
+def test_each_tier_has_its_own_model_if_there_are_enough_answers() -> None:
+    """A scorer may mean the opposite for another tier; a tier with few answers has the model of all."""
+    raws, good = drawn(400)
+    tiers = ["small"] * 200 + ["medium"] * 190 + ["large"] * 10
+    good[200:390] = ~good[200:390]
+    combination = fitted(raws, good, tiers)
+    assert set(combination.models) == {ALL_TIERS, "small", "medium"}
+    best, worst = (11.0, -1.2), (-1.0, -0.8)
+    assert combination.logit("small", best) > 0 > combination.logit("medium", best)
+    assert combination.logit("medium", worst) > 0
+    assert combination.logit("large", best) == combination.logit("unknown", best)
+
+
+def test_separable_answers_have_finite_weights() -> None:
+    raws = np.array([[float(i), 7.0] for i in range(40)])  # and a scorer that says the same of all
+    model = fitted(raws, np.arange(40) > 19).models[ALL_TIERS]
+    assert all(abs(weight) < 10 for weight in model.weights)
+    assert model.logit([1e30, 7.0]) == 80.0
+
+
+def test_too_few_answers_are_refused() -> None:
+    raws, _ = drawn(40)
+    for labels in ([True] * 40, [True, False] * 5):
+        with pytest.raises(CalibrationError, match="at least 20"):
+            fitted(raws[: len(labels)], np.array(labels))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.integers(-3, 3), st.booleans()), min_size=2, max_size=30))
+def test_auc_is_the_share_of_pairs_in_the_right_order(samples: list[tuple[int, bool]]) -> None:
+    pairs = [(x > y) + 0.5 * (x == y) for x, good in samples if good for y, other in samples if not other]
+    expected = sum(pairs) / len(pairs) if pairs else 0.5
+    assert metrics.auc([x for x, _ in samples], [g for _, g in samples]) == pytest.approx(expected)
+
+
+def test_reliability_counts_every_answer_once() -> None:
+    bins = metrics.reliability([0, 5, 9.99, 10, 95, 100], [False, False, True, True, True, True])
+    assert [(b.count, round(b.good, 2)) for b in bins] == [(3, 0.33), (1, 1.0), (2, 1.0)]
+    assert bins[2].predicted == pytest.approx(0.975)
+
+
+async def test_a_combination_is_fitted_by_the_command_and_served(tmp_path: Path, mesh_file: MeshFileMaker) -> None:
+    """From labelled answers to the scores of the judge; answers that the guards refuse are not fitted to."""
+    rng = random.Random(1)
+    rows = []
+    for i in range(300):
+        least = -rng.random() * 4
+        good = rng.random() < 1 + least / 4
+        answer = "4" if good or rng.random() < 0.3 else "5"
+        row = {"prompt": f"p{i}", "answer": answer, "reference": "4", "mean_logprob": least / 2, "min_logprob": least}
+        rows.append(row | {"good": good, "tier": "small"})
+    rows.append({"prompt": "p", "answer": "", "good": False})
+    rows.append({"prompt": "p", "answer": "4", "good": True, "finish_reason": "length"})
+    samples, out = tmp_path / "labelled.jsonl", tmp_path / "combined.json"
+    samples.write_text("\n".join(map(json.dumps, rows)))
+    scorers = [
+        {"name": "least", "kind": "confidence", "statistic": "min"},
+        {"name": "exact", "kind": "exact", "compare": "text"},
+        {"name": "both", "kind": "combined", "scorers": ["least", "exact"], "calibration": str(out)},
+    ]
+    file = mesh_file(judge={"scorers": scorers})
+    summary = await calibrate(file, "both", samples, out)
+    assert "2 more are refused by the guards" in summary
+    assert "small: 300 samples" in summary
+    mesh = load_mesh_file(file)
+    settings_ = ServiceSettings.load(redis_url="redis://unused")
+    parts = {s.name: build_scorer(s, mesh, settings_) for s in mesh.judge.scorers[:2]}
+    scorer = build_scorer(mesh.judge.scorers[2], mesh, settings_, parts)
+    assert (scorer.needs_logprobs, scorer.needs_reference) == (True, True)
+    sure, unsure = (LogprobSummary(1, least, least) for least in (-0.1, -3.5))
+    results = await scorer.score(
+        [JudgedAnswer(TextPrompt("p"), a, logprobs=s, reference="4") for a, s in (("4", sure), ("5", unsure))]
+    )
+    assert results[0].score > 60 > 40 > results[1].score
+    assert "AUC" in await calibrate(file, "least", samples, tmp_path / "least.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"scorers": ["exact", "least"]}, "was fitted to exact, least, not to least, exact"),
+        ({"models": {}}, "a model of all tiers"),
+        ({"models": {"": {"mean": [0]}}}, "scale"),
+        ({"models": {"": SHORT_MODEL}}, "needs 2 means"),
+        ("{", "Expecting"),
+    ],
+)
+def test_a_combination_file_is_checked(
+    change: dict[str, object] | str, problem: str, tmp_path: Path, mesh_file: MeshFileMaker
+) -> None:
+    out = tmp_path / "combined.json"
+    raws, good = drawn(40)
+    fit_combination(["least", "exact"], raws.tolist(), good.tolist(), [""] * 40, range(40)).write(out)
+    assert Combination.read(out).scorers == ("least", "exact")
+    out.write_text(change if isinstance(change, str) else json.dumps(json.loads(out.read_text()) | change))
+    scorers = [
+        {"name": "least", "kind": "confidence"},
+        {"name": "exact", "kind": "exact"},
+        {"name": "both", "kind": "combined", "scorers": ["least", "exact"], "calibration": str(out)},
+    ]
+    mesh = load_mesh_file(mesh_file(judge={"scorers": scorers}))
+    parts = {"least": ConfidenceScorer(), "exact": ConfidenceScorer()}
+    with pytest.raises(SettingsError, match=problem):
+        build_scorer(mesh.judge.scorers[2], mesh, ServiceSettings.load(redis_url="redis://unused"), parts)
+
+
+@pytest.mark.parametrize(
+    ("scorer", "problem"),
+    [
+        ({"kind": "combined", "scorers": ["a"], "calibration": "x"}, "at least two"),
+        ({"kind": "combined", "scorers": ["a", "later"], "calibration": "x"}, "no scorer 'later' above this one"),
+        ({"kind": "combined", "scorers": ["a", "a"]}, "the file with the fitted weights"),
+        ({"kind": "reward", "endpoint": "http://x"}, "endpoint and model"),
+        ({"kind": "consistency", "timeout_s": 12}, r"timeout_s: 12 s, but router\.judge_timeout_s is 10 s"),
+        ({"kind": "llm", "endpoint": "http://x", "model": "m", "extra_body": {"n": 2}}, r"extra_body\.n: is set by"),
+        ({"kind": "exact", "tolerance": 1.5}, "tolerance"),
+        ({"kind": "confidence", "statistic": "max"}, "statistic"),
+    ],
+)
+def test_bad_scorers_are_named(scorer: dict[str, object], problem: str, mesh_file: MeshFileMaker) -> None:
+    scorers = [{"name": "a", "kind": "confidence"}, {"name": "b", **scorer}, {"name": "later", "kind": "confidence"}]
+    with pytest.raises(SettingsError, match=problem):
+        load_mesh_file(mesh_file(judge={"scorers": scorers}))

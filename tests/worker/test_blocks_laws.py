@@ -1,0 +1,93 @@
+"""Laws of the block pool that failure paths and reuse depend on."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worker_service.scheduling.blocks import ROOT, BlockPool
+
+
+@pytest.mark.parametrize(("count", "tokens"), [(0, 4), (4, 0), (-1, 4)])
+def test_a_pool_has_blocks(count: int, tokens: int) -> None:
+    with pytest.raises(ValueError, match="must be positive"):
+        BlockPool(count, tokens)
+
+
+def test_a_pool_may_be_of_one_block_of_one_token() -> None:
+    pool = BlockPool(1, 1)
+    (block,) = pool.take(1)
+    assert pool.seal(block, ROOT, [7]) != ROOT
+    pool.release([block])
+    assert pool.match([7, 8]).blocks == (block,)
+
+
+def test_without_reuse_nothing_is_cached() -> None:
+    pool = BlockPool(2, 2, reuse=False)
+    (block,) = pool.take(1)
+    pool.seal(block, ROOT, [1, 2])
+    assert pool.match([1, 2]).blocks == ()
+
+
+def test_a_block_is_released_as_often_as_it_is_held() -> None:
+    """And no more: a block released twice would be given to two requests."""
+    pool = BlockPool(2, 2)
+    (block,) = pool.take(1)
+    pool.hold([block])
+    pool.release([block])
+    assert pool.free == 1
+    pool.release([block])
+    assert pool.free == 2
+    with pytest.raises(ValueError, match=f"block {block} is not held"):
+        pool.release([block])
+
+
+def test_blocks_without_a_prefix_are_reused_first() -> None:
+    """A released block that is not cached is worth nothing, so cached prefixes outlive it, whatever the order."""
+    pool = BlockPool(3, 2)
+    first, second, third = pool.take(3)
+    pool.seal(first, ROOT, [1, 2])
+    pool.release([first])
+    pool.release([second])
+    pool.release([third])
+    assert set(pool.take(2)) == {second, third}
+    assert pool.match([1, 2]).blocks == (first,)
+
+
+@given(st.permutations(range(4)))
+def test_the_least_recently_used_prefix_is_evicted_first(order: list[int]) -> None:
+    pool = BlockPool(4, 1)
+    blocks = pool.take(4)
+    for token, block in enumerate(blocks):
+        pool.seal(block, ROOT, [token])
+    for token in order:
+        pool.release([blocks[token]])
+    for evicted in range(1, 5):
+        pool.take(1)
+        cached = {token for token in range(4) if pool.match([token]).blocks}
+        assert cached == set(order[evicted:])
+
+
+@pytest.mark.parametrize("tokens", [[1], [1, 2, 3], []])
+def test_only_full_blocks_are_sealed(tokens: list[int]) -> None:
+    pool = BlockPool(2, 2)
+    (block,) = pool.take(1)
+    with pytest.raises(ValueError, match="a sealed block holds 2 tokens"):
+        pool.seal(block, ROOT, tokens)
+    assert pool.match([1, 2]).blocks == ()
+
+
+def test_equal_prefixes_are_one_node_and_others_are_not() -> None:
+    """The second block of an equal prefix is not cached: the first one serves both. What follows differs by its parent."""
+    pool = BlockPool(5, 1)
+    first, same, other, below, beneath = pool.take(5)
+    node = pool.seal(first, ROOT, [1])
+    assert pool.seal(same, ROOT, [1]) == node
+    assert pool.match([1]).blocks == (first,)
+    another = pool.seal(other, ROOT, [2])
+    assert len({ROOT, node, another}) == 3
+    pool.seal(below, node, [9])
+    pool.seal(beneath, another, [9])
+    assert pool.match([1, 9]).blocks == (first, below)
+    assert pool.match([2, 9]).blocks == (other, beneath)
+    pool.release([same])
+    assert pool.match([1]).blocks == (first,)

@@ -1,0 +1,139 @@
+"""A worker attaches only to a server that can serve its model, and counts what other clients run there. Needs no SGLang."""
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from tests.conftest import FAMILY
+from tests.worker.test_engine_contract import answer, request
+from tests.worker.test_sglang_failures import Server
+from worker_service.engine.interface import EngineUnusable
+from worker_service.engine.sglang import SglangEngine, SglangEngineOptions
+from worker_service.engine.sglang.attach import ServerIdentity, problems
+from worker_service.engine.sglang.client import ServerLoad
+from worker_service.engine.sglang.others import OtherClients
+
+SMALL = FAMILY / "small"
+NAMES = ("org/small-model", "small")
+
+
+@asynccontextmanager
+async def attached(server: Server, **options: object) -> AsyncIterator[SglangEngine]:
+    """An engine of the small model, attached to this server."""
+    runner = web.AppRunner(server.app(), shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    engine = SglangEngine(SglangEngineOptions(SMALL, "small", endpoint=f"http://127.0.0.1:{runner.addresses[0][1]}"))
+    try:
+        await engine.start()
+        yield engine
+        await engine.close()
+    finally:
+        await runner.cleanup()
+
+
+def found(**identity: str | bool) -> str:
+    values: dict[str, str | bool] = {"version": "0.5.23", "model_path": str(SMALL), **identity}
+    return "; ".join(problems(ServerIdentity(**values), SMALL, NAMES))  # type: ignore[arg-type]
+
+
+def test_a_server_of_the_model_is_accepted_however_it_names_it(tmp_path: Path) -> None:
+    """By folder, by a copy of the files, by the id at the hub, or by the served name."""
+    copy = tmp_path / "elsewhere"
+    shutil.copytree(SMALL, copy)
+    assert found() == ""
+    assert found(model_path=str(copy)) == ""
+    assert found(model_path="org/small-model") == ""
+    assert found(model_path="/models/x", served_name="small") == ""
+    assert found(tokenizer_path=str(SMALL)) == ""
+
+
+def test_a_server_of_another_model_is_refused() -> None:
+    assert "not " + str(SMALL) in found(model_path=str(FAMILY / "large"))
+    assert "--served-model-name small" in found(model_path="org/other-model", served_name="org/other-model")
+    assert "unknown model" in found(model_path="")
+    assert "tokenizer_path" in found(tokenizer_path=str(FAMILY / "large"))
+
+
+@pytest.mark.parametrize(
+    ("version", "accepted"),
+    [
+        ("0.5.20", True),
+        ("0.5.23.post1", True),
+        ("0.5.31rc1", True),
+        ("0.5.19", False),
+        ("0.4.99", False),
+        ("0.6.0", False),
+        ("1.0", False),
+        ("", False),
+        ("main", False),
+    ],
+)
+def test_only_known_versions_are_accepted(version: str, accepted: bool) -> None:
+    assert ("version" not in found(version=version)) is accepted
+
+
+def test_servers_that_do_not_generate_whole_replies_are_refused() -> None:
+    assert "embeddings" in found(embeds=True)
+    info = {"version": "0.5.23", "model_path": str(SMALL), "disaggregation_mode": "prefill"}
+    assert any("prefill" in problem for problem in problems(ServerIdentity.from_info(info), SMALL, NAMES))
+    whole = ServerIdentity.from_info({**info, "disaggregation_mode": "null"})
+    assert not [*problems(whole, SMALL, NAMES)]
+
+
+async def test_a_worker_does_not_start_on_a_server_of_another_model() -> None:
+    server = Server()
+    server.info = {"version": "0.5.23", "model_path": str(FAMILY / "large"), "served_model_name": "large"}
+    with pytest.raises(EngineUnusable, match=r"model_path: the server has .*large, not .*small"):
+        async with attached(server):
+            pass
+
+
+async def test_every_call_has_an_id_that_begins_no_other() -> None:
+    """A server refuses an id that it has just seen, and aborts all requests whose ids begin with the given one."""
+    server = Server()
+    async with attached(server) as engine:
+        for name in ("ab", "ab", "ab:1", "ab"):
+            await answer(engine, request(name))
+    ids = [str(body["rid"]) for body in server.asked]
+    assert len(ids) == len(set(ids)) == 4
+    assert not [(a, b) for a in ids for b in ids if a != b and b.startswith(a)]
+    assert [rid.partition(":")[2] for rid in ids] == ["ab", "ab", "ab:1", "ab"]
+
+
+async def test_requests_of_other_clients_are_part_of_the_load() -> None:
+    """So that a server that others keep busy is not taken for idle."""
+    server = Server()
+    server.load = {"num_running_reqs": 3, "num_waiting_reqs": 2, "num_used_tokens": 600}
+    async with attached(server) as engine, asyncio.timeout(60):
+        while engine.load().requests != 5:
+            await asyncio.sleep(0.05)
+        load = engine.load()
+        assert load.running_tokens == (200, 200, 200)
+        assert len(load.queued_tokens) == 2
+        server.load = {"num_running_reqs": 0, "num_waiting_reqs": 0, "num_used_tokens": 0}
+        while engine.load().requests:
+            await asyncio.sleep(0.05)
+
+
+def test_own_requests_are_not_counted_as_others() -> None:
+    """Nor one that began or ended between the two counts: another client's request is there for two polls."""
+
+    def load(running: int, waiting: int = 0, used: int = 0) -> ServerLoad:
+        return ServerLoad(used, 8192, 8, running, waiting)
+
+    others = OtherClients()
+    others.observe(load(2), [10, 10])
+    assert (others.running, others.waiting) == (0, 0)
+    others.observe(load(2), [10])  # one has just ended
+    assert others.running == 0
+    others.observe(load(1), [10])
+    assert others.running == 0
+    for _ in range(2):
+        others.observe(load(3, waiting=1, used=310), [10])
+    assert (others.running, others.waiting, others.tokens_each) == (2, 1, 150)
