@@ -90,13 +90,13 @@ REASONING = Application(
 class Scenario:
     """Applications in equal parts, on one model. bursty: its arrivals are the code trace's alone.
 
-    weight: how many times fewer requests its runs have, as its replies are longer.
+    long_replies: of minutes, so that backlog shows in long runs only.
     """
 
     name: str
     applications: tuple[Application, ...]
     model: str
-    weight: float = 1.0
+    long_replies: bool = False
 
     @property
     def bursty(self) -> bool:
@@ -109,7 +109,7 @@ SCENARIOS = (
     Scenario("summarizer", (SUMMARIZER,), "opt-13b"),
     Scenario("mixed", (CHATBOT, CODER, SUMMARIZER), "opt-13b"),
     Scenario("toolllm", (TOOLS,), "llama-2-7b"),
-    Scenario("reasoning", (REASONING,), "deepseek-r1-distill-llama-8b", weight=6.0),
+    Scenario("reasoning", (REASONING,), "deepseek-r1-distill-llama-8b", long_replies=True),
 )
 
 

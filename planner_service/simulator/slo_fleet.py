@@ -11,7 +11,7 @@ import numba
 import numpy as np
 
 from planner_service.simulator.attainment_kernel import Judgement, Slos, judge_token
-from services.domain.slo.compiled.admission import MAX_CANDIDATES, decide
+from services.domain.slo.compiled.admission import MAX_CANDIDATES, UNLIMITED_TOKENS, decide
 from services.domain.slo.compiled.layout import (
     BEST_EFFORT,
     CONTEXT,
@@ -54,8 +54,9 @@ class FleetRequests(NamedTuple):
 class FleetLimits(NamedTuple):
     """kv_tokens, max_running: of each replica. hops: replicas that are tried behind the first. hop_s: until the next one
     has the request. decline: requests that nobody admits end; otherwise they are served as best effort. least_loaded: the
-    first choice is the replica with the fewest prompt tokens before it, else they take turns. retry: who was not admitted is
-    decided on again with the next arrivals. misses_allowed: the simulation is given up once more requests missed.
+    first choice is the replica with the fewest prompt tokens before it, else they take turns. kv_over_time: a certificate
+    checks KV as it is held from step to step; otherwise, as in a worker, each reply has all of its own reserved.
+    misses_allowed: the simulation is given up once more requests missed.
     """
 
     kv_tokens: int
@@ -64,6 +65,7 @@ class FleetLimits(NamedTuple):
     hop_s: float
     decline: bool
     least_loaded: bool
+    kv_over_time: bool
     misses_allowed: int
 
 
@@ -93,7 +95,9 @@ class _Replica(NamedTuple):
 
 
 # sizes of a replica
-_COLUMNS, _INBOX, _QUEUED, _RESERVED, _BEST_EFFORT_KV, _BEST_EFFORT_RUNNING = range(6)
+# _WHOLE: KV of all promised requests when each has all its tokens; _PEAK: what they hold at most at any time
+_COLUMNS, _INBOX, _QUEUED, _WHOLE, _PEAK, _BEST_EFFORT_KV, _BEST_EFFORT_RUNNING = range(7)
+_SIZES = 7
 
 
 @numba.njit(cache=True, nogil=True)
@@ -112,7 +116,8 @@ def serve_fleet(
     counts, times = np.zeros((replicas, COUNTS, capacity), np.int64), np.zeros((replicas, TIMES, capacity))
     who = np.zeros((replicas, capacity), np.int64)
     inbox, queue = np.zeros((replicas, total), np.int64), np.zeros((replicas, total), np.int64)
-    sizes = np.zeros((replicas, 6), np.int64)
+    sizes = np.zeros((replicas, _SIZES), np.int64)
+    sizes[:, _PEAK] = UNLIMITED_TOKENS
     ready_s, reach_s = np.zeros(replicas), requests.arrival_s.copy()
     home, tried = np.zeros(total, np.int64), np.zeros(total, np.int64)
     memory = np.zeros(total, np.int64)
@@ -198,6 +203,12 @@ def serve_fleet(
 
 
 @numba.njit(cache=True, nogil=True)
+def _reserved(sizes: N) -> int:
+    """KV tokens that promised requests hold at most, now or later."""
+    return min(sizes[_WHOLE], sizes[_PEAK])
+
+
+@numba.njit(cache=True, nogil=True)
 def _load(counts: N, sizes: N, inbox: N, requests: FleetRequests) -> float:
     """Prompt tokens that a replica has before it; of equals, the KV reserved decides."""
     tokens = 0.0
@@ -206,7 +217,7 @@ def _load(counts: N, sizes: N, inbox: N, requests: FleetRequests) -> float:
             tokens += counts[PENDING, i]
     for k in range(sizes[_INBOX]):
         tokens += requests.prompt[inbox[k]]
-    return tokens + sizes[_RESERVED] * 1e-9
+    return tokens + _reserved(sizes) * 1e-9
 
 
 @numba.njit(cache=True, nogil=True)
@@ -261,6 +272,11 @@ def _admit(
             at += 1
     if asking > 0:
         standard = n - one.sizes[_BEST_EFFORT_RUNNING]
+        lingering = 0  # of promised requests without a pace, whose promise is kept already
+        for i in range(n):
+            if one.counts[KIND, i] == BEST_EFFORT:
+                lingering += memory[one.who[i]]
+        peak = np.full(1, np.inf)
         decide(
             now_s,
             one.counts,
@@ -271,13 +287,18 @@ def _admit(
             needs,
             value,
             tpots_s,
-            limits.kv_tokens - one.sizes[_RESERVED],
+            UNLIMITED_TOKENS if limits.kv_over_time else limits.kv_tokens - one.sizes[_WHOLE],
             limits.max_running - standard,
             model,
             model.reserve > 0,
             accepted,
             release_s,
+            float(limits.kv_tokens - lingering) if limits.kv_over_time else np.inf,
+            0,
+            peak,
         )
+        if limits.kv_over_time and peak[0] < np.inf:
+            one.sizes[_PEAK] = np.int64(peak[0]) + lingering
         for i in range(n):
             one.times[RELEASE_S, i] = release_s[i]
     at, released, left = 0, n, 0
@@ -290,7 +311,7 @@ def _admit(
         else:
             out.outcome[r] = ADMITTED
             memory[r] = needs[at]
-            one.sizes[_RESERVED] += needs[at]
+            one.sizes[_WHOLE] += needs[at]
             _make_room(one, memory, limits, out)
             if one.sizes[_COLUMNS] == limits.max_running:
                 _preempt_last(one, memory, out)
@@ -311,7 +332,7 @@ def _start_best_effort(one: _Replica, requests: FleetRequests, judgement: Judgem
     while one.sizes[_QUEUED] > 0 and one.sizes[_COLUMNS] < limits.max_running:
         r, n = one.queue[0], one.sizes[_COLUMNS]
         needs = requests.prompt[r] + judgement.tokens[r]
-        held = one.sizes[_RESERVED] + one.sizes[_BEST_EFFORT_KV] + one.sizes[_BEST_EFFORT_RUNNING]
+        held = _reserved(one.sizes) + one.sizes[_BEST_EFFORT_KV] + one.sizes[_BEST_EFFORT_RUNNING]
         if held + needs + 1 > limits.kv_tokens:
             return
         one.counts[KIND, n], one.counts[DECODING, n], one.counts[CONTEXT, n] = BEST_EFFORT, 0, 0
@@ -329,7 +350,7 @@ def _start_best_effort(one: _Replica, requests: FleetRequests, judgement: Judgem
 @numba.njit(cache=True, nogil=True)
 def _make_room(one: _Replica, memory: N, limits: FleetLimits, out: FleetOutcome) -> None:
     """Preempt until reserved KV, best effort's and a token for each of its decodes have room."""
-    while one.sizes[_RESERVED] + one.sizes[_BEST_EFFORT_KV] + one.sizes[_BEST_EFFORT_RUNNING] > limits.kv_tokens:
+    while _reserved(one.sizes) + one.sizes[_BEST_EFFORT_KV] + one.sizes[_BEST_EFFORT_RUNNING] > limits.kv_tokens:
         _preempt_last(one, memory, out)
 
 
@@ -343,7 +364,7 @@ def _preempt_last(one: _Replica, memory: N, out: FleetOutcome) -> None:
         i = one.sizes[_COLUMNS] - 1
     r = one.who[i]
     if memory[r] > 0:
-        one.sizes[_RESERVED] -= memory[r]
+        one.sizes[_WHOLE] -= memory[r]
         memory[r] = 0
     else:
         one.sizes[_BEST_EFFORT_KV] -= one.counts[CONTEXT, i] + one.counts[PENDING, i]
@@ -385,12 +406,13 @@ def _end_step(
             if memory[r] == 0:
                 one.sizes[_BEST_EFFORT_KV] += 1
             elif held > memory[r]:
-                one.sizes[_RESERVED] += held - memory[r]
+                one.sizes[_WHOLE] += held - memory[r]
+                one.sizes[_PEAK] += held - memory[r]
                 memory[r] = held
             if judgement.tokens[r] == requests.output[r]:
                 out.finish_s[r] = end_s
                 if memory[r] > 0:
-                    one.sizes[_RESERVED] -= memory[r]
+                    one.sizes[_WHOLE] -= memory[r]
                     memory[r] = 0
                 else:
                     one.sizes[_BEST_EFFORT_KV] -= held

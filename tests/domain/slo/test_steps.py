@@ -16,6 +16,7 @@ from services.domain.slo.compiled.layout import (
     COUNTS,
     DECODING,
     DUE_S,
+    LEFT,
     PENDING,
     RELEASE_S,
     STANDARD,
@@ -69,7 +70,22 @@ def decided(
     tpots = np.unique(np.concatenate([running[1][TPOT_S], new[1][TPOT_S]]))
     memory, value = np.zeros(len(accepted), np.int64), np.ones(len(accepted))
     admission.decide(
-        now_s, *running, running[0].shape[1], *new, memory, value, tpots, 0, 1000, model, False, accepted, release_s
+        now_s,
+        *running,
+        running[0].shape[1],
+        *new,
+        memory,
+        value,
+        tpots,
+        0,
+        1000,
+        model,
+        False,
+        accepted,
+        release_s,
+        np.inf,
+        0,
+        np.zeros(1),
     )
     return accepted.tolist(), release_s
 
@@ -110,8 +126,12 @@ def test_f4_prompts_that_complete_early_break_what_others_were_promised() -> Non
     """
     counts, times = columns(*[decode()] * 3, *[prompt(6, 6.0)] * 3)
     release_s = np.zeros(6)
-    assert not replay.keeps_promises(0.0, counts.copy(), times.copy(), 6, SIX_PER_UNIT, False, False, release_s)
-    assert replay.keeps_promises(0.0, counts.copy(), times.copy(), 6, SIX_PER_UNIT, False, True, release_s)
+    assert not replay.keeps_promises(
+        0.0, counts.copy(), times.copy(), 6, SIX_PER_UNIT, False, False, release_s, np.inf, 0, np.zeros(1)
+    )
+    assert replay.keeps_promises(
+        0.0, counts.copy(), times.copy(), 6, SIX_PER_UNIT, False, True, release_s, np.inf, 0, np.zeros(1)
+    )
     assert release_s[3:].tolist() == pytest.approx([5.0] * 3)
     times[DUE_S, 5] = 100.0  # what happens to the third: nobody waits for it
     first, _ = run_until(counts, times, 12.0)
@@ -191,7 +211,9 @@ def test_the_certificate_sees_contexts_grow() -> None:
     release_s = np.zeros(1)
     for left, kept in ((100, True), (4_000, False)):
         counts, times = columns(decode(0.05, 0.05, left=left, context=100))
-        assert replay.keeps_promises(0.0, counts, times, 1, model, False, False, release_s) is kept
+        assert (
+            replay.keeps_promises(0.0, counts, times, 1, model, False, False, release_s, np.inf, 0, np.zeros(1)) is kept
+        )
 
 
 def test_nobody_is_admitted_beside_requests_that_are_late_already() -> None:
@@ -203,7 +225,17 @@ def certified(requests: Sequence[tuple[int | float, ...]], model: StepModel) -> 
     counts, times = columns(*requests)
     return any(
         replay.keeps_promises(
-            0.0, counts.copy(), times.copy(), len(requests), model, False, hold, np.zeros(len(requests))
+            0.0,
+            counts.copy(),
+            times.copy(),
+            len(requests),
+            model,
+            False,
+            hold,
+            np.zeros(len(requests)),
+            np.inf,
+            0,
+            np.zeros(1),
         )
         for hold in (False, True)
     )
@@ -246,6 +278,35 @@ def test_as_many_are_admitted_as_in_any_certified_set() -> None:
         declined += sum(accepted) < len(new)
     assert judged > 400
     assert declined > 100
+
+
+def test_a_prompt_that_would_be_late_next_to_the_decodes_goes_before_them_where_they_can_wait() -> None:
+    """Six tokens per unit, decodes due in 3 units, a prompt of six due in one: alone it is in time, and so are they."""
+    counts, times = columns(*[decode()] * 3, prompt(6, 1.0))
+    times[DUE_S, :3], times[TPOT_S, :3] = 3.0, 3.0
+    grants, took_s = batch(counts, times, 0.0)
+    assert grants == [0, 0, 0, 6]
+    assert took_s == pytest.approx(1.0)
+    times[DUE_S, 3] = 2.0  # in time next to them
+    assert batch(counts, times, 0.0)[0][0] == 1
+    times[DUE_S, 3], times[DUE_S, :3] = 1.0, 1.2  # the decodes cannot wait
+    assert batch(counts, times, 0.0)[0][:3] == [1, 1, 1]
+
+
+def test_kv_is_checked_over_time_and_what_ends_makes_room() -> None:
+    """A long context ends after five tokens and a prompt grows later: 80 tokens are enough for both, 70 are not."""
+    long, late = decode(), prompt(6, 60.0)
+    counts, times = columns(long, late)
+    counts[CONTEXT, 0], counts[LEFT, 0], counts[LEFT, 1] = 60, 5, 60
+    times[TPOT_S], times[DUE_S, 0] = 1.0, 1.0
+    whole = (60 + 5) + (6 + 60)
+    for kv_tokens, fits in ((whole, True), (80, True), (70, False)):
+        peak = np.zeros(1)
+        passes = replay.keeps_promises(
+            0.0, counts.copy(), times.copy(), 2, SIX_PER_UNIT, False, False, np.zeros(2), kv_tokens, 0, peak
+        )
+        assert passes is fits
+        assert not fits or peak[0] < whole
 
 
 def test_the_kth_smallest_is_what_sorting_puts_there() -> None:

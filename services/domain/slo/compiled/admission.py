@@ -36,6 +36,9 @@ MAX_STATES = 4_096
 MAX_CERTIFICATES = 16
 """Replays that one decision may take."""
 TOLERANCE_TOKENS = 1e-6
+UNLIMITED_TOKENS = 1 << 60
+"""Of memory, for `decide`: the program takes a request to hold all its KV all the time. With this, only the certificate
+checks KV, over time."""
 
 
 @numba.njit(cache=True, nogil=True)
@@ -176,6 +179,9 @@ def decide(
     best_effort: bool,
     accepted: N,  # (C) out: 1 or 0
     release_s: F,  # (running + C) out: release times, of the running requests and behind them of those accepted
+    kv_tokens: float,  # of all promised requests at any time, which the certificate checks; infinite for no limit
+    partial_tokens: int,  # see keeps_promises
+    peak: F,  # (1) out: the most KV tokens that the running and the accepted requests hold at any time, where that is known
 ) -> int:
     """Decide which candidates are admitted; returns how many replays that took.
 
@@ -242,7 +248,19 @@ def decide(
             break
         found_value[best] = -np.inf
         passed, took = _certified(
-            now_s, counts, times, running, new_counts, new_times, found_set[best], model, best_effort, release_s
+            now_s,
+            counts,
+            times,
+            running,
+            new_counts,
+            new_times,
+            found_set[best],
+            model,
+            best_effort,
+            release_s,
+            kv_tokens,
+            partial_tokens,
+            peak,
         )
         tries += took
         if passed:
@@ -253,7 +271,19 @@ def decide(
         used += memory[c] if chosen >> c & 1 else 0
     if chosen == 0:  # no candidate fits in addition to running requests that are late already
         passed, took = _certified(
-            now_s, counts, times, running, new_counts, new_times, chosen, model, best_effort, release_s
+            now_s,
+            counts,
+            times,
+            running,
+            new_counts,
+            new_times,
+            chosen,
+            model,
+            best_effort,
+            release_s,
+            kv_tokens,
+            partial_tokens,
+            peak,
         )
         tries += took
         if not passed:
@@ -266,7 +296,19 @@ def decide(
             continue
         wider = chosen | np.int64(1) << c
         passed, took = _certified(
-            now_s, counts, times, running, new_counts, new_times, wider, model, best_effort, release_s
+            now_s,
+            counts,
+            times,
+            running,
+            new_counts,
+            new_times,
+            wider,
+            model,
+            best_effort,
+            release_s,
+            kv_tokens,
+            partial_tokens,
+            peak,
         )
         tries += took
         if passed:
@@ -289,12 +331,15 @@ def _certified(
     model: StepModel,
     best_effort: bool,
     release_s: F,
+    kv_tokens: float,
+    partial_tokens: int,
+    peak: F,
 ) -> tuple[bool, int]:
-    """Replay the running requests with the chosen candidates; release_s is written only where they pass. And how many."""
+    """Replay the running requests with the chosen candidates; release_s and peak are written only where they pass."""
     requests = running + _count(chosen)
     for hold in range(2):
         all_counts, all_times = np.empty((COUNTS, requests), np.int64), np.empty((TIMES, requests))
-        found_s = np.full(requests, -np.inf)
+        found_s, held = np.full(requests, -np.inf), np.zeros(1)
         at = 0
         for i in range(running + new_counts.shape[1]):
             c = i - running
@@ -306,7 +351,21 @@ def _certified(
                 all_times[row, at] = times[row, i] if c < 0 else new_times[row, c]
             all_times[RELEASE_S, at] = -np.inf
             at += 1
-        if keeps_promises(now_s, all_counts, all_times, requests, model, best_effort, hold == 1, found_s):
+        passes = keeps_promises(
+            now_s,
+            all_counts,
+            all_times,
+            requests,
+            model,
+            best_effort,
+            hold == 1,
+            found_s,
+            kv_tokens,
+            partial_tokens,
+            held,
+        )
+        if passes:
+            peak[0] = held[0]
             for i in range(requests):
                 release_s[i] = found_s[i]
             return True, hold + 1

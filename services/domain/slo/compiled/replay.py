@@ -36,30 +36,43 @@ def keeps_promises(
     best_effort: bool,
     hold: bool,
     release_s: F,  # (>= requests) out: when the step began that computed the last prompt token
+    kv_tokens: float,  # of all these requests at any time; infinite for no limit
+    partial_tokens: int,  # that a request's last KV block may hold besides its own
+    peak: F,  # (1) out: the most KV tokens that they hold at any time, where they pass
 ) -> bool:
-    """Whether no standard request misses a deadline, from now to its last token (LEFT)."""
+    """Whether no standard request misses a deadline, from now to its last token (LEFT), and their KV fits all the time.
+
+    A request holds the KV of its tokens so far, until its last one; one that was promised a first token only, all that it
+    will have.
+    """
     order, grants = np.empty(requests, np.int64), np.empty(requests, np.int64)
     for i in range(requests):
         if counts[KIND, i] == BEST_EFFORT:
             counts[KIND, i] = GONE
     prompts = prompts_by_deadline(counts, times, requests, order)
     changed = True
+    most_held, lingering = 0.0, 0.0
     for _ in range(MAX_STEPS):
         if prompts == 0 and changed:
             if _decodes_fit(now_s, counts, times, requests, model):
-                return True
+                peak[0] = max(most_held, lingering + _most_decodes_hold(counts, requests, partial_tokens))
+                return peak[0] <= kv_tokens
             changed = False
         shared = ASSUMED if best_effort and prompts > 0 else NONE
         took_s, cap_s = form_batch(now_s, counts, times, requests, order, prompts, model, shared, hold, grants)
         if took_s == 0.0:
+            peak[0] = most_held
             return True
         if shared == ASSUMED and cap_s < np.inf:
             took_s = max(took_s, cap_s)  # what is left over will be used
         end_s = now_s + took_s
         begun = 0
+        held = lingering
         for i in range(requests):
             if counts[KIND, i] != STANDARD:
                 continue
+            if counts[CONTEXT, i] + grants[i] > 0:
+                held += counts[CONTEXT, i] + grants[i] + partial_tokens
             if grants[i] == 0:
                 if times[DUE_S, i] < end_s - EPSILON_S:
                     return False
@@ -79,6 +92,11 @@ def keeps_promises(
             if counts[LEFT, i] <= 0 or times[TPOT_S, i] == np.inf:
                 counts[KIND, i] = GONE
                 changed = True
+                if counts[LEFT, i] > 0:
+                    lingering += counts[CONTEXT, i] + counts[LEFT, i] + partial_tokens
+        most_held = max(most_held, held)
+        if held > kv_tokens:
+            return False
         if begun > 0:
             remaining = 0
             for p in range(prompts):
@@ -89,6 +107,23 @@ def keeps_promises(
             changed = True
         now_s = end_s
     return False
+
+
+@numba.njit(cache=True, nogil=True)
+def _most_decodes_hold(counts: N, requests: int, partial_tokens: int) -> float:
+    """The most KV that the decodes hold at any time, if each has a token per step until its last one."""
+    held, left = np.empty(requests), np.empty(requests, np.int64)
+    decodes = 0
+    for i in range(requests):
+        if counts[KIND, i] == STANDARD:
+            held[decodes], left[decodes] = counts[CONTEXT, i] + partial_tokens, max(1, counts[LEFT, i])
+            decodes += 1
+    total, most = held[:decodes].sum(), 0.0
+    order = np.argsort(left[:decodes])
+    for k in range(decodes):  # just before the k-th to end leaves
+        most = max(most, total + (decodes - k) * left[order[k]])
+        total -= held[order[k]]
+    return most
 
 
 @numba.njit(cache=True, nogil=True)

@@ -7,6 +7,7 @@ A step may take as long as the earliest token of a decode allows, and takes as m
    (Algorithm 2, line 9, prints `schDDL >= i t0`; a token must be in the batch if it is due before the next one can end.)
 2. Prompts of standard requests, by deadline. The last token of a prompt waits for its release time, which the certificate
    of its admission set: a prompt that completes early decodes early, which may break what others were promised.
+   A prompt that would be late next to the decodes goes alone and first, where all of them can wait for the next step.
 3. The other decodes, where there is time left.
 4. Best effort: its decodes, then its prompts, in order of arrival. `reserve` of the step's time is kept for it, but for
    prompts that cannot wait: these may borrow it. Certificates assume that best effort always has work and lends nothing.
@@ -149,6 +150,14 @@ def form_batch(
         tokens, context = taken, decode_context
     gap = longest * taken - decode_context
     cap_s = limit_s
+    if taken > 0 and prompts > 0:
+        later_s = _alone_first_s(now_s, counts, times, requests, order[0], taken, decode_context, gap, limit_s, model)
+        if later_s < np.inf:
+            for i in range(requests):
+                grants[i] = 0
+            tokens, taken, longest = 0, 0, 0
+            context, decode_context, gap = 0.0, 0.0, 0.0
+            cap_s = limit_s - later_s
 
     # 2. prompts
     for p in range(prompts):
@@ -222,6 +231,45 @@ def form_batch(
             context += start + c
             pairs += c * (start + 0.5 * (c + 1))
     return step_s(tokens, context, pairs, gap, model), cap_s
+
+
+@numba.njit(cache=True, nogil=True)
+def _alone_first_s(
+    now_s: float,
+    counts: N,
+    times: F,
+    requests: int,
+    prompt: int,  # the one that is due first
+    taken: int,  # decodes that this step would have
+    decode_context: float,  # of those
+    gap: float,  # of those
+    limit_s: float,
+    model: StepModel,
+) -> float:
+    """Seconds of a step with all decodes, where a prompt goes before it alone; infinite where it does not.
+
+    It does where it would be late in a step with the decodes and is not without them, and they can all wait for the step
+    behind it: the short prompt of a request whose first token is due within little more than a step.
+    """
+    slack_s = times[DUE_S, prompt] - now_s
+    count, start = counts[PENDING, prompt], counts[CONTEXT, prompt]
+    pairs = count * (start + 0.5 * (count + 1))
+    together = step_s(taken + count, decode_context + start + count, pairs, gap, model)
+    if together <= slack_s + EPSILON_S or count > model.max_step_tokens:
+        return np.inf
+    alone = step_s(count, float(start + count), pairs, 0.0, model)
+    if alone > slack_s + EPSILON_S:
+        return np.inf
+    decodes, context, longest = 0, 0.0, 0
+    for i in range(requests):
+        if counts[KIND, i] == STANDARD and counts[DECODING, i] == 1:
+            ends = counts[CONTEXT, i] + 1
+            decodes += 1
+            context += ends
+            longest = max(longest, ends)
+    later: float = step_s(decodes, context, 0.0, longest * decodes - context, model)
+    fits = decodes <= model.max_step_tokens and alone + later <= limit_s + EPSILON_S
+    return later if fits else np.inf
 
 
 @numba.njit(cache=True, nogil=True)

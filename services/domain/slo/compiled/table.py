@@ -227,6 +227,9 @@ def decide(
         model.reserve > 0,
         accepted,
         release_s,
+        np.inf,  # each has its KV reserved as a whole
+        0,
+        np.zeros(1),
     )
     admitted = [r.request_id for r, yes in zip(asking, accepted.tolist(), strict=True) if yes]
     released = dict(zip((*snapshot.ids, *admitted), release_s.tolist(), strict=False))
