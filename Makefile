@@ -14,7 +14,7 @@ help:
 	@echo "make test-sglang    install SGLang for CPUs in a folder of its own, run the tests against real servers"
 	@echo "make test-compose   build the images and run the tests in real containers (docker, or podman and podman-compose)"
 	@echo "make mutants        plant faults in pure and failure-path modules and see whether tests notice; an hour; NAMES=..."
-	@echo "make check          ruff, types, import rules, stubs, settings page, buf lint and breaking"
+	@echo "make check          ruff, types, import rules, stubs, settings page, buf lint and breaking, vulnerabilities of dependencies"
 	@echo "make bench          the benchmarks; JSON and plots under benchmarks/results"
 	@echo "make models         train the shipped models anew (hours)"
 	@echo "make install        set up everything for development in $(VENV)"
@@ -60,6 +60,8 @@ check: $(VENV)/.dev
 	$(BIN)/lint-imports
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python scripts/generate_stubs.py --check
 	$(BIN)/python scripts/settings_page.py --check
+	$(BIN)/python -m scripts.redis_users --check
+	$(BIN)/python -m scripts.audit_dependencies
 	cd protos && ../$(BIN)/buf lint
 	$(BIN)/python scripts/buf_breaking.py
 

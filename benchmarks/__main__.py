@@ -15,6 +15,7 @@ BENCHMARKS = (
     "judge",
     "judge_bias",
     "overhead",
+    "access_cost",
     "router_scaling",
     "router_streams",
     "simulator",

@@ -150,7 +150,7 @@ async def until_whole(mesh: LocalMesh) -> float:
     async with asyncio.timeout(RECOVERY_TIMEOUT_S):
         while True:
             try:
-                addresses = mesh.grpc_addresses
+                addresses = mesh.admin_addresses
                 statuses = await asyncio.gather(*(_status(address) for address in addresses))
                 routers = sum(1 for name in mesh.watcher.watched if name.startswith("router"))
                 if len(statuses) == routers and all(is_whole(mesh, status) for status in statuses):
@@ -160,8 +160,8 @@ async def until_whole(mesh: LocalMesh) -> float:
             await asyncio.sleep(0.1)
 
 
-async def _status(address: str) -> MeshStatus:
-    async with AsyncClient(address) as client:
+async def _status(admin: str) -> MeshStatus:
+    async with AsyncClient(admin, admin=admin) as client:
         return await client.status()
 
 

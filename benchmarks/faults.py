@@ -76,7 +76,7 @@ class Row:
         mesh = self._mesh
         await until_whole(mesh)
         results = [StreamResult(f"question {i}") for i in range(count)]
-        async with AsyncClient(mesh.grpc_addresses, timeout_s=TIMEOUT_S) as client:
+        async with AsyncClient(mesh.grpc_addresses, admin=mesh.admin_addresses, timeout_s=TIMEOUT_S) as client:
             running = [
                 asyncio.create_task(self._stream(client, face, i)(result.prompt, result))
                 for i, result in enumerate(results)
@@ -133,7 +133,7 @@ class Row:
 
 async def undisturbed(mesh: LocalMesh, count: int) -> dict[str, str]:
     """Every prompt's text, which is the same from both tiers."""
-    async with AsyncClient(mesh.grpc_addresses, timeout_s=TIMEOUT_S) as client:
+    async with AsyncClient(mesh.grpc_addresses, admin=mesh.admin_addresses, timeout_s=TIMEOUT_S) as client:
         results = [StreamResult(f"question {i}") for i in range(count)]
         stream = grpc_stream(client, model="large", max_tokens=TOKENS)
         for at in range(0, count, 250):

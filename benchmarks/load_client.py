@@ -8,6 +8,7 @@ first_token_ms, reply_ms (p50, p95, p99).
 import argparse
 import asyncio
 import json
+import ssl
 import time
 from collections.abc import Sequence
 from urllib.parse import urlsplit
@@ -106,14 +107,14 @@ class Connection(asyncio.Protocol):
             self._send()
 
 
-def request(url: str, model: str, tokens: int, *, stream: bool) -> bytes:
-    """The bytes of one chat request."""
+def request(url: str, model: str, tokens: int, *, stream: bool, key: str = "none") -> bytes:
+    """The bytes of one chat request. key: the API key."""
     parts = urlsplit(url)
     body = {"model": model, "messages": [{"role": "user", "content": "hello"}], "stream": stream, "temperature": 0}
     payload = json.dumps({**body, "max_tokens": tokens}).encode()
     head = (
         f"POST {parts.path.rstrip('/')}/chat/completions HTTP/1.1\r\nHost: {parts.netloc}\r\n"
-        f"Content-Type: application/json\r\nAuthorization: Bearer none\r\nContent-Length: {len(payload)}\r\n\r\n"
+        f"Content-Type: application/json\r\nAuthorization: Bearer {key}\r\nContent-Length: {len(payload)}\r\n\r\n"
     )
     return head.encode() + payload
 
@@ -129,13 +130,26 @@ def spread_ms(values: Sequence[float]) -> dict[str, float]:
     }
 
 
-async def run(url: str, model: str, tokens: int, connections: int, replies: int, *, stream: bool) -> dict[str, object]:
-    """Run the load to its end."""
+async def run(
+    url: str,
+    model: str,
+    tokens: int,
+    connections: int,
+    replies: int,
+    *,
+    stream: bool,
+    key: str = "none",
+    ca: str | None = None,
+) -> dict[str, object]:
+    """Run the load to its end. ca: file of the authorities that an https URL's certificate must come from."""
     loop, parts = asyncio.get_running_loop(), urlsplit(url)
-    load = Load(request(url, model, tokens, stream=stream), replies, stream=stream)
+    load = Load(request(url, model, tokens, stream=stream, key=key), replies, stream=stream)
+    context = ssl.create_default_context(cafile=ca) if parts.scheme == "https" else None
     began = time.perf_counter()
     for _ in range(min(connections, replies)):
-        await loop.create_connection(lambda: Connection(load), parts.hostname or "127.0.0.1", parts.port or 80)
+        await loop.create_connection(
+            lambda: Connection(load), parts.hostname or "127.0.0.1", parts.port or 80, ssl=context
+        )
     await load.done
     return {
         "replies": replies,
@@ -154,8 +168,11 @@ def main() -> None:
     parser.add_argument("--connections", type=int, default=16)
     parser.add_argument("--replies", type=int, default=1000)
     parser.add_argument("--stream", action="store_true")
+    parser.add_argument("--key", default="none", help="API key")
+    parser.add_argument("--ca", help="PEM file of the authorities for https")
     args = parser.parse_args()
-    figures = asyncio.run(run(args.url, args.model, args.tokens, args.connections, args.replies, stream=args.stream))
+    arguments = (args.url, args.model, args.tokens, args.connections, args.replies)
+    figures = asyncio.run(run(*arguments, stream=args.stream, key=args.key, ca=args.ca))
     print(json.dumps(figures))
 
 

@@ -164,7 +164,9 @@ async def measure(rounds: int) -> dict[str, Any]:
         file.write_text(yaml.safe_dump(content))
         async with (
             LocalMesh(MeshOptions(file, Path(folder), any_ports=True, log_level="warning")) as mesh,
-            AsyncClient(mesh.grpc_addresses, retry=RetryPolicy(attempts=1), timeout_s=300) as client,
+            AsyncClient(
+                mesh.grpc_addresses, admin=mesh.admin_addresses, retry=RetryPolicy(attempts=1), timeout_s=300
+            ) as client,
         ):
             records = mesh.view.instances(Role.WORKER)
             workers, addresses = [r.instance_id for r in records], [r.address for r in records]

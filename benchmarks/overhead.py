@@ -107,7 +107,7 @@ async def measure(rounds: int) -> dict[str, Any]:
     async with (
         one_tier_mesh("sim", 64, engine="simulated", simulated=FAST, max_queued=512) as mesh,
         aio.insecure_channel(worker_address(mesh)) as channel,
-        AsyncClient(mesh.grpc_addresses) as client,
+        AsyncClient(mesh.grpc_addresses, admin=mesh.admin_addresses) as client,
         aiohttp.ClientSession() as session,
     ):
         ways = {

@@ -10,7 +10,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,11 +57,13 @@ def checked_out(commit: str) -> Iterator[Path]:
 
 @dataclass(frozen=True, slots=True)
 class RunningVersion:
-    """A mesh of one version. url: of its OpenAI API. grpc: its router's address. pid: of the parent of all its processes."""
+    """A mesh of one version. url: of its OpenAI API. grpc, admin: its router's listeners. pid: of the parent of all its
+    processes."""
 
     url: str
     pid: int
     grpc: str
+    admin: str
 
     def router_cpu_s(self) -> float:
         """User and system time of the router's processes so far."""
@@ -87,11 +89,16 @@ class RunningVersion:
 
 @contextmanager
 def running(
-    version: Version, processes: int = 1, *, streams: int = 256, step_ms: float = STEP_MS
+    version: Version,
+    processes: int = 1,
+    parts: Mapping[str, Any] | None = None,
+    *,
+    streams: int = 256,
+    step_ms: float = STEP_MS,
 ) -> Iterator[RunningVersion]:
     """The version's own mesh, by its own command line, on free ports.
 
-    processes: of its router. streams: that its worker computes at once. step_ms: of its engine.
+    processes: of its router. parts: of its mesh file. streams: that its worker computes at once. step_ms: of its engine.
     """
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
         folder = Path(name)
@@ -103,6 +110,7 @@ def running(
             "judge": {"scorers": [{"name": "confidence", "kind": "confidence"}], "default_scorer": "confidence"},
             "router": {"grpc_port": free_port(), "http_port": free_port(), "max_active": max(512, streams)},
         }
+        content |= parts or {}
         if processes > 1:  # former versions know no such field
             content["router"] |= {"processes": processes}
         file = folder / "mesh.yaml"
@@ -113,7 +121,9 @@ def running(
         subprocess.run([*command, "up", "--detach", "--mesh", file, "--folder", folder / "run"], **more)  # type: ignore[call-overload]
         try:
             run_file = json.loads((folder / "run" / "run.json").read_text())
-            yield RunningVersion(f"http://{run_file['http'][0]}/v1", run_file["pid"], run_file["grpc"][0])
+            admin = run_file.get("admin", run_file["grpc"])[0]  # former versions have one listener
+            scheme = "https" if run_file.get("tls_folder") else "http"
+            yield RunningVersion(f"{scheme}://{run_file['http'][0]}/v1", run_file["pid"], run_file["grpc"][0], admin)
         finally:
             subprocess.run([*command, "down", "--folder", folder / "run"], **more)  # type: ignore[call-overload]
 
@@ -133,8 +143,17 @@ def group_cpu_s(pid: int) -> float:
     return sum(cpu_s(each) for each in (pid, *_descendants(pid)))
 
 
-def load(url: str, model: str = "only", *, replies: int, connections: int, tokens: int, stream: bool) -> dict[str, Any]:
-    """Run the load client to its end.
+def load(
+    url: str,
+    model: str = "only",
+    *,
+    replies: int,
+    connections: int,
+    tokens: int,
+    stream: bool,
+    more: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Run the load client to its end. more: of its options.
 
     Raises:
         RuntimeError: a request failed.
@@ -149,6 +168,7 @@ def load(url: str, model: str = "only", *, replies: int, connections: int, token
         "--model",
         model,
         *(["--stream"] if stream else []),
+        *more,
     ]
     command = [sys.executable, "-m", "benchmarks.load_client", url, *map(str, options)]
     result: dict[str, Any] = json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)

@@ -76,7 +76,7 @@ def limited(mesh: RunningVersion, root: Path | None) -> Iterator[None]:
 
 def finished(mesh: RunningVersion) -> list[int]:
     """Requests that each process has finished so far."""
-    with Client(mesh.grpc) as client:
+    with Client(mesh.admin, admin=mesh.admin) as client:
         status = client.status()
     return [process.finished for process in status.processes] or [status.finished]
 

@@ -89,7 +89,9 @@ class Soak:
 
     async def _client(self, number: int, kind: str, prompts: Sequence[str]) -> None:
         draw = random.Random(f"{SEED} {number}")
-        async with AsyncClient(self._mesh.grpc_addresses, timeout_s=TIMEOUT_S) as client:
+        async with AsyncClient(
+            self._mesh.grpc_addresses, admin=self._mesh.admin_addresses, timeout_s=TIMEOUT_S
+        ) as client:
             while time.monotonic() < self._ends_s:
                 result = StreamResult(draw.choice(prompts))
                 match kind:
@@ -180,7 +182,7 @@ def slopes(memory: dict[str, list[tuple[float, float]]]) -> dict[str, dict[str, 
 async def texts(mesh: LocalMesh, prompts: Sequence[str]) -> dict[tuple[str, str], str]:
     """(tier, prompt) -> the greedy text, undisturbed."""
     expected: dict[tuple[str, str], str] = {}
-    async with AsyncClient(mesh.grpc_addresses, timeout_s=TIMEOUT_S) as client:
+    async with AsyncClient(mesh.grpc_addresses, admin=mesh.admin_addresses, timeout_s=TIMEOUT_S) as client:
         for tier in ("small", "large"):
             results = [StreamResult(prompt) for prompt in prompts]
             stream = grpc_stream(client, model=tier, max_tokens=MAX_TOKENS)

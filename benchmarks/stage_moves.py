@@ -28,7 +28,6 @@ from penstock.local import LocalMesh, MeshOptions
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.router.v1 import router_pb2 as pb
 from penstock.proto.router.v1 import router_pb2_grpc
-from services.domain.instances import Role
 
 MODEL = Path("models/family/small").resolve()
 WORKERS, STREAMS, CONCURRENCY = 4, 200, 32
@@ -105,7 +104,7 @@ async def _drive(address: str, prompts: list[str], lengths: list[int]) -> tuple[
 
 
 async def _lay_out(mesh: LocalMesh, client: AsyncClient) -> None:
-    async with AsyncPlannerClient(mesh.view.instances(Role.PLANNER)[0].address) as planner:
+    async with AsyncPlannerClient(mesh.planner_address) as planner:
         plan = await planner.get_plan()
         tier = dataclasses.replace(plan.tiers[0], stages=STAGES, qoe=QOE)
         await planner.set_plan(dataclasses.replace(plan, tiers=(tier,)))
@@ -144,7 +143,7 @@ async def measure() -> dict[str, Any]:
     prompts = workload.questions(STREAMS, SEED)
     lengths = [draw.randint(*(LONG if draw.random() < LONG_SHARE else SHORT)) for _ in prompts]
     boundaries: list[tuple[float, dict[str, int]]] = []
-    async with _mesh() as mesh, AsyncClient(mesh.grpc_addresses) as client:
+    async with _mesh() as mesh, AsyncClient(mesh.grpc_addresses, admin=mesh.admin_addresses) as client:
         (address,) = mesh.grpc_addresses
         await _drive(address, prompts[:8], [16] * 8)  # every worker's first steps
         still, still_s = await _drive(address, prompts, lengths)

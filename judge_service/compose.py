@@ -15,6 +15,8 @@ from judge_service.scorers.confidence import ConfidenceScorer
 from judge_service.scorers.exact import ExactScorer
 from judge_service.servicer import SERVICE, JudgeServicer
 from penstock.proto.judge.v1 import judge_pb2_grpc
+from services.access.certificates import CertificateFiles
+from services.domain.instances import Role
 from services.model_folder import model_folder
 from services.runtime import Chassis
 from services.settings import MeshFile, MeshJudge, MeshScorer, ServiceSettings, SettingsError, environment_value
@@ -44,7 +46,8 @@ async def compose(chassis: Chassis) -> None:
     guards = frozenset(map(Guard, judge.guards))
     registry = ScorerRegistry([*registered.values()], judge.default_scorer or judge.scorers[0].name, guards)
     servicer = JudgeServicer(registry, chassis.telemetry, [tier.name for tier in chassis.mesh.tiers])
-    judge_pb2_grpc.add_JudgeServiceServicer_to_server(servicer, chassis.server)
+    for server in (chassis.server, chassis.admin):
+        judge_pb2_grpc.add_JudgeServiceServicer_to_server(servicer, server)
     chassis.health.offer(SERVICE)
 
 
@@ -139,6 +142,7 @@ def _llm_scorer(scorer: MeshScorer, mesh: MeshFile, settings: ServiceSettings) -
             scorer.timeout_s,
             places_per_worker=_places_per_worker(scorer, mesh, [scorer.tier]),
             max_tokens=max_tokens,
+            certificates=_certificates(mesh, settings),
         )
     else:
         chat = OpenAiChat(
@@ -152,6 +156,12 @@ def _llm_scorer(scorer: MeshScorer, mesh: MeshFile, settings: ServiceSettings) -
     return LlmScorer(chat, concurrency=scorer.concurrency, rubric=scorer.rubric, pairwise=scorer.pairwise)
 
 
+def _certificates(mesh: MeshFile, settings: ServiceSettings) -> CertificateFiles | None:
+    """Of judges, for calls to workers; None without TLS."""
+    folder = settings.certificate_folder(mesh)
+    return CertificateFiles.of_role(folder, Role.JUDGE.value) if folder is not None else None
+
+
 def _consistency_scorer(scorer: MeshScorer, mesh: MeshFile, settings: ServiceSettings) -> Scorer:
     from judge_service.scorers.consistency import ConsistencyScorer, SampleOptions
     from judge_service.tier_client import TierChat
@@ -163,6 +173,7 @@ def _consistency_scorer(scorer: MeshScorer, mesh: MeshFile, settings: ServiceSet
         Keys(mesh.name),
         scorer.timeout_s,
         places_per_worker=_places_per_worker(scorer, mesh, tiers),
+        certificates=_certificates(mesh, settings),
     )
     options = SampleOptions(scorer.tier, scorer.samples, scorer.temperature, scorer.max_tokens, scorer.compare)
     return ConsistencyScorer(sampler, options, concurrency=scorer.concurrency)

@@ -16,6 +16,7 @@ from penstock.proto.worker.v1 import worker_pb2 as pb
 from penstock.proto.worker.v1 import worker_pb2_grpc
 from services import errors, telemetry
 from services import proto_codec as common
+from services.access.certificates import CertificateFiles
 from services.channels import ChannelPool
 from services.domain.errors import DeadlineExceeded, Overloaded, PenstockError, Unavailable
 from services.domain.instances import InstanceRecord
@@ -39,6 +40,7 @@ class TierChat:
         timeout_s: float,
         *,
         places_per_worker: int = 1,
+        certificates: CertificateFiles | None = None,
         max_tokens: int = REPLY_TOKENS,
     ) -> None:
         """places_per_worker: concurrent grading requests per worker. They must stay bounded when the tier is slow, because it
@@ -47,12 +49,13 @@ class TierChat:
         self._slots_per_worker, self._max_tokens = places_per_worker, max_tokens
         self._slot_released = asyncio.Event()  # replaced whenever a slot is released
         self._view, self._stack = MeshView(), AsyncExitStack()
+        self._certificates = certificates
         self._active: dict[str, int] = {}
 
     async def start(self) -> None:
         redis = connect(self._state_url)
         self._stack.push_async_callback(redis.aclose)
-        self._channels = await self._stack.enter_async_context(ChannelPool())
+        self._channels = await self._stack.enter_async_context(ChannelPool(self._certificates))
         feed = await self._stack.enter_async_context(MeshFeed(redis, self._keys, self._view))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(SYNC_S):

@@ -1,13 +1,16 @@
 """Penstock's SDK: clients for a mesh that serves a cascade of language models."""
 
 from penstock.client.aio import AsyncClient, AsyncPlannerClient
+from penstock.client.connection import Tls
 from penstock.client.errors import (
+    AuthenticationError,
     ConflictError,
     DeadlineError,
     InvalidRequestError,
     NotFoundError,
     OverloadedError,
     PenstockError,
+    PermissionDeniedError,
     RequestFailedError,
     UnavailableError,
 )
@@ -52,6 +55,7 @@ from penstock.client.types import (
     StageLayout,
     StagePlace,
     StructuredOutput,
+    TenantUsage,
     TierAdmitted,
     TierDeclined,
     TierPlan,
@@ -73,6 +77,7 @@ __all__ = [
     "Accepted",
     "AsyncClient",
     "AsyncPlannerClient",
+    "AuthenticationError",
     "CascadePlan",
     "Client",
     "ConflictError",
@@ -95,6 +100,7 @@ __all__ = [
     "OverloadedError",
     "PenstockError",
     "Percentiles",
+    "PermissionDeniedError",
     "Plan",
     "PlanProgress",
     "PlannedTier",
@@ -120,12 +126,14 @@ __all__ = [
     "StageLayout",
     "StagePlace",
     "StructuredOutput",
+    "TenantUsage",
     "TierAdmitted",
     "TierDeclined",
     "TierPlan",
     "TierStarted",
     "TierStatus",
     "TierSummary",
+    "Tls",
     "TokenLogprob",
     "Tokens",
     "Tool",

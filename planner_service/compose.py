@@ -28,7 +28,7 @@ async def compose(chassis: Chassis) -> None:
     if replan.enabled:
         replanner = _replanner(chassis, replan, publisher, solvers)
         await chassis.stack.enter_async_context(replanner)
-    planner_pb2_grpc.add_PlannerServiceServicer_to_server(PlannerServicer(publisher, store, solvers), chassis.server)
+    planner_pb2_grpc.add_PlannerServiceServicer_to_server(PlannerServicer(publisher, store, solvers), chassis.admin)
     chassis.health.offer(SERVICE)
 
 

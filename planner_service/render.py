@@ -14,6 +14,8 @@ from planner_service.site import Site
 from services.domain.errors import invalid
 from services.domain.hardware import ReplicaShape
 
+PRIVATE_NETWORK = {"PENSTOCK_OPEN_ACCESS": "true", "PENSTOCK_ADMIN_HOST": "0.0.0.0"}
+"""The manifests have neither keys nor certificates: only the network protects the services."""
 SGLANG_IMAGE, REDIS_IMAGE = "lmsysorg/sglang:v0.5.23", "redis:7.4-alpine"
 # The images that docker-compose.yml builds.
 PENSTOCK_IMAGES = {
@@ -108,7 +110,7 @@ def compose(site: Site, shapes: Sequence[Sequence[tuple[ReplicaShape, int]]], me
         "restart": "unless-stopped",
         "stop_grace_period": "35s",
         "depends_on": {"redis": {"condition": "service_healthy"}},
-        "environment": {"REDIS_URL": "redis://redis:6379/0"},
+        "environment": {"REDIS_URL": "redis://redis:6379/0", **PRIVATE_NETWORK},
         "volumes": [f"{mesh_path}:{MESH_FILE}:ro", "${MODELS:-./models}:/models:ro"],
     }
 
@@ -123,7 +125,7 @@ def compose(site: Site, shapes: Sequence[Sequence[tuple[ReplicaShape, int]]], me
         },
         "planner": of("planner"),
         "judge": of("judge"),
-        "router": of("router") | {"ports": ["50051:50051", "8000:8000"]},
+        "router": of("router") | {"ports": [f"127.0.0.1:{port}:{port}" for port in (GRPC_PORT, HTTP_PORT)]},
     }
     gpu, first_of_tier = 0, set[int]()
     for group in groups(site, shapes):
@@ -241,7 +243,7 @@ def _server(group: Group, arguments: list[str]) -> Manifest:
 
 
 def _penstock(role: str, environment: dict[str, str]) -> Manifest:
-    told = {"REDIS_URL": "redis://redis:6379/0"} | environment
+    told = {"REDIS_URL": "redis://redis:6379/0"} | PRIVATE_NETWORK | environment
     address = {"name": "PENSTOCK_ADVERTISE_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
     return {
         "name": role,

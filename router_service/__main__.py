@@ -4,6 +4,7 @@ import argparse
 import sys
 
 from services import telemetry
+from services.access.listening import restricted
 from services.domain.instances import Role
 from services.mesh_file import load_mesh_file
 from services.process_slot import ProcessSlot
@@ -19,11 +20,13 @@ def main() -> None:
     if slot is None:
         with exits_on_unusable_settings(Role.ROUTER.value):
             settings = ServiceSettings.load()
-            count = settings.processes_of_router(load_mesh_file(settings.mesh_file))
+            mesh = load_mesh_file(settings.mesh_file)
+            count = settings.processes_of_router(mesh)
             if count > 1:
                 from services.process_group import run_group
 
                 telemetry.set_up_logging(Role.ROUTER.value, settings)
+                settings = restricted(settings, mesh, Role.ROUTER)
                 sys.exit(run_group(Role.ROUTER, "router_service", settings, count))
     from router_service.compose import compose  # these load gRPC, which a parent of processes must not
     from services.runtime import run_service

@@ -29,7 +29,10 @@ from router_service.status import MeshStatus
 from router_service.telemetry.late_traces import LateTraces
 from router_service.telemetry.sampling import WindowSampler, WorkloadReporter
 from router_service.telemetry.stats import RouterStats
+from router_service.tenancy.key_follower import KeyFollower
+from router_service.tenancy.tenancy import Tenancy
 from services import open_files
+from services.access.tenants import Tenant
 from services.channels import ChannelPool
 from services.clock import SystemClock
 from services.domain.instances import Role
@@ -38,6 +41,8 @@ from services.health import Health
 from services.runtime import Chassis
 from services.settings import SettingsError
 from services.state import MeshFeed, TraceStore, WorkloadStore
+from services.state.limits import SharedLimits
+from services.state.usage import UsageStore
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +59,7 @@ async def compose(chassis: Chassis) -> None:
     options, tracer, stack = chassis.mesh.router, chassis.telemetry.tracer, chassis.stack
     view = MeshView(keep_expired={Role.WORKER, Role.JUDGE})
     pool = InstancePool(view, options.ejection_s)
-    channels = await stack.enter_async_context(ChannelPool())
+    channels = await stack.enter_async_context(ChannelPool(chassis.certificates))
     await stack.enter_async_context(MeshFeed(chassis.redis, chassis.keys, view, on_change=pool.view_changed))
     queue = AdmissionQueue(options.max_active, options.max_waiting)
     stats = RouterStats(chassis.telemetry.meter, view)
@@ -79,11 +84,14 @@ async def compose(chassis: Chassis) -> None:
         sampler = WindowSampler(replan.sample, replan.window_s, SystemClock(), random.Random())
         await stack.enter_async_context(WorkloadReporter(sampler, WorkloadStore(chassis.redis, chassis.keys)))
     late_traces = LateTraces(tracer, chassis.telemetry.keeps_trace, options.trace_slow_s)
+    tenancy = await stack.enter_async_context(await _tenancy(chassis))
+    if tenancy.needs_keys:
+        chassis.guard.authenticate = tenancy.authenticate
     driver = RequestDriver(view, queue, tiers, judge, stats, tracer, late_traces, sampler, options.flag_below)
     chassis.interceptor.refuse_early(f"/{ROUTER_SERVICE}/Generate", driver.refusal)
     draining, batching = InFlightRequests(), AnswerBatching()
     router_pb2_grpc.add_RouterServiceServicer_to_server(
-        RouterServicer(driver, view, draining, batching, options.default_deadline_s, options.heartbeat_s, slo),
+        RouterServicer(driver, tenancy, view, draining, batching, options.default_deadline_s, options.heartbeat_s, slo),
         chassis.server,
     )
     siblings = None
@@ -95,7 +103,10 @@ async def compose(chassis: Chassis) -> None:
         server = await start_server(chassis.slot, RouterProcessServicer(status.counters, move))
         stack.push_async_callback(server.stop, 0)
     router_pb2_grpc.add_MeshServiceServicer_to_server(
-        MeshServicer(status, TraceStore(chassis.redis, chassis.keys), move, siblings), chassis.server
+        MeshServicer(
+            status, TraceStore(chassis.redis, chassis.keys), UsageStore(chassis.redis, chassis.keys), move, siblings
+        ),
+        chassis.admin,
     )
     chassis.health.offer(ROUTER_SERVICE, MESH_SERVICE)
     limits = HttpLimits(
@@ -105,25 +116,43 @@ async def compose(chassis: Chassis) -> None:
         keepalive_timeout_s=options.keepalive_timeout_s,
         max_connections=open_files.connections(options.max_connections),
     )
-    gateway = OpenAiGateway(driver, view, draining, batching, chassis.telemetry, limits, slo)
+    gateway = OpenAiGateway(driver, tenancy, view, draining, batching, chassis.telemetry, limits, slo)
     if siblings is not None:
         await _wait_for_plan(pool, siblings)
         siblings.listening = True
         chassis.on_drain.append(functools.partial(_stop_listening, gateway, siblings))
     try:
         port = await gateway.start(
-            chassis.settings.bind_host, chassis.settings.http_port, shared_port=chassis.slot is not None
+            chassis.settings.bind_host,
+            chassis.settings.http_port,
+            shared_port=chassis.slot is not None,
+            certificates=chassis.client_certificates,
         )
     except OSError as error:
         raise SettingsError(f"http_port: cannot listen on {chassis.settings.http_port}: {error.strerror}") from error
     stack.push_async_callback(gateway.close)
     chassis.http_address = f"{chassis.host}:{port}"
-    _log.info("OpenAI-compatible API at http://%s/v1", chassis.http_address)
+    _log.info(
+        "OpenAI-compatible API at %s://%s/v1",
+        "http" if chassis.client_certificates is None else "https",
+        chassis.http_address,
+    )
     chassis.on_drain.append(draining.drained)
     await chassis.health.set_ready(ROUTER_SERVICE, False)  # until there is a plan
     chassis.supervise("readiness", lambda: _report_readiness(chassis.health, pool, draining))
     chassis.supervise("channel-sweep", lambda: _sweep(channels, view, sessions))
     chassis.supervise("lease-probe", LeaseProbe(pool, channels).run)
+
+
+async def _tenancy(chassis: Chassis) -> Tenancy:
+    """The tenants of the mesh file, and the keys of the key file, if there is one."""
+    access, path = chassis.mesh.access, chassis.settings.key_file(chassis.mesh)
+    keys = await chassis.stack.enter_async_context(KeyFollower(path)) if path is not None else None
+    tenants = [Tenant(**tenant.model_dump()) for tenant in access.tenants]
+    prices = {tier.name: (tier.prompt_price, tier.output_price) for tier in chassis.mesh.tiers}
+    shared = SharedLimits(chassis.redis, chassis.keys, chassis.instance_id)
+    store = UsageStore(chassis.redis, chassis.keys)
+    return Tenancy(tenants, keys, shared, store, chassis.telemetry.meter, prices)
 
 
 async def _wait_for_plan(pool: InstancePool, siblings: Siblings) -> None:

@@ -1,6 +1,6 @@
 """Converts between the router's domain types and protobuf messages."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.router.v1 import router_pb2 as pb
@@ -34,6 +34,7 @@ from services.domain.requests import (
 )
 from services.domain.slo.promises import Promise, SloClass
 from services.state.traces import SpanRecord
+from services.state.usage import UsageOf
 
 MAX_PRIORITY = 100
 
@@ -212,6 +213,19 @@ def _summary_to_proto(summary: TierSummary) -> pb.TierSummary:
         time=common.duration(summary.time_s),
         score_reason=summary.score_reason,
         flagged=summary.flagged,
+    )
+
+
+def usage_to_proto(of: UsageOf, measures: Mapping[str, float]) -> pb.TenantUsage:
+    return pb.TenantUsage(
+        tenant=of.tenant,
+        key_id=of.key_id,
+        tier=of.tier,
+        request_count=round(measures.get("requests", 0.0)),
+        prompt_token_count=round(measures.get("prompt_tokens", 0.0)),
+        output_token_count=round(measures.get("output_tokens", 0.0)),
+        tier_seconds=measures.get("tier_seconds", 0.0),
+        cost=measures.get("cost", 0.0),
     )
 
 

@@ -1,6 +1,7 @@
 """RouterService and MeshService."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from functools import partial
@@ -22,6 +23,7 @@ from router_service.migration.movable_reply import Moved, NotMoved
 from router_service.siblings.client import Siblings
 from router_service.siblings.servicer import Move, moved_to_proto
 from router_service.status import MeshStatus
+from router_service.tenancy.tenancy import Tenancy
 from services import proto_codec as common
 from services.domain.errors import DeadlineExceeded, InvalidRequest, NotFound, invalid
 from services.domain.instances import Role
@@ -30,6 +32,7 @@ from services.domain.slo.promises import Promise
 from services.grpc_types import Context
 from services.settings import MeshSlo
 from services.state import TraceStore
+from services.state.usage import KEPT_DAYS, UsageStore
 from services.write_timeouts import write_deadline_s
 
 ROUTER_SERVICE = pb.DESCRIPTOR.services_by_name["RouterService"].full_name
@@ -44,6 +47,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
     def __init__(
         self,
         driver: RequestDriver,
+        tenancy: Tenancy,
         view: MeshView,
         draining: InFlightRequests,
         batching: AnswerBatching,
@@ -52,6 +56,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         slo: MeshSlo = NO_CLASSES,
     ) -> None:
         self._driver, self._view, self._draining, self._batching = driver, view, draining, batching
+        self._tenancy = tenancy
         self._default_deadline_s, self._heartbeat_s, self._slo = default_deadline_s, heartbeat_s, slo
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
@@ -69,12 +74,19 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
             {"gen_ai.request.model": routed.model, "penstock.request_id": routed.request_id}
         )
         with self._draining:
-            async with aclosing(
-                with_heartbeats(partial(self._driver.drive, routed), self._heartbeat_s, self._batching)
-            ) as events:
+            async with (
+                self._tenancy.admitted((routed,)) as admission,
+                aclosing(
+                    with_heartbeats(
+                        partial(self._driver.drive, admission.requests[0]), self._heartbeat_s, self._batching
+                    )
+                ) as events,
+            ):
                 try:
                     async for event in events:
-                        if loop.time() >= deadline_s and not isinstance(event, Finished):
+                        if isinstance(event, Finished):
+                            admission.finished(event)
+                        elif loop.time() >= deadline_s:
                             raise DeadlineExceeded("the deadline passed while the client was reading")
                         yield codec.event_to_proto(event, self._heartbeat_s)
                 except InvalidRequest as error:
@@ -84,13 +96,22 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         models = [
             pb.Model(id=m.id, model=m.model, cascade=m.cascade, max_context_tokens=m.max_context_tokens)
             for m in models_of(self._view)
+            if self._tenancy.allows_model(m.id)
         ]
         return pb.ListModelsResponse(models=models)
 
 
 class MeshServicer(router_pb2_grpc.MeshServiceServicer):
-    def __init__(self, status: MeshStatus, traces: TraceStore, move: Move, siblings: Siblings | None = None) -> None:
+    def __init__(
+        self,
+        status: MeshStatus,
+        traces: TraceStore,
+        usage: UsageStore,
+        move: Move,
+        siblings: Siblings | None = None,
+    ) -> None:
         self._status, self._traces, self._move, self._siblings = status, traces, move, siblings
+        self._usage = usage
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
         return pb.GetStatusResponse(status=await self._status.read())
@@ -113,6 +134,13 @@ class MeshServicer(router_pb2_grpc.MeshServiceServicer):
             raise invalid("limit_count", f"must be from 1 to {MAX_TRACES}")
         traces = await self._traces.last(limit)
         return pb.ListTracesResponse(traces=[codec.trace_to_proto(spans) for spans in traces])
+
+    async def GetUsage(self, request: pb.GetUsageRequest, context: Context) -> pb.GetUsageResponse:
+        days = request.day_count if request.HasField("day_count") else 1
+        if not 1 <= days <= KEPT_DAYS:
+            raise invalid("day_count", f"must be from 1 to {KEPT_DAYS}")
+        usage = await self._usage.read(days, time.time())
+        return pb.GetUsageResponse(entries=[codec.usage_to_proto(of, usage[of]) for of in usage])
 
     async def MoveReply(self, request: pb.MoveReplyRequest, context: Context) -> pb.MoveReplyResponse:
         try:

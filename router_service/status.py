@@ -124,6 +124,7 @@ class MeshStatus:
             state=self._state(record),
             age=common.duration(min(age_s, 1e9)),
             process_count=len(processes),
+            admin_address=record.admin_address,
         )
         if record.model is not None:
             status.tier, status.engine, status.kv_blocks = (

@@ -8,6 +8,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from services.settings import (
+    MeshAccess,
     MeshFile,
     MeshJudge,
     MeshPlanner,
@@ -18,7 +19,9 @@ from services.settings import (
     MeshSloClass,
     MeshSloPhase,
     MeshStages,
+    MeshTenant,
     MeshTier,
+    MeshTls,
     ServiceSettings,
     SglangMeshEngine,
     SimulatedMeshEngine,
@@ -47,6 +50,9 @@ SECTIONS: tuple[tuple[str, type[Any]], ...] = (
     ("`slo`", MeshSlo),
     ("`slo.classes.*`", MeshSloClass),
     ("`slo.classes.*.phases[]`", MeshSloPhase),
+    ("`access`", MeshAccess),
+    ("`access.tenants[]`", MeshTenant),
+    ("`tls`", MeshTls),
     ("Environment", ServiceSettings),
 )
 

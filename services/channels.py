@@ -1,13 +1,17 @@
 """gRPC channels to other instances: one per address, shared, closed when the instance is gone."""
 
 import json
+import time
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 
 from grpc import aio
 
+from services.access.certificates import SERVER_NAME, CertificateFiles, channel_credentials
 from services.domain.instances import Role
 
+RETIRED_S = 900.0
+"""How long calls may continue on a channel whose certificates were replaced: more than the usual deadline of a request."""
 MAX_MESSAGE_BYTES = 32 * 1024 * 1024
 """Size limit of a message between services."""
 MAX_CLIENT_MESSAGE_BYTES = 8 * 1024 * 1024
@@ -47,21 +51,47 @@ def server_options(role: Role, *, shared_port: bool = False) -> tuple[tuple[str,
 
 
 class ChannelPool(AbstractAsyncContextManager["ChannelPool"]):
-    """Channels by address, open as long as the context lasts."""
+    """Channels by address, open as long as the context lasts.
 
-    def __init__(self) -> None:
+    certificates: of this process, where services know each other by certificates.
+    """
+
+    def __init__(self, certificates: CertificateFiles | None = None) -> None:
+        self._certificates = certificates
         self._channels: dict[str, aio.Channel] = {}
+        self._versions: dict[str, int] = {}
+        self._retired: list[tuple[float, aio.Channel]] = []
 
-    def get(self, address: str) -> aio.Channel:
+    def get(self, address: str, role: Role = Role.WORKER) -> aio.Channel:
+        """The channel to a service at an address. With certificates, the service must have one of this role.
+
+        After a change of the certificates it is a new channel; calls of the old one continue for `RETIRED_S`.
+        """
         channel = self._channels.get(address)
-        if channel is None:
-            channel = self._channels[address] = aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        if self._certificates is None:
+            if channel is None:
+                channel = self._channels[address] = aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+            return channel
+        certificates = self._certificates.current()
+        if channel is not None and self._versions[address] == certificates.version:
+            return channel
+        if channel is not None:
+            self._retired.append((time.monotonic(), channel))
+        name = ("grpc.ssl_target_name_override", SERVER_NAME.format(role=role.value))
+        credentials = channel_credentials(certificates)
+        channel = self._channels[address] = aio.secure_channel(address, credentials, (*CHANNEL_OPTIONS, name))
+        self._versions[address] = certificates.version
         return channel
 
     async def keep(self, addresses: set[str]) -> None:
-        """Close the channels to all other addresses. Their calls fail."""
+        """Close the channels to all other addresses, and old ones. Their calls fail."""
         for address in [a for a in self._channels if a not in addresses]:
             await self._channels.pop(address).close()
+        before_s = time.monotonic() - (RETIRED_S if addresses else 0.0)
+        old = [channel for retired_s, channel in self._retired if retired_s <= before_s]
+        self._retired = [(retired_s, channel) for retired_s, channel in self._retired if retired_s > before_s]
+        for channel in old:
+            await channel.close()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

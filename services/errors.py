@@ -23,11 +23,13 @@ from services.domain.errors import (
     Overloaded,
     PeerNotReading,
     PenstockError,
+    PermissionDenied,
     PoisonRequest,
     PromptTooLong,
     RequestFailed,
     RevisionConflict,
     SloDeclined,
+    Unauthenticated,
     Unavailable,
     UnsupportedByModel,
 )
@@ -54,6 +56,8 @@ TABLE: dict[type[PenstockError], tuple[grpc.StatusCode, int]] = {
     PoisonRequest: (grpc.StatusCode.FAILED_PRECONDITION, 422),
     MessageTooLarge: (grpc.StatusCode.INVALID_ARGUMENT, 413),
     PeerNotReading: (grpc.StatusCode.UNAVAILABLE, 503),
+    Unauthenticated: (grpc.StatusCode.UNAUTHENTICATED, 401),
+    PermissionDenied: (grpc.StatusCode.PERMISSION_DENIED, 403),
 }
 
 _CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}

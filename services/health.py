@@ -20,11 +20,13 @@ STATE_LINK = "penstock.state"
 class Health:
     """Health of the server, of each of its services, and of its connection to Redis."""
 
-    def __init__(self, server: aio.Server, instance_id: str) -> None:
+    def __init__(self, server: aio.Server, instance_id: str, *, admin: aio.Server | None = None) -> None:
+        """admin: the server of the administrative listener: health is served there, too, and reflection only there."""
         self._servicer = health.aio.HealthServicer()
         self._names = ["", instance_id]
-        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
-        self._server = server
+        for each in (server, admin) if admin is not None else (server,):
+            health_pb2_grpc.add_HealthServicer_to_server(self._servicer, each)
+        self._server = admin or server
 
     def offer(self, *services: str) -> None:
         """Add services, by full name, to reflection and health."""

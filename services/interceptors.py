@@ -17,7 +17,15 @@ from opentelemetry.metrics import Histogram
 from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, StatusCode
 
 from services import errors, telemetry
-from services.domain.errors import InvalidRequest, Overloaded, PenstockError, invalid
+from services.access.guard import CallGuard
+from services.domain.errors import (
+    InvalidRequest,
+    Overloaded,
+    PenstockError,
+    PermissionDenied,
+    Unauthenticated,
+    invalid,
+)
 from services.grpc_types import Context, Handler
 from services.telemetry import Telemetry
 from services.write_timeouts import WriteTimeouts
@@ -135,8 +143,12 @@ class ChassisInterceptor(aio.ServerInterceptor):
     message (UNKNOWN with the text of the exception), and a call that ends without a message (it hangs).
     """
 
-    def __init__(self, measured: Telemetry, write_timeout_s: float) -> None:
-        self._calls = CallRecorder(measured)
+    def __init__(self, measured: Telemetry, write_timeout_s: float, guard: CallGuard | None = None) -> None:
+        """guard: refuses calls that their callers may not make; None lets every call pass."""
+        self._calls, self._guard = CallRecorder(measured), guard
+        self._refused = measured.meter.create_counter(
+            "penstock.rpc.server.denied", unit="{call}", description="Calls that their callers may not make, by reason."
+        )
         given_up = measured.meter.create_counter("penstock.rpc.server.write_timeouts", unit="{call}")
         self._writes = WriteTimeouts(write_timeout_s, lambda: given_up.add(1))
         self._handlers: dict[str, Handler] = {}  # by method: only those that are served, so they are few
@@ -163,18 +175,19 @@ class ChassisInterceptor(aio.ServerInterceptor):
 
     def _recorded(self, method: str, handler: Handler) -> Handler:
         several = handler.request_streaming
+        denied = partial(self._denied, method)
         deserializer = _checked(handler.request_deserializer)
         if handler.response_streaming:
             inner: Any = handler.stream_stream if several else handler.unary_stream
             make_handler = grpc.stream_stream_rpc_method_handler
             if method.startswith(FOREIGN):
-                return make_handler(_foreign(inner, several=several), deserializer, handler.response_serializer)
+                return make_handler(_foreign(inner, denied, several=several), deserializer, handler.response_serializer)
             refusal = self._refusals.get(method, _admit)
             begin = partial(self._calls.begin, method.lstrip("/"))
 
             # Not a generator, so that the span is current only in here, even if the client disconnects.
             async def stream(requests: AsyncIterator[Any], context: Context) -> None:
-                if (refused := refusal()) is not None:
+                if (refused := denied(context) or refusal()) is not None:
                     await context.abort_with_status(errors.to_status(refused))
                 call, write = begin(_trace_context(context)), self._writes.watched()
                 with call.span() as span:
@@ -194,11 +207,13 @@ class ChassisInterceptor(aio.ServerInterceptor):
         single: Any = handler.stream_unary if several else handler.unary_unary
         made_unary = grpc.stream_unary_rpc_method_handler
         if method.startswith(FOREIGN):
-            return made_unary(_foreign(single, several=several), deserializer, handler.response_serializer)
+            return made_unary(_foreign(single, denied, several=several), deserializer, handler.response_serializer)
 
         begin_unary = partial(self._calls.begin, method.lstrip("/"))
 
         async def unary(requests: AsyncIterator[Any], context: Context) -> Any:
+            if (refused := denied(context)) is not None:
+                await context.abort_with_status(errors.to_status(refused))
             call = begin_unary(_trace_context(context))
             with call.span() as span:
                 try:
@@ -209,6 +224,16 @@ class ChassisInterceptor(aio.ServerInterceptor):
                 return response
 
         return made_unary(unary, deserializer, handler.response_serializer)
+
+    def _denied(self, method: str, context: Context) -> PenstockError | None:
+        """Why the caller may not make this call; None if it may. Nothing of the call has been read."""
+        try:
+            if self._guard is not None:
+                self._guard.check(method, context)
+        except (PermissionDenied, Unauthenticated) as error:
+            self._refused.add(1, {"rpc.method": method.lstrip("/"), "error.type": error.reason})
+            return error
+        return None
 
 
 def _admit() -> None:
@@ -281,10 +306,14 @@ async def _request(requests: AsyncIterator[Any], *, several: bool) -> Any:
         raise invalid("request", "is missing: the call ended without a message") from None
 
 
-def _foreign(inner: Any, *, several: bool) -> Callable[[AsyncIterator[Any], Context], Awaitable[Any]]:
+def _foreign(
+    inner: Any, denied: Callable[[Context], PenstockError | None], *, several: bool
+) -> Callable[[AsyncIterator[Any], Context], Awaitable[Any]]:
     """A handler of the packages of grpc, which is not recorded. It may be a generator or write itself."""
 
     async def handle(requests: AsyncIterator[Any], context: Context) -> Any:
+        if (refused := denied(context)) is not None:
+            await context.abort_with_status(errors.to_status(refused))
         try:
             called = inner(await _request(requests, several=several), context)
             if isinstance(called, Awaitable):

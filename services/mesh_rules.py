@@ -32,6 +32,8 @@ def disagreements(mesh: MeshFile) -> Iterator[FieldProblem]:
         yield FieldProblem("router.processes", problem)
     if problem := redis_url_problem(mesh.redis_url):
         yield FieldProblem("redis_url", problem)
+    yield from _access_problems(mesh)
+    yield from _tls_problems(mesh)
     yield from _scorer_problems(mesh)
     yield from _slo_problems(mesh)
     yield from _replan_problems(mesh)
@@ -93,6 +95,7 @@ def _port_problems(mesh: MeshFile) -> Iterator[FieldProblem]:
     ranges = [
         _Ports("router.grpc_port", mesh.router.grpc_port, routers, "routers"),
         _Ports("router.http_port", mesh.router.http_port, routers, "routers"),
+        _Ports("router.admin_port", mesh.router.admin_port, routers, "routers"),
         *(
             _Ports(f"tiers[{i}].sglang.port", tier.sglang.port, tier.workers, "SGLang servers")
             for i, tier in enumerate(mesh.tiers)
@@ -112,6 +115,27 @@ def _port_problems(mesh: MeshFile) -> Iterator[FieldProblem]:
                 f"ports {second.first} to {second.last} overlap {first.field}, which is {first.first} to {first.last}: "
                 "each process takes a port of its own",
             )
+
+
+def _access_problems(mesh: MeshFile) -> Iterator[FieldProblem]:
+    names, models = [tenant.name for tenant in mesh.access.tenants], {"cascade", *(tier.name for tier in mesh.tiers)}
+    if len(set(names)) != len(names):
+        yield FieldProblem("access.tenants", "names must differ")
+    if names and not mesh.access.keys:
+        yield FieldProblem("access.keys", "missing: tenants are recognised by their keys")
+    for i, tenant in enumerate(mesh.access.tenants):
+        for model in tenant.models:
+            if model not in models:
+                yield FieldProblem(
+                    f"access.tenants[{i}].models", f"no model '{model}' among {', '.join(sorted(models))}"
+                )
+
+
+def _tls_problems(mesh: MeshFile) -> Iterator[FieldProblem]:
+    if bool(mesh.tls.client_certificate) != bool(mesh.tls.client_key):
+        yield FieldProblem("tls", "client_certificate and client_key belong together")
+    if mesh.tls.client_certificate and not mesh.tls.folder:
+        yield FieldProblem("tls.folder", "missing: with TLS for clients, services need certificates, too")
 
 
 TIMED_SCORERS = ("llm", "reward", "consistency", "code")  # their timeout_s is used

@@ -54,7 +54,8 @@ def run_group(role: Role, module: str, settings: ServiceSettings, count: int) ->
     """
     with ExitStack() as stack:
         host, group_id = settings.reachable_host, settings.instance_id or telemetry.make_instance_id(role.value, "")
-        ports = {name: _shared_port(settings, name, stack) for name in ("grpc_port", "http_port")}
+        hosts = {"grpc_port": settings.bind_host, "http_port": settings.bind_host, "admin_port": settings.admin_host}
+        ports = {name: _shared_port(settings, name, host, stack) for name, host in hosts.items()}
         metrics_ports = [free_port() for _ in range(count)]
         metrics = GroupMetrics(role.value, metrics_ports)
         metrics_address = f"{host}:{_serve_metrics(metrics, settings, stack)}"
@@ -68,7 +69,7 @@ def run_group(role: Role, module: str, settings: ServiceSettings, count: int) ->
             argv = [sys.executable, "-m", module, "--slot", slot.to_json()]
             stop_s = settings.drain_s + STOP_MARGIN_S
             specs.append(ProcessSpec(slot.instance_id, argv, env, log=None, stop_order=0, stop_s=stop_s))
-        _log.info("%s: %d processes share port %d and port %d", group_id, count, *ports.values())
+        _log.info("%s: %d processes share the ports %s", group_id, count, ", ".join(map(str, ports.values())))
         return asyncio.run(_keep(slots, specs, metrics))
 
 
@@ -114,12 +115,12 @@ async def _kill_stuck(slots: Sequence[ProcessSlot], processes: Sequence[Watched]
                 process.process.kill()
 
 
-def _shared_port(settings: ServiceSettings, name: str, stack: ExitStack) -> int:
+def _shared_port(settings: ServiceSettings, name: str, host: str, stack: ExitStack) -> int:
     """Reserve the port of a setting until the stack is left; return it."""
     try:
-        shared = SharedPort(settings.bind_host, getattr(settings, name))
+        shared = SharedPort(host, getattr(settings, name))
     except OSError as error:
-        where = f"{settings.bind_host}:{getattr(settings, name)}"
+        where = f"{host}:{getattr(settings, name)}"
         raise SettingsError(f"{name}: cannot listen on {where}: {error.strerror}") from None
     stack.callback(shared.close)
     return shared.port

@@ -18,6 +18,10 @@ from grpc import aio
 from redis.asyncio import Redis
 
 from services import grpc_server, open_files, telemetry
+from services.access.certificates import CertificateFiles, server_credentials
+from services.access.guard import CallGuard
+from services.access.listening import restricted
+from services.access.roles import Listener
 from services.background import EndProcess, end, supervise
 from services.channels import server_options
 from services.domain.instances import InstanceRecord, Load, ModelCard, Role
@@ -60,7 +64,16 @@ class Chassis:
     keys: Keys
     telemetry: Telemetry
     server: aio.Server
+    admin: aio.Server
+    """The server of the administrative listener."""
+    admin_address: str
     interceptor: ChassisInterceptor
+    guard: CallGuard
+    """Of `server`."""
+    certificates: CertificateFiles | None
+    """Of this service's role; None without TLS."""
+    client_certificates: CertificateFiles | None
+    """What the callers of `server` see."""
     health: Health
     stack: AsyncExitStack
     slot: ProcessSlot | None = None
@@ -166,6 +179,7 @@ async def serve(
     Returns:
         Whether it has served: False if it was stopped while it started.
     """
+    settings = restricted(settings, mesh, role)
     if slot is not None:
         mesh = mesh.router_share(slot.index, slot.count)
     keys = Keys(mesh.name)
@@ -187,11 +201,25 @@ async def serve(
             sampling=_sampling(mesh.router) if role in ENTRIES else None,
         )
         stack.callback(measured.close)
-        interceptor = ChassisInterceptor(measured, mesh.router.write_timeout_s)
+        folder = settings.certificate_folder(mesh)
+        certificates = CertificateFiles.of_role(folder, role.value) if folder is not None else None
+        shown = _client_certificates(settings, mesh) or certificates if role is Role.ROUTER else certificates
+        internal = role is not Role.ROUTER
+        guard = CallGuard(
+            Listener.INTERNAL if internal else Listener.CLIENT, certificates=internal and certificates is not None
+        )
+        interceptor = ChassisInterceptor(measured, mesh.router.write_timeout_s, guard)
         limits = grpc_server.client_limits(mesh.router) if role is Role.ROUTER else ()
         options = server_options(role, shared_port=slot is not None)
         server = grpc_server.server((interceptor,), (*options, *limits))
-        port = settings.grpc_port if slot is not None else _listen(server, settings)
+        admin_guard = CallGuard(Listener.ADMIN, certificates=certificates is not None)
+        admin_interceptor = ChassisInterceptor(measured, mesh.router.write_timeout_s, admin_guard)
+        admin = grpc_server.server((admin_interceptor,), options)
+        service_port = _Port(server, "grpc_port", settings.bind_host, settings.grpc_port, shown, mutual=internal)
+        admin_port = _Port(admin, "admin_port", settings.admin_host, settings.admin_port, certificates)
+        if slot is None:
+            service_port.listen()
+            admin_port.listen()
         redis = connect(state_url)
         stack.push_async_callback(redis.aclose)
         chassis = Chassis(
@@ -200,13 +228,18 @@ async def serve(
             mesh=mesh,
             instance_id=instance_id,
             host=host,
-            address=f"{host}:{port}",
+            address=f"{host}:{service_port.number}",
             redis=redis,
             keys=keys,
             telemetry=measured,
             server=server,
+            admin=admin,
+            admin_address=f"{settings.reachable_admin_host}:{admin_port.number}",
             interceptor=interceptor,
-            health=Health(server, instance_id),
+            guard=guard,
+            certificates=certificates,
+            client_certificates=shown,
+            health=Health(server, instance_id, admin=admin),
             stack=stack,
             slot=slot,
         )
@@ -214,13 +247,16 @@ async def serve(
             _log.info("stopped before it served")
             return False
         if slot is not None:  # not before: the kernel gives connections to every process that listens
-            _listen(server, settings)
-        await server.start()
-        stack.push_async_callback(server.stop, 0)
+            service_port.listen()
+            admin_port.listen()
+        for each in (server, admin):
+            await each.start()
+            stack.push_async_callback(each.stop, 0)
         record = InstanceRecord(
             instance_id=instance_id,
             role=role,
             address=chassis.address,
+            admin_address=chassis.admin_address,
             epoch=time.time(),
             sequence=0,
             lease_s=settings.lease_s,
@@ -253,24 +289,53 @@ async def serve(
         registrar.drain()
         await chassis.health.enter_graceful_shutdown()
         if slot is not None:
-            closing = supervise("close-listener", lambda: server.stop(settings.drain_s), endless=False)
-            stack.push_async_callback(end, closing)
+            for each in (server, admin):
+                closing = supervise("close-listener", functools.partial(each.stop, settings.drain_s), endless=False)
+                stack.push_async_callback(end, closing)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(settings.drain_s):
                 for drained in chassis.on_drain:
                     await drained()
-        await server.stop(1.0)
+        await asyncio.gather(server.stop(1.0), admin.stop(1.0))
     _log.info("stopped")
     return True
 
 
-def _listen(server: aio.Server, settings: ServiceSettings) -> int:
-    """Listen; return the port."""
-    address = f"{settings.bind_host}:{settings.grpc_port}"
-    try:
-        return server.add_insecure_port(address)
-    except RuntimeError:
-        raise SettingsError(f"grpc_port: cannot listen on {address}") from None
+def _client_certificates(settings: ServiceSettings, mesh: MeshFile) -> CertificateFiles | None:
+    """The certificate that clients of a router see, if it is not the router's own."""
+    tls = mesh.tls
+    if not tls.client_certificate:
+        return None
+    return CertificateFiles(settings.resolve(tls.client_certificate), key=settings.resolve(tls.client_key))
+
+
+@dataclass(slots=True)
+class _Port:
+    """A port of a server. number: 0 until it listens, if any free port may be used."""
+
+    server: aio.Server
+    setting: str
+    host: str
+    number: int
+    certificates: CertificateFiles | None
+    mutual: bool = True
+    """Whether callers need a certificate, too."""
+
+    def listen(self) -> None:
+        """Listen.
+
+        Raises:
+            SettingsError: The port is in use, or the host is not an address of this machine.
+        """
+        address = f"{self.host}:{self.number}"
+        try:
+            if self.certificates is None:
+                self.number = self.server.add_insecure_port(address)
+            else:
+                credentials = server_credentials(self.certificates, mutual=self.mutual)
+                self.number = self.server.add_secure_port(address, credentials)
+        except RuntimeError:
+            raise SettingsError(f"{self.setting}: cannot listen on {address}") from None
 
 
 async def _completed(work: Coroutine[None, None, None], stop: asyncio.Event) -> bool:

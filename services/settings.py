@@ -163,6 +163,10 @@ class MeshTier(BaseModel):
     its start. For engines whose steps are ours: torch and simulated."""
     best_effort_reserve: float = Field(default=0.05, ge=0, lt=1)
     """With batch_policy slo: the share of each step's time that requests without a kept SLO have while there are any."""
+    prompt_price: float = Field(default=0.0, ge=0)
+    """What a million prompt tokens cost, for `penstock usage`, in a currency of your choice."""
+    output_price: float = Field(default=0.0, ge=0)
+    """The same for output tokens."""
     simulated: SimulatedMeshEngine = SimulatedMeshEngine()
     """The latency model of the simulated engine."""
     sglang: SglangMeshEngine = SglangMeshEngine()
@@ -279,6 +283,8 @@ class MeshRouter(BaseModel):
     """gRPC port of the first router; the next routers use the next ports. 0: any free port."""
     http_port: int = Field(default=8000, ge=0, le=MAX_PORT)
     """The same for the OpenAI-compatible API."""
+    admin_port: int = Field(default=0, ge=0, le=MAX_PORT)
+    """The same for the administrative listener."""
     max_active: int = Field(default=256, ge=1)
     """Requests that one router processes at once."""
     max_waiting: int = Field(default=512, ge=0)
@@ -407,6 +413,59 @@ class MeshPlanner(BaseModel):
     """Planning again when the workload drifts: see below."""
 
 
+class MeshTenant(BaseModel):
+    """One tenant. A limit that is not set does not exist."""
+
+    model_config = _FROZEN
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_.-]{0,62}$")
+    """Name of the tenant: 1 to 63 characters of a-z, 0-9, -, _ and `.`."""
+    requests_per_minute: int | None = Field(default=None, ge=1)
+    """Requests (choices of a request count one by one) in any 60 s, at all routers together."""
+    tokens_per_minute: int | None = Field(default=None, ge=1)
+    """Tokens of prompts and replies in any 60 s, at all routers together. A request reserves an estimate of its prompt and
+    its max_tokens, or 256; its reply's own number counts from its end."""
+    concurrency: int | None = Field(default=None, ge=1)
+    """Requests at once, at all routers together."""
+    models: tuple[str, ...] = ()
+    """Models that its requests may name: `cascade` and tiers. Empty: all."""
+    max_tokens: int | None = Field(default=None, ge=1)
+    """Largest max_tokens of a request; also the limit of requests that set none."""
+    max_n: int | None = Field(default=None, ge=1)
+    """Largest number of choices of one HTTP request, prompts times n."""
+    max_priority: int | None = Field(default=None, ge=-100, le=100)
+    """Highest priority that its requests may have."""
+    slo: bool = True
+    """Whether its requests may ask for latencies."""
+
+
+class MeshAccess(BaseModel):
+    """Who may use the mesh."""
+
+    model_config = _FROZEN
+
+    keys: str = ""
+    """Key file, written by `penstock keys`; a relative path is resolved against the mesh file's folder. Empty: requests need
+    no key, and routers listen on loopback only."""
+    tenants: tuple[MeshTenant, ...] = ()
+    """The tenants that keys belong to: see below."""
+
+
+class MeshTls(BaseModel):
+    """Certificates."""
+
+    model_config = _FROZEN
+
+    folder: str = ""
+    """Folder of the mesh's own certificates, written by `penstock certs`; a relative path is resolved against the mesh
+    file's folder. With it, services accept each other and administrators by their certificates only, and clients use TLS.
+    Empty: no TLS."""
+    client_certificate: str = ""
+    """PEM file of the certificate, with its chain, that clients of the routers see. Empty: the router's own."""
+    client_key: str = ""
+    """PEM file of its private key."""
+
+
 class MeshStages(BaseModel):
     """Length stages: how often workers check their stage, and how many requests migrate at once."""
 
@@ -518,6 +577,10 @@ class MeshFile(BaseModel):
     """Length stages: see below."""
     slo: MeshSlo = MeshSlo()
     """Latency objectives of requests: see below."""
+    access: MeshAccess = MeshAccess()
+    """API keys and tenants: see below."""
+    tls: MeshTls = MeshTls()
+    """Certificates: see below."""
 
     @model_validator(mode="before")
     @classmethod
@@ -575,12 +638,23 @@ class ServiceSettings(BaseSettings):
     """The address at which others reach this process. Empty: bind_host, or the host's name if that is 0.0.0.0."""
     grpc_port: int = Field(default=0, ge=0, le=MAX_PORT)
     """Port of the gRPC server; 0: any free port."""
+    admin_host: str = "127.0.0.1"
+    """The address that the administrative listener listens on: status, traces, moves, plans, draining and reflection."""
+    admin_port: int = Field(default=0, ge=0, le=MAX_PORT)
+    """Port of the administrative listener; 0: any free port."""
     http_port: int = Field(default=0, ge=0, le=MAX_PORT)
     """Port of the router's OpenAI-compatible API; 0: any free port."""
+    open_access: bool = False
+    """Whether to listen on other addresses than loopback although callers need neither an API key nor a certificate. For
+    networks that only the mesh and its operators can reach."""
     metrics_port: int = Field(default=0, ge=0, le=MAX_PORT)
     """Port of the Prometheus metrics; 0: any free port."""
     router_processes: int | None = Field(default=None, ge=1, le=MAX_ROUTER_PROCESSES)
     """Number of processes of a router. Empty: router.processes of the mesh file."""
+    tls_folder: str = ""
+    """Folder of this process's certificates. Empty: tls.folder of the mesh file."""
+    keys_file: str = ""
+    """Key file. Empty: access.keys of the mesh file."""
     redis_url: str = ""
     """URL of the Redis. Empty: REDIS_URL, then the mesh file's."""
     lease_s: float = Field(default=3.0, gt=0)
@@ -641,6 +715,11 @@ class ServiceSettings(BaseSettings):
         """The host in the addresses that this process tells others."""
         return self.advertise_host or (socket.gethostname() if self.bind_host == "0.0.0.0" else self.bind_host)
 
+    @property
+    def reachable_admin_host(self) -> str:
+        """The host in the address of the administrative listener that this process tells others."""
+        return (self.advertise_host or socket.gethostname()) if self.admin_host == "0.0.0.0" else self.admin_host
+
     def processes_of_router(self, mesh: MeshFile) -> int:
         """How many processes each router has.
 
@@ -653,6 +732,16 @@ class ServiceSettings(BaseSettings):
             fault = FieldProblem("PENSTOCK_ROUTER_PROCESSES", problem)
             raise SettingsError(joined([fault]), [fault])
         return self.router_processes
+
+    def certificate_folder(self, mesh: MeshFile) -> Path | None:
+        """The folder of the mesh's certificates; None without TLS."""
+        path = self.tls_folder or mesh.tls.folder
+        return self.resolve(path) if path else None
+
+    def key_file(self, mesh: MeshFile) -> Path | None:
+        """The key file; None where requests need no key."""
+        path = self.keys_file or mesh.access.keys
+        return self.resolve(path) if path else None
 
     def resolve(self, path: str) -> Path:
         """A path from the mesh file, resolved against its folder if it is relative."""

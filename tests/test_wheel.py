@@ -85,8 +85,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a running mesh, started from this environment."""
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, list[str]]]:
+    """The addresses of a running mesh, started from this environment."""
     folder = tmp_path_factory.mktemp("mesh")
     tiers = [
         {"name": "small", "model": "s", "threshold": 50, "engine": "simulated"},
@@ -100,8 +100,18 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     started = subprocess.run(up, capture_output=True, text=True, timeout=700, check=False, env=environment)
     assert started.returncode == 0, started.stderr
-    yield json.loads(started.stdout)["grpc"][0]
+    yield json.loads(started.stdout)
     subprocess.run([*penstock_here, "down", "--folder", str(folder)], check=True, timeout=300, env=environment)
+
+
+@pytest.fixture(scope="module")
+def target(running: dict[str, list[str]]) -> str:
+    return running["grpc"][0]
+
+
+@pytest.fixture(scope="module")
+def admin(running: dict[str, list[str]]) -> str:
+    return running["admin"][0]
 
 
 def test_the_environment_lacks_the_extras_and_nothing_else(installed: Installed) -> None:
@@ -150,8 +160,11 @@ def test_the_sdk_imports_and_asks(installed: Installed, target: str) -> None:
         ("plan rollback", "rollback"),
     ],
 )
-def test_what_talks_to_a_mesh_runs_without_extras(installed: Installed, target: str, command: str, shown: str) -> None:
-    done = installed.run("penstock", *command.split(), "--target", target)
+def test_what_talks_to_a_mesh_runs_without_extras(
+    installed: Installed, target: str, admin: str, command: str, shown: str
+) -> None:
+    address = ("--target", target) if command.startswith("ask") else ("--admin", admin)
+    done = installed.run("penstock", *command.split(), *address)
     assert done.returncode == 0, done.stdout + done.stderr
     assert shown in done.stdout
 
@@ -173,6 +186,11 @@ NEEDS = {
     "stages --instances 2 --trace t": "planner",
     "import-profile distserve t.json --model m --as opt-13b": "planner",
     "profile folder": "mesh",
+    "keys create tenant": "service",
+    "keys list": "service",
+    "keys revoke id": "service",
+    "certs init": "certs",
+    "certs rotate": "certs",
 }
 NEED_NONE = {
     "ask",
@@ -186,13 +204,16 @@ NEED_NONE = {
     "plan set",
     "plan history",
     "plan rollback",
+    "keys",
+    "certs",
+    "usage",
 }
 
 
 @pytest.mark.parametrize("command", NEEDS)
 def test_what_needs_an_extra_says_which_in_one_line(installed: Installed, command: str) -> None:
     done = installed.run("penstock", *command.split())
-    words = command.split()[: 2 if command.startswith(("plan apply", "plan render")) else 1]
+    words = command.split()[: 2 if command.startswith(("plan apply", "plan render", "keys ", "certs ")) else 1]
     extra = NEEDS[command]
     said = f'penstock: penstock {" ".join(words)} needs the {extra} extra: pip install "penstock-mesh[{extra}]"'
     assert done.stderr.startswith(said), done.stderr

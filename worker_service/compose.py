@@ -1,11 +1,13 @@
 """Composes the worker service: engine, load tracker, servicer."""
 
 import asyncio
+import functools
 import sys
 from typing import TYPE_CHECKING
 
 from penstock.proto.worker.v1 import worker_pb2_grpc
 from services.channels import ChannelPool
+from services.domain.errors import NotFound
 from services.domain.instances import ModelCard
 from services.domain.latency import StepLatencyModel
 from services.domain.mesh_view import MeshView
@@ -84,7 +86,7 @@ async def compose(chassis: Chassis) -> None:
     sender: KvSender | None = None
     receiver: KvReceiver | None = None
     if isinstance(engine, KvTransferring):
-        channels = await chassis.stack.enter_async_context(ChannelPool())
+        channels = await chassis.stack.enter_async_context(ChannelPool(chassis.certificates))
         sender = KvSender(engine, PeerClient(channels).dial, chassis.telemetry.meter, options.max_transfers)
         receiver = KvReceiver(engine, options.max_transfers)
         chassis.stack.push_async_callback(sender.close)
@@ -106,10 +108,12 @@ async def compose(chassis: Chassis) -> None:
         chassis.telemetry,
         instance_id=chassis.instance_id,
         tier=tier.name,
+        address_of=functools.partial(_address_of, view, tier.name),
         sender=sender,
         receiver=receiver,
     )
-    worker_pb2_grpc.add_WorkerServiceServicer_to_server(servicer, chassis.server)
+    for server in (chassis.server, chassis.admin):
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(servicer, server)
     chassis.health.offer(SERVICE)
     chassis.load, chassis.place = tracker.load, lambda: stages.place
     chassis.model = ModelCard(
@@ -129,6 +133,18 @@ async def compose(chassis: Chassis) -> None:
     if isinstance(engine, Interruptible):
         interruptible = engine
         chassis.supervise("engine-availability", lambda: _announce_availability(interruptible, servicer, chassis))
+
+
+def _address_of(view: MeshView, tier: str, instance_id: str) -> str:
+    """The address of a worker of this tier.
+
+    Raises:
+        NotFound: The registry has no such worker.
+    """
+    for record in view.workers(tier):
+        if record.instance_id == instance_id:
+            return record.address
+    raise NotFound("worker", instance_id)
 
 
 async def _announce_drain(servicer: WorkerServicer, chassis: Chassis) -> None:

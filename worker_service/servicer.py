@@ -1,7 +1,7 @@
 """WorkerService for one engine."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 
 from penstock.proto.worker.v1 import worker_pb2 as pb
@@ -39,13 +39,17 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         *,
         instance_id: str,
         tier: str,
+        address_of: Callable[[str], str],
         sender: KvSender | None = None,
         receiver: KvReceiver | None = None,
     ) -> None:
-        """sender, receiver: of an engine whose KV can move."""
+        """address_of: finds another worker of the tier in the registry, by its instance id; raises NotFound.
+
+        sender, receiver: of an engine whose KV can move.
+        """
         self._engine, self._tracker, self._replies, self._transfers = engine, tracker, replies, transfers
         self._sender, self._receiver = sender, receiver
-        self._instance_id, self._tier = instance_id, tier
+        self._instance_id, self._tier, self._address_of = instance_id, tier, address_of
         self._calls = CallRecorder(measured)
         self.draining = replies.draining
 
@@ -139,14 +143,15 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     async def MigrateOut(self, request: pb.MigrateOutRequest, context: Context) -> AsyncIterator[pb.MigrateOutResponse]:
         if self._sender is None:
             raise NotServed("this engine's requests cannot move")
-        for name in ("request_id", "transfer_id", "target_address"):
+        for name in ("request_id", "transfer_id", "target_instance_id"):
             if not getattr(request, name):
                 raise invalid(name, "must not be empty")
+        address = self._address_of(request.target_instance_id)
         async with self._transfers.sending(request.request_id, starving=request.starving) as free:
             if not free:
                 yield codec.report_to_proto(NotMoved("another request is being sent", busy=True))
                 return
-            reports = self._sender.move(request.request_id, request.transfer_id, request.target_address)
+            reports = self._sender.move(request.request_id, request.transfer_id, address)
             async with aclosing(reports):
                 async for report in reports:
                     yield codec.report_to_proto(report)

@@ -169,5 +169,5 @@ def _label_in(reply: str, labels: Seq[str]) -> str:
         raise NoGrade("the model was still thinking at the end of its reply: thinking_tokens is too small")
     text = _BEFORE_LABEL.sub("", text, count=1)
     if text[:1] not in labels or _CONTINUES.match(text, 1):
-        raise NoGrade(f"no grade in {reply[:80]!r}")
+        raise NoGrade(f"no grade in a reply of {len(reply)} characters")  # which may quote the prompt
     return text[0]

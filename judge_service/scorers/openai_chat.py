@@ -10,7 +10,6 @@ from services.domain.errors import DeadlineExceeded, Overloaded, Unavailable
 
 DEFAULT_RETRY_S = 1.0
 RETRY_RANGE_S = (0.1, 60.0)
-MAX_ERROR_CHARACTERS = 200
 
 
 class OpenAiChat:
@@ -55,8 +54,7 @@ class OpenAiChat:
                 if response.status == 429:
                     raise Overloaded(f"{self._url} is full", retry_after_s(response.headers.get("Retry-After")))
                 if response.status != 200:
-                    text = (await response.text())[:MAX_ERROR_CHARACTERS]
-                    raise Unavailable(f"{self._url} answered {response.status}: {text}")
+                    raise Unavailable(f"{self._url} answered {response.status}")  # its text may quote the prompt
                 choice: dict[str, Any] = (await response.json())["choices"][0]
                 return choice
         except TimeoutError:

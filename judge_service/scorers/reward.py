@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 
 from judge_service.scorers.interface import JudgedAnswer, RawScore, ScorerKind
-from judge_service.scorers.openai_chat import MAX_ERROR_CHARACTERS, retry_after_s
+from judge_service.scorers.openai_chat import retry_after_s
 from services.domain.errors import DeadlineExceeded, Overloaded, PromptTooLong, RequestFailed, Unavailable, invalid
 from services.domain.requests import ChatPrompt, TextPrompt, TokenPrompt
 from services.text_threads import TextThread
@@ -82,13 +82,12 @@ class RewardScorer:
         """The rewards of conversations given as token ids."""
         try:
             async with self._session.post(self._url, json={"input_ids": conversations}) as response:
-                text = (await response.text())[:MAX_ERROR_CHARACTERS] if response.status != 200 else ""
                 if response.status in (429, 503):
                     raise Overloaded(f"{self._url} is full", retry_after_s(response.headers.get("Retry-After")))
                 if response.status == 400:
-                    raise RequestFailed(f"{self._url} refused the conversation: {text}")
+                    raise RequestFailed(f"{self._url} refused the conversation")  # its text may quote the prompt
                 if response.status != 200:
-                    raise Unavailable(f"{self._url} answered {response.status}: {text}")
+                    raise Unavailable(f"{self._url} answered {response.status}")
                 results: Any = await response.json()
                 rewards = [_reward(result) for result in results]
         except TimeoutError:

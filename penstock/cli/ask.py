@@ -72,7 +72,7 @@ def ask(
         slo=_slo(ttft, tpot, slo, decline),
         trace=True,
     )
-    with cli_error_handling(routers), Client(routers, retry=targets.INTERACTIVE) as client:
+    with cli_error_handling(routers), targets.client(routers, retry=targets.INTERACTIVE) as client:
         if json:
             print_json(client.generate(prompt, generation))
             return
@@ -101,7 +101,7 @@ def chat(
     routers = targets.resolve(target)
     generation = Options(model=model, temperature=temperature, max_tokens=max_tokens, trace=True)
     messages = [{"role": "system", "content": system}] if system else []
-    with cli_error_handling(routers), Client(routers, retry=targets.INTERACTIVE) as client:
+    with cli_error_handling(routers), targets.client(routers, retry=targets.INTERACTIVE) as client:
         while True:
             try:
                 prompt = console.input("[bold]you[/] ")

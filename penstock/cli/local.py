@@ -78,6 +78,8 @@ def down(folder: targets.Folder = targets.FOLDER) -> None:
 
 async def run(options: "MeshOptions", *, json: bool) -> None:
     """Run the mesh in the foreground until a signal arrives or a process fails for good."""
+    from services.state.connection import without_password
+
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
@@ -85,10 +87,18 @@ async def run(options: "MeshOptions", *, json: bool) -> None:
         if mesh is None:
             fail("interrupted: all processes have been stopped", INTERRUPTED)
         if json:
-            print_json({"grpc": mesh.grpc_addresses, "http": mesh.http_addresses, "redis_url": mesh.redis_url})
+            print_json(
+                {
+                    "grpc": mesh.grpc_addresses,
+                    "http": mesh.http_addresses,
+                    "admin": mesh.admin_addresses,
+                    "redis_url": without_password(mesh.redis_url),
+                }
+            )
         else:
+            scheme = "http" if mesh.tls_folder is None else "https"
             console.print(f"gRPC    {', '.join(mesh.grpc_addresses)}")
-            console.print(f"OpenAI  {', '.join(f'http://{a}/v1' for a in mesh.http_addresses)}")
+            console.print(f"OpenAI  {', '.join(f'{scheme}://{a}/v1' for a in mesh.http_addresses)}")
             console.print(f"Logs    {options.folder / 'logs'}")
             console.print("Try     penstock ask 'What is 12 + 30?'    Stop it with Ctrl-C.", highlight=False)
         failed = asyncio.create_task(mesh.failed())
@@ -195,9 +205,10 @@ def _detached(mesh: Path, folder: Path, worker: list[str], json: bool) -> None:
         child.wait(DOWN_TIMEOUT_S)
         fail("interrupted: all processes have been stopped", INTERRUPTED)
     if json:
-        print_json({"grpc": running.grpc, "http": running.http, "redis_url": running.redis_url})
+        print_json({"grpc": running.grpc, "http": running.http, "admin": running.admin, "redis_url": running.redis_url})
     else:
-        console.print(f"The mesh is ready: gRPC {', '.join(running.grpc)}, OpenAI http://{running.http[0]}/v1")
+        scheme = "https" if running.tls_folder else "http"
+        console.print(f"The mesh is ready: gRPC {', '.join(running.grpc)}, OpenAI {scheme}://{running.http[0]}/v1")
 
 
 class ProgressLines:

@@ -5,7 +5,23 @@ from typing import Annotated
 import typer
 
 import penstock
-from penstock.cli import ask, check, demo, importing, local, measure, plan, planning, profile, stages, top, trace
+from penstock.cli import (
+    ask,
+    certs,
+    check,
+    demo,
+    importing,
+    keys,
+    local,
+    measure,
+    plan,
+    planning,
+    profile,
+    stages,
+    top,
+    trace,
+    usage,
+)
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Serve a cascade of language models on hardware you own."
@@ -24,7 +40,10 @@ app.command("profile")(profile.profile)
 app.command("stages")(stages.stages)
 app.command("import-profile")(importing.import_profile)
 app.command("measure")(measure.measure)
+app.command("usage")(usage.usage)
 app.add_typer(plan.app, name="plan")
+app.add_typer(keys.app, name="keys")
+app.add_typer(certs.app, name="certs")
 
 
 def _print_version(requested: bool) -> None:

@@ -56,16 +56,17 @@ def measure(
         int, options.number("--concurrency", help="Prompts in flight.", least=1, most=options.MAX_CONCURRENCY)
     ] = 16,
     target: targets.Target = None,
+    admin: targets.Admin = None,
     json: targets.Json = False,
 ) -> None:
     """Measure the quality of each tier on your prompts: every tier answers all of them, and the judge scores every answer."""
     questions = _read(prompts)
     if labelled is not None and any(question.reference is None for question in questions):
         fail(f"{prompts}: --labelled needs an answer with every prompt", 2)
-    routers = targets.resolve(target)
+    routers, listeners = targets.resolve(target), targets.resolve_admin(admin)
     generation = Options(temperature=0, max_tokens=max_tokens, top_logprobs=0)
     with cli_error_handling(routers):
-        scores = asyncio.run(_measure(routers, questions, generation, scorer, concurrency, quiet=json))
+        scores = asyncio.run(_measure(routers, listeners, questions, generation, scorer, concurrency, quiet=json))
     _write_quality(out, scores)
     if labelled is not None:
         _write_labelled(labelled, scores)
@@ -103,19 +104,28 @@ def _read(path: Path) -> list[_Question]:
 
 
 async def _measure(
-    routers: str, questions: list[_Question], generation: Options, scorer: str, concurrency: int, *, quiet: bool
+    routers: str,
+    admin: str,
+    questions: list[_Question],
+    generation: Options,
+    scorer: str,
+    concurrency: int,
+    *,
+    quiet: bool,
 ) -> dict[str, list[_Scored]]:
     """The scored answers by tier, in the order of the prompts. Tiers are in the plan's order."""
     slots = asyncio.Semaphore(concurrency)
-    async with AsyncClient(routers) as client:
+    async with AsyncClient(routers, admin=admin, api_key=targets.api_key(), tls=targets.tls()) as client:
         status = await client.status()
-        judge_address = next((i.address for i in status.instances if i.role == "judge" and i.state == "ready"), None)
+        judge_address = next(
+            (i.admin_address for i in status.instances if i.role == "judge" and i.state == "ready"), None
+        )
         if judge_address is None:
             fail("the mesh has no judge that is ready")
         columns = (TextColumn("measuring"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=errors, transient=True, disable=quiet) as progress:
             bar = progress.add_task("", total=len(questions) * len(status.tiers))
-            async with AsyncJudge(judge_address) as judge:
+            async with AsyncJudge(judge_address, tls=targets.tls()) as judge:
 
                 async def one(tier: str, question: _Question) -> _Scored:
                     async with slots:

@@ -21,7 +21,6 @@ from penstock.cli.output import (
     tier_counts,
 )
 from penstock.cli.plan_changes import PlannedTier
-from penstock.client.sync import PlannerClient
 from penstock.client.types import Plan, Prediction, TierPlan
 
 MAX_LATENCY_S = 86_400.0
@@ -166,7 +165,7 @@ def plan(
         ),
     ] = None,
     force: ForceOption = False,
-    target: targets.Target = None,
+    admin: targets.Admin = None,
     json: targets.Json = False,
 ) -> None:
     """Compute a plan for a cascade: GPUs, parallelism and thresholds for a trace and judged prompts. Needs no mesh."""
@@ -187,8 +186,8 @@ def plan(
     if apply:  # check first whether the mesh would refuse the plan
         with planning.planner_error_handling():
             tiers = planning.planned_tiers(cluster, models)
-        routers = targets.resolve(target)
-        with cli_error_handling(routers), PlannerClient(targets.planner(routers)) as planner:
+        listeners = targets.resolve_admin(admin)
+        with cli_error_handling(listeners), targets.planner_client(listeners) as planner:
             _refuse_other_models(planner.get_plan(), tiers, force=force)
     figures = planning.plan(
         cluster,
@@ -218,7 +217,7 @@ def plan(
         assert out is not None
         _report(rendering.render(out, render), quiet=json)
     if apply:
-        _apply(figures, "", target, force=force, json=False, quiet=json)
+        _apply(figures, "", admin, force=force, json=False, quiet=json)
 
 
 @app.command("apply")
@@ -227,7 +226,7 @@ def apply_(
     file: Annotated[Path, typer.Argument(help="A plan file of `penstock plan`.")],
     note: Annotated[str, typer.Option("--note", help="Note for the history.")] = "",
     force: ForceOption = False,
-    target: targets.Target = None,
+    admin: targets.Admin = None,
     json: targets.Json = False,
 ) -> None:
     """Publish a plan file: the mesh adopts its thresholds and instance counts.
@@ -238,7 +237,7 @@ def apply_(
 
     with planning.planner_error_handling():
         figures = read_figures(file)
-    _apply(figures, note, target, force=force, json=json, quiet=False)
+    _apply(figures, note, admin, force=force, json=json, quiet=False)
 
 
 @app.command("capacity")
@@ -291,12 +290,12 @@ def show(
             "--revision", help="Revision to show; default: the current one.", least=1, most=options.MAX_SEED
         ),
     ] = None,
-    target: targets.Target = None,
+    admin: targets.Admin = None,
     json: targets.Json = False,
 ) -> None:
     """Show the current plan."""
-    routers = targets.resolve(target)
-    with cli_error_handling(routers), PlannerClient(targets.planner(routers)) as planner:
+    listeners = targets.resolve_admin(admin)
+    with cli_error_handling(listeners), targets.planner_client(listeners) as planner:
         _print(planner.get_plan(revision), json=json)
 
 
@@ -314,7 +313,7 @@ def set_(
     ] = None,
     scorer: Annotated[str | None, typer.Option("--scorer", help="Scorer of the judge.")] = None,
     note: Annotated[str, typer.Option("--note", help="Note for the history.")] = "",
-    target: targets.Target = None,
+    admin: targets.Admin = None,
     json: targets.Json = False,
 ) -> None:
     """Publish the current plan with some values changed. Routers adopt it at once; no request is dropped."""
@@ -330,8 +329,8 @@ def set_(
         if not 0 <= changes[tier] <= 100:
             fail(f"--threshold {option}: a score must be from 0 to 100", 2)
     counts = tier_counts("--instances", instances or [])
-    routers = targets.resolve(target)
-    with cli_error_handling(routers), PlannerClient(targets.planner(routers)) as planner:
+    listeners = targets.resolve_admin(admin)
+    with cli_error_handling(listeners), targets.planner_client(listeners) as planner:
         plan = planner.get_plan()
         unknown = {*changes, *counts} - {t.name for t in plan.tiers}
         if unknown:
@@ -369,12 +368,12 @@ def render_(
 @app.command("history")
 def history(
     limit: Annotated[int, options.number("--limit", "-n", help="Number of revisions.", least=1, most=1000)] = 20,
-    target: targets.Target = None,
+    admin: targets.Admin = None,
     json: targets.Json = False,
 ) -> None:
     """List the last plans with their source, note and predicted figures."""
-    routers = targets.resolve(target)
-    with cli_error_handling(routers), PlannerClient(targets.planner(routers)) as planner:
+    listeners = targets.resolve_admin(admin)
+    with cli_error_handling(listeners), targets.planner_client(listeners) as planner:
         plans = planner.list_plans(limit)
     if json:
         print_json(plans)
@@ -402,12 +401,12 @@ def rollback(
     ] = None,
     note: Annotated[str, typer.Option("--note", help="Note for the history.")] = "",
     force: ForceOption = False,
-    target: targets.Target = None,
+    admin: targets.Admin = None,
     json: targets.Json = False,
 ) -> None:
     """Publish an earlier plan again under a new revision: its thresholds, instances, scorer and policy."""
-    routers = targets.resolve(target)
-    with cli_error_handling(routers), PlannerClient(targets.planner(routers)) as planner:
+    listeners = targets.resolve_admin(admin)
+    with cli_error_handling(listeners), targets.planner_client(listeners) as planner:
         current = planner.get_plan()
         if revision is None and current.source == "rollback":
             fail(
@@ -429,12 +428,12 @@ def rollback(
         _print(planner.set_plan(plan, expected_revision=current.revision), json=json)
 
 
-def _apply(figures: dict[str, Any], note: str, target: str | None, *, force: bool, json: bool, quiet: bool) -> None:
+def _apply(figures: dict[str, Any], note: str, admin: str | None, *, force: bool, json: bool, quiet: bool) -> None:
     """Publish the tiers of a plan file. The scorer and the policy of the current plan stay."""
     from planner_service.mesh_tiers import mesh_tiers
 
-    routers = targets.resolve(target)
-    with cli_error_handling(routers), PlannerClient(targets.planner(routers)) as planner:
+    listeners = targets.resolve_admin(admin)
+    with cli_error_handling(listeners), targets.planner_client(listeners) as planner:
         current = planner.get_plan()
         instances = [sum(group["count"] for group in tier["replicas"]) for tier in figures["tiers"]]
         per_tier = mesh_tiers(figures["thresholds"], instances)

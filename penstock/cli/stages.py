@@ -13,7 +13,6 @@ from penstock.cli import options, targets
 from penstock.cli.extras import needs_extra
 from penstock.cli.output import cli_error_handling, console, fail, print_json
 from penstock.cli.planning import planner_error_handling
-from penstock.client.sync import PlannerClient
 from penstock.client.types import Plan, Stage
 
 if TYPE_CHECKING:
@@ -83,7 +82,7 @@ def stages(
         str | None,
         typer.Option("--apply", metavar="TIER", help="Publish the layout for this tier of the running mesh."),
     ] = None,
-    target: targets.Target = None,
+    admin: targets.Admin = None,
     json: targets.Json = False,
 ) -> None:
     """Split instances into stages by sequence length with the lowest total QoE (CascadeInfer)."""
@@ -121,7 +120,7 @@ def stages(
             written = [out, *(draw(planned, sample, out) if plot else [])]
     if apply is not None:
         stages = tuple(Stage(s.from_tokens, s.to_tokens, s.instances) for s in planned.layout.stages)
-        figures["revision"] = _publish(apply, stages, measured.qoe.coefficients, target).revision
+        figures["revision"] = _publish(apply, stages, measured.qoe.coefficients, admin).revision
     if json:
         print_json(figures)
         return
@@ -153,10 +152,10 @@ def stages(
     console.print("\n".join(lines), highlight=False)
 
 
-def _publish(tier: str, stages: tuple[Stage, ...], qoe: tuple[float, ...], target: str | None) -> Plan:
+def _publish(tier: str, stages: tuple[Stage, ...], qoe: tuple[float, ...], admin: str | None) -> Plan:
     """Publish the current plan with these stages for a tier."""
-    routers = targets.resolve(target)
-    with cli_error_handling(routers), PlannerClient(targets.planner(routers)) as planner:
+    listeners = targets.resolve_admin(admin)
+    with cli_error_handling(listeners), targets.planner_client(listeners) as planner:
         current = planner.get_plan()
         tier_plan = next((t for t in current.tiers if t.name == tier), None)
         if tier_plan is None:

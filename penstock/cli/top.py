@@ -13,7 +13,6 @@ from rich.text import Text
 
 from penstock.cli import options, targets
 from penstock.cli.output import cli_error_handling, console, print_json, seconds
-from penstock.client.sync import Client
 from penstock.client.types import InstanceStatus, MeshStatus, SloCounts, TierStatus
 
 BARS = " ▁▂▃▄▅▆▇█"
@@ -21,10 +20,10 @@ HISTORY = 60
 MAX_INTERVAL_S = 86_400.0
 
 
-def status(target: targets.Target = None, json: targets.Json = False) -> None:
+def status(admin: targets.Admin = None, json: targets.Json = False) -> None:
     """Show the state of the mesh."""
-    routers = targets.resolve(target)
-    with cli_error_handling(routers), Client(routers) as client:
+    listeners = targets.resolve_admin(admin)
+    with cli_error_handling(listeners), targets.admin_client(listeners) as client:
         mesh = client.status()
     if json:
         print_json(mesh)
@@ -47,17 +46,17 @@ def top(
         int | None,
         options.number("--count", "-n", help="Number of updates; default: no end.", least=1, most=options.MAX_COUNT),
     ] = None,
-    target: targets.Target = None,
+    admin: targets.Admin = None,
     json: targets.Json = False,
 ) -> None:
     """Show the state of the mesh and update it: tiers, instances, queue, tokens per second, escalation rate. End with Ctrl-C.
 
     With --json, prints one line per update.
     """
-    routers = targets.resolve(target)
+    listeners = targets.resolve_admin(admin)
     history: deque[float] = deque(maxlen=HISTORY)
     updates = 0
-    with cli_error_handling(routers), Client(routers) as client:
+    with cli_error_handling(listeners), targets.admin_client(listeners) as client:
         try:
             redraws = console.is_terminal and not json
             with Live(console=console, screen=count is None, auto_refresh=False) if redraws else nullcontext() as live:

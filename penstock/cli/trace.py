@@ -8,7 +8,6 @@ from rich.tree import Tree
 
 from penstock.cli import options, targets
 from penstock.cli.output import cli_error_handling, console, print_json
-from penstock.client.sync import Client
 from penstock.client.types import Span, Trace
 
 BAR_CELLS = 24
@@ -31,12 +30,12 @@ SHOWN_ATTRIBUTES = (
 def trace(
     trace_id: Annotated[str | None, typer.Argument(help="Id of a trace; default: the last traces.")] = None,
     limit: Annotated[int, options.number("--limit", "-n", help="Number of traces.", least=1, most=MAX_TRACES)] = 3,
-    target: targets.Target = None,
+    admin: targets.Admin = None,
     json: targets.Json = False,
 ) -> None:
     """Show the traces of the last requests as trees of spans."""
-    routers = targets.resolve(target)
-    with cli_error_handling(routers), Client(routers) as client:
+    listeners = targets.resolve_admin(admin)
+    with cli_error_handling(listeners), targets.admin_client(listeners) as client:
         traces = client.traces(limit, trace_id)
     if json:
         print_json(traces)

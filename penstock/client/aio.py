@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from types import TracebackType
@@ -26,6 +26,8 @@ class AsyncClient:
 
     target: `host:port`. With several (a list, or separated by commas), the client fails over to another when one fails or
         refuses, even in the middle of a reply.
+    admin: `host:port` of the routers' administrative listeners, for `status`, `watch_status`, `traces` and `move`.
+    api_key: Key of the requests. metadata: further metadata of the requests, in lower case. tls: None: without TLS.
     timeout_s: Deadline of a request, including retries and delays.
     retry: The retry policy of requests.
     silence_s: When a router sends nothing for this long, not even a heartbeat, the request continues at another router. The
@@ -42,6 +44,10 @@ class AsyncClient:
         self,
         target: str | Sequence[str] = connection.DEFAULT_TARGET,
         *,
+        admin: str | Sequence[str] = (),
+        api_key: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        tls: connection.Tls | None = None,
         timeout_s: float = connection.DEFAULT_TIMEOUT_S,
         retry: RetryPolicy | None = None,
         silence_s: float = connection.DEFAULT_SILENCE_S,
@@ -51,8 +57,12 @@ class AsyncClient:
         connection.check_limits(silence_s, keepalive_s)
         self._silence_s = silence_s
         options = connection.channel_options(keepalive_s)
-        self._channels = [aio.insecure_channel(name, options=options) for name in connection.targets(target)]
+        self._channels = [connection.aio_channel(name, tls, options) for name in connection.targets(target)]
+        admin_tls = connection.administrative(tls, "router")
+        self._admins = [connection.aio_channel(name, admin_tls, options) for name in connection.admin_targets(admin)]
         self._routers, self._budget = Routers(len(self._channels)), RetryBudget(self._retry)
+        self._metadata = connection.metadata(api_key, metadata)
+        self._admin_routers = Routers(max(1, len(self._admins)))
         self._rng, self._closed = random.Random(), False
 
     async def __aenter__(self) -> Self:
@@ -66,7 +76,7 @@ class AsyncClient:
     async def close(self) -> None:
         """Close the connections. Active calls fail."""
         self._closed = True
-        for channel in self._channels:
+        for channel in (*self._channels, *self._admins):
             await channel.close()
 
     async def generate(
@@ -103,14 +113,18 @@ class AsyncClient:
     async def models(self) -> list[types.Model]:
         """The models that requests may name."""
         response = await self._call(
-            lambda router: self._router(router).ListModels(pb.ListModelsRequest(), timeout=connection.CALL_TIMEOUT_S)
+            lambda router: self._router(router).ListModels(
+                pb.ListModelsRequest(), timeout=connection.CALL_TIMEOUT_S, metadata=self._metadata
+            ),
+            self._routers,
         )
         return [transport.model_from_proto(model) for model in response.models]
 
     async def status(self) -> types.MeshStatus:
         """The state of the mesh as seen by the router."""
         response = await self._call(
-            lambda router: self._mesh(router).GetStatus(pb.GetStatusRequest(), timeout=connection.CALL_TIMEOUT_S)
+            lambda router: self._mesh(router).GetStatus(pb.GetStatusRequest(), timeout=connection.CALL_TIMEOUT_S),
+            self._admin_routers,
         )
         return transport.status_from_proto(response.status)
 
@@ -121,7 +135,7 @@ class AsyncClient:
             PenstockError: The call failed, or nothing arrived for `silence_s` or three intervals, whichever is longer.
         """
         request = pb.WatchStatusRequest(interval=transport.duration(interval_s))
-        call = self._mesh(self._routers.preferred).WatchStatus(request)
+        call = self._mesh(self._admin_routers.preferred).WatchStatus(request)
         loop, limit_s = asyncio.get_running_loop(), max(self._silence_s, MISSED_HEARTBEATS * interval_s)
         watch = SilenceWatch(lambda: limit_s)
         watcher, cancelling = LoopWatcher(watch, call), _cancelling()
@@ -146,15 +160,25 @@ class AsyncClient:
         """The traces of the last requests, newest first, or the one with the id."""
         request = pb.ListTracesRequest(limit_count=limit, trace_id=trace_id)
         response = await self._call(
-            lambda router: self._mesh(router).ListTraces(request, timeout=connection.CALL_TIMEOUT_S)
+            lambda router: self._mesh(router).ListTraces(request, timeout=connection.CALL_TIMEOUT_S),
+            self._admin_routers,
         )
         return [transport.trace_from_proto(trace) for trace in response.traces]
+
+    async def usage(self, days: int = 1) -> list[types.TenantUsage]:
+        """What tenants have used on the last `days` days (UTC), today included."""
+        request = pb.GetUsageRequest(day_count=days)
+        response = await self._call(
+            lambda router: self._mesh(router).GetUsage(request, timeout=connection.CALL_TIMEOUT_S),
+            self._admin_routers,
+        )
+        return [transport.usage_from_proto(entry) for entry in response.entries]
 
     async def move(self, request_id: str, instance_id: str) -> types.Move:
         """Move a reply that this client's router streams to another instance of its tier."""
         request = pb.MoveReplyRequest(request_id=request_id, instance_id=instance_id)
         with errors.raised_from_rpc():
-            response = await self._mesh(self._routers.preferred).MoveReply(request, timeout=connection.MOVE_TIMEOUT_S)
+            response = await self._mesh(self._preferred_admin()).MoveReply(request, timeout=connection.MOVE_TIMEOUT_S)
         return transport.move_from_proto(response)
 
     def _request(
@@ -172,7 +196,9 @@ class AsyncClient:
             if self._closed:
                 raise errors.client_closed()
             message, timeout_s = request.message(), max(0.0, request.deadline_s - loop.time())
-            call = self._router(request.router).Generate(message, timeout=timeout_s, metadata=request.metadata)
+            call = self._router(request.router).Generate(
+                message, timeout=timeout_s, metadata=(*request.metadata, *self._metadata)
+            )
             watch = SilenceWatch(partial(request.silence_s, self._silence_s))
             watcher, cancelling = LoopWatcher(watch, call), _cancelling()
             try:
@@ -207,11 +233,18 @@ class AsyncClient:
         return router_pb2_grpc.RouterServiceStub(self._channels[router])
 
     def _mesh(self, router: int) -> "router_pb2_grpc.MeshServiceAsyncStub":
-        return router_pb2_grpc.MeshServiceStub(self._channels[router])
+        if not self._admins:
+            raise errors.no_admin_listener()
+        return router_pb2_grpc.MeshServiceStub(self._admins[router])
 
-    async def _call(self, call: Callable[[int], Awaitable[_Response]]) -> _Response:
+    def _preferred_admin(self) -> int:
+        """The administrative listener of the router that new requests try first, if there is one of each router."""
+        one_each = len(self._admins) == self._routers.count
+        return self._routers.preferred if one_each else self._admin_routers.preferred
+
+    async def _call(self, call: Callable[[int], Awaitable[_Response]], routers: Routers) -> _Response:
         """Call the preferred router, or another where that one is unavailable or does not respond in time."""
-        failover = RouterFailover(self._routers)
+        failover = RouterFailover(routers)
         while True:
             try:
                 return await call(failover.router)
@@ -230,8 +263,8 @@ def _cancelling() -> int:
 class AsyncPlannerClient:
     """A client of the planner: reads, sets, watches and computes plans."""
 
-    def __init__(self, target: str) -> None:
-        self._channel = aio.insecure_channel(target, options=connection.OPTIONS)
+    def __init__(self, target: str, *, tls: connection.Tls | None = None) -> None:
+        self._channel = connection.aio_channel(target, connection.administrative(tls, "planner"), connection.OPTIONS)
         self._stub: planner_pb2_grpc.PlannerServiceAsyncStub = planner_pb2_grpc.PlannerServiceStub(self._channel)
 
     async def __aenter__(self) -> Self:

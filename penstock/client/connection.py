@@ -2,11 +2,19 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import grpc
+from grpc import aio
 
 from penstock.client.types import Options
 
+ChannelOptions = tuple[tuple[str, int | str], ...]
+
 DEFAULT_TARGET = "127.0.0.1:50051"
+DEFAULT_ADMIN = "127.0.0.1:50052"
 DEFAULT_TIMEOUT_S = 600.0
 CALL_TIMEOUT_S = 10.0  # of calls without effects
 MOVE_TIMEOUT_S = 120.0  # a move transfers all KV of a reply
@@ -85,6 +93,74 @@ def targets(target: str | Sequence[str]) -> tuple[str, ...]:
     if not addresses:
         raise ValueError("target: at least one host:port is needed")
     return addresses
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """TLS of a client. Files are read when the client is created.
+
+    ca: PEM file of the authorities that the server's certificate must come from; None: those of the system.
+    identity: PEM file with a private key and its certificate, which administrators need; None: none.
+    server_name: the name that the routers' certificate must have, if it is not the one in `target`.
+    """
+
+    ca: Path | None = None
+    identity: Path | None = None
+    server_name: str | None = None
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """Raises:
+        ValueError: A file cannot be read; the message names the field.
+        """
+        identity = _read(self.identity, "identity")
+        return grpc.ssl_channel_credentials(_read(self.ca, "ca"), identity, identity)
+
+
+def administrative(tls: Tls | None, role: str) -> Tls | None:
+    """The same for the administrative listener of a role, which has a name of the mesh's own authority."""
+    return replace(tls, server_name=f"{role}.penstock") if tls is not None else None
+
+
+def secure_options(tls: Tls | None, options: ChannelOptions) -> tuple[grpc.ChannelCredentials | None, ChannelOptions]:
+    """The credentials of a channel, None without TLS, and its options."""
+    if tls is None:
+        return None, options
+    name = (("grpc.ssl_target_name_override", tls.server_name),) if tls.server_name else ()
+    return tls.credentials(), (*options, *name)
+
+
+def channel(target: str, tls: Tls | None, options: ChannelOptions) -> grpc.Channel:
+    """A channel of the blocking API."""
+    credentials, options = secure_options(tls, options)
+    if credentials is None:
+        return grpc.insecure_channel(target, options=options)
+    return grpc.secure_channel(target, credentials, options=options)
+
+
+def aio_channel(target: str, tls: Tls | None, options: ChannelOptions) -> aio.Channel:
+    """A channel of the asyncio API."""
+    credentials, options = secure_options(tls, options)
+    if credentials is None:
+        return aio.insecure_channel(target, options=options)
+    return aio.secure_channel(target, credentials, options=options)
+
+
+def _read(path: Path | None, field: str) -> bytes | None:
+    try:
+        return path.read_bytes() if path is not None else None
+    except OSError as error:
+        raise ValueError(f"tls.{field}: {path}: {error.strerror}") from None
+
+
+def metadata(api_key: str | None, more: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
+    """The metadata of every request."""
+    key = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    return tuple((key | dict(more or {})).items())
+
+
+def admin_targets(admin: str | Sequence[str]) -> tuple[str, ...]:
+    """The addresses in `admin`, in the form of `targets`; there may be none."""
+    return targets(admin) if admin else ()
 
 
 def merged(options: Options | None, changes: dict[str, object]) -> Options:

@@ -49,6 +49,14 @@ class ConflictError(PenstockError):
     """The expected plan revision is not the current one, or a request with this id is already running."""
 
 
+class AuthenticationError(PenstockError):
+    """The API key is missing, wrong, expired or revoked."""
+
+
+class PermissionDeniedError(PenstockError):
+    """The caller may not do this."""
+
+
 class RequestFailedError(PenstockError):
     """The request fails on every instance; it is not retried."""
 
@@ -63,12 +71,22 @@ _BY_CODE: dict[grpc.StatusCode, type[PenstockError]] = {
     grpc.StatusCode.ABORTED: ConflictError,
     grpc.StatusCode.ALREADY_EXISTS: ConflictError,
     grpc.StatusCode.FAILED_PRECONDITION: RequestFailedError,
+    grpc.StatusCode.UNAUTHENTICATED: AuthenticationError,
+    grpc.StatusCode.PERMISSION_DENIED: PermissionDeniedError,
 }
 
 
 def silent(limit_s: float) -> PenstockError:
     """The exception for a stream on which the router sent nothing for `limit_s`, not even a heartbeat."""
     return UnavailableError(f"the router was silent for {limit_s:g} s", code=grpc.StatusCode.UNAVAILABLE)
+
+
+def no_admin_listener() -> PenstockError:
+    """The exception for an administrative call of a client that was given no administrative listener."""
+    return PenstockError(
+        "admin: the client needs the address of the routers' administrative listener for this call",
+        code=grpc.StatusCode.FAILED_PRECONDITION,
+    )
 
 
 def client_closed() -> PenstockError:

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from grpc import aio
-
 from penstock.client import connection, errors
 from penstock.client.types import Reply
 from penstock.proto.common.v1 import common_pb2
@@ -29,8 +27,11 @@ class AsyncJudge:
     target: `host:port`. timeout_s: of one call.
     """
 
-    def __init__(self, target: str, *, timeout_s: float = connection.DEFAULT_TIMEOUT_S) -> None:
-        self._channel, self._timeout_s = aio.insecure_channel(target, options=connection.OPTIONS), timeout_s
+    def __init__(
+        self, target: str, *, timeout_s: float = connection.DEFAULT_TIMEOUT_S, tls: connection.Tls | None = None
+    ) -> None:
+        self._channel = connection.aio_channel(target, connection.administrative(tls, "judge"), connection.OPTIONS)
+        self._timeout_s = timeout_s
 
     async def __aenter__(self) -> Self:
         return self

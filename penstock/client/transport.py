@@ -193,6 +193,7 @@ def status_from_proto(status: pb.MeshStatus) -> types.MeshStatus:
                 place=types.StagePlace(i.place.stage, i.place.from_tokens, i.place.to_tokens)
                 if i.HasField("place")
                 else None,
+                admin_address=i.admin_address,
                 processes=i.process_count or 1,  # 0: of a router that knows no such field
             )
             for i in status.instances
@@ -278,6 +279,19 @@ def plan_from_proto(plan: planner_pb2.Plan) -> types.Plan:
         note=plan.provenance.note,
         created_at=plan.provenance.created_at.ToNanoseconds() / 1e9,
         prediction=_prediction(plan.provenance.prediction) if plan.provenance.HasField("prediction") else None,
+    )
+
+
+def usage_from_proto(entry: pb.TenantUsage) -> types.TenantUsage:
+    return types.TenantUsage(
+        entry.tenant,
+        entry.key_id,
+        entry.tier,
+        entry.request_count,
+        entry.prompt_token_count,
+        entry.output_token_count,
+        entry.tier_seconds,
+        entry.cost,
     )
 
 

@@ -361,7 +361,8 @@ class StagePlace:
 class InstanceStatus:
     """One service of the mesh. state: ready, draining or ejected. place: the length stage that a worker serves.
 
-    processes: that serve under this id and address; 1 but for routers of several processes.
+    processes: that serve under this id and address; 1 but for routers of several processes. admin_address: of its
+    administrative listener.
     """
 
     instance_id: str
@@ -378,6 +379,24 @@ class InstanceStatus:
     age_s: float
     place: StagePlace | None = None
     processes: int = 1
+    admin_address: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TenantUsage:
+    """What the requests of one key used at one tier. requests: replies of the tier, accepted or not.
+
+    tier_s: time that requests spent at the tier, summed. cost: by the prices of the mesh file; 0 without prices.
+    """
+
+    tenant: str
+    key_id: str
+    tier: str
+    requests: int
+    prompt_tokens: int
+    output_tokens: int
+    tier_s: float
+    cost: float
 
 
 @dataclass(frozen=True, slots=True)

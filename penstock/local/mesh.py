@@ -31,7 +31,9 @@ from services.mesh_rules import redis_url_problem
 from services.processes import ProcessSpec, Watched, Watcher, free_port
 from services.settings import MeshFile, ServiceSettings, SettingsError
 from services.state import MeshFeed, connect
+from services.state.connection import without_password
 from services.state.keys import Keys
+from services.state.users import OPERATOR
 
 REDIS_TIMEOUT_S = 5.0  # for a configured Redis to respond at the start
 PROGRESS_S = 5.0  # longest time between two reports of progress
@@ -105,6 +107,8 @@ class LocalMesh(AbstractAsyncContextManager["LocalMesh"]):
         self._followed_revision = 0
         self._followed_counts = {tier.name: tier.workers for tier in self.mesh.tiers}
         self.redis_url = ""
+        """With the password of the user that follows the mesh, if this mesh has started its Redis."""
+        self._redis_urls: dict[str, str] = {}
 
     async def __aenter__(self) -> "LocalMesh":
         await self._stack.__aenter__()
@@ -150,6 +154,28 @@ class LocalMesh(AbstractAsyncContextManager["LocalMesh"]):
         """The routers' OpenAI-compatible APIs."""
         return tuple(dict.fromkeys(record.http_address for record in self._routers()))
 
+    @property
+    def admin_addresses(self) -> tuple[str, ...]:
+        """The routers' administrative listeners, in the order of `grpc_addresses`."""
+        return tuple(dict.fromkeys(record.admin_address for record in self._routers()))
+
+    @property
+    def planner_address(self) -> str:
+        """The administrative listener of a planner; empty without one."""
+        planners = self.view.instances(Role.PLANNER)
+        return planners[0].admin_address if planners else ""
+
+    def redis_url_of(self, role: str) -> str:
+        """The URL of the Redis, with the password of a role (`router`, ...) if this mesh has started it."""
+        return self._redis_urls.get(role, self.redis_url)
+
+    @property
+    def tls_folder(self) -> Path | None:
+        """The folder of the mesh's certificates; None without TLS."""
+        settings = ServiceSettings.load(mesh_file=self._options.mesh_file)
+        folder = settings.certificate_folder(self.mesh)
+        return folder.resolve() if folder is not None else None
+
     async def failed(self) -> str:
         """Wait until a process has failed for good; return the reason."""
         entry = await self._first(lambda watched: watched.fatal)
@@ -174,10 +200,14 @@ class LocalMesh(AbstractAsyncContextManager["LocalMesh"]):
             await _reach(configured)
             self.redis_url = configured
             return
-        port = free_port()
+        port, binary = free_port(), redis_server.find()
         folder = self._options.folder
-        await self.watcher.start(redis_server.spec(folder / "redis", port, folder / "logs" / "redis.log"))
-        self.redis_url = f"redis://127.0.0.1:{port}/0"
+        passwords = redis_server.write_users(folder / "redis", self.mesh.name, binary)
+        await self.watcher.start(redis_server.spec(folder / "redis", port, folder / "logs" / "redis.log", binary))
+        self._redis_urls = {
+            user: f"redis://{user}:{password}@127.0.0.1:{port}/0" for user, password in passwords.items()
+        }
+        self.redis_url = self._redis_urls[OPERATOR]
 
     def _service_specs(self) -> list[ProcessSpec]:
         mesh, specs = self.mesh, list[ProcessSpec]()
@@ -193,7 +223,11 @@ class LocalMesh(AbstractAsyncContextManager["LocalMesh"]):
         for i in range(mesh.router.replicas):
             ports = {
                 f"PENSTOCK_{kind}_PORT": str(port + i if port and not self._options.any_ports else 0)
-                for kind, port in (("GRPC", mesh.router.grpc_port), ("HTTP", mesh.router.http_port))
+                for kind, port in (
+                    ("GRPC", mesh.router.grpc_port),
+                    ("HTTP", mesh.router.http_port),
+                    ("ADMIN", mesh.router.admin_port),
+                )
             }
             specs.append(self._spec("router_service", f"router-{i}", 1, ports, mesh))
         return specs
@@ -207,7 +241,7 @@ class LocalMesh(AbstractAsyncContextManager["LocalMesh"]):
     def _spec(self, module: str, name: str, stop_order: int, env: dict[str, str], mesh: MeshFile) -> ProcessSpec:
         common = {
             "PENSTOCK_MESH_FILE": str(self._options.mesh_file.resolve()),
-            "PENSTOCK_REDIS_URL": self.redis_url,
+            "PENSTOCK_REDIS_URL": self.redis_url_of(module.removesuffix("_service")),
             "PENSTOCK_LOG_LEVEL": self._options.log_level,
             "TOKENIZERS_PARALLELISM": "false",
         }
@@ -336,17 +370,18 @@ class LocalMesh(AbstractAsyncContextManager["LocalMesh"]):
         return [w for name, w in self.watcher.watched.items() if name != "redis" and str(w.pid) not in present]
 
     def _write_run_file(self) -> None:
-        planners = self.view.instances(Role.PLANNER)
         process = ProcessId.of(os.getpid())
         assert process is not None
         RunFile(
             pid=process.pid,
             started=process.started,
             mesh_file=str(self._options.mesh_file.resolve()),
-            redis_url=self.redis_url,
+            redis_url=without_password(self.redis_url),
             grpc=self.grpc_addresses,
             http=self.http_addresses,
-            planner=planners[0].address if planners else "",
+            admin=self.admin_addresses,
+            planner=self.planner_address,
+            tls_folder=str(self.tls_folder or ""),
         ).write(self._options.folder)
 
 

@@ -58,7 +58,11 @@ class ProcessId:
 
 @dataclass(frozen=True, slots=True)
 class RunFile:
-    """A running local mesh. pid, started: `penstock up`, as in `ProcessId`. grpc, http: the routers' addresses."""
+    """A running local mesh. pid, started: `penstock up`, as in `ProcessId`. grpc, http: the routers' addresses.
+
+    admin: their administrative listeners. redis_url: without a password; planner: its administrative listener.
+    tls_folder: the folder of the certificates, empty without TLS.
+    """
 
     pid: int
     started: str
@@ -66,7 +70,9 @@ class RunFile:
     redis_url: str
     grpc: tuple[str, ...]
     http: tuple[str, ...]
+    admin: tuple[str, ...]
     planner: str
+    tls_folder: str = ""
 
     @property
     def process(self) -> ProcessId:
@@ -195,7 +201,9 @@ def _read(folder: Path) -> RunFile | None:
             data["redis_url"],
             tuple(data["grpc"]),
             tuple(data["http"]),
+            tuple(data["admin"]),
             data["planner"],
+            data.get("tls_folder", ""),
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None

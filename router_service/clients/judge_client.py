@@ -24,6 +24,7 @@ from services import errors, telemetry
 from services import proto_codec as common
 from services.channels import ChannelPool
 from services.domain.errors import DeadlineExceeded, Overloaded, PenstockError, Unavailable
+from services.domain.instances import Role
 from services.domain.requests import FinishReason, PositionLogprobs, Prompt
 from services.domain.structured import StructuredOutput
 
@@ -82,7 +83,7 @@ class JudgeClient:
         for judge in self._pool.judges():
             key = (judge.instance_id, scorer)
             if key not in self._needs:
-                stub = judge_pb2_grpc.JudgeServiceStub(self._channels.get(judge.address))
+                stub = judge_pb2_grpc.JudgeServiceStub(self._channels.get(judge.address, Role.JUDGE))
                 try:
                     listed = await stub.ListScorers(pb.ListScorersRequest(), timeout=1.0)
                 except aio.AioRpcError:
@@ -209,7 +210,7 @@ class JudgeClient:
         return self._breakers[instance_id]
 
     async def _ask(self, address: str, request: pb.ScoreRequest, timeout_s: float, tier: str) -> Verdict:
-        stub = judge_pb2_grpc.JudgeServiceStub(self._channels.get(address))
+        stub = judge_pb2_grpc.JudgeServiceStub(self._channels.get(address, Role.JUDGE))
         name = "penstock.judge.v1.JudgeService/Score"
         with telemetry.client_span(self._tracer, name, **{"penstock.tier": tier}) as span:
             try:

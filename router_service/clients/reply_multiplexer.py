@@ -91,6 +91,7 @@ class ReplyMultiplexer:
     """One call of GenerateMany, from its first reply to its end; `over` after that."""
 
     def __init__(self, channel: aio.Channel, watch: SilenceWatch) -> None:
+        self.channel = channel
         self._watch = watch
         self._steps: deque[pb.ReplyStep] = deque()
         self._wake = asyncio.Event()
@@ -234,6 +235,7 @@ class MultiplexerPool(AbstractAsyncContextManager["MultiplexerPool"]):
     def __init__(self, channels: ChannelPool) -> None:
         self._channels = channels
         self._multiplexers: dict[str, ReplyMultiplexer] = {}
+        self._replaced: list[ReplyMultiplexer] = []
         self._stalls = StallMonitor()
         self._watch = SilenceWatch(self._stalls)
 
@@ -243,10 +245,12 @@ class MultiplexerPool(AbstractAsyncContextManager["MultiplexerPool"]):
 
     def get(self, address: str) -> ReplyMultiplexer:
         """The multiplexer of a worker."""
-        multiplexer = self._multiplexers.get(address)
-        if multiplexer is None or multiplexer.over:
+        multiplexer, channel = self._multiplexers.get(address), self._channels.get(address)
+        if multiplexer is None or multiplexer.over or multiplexer.channel is not channel:
+            if multiplexer is not None:  # new certificates: its replies continue on the old channel
+                self._replaced = [m for m in (*self._replaced, multiplexer) if not m.over]
             self._multiplexers = {a: m for a, m in self._multiplexers.items() if not m.over}
-            multiplexer = self._multiplexers[address] = ReplyMultiplexer(self._channels.get(address), self._watch)
+            multiplexer = self._multiplexers[address] = ReplyMultiplexer(channel, self._watch)
         return multiplexer
 
     def in_use(self) -> set[str]:
@@ -256,6 +260,6 @@ class MultiplexerPool(AbstractAsyncContextManager["MultiplexerPool"]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for multiplexer in self._multiplexers.values():
+        for multiplexer in (*self._multiplexers.values(), *self._replaced):
             await multiplexer.close()
         await self._stalls.__aexit__(kind, error, trace)

@@ -111,13 +111,15 @@ class WorkerClient:
         address: str,
         request_id: str,
         transfer_id: str,
-        target_address: str,
+        target_id: str,
         *,
         starving: bool,
         timeout_s: float,
         metadata: tuple[tuple[str, str], ...],
     ) -> AsyncGenerator[MoveReport, None]:
-        """Have the worker at `address` move a request; WorkerHandedOver or WorkerNotMoved is last.
+        """Have the worker at `address` move a request to the instance `target_id`.
+
+        WorkerHandedOver or WorkerNotMoved is last.
 
         starving: the request is sent next. Leaving the iteration cancels the move if that is still possible.
 
@@ -126,7 +128,7 @@ class WorkerClient:
         """
         stub = worker_pb2_grpc.WorkerServiceStub(self._channels.get(address))
         request = pb.MigrateOutRequest(
-            request_id=request_id, transfer_id=transfer_id, target_address=target_address, starving=starving
+            request_id=request_id, transfer_id=transfer_id, target_instance_id=target_id, starving=starving
         )
         call = stub.MigrateOut(request, timeout=timeout_s, metadata=metadata)
         try:

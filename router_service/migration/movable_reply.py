@@ -168,7 +168,7 @@ class MovableReply:
                 source.address,
                 self._request.request_id,
                 transfer_id,
-                target.address,
+                target.instance_id,
                 starving=starving,
                 timeout_s=min(MAX_MOVE_S, self._left_s()),
                 metadata=self._metadata,

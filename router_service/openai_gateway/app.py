@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from aiohttp import web
 from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, StatusCode
@@ -28,8 +28,10 @@ from router_service.openai_gateway.replies import ChatFormat, Choice, Completion
 from router_service.openai_gateway.streamed_calls import StreamedCalls
 from router_service.openai_gateway.streamed_replies import ChoiceOutput, StreamedReply
 from router_service.routing.readiness import readiness
+from router_service.tenancy.tenancy import Admission, Tenancy
 from services import telemetry
-from services.background import end
+from services.access.certificates import LOOK_S, CertificateFiles, HttpCertificates
+from services.background import end, supervise
 from services.domain.errors import InvalidRequest, NotFound, PeerNotReading, PenstockError, invalid, shortened
 from services.domain.mesh_view import MeshView
 from services.domain.requests import MAX_SEED, ChatPrompt, Prompt, SamplingParams
@@ -47,6 +49,7 @@ MAX_WHOLE_LOGPROBS = 128
 """Logprobs per output position, of all choices together, that a reply may hold in memory until it is sent: 128 x 2,000
 positions are some 100 MB."""
 _JSON = {"Content-Type": "application/json; charset=utf-8"}
+_EVENT_STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 _NO_SPAN = nullcontext(INVALID_SPAN)
 UNTRACED = "/v1/models"  # polled by clients: traces of it would push those of requests out
 LINGERING_S = 1.0  # for the rest of a body that is not needed: time for the client to read the error
@@ -69,6 +72,7 @@ class OpenAiGateway:
     def __init__(
         self,
         driver: RequestDriver,
+        tenancy: Tenancy,
         view: MeshView,
         draining: InFlightRequests,
         batching: AnswerBatching,
@@ -78,14 +82,17 @@ class OpenAiGateway:
     ) -> None:
         self._slo = slo
         self._driver, self._view, self._draining, self._batching = driver, view, draining, batching
-        self._measured, self._limits = measured, limits
+        self._tenancy, self._measured, self._limits = tenancy, measured, limits
         given_up = measured.meter.create_counter("penstock.http.server.write_timeouts", unit="{request}")
         self._bodies = RequestBodies(limits.body_timeout_s)
         self._writes = WriteTimeouts(limits.write_timeout_s, lambda: given_up.add(1))
         self._runner: GatewayRunner | None = None
         self._site: web.TCPSite | None = None
+        self._refreshing: asyncio.Task[None] | None = None
 
-    async def start(self, host: str, port: int, *, shared_port: bool = False) -> int:
+    async def start(
+        self, host: str, port: int, *, shared_port: bool = False, certificates: CertificateFiles | None = None
+    ) -> int:
         """Listen; return the port. shared_port: other processes of this router listen there, too.
 
         Raises:
@@ -106,7 +113,12 @@ class OpenAiGateway:
             lingering_time=LINGERING_S,
         )
         await self._runner.setup()
-        site = self._site = web.TCPSite(self._runner, host, port, reuse_port=shared_port)
+        context = None
+        if certificates is not None:
+            current = HttpCertificates(certificates)
+            context = current.context
+            self._refreshing = supervise("http-certificates", partial(_refresh, current))
+        site = self._site = web.TCPSite(self._runner, host, port, reuse_port=shared_port, ssl_context=context)
         await site.start()
         bound: int = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
         return bound
@@ -118,6 +130,8 @@ class OpenAiGateway:
             self._runner.close_idle()
 
     async def close(self) -> None:
+        if self._refreshing is not None:
+            await end(self._refreshing)
         if self._runner is not None:
             await self._runner.cleanup()
         self._bodies.close()
@@ -131,6 +145,7 @@ class OpenAiGateway:
             return await handler(request)
         with self._span(request) as span:
             try:
+                self._tenancy.authenticate({"authorization": request.headers.get("Authorization", "")})
                 response = await handler(request)
             except PeerNotReading as error:
                 raise _cut_off(request, span, error) from error
@@ -173,14 +188,18 @@ class OpenAiGateway:
         )
 
     async def _models(self, request: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [_model_body(m) for m in models_of(self._view)]})
+        return web.json_response({"object": "list", "data": [_model_body(m) for m in self._served_models()]})
 
     async def _model(self, request: web.Request) -> web.Response:
         name = request.match_info["model"]
-        for model in models_of(self._view):
+        for model in self._served_models():
             if model.id == name:
                 return web.json_response(_model_body(model))
         raise NotFound("model", name)
+
+    def _served_models(self) -> list[ServedModel]:
+        """The models that the caller may use."""
+        return [model for model in models_of(self._view) if self._tenancy.allows_model(model.id)]
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         self._check_room()
@@ -261,18 +280,25 @@ class OpenAiGateway:
             for choice in choices
         ]
         with self._draining:
-            async with self._driver.admitted(requests) as places:
+            async with (
+                self._tenancy.admitted(requests) as admission,
+                self._driver.admitted(admission.requests) as places,
+            ):
+                requests = list(admission.requests)
                 if body.stream:
-                    return await self._stream(request, body, shape, request_id, choices, requests, places)
+                    return await self._stream(request, body, shape, request_id, choices, admission, places)
 
                 await _all(
-                    [self._driver.run(each, places, choice) for each, choice in zip(requests, choices, strict=True)]
+                    [
+                        admission.counted(self._driver.run(each, places, choice))
+                        for each, choice in zip(requests, choices, strict=True)
+                    ]
                 )
                 replies.check_not_declined(choices)
         head = replies.envelope(shape, request_id, body.model, chunk=False)
         head |= {"usage": replies.usage(choices), "penstock": _extension(request_id, choices)}
         content = await whole_replies.encoded(shape, head, choices, logprobs=with_logprobs)
-        return web.Response(body=content.encode(), headers=_JSON)
+        return web.Response(body=content.encode(), headers=_JSON | dict(admission.headers))
 
     async def _stream(
         self,
@@ -281,11 +307,12 @@ class OpenAiGateway:
         shape: Format,
         request_id: str,
         choices: list[Choice],
-        requests: list[RouterRequest],
+        admission: Admission,
         places: Places,
     ) -> web.StreamResponse:
         """Server-sent events. Headers are sent with the first event, so an error before it has its own status."""
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        requests = list(admission.requests)
+        response = web.StreamResponse(headers=_EVENT_STREAM | dict(admission.headers))
         async with EventWriter(request, response, self._writes, requests[0].deadline_s) as writer:
             prompt = requests[0].prompt
             offers_tools = isinstance(prompt, ChatPrompt) and bool(prompt.tool_use.offered)
@@ -303,7 +330,7 @@ class OpenAiGateway:
             try:
                 await _all(
                     [
-                        self._driver.run(each, places, ChoiceOutput(reply, index, writer.sent))
+                        admission.counted(self._driver.run(each, places, ChoiceOutput(reply, index, writer.sent)))
                         for index, each in enumerate(requests)
                     ]
                 )
@@ -327,6 +354,13 @@ class OpenAiGateway:
         workers = [*self._view.workers(tier), *self._view.expired_workers(tier)]
         names = (worker.model.tool_format for worker in workers if worker.model is not None)
         return FORMATS.get(next(names, ""))
+
+
+async def _refresh(certificates: HttpCertificates) -> NoReturn:
+    """Take up new certificates."""
+    while True:
+        await asyncio.sleep(LOOK_S)
+        certificates.refresh()
 
 
 def _cut_off(request: web.Request, span: Span, error: PeerNotReading) -> asyncio.CancelledError:

@@ -11,6 +11,7 @@ from services.domain.errors import (
     NotFound,
     Overloaded,
     PenstockError,
+    RateLimited,
     SloDeclined,
     UnsupportedByModel,
     shortened,
@@ -19,7 +20,11 @@ from services.errors import http_status, message_of
 
 MAX_MESSAGE_BYTES = 4096
 
-_TYPES = dict.fromkeys((400, 404, 409, 413, 422), "invalid_request_error") | {429: "rate_limit_error"}
+_TYPES = dict.fromkeys((400, 404, 409, 413, 422), "invalid_request_error") | {
+    401: "authentication_error",
+    403: "permission_error",
+    429: "rate_limit_error",
+}
 
 
 def error_body(error: PenstockError) -> dict[str, Any]:
@@ -36,11 +41,12 @@ def error_body(error: PenstockError) -> dict[str, Any]:
 
 
 def error_headers(error: PenstockError) -> dict[str, str]:
-    """Retry-After if there is a time to name; for a declined request, the header that keeps OpenAI's clients from retrying:
-    each retry would begin with a new time to first token."""
+    """Retry-After if there is a time to name, and the limits of a tenant that has used one up; for a declined request, the
+    header that keeps OpenAI's clients from retrying: each retry would begin with a new time to first token."""
     if isinstance(error, SloDeclined):
         return {"x-should-retry": "false"}
-    return {"Retry-After": str(math.ceil(error.retry_after_s))} if isinstance(error, Overloaded) else {}
+    headers = {"Retry-After": str(math.ceil(error.retry_after_s))} if isinstance(error, Overloaded) else {}
+    return headers | error.headers if isinstance(error, RateLimited) else headers
 
 
 def plain_error(message: str, kind: str, code: str, param: str | None = None) -> dict[str, Any]:

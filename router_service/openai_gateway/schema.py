@@ -295,6 +295,7 @@ _NAMES = {
     "prompt.chat.tool_choice": "tool_choice",
     "prompt.chat.tools": "tools",
     "sampling.stop": "stop",
+    "sampling.max_output_tokens": "max_tokens",
     "sampling.seed": "seed",
     "sampling.temperature": "temperature",
     "sampling.top_p": "top_p",

@@ -74,7 +74,7 @@ class StructuredFields(BaseModel):
 
     def forms(self) -> Iterator[tuple[str, StructuredOutput]]:
         """(field, form) of every form that is set."""
-        if self.model_fields_set.isdisjoint(StructuredFields.model_fields):
+        if self.model_fields_set.isdisjoint(_FORM_FIELDS):
             return  # the usual request: nothing to look at
         form = self.response_format
         if isinstance(form, JsonObjectFormat):
@@ -117,6 +117,9 @@ class StructuredFields(BaseModel):
         fields = [field for field, _ in self.forms()]
         for field in fields[1:]:
             yield FieldProblem(field, f"cannot be combined with {fields[0]}")
+
+
+_FORM_FIELDS = frozenset(StructuredFields.model_fields)
 
 
 def _schema(schema: dict[str, Any] | str) -> StructuredOutput:

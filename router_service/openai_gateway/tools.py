@@ -92,7 +92,7 @@ class ToolFields(BaseModel):
     function_call: Literal["none", "auto"] | None = None
 
     def tool_use(self) -> ToolUse:
-        if self.model_fields_set.isdisjoint(ToolFields.model_fields):
+        if self.model_fields_set.isdisjoint(_TOOL_FIELDS):
             return NO_TOOLS
         tools = tuple(tool.plain() for tool in self.tools or ())
         parallel = self.parallel_tool_calls is not False
@@ -105,6 +105,7 @@ class ToolFields(BaseModel):
                 return ToolUse(tools, ToolChoice(ToolMode(mode), parallel=parallel))
 
 
+_TOOL_FIELDS = frozenset(ToolFields.model_fields)
 MessageToolCalls = Annotated[list[MessageToolCall], Field(max_length=MAX_TOOL_CALLS, fail_fast=True)]
 
 

@@ -38,7 +38,7 @@ class LeaseProbe:
 
     async def _check(self, record: InstanceRecord) -> None:
         instance_id = record.instance_id
-        serving = await health.is_serving(self._channels.get(record.address), instance_id, TIMEOUT_S)
+        serving = await health.is_serving(self._channels.get(record.address, record.role), instance_id, TIMEOUT_S)
         if serving:
             self._silent_since.pop(instance_id, None)
             return

@@ -1,5 +1,6 @@
 """The exceptions of all services. No I/O; `services.errors` maps them to gRPC and HTTP."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 MAX_NAMED_PROBLEMS = 16
@@ -99,6 +100,28 @@ class Overloaded(PenstockError):
     def __init__(self, problem: str, retry_after_s: float) -> None:
         self.retry_after_s = retry_after_s
         super().__init__(f"{problem}; try again in {retry_after_s:.1f} s")
+
+
+class RateLimited(Overloaded):
+    """A tenant has used up a limit. `headers` has the limits, by the names of OpenAI's headers."""
+
+    reason = "RATE_LIMIT_EXCEEDED"
+
+    def __init__(self, problem: str, retry_after_s: float, headers: Mapping[str, str] | None = None) -> None:
+        self.headers = dict(headers or {})
+        super().__init__(problem, retry_after_s)
+
+
+class Unauthenticated(PenstockError):
+    """The caller has not proved who it is: an API key is missing, wrong, expired or revoked."""
+
+    reason = "INVALID_API_KEY"
+
+
+class PermissionDenied(PenstockError):
+    """The caller is known and may not do this."""
+
+    reason = "PERMISSION_DENIED"
 
 
 class SloDeclined(PenstockError):

@@ -87,6 +87,7 @@ class InstanceRecord:
         with every start of the process.
     lease_s: the lease of the instance expires after this time without a new record (see `MeshView`).
     place: the length stage that a worker serves; None without stages.
+    admin_address: address of the administrative listener.
     group_id: the service of which this is one of several processes, all at one address; empty if it is the only one.
     """
 
@@ -103,6 +104,7 @@ class InstanceRecord:
     load: Load | None = None
     place: StagePlace | None = None
     group_id: str = ""
+    admin_address: str = ""
 
     @property
     def version(self) -> tuple[float, int]:

@@ -21,6 +21,7 @@ def record_to_json(record: InstanceRecord) -> bytes:
         "draining": record.draining,
         "metrics_address": record.metrics_address,
         "http_address": record.http_address,
+        "admin_address": record.admin_address,
     }
     if record.group_id:
         data["group_id"] = record.group_id
@@ -80,6 +81,7 @@ def record_from_json(data: bytes) -> InstanceRecord:
             else None,
             place=StagePlace(place["stage"], place["from_tokens"], place["to_tokens"]) if place else None,
             group_id=raw.get("group_id", ""),
+            admin_address=raw.get("admin_address", ""),
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"not an instance record: {error!r}") from error

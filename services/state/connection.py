@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import redis
 from redis.asyncio import Redis
@@ -41,6 +42,15 @@ def connect_blocking(url: str) -> redis.Redis:
     return redis.Redis.from_url(
         url, socket_connect_timeout=1.0, socket_timeout=1.0, retry=BlockingRetry(NoBackoff(), 0)
     )
+
+
+def without_password(url: str) -> str:
+    """The URL of a Redis without user name and password, for files, logs and messages."""
+    parts = urlsplit(url)
+    query = [(key, value) for key, value in parse_qsl(parts.query) if key not in ("username", "password")]
+    host = parts.netloc.rpartition("@")[2]
+    rest = urlunsplit(("", "", parts.path, urlencode(query), ""))
+    return f"{parts.scheme}://{host}{rest}" if parts.scheme else url
 
 
 def as_bytes(value: bytes | str) -> bytes:

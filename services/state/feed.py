@@ -98,9 +98,13 @@ class MeshFeed(AbstractAsyncContextManager["MeshFeed"]):
         values = await self._redis.mget([self._keys.instance(name) for name in names]) if names else []
         read = [record for data in values if data is not None and (record := _record(as_bytes(data))) is not None]
         records = [record for record in read if self._group in (ALL_GROUPS, group_of(record))]
+        return records, await self._read_plan()
+
+    async def _read_plan(self) -> Plan | None:
+        """The current plan; None without one."""
         revision = await self._redis.get(self._keys.plan_revision)
         data = await self._redis.get(self._keys.plan(int(revision))) if revision is not None else None
-        return records, _plan(as_bytes(data)) if data is not None else None
+        return _plan(as_bytes(data)) if data is not None else None
 
     async def _listen(self, pubsub: PubSub) -> None:
         loop = asyncio.get_running_loop()
@@ -113,7 +117,7 @@ class MeshFeed(AbstractAsyncContextManager["MeshFeed"]):
                 continue
             data: bytes = message["data"]
             if message["channel"].decode() == self._keys.plan_events:
-                plan = _plan(data)
+                plan = await self._read_plan()  # the message is only the news: any service may publish there
                 changed = plan is not None and self.view.follow(plan)
             elif data.startswith(GOODBYE):
                 self.view.forget(data.removeprefix(GOODBYE).decode())

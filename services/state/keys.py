@@ -61,3 +61,11 @@ class Keys:
     def spans(self) -> str:
         """Capped stream: finished spans."""
         return f"{self.mesh}:spans"
+
+    def limit(self, tenant: str, kind: str) -> str:
+        """Hash: what a tenant has used of a limit, by second; of the concurrency, by router."""
+        return f"{self.mesh}:limits:{tenant}:{kind}"
+
+    def usage(self, day: str) -> str:
+        """Hash: what tenants used on a day (UTC), by tenant, key, tier and measure."""
+        return f"{self.mesh}:usage:{day}"

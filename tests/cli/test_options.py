@@ -93,9 +93,13 @@ def test_a_count_for_a_tier_is_a_whole_number(given: str) -> None:
 
 @pytest.mark.parametrize("given", [",", " ", ", ,"])
 def test_a_target_names_a_router(given: str) -> None:
-    for arguments, environment in ((["--target", given], {}), ([], {"PENSTOCK_TARGET": given})):
-        done = CliRunner(env=environment).invoke(app, ["status", *arguments])
-        assert (done.exit_code, "must be host:port" in done.output) == (2, True)
+    for command, option, variable in (
+        (["ask", "hello"], "--target", "PENSTOCK_TARGET"),
+        (["status"], "--admin", "PENSTOCK_ADMIN"),
+    ):
+        for arguments, environment in (([option, given], {}), ([], {variable: given})):
+            done = CliRunner(env=environment).invoke(app, [*command, *arguments])
+            assert (done.exit_code, "must be host:port" in done.output) == (2, True)
 
 
 @pytest.mark.parametrize("given", ["small=-1", "small=101", "small=nan", "small=inf"])

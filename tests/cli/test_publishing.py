@@ -18,7 +18,7 @@ EXAMPLES = ROOT / "examples"
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def admin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The router of a mesh of two simulated tiers, which serve a `qwen3-4b` and a `qwen3-32b` by name."""
     folder = tmp_path_factory.mktemp("publish")
     content = yaml.safe_load((EXAMPLES / "mesh-simulated.yaml").read_text())
@@ -29,7 +29,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     file.write_text(yaml.safe_dump(content))
     started = penstock_process("up", "-m", file, "--folder", folder, "--detach", "--json")
     assert started.returncode == 0, started.stderr
-    yield json.loads(started.stdout)["grpc"][0]
+    yield json.loads(started.stdout)["admin"][0]
     assert penstock_process("down", "--folder", folder).returncode == 0
 
 
@@ -58,16 +58,16 @@ def plan_file(tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
-def held(target: str) -> dict[str, Any]:
-    plan: dict[str, Any] = json.loads(penstock("plan", "show", "-t", target, "--json").stdout)
+def held(admin: str) -> dict[str, Any]:
+    plan: dict[str, Any] = json.loads(penstock("plan", "show", "-a", admin, "--json").stdout)
     return plan
 
 
-def test_a_plan_for_other_models_is_refused_with_the_difference(target: str, plan_file: Callable[..., Path]) -> None:
+def test_a_plan_for_other_models_is_refused_with_the_difference(admin: str, plan_file: Callable[..., Path]) -> None:
     """Equal tier names are not enough; --force publishes it."""
-    before = held(target)
+    before = held(admin)
     file = plan_file(models=("qwen3-4b", "deepseek-r1-671b-awq"))
-    refused = penstock("plan", "apply", file, "-t", target)
+    refused = penstock("plan", "apply", file, "-a", admin)
     assert refused.returncode == 2
     assert (
         "large is planned for deepseek-r1-671b-awq, the mesh serves Qwen/Qwen3-32B; publish it anyway with --force"
@@ -76,33 +76,33 @@ def test_a_plan_for_other_models_is_refused_with_the_difference(target: str, pla
     assert "small is planned" not in refused.stderr
     for shown in ("80 -> 61.5", "GPUs", "deepseek-r1-671b-awq"):
         assert shown in refused.stderr
-    assert held(target) == before
-    assert penstock("plan", "apply", file, "--force", "-t", target).returncode == 0
-    assert held(target)["tiers"][0]["threshold"] == 61.5
-    assert penstock("plan", "rollback", "-t", target).returncode == 0
+    assert held(admin) == before
+    assert penstock("plan", "apply", file, "--force", "-a", admin).returncode == 0
+    assert held(admin)["tiers"][0]["threshold"] == 61.5
+    assert penstock("plan", "rollback", "-a", admin).returncode == 0
 
 
 def test_a_plan_for_these_models_is_published_and_its_difference_shown(
-    target: str, plan_file: Callable[..., Path]
+    admin: str, plan_file: Callable[..., Path]
 ) -> None:
-    before = held(target)
-    done = penstock("plan", "apply", plan_file(threshold=33), "-t", target)
+    before = held(admin)
+    done = penstock("plan", "apply", plan_file(threshold=33), "-a", admin)
     assert done.returncode == 0, done.stderr
     assert "80 -> 33" in done.stdout
-    assert held(target)["revision"] == before["revision"] + 1
+    assert held(admin)["revision"] == before["revision"] + 1
 
 
-def test_an_unfitting_plan_is_not_solved_for(target: str, tmp_path: Path) -> None:
+def test_an_unfitting_plan_is_not_solved_for(admin: str, tmp_path: Path) -> None:
     """`plan --apply` looks at the mesh first: the trace, which comes after, does not even exist."""
     files = ("--cluster", EXAMPLES / "cluster-4x8-h100.yaml", "--trace", "none.csv", "--quality", "none.csv")
     two = tmp_path / "two.yaml"
     content = yaml.safe_load((EXAMPLES / "deepseek-cascade.yaml").read_text())
     two.write_text(yaml.safe_dump(content | {"tiers": [content["tiers"][0], content["tiers"][2]]}))
     for models, said in ((two, "the plan is for other models"), (EXAMPLES / "deepseek-cascade.yaml", "has the tiers")):
-        done = penstock("plan", *files, "--models", models, "--min-quality", 80, "--apply", "-t", target)
+        done = penstock("plan", *files, "--models", models, "--min-quality", 80, "--apply", "-a", admin)
         assert done.returncode == 2
         assert said in done.stderr
-    forced = penstock("plan", *files, "--models", two, "--min-quality", 80, "--apply", "--force", "-t", target)
+    forced = penstock("plan", *files, "--models", two, "--min-quality", 80, "--apply", "--force", "-a", admin)
     assert (forced.returncode, "none.csv" in forced.stderr) == (2, True)
 
 
@@ -124,39 +124,39 @@ def test_the_example_cascades_are_for_the_example_meshes(name: str) -> None:
     assert all(same_model(tier.served_name, planned.model) for tier, planned in zip(mesh.tiers, found, strict=True))
 
 
-def test_an_earlier_plan_is_published_again(target: str) -> None:
+def test_an_earlier_plan_is_published_again(admin: str) -> None:
     """Rolling back is a new revision with all that the earlier plan said; without a number, of the plan before this one."""
-    first = held(target)
+    first = held(admin)
     for threshold in (41, 42):
-        assert penstock("plan", "set", "--threshold", f"small={threshold}", "-t", target).returncode == 0
-    done = penstock("plan", "rollback", first["revision"], "--note", "worse", "-t", target, "--json")
+        assert penstock("plan", "set", "--threshold", f"small={threshold}", "-a", admin).returncode == 0
+    done = penstock("plan", "rollback", first["revision"], "--note", "worse", "-a", admin, "--json")
     assert done.returncode == 0, done.stderr
     back = json.loads(done.stdout)
     assert (back["revision"], back["source"], back["note"]) == (first["revision"] + 3, "rollback", "worse")
     for same in ("tiers", "scorer", "judge_unavailable", "prediction"):
         assert back[same] == first[same]
-    assert penstock("plan", "set", "--threshold", "small=43", "-t", target).returncode == 0
-    done = penstock("plan", "rollback", "-t", target)
+    assert penstock("plan", "set", "--threshold", "small=43", "-a", admin).returncode == 0
+    done = penstock("plan", "rollback", "-a", admin)
     assert done.returncode == 0, done.stderr
-    assert held(target)["tiers"][0]["threshold"] == first["tiers"][0]["threshold"]
-    done = penstock("plan", "rollback", "-t", target)
+    assert held(admin)["tiers"][0]["threshold"] == first["tiers"][0]["threshold"]
+    done = penstock("plan", "rollback", "-a", admin)
     assert done.returncode == 2
     assert "is a rollback itself" in done.stderr, "the plan before it is the one that was left"
 
 
-def test_a_plan_set_without_a_change_is_refused(target: str) -> None:
+def test_a_plan_set_without_a_change_is_refused(admin: str) -> None:
     """It would fill the history, and make the next rollback do nothing."""
-    now = held(target)["revision"]
-    done = penstock("plan", "set", "--note", "nothing", "-t", target)
+    now = held(admin)["revision"]
+    done = penstock("plan", "set", "--note", "nothing", "-a", admin)
     assert done.returncode == 2
     assert "--threshold" in done.stderr
-    assert held(target)["revision"] == now
+    assert held(admin)["revision"] == now
 
 
-def test_what_cannot_be_rolled_back_to_is_said(target: str) -> None:
-    now = held(target)["revision"]
+def test_what_cannot_be_rolled_back_to_is_said(admin: str) -> None:
+    now = held(admin)["revision"]
     for revision, status, said in ((now, 2, "is the current one"), (now + 7, 1, str(now + 7))):
-        done = penstock("plan", "rollback", revision, "-t", target)
+        done = penstock("plan", "rollback", revision, "-a", admin)
         assert done.returncode == status
         assert said in done.stderr
 

@@ -105,7 +105,7 @@ async def test_a_reply_that_a_draining_worker_refuses_runs_elsewhere_at_no_cost(
         own_redis.stop()
         await mesh.until(lambda s: not s.connected)
         assert set(await served_by()) == {"worker-only-0", "worker-only-1"}
-        async with aio.insecure_channel(mesh.parts["worker-only-0"].address) as channel:
+        async with aio.insecure_channel(mesh.parts["worker-only-0"].admin_address) as channel:
             await worker_pb2_grpc.WorkerServiceStub(channel).Drain(worker_pb2.DrainRequest(), timeout=60)
         assert await served_by() == ["worker-only-1"] * 6
 
@@ -113,7 +113,7 @@ async def test_a_reply_that_a_draining_worker_refuses_runs_elsewhere_at_no_cost(
 async def test_the_drain_rpc_returns_when_the_last_reply_has_ended(mesh: TestMesh) -> None:
     from grpc import aio
 
-    async with mesh.client() as client, aio.insecure_channel(mesh.parts["worker-only-0"].address) as channel:
+    async with mesh.client() as client, aio.insecure_channel(mesh.parts["worker-only-0"].admin_address) as channel:
         running = await begun(client, [f"prompt {i}" for i in range(8)])
         stub = worker_pb2_grpc.WorkerServiceStub(channel)
         answer = await stub.Drain(worker_pb2.DrainRequest(), timeout=60)
@@ -132,7 +132,7 @@ async def test_a_drain_cut_short_hands_its_replies_to_another_worker(
     from grpc import aio
 
     monkeypatch.setattr(worker_servicer, "CUT_OFF_MARGIN_S", DRAIN_S)
-    async with mesh.client() as client, aio.insecure_channel(mesh.parts["worker-only-0"].address) as channel:
+    async with mesh.client() as client, aio.insecure_channel(mesh.parts["worker-only-0"].admin_address) as channel:
         prompts = [f"prompt {i}" for i in range(8)]
         expected = simulated_texts(dict.fromkeys(prompts, TOKENS))
         running = await begun(client, prompts)
@@ -159,7 +159,7 @@ async def test_redis_lost_with_everything_in_it_is_filled_again(
     own_redis: RedisProcess, mesh_file: MeshFileMaker
 ) -> None:
     async with running_mesh(mesh_file(), own_redis.url) as mesh, mesh.client() as client:
-        async with AsyncPlannerClient(mesh.parts["planner-0"].address) as planner:
+        async with AsyncPlannerClient(mesh.parts["planner-0"].admin_address) as planner:
             await planner.set_plan(await planner.get_plan())
             revision = (await planner.get_plan()).revision
             assert revision == 2

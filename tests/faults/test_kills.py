@@ -48,7 +48,9 @@ async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalM
 
 @pytest.fixture
 async def client(mesh: LocalMesh) -> AsyncIterator[AsyncClient]:
-    async with AsyncClient(mesh.grpc_addresses[0], retry=RetryPolicy(attempts=1), timeout_s=400) as made:
+    async with AsyncClient(
+        mesh.grpc_addresses[0], admin=mesh.admin_addresses[0], retry=RetryPolicy(attempts=1), timeout_s=400
+    ) as made:
         yield made
 
 
@@ -59,7 +61,7 @@ Texts = dict[tuple[str, str], str]
 @pytest.fixture(scope="module")
 async def undisturbed(mesh: LocalMesh) -> Texts:
     asked = [(tier, prompt) for tier in ("small", "large") for prompt in PROMPTS]
-    async with AsyncClient(mesh.grpc_addresses[0]) as client:
+    async with AsyncClient(mesh.grpc_addresses[0], admin=mesh.admin_addresses[0]) as client:
         replies = await asyncio.gather(
             *(client.generate(p, model=tier, temperature=0, max_tokens=MAX_TOKENS) for tier, p in asked)
         )
@@ -193,7 +195,7 @@ async def test_a_killed_planner_leaves_the_plan_in_force(mesh: LocalMesh, client
     assert len(replies) == 6
     await until(client, whole(mesh))
     planners = [i for i in (await client.status()).instances if i.role == "planner"]
-    async with AsyncPlannerClient(min(planners, key=lambda i: i.age_s).address) as asked:
+    async with AsyncPlannerClient(min(planners, key=lambda i: i.age_s).admin_address) as asked:
         assert (await asked.get_plan()).revision == revision
         made = await asked.set_plan(await asked.get_plan())
     assert made.revision == revision + 1
@@ -221,7 +223,7 @@ async def test_a_killed_router_costs_a_client_of_two_routers_nothing(
     await until(client, whole(mesh))
     victim = next(i for i in (await client.status()).instances if i.address == mesh.grpc_addresses[0])
     name = next(n for n, w in mesh.watcher.watched.items() if str(w.pid) == victim.instance_id.rpartition("-")[2])
-    async with AsyncClient(mesh.grpc_addresses, timeout_s=400) as both:
+    async with AsyncClient(mesh.grpc_addresses, admin=mesh.admin_addresses, timeout_s=400) as both:
         streams = await kill_amid([Stream(both, prompt, model="large") for prompt in PROMPTS], lambda: kill(mesh, name))
     assert_undisturbed(streams, undisturbed)
 

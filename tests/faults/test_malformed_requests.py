@@ -25,7 +25,7 @@ from penstock import AsyncClient
 from penstock.local import LocalMesh, MeshOptions
 from services.domain.instances import Role
 from tests.conftest import ROOT
-from tests.support.malformed_grpc import LIMIT_S, GrpcCase, grpc_cases
+from tests.support.malformed_grpc import LIMIT_S, MESH, GrpcCase, grpc_cases
 from tests.support.malformed_http import HttpCase, http_cases
 from tests.support.raw_http import exchange
 
@@ -96,7 +96,7 @@ async def nobody_harmed(mesh: LocalMesh, *, timed: bool) -> AsyncIterator[None]:
 
 async def instances(mesh: LocalMesh) -> tuple[dict[str, int | None], set[str]]:
     """The pid of each process, and the ids of the instances that the router sees."""
-    async with AsyncClient(mesh.grpc_addresses[0]) as client:
+    async with AsyncClient(mesh.grpc_addresses[0], admin=mesh.admin_addresses[0]) as client:
         status = await client.status()
     return {name: w.pid for name, w in mesh.watcher.watched.items()}, {i.instance_id for i in status.instances}
 
@@ -167,7 +167,7 @@ async def test_malformed_grpc_calls_harm_nobody(mesh: LocalMesh, all_faults: boo
     counts: Counter[str] = Counter()
     records = mesh.view
     addresses = {role.value: records.instances(role)[0].address for role in (Role.WORKER, Role.JUDGE, Role.PLANNER)}
-    addresses["router"] = mesh.grpc_addresses[0]
+    addresses |= {"router": mesh.grpc_addresses[0], "mesh": mesh.admin_addresses[0], "planner": mesh.planner_address}
     async with contextlib.AsyncExitStack() as stack:
         channels = {
             role: await stack.enter_async_context(
@@ -178,7 +178,7 @@ async def test_malformed_grpc_calls_harm_nobody(mesh: LocalMesh, all_faults: boo
 
         async def one(case: GrpcCase) -> None:
             deadline_s = LIMIT_S if case.endless else ANSWER_S
-            channel = channels[case.role]
+            channel = channels["mesh" if case.method.startswith(MESH) else case.role]
             # Not as a stream, of which the client's library fails what it sends after the answer has come.
             method: Any = (
                 channel.unary_stream(case.method) if case.data is not None else channel.stream_stream(case.method)

@@ -275,14 +275,18 @@ async def test_a_router_killed_at_any_message_of_a_move_costs_no_token(mesh: tup
     """Its client's next router goes on with the reply."""
     running, victims = mesh
     async with running.client() as client:
-        addresses = {i.instance_id: i.address for i in (await client.status()).instances}
+        instances = {i.instance_id: i for i in (await client.status()).instances}
 
     @asynccontextmanager
     async def new_reply(name: str, number: int) -> AsyncIterator[Reply]:
-        both = [addresses[name], running.router.address]
+        own = instances[name]
         async with (
-            AsyncClient(both, retry=RetryPolicy(attempts=5), silence_s=LIMIT_S) as client,
-            AsyncClient(addresses[name], retry=RetryPolicy(attempts=1), silence_s=LIMIT_S) as mover,
+            AsyncClient(
+                [own.address, running.router.address], retry=RetryPolicy(attempts=5), silence_s=LIMIT_S
+            ) as client,
+            AsyncClient(
+                own.address, admin=own.admin_address, retry=RetryPolicy(attempts=1), silence_s=LIMIT_S
+            ) as mover,
             Reply(client, f"{name}-{number}", mover).reading() as reply,
         ):
             yield reply

@@ -105,7 +105,8 @@ async def test_a_query_of_death_kills_two_instances_and_no_more(mesh: tuple[Test
     Replies that ran on the instances that died go on at the others, to their ends.
     """
     made, mortals = mesh
-    routers = [made.parts[name].address for name in ("router-0", "router-1")]
+    parts = [made.parts[name] for name in ("router-0", "router-1")]
+    routers = [part.address for part in parts]
     async with AsyncClient(routers, timeout_s=60) as client:
         bystanders = [Bystander(client, i) for i in range(BYSTANDERS)]
         tasks = [asyncio.create_task(b.run()) for b in bystanders]
@@ -118,7 +119,7 @@ async def test_a_query_of_death_kills_two_instances_and_no_more(mesh: tuple[Test
         await asyncio.gather(*tasks)
         assert [b.tokens for b in bystanders] == [TOKENS] * BYSTANDERS
         assert len(mortals.dead) == 2
-        statuses = [await one_status(address) for address in routers]
+        statuses = [await one_status(part.admin_address) for part in parts]
         assert sum(status.failed for status in statuses) == 1, "one router met it, and the SDK did not try the other"
 
         body = {"model": "only", "messages": [{"role": "user", "content": POISON}], "max_tokens": 8}
@@ -132,6 +133,6 @@ async def test_a_query_of_death_kills_two_instances_and_no_more(mesh: tuple[Test
         await mortals.count(4)
 
 
-async def one_status(address: str) -> MeshStatus:
-    async with AsyncClient(address) as client:
+async def one_status(admin: str) -> MeshStatus:
+    async with AsyncClient(admin, admin=admin) as client:
         return await client.status()

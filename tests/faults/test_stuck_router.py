@@ -88,7 +88,7 @@ async def test_a_stopped_router_stalls_nobody_for_longer_than_the_silence_limit_
     with their streams."""
     both = list(mesh.grpc_addresses)
     async with (
-        AsyncClient(both, timeout_s=120, silence_s=SILENCE_S) as client,
+        AsyncClient(both, admin=mesh.admin_addresses, timeout_s=120, silence_s=SILENCE_S) as client,
         AsyncClient(both[0], timeout_s=120, silence_s=600, retry=RetryPolicy(attempts=1)) as patient,
     ):
         before = await client.status()
@@ -129,7 +129,7 @@ async def test_a_stopped_router_stalls_nobody_for_longer_than_the_silence_limit_
         assert {stream.prompt: len(stream.text) > 0 for stream in held} == dict.fromkeys(PROMPTS, True)
         assert all(stream.changes == 0 for stream in waiting), "the stopped router moved its own requests"
         assert max(stream.longest_gap_s for stream in at_work) >= SILENCE_S * 0.9
-        async with AsyncClient(both[0], timeout_s=60) as asking:
+        async with AsyncClient(both[0], admin=stuck.admin_address, timeout_s=60) as asking:
             after = await asking.status()
         assert after.router_id == stuck.instance_id
         assert (after.failovers, after.failed) == (0, 0)

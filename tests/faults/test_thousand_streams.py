@@ -51,7 +51,7 @@ def check(results: list[StreamResult], texts: dict[str, str]) -> None:
 async def test_one_router_serves_a_thousand_streams_at_once(mesh: LocalMesh, texts: dict[str, str]) -> None:
     await until_whole(mesh)
     results = [StreamResult(prompt) for prompt in texts]
-    async with AsyncClient(mesh.grpc_addresses[0], timeout_s=TIMEOUT_S) as client:
+    async with AsyncClient(mesh.grpc_addresses[0], admin=mesh.admin_addresses[0], timeout_s=TIMEOUT_S) as client:
         stream = grpc_stream(client, model="only", max_tokens=TOKENS)
         await asyncio.gather(*(stream(r.prompt, r) for r in results))
         status = await client.status()
@@ -64,7 +64,7 @@ async def test_a_killed_router_costs_a_thousand_streams_nothing(mesh: LocalMesh,
     results = [StreamResult(prompt) for prompt in texts]
     first = mesh.grpc_addresses[0]
     victim = process_of(mesh, next(r.instance_id for r in mesh.view.instances() if r.address == first))
-    async with AsyncClient(mesh.grpc_addresses, timeout_s=TIMEOUT_S) as client:
+    async with AsyncClient(mesh.grpc_addresses, admin=mesh.admin_addresses, timeout_s=TIMEOUT_S) as client:
         stream = grpc_stream(client, model="only", max_tokens=TOKENS)
         running = [asyncio.create_task(stream(r.prompt, r)) for r in results]
         while sum(1 for r in results if r.tokens) < 100:

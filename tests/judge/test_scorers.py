@@ -121,13 +121,17 @@ async def test_a_language_model_grades(endpoint: tuple[str, list[dict[str, Any]]
         assert seen[0]["logprobs"] is True
         assert seen[0]["authorization"] == "Bearer secret"
         assert "What is 2 + 2?" in seen[0]["messages"][1]["content"]
-        for status, body in ((500, {}), (200, {"choices": []}), (200, {"choices": [7]})):
+        for status, body in ((500, {}), (500, "What is 2"), (200, {"choices": []}), (200, {"choices": [7]})):
             answer |= {"status": status, "body": body}
-            with pytest.raises(Unavailable):
+            with pytest.raises(Unavailable) as caught:
                 await scorer.score([judged("4")])
-        answer |= {"status": 200, "body": {"choices": [{"message": {"content": "?"}}]}}
-        with pytest.raises(RequestFailed, match="no grade"):  # the judge is well: others of its answers have grades
+            assert "What is" not in str(caught.value), "errors are logged: they quote neither prompt nor reply"
+        answer |= {"status": 200, "body": {"choices": [{"message": {"content": "What is this?"}}]}}
+        with pytest.raises(
+            RequestFailed, match="no grade"
+        ) as failed:  # the judge is well: others of its answers have grades
             await scorer.score([judged("4")])
+        assert "What is" not in str(failed.value)
     finally:
         await scorer.close()
     gone = LlmScorer(

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from penstock import AsyncClient, AsyncPlannerClient, Judged
 from penstock.local import LocalMesh, MeshOptions
-from services.domain.instances import Role
 from tests.conftest import ROOT
 
 EXAMPLES = ROOT / "examples"
@@ -20,7 +19,7 @@ async def test_one_tier_needs_no_judge(tmp_path: Path) -> None:
         assert Counter(name.partition("-")[0] for name in mesh.watcher.watched) == {
             "redis": 1, "planner": 1, "worker": 1, "router": 1
         }  # fmt: skip
-        async with AsyncClient(mesh.grpc_addresses) as client:
+        async with AsyncClient(mesh.grpc_addresses, admin=mesh.admin_addresses) as client:
             for model in ("cascade", "only"):
                 reply = await client.generate("What is 12 + 30?", model=model, temperature=0)
                 assert reply.text
@@ -30,8 +29,11 @@ async def test_one_tier_needs_no_judge(tmp_path: Path) -> None:
 async def test_simulated_tiers_need_no_models(tmp_path: Path) -> None:
     """The cascade judges by confidence, and the threshold decides who answers, as the file says."""
     async with LocalMesh(MeshOptions(EXAMPLES / "mesh-simulated.yaml", tmp_path, any_ports=True)) as mesh:
-        planner = mesh.view.instances(Role.PLANNER)[0].address
-        async with AsyncClient(mesh.grpc_addresses) as client, AsyncPlannerClient(planner) as plans:
+        planner = mesh.planner_address
+        async with (
+            AsyncClient(mesh.grpc_addresses, admin=mesh.admin_addresses) as client,
+            AsyncPlannerClient(planner) as plans,
+        ):
             judged = [event async for event in client.stream("hello") if isinstance(event, Judged)]
             assert [(event.scorer, round(event.score or 0), event.accepted) for event in judged] == [
                 ("confidence", 90, True)

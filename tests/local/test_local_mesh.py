@@ -172,17 +172,23 @@ def target(folder: Path) -> str:
     return found.grpc[0]
 
 
+def admin(folder: Path) -> str:
+    found = read_run_file(folder)
+    assert found is not None
+    return found.admin[0]
+
+
 def test_status_and_top_show_the_mesh(running: Path) -> None:
-    data = json.loads(penstock("status", "--target", target(running), "--json").stdout)
+    data = json.loads(penstock("status", "--admin", admin(running), "--json").stdout)
     assert [t["name"] for t in data["tiers"]] == ["small", "large"]
     assert sum(i["role"] == "worker" for i in data["instances"]) == 3
-    said = penstock("status", "--target", target(running)).stdout
+    said = penstock("status", "--admin", admin(running)).stdout
     assert "small" in said
     assert "connected" in said
-    shown = penstock("top", "-t", target(running), "-n", "1").stdout
+    shown = penstock("top", "-a", admin(running), "-n", "1").stdout
     assert "connected" in shown
     assert shown.endswith("\n")
-    lines = penstock("top", "-t", target(running), "--json", "-n", "2", "-i", "0.1").stdout.splitlines()
+    lines = penstock("top", "-a", admin(running), "--json", "-n", "2", "-i", "0.1").stdout.splitlines()
     assert [json.loads(line)["status"]["plan_revision"] for line in lines] == [1, 1]
 
 
@@ -206,18 +212,18 @@ def test_trace_shows_a_tree(running: Path) -> None:
     trace_id = json.loads(penstock("ask", "hello", "-t", target(running), "--json").stdout)["trace_id"]
     until = time.monotonic() + 120
     while True:
-        said = penstock("trace", trace_id, "-t", target(running))
+        said = penstock("trace", trace_id, "-a", admin(running))
         if all(name in said.stdout for name in ("WorkerService/Generate", "JudgeService/Score", "tier small")):
             break
         assert time.monotonic() < until, said.stdout + said.stderr
-    data = json.loads(penstock("trace", "-n", "1", "-t", target(running), "--json").stdout)
+    data = json.loads(penstock("trace", "-n", "1", "-a", admin(running), "--json").stdout)
     assert len(data) == 1
-    assert penstock("trace", "0" * 32, "-t", target(running)).returncode == 1
+    assert penstock("trace", "0" * 32, "-a", admin(running)).returncode == 1
 
 
 def test_the_plan_is_shown_and_changed(running: Path) -> None:
-    before = json.loads(penstock("plan", "show", "-t", target(running), "--json").stdout)
-    said = penstock("plan", "set", "--threshold", "small=95", "--note", "test", "-t", target(running), "--json")
+    before = json.loads(penstock("plan", "show", "-a", admin(running), "--json").stdout)
+    said = penstock("plan", "set", "--threshold", "small=95", "--note", "test", "-a", admin(running), "--json")
     after = json.loads(said.stdout)
     assert after["revision"] == before["revision"] + 1
     assert after["tiers"][0]["threshold"] == 95
@@ -226,13 +232,13 @@ def test_the_plan_is_shown_and_changed(running: Path) -> None:
     while json.loads(penstock("ask", "hello", "-t", target(running), "--json").stdout)["tier"] != "large":
         assert time.monotonic() < until
     for bad, said_of_it in (("small", "TIER=SCORE"), ("huge=3", "no tier huge"), ("small=300", "threshold")):
-        failed = penstock("plan", "set", "--threshold", bad, "-t", target(running))
+        failed = penstock("plan", "set", "--threshold", bad, "-a", admin(running))
         assert failed.returncode == 2
         assert said_of_it in failed.stderr
-    failed = penstock("plan", "set", "--instances", "small=1000", "-t", target(running))
+    failed = penstock("plan", "set", "--instances", "small=1000", "-a", admin(running))
     assert failed.returncode == 2
     assert "plan.tiers[0].instance_count: must be at most 64" in " ".join(failed.stderr.split())
-    assert penstock("plan", "set", "--threshold", "small=80", "-t", target(running)).returncode == 0
+    assert penstock("plan", "set", "--threshold", "small=80", "-a", admin(running)).returncode == 0
 
 
 def test_a_plan_file_is_applied_and_told_in_the_history(running: Path, tmp_path: Path) -> None:
@@ -258,33 +264,33 @@ def test_a_plan_file_is_applied_and_told_in_the_history(running: Path, tmp_path:
     }
     file = tmp_path / "plan.json"
     file.write_text(json.dumps(figures))
-    said = penstock("plan", "apply", str(file), "--note", "first", "-t", target(running), "--json")
+    said = penstock("plan", "apply", str(file), "--note", "first", "-a", admin(running), "--json")
     assert said.returncode == 0, said.stderr
     made = json.loads(said.stdout)
     assert [(t["threshold"], t["instances"]) for t in made["tiers"]] == [(61.5, 1), (None, 2)]
     until = time.monotonic() + 120
     while True:  # the mesh was started with two of small and one of large
-        status = json.loads(penstock("status", "-t", target(running), "--json").stdout)
+        status = json.loads(penstock("status", "-a", admin(running), "--json").stdout)
         if [t["live_instances"] for t in status["tiers"]] == [1, 2]:
             break
         assert time.monotonic() < until
-    listed = json.loads(penstock("plan", "history", "-t", target(running), "--json").stdout)
+    listed = json.loads(penstock("plan", "history", "-a", admin(running), "--json").stdout)
     assert [p["revision"] for p in listed] == list(range(made["revision"], 0, -1))
     assert (listed[0]["source"], listed[0]["note"], listed[-1]["source"]) == ("planned", "first", "mesh-file")
     assert listed[0]["prediction"]["quality"] == 85.5
     assert listed[-1]["prediction"] is None
-    lines = penstock("plan", "history", "-t", target(running), columns=40).stdout.splitlines()
+    lines = penstock("plan", "history", "-a", admin(running), columns=40).stdout.splitlines()
     assert "  predicted: quality 85.5, p95 2.50 s, end to end 3.50 s (target: quality >= 85)" in lines, (
         "a line is not wrapped"
     )
-    assert "0123456789abcdef" in penstock("plan", "show", "-t", target(running)).stdout
+    assert "0123456789abcdef" in penstock("plan", "show", "-a", admin(running)).stdout
     figures["tiers"][0]["name"] = "tiny"
     file.write_text(json.dumps(figures))
-    failed = penstock("plan", "apply", str(file), "-t", target(running))
+    failed = penstock("plan", "apply", str(file), "-a", admin(running))
     assert failed.returncode == 2
     assert "the plan has the tiers tiny, large, the mesh has small, large" in " ".join(failed.stderr.split())
     file.write_text("{}")
-    failed = penstock("plan", "apply", str(file), "-t", target(running))
+    failed = penstock("plan", "apply", str(file), "-a", admin(running))
     assert "not a plan file" in " ".join(failed.stderr.split())
 
 
@@ -292,12 +298,12 @@ def test_a_stage_layout_is_published_for_a_tier(running: Path, tmp_path: Path) -
     trace, out = tmp_path / "trace.csv", tmp_path / "stages.json"
     rows = [f"{i / 20},{40 * i + 1},{i + 1}" for i in range(100)]
     trace.write_text("\n".join(["arrival_s,input_tokens,output_tokens", *rows]) + "\n")
-    held = json.loads(penstock("plan", "show", "-t", target(running), "--json").stdout)
+    held = json.loads(penstock("plan", "show", "-a", admin(running), "--json").stdout)
     count = held["tiers"][1]["instances"]
-    command = ["stages", "--trace", str(trace), "--out", str(out), "--no-plot", "-t", target(running)]
+    command = ["stages", "--trace", str(trace), "--out", str(out), "--no-plot", "-a", admin(running)]
     said = penstock(*command, "--instances", str(count), "--apply", "large", "--json")
     assert said.returncode == 0, said.stderr
-    plan = json.loads(penstock("plan", "show", "-t", target(running), "--json").stdout)
+    plan = json.loads(penstock("plan", "show", "-a", admin(running), "--json").stdout)
     assert (plan["revision"], plan["source"]) == (json.loads(said.stdout)["revision"], "stages")
     assert plan["tiers"][1]["stages"] == json.loads(out.read_text())["stages"]
     assert len(plan["tiers"][1]["qoe"]) == 5
@@ -359,8 +365,11 @@ async def test_the_plan_moves_workers_between_tiers(tmp_path: Path, monkeypatch:
             return {tier: found.count(tier) for tier in ("small", "large")}
 
         assert workers() == {"small": 1, "large": 1}
-        planner = mesh.view.instances(Role.PLANNER)[0].address
-        async with AsyncClient(mesh.grpc_addresses) as client, AsyncPlannerClient(planner) as plans:
+        planner = mesh.planner_address
+        async with (
+            AsyncClient(mesh.grpc_addresses, admin=mesh.admin_addresses) as client,
+            AsyncPlannerClient(planner) as plans,
+        ):
             stop = asyncio.Event()
 
             async def ask() -> int:
@@ -411,7 +420,7 @@ async def test_the_mesh_moves_over_when_its_workload_drifts(tmp_path: Path) -> N
         return Window(start_s, 0.25, (1,) * 10, tuple(records))
 
     async with LocalMesh(MeshOptions(file, tmp_path)) as mesh:
-        redis = connect(mesh.redis_url)
+        redis = connect(mesh.redis_url_of("router"))
         store = WorkloadStore(redis, Keys(mesh.mesh.name))
 
         def workers() -> dict[str, int]:
@@ -428,7 +437,7 @@ async def test_the_mesh_moves_over_when_its_workload_drifts(tmp_path: Path) -> N
             return {tier.name: tier.instances for tier in plan.tiers}
 
         try:
-            async with AsyncClient(mesh.grpc_addresses) as client:
+            async with AsyncClient(mesh.grpc_addresses, admin=mesh.admin_addresses) as client:
                 at = time.time()
                 for i, score in enumerate((85, 85, 85, 45, 45)):
                     await store.append(window(at - 10 + i / 4, score))

@@ -36,7 +36,7 @@ def other() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def run_file(process: ProcessId) -> RunFile:
-    return RunFile(process.pid, process.started, "mesh.yaml", "redis://x", ("h:1",), ("h:2",), "h:3")
+    return RunFile(process.pid, process.started, "mesh.yaml", "redis://x", ("h:1",), ("h:2",), ("h:4",), "h:3")
 
 
 def until(condition: Callable[[], Any], timeout_s: float = 300.0) -> None:

@@ -173,3 +173,41 @@ async def test_each_of_several_requests_gives_its_own_place_back_and_errors_are_
         assert (queue.active, stats.rejected, stats.failed) == (1, 1, 1)
     assert (queue.active, queue.waiting) == (0, 0)
     measured.close()
+
+
+async def test_refusals_before_a_request_is_read_are_those_of_a_full_queue_and_are_counted() -> None:
+    """None while a place is free to wait in; each one counts, however it was refused."""
+    queue = AdmissionQueue(max_active=1, max_waiting=1)
+    assert (queue.refusal(), queue.rejected) == (None, 0)
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(queue.entered(0, LATER))
+        assert queue.refusal() is None
+        waiting = asyncio.create_task(queue.enter(0, LATER, 1))
+        while queue.waiting < 1:
+            await asyncio.sleep(0)
+        refusal = queue.refusal()
+        assert refusal is not None
+        assert refusal.retry_after_s > 0
+        assert queue.rejected == 1
+        with pytest.raises(Overloaded):
+            await queue.enter(0, LATER, 1)
+        assert queue.rejected == 2
+    ticket = await waiting
+    assert queue.refusal() is None
+    queue.leave(ticket)
+    assert (queue.active, queue.waiting, queue.rejected) == (0, 0, 2)
+
+
+async def test_jitter_lengthens_a_hint_by_its_share() -> None:
+    class Fixed(random.Random):
+        def __init__(self, value: float) -> None:
+            super().__init__()
+            self._value = value
+
+        def random(self) -> float:
+            return self._value
+
+    now_s = asyncio.get_running_loop().time()
+    shortest, longest = (AdmissionQueue(1, 1, Fixed(value)).retry_after_s(now_s) for value in (0.0, 1.0))
+    assert 0 < shortest <= MAX_RETRY_S
+    assert longest == pytest.approx(shortest * (1 + RETRY_JITTER))

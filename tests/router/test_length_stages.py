@@ -31,7 +31,7 @@ async def mesh(redis: RedisProcess, mesh_file: MeshFileMaker) -> AsyncIterator[T
 
 async def lay_out(mesh: TestMesh, stages: tuple[Stage, ...]) -> None:
     """Publish stages, and return once every worker has its place."""
-    async with AsyncPlannerClient(mesh.parts["planner-0"].address) as planner:
+    async with AsyncPlannerClient(mesh.parts["planner-0"].admin_address) as planner:
         plan = await planner.get_plan()
         tier = dataclasses.replace(plan.tiers[0], stages=stages, qoe=QOE if stages else ())
         await planner.set_plan(dataclasses.replace(plan, tiers=(tier,)))

@@ -18,6 +18,10 @@ def frame(offset: int, count: int = 1, text: str = "") -> TokenFrame:
 def test_the_deadline_is_absolute_and_the_remainder_shrinks() -> None:
     promise = ReplyPromise(Promise.received(Slo(2.0, (SloPhase(0, 0.1),)), 100.0))
     assert promise.remainder(100.5) == Slo(1.5, (SloPhase(0, 0.1),))
+    first_hop = promise.remainder(100.5)
+    assert first_hop is not None
+    second = ReplyPromise(Promise.received(first_hop, 7.0))  # another process, another clock
+    assert second.remainder(7.25) == Slo(1.25, (SloPhase(0, 0.1),))
     assert promise.remainder(101.5) == Slo(0.5, (SloPhase(0, 0.1),))
     assert promise.remainder(200.0) == Slo(MIN_REMAINDER_S, (SloPhase(0, 0.1),)), "never zero, which means no deadline"
 

@@ -42,7 +42,7 @@ async def mesh(redis: RedisProcess, mesh_file: MeshFileMaker) -> AsyncIterator[T
 
 
 async def set_thresholds(mesh: TestMesh, small: float, medium: float) -> int:
-    async with penstock.AsyncPlannerClient(mesh.parts["planner-0"].address) as planner:
+    async with penstock.AsyncPlannerClient(mesh.parts["planner-0"].admin_address) as planner:
         plan = await planner.get_plan()
         tiers = [
             penstock.TierPlan(t.name, t.model, {"small": small, "medium": medium}.get(t.name), t.instances)
@@ -278,7 +278,7 @@ async def test_reflection_and_health_answer(mesh: TestMesh) -> None:
         ("judge-0", {"penstock.judge.v1.JudgeService"}),
         ("planner-0", {"penstock.planner.v1.PlannerService"}),
     ):
-        async with aio.insecure_channel(mesh.parts[name].address) as channel:
+        async with aio.insecure_channel(mesh.parts[name].admin_address) as channel:
             ask = reflection_pb2.ServerReflectionRequest(list_services="")
             call = stub_of(reflection_pb2_grpc, "ServerReflectionStub", channel).ServerReflectionInfo(iter([ask]))
             answer = await call.read()

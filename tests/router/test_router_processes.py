@@ -39,18 +39,19 @@ MAX_TRIES = 100  # connections until one is at a given process: each is with pro
 
 @dataclass
 class Group:
-    """A mesh whose router has two processes. ports: gRPC and HTTP."""
+    """A mesh whose router has two processes. ports: gRPC, HTTP and the administrative listener's."""
 
     mesh: TestMesh
     slots: list[ProcessSlot]
-    ports: tuple[SharedPort, SharedPort]
+    ports: tuple[SharedPort, SharedPort, SharedPort]
 
     @property
     def http(self) -> str:
         return f"http://127.0.0.1:{self.ports[1].port}"
 
     async def start(self, index: int) -> None:
-        ports = {"grpc_port": self.ports[0].port, "http_port": self.ports[1].port}
+        names = ("grpc_port", "http_port", "admin_port")
+        ports = {name: port.port for name, port in zip(names, self.ports, strict=True)}
         await self.mesh.start(Role.ROUTER, name(index), slot=self.slots[index], drain_s=60.0, **ports)
 
     @asynccontextmanager
@@ -118,7 +119,7 @@ async def empty_group(redis: RedisProcess, folder: Path) -> AsyncIterator[Group]
     router = {"grpc_port": 0, "http_port": 0, "max_active": 31}
     file = folder / "mesh.yaml"
     file.write_text(yaml.safe_dump({"name": f"test-{uuid.uuid4().hex[:8]}", "tiers": tiers, "router": router}))
-    ports = SharedPort("127.0.0.1", 0), SharedPort("127.0.0.1", 0)
+    ports = SharedPort("127.0.0.1", 0), SharedPort("127.0.0.1", 0), SharedPort("127.0.0.1", 0)
     with tempfile.TemporaryDirectory() as sockets:
         slots = [ProcessSlot("router", index, COUNT, sockets, "127.0.0.1:9") for index in range(COUNT)]
         running = Group(TestMesh(file, redis.url), slots, ports)
@@ -170,7 +171,7 @@ async def test_what_the_processes_count_adds_up_and_the_mesh_has_one_router(grou
 
 
 async def test_a_new_plan_reaches_all_processes(group: Group) -> None:
-    async with AsyncPlannerClient(group.mesh.parts["planner-0"].address) as planner:
+    async with AsyncPlannerClient(group.mesh.parts["planner-0"].admin_address) as planner:
         revision = (await planner.set_plan(await planner.get_plan())).revision
     async with asyncio.timeout(WAIT_S):
         while [(await group.status_of(index)).plan_revision for index in range(COUNT)] != [revision] * COUNT:

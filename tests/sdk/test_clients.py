@@ -40,6 +40,7 @@ def test_every_rpc_has_a_method_in_both_clients() -> None:
         "GetStatus": "status",
         "WatchStatus": "watch_status",
         "ListTraces": "traces",
+        "GetUsage": "usage",
         "MoveReply": "move",
     }
     planned = {
@@ -75,7 +76,7 @@ async def test_the_blocking_client_does_what_the_other_does(mesh: TestMesh) -> N
         wanted = await other.generate("hello", temperature=0)
 
     def use() -> None:
-        with Client(mesh.router.address) as client:
+        with Client(mesh.router.address, admin=mesh.router.admin_address) as client:
             reply = client.generate("hello", temperature=0)
             assert (reply.text, reply.tier) == (wanted.text, wanted.tier)
             events = list(client.stream([{"role": "user", "content": "hello"}], temperature=0))
@@ -91,7 +92,7 @@ async def test_the_blocking_client_does_what_the_other_does(mesh: TestMesh) -> N
                 client.traces(limit=1000)
             with pytest.raises(penstock.InvalidRequestError):
                 client.generate("hello", temperature=9)
-        with PlannerClient(mesh.parts["planner-0"].address) as planner:
+        with PlannerClient(mesh.parts["planner-0"].admin_address) as planner:
             plan = planner.get_plan()
             made = planner.set_plan(plan, expected_revision=plan.revision)
             assert made.revision == plan.revision + 1

@@ -350,12 +350,12 @@ async def test_what_is_only_asked_is_asked_of_another_router_where_one_is_away()
         free = f"127.0.0.1:{taken.getsockname()[1]}"
 
     def use(target: list[str]) -> None:
-        with Client(target) as client:
+        with Client(target, admin=target) as client:
             assert client.models() == []
             assert client.status().router_id == "stuck"
 
     async with scripted(answer) as router:
-        async with AsyncClient([free, router.address]) as client:
+        async with AsyncClient([free, router.address], admin=[free, router.address]) as client:
             assert await client.models() == []
             assert (await client.status()).router_id == "stuck"
             assert await client.traces() == []
@@ -367,12 +367,12 @@ async def test_what_is_only_asked_is_asked_of_another_router_where_one_is_away()
 
 async def test_a_status_that_is_watched_and_stops_coming_is_an_error() -> None:
     def use(target: str) -> None:
-        with Client(target, silence_s=0.1) as client:
+        with Client(target, admin=target, silence_s=0.1) as client:
             for status in client.watch_status(0.5):
                 assert status.router_id == "stuck"
 
     async with scripted(answer) as router:
-        async with AsyncClient(router.address, silence_s=0.1) as client:
+        async with AsyncClient(router.address, admin=router.address, silence_s=0.1) as client:
             statuses = client.watch_status(0.5)
             assert (await anext(statuses)).router_id == "stuck"
             with pytest.raises(UnavailableError, match=r"silent for 1\.5 s"):

@@ -34,7 +34,7 @@ async def test_every_tier_is_asked_and_scored(redis: RedisProcess, mesh_file: Me
     prompts, out, labelled = write(tmp_path / "p.jsonl", PROMPTS), tmp_path / "judged.csv", tmp_path / "labelled.jsonl"
     async with running_mesh(file, redis.url) as mesh, mesh.client() as client:
         command = ["measure", str(prompts), "--out", str(out), "--labelled", str(labelled), "--max-tokens", "80"]
-        command += ["--target", mesh.router.address, "--json"]
+        command += ["--target", mesh.router.address, "--admin", mesh.router.admin_address, "--json"]
         done = await asyncio.to_thread(CliRunner().invoke, app, command)
         assert done.exit_code == 0, done.output
         replies = [await client.generate(p["prompt"], model="medium", temperature=0, max_tokens=80) for p in PROMPTS]

@@ -230,7 +230,7 @@ def _worker(rng: random.Random) -> GrpcCase:
         ("GenerateMany", worker_pb2.GenerateManyRequest(steps=[step])),
         ("ConfirmBid", worker_pb2.ConfirmBidRequest(confirmed=ask)),
         ("MigrateIn", worker_pb2.MigrateInRequest(closing=worker_pb2.TransferClosing(token_ids=[2**32 - 1]))),
-        ("MigrateOut", worker_pb2.MigrateOutRequest(request_id=text, transfer_id=text, target_address=text)),
+        ("MigrateOut", worker_pb2.MigrateOutRequest(request_id=text, transfer_id=text, target_instance_id=text)),
     )
     name, message = rng.choice(choices)
     data = message.SerializeToString()

@@ -54,8 +54,10 @@ class TestMesh:
 
     def client(self, **options: Any) -> AsyncClient:
         """An SDK client to all routers; it does not retry unless told to."""
-        routers = [c.address for name, c in sorted(self.parts.items()) if name.startswith("router")]
-        return AsyncClient(routers, **{"retry": RetryPolicy(attempts=1), "timeout_s": 120, "silence_s": 120, **options})
+        routers = [chassis for name, chassis in sorted(self.parts.items()) if name.startswith("router")]
+        addresses, admin = [router.address for router in routers], [router.admin_address for router in routers]
+        defaults: dict[str, Any] = {"retry": RetryPolicy(attempts=1), "timeout_s": 120, "silence_s": 120}
+        return AsyncClient(addresses, admin=admin, **defaults | options)
 
     @property
     def http(self) -> str:

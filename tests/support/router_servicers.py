@@ -103,6 +103,9 @@ class StuckMesh(router_pb2_grpc.MeshServiceServicer):
     async def ListTraces(self, request: pb.ListTracesRequest, context: Context) -> pb.ListTracesResponse:
         return pb.ListTracesResponse()
 
+    async def GetUsage(self, request: pb.GetUsageRequest, context: Context) -> pb.GetUsageResponse:
+        return pb.GetUsageResponse()
+
     async def MoveReply(self, request: pb.MoveReplyRequest, context: Context) -> pb.MoveReplyResponse:
         return pb.MoveReplyResponse(refusal="stuck")
 

@@ -204,3 +204,27 @@ def test_the_policy_is_told_of_everything_once() -> None:
         ("finished", "b"),
     ]
     assert s.preemptions == 1
+
+
+def test_a_sequence_that_gets_nothing_costs_the_step_nothing() -> None:
+    """Neither one that is paused nor one that has to give up its blocks: the whole step goes to the others."""
+    s = scheduler(step=6)
+    s.add(sequence("paused", 2, output=8))
+    step(s)
+    paused = s.get("paused")
+    assert paused is not None
+    paused.paused = True
+    s.add(sequence("other", 12, first=50))
+    assert step(s) == {"other": 6}
+    assert step(s) == {"other": 6}
+    s = scheduler(blocks=4, step=6)
+    s.add(sequence("old", 5, output=9, priority=1))
+    step(s)
+    s.add(sequence("young", 2, output=9, first=50))
+    assert step(s) == {"old": 1, "young": 2}
+    plan = s.plan_step()  # both need a block: the young one gives up its own
+    assert plan.preempted == ("young",)
+    assert plan.tokens == 1
+    s.commit(plan, {"old": [7]})
+    s.finish("old", FinishReason.STOP)
+    assert sum(step(s).values()) == 3  # the young one again, with what it had generated

@@ -12,21 +12,22 @@ from penstock.proto.worker.v1 import worker_pb2 as pb
 from penstock.proto.worker.v1 import worker_pb2_grpc
 from services.domain import Role
 from services.domain.stages.bidding import MAX_TRANSFERS, STARVED_AFTER
+from services.runtime import Chassis
 from services.testing import RedisProcess, serving
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import COMPOSE
 
 
 @pytest.fixture
-async def worker(redis: RedisProcess, mesh_file: MeshFileMaker) -> AsyncIterator[tuple[Any, str]]:
-    """A worker's stub and its model's digest."""
+async def worker(redis: RedisProcess, mesh_file: MeshFileMaker) -> AsyncIterator[tuple[Any, str, Chassis]]:
+    """A worker's stub, its model's digest, and the worker."""
     file = mesh_file([{"name": "only", "model": "sim", "kv_tokens": 1024, "kv_block_tokens": 16, "max_running": 4}])
     async with (
         serving(Role.WORKER, COMPOSE[Role.WORKER], file, redis.url, tier="only") as chassis,
         aio.insecure_channel(chassis.address) as channel,
     ):
         stub = worker_pb2_grpc.WorkerServiceStub(channel)
-        yield stub, (await stub.GetInfo(pb.GetInfoRequest())).model_digest
+        yield stub, (await stub.GetInfo(pb.GetInfoRequest())).model_digest, chassis
 
 
 def ask(digest: str, name: str = "r", tokens: int = 100, sender_tokens: int = 100) -> pb.PlaceBidRequest:
@@ -56,8 +57,8 @@ BUSY = pb.ConfirmBidRequest(sender_busy=pb.SenderBusy())
 STARTED = pb.ConfirmBidRequest(transfer_started=pb.TransferStarted())
 
 
-async def test_a_bid_tells_load_room_and_how_soon(worker: tuple[Any, str]) -> None:
-    stub, digest = worker
+async def test_a_bid_tells_load_room_and_how_soon(worker: tuple[Any, str, Chassis]) -> None:
+    stub, digest, _ = worker
     answer = await stub.PlaceBid(ask(digest))
     assert (answer.bid.load_tokens, answer.bid.free_kv_blocks) == (0, 64)
     assert answer.bid.earliest_start.ToTimedelta().total_seconds() == 0.0
@@ -70,19 +71,20 @@ async def test_a_bid_tells_load_room_and_how_soon(worker: tuple[Any, str]) -> No
     call.cancel()
 
 
-async def test_who_cannot_take_a_request_says_why(worker: tuple[Any, str]) -> None:
-    stub, digest = worker
+async def test_who_cannot_take_a_request_says_why(worker: tuple[Any, str, Chassis]) -> None:
+    stub, digest, chassis = worker
     assert (await stub.PlaceBid(ask("another model"))).refusal == "other_model"
     assert (await stub.PlaceBid(ask(digest, tokens=1024))).refusal == "no_idle_kv"
     refused = await confirmed(stub, ask(digest, tokens=1024))
     assert (await refused.read()).refusal == "no_idle_kv"
     assert await refused.read() is aio.EOF
-    await stub.Drain(pb.DrainRequest())
+    async with aio.insecure_channel(chassis.admin_address) as admin:
+        await worker_pb2_grpc.WorkerServiceStub(admin).Drain(pb.DrainRequest(), timeout=60)
     assert (await stub.PlaceBid(ask(digest))).refusal == "draining"
 
 
-async def test_an_unsound_ask_is_refused_by_the_fields_name(worker: tuple[Any, str]) -> None:
-    stub, digest = worker
+async def test_an_unsound_ask_is_refused_by_the_fields_name(worker: tuple[Any, str, Chassis]) -> None:
+    stub, digest, _ = worker
     for field in ("request_id", "model_digest", "sender_instance_id", "sequence_tokens"):
         asked = ask(digest)
         asked.ClearField(field)
@@ -94,8 +96,8 @@ async def test_an_unsound_ask_is_refused_by_the_fields_name(worker: tuple[Any, s
             await call.read()
 
 
-async def test_messages_out_of_order_end_the_call(worker: tuple[Any, str]) -> None:
-    stub, digest = worker
+async def test_messages_out_of_order_end_the_call(worker: tuple[Any, str, Chassis]) -> None:
+    stub, digest, _ = worker
     call = stub.ConfirmBid()
     await call.write(STARTED)
     with pytest.raises(aio.AioRpcError, match="confirmed is expected"):
@@ -108,8 +110,8 @@ async def test_messages_out_of_order_end_the_call(worker: tuple[Any, str]) -> No
         await call.read()
 
 
-async def test_three_at_once_and_the_busiest_sender_next(worker: tuple[Any, str]) -> None:
-    stub, digest = worker
+async def test_three_at_once_and_the_busiest_sender_next(worker: tuple[Any, str, Chassis]) -> None:
+    stub, digest, _ = worker
     first = [await confirmed(stub, ask(digest, f"r{i}", 10)) for i in range(MAX_TRANSFERS)]
     for call in first:
         assert not await turn(call)
@@ -125,8 +127,8 @@ async def test_three_at_once_and_the_busiest_sender_next(worker: tuple[Any, str]
         call.cancel()
 
 
-async def test_a_request_passed_over_too_often_is_starving(worker: tuple[Any, str]) -> None:
-    stub, digest = worker
+async def test_a_request_passed_over_too_often_is_starving(worker: tuple[Any, str, Chassis]) -> None:
+    stub, digest, _ = worker
     call = await confirmed(stub, ask(digest))
     for _ in range(STARVED_AFTER):
         assert not await turn(call)

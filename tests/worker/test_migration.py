@@ -1,9 +1,12 @@
 """MigrateOut and MigrateIn between two workers over gRPC; the test plays the router."""
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
+import grpc
 import pytest
 from grpc import aio
 
@@ -38,12 +41,29 @@ async def pair(
     model = str(FAMILY / "small") if request.param == "torch" else "sim"
     file = mesh_file([{"name": "only", "model": model, "engine": request.param, "max_running": 4, "max_queued": 4}])
     async with (
-        serving(Role.WORKER, COMPOSE[Role.WORKER], file, redis.url, tier="only") as one,
-        serving(Role.WORKER, COMPOSE[Role.WORKER], file, redis.url, tier="only") as two,
+        serving(Role.WORKER, COMPOSE[Role.WORKER], file, redis.url, tier="only", instance_id="one") as one,
+        serving(Role.WORKER, COMPOSE[Role.WORKER], file, redis.url, tier="only", instance_id="two") as two,
         aio.insecure_channel(one.address) as to_one,
         aio.insecure_channel(two.address) as to_two,
     ):
-        yield worker_pb2_grpc.WorkerServiceStub(to_one), worker_pb2_grpc.WorkerServiceStub(to_two), two
+        source = worker_pb2_grpc.WorkerServiceStub(to_one)
+        await registered(source, two)
+        yield source, worker_pb2_grpc.WorkerServiceStub(to_two), two
+
+
+async def registered(source: Stub, target: Chassis) -> None:
+    """Return once the source finds the target in the registry."""
+    order = pb.MigrateOutRequest(request_id="none", transfer_id="none", target_instance_id=target.instance_id)
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                async for _ in source.MigrateOut(order):  # there is no such request
+                    pass
+                return
+            except aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.NOT_FOUND:
+                    raise
+                await asyncio.sleep(0.02)
 
 
 def asked(name: str = "r", transfer: str | None = None, **sampling: Any) -> pb.GenerateRequest:
@@ -84,7 +104,7 @@ async def test_a_reply_moves_and_goes_on_at_the_next_token(pair: tuple[Stub, Stu
         first, _ = await read(call, "tokens")
         claim = target.Generate(asked(transfer="t"))
         await read(claim, "heartbeat")
-        order = pb.MigrateOutRequest(request_id="r", transfer_id="t", target_address=place.address)
+        order = pb.MigrateOutRequest(request_id="r", transfer_id="t", target_instance_id=place.instance_id)
         reports = [report async for report in source.MigrateOut(order)]
     assert {r.WhichOneof("event") for r in reports[:-1]} <= {"round_copied"}
     assert reports[-1].WhichOneof("event") == "handed_over"
@@ -100,7 +120,7 @@ async def test_a_reply_moves_and_goes_on_at_the_next_token(pair: tuple[Stub, Stu
 
 async def refused(source: Stub, place: Chassis, transfer: str = "t", name: str = "r") -> str:
     """Why a move fails."""
-    order = pb.MigrateOutRequest(request_id=name, transfer_id=transfer, target_address=place.address)
+    order = pb.MigrateOutRequest(request_id=name, transfer_id=transfer, target_instance_id=place.instance_id)
     *_, last = [report async for report in source.MigrateOut(order)]
     assert last.HasField("transfer_failed"), last
     return last.transfer_failed.reason
@@ -119,7 +139,7 @@ async def test_a_move_that_cannot_be_leaves_the_reply_where_it_was(pair: tuple[S
         assert "expects transfer" in await refused(source, place, "gone")
     with pytest.raises(aio.AioRpcError) as caught:
         await read(source.MigrateOut(pb.MigrateOutRequest(request_id="r", transfer_id="t")))
-    assert "target_address" in str(from_rpc(caught.value))
+    assert "target_instance_id" in str(from_rpc(caught.value))
     rest, end = await read(call)
     assert len(first + rest) == end.finished.usage.output_tokens == TOKENS
     await idle(source, target)
@@ -150,7 +170,7 @@ async def test_a_reply_aborted_on_its_way_ends_on_both_sides(pair: tuple[Stub, S
     await read(call, "tokens")
     claim = target.Generate(asked(transfer="t", max_output_tokens=1500))
     await read(claim, "heartbeat")
-    order = pb.MigrateOutRequest(request_id="r", transfer_id="t", target_address=place.address)
+    order = pb.MigrateOutRequest(request_id="r", transfer_id="t", target_instance_id=place.instance_id)
     moving = asyncio.create_task(read(source.MigrateOut(order)))
     await source.Abort(pb.AbortRequest(request_id="r"))
     call.cancel()
@@ -161,16 +181,18 @@ async def test_a_reply_aborted_on_its_way_ends_on_both_sides(pair: tuple[Stub, S
 
 async def test_other_layouts_and_models_are_refused(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
     """And no more requests are expected at once than `stages.max_transfers`."""
-    tiers = [
-        {"name": "a", "model": "sim", "kv_block_tokens": 16, "threshold": 50},
-        {"name": "b", "model": "sim", "kv_block_tokens": 8, "threshold": 50},
-        {"name": "c", "model": "another", "kv_block_tokens": 16},
-    ]
-    file = mesh_file(tiers, stages={"max_transfers": 2})
+    mesh = f"layouts-{secrets.token_hex(4)}"
+
+    def worker(instance_id: str, model: str, kv_block_tokens: int) -> AbstractAsyncContextManager[Chassis]:
+        """A worker of the tier, whose mesh file is not that of the others."""
+        tier = {"name": "only", "model": model, "kv_block_tokens": kv_block_tokens}
+        file = mesh_file([tier], name=mesh, stages={"max_transfers": 2})
+        return serving(Role.WORKER, COMPOSE[Role.WORKER], file, redis.url, tier="only", instance_id=instance_id)
+
     async with (
-        serving(Role.WORKER, COMPOSE[Role.WORKER], file, redis.url, tier="a") as one,
-        serving(Role.WORKER, COMPOSE[Role.WORKER], file, redis.url, tier="b") as two,
-        serving(Role.WORKER, COMPOSE[Role.WORKER], file, redis.url, tier="c") as three,
+        worker("one", "sim", 16) as one,
+        worker("two", "sim", 8) as two,
+        worker("three", "another", 16) as three,
         aio.insecure_channel(one.address) as to_one,
         aio.insecure_channel(two.address) as to_two,
         aio.insecure_channel(three.address) as to_three,
@@ -179,6 +201,7 @@ async def test_other_layouts_and_models_are_refused(redis: RedisProcess, mesh_fi
         call = source.Generate(asked(max_output_tokens=1500))
         await read(call, "tokens")
         for channel, place, said in ((to_two, two, "block_tokens=8"), (to_three, three, "simulated-another")):
+            await registered(source, place)
             target = worker_pb2_grpc.WorkerServiceStub(channel)
             claim = target.Generate(asked(transfer="t"))
             await read(claim, "heartbeat")

@@ -11,19 +11,21 @@ from grpc import aio
 
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.worker.v1 import worker_pb2 as pb
+from penstock.proto.worker.v1 import worker_pb2_grpc
 from services import errors, telemetry
 from services.domain.errors import AlreadyRunning, DeadlineExceeded, InvalidRequest, MessageTooLarge, Overloaded
 from services.domain.requests import PositionLogprobs, TokenFrame, TokenLogprob
 from services.interceptors import CallRecorder
+from services.runtime import Chassis
 from tests.support.held_engine import held_engines
-from tests.worker.test_worker_service import Stub, asked, stub
+from tests.worker.test_worker_service import Stub, asked, stub, worker
 from worker_service.engine.simulated.engine import SimulatedRunner
 from worker_service.engine.torch.runner import TorchRunner
 from worker_service.replies import ReplyWriter
 from worker_service.reply_demultiplexer import MAX_BYTES, MAX_EVENT_BYTES, MAX_EVENTS, ReplyDemultiplexer, Serve
 from worker_service.token_columns import MAX_CHARACTER_BYTES
 
-__all__ = ["stub"]
+__all__ = ["stub", "worker"]
 
 
 def start(reply_id: int, request: pb.GenerateRequest, **options: object) -> pb.GenerateManyRequest:
@@ -184,17 +186,18 @@ async def test_messages_that_make_no_sense_end_the_call(
         await asyncio.sleep(0)
 
 
-async def test_a_draining_worker_ends_the_call_behind_its_last_reply(stub: Stub) -> None:
+async def test_a_draining_worker_ends_the_call_behind_its_last_reply(stub: Stub, worker: Chassis) -> None:
     call = stub.GenerateMany()
     heard = Heard(call)
     await call.write(start(1, asked("r", max_output_tokens=200)))
     await heard.until(lambda: "tokens" in heard.kinds(1))
-    drain = stub.Drain(pb.DrainRequest(), timeout=60)
-    with pytest.raises(EOFError):
-        await heard.until(lambda: False)
-    assert heard.over(1)
-    assert await call.code() is grpc.StatusCode.OK
-    assert (await drain).cut_off_count == 0
+    async with aio.insecure_channel(worker.admin_address) as admin:
+        drain = worker_pb2_grpc.WorkerServiceStub(admin).Drain(pb.DrainRequest(), timeout=60)
+        with pytest.raises(EOFError):
+            await heard.until(lambda: False)
+        assert heard.over(1)
+        assert await call.code() is grpc.StatusCode.OK
+        assert (await drain).cut_off_count == 0
 
 
 END = pb.GenerateResponse(finished=pb.Finished())

@@ -1,21 +1,22 @@
-"""A worker attaches only to a server that can serve its model, and counts what other clients run there. Needs no SGLang."""
+"""A worker attaches only to a server that can serve its model, and counts what other clients run there."""
 
 import asyncio
 import shutil
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 import pytest
 from aiohttp import web
 
 from tests.conftest import FAMILY
+from tests.support.sglang import cpu_shape, launched_server
 from tests.worker.test_engine_contract import answer, request
 from tests.worker.test_sglang_failures import Server
 from worker_service.engine.interface import EngineUnusable
 from worker_service.engine.sglang import SglangEngine, SglangEngineOptions
 from worker_service.engine.sglang.attach import ServerIdentity, problems
-from worker_service.engine.sglang.client import ServerLoad
+from worker_service.engine.sglang.client import ServerLoad, SglangClient, server_id
 from worker_service.engine.sglang.others import OtherClients
 
 SMALL = FAMILY / "small"
@@ -137,3 +138,37 @@ def test_own_requests_are_not_counted_as_others() -> None:
     for _ in range(2):
         others.observe(load(3, waiting=1, used=310), [10])
     assert (others.running, others.waiting, others.tokens_each) == (2, 1, 150)
+
+
+@pytest.mark.sglang
+@pytest.mark.timeout(600)
+async def test_a_real_server_is_known_counted_and_keeps_to_its_store(tmp_path: Path) -> None:
+    """Its model is recognised, another one refused; another client's request is load; its files stay within their limit."""
+    store, limit = tmp_path / "store", 1 << 20
+    store.mkdir()
+    shape = cpu_shape(SMALL, name="known-as", kv_store=str(store), kv_store_bytes=limit, kv_tokens=2048)
+    with launched_server(shape, tmp_path / "server.log") as url:
+        with pytest.raises(EngineUnusable, match="model_path"):
+            await SglangEngine(SglangEngineOptions(FAMILY / "medium", "medium", endpoint=url)).start()
+        engine = SglangEngine(SglangEngineOptions(SMALL, "small", endpoint=url))
+        await engine.start()
+        assert engine.info.engine == "sglang"
+        assert (await answer(engine, request("ab"))).tokens == (await answer(engine, request("ab"))).tokens
+        other = SglangClient(url)
+        sampling = {"temperature": 0.0, "max_new_tokens": 1500, "ignore_eos": True}
+        async with aclosing(other.generate(server_id("other"), [1, 2, 3], sampling)) as pieces, asyncio.timeout(120):
+            async for _ in pieces:
+                if engine.load().requests:
+                    break
+            assert len(engine.load().running_tokens) == 1
+        for i in range(12):
+            prompt = [(7 * i + 3 * j) % 250 for j in range(600)]
+            async with asyncio.timeout(120):
+                async for _ in other.generate(server_id(f"p{i}"), prompt, {"max_new_tokens": 1}):
+                    pass
+        await other.close()
+        await engine.close()
+        size = sum(file.stat().st_size for file in store.rglob("*") if file.is_file())
+        written = 12 * 600 * 2 * 2 * 2 * 16 * 4  # tokens * layers * (key, value) * KV heads * dim * bytes
+        assert written > 2 * limit, "otherwise the limit is not tested"
+        assert 0 < size <= limit

@@ -60,7 +60,7 @@ def exported(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
 @dataclass(frozen=True)
 class Worker:
     stub: Stub
-    address: str
+    instance_id: str
 
 
 class Place:
@@ -68,13 +68,19 @@ class Place:
 
     def __init__(self, redis: RedisProcess, mesh_file: MeshFileMaker, stack: AsyncExitStack) -> None:
         self._redis, self._mesh_file, self._stack = redis, mesh_file, stack
+        self._mesh, self._started = f"moves-{secrets.token_hex(4)}", 0
 
     async def worker(self, **tier: Any) -> Worker:
-        file = self._mesh_file([{"name": "only", "model": str(MODEL), **tier}])
-        context = serving(Role.WORKER, COMPOSE[Role.WORKER], file, self._redis.url, tier="only")
+        """Start a worker, of the same mesh as the others."""
+        file = self._mesh_file([{"name": "only", "model": str(MODEL), **tier}], name=self._mesh)
+        self._started += 1
+        instance_id = f"worker-{self._started}"
+        context = serving(
+            Role.WORKER, COMPOSE[Role.WORKER], file, self._redis.url, tier="only", instance_id=instance_id
+        )
         chassis = await self._stack.enter_async_context(context)
         channel = await self._stack.enter_async_context(aio.insecure_channel(chassis.address))
-        return Worker(worker_pb2_grpc.WorkerServiceStub(channel), chassis.address)
+        return Worker(worker_pb2_grpc.WorkerServiceStub(channel), chassis.instance_id)
 
 
 @pytest.fixture
@@ -125,7 +131,7 @@ async def moved(
         empty(lost)
     claim = target.stub.Generate(asked(name, turns, transfer=f"t-{name}"), metadata=metadata)
     await read(claim, "heartbeat")
-    order = pb.MigrateOutRequest(request_id=name, transfer_id=f"t-{name}", target_address=target.address)
+    order = pb.MigrateOutRequest(request_id=name, transfer_id=f"t-{name}", target_instance_id=target.instance_id)
     reports = [report async for report in source.stub.MigrateOut(order, metadata=metadata)]
     rest, last = await read(call)
     there: list[int] = []

@@ -14,6 +14,7 @@ from penstock.proto.worker.v1 import worker_pb2 as pb
 from penstock.proto.worker.v1 import worker_pb2_grpc
 from services.domain import InvalidRequest, RequestFailed, Role
 from services.errors import from_rpc
+from services.runtime import Chassis
 from services.settings import SettingsError
 from services.testing import RedisProcess, serving
 from tests.conftest import FAMILY, MeshFileMaker
@@ -30,13 +31,18 @@ else:
 
 
 @pytest.fixture(params=["torch", "simulated"])
-async def stub(request: pytest.FixtureRequest, redis: RedisProcess, mesh_file: MeshFileMaker) -> AsyncIterator[Stub]:
+async def worker(
+    request: pytest.FixtureRequest, redis: RedisProcess, mesh_file: MeshFileMaker
+) -> AsyncIterator[Chassis]:
     model = str(FAMILY / "small") if request.param == "torch" else "sim"
     file = mesh_file([{"name": "only", "model": model, "engine": request.param, "max_running": 4, "max_queued": 1}])
-    async with (
-        serving(Role.WORKER, COMPOSE[Role.WORKER], file, redis.url, tier="only") as chassis,
-        aio.insecure_channel(chassis.address) as channel,
-    ):
+    async with serving(Role.WORKER, COMPOSE[Role.WORKER], file, redis.url, tier="only") as chassis:
+        yield chassis
+
+
+@pytest.fixture
+async def stub(worker: Chassis) -> AsyncIterator[Stub]:
+    async with aio.insecure_channel(worker.address) as channel:
         yield worker_pb2_grpc.WorkerServiceStub(channel)
 
 

@@ -1,7 +1,6 @@
 """What a request was promised, and which phase its reply has reached. No I/O."""
 
 import enum
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -40,22 +39,6 @@ class Promise:
         """The promise of a request that is received now."""
         due_s = None if slo.time_to_first_token_s is None else now_s + slo.time_to_first_token_s
         return cls(due_s, slo.phases, slo.fallback or SloFallback.BEST_EFFORT)
-
-    def next_token_due_s(self, last_token_s: float | None, tpot_s: float | None) -> float:
-        """When the next token is due: the first by its deadline, a later one a pace behind the one before.
-
-        last_token_s: when the last token came; None before the first. tpot_s: the pace in force. Infinite where nothing
-        was promised.
-        """
-        if last_token_s is None:
-            return math.inf if self.first_token_due_s is None else self.first_token_due_s
-        return math.inf if tpot_s is None else last_token_s + tpot_s
-
-    def remainder(self, now_s: float, last_token_s: float | None = None, tpot_s: float | None = None) -> Slo:
-        """What is left of the promise, to be sent on. For a reply that has begun, its "first token" is the next one."""
-        due_s = self.next_token_due_s(last_token_s, tpot_s)
-        left_s = None if math.isinf(due_s) else max(MIN_REMAINDER_S, due_s - now_s)
-        return Slo(left_s, self.phases)
 
     def tightest_tpot_s(self) -> float | None:
         """The tightest pace of all phases: what admission reserves for (section 3.2.1, multi-decode SLOs)."""

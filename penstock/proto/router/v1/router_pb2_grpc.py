@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class RouterServiceStub:
-    """Errors of every RPC: DEADLINE_EXCEEDED, CANCELLED, and INTERNAL for a bug of Penstock. Each error has
+    """Errors of every RPC: DEADLINE_EXCEEDED, CANCELLED, UNAUTHENTICATED (the API key in the metadata `authorization` is missing or
+    not valid), PERMISSION_DENIED (the caller may not make this call), and INTERNAL for a bug of Penstock. Each error has
     google.rpc.ErrorInfo (domain `penstock`).
     """
 
@@ -49,7 +50,8 @@ class RouterServiceStub:
 
 
 class RouterServiceServicer:
-    """Errors of every RPC: DEADLINE_EXCEEDED, CANCELLED, and INTERNAL for a bug of Penstock. Each error has
+    """Errors of every RPC: DEADLINE_EXCEEDED, CANCELLED, UNAUTHENTICATED (the API key in the metadata `authorization` is missing or
+    not valid), PERMISSION_DENIED (the caller may not make this call), and INTERNAL for a bug of Penstock. Each error has
     google.rpc.ErrorInfo (domain `penstock`).
     """
 
@@ -94,7 +96,8 @@ def add_RouterServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RouterService:
-    """Errors of every RPC: DEADLINE_EXCEEDED, CANCELLED, and INTERNAL for a bug of Penstock. Each error has
+    """Errors of every RPC: DEADLINE_EXCEEDED, CANCELLED, UNAUTHENTICATED (the API key in the metadata `authorization` is missing or
+    not valid), PERMISSION_DENIED (the caller may not make this call), and INTERNAL for a bug of Penstock. Each error has
     google.rpc.ErrorInfo (domain `penstock`).
     """
 
@@ -154,7 +157,7 @@ class RouterService:
 
 
 class MeshServiceStub:
-    """The API for operators. Every router has the state of the whole mesh.
+    """The API for operators, at the administrative listener. Every router has the state of the whole mesh.
     """
 
     def __init__(self, channel):
@@ -178,6 +181,11 @@ class MeshServiceStub:
                 request_serializer=penstock_dot_router_dot_v1_dot_router__pb2.ListTracesRequest.SerializeToString,
                 response_deserializer=penstock_dot_router_dot_v1_dot_router__pb2.ListTracesResponse.FromString,
                 _registered_method=True)
+        self.GetUsage = channel.unary_unary(
+                '/penstock.router.v1.MeshService/GetUsage',
+                request_serializer=penstock_dot_router_dot_v1_dot_router__pb2.GetUsageRequest.SerializeToString,
+                response_deserializer=penstock_dot_router_dot_v1_dot_router__pb2.GetUsageResponse.FromString,
+                _registered_method=True)
         self.MoveReply = channel.unary_unary(
                 '/penstock.router.v1.MeshService/MoveReply',
                 request_serializer=penstock_dot_router_dot_v1_dot_router__pb2.MoveReplyRequest.SerializeToString,
@@ -186,7 +194,7 @@ class MeshServiceStub:
 
 
 class MeshServiceServicer:
-    """The API for operators. Every router has the state of the whole mesh.
+    """The API for operators, at the administrative listener. Every router has the state of the whole mesh.
     """
 
     def GetStatus(self, request, context):
@@ -205,6 +213,13 @@ class MeshServiceServicer:
 
     def ListTraces(self, request, context):
         """The traces of the last requests. UNAVAILABLE (no Redis), NOT_FOUND (no such trace).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetUsage(self, request, context):
+        """What tenants have used, by key and tier. INVALID_ARGUMENT, UNAVAILABLE (no Redis).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -236,6 +251,11 @@ def add_MeshServiceServicer_to_server(servicer, server):
                     request_deserializer=penstock_dot_router_dot_v1_dot_router__pb2.ListTracesRequest.FromString,
                     response_serializer=penstock_dot_router_dot_v1_dot_router__pb2.ListTracesResponse.SerializeToString,
             ),
+            'GetUsage': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetUsage,
+                    request_deserializer=penstock_dot_router_dot_v1_dot_router__pb2.GetUsageRequest.FromString,
+                    response_serializer=penstock_dot_router_dot_v1_dot_router__pb2.GetUsageResponse.SerializeToString,
+            ),
             'MoveReply': grpc.unary_unary_rpc_method_handler(
                     servicer.MoveReply,
                     request_deserializer=penstock_dot_router_dot_v1_dot_router__pb2.MoveReplyRequest.FromString,
@@ -250,7 +270,7 @@ def add_MeshServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class MeshService:
-    """The API for operators. Every router has the state of the whole mesh.
+    """The API for operators, at the administrative listener. Every router has the state of the whole mesh.
     """
 
     @staticmethod
@@ -324,6 +344,33 @@ class MeshService:
             '/penstock.router.v1.MeshService/ListTraces',
             penstock_dot_router_dot_v1_dot_router__pb2.ListTracesRequest.SerializeToString,
             penstock_dot_router_dot_v1_dot_router__pb2.ListTracesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetUsage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.router.v1.MeshService/GetUsage',
+            penstock_dot_router_dot_v1_dot_router__pb2.GetUsageRequest.SerializeToString,
+            penstock_dot_router_dot_v1_dot_router__pb2.GetUsageResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1127,12 +1127,13 @@ class MigrateOutRequest(_message.Message):
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     TRANSFER_ID_FIELD_NUMBER: _builtins.int
-    TARGET_ADDRESS_FIELD_NUMBER: _builtins.int
+    TARGET_INSTANCE_ID_FIELD_NUMBER: _builtins.int
     STARVING_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     transfer_id: _builtins.str
     """Unique id of the transfer."""
-    target_address: _builtins.str
+    target_instance_id: _builtins.str
+    """A worker of the same tier in the registry."""
     starving: _builtins.bool
     """Send it after the current transfer. Otherwise, a busy sender fails with `busy`."""
     def __init__(
@@ -1140,12 +1141,12 @@ class MigrateOutRequest(_message.Message):
         *,
         request_id: _builtins.str = ...,
         transfer_id: _builtins.str = ...,
-        target_address: _builtins.str = ...,
+        target_instance_id: _builtins.str = ...,
         starving: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "starving", b"starving", "target_address", b"target_address", "transfer_id", b"transfer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "starving", b"starving", "target_instance_id", b"target_instance_id", "transfer_id", b"transfer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

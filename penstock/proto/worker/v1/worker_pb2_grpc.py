@@ -143,7 +143,7 @@ class WorkerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Accept no new requests from now on. Returns when the running ones have finished or the deadline has passed.
+        """At the administrative listener only. Accept no new requests from now on. Returns when the running ones have finished or the deadline has passed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -177,7 +177,7 @@ class WorkerServiceServicer:
         """Sends a running request's KV to another worker while it decodes, then hands it over. The target must
         expect it: the router that owns the stream has a Generate call with this `transfer_id` open there. Last event:
         handed_over or transfer_failed. Cancelling ends the transfer, unless the target has the last message already.
-        INVALID_ARGUMENT, UNIMPLEMENTED (not supported by the engine).
+        INVALID_ARGUMENT, NOT_FOUND (no such worker of this tier), UNIMPLEMENTED (not supported by the engine).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -58,7 +58,7 @@ class WorkerServiceStub:
     GetLoad: _grpc.UnaryUnaryMultiCallable[_worker_pb2.GetLoadRequest, _worker_pb2.GetLoadResponse]
     """The current load, as also published to Redis."""
     Drain: _grpc.UnaryUnaryMultiCallable[_worker_pb2.DrainRequest, _worker_pb2.DrainResponse]
-    """Accept no new requests from now on. Returns when the running ones have finished or the deadline has passed."""
+    """At the administrative listener only. Accept no new requests from now on. Returns when the running ones have finished or the deadline has passed."""
     Verify: _grpc.UnaryUnaryMultiCallable[_worker_pb2.VerifyRequest, _worker_pb2.VerifyResponse]
     """Verifies a draft behind a prefix in one forward pass.
     INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNIMPLEMENTED (not supported by the engine), FAILED_PRECONDITION (as Generate).
@@ -74,7 +74,7 @@ class WorkerServiceStub:
     """Sends a running request's KV to another worker while it decodes, then hands it over. The target must
     expect it: the router that owns the stream has a Generate call with this `transfer_id` open there. Last event:
     handed_over or transfer_failed. Cancelling ends the transfer, unless the target has the last message already.
-    INVALID_ARGUMENT, UNIMPLEMENTED (not supported by the engine).
+    INVALID_ARGUMENT, NOT_FOUND (no such worker of this tier), UNIMPLEMENTED (not supported by the engine).
     """
     MigrateIn: _grpc.StreamStreamMultiCallable[_worker_pb2.MigrateInRequest, _worker_pb2.MigrateInResponse]
     """Receives a request from another worker: opening, chunks, closing; answered by accepted, chunk_received for each
@@ -111,7 +111,7 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     GetLoad: _aio.UnaryUnaryMultiCallable[_worker_pb2.GetLoadRequest, _worker_pb2.GetLoadResponse]  # type: ignore[assignment]
     """The current load, as also published to Redis."""
     Drain: _aio.UnaryUnaryMultiCallable[_worker_pb2.DrainRequest, _worker_pb2.DrainResponse]  # type: ignore[assignment]
-    """Accept no new requests from now on. Returns when the running ones have finished or the deadline has passed."""
+    """At the administrative listener only. Accept no new requests from now on. Returns when the running ones have finished or the deadline has passed."""
     Verify: _aio.UnaryUnaryMultiCallable[_worker_pb2.VerifyRequest, _worker_pb2.VerifyResponse]  # type: ignore[assignment]
     """Verifies a draft behind a prefix in one forward pass.
     INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNIMPLEMENTED (not supported by the engine), FAILED_PRECONDITION (as Generate).
@@ -127,7 +127,7 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     """Sends a running request's KV to another worker while it decodes, then hands it over. The target must
     expect it: the router that owns the stream has a Generate call with this `transfer_id` open there. Last event:
     handed_over or transfer_failed. Cancelling ends the transfer, unless the target has the last message already.
-    INVALID_ARGUMENT, UNIMPLEMENTED (not supported by the engine).
+    INVALID_ARGUMENT, NOT_FOUND (no such worker of this tier), UNIMPLEMENTED (not supported by the engine).
     """
     MigrateIn: _aio.StreamStreamMultiCallable[_worker_pb2.MigrateInRequest, _worker_pb2.MigrateInResponse]  # type: ignore[assignment]
     """Receives a request from another worker: opening, chunks, closing; answered by accepted, chunk_received for each
@@ -197,7 +197,7 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.DrainRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.DrainResponse, _abc.Awaitable[_worker_pb2.DrainResponse]]:
-        """Accept no new requests from now on. Returns when the running ones have finished or the deadline has passed."""
+        """At the administrative listener only. Accept no new requests from now on. Returns when the running ones have finished or the deadline has passed."""
 
     @_abc_1.abstractmethod
     def Verify(
@@ -237,7 +237,7 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         """Sends a running request's KV to another worker while it decodes, then hands it over. The target must
         expect it: the router that owns the stream has a Generate call with this `transfer_id` open there. Last event:
         handed_over or transfer_failed. Cancelling ends the transfer, unless the target has the last message already.
-        INVALID_ARGUMENT, UNIMPLEMENTED (not supported by the engine).
+        INVALID_ARGUMENT, NOT_FOUND (no such worker of this tier), UNIMPLEMENTED (not supported by the engine).
         """
 
     @_abc_1.abstractmethod

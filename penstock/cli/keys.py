@@ -1,0 +1,129 @@
+"""`penstock keys`: create, list and revoke API keys."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from penstock.cli import options, targets
+from penstock.cli.extras import needs_extra
+from penstock.cli.output import console, fail, print_json
+
+if TYPE_CHECKING:
+    from services.access.api_keys import ApiKey, KeyFile
+    from services.settings import MeshFile
+
+app = typer.Typer(no_args_is_help=True)
+
+MAX_DAYS = 36_500
+MeshFileOption = Annotated[Path, typer.Option("--mesh", "-m", help="The mesh file, which names the key file.")]
+
+
+@app.callback()
+def keys() -> None:
+    """Create, list and revoke API keys."""
+
+
+@app.command("create")
+@needs_extra("keys create", "service")
+def create(
+    tenant: Annotated[str, typer.Argument(help="The tenant that the key belongs to.")],
+    note: Annotated[str, typer.Option("--note", help="What the key is for.")] = "",
+    days: Annotated[
+        int | None, options.number("--days", help="Days until the key expires; default: never.", least=1, most=MAX_DAYS)
+    ] = None,
+    mesh: MeshFileOption = Path("mesh.yaml"),
+    json: targets.Json = False,
+) -> None:
+    """Create a key and print it. It is shown only now: the key file has a hash of it."""
+    from services.access.api_keys import KeyFileError, new_key
+
+    content, file = _mesh_and_file(mesh)
+    names = [each.name for each in content.access.tenants]
+    if tenant not in names:
+        fail(f"{mesh}: access.tenants: no tenant '{tenant}'; there is {', '.join(names) or 'none'}", 2)
+    now = time.time()
+    key, text = new_key(tenant, now, expires_at=None if days is None else now + days * 86_400, note=note)
+    try:
+        file.add(key)
+    except KeyFileError as error:
+        fail(str(error))
+    if json:
+        print_json(_shown(key) | {"key": text})
+    else:
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+@app.command("list")
+@needs_extra("keys list", "service")
+def list_keys(mesh: MeshFileOption = Path("mesh.yaml"), json: targets.Json = False) -> None:
+    """List the keys."""
+    from services.access.api_keys import KeyFileError
+
+    _, file = _mesh_and_file(mesh)
+    try:
+        keys = file.read()
+    except KeyFileError as error:
+        fail(str(error))
+    rows = [_shown(key) for key in keys]
+    if json:
+        print_json(rows)
+        return
+    table = Table()
+    for name in ("key_id", "tenant", "state", "created_at", "expires_at", "note"):
+        table.add_column(name.removesuffix("_at").replace("_", " "))
+    for row in rows:
+        dates = [_date(row["created_at"]), _date(row["expires_at"])]
+        table.add_row(str(row["key_id"]), str(row["tenant"]), str(row["state"]), *dates, str(row["note"]))
+    console.print(table)
+
+
+@app.command("revoke")
+@needs_extra("keys revoke", "service")
+def revoke(
+    key_id: Annotated[str, typer.Argument(help="The id of the key, as `penstock keys list` shows it.")],
+    mesh: MeshFileOption = Path("mesh.yaml"),
+    json: targets.Json = False,
+) -> None:
+    """Revoke a key. Routers refuse it within a second; running requests are not ended."""
+    from services.access.api_keys import KeyFileError
+    from services.domain.errors import NotFound
+
+    _, file = _mesh_and_file(mesh)
+    try:
+        key = file.revoke(key_id, time.time())
+    except (KeyFileError, NotFound) as error:
+        fail(str(error))
+    if json:
+        print_json(_shown(key))
+    else:
+        console.print(f"key {key.key_id} of tenant {key.tenant} is revoked", highlight=False)
+
+
+def _mesh_and_file(path: Path) -> "tuple[MeshFile, KeyFile]":
+    """A mesh file, and the key file that it or the environment names."""
+    from services.access.api_keys import KeyFile
+    from services.mesh_file import load_mesh_file
+    from services.settings import ServiceSettings, SettingsError
+
+    try:
+        mesh = load_mesh_file(path)
+        file = ServiceSettings.load(mesh_file=path).key_file(mesh)
+    except SettingsError as error:
+        fail(str(error), 2)
+    if file is None:
+        fail(f"{path}: access.keys: missing; it names the key file", 2)
+    return mesh, KeyFile(file)
+
+
+def _shown(key: "ApiKey") -> dict[str, object]:
+    """A key as it is shown: without its hash."""
+    state = "valid" if key.is_valid(time.time()) else "revoked" if key.revoked_at is not None else "expired"
+    fields = ("key_id", "tenant", "created_at", "expires_at", "revoked_at", "note")
+    return {name: getattr(key, name) for name in fields} | {"state": state}
+
+
+def _date(when: object) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(when)) if isinstance(when, float) else "-"

@@ -1,0 +1,35 @@
+"""`penstock usage`: what tenants have used."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+from rich.table import Table
+
+from penstock.cli import options, targets
+from penstock.cli.output import cli_error_handling, console, print_json
+
+MAX_DAYS = 400  # the maximum of GetUsage
+
+
+def usage(
+    days: Annotated[
+        int, options.number("--days", "-d", help="Days in UTC, today included.", least=1, most=MAX_DAYS)
+    ] = 1,
+    admin: targets.Admin = None,
+    json: targets.Json = False,
+) -> None:
+    """Show what tenants have used, by key and tier: replies, tokens, time, and cost if the mesh file has prices."""
+    listeners = targets.resolve_admin(admin)
+    with cli_error_handling(listeners), targets.admin_client(listeners) as client:
+        entries = client.usage(days)
+    if json:
+        print_json([asdict(entry) for entry in entries])
+        return
+    table = Table()
+    for column in ("tenant", "key", "tier", "replies", "prompt tokens", "output tokens", "seconds", "cost"):
+        table.add_column(column, justify="left" if column in ("tenant", "key", "tier") else "right")
+    for entry in sorted(entries, key=lambda entry: (entry.tenant, entry.key_id, entry.tier)):
+        tokens = (f"{entry.prompt_tokens}", f"{entry.output_tokens}")
+        figures = (f"{entry.requests}", *tokens, f"{entry.tier_s:.1f}", f"{entry.cost:.4f}")
+        table.add_row(entry.tenant, entry.key_id, entry.tier, *figures)
+    console.print(table)

@@ -1,0 +1,293 @@
+"""Admits requests by tenant, and counts what they use."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import NoReturn
+
+from opentelemetry.metrics import Meter
+
+from router_service.domain.events import Finished, RouterRequest
+from router_service.tenancy.key_follower import KeyFollower
+from router_service.tenancy.quota import Quota
+from services.access.api_keys import bearer
+from services.access.tenants import Caller, Tenant, rate_limit_headers, reserved_tokens
+from services.background import end, supervise
+from services.counters import LabelledCounter
+from services.domain.errors import PenstockError, RateLimited, Unauthenticated
+from services.state.connection import StateUnavailable
+from services.state.limits import HOLD_S, SharedLimits
+from services.state.usage import UsageOf, UsageStore
+
+SYNC_S = 1.0
+"""Interval at which a process tells Redis what it has used, and what it holds."""
+MAX_PENDING = 10_000
+"""Entries of usage that are held while Redis is unavailable; further ones are only in the metrics."""
+
+Prices = Mapping[str, tuple[float, float]]
+"""Price of a million prompt tokens and of a million output tokens, by tier."""
+
+caller: ContextVar[Caller | None] = ContextVar("caller", default=None)
+"""Who makes the call of this context; None where no key is needed."""
+
+
+@dataclass(slots=True)
+class Admission:
+    """Requests that were admitted together. headers: OpenAI's rate-limit headers for their response.
+
+    requests: as they may be served: with the tenant's limit of tokens.
+    """
+
+    requests: tuple[RouterRequest, ...]
+    headers: Mapping[str, str] = field(default_factory=dict)
+    finished: Callable[[Finished], None] = lambda _: None
+    """To be called with the last event of each request, unless `counted` runs it."""
+
+    async def counted(self, run: Awaitable[Finished]) -> None:
+        """Run one of the requests, and count what it has used."""
+        self.finished(await run)
+
+
+class _TenantState:
+    """The limits of one tenant, and its requests at this process."""
+
+    def __init__(self, tenant: Tenant, shared: SharedLimits, now_s: Callable[[], float]) -> None:
+        self.tenant, self._shared = tenant, shared
+        limits = (("requests", tenant.requests_per_minute), ("tokens", tenant.tokens_per_minute))
+        self.quotas = {kind: Quota(shared, tenant.name, kind, limit, now_s) for kind, limit in limits if limit}
+        self.active, self._told = 0, 0
+
+    async def begin(self, count: int) -> None:
+        """Begin requests.
+
+        Raises:
+            RateLimited: The tenant has too many.
+        """
+        limit = self.tenant.concurrency
+        self.active += count
+        if limit is None:
+            return
+        try:
+            granted = await self._shared.hold(self.tenant.name, self.active, limit)
+            self._told = self.active if granted else self._told
+        except StateUnavailable:
+            granted = self.active <= limit
+        except BaseException:
+            self.active -= count
+            raise
+        if not granted:
+            self.active -= count
+            raise RateLimited(f"tenant '{self.tenant.name}' has {limit} requests running already", 1.0)
+
+    async def sync(self, *, renew: bool) -> None:
+        """Tell Redis what has changed. renew: also how many requests are running, before Redis forgets it."""
+        for quota in self.quotas.values():
+            await quota.give_back()
+        if self.tenant.concurrency is not None and (self.active != self._told or (renew and self.active)):
+            count = self.active
+            if await self._shared.hold(self.tenant.name, count, None):
+                self._told = count
+
+
+class Tenancy(AbstractAsyncContextManager["Tenancy"]):
+    """Recognises callers by their keys, enforces the limits of tenants, and counts what they use.
+
+    Without keys, every caller is served, and nothing is counted.
+    """
+
+    def __init__(
+        self,
+        tenants: Sequence[Tenant],
+        keys: KeyFollower | None,
+        shared: SharedLimits,
+        store: UsageStore,
+        meter: Meter,
+        prices: Prices,
+    ) -> None:
+        self._keys, self._store, self._prices = keys, store, prices
+        loop_time = time.monotonic
+        self._states = {tenant.name: _TenantState(tenant, shared, loop_time) for tenant in tenants}
+        self._pending: dict[UsageOf, dict[str, float]] = {}
+        self._released = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        labels = ("penstock.tenant", "penstock.key_id", "penstock.tier")
+        self._tokens = LabelledCounter(
+            meter, "penstock.usage.tokens", (*labels, "penstock.kind"), unit="{token}", description="Tokens by tenant."
+        )
+        self._requests = LabelledCounter(
+            meter, "penstock.usage.requests", labels, unit="{request}", description="Replies of tiers, by tenant."
+        )
+        self._limited = meter.create_counter(
+            "penstock.usage.limited", unit="{request}", description="Requests refused by a tenant's limit."
+        )
+
+    @property
+    def needs_keys(self) -> bool:
+        return self._keys is not None
+
+    async def __aenter__(self) -> "Tenancy":
+        if self._keys is not None:
+            self._task = supervise("tenant-limits", self._sync)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._task is not None:
+            await end(self._task)
+            await self._sync_once(renew=False)
+
+    def authenticate(self, headers: Mapping[str, str]) -> None:
+        """Recognise the caller by its headers, for the calls of this context.
+
+        Raises:
+            Unauthenticated: There is no key, it is not valid, or its tenant does not exist.
+        """
+        if self._keys is None:
+            return
+        key = self._keys.ring.recognise(bearer(headers), time.time())
+        state = self._states.get(key.tenant)
+        if state is None:
+            raise Unauthenticated(f"the mesh file has no tenant '{key.tenant}', to which this API key belongs")
+        caller.set(Caller(state.tenant, key.key_id))
+
+    def allows_model(self, model: str) -> bool:
+        """Whether the caller of this context may use a model."""
+        current = caller.get()
+        return current is None or current.tenant.allows_model(model)
+
+    @asynccontextmanager
+    async def admitted(self, requests: Sequence[RouterRequest]) -> AsyncIterator[Admission]:
+        """Admit requests of one call as long as the context lasts: all of them, or none.
+
+        Raises:
+            PermissionDenied: The tenant may not use the model.
+            InvalidRequest: A field is above the tenant's limit.
+            RateLimited: The tenant has used up a limit.
+        """
+        current = caller.get()
+        if current is None:
+            yield Admission(tuple(requests))
+            return
+        tenant, state = current.tenant, self._states[current.tenant.name]
+        for request in requests:
+            tenant.check(
+                request.model, request.sampling, len(requests), request.priority, slo=request.promise is not None
+            )
+        allowed = tuple(_within(request, tenant.max_tokens) for request in requests)
+        reserved = [reserved_tokens(request.prompt, request.sampling) for request in allowed]
+        async with AsyncExitStack() as stack:
+            try:
+                await state.begin(len(allowed))
+                stack.callback(self._end, state, len(allowed))
+                taken = await self._take(state, len(allowed), sum(reserved))
+            except RateLimited as error:
+                self._limited.add(1, {"penstock.tenant": tenant.name})
+                raise RateLimited(str(error).partition(";")[0], error.retry_after_s, _headers(state)) from None
+            used = 0
+            ended = 0
+
+            def finished(event: Finished) -> None:
+                nonlocal used, ended
+                used += event.usage.prompt_tokens + event.usage.output_tokens
+                ended += 1
+                self._count(current, event)
+
+            try:
+                yield Admission(allowed, _headers(state), finished)
+            except PenstockError:  # what the mesh did not serve costs nothing
+                self._settle(state, used - taken)
+                raise
+            else:
+                if ended == len(allowed):  # otherwise the client has left: what was reserved counts
+                    self._settle(state, used - taken)
+
+    async def _take(self, state: _TenantState, requests: int, tokens: int) -> int:
+        """Take requests and tokens from their limits; return the tokens taken."""
+        by_requests, by_tokens = state.quotas.get("requests"), state.quotas.get("tokens")
+        if by_requests is not None:
+            requests = by_requests.fits(requests)
+            await by_requests.take(requests)
+        if by_tokens is None:
+            return 0
+        taken = by_tokens.fits(tokens)
+        try:
+            await by_tokens.take(taken)
+        except RateLimited:
+            if by_requests is not None:
+                by_requests.settle(-requests)
+            raise
+        return taken
+
+    def _settle(self, state: _TenantState, change: int) -> None:
+        if (tokens := state.quotas.get("tokens")) is not None:
+            tokens.settle(change)
+
+    def _end(self, state: _TenantState, count: int) -> None:
+        state.active -= count
+        if state.tenant.concurrency is not None:
+            self._released.set()
+
+    def _count(self, current: Caller, event: Finished) -> None:
+        for summary in event.tiers:
+            usage, labels = summary.usage, (current.tenant.name, current.key_id, summary.tier)
+            prompt_price, output_price = self._prices.get(summary.tier, (0.0, 0.0))
+            self._requests.add(1, *labels)
+            self._tokens.add(usage.prompt_tokens, *labels, "prompt")
+            self._tokens.add(usage.output_tokens, *labels, "output")
+            amounts = {
+                "requests": 1.0,
+                "prompt_tokens": float(usage.prompt_tokens),
+                "output_tokens": float(usage.output_tokens),
+                "tier_seconds": summary.time_s,
+                "cost": (usage.prompt_tokens * prompt_price + usage.output_tokens * output_price) / 1e6,
+            }
+            of = UsageOf(*labels)
+            if of not in self._pending and len(self._pending) >= MAX_PENDING:
+                continue
+            pending = self._pending.setdefault(of, {})
+            for measure, amount in amounts.items():
+                pending[measure] = pending.get(measure, 0.0) + amount
+
+    async def _sync(self) -> NoReturn:
+        loop = asyncio.get_running_loop()
+        renewed_s = loop.time()
+        while True:
+            self._released.clear()
+            try:
+                async with asyncio.timeout(SYNC_S):
+                    await self._released.wait()
+            except TimeoutError:
+                pass
+            renew = loop.time() - renewed_s >= HOLD_S / 3
+            renewed_s = loop.time() if renew else renewed_s
+            await self._sync_once(renew=renew)
+
+    async def _sync_once(self, *, renew: bool) -> None:
+        pending: dict[UsageOf, dict[str, float]] = {}
+        try:
+            for state in self._states.values():
+                await state.sync(renew=renew)
+            if self._pending:
+                pending, self._pending = self._pending, {}
+                await self._store.add(pending, time.time())
+        except StateUnavailable:  # told again when Redis is back
+            for of, amounts in pending.items():
+                merged = self._pending.setdefault(of, {})
+                for measure, amount in amounts.items():
+                    merged[measure] = merged.get(measure, 0.0) + amount
+
+
+def _within(request: RouterRequest, max_tokens: int | None) -> RouterRequest:
+    """The request with the tenant's limit of tokens, if it sets none itself."""
+    if max_tokens is None or request.sampling.max_output_tokens is not None:
+        return request
+    return replace(request, sampling=replace(request.sampling, max_output_tokens=max_tokens))
+
+
+def _headers(state: _TenantState) -> dict[str, str]:
+    return rate_limit_headers({kind: quota.state() for kind, quota in state.quotas.items()})

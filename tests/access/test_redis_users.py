@@ -1,0 +1,186 @@
+"""The users of a mesh's Redis: each role has what it needs, and not what another role does."""
+
+import os
+import subprocess
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis as redis_driver
+from redis.exceptions import AuthenticationError, NoPermissionError
+
+from penstock.local import redis_server as local_redis
+from services.processes import free_port
+from services.state.connection import without_password
+from services.state.keys import Keys
+from services.state.users import acl_file, rules
+from services.testing import RedisProcess
+from tests.conftest import ROOT
+
+ROLES = ("router", "worker", "judge", "planner", "operator")
+KEYS = Keys("mesh-*")  # a name that is a pattern of Redis, too
+
+
+@dataclass
+class Guarded:
+    """A Redis with the users of a mesh."""
+
+    port: int
+    passwords: dict[str, str]
+
+    def client(self, role: str, password: str | None = None) -> Any:
+        return redis_driver.Redis(port=self.port, username=role, password=password or self.passwords[role])
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    folder, port, binary = tmp_path_factory.mktemp("redis"), free_port(), local_redis.find()
+    passwords = local_redis.write_users(folder, KEYS.mesh, binary)
+    assert (folder.stat().st_mode & 0o777, (folder / "users.acl").stat().st_mode & 0o777) == (0o700, 0o600)
+    assert not any(password in (folder / "users.acl").read_text() for password in passwords.values())
+    server = RedisProcess(binary, port, folder, ("--aclfile", str(folder / "users.acl")))
+    server.url = f"redis://operator:{passwords['operator']}@127.0.0.1:{port}/0"
+    server.start()
+    yield Guarded(port, passwords)
+    server.stop()
+
+
+def test_only_the_roles_with_their_passwords_come_in(guarded: Guarded) -> None:
+    assert len(set(guarded.passwords.values())) == len(ROLES)
+    for role in ROLES:
+        assert guarded.client(role).ping()
+        with pytest.raises(AuthenticationError):
+            guarded.client(role, "wrong").ping()
+    for client in (redis_driver.Redis(port=guarded.port), redis_driver.Redis(port=guarded.port, password="x")):
+        with pytest.raises(AuthenticationError):
+            client.ping()
+
+
+def allowed(client: Any, *command: Any) -> bool:
+    try:
+        client.execute_command(*command)
+    except NoPermissionError:
+        return False
+    except redis_driver.ResponseError:
+        pass  # allowed, and impossible
+    return True
+
+
+REGISTRY: list[tuple[Any, ...]] = [
+    ("SET", KEYS.instance("a"), "1"),
+    ("SADD", KEYS.instances, "a"),
+    ("SMEMBERS", KEYS.instances),
+    ("PUBLISH", KEYS.instance_events("router"), "x"),
+    ("XADD", KEYS.spans, "*", "span", "x"),
+    ("GET", KEYS.plan(1)),
+    ("GET", KEYS.plan_revision),
+]
+OWN: dict[str, list[tuple[Any, ...]]] = {
+    "router": [
+        ("XREVRANGE", KEYS.spans, "+", "-", "COUNT", 1),
+        ("XADD", KEYS.workload, "*", "window", "x"),
+        ("HINCRBY", KEYS.limit("a", "requests"), "1", 1),
+        ("HINCRBYFLOAT", KEYS.usage("2026-01-01"), "a|b|c|requests", 1),
+        ("HGETALL", KEYS.usage("2026-01-01")),
+        ("EVAL", "return redis.call('TIME')", 0),
+    ],
+    "planner": [("SET", KEYS.plan(1), "x"), ("SET", KEYS.plan_revision, "1"), ("XRANGE", KEYS.workload, "-", "+")],
+}
+NOBODYS: list[tuple[Any, ...]] = [
+    ("FLUSHALL",),
+    ("CONFIG", "GET", "*"),
+    ("KEYS", "*"),
+    ("SCAN", 0),
+    ("ACL", "LIST"),
+    ("DEBUG", "SLEEP", 0),
+    ("SHUTDOWN",),
+    ("GET", "another-mesh:plan:1"),
+    ("SET", "mesh-1:instance:a", "1"),  # matched if the mesh's name were taken for a pattern
+    ("PUBLISH", "another-mesh:events:plan", "x"),
+    ("MONITOR",),
+    ("REPLICAOF", "127.0.0.1", 1),
+]
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_each_role_may_do_what_it_needs_and_nothing_of_others(guarded: Guarded, role: str) -> None:
+    client = guarded.client(role)
+    for command in REGISTRY + OWN.get(role, []):
+        assert allowed(client, *command), command
+    for command in NOBODYS:
+        assert not allowed(client, *command), command
+    for other in ROLES:
+        for command in OWN.get(other, []) if other != role else []:
+            # Redis 6 has no patterns of keys that may only be read: there a role may write what it only needs to read.
+            if command[0] not in ("SET", "XADD"):
+                assert not allowed(client, *command), command
+    subscription = client.pubsub()
+    subscription.psubscribe(KEYS.instance_events("*"))
+    subscription.subscribe(KEYS.plan_events)
+    assert {subscription.get_message(timeout=30)["type"] for _ in range(2)} == {"psubscribe", "subscribe"}
+    subscription.close()
+
+
+def test_only_the_planner_writes_plans_where_redis_can_tell() -> None:
+    """Redis 7 has patterns of keys that may only be read; the rule is the same text but for that."""
+    written = rules("m", read_only_patterns=True)
+    assert {role for role, rule in written.items() if "%R~m:plan:*" not in rule.split()} == {"planner"}
+    assert "~m:plan:*" in written["planner"].split()
+    for role, rule in rules("m", read_only_patterns=False).items():
+        assert rule.split() == [part.replace("%R~", "~") for part in written[role].split()]
+
+
+def test_the_file_has_no_password_and_no_user_without_one() -> None:
+    passwords = {role: f"secret-{role}-{uuid.uuid4().hex}" for role in ROLES}
+    text = acl_file(rules("m", read_only_patterns=True), passwords)
+    assert text.splitlines()[0] == "user default off"
+    assert not any(password in text for password in passwords.values())
+    assert text.count(" on #") == len(ROLES)
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("redis://user:secret@host:1/0", "redis://host:1/0"),
+        ("redis://:secret@host/0", "redis://host/0"),
+        ("rediss://host:1/0?password=secret&username=u&db=2", "rediss://host:1/0?db=2"),
+        ("unix://user:secret@/run/redis.sock", "unix:///run/redis.sock"),
+        ("redis://host:1/0", "redis://host:1/0"),
+    ],
+)
+def test_urls_are_shown_without_password(url: str, expected: str) -> None:
+    assert without_password(url) == expected
+
+
+def test_the_users_of_the_compose_file_are_what_the_script_writes() -> None:
+    from scripts.redis_users import FILE, MESH, content
+    from services.mesh_file import load_mesh_file
+
+    assert FILE.read_text() == content()
+    for path in ("mesh.yaml", "deploy/mesh-gpu.yaml"):
+        assert load_mesh_file(ROOT / path).name == MESH
+
+
+def test_the_start_of_the_compose_files_redis_puts_passwords_in(tmp_path: Path) -> None:
+    """With characters that a shell would interpret; the rules come out as they are."""
+    script = (ROOT / "deploy/redis/start.sh").read_text()
+    script = script.replace("/etc/redis/users.acl", str(ROOT / "deploy/redis/users.acl"))
+    script = script.replace("/tmp/users.acl", str(tmp_path / "users.acl")).replace("chown redis", ": #")
+    script = script.replace("exec docker-entrypoint.sh", "echo")
+    passwords = {f"{role.upper()}_PASSWORD": f"$(touch {tmp_path}/ran)`id`'\"\\{role}" for role in ROLES}
+    done = subprocess.run(
+        ["sh", "-c", script, "start.sh", "--save", ""],
+        env={"PATH": os.environ["PATH"], **passwords},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["redis-server", "--aclfile", str(tmp_path / "users.acl"), "--save"]
+    assert not (tmp_path / "ran").exists()
+    lines = (tmp_path / "users.acl").read_text().splitlines()
+    for role, line in zip(ROLES, lines[1:], strict=True):
+        rule = rules("penstock", read_only_patterns=True)[role]
+        assert line == f"user {role} on >{passwords[f'{role.upper()}_PASSWORD']} {rule}"

@@ -1,0 +1,291 @@
+"""Tenants at a running mesh: by gRPC and HTTP, with real keys, over two routers."""
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from penstock import (
+    AsyncClient,
+    AuthenticationError,
+    InvalidRequestError,
+    OverloadedError,
+    PenstockError,
+    PermissionDeniedError,
+    RetryPolicy,
+)
+from penstock.cli.main import app
+from services.access.api_keys import KeyFile, new_key
+from services.domain import Role
+from services.settings import SettingsError
+from services.state import connect
+from services.testing import RedisProcess
+from tests.conftest import MeshFileMaker
+from tests.support.mesh import TestMesh, running_mesh
+
+PROMPT = "a prompt that no log may have"
+TENANTS: list[dict[str, Any]] = [
+    {"name": "open"},
+    {"name": "few", "requests_per_minute": 3, "tokens_per_minute": 5_000},
+    {"name": "small", "models": ["small"], "max_tokens": 8, "max_n": 2, "max_priority": 0, "slo": False},
+    {"name": "single", "concurrency": 1},
+    {"name": "tokens", "tokens_per_minute": 60},
+]
+NO_RETRY = RetryPolicy(attempts=1)
+
+
+@dataclass
+class Keyed:
+    """A mesh of two routers that need keys. keys: by tenant."""
+
+    mesh: TestMesh
+    file: KeyFile
+    keys: dict[str, str] = field(default_factory=dict)
+
+    def client(self, key: str | None, router: int = 0) -> AsyncClient:
+        chassis = self.mesh.parts[f"router-{router}"]
+        return AsyncClient(chassis.address, admin=chassis.admin_address, api_key=key, retry=NO_RETRY, timeout_s=60)
+
+    def url(self, path: str, router: int = 0) -> str:
+        return f"http://{self.mesh.parts[f'router-{router}'].http_address}{path}"
+
+
+@pytest.fixture
+async def keyed(redis: RedisProcess, mesh_file: MeshFileMaker, tmp_path: Path) -> AsyncIterator[Keyed]:
+    tiers = [
+        {"name": "small", "model": "s", "threshold": 50, "prompt_price": 1.0, "output_price": 10.0},
+        {"name": "large", "model": "l", "prompt_price": 100.0, "simulated": {"reply_tokens": 1_000_000}},
+    ]
+    path = mesh_file(tiers, access={"keys": "keys.json", "tenants": TENANTS})
+    file, keys = KeyFile(tmp_path / "keys.json"), {}
+    for tenant in [each["name"] for each in TENANTS] + ["gone"]:
+        key, keys[tenant] = new_key(tenant, time.time())
+        file.add(key)
+    async with running_mesh(path, redis.url, routers=2) as mesh:
+        yield Keyed(mesh, file, keys)
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    return {"model": "cascade", "messages": [{"role": "user", "content": PROMPT}], **fields}
+
+
+async def posted(keyed: Keyed, tenant: str, body: dict[str, Any], router: int = 0) -> tuple[int, Any, Any]:
+    """(status, body, headers)."""
+    headers = {"Authorization": f"Bearer {keyed.keys[tenant]}"}
+    async with (
+        aiohttp.ClientSession(headers=headers) as session,
+        session.post(keyed.url("/v1/chat/completions", router), json=body) as response,
+    ):
+        text = await response.text()
+        return response.status, json.loads(text) if not body.get("stream") else text, response.headers
+
+
+async def test_only_a_valid_key_opens_the_mesh(keyed: Keyed) -> None:
+    """Missing, wrong and of a tenant that the mesh file does not have, by gRPC and HTTP; health needs no key."""
+    _, stranger = new_key("open", time.time())
+    for key in (None, "", "x", stranger, keyed.keys["gone"], "psk-" + "x" * 7_000):
+        async with keyed.client(key) as client:
+            for call in (client.generate("hello", max_tokens=4), client.models()):
+                with pytest.raises(AuthenticationError):
+                    await call
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        async with aiohttp.ClientSession(headers=headers) as session:
+            for method, path in (("POST", "/v1/chat/completions"), ("POST", "/v1/completions"), ("GET", "/v1/models")):
+                async with session.request(method, keyed.url(path), data=b"{}") as response:
+                    assert response.status == 401, (key, path)
+                    error = (await response.json())["error"]
+                    assert (error["code"], error["type"]) == ("invalid_api_key", "authentication_error")
+            for path in ("/livez", "/readyz", "/health"):
+                async with session.get(keyed.url(path)) as response:
+                    assert response.status == 200
+    async with keyed.client(keyed.keys["open"]) as client:
+        assert (await client.generate("hello", max_tokens=4)).usage.output_tokens == 4
+
+
+async def test_oversized_headers_are_refused(keyed: Keyed) -> None:
+    headers = {"Authorization": "Bearer " + "x" * 20_000}
+    async with aiohttp.ClientSession(headers=headers) as session, session.get(keyed.url("/v1/models")) as response:
+        assert response.status == 431
+    async with keyed.client("psk-" + "x" * 20_000) as client:
+        with pytest.raises(PenstockError):
+            await client.models()
+
+
+async def test_a_revoked_key_is_refused_and_a_new_one_works_without_a_restart(keyed: Keyed) -> None:
+    key, text = new_key("open", time.time())
+    async with keyed.client(text) as client, asyncio.timeout(60):
+        keyed.file.add(key)
+        while True:
+            try:
+                await client.models()
+                break
+            except AuthenticationError:
+                await asyncio.sleep(0.05)
+        keyed.file.revoke(key.key_id, time.time())
+        with pytest.raises(AuthenticationError):
+            await _until_refused(client)
+        keyed.file.path.write_text("no key file")  # what was known stays
+        async with keyed.client(keyed.keys["open"]) as other:
+            await other.models()
+
+
+async def _until_refused(client: AsyncClient) -> None:
+    while True:
+        await client.models()
+        await asyncio.sleep(0.05)
+
+
+async def test_a_tenant_has_its_models_and_its_limits(keyed: Keyed) -> None:
+    async with keyed.client(keyed.keys["small"]) as client:
+        assert [model.id for model in await client.models()] == ["small"]
+        with pytest.raises(PermissionDeniedError):
+            await client.generate("hello")
+        cases: list[tuple[str, dict[str, Any]]] = [
+            ("sampling.max_output_tokens", {"max_tokens": 9}),
+            ("priority", {"priority": 1}),
+        ]
+        for field_name, options in cases:
+            with pytest.raises(InvalidRequestError) as caught:
+                await client.generate("hello", model="small", **options)
+            assert list(caught.value.fields) == [field_name]
+        replies = [await client.generate(f"prompt {i}", model="small") for i in range(12)]
+        assert max(r.usage.output_tokens for r in replies) == 8, "its limit, where requests set none: 24 on average"
+    status, body, _ = await posted(keyed, "small", chat())
+    assert (status, body["error"]["type"]) == (403, "permission_error")
+    status, body, _ = await posted(keyed, "small", chat(model="small", n=3))
+    assert (status, body["error"]["param"]) == (400, "n")
+    status, body, _ = await posted(keyed, "small", chat(model="small", max_tokens=9))
+    assert (status, body["error"]["param"]) in ((400, "max_tokens"), (400, "max_completion_tokens"))
+    status, body, _ = await posted(keyed, "small", chat(model="small", n=2))
+    assert (status, len(body["choices"])) == (200, 2)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_requests_are_limited_over_both_routers_with_openais_headers(keyed: Keyed, stream: bool) -> None:
+    remaining = []
+    for router in (0, 1, 0):
+        status, _, headers = await posted(keyed, "few", chat(model="small", max_tokens=2, stream=stream), router)
+        assert status == 200
+        assert (headers["x-ratelimit-limit-requests"], headers["x-ratelimit-limit-tokens"]) == ("3", "5000")
+        remaining.append(int(headers["x-ratelimit-remaining-requests"]))
+    assert remaining == [2, 1, 0]
+    for router in (0, 1):
+        status, body, headers = await posted(keyed, "few", chat(model="small"), router)
+        assert (status, body["error"]["code"], body["error"]["type"]) == (
+            429,
+            "rate_limit_exceeded",
+            "rate_limit_error",
+        )
+        assert 0 < int(headers["Retry-After"]) <= 61
+        assert headers["x-ratelimit-remaining-requests"] == "0"
+        assert headers["x-ratelimit-reset-requests"].endswith("s")
+    async with keyed.client(keyed.keys["few"], 1) as client:
+        with pytest.raises(OverloadedError) as caught:
+            await client.generate("hello")
+        assert caught.value.reason == "RATE_LIMIT_EXCEEDED"
+        assert 0 < caught.value.retry_after_s <= 61
+    assert (await posted(keyed, "open", chat(model="small")))[0] == 200, "others are not affected"
+
+
+async def test_tokens_are_limited(keyed: Keyed) -> None:
+    async with keyed.client(keyed.keys["tokens"]) as client:
+        await client.generate("hello", model="small", max_tokens=40)
+        with pytest.raises(OverloadedError, match="tokens per minute"):
+            await client.generate("hello", model="small", max_tokens=40)
+
+
+async def test_requests_at_once_are_limited_over_both_routers(keyed: Keyed) -> None:
+    """And free again, also for the other router, when the running one ends."""
+    async with keyed.client(keyed.keys["single"], 0) as one, keyed.client(keyed.keys["single"], 1) as two:
+        stream = one.stream("hello", model="large", max_tokens=4_000)
+        await anext(aiter(stream))
+        for client in (one, two):
+            with pytest.raises(OverloadedError, match="1 requests running"):
+                await client.generate("hello")
+        await stream.aclose()  # type: ignore[attr-defined]
+        async with asyncio.timeout(60):
+            while True:
+                try:
+                    await two.generate("hello", model="small", max_tokens=2)
+                    return
+                except OverloadedError:
+                    await asyncio.sleep(0.05)
+
+
+async def test_usage_is_counted_by_key_and_tier_with_its_cost(keyed: Keyed) -> None:
+    async with keyed.client(keyed.keys["open"]) as client:
+        replies = [await client.generate("hello", model="small", max_tokens=5) for _ in range(2)]
+        async with asyncio.timeout(60):
+            while not (rows := [row for row in await client.usage() if row.tenant == "open"]) or rows[0].requests < 2:
+                await asyncio.sleep(0.05)
+    (row,) = rows
+    prompt_tokens = sum(reply.usage.prompt_tokens for reply in replies)
+    assert (row.tier, row.requests, row.prompt_tokens, row.output_tokens) == ("small", 2, prompt_tokens, 10)
+    assert row.cost == pytest.approx((prompt_tokens * 1.0 + 10 * 10.0) / 1e6)
+    assert row.tier_s > 0
+    assert row.key_id in keyed.keys["open"]
+    from typer.testing import CliRunner
+
+    command = ["usage", "--admin", keyed.mesh.router.admin_address]
+    shown = await asyncio.to_thread(lambda: CliRunner(env={"COLUMNS": "160"}).invoke(app, command))
+    assert "open" in shown.output
+    shown = await asyncio.to_thread(lambda: CliRunner().invoke(app, [*command, "--json"]))
+    assert json.loads(shown.output)[0]["output_tokens"] == 10
+
+
+async def test_logs_traces_and_redis_have_no_prompt_and_no_key(
+    keyed: Keyed, redis: RedisProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After requests that were served, refused and judged, all of them traced."""
+    caplog.set_level(logging.DEBUG)
+    for tenant in keyed.keys:
+        await posted(keyed, tenant, chat(max_tokens=4))
+        await posted(keyed, tenant, chat(model=PROMPT, temperature=9))
+        async with keyed.client(keyed.keys[tenant]) as client:
+            for options in ({"trace": True}, {"temperature": 9}, {"model": "nothing"}):
+                with suppress(PenstockError):
+                    await client.generate(PROMPT, max_tokens=4, **options)
+    async with keyed.client(keyed.keys["open"]) as client, asyncio.timeout(60):
+        while not await client.traces(5):
+            await asyncio.sleep(0.1)
+    secrets = [key.split("-", 2)[2] for key in keyed.keys.values()]
+    store = connect(redis.url)
+    texts = [caplog.text]
+    prefix = keyed.mesh.router.keys.mesh
+    async for key in store.scan_iter(match=f"{prefix}:*"):
+        texts.append(repr(await store.dump(key)) + repr(key))
+        kind = await store.type(key)
+        if kind == b"stream":
+            texts.append(repr(await store.xrange(key)))
+        elif kind == b"string":
+            texts.append(repr(await store.get(key)))
+        elif kind == b"hash":
+            texts.append(repr(await store.hgetall(key)))
+    await store.aclose()
+    assert len(texts) > 5
+    for text in texts:
+        for secret in (*secrets, PROMPT):
+            assert secret not in text
+
+
+async def test_a_router_whose_key_file_is_missing_does_not_start(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
+    mesh = TestMesh(mesh_file(access={"keys": "missing.json", "tenants": [{"name": "a"}]}), redis.url)
+    with pytest.raises(SettingsError, match=r"access\.keys: .*missing\.json"):
+        await mesh.start(Role.ROUTER, "router-0")
+
+
+async def test_without_keys_every_caller_is_served_and_nothing_is_counted(
+    redis: RedisProcess, mesh_file: MeshFileMaker
+) -> None:
+    tiers = [{"name": "only", "model": "s"}]
+    async with running_mesh(mesh_file(tiers, judge={"replicas": 0}), redis.url) as mesh, mesh.client() as client:
+        assert (await client.generate("hello", max_tokens=3)).usage.output_tokens == 3
+        assert await client.usage() == []
