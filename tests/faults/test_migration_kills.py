@@ -37,9 +37,10 @@ TARGET = (
 )
 ROUTER = ("receive:WorkerAlive", "receive:RoundCopied", "receive:WorkerHandedOver")
 HOME, OTHER = "worker-home", "worker-other"  # outlive the others
-MAX_TOKENS = 8000  # of a reply, half a minute: it is cancelled once its victim is dead
+MAX_TOKENS = 8000  # of a reply, more than a minute: it is cancelled once its victim is dead
 GROWTH_TOKENS = 50  # between two moves, some blocks: each move has something to send
-SIMULATED = {"overhead_ms": 4.0, "token_us": 0.0, "context_token_ns": 0.0, "reply_tokens": ENDLESS}
+FRAME_MS = 200.0  # few messages: what a starved process cannot read in time would pile up
+SIMULATED = {"overhead_ms": 10.0, "token_us": 0.0, "context_token_ns": 0.0, "reply_tokens": ENDLESS}
 LEASE_S = 120.0  # leases are not what is tested: they outlive the test even where a process gets no CPU for a while
 LIMIT_S = 600.0  # for all victims to die
 
@@ -102,6 +103,7 @@ def module_mesh_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "max_attempts": 64,
             "max_deaths": 64,
             "worker_silence_s": LIMIT_S,
+            "write_timeout_s": LIMIT_S,
         },
     }
     file.write_text(yaml.safe_dump(content))
@@ -113,8 +115,8 @@ async def mesh(module_mesh_file: Path, redis: RedisProcess) -> AsyncIterator[tup
     running = TestMesh(module_mesh_file, redis.url)
     await running.start(Role.PLANNER, "planner-0", lease_s=LEASE_S)
     await running.start(Role.ROUTER, "router-0", lease_s=LEASE_S)
-    await running.start(Role.WORKER, HOME, tier="only", lease_s=LEASE_S)
-    await running.start(Role.WORKER, OTHER, tier="only", lease_s=LEASE_S)
+    await running.start(Role.WORKER, HOME, tier="only", lease_s=LEASE_S, frame_interval_ms=FRAME_MS)
+    await running.start(Role.WORKER, OTHER, tier="only", lease_s=LEASE_S, frame_interval_ms=FRAME_MS)
     mortals = SOURCES | TARGETS | ROUTERS
     env = {
         "PENSTOCK_MESH_FILE": str(module_mesh_file),
@@ -123,6 +125,7 @@ async def mesh(module_mesh_file: Path, redis: RedisProcess) -> AsyncIterator[tup
         "PENSTOCK_LOG_LEVEL": "error",
         "PENSTOCK_HTTP_PORT": "0",
         "PENSTOCK_LEASE_S": str(LEASE_S),
+        "PENSTOCK_FRAME_INTERVAL_MS": str(FRAME_MS),
     }
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.support.mortal", *(f"{name}={point}" for name, point in mortals.items())),
