@@ -182,6 +182,7 @@ NEEDS = {
     "plan --cluster c --models m --trace t --quality q --min-quality 80": "planner",
     "plan apply plan.json": "planner",
     "plan render plan.json --to compose": "planner",
+    "plan capacity --slo chat=2s,50ms --cluster c --models m --trace t": "planner",
     "simulate --plan plan.json --trace t": "planner",
     "stages --instances 2 --trace t": "planner",
     "import-profile distserve t.json --model m --as opt-13b": "planner",

@@ -58,7 +58,8 @@ async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalM
 
 @pytest.fixture
 async def client(mesh: LocalMesh) -> AsyncIterator[AsyncClient]:
-    async with AsyncClient(mesh.grpc_addresses[0], retry=RetryPolicy(attempts=1), timeout_s=LIMIT_S) as made:
+    retry, admin = RetryPolicy(attempts=1), mesh.admin_addresses[0]
+    async with AsyncClient(mesh.grpc_addresses[0], admin=admin, retry=retry, timeout_s=LIMIT_S) as made:
         yield made
 
 

@@ -24,7 +24,7 @@ class Planner:
     async def __aenter__(self) -> AsyncPlannerClient:
         self._context = serving(Role.PLANNER, COMPOSE[Role.PLANNER], self._file, self._redis_url)
         chassis = await self._context.__aenter__()
-        self._client = AsyncPlannerClient(chassis.address)
+        self._client = AsyncPlannerClient(chassis.admin_address)
         async for _ in self._client.watch_plan():  # until there is one
             break
         return self._client

@@ -60,7 +60,7 @@ async def planner(redis: RedisProcess, mesh_file: Any) -> AsyncIterator[Planner]
     file: Path = mesh_file()
     async with (
         serving(Role.PLANNER, COMPOSE[Role.PLANNER], file, redis.url) as chassis,
-        aio.insecure_channel(chassis.address) as channel,
+        aio.insecure_channel(chassis.admin_address) as channel,
     ):
         yield planner_pb2_grpc.PlannerServiceStub(channel)
 
@@ -152,7 +152,7 @@ async def test_the_sdk_asks_with_what_the_files_say(redis: RedisProcess, mesh_fi
     asked = PlanningInputs(cluster, cascade, trace, prompts)
     async with (
         serving(Role.PLANNER, COMPOSE[Role.PLANNER], mesh_file(), redis.url) as chassis,
-        AsyncPlannerClient(chassis.address) as client,
+        AsyncPlannerClient(chassis.admin_address) as client,
     ):
         *progress, plan = [event async for event in client.plan_cascade(asked, min_quality=85, gpus=8)]
         assert all(isinstance(event, PlanProgress) for event in progress)

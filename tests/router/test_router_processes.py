@@ -55,18 +55,19 @@ class Group:
         await self.mesh.start(Role.ROUTER, name(index), slot=self.slots[index], drain_s=60.0, **ports)
 
     @asynccontextmanager
-    async def channel_at(self, index: int) -> AsyncIterator[aio.Channel]:
-        """A connection to the process with this index."""
+    async def channel_at(self, index: int, *, admin: bool = False) -> AsyncIterator[aio.Channel]:
+        """A connection to the process with this index. admin: to its administrative listener."""
+        port = self.ports[2 if admin else 0].port
         for _ in range(MAX_TRIES):
             options = [("grpc.use_local_subchannel_pool", 1)]
-            async with aio.insecure_channel(f"127.0.0.1:{self.ports[0].port}", options) as channel:
+            async with aio.insecure_channel(f"127.0.0.1:{port}", options) as channel:
                 if await is_serving(channel, name(index), 10):
                     yield channel
                     return
         pytest.fail(f"no connection reached process {index}")
 
     async def status_of(self, index: int) -> pb.MeshStatus:
-        async with self.channel_at(index) as channel:
+        async with self.channel_at(index, admin=True) as channel:
             response = await router_pb2_grpc.MeshServiceStub(channel).GetStatus(pb.GetStatusRequest())
         status: pb.MeshStatus = response.status
         return status
@@ -225,7 +226,7 @@ async def test_both_faces_of_each_process_answer(group: Group) -> None:
 
 
 async def test_a_move_is_carried_out_by_the_process_that_streams_the_reply(group: Group) -> None:
-    async with group.channel_at(0) as streaming, group.channel_at(1) as other:
+    async with group.channel_at(0) as streaming, group.channel_at(1, admin=True) as other:
         mesh = router_pb2_grpc.MeshServiceStub(other)
         before = await generate(streaming, "before")
         text, offset, move = "", 0, None

@@ -287,10 +287,9 @@ async def test_grpc_connections_beyond_the_limit_are_refused(mesh: TestMesh) -> 
     channels = [aio.insecure_channel(mesh.router.address, options=options) for _ in range(6)]
     served, refused, codes = list[aio.Channel](), list[aio.Channel](), set[grpc.StatusCode]()
     for channel in channels:
-        stub: Any = router_pb2_grpc.MeshServiceStub(channel)
-        call = stub.WatchStatus(pb.WatchStatusRequest(), timeout=60)  # it holds its connection
+        stub: Any = router_pb2_grpc.RouterServiceStub(channel)
         try:
-            await call.read()
+            await stub.ListModels(pb.ListModelsRequest(), timeout=60)  # the channel keeps its connection
             served.append(channel)
         except aio.AioRpcError as error:
             codes.add(error.code())
@@ -299,7 +298,7 @@ async def test_grpc_connections_beyond_the_limit_are_refused(mesh: TestMesh) -> 
     assert codes == {grpc.StatusCode.UNAVAILABLE}
     for channel in served:
         await channel.close()
-    again: Any = router_pb2_grpc.MeshServiceStub(refused[0])
-    await again.GetStatus(pb.GetStatusRequest(), timeout=20, wait_for_ready=True)
+    again: Any = router_pb2_grpc.RouterServiceStub(refused[0])
+    await again.ListModels(pb.ListModelsRequest(), timeout=60, wait_for_ready=True)
     for channel in refused:
         await channel.close()
