@@ -214,9 +214,8 @@ NEED_NONE = {
 @pytest.mark.parametrize("command", NEEDS)
 def test_what_needs_an_extra_says_which_in_one_line(installed: Installed, command: str) -> None:
     done = installed.run("penstock", *command.split())
-    words = command.split()[
-        : 2 if command.startswith(("plan apply", "plan render", "plan capacity", "keys ", "certs ")) else 1
-    ]
+    of_two_words = ("plan apply", "plan render", "plan capacity", "keys ", "certs ")
+    words = command.split()[: 2 if command.startswith(of_two_words) else 1]
     extra = NEEDS[command]
     said = f'penstock: penstock {" ".join(words)} needs the {extra} extra: pip install "penstock-mesh[{extra}]"'
     assert done.stderr.startswith(said), done.stderr

@@ -1,12 +1,8 @@
-"""With exact step times and known lengths, no admitted request misses its SLO, on one replica or on several.
-
-1,500 random workloads; 10,000 with `--all-faults`.
-"""
+"""With exact step times and known lengths, no admitted request misses its SLO, on one replica or on several."""
 
 import itertools
 
 import numpy as np
-import pytest
 
 from planner_service.simulator.attainment_kernel import Slos, new_judgement
 from planner_service.simulator.judged import NEVER_LATER
@@ -28,16 +24,16 @@ LATENCIES = (
     StepLatencyModel.linear(0.01, 1e-4, 1e-6),
 )
 PACES_S = np.array([0.03, 0.05, 0.07, 0.1, np.inf])
-WORKLOADS, SAMPLE = 10_000, 1_500
+WORKLOADS = 10_000
 
 
-def test_no_admitted_request_misses_in_random_workloads(pytestconfig: pytest.Config) -> None:
+def test_no_admitted_request_misses_in_10_000_random_workloads() -> None:
     """Bursts and trickles, one pace and many, short and long, scarce and ample KV, with and without best effort and reserve.
 
     First tokens and every window of ten gaps are judged. Every request that is not declined ends, best effort included.
     """
     totals = dict.fromkeys(("requests", "admitted", "declined", "best effort", "preempted"), 0)
-    for seed in range(WORKLOADS if pytestconfig.getoption("--all-faults") else SAMPLE):
+    for seed in range(WORKLOADS):
         rng = np.random.default_rng(seed)
         n = int(rng.integers(1, 25))
         mean_gap_s = rng.choice([0.0, 0.02, 0.1, 0.3])
