@@ -122,7 +122,7 @@ def mesh_file(tmp_path: Path) -> MeshFileMaker:
             "name": f"test-{uuid.uuid4().hex[:8]}",
             "tiers": [{"engine": "simulated", "simulated": fast} | tier for tier in (tiers or usual)],
             "judge": {"scorers": [{"name": "confidence", "kind": "confidence"}], "default_scorer": "confidence"},
-            "router": {"grpc_port": 0, "http_port": 0},
+            "router": {"grpc_port": 0, "http_port": 0, "trace_share": 1.0},
         } | parts
         path = tmp_path / f"{content['name']}.yaml"
         path.write_text(yaml.safe_dump(content))

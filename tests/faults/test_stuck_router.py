@@ -89,7 +89,7 @@ async def test_a_stopped_router_stalls_nobody_for_longer_than_the_silence_limit_
     both = list(mesh.grpc_addresses)
     async with (
         AsyncClient(both, admin=mesh.admin_addresses, timeout_s=120, silence_s=SILENCE_S) as client,
-        AsyncClient(both[0], timeout_s=120, silence_s=600, retry=RetryPolicy(attempts=1)) as patient,
+        AsyncClient(both[0], timeout_s=600, silence_s=600, keepalive_s=600, retry=RetryPolicy(attempts=1)) as patient,
     ):
         before = await client.status()
         stuck = next(i for i in before.instances if i.address == both[0])

@@ -46,7 +46,7 @@ def simulated_mesh(folder: Path, **parts: Any) -> Path:
             {"name": "large", "model": "l", "engine": "simulated", "simulated": FAST},
         ],
         "judge": {"scorers": [{"name": "confidence", "kind": "confidence"}], "default_scorer": "confidence"},
-        "router": {"grpc_port": 0, "http_port": 0},
+        "router": {"grpc_port": 0, "http_port": 0, "trace_share": 1.0},
     } | parts
     path = folder / "mesh.yaml"
     path.write_text(yaml.safe_dump(content))

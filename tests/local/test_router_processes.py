@@ -37,7 +37,7 @@ async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalM
     content = {
         "name": "test-router-processes",
         "tiers": [{"name": "only", "model": "sim", "engine": "simulated", "simulated": SLOW, "max_running": 64}],
-        "router": {"processes": 2, "grpc_port": free_port(), "http_port": free_port()},
+        "router": {"processes": 2, "trace_share": 1.0, "grpc_port": free_port(), "http_port": free_port()},
     }
     file = folder / "mesh.yaml"
     file.write_text(yaml.safe_dump(content))

@@ -28,7 +28,7 @@ async def mesh(redis: RedisProcess, tmp_path_factory: pytest.TempPathFactory) ->
             {"name": "large", "model": "sim-l", "engine": "simulated", "simulated": fast},
         ],
         "judge": {"scorers": [{"name": "confidence", "kind": "confidence"}], "default_scorer": "confidence"},
-        "router": {"grpc_port": 0, "http_port": 0},
+        "router": {"grpc_port": 0, "http_port": 0, "trace_share": 1.0},
     }
     path = tmp_path_factory.mktemp("openai") / "mesh.yaml"
     path.write_text(yaml.safe_dump(content))
