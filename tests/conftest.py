@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
+from hypothesis import HealthCheck, settings
 
 from penstock.local import redis_server as local_redis
 from services.processes import free_port
@@ -21,6 +22,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # on busy cores, torch's threads wait for each other most of the time
 os.environ.pop("REDIS_URL", None)
+
+# Properties are tried on the same examples in every run, however slow the machine is.
+settings.register_profile("tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
 
 ROOT = Path(__file__).resolve().parent.parent
 FAMILY = ROOT / "models" / "family"
