@@ -13,15 +13,26 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmarks.fault_streams import is_whole, signal_process
+from benchmarks.fault_streams import is_whole, process_of, signal_process
 from models.training import tasks
-from penstock import AsyncClient, AsyncPlannerClient, Escalated, Event, Finished, MeshStatus, RetryPolicy, Tokens
+from penstock import (
+    AsyncClient,
+    AsyncPlannerClient,
+    Escalated,
+    Event,
+    Finished,
+    MeshStatus,
+    RetryPolicy,
+    StructuredOutput,
+    TierStarted,
+    Tokens,
+)
 from penstock.local import LocalMesh, MeshOptions
 from tests.conftest import FAMILY
 
-# Long replies: a kill falls into the middle of them.
 PROMPTS = [p.prompt for p in tasks.held_out(300, seed=41) if len(p.reply) > 90][:12]
 MAX_TOKENS = 250
+LONG = StructuredOutput(regex="[a-z ]{600}")  # no reply may end early, so that a kill falls into the middle of it
 SMALL = {"overhead_ms": 5.0, "token_us": 0.0, "context_token_ns": 0.0, "reply_tokens": 60}  # half a second
 SILENCE_S = 4.0
 TRIES = 5  # of kills that may come too early or too late
@@ -54,6 +65,7 @@ async def client(mesh: LocalMesh) -> AsyncIterator[AsyncClient]:
         yield made
 
 
+OF_LARGE: dict[str, Any] = {"model": "large", "structured_output": LONG}
 Texts = dict[tuple[str, str], str]
 """Every prompt's greedy text, by (tier, prompt)."""
 
@@ -66,6 +78,14 @@ async def undisturbed(mesh: LocalMesh) -> Texts:
             *(client.generate(p, model=tier, temperature=0, max_tokens=MAX_TOKENS) for tier, p in asked)
         )
     return {key: reply.text for key, reply in zip(asked, replies, strict=True)}
+
+
+@pytest.fixture(scope="module")
+async def undisturbed_long(mesh: LocalMesh) -> Texts:
+    async with AsyncClient(mesh.grpc_addresses[0], admin=mesh.admin_addresses[0]) as client:
+        streams = await asyncio.gather(*(Stream(client, p, **OF_LARGE).run() for p in PROMPTS))
+    assert min(stream.offset for stream in streams) > MAX_TOKENS // 2
+    return {(stream.tier, stream.prompt): stream.text for stream in streams}
 
 
 def kill(mesh: LocalMesh, name: str, number: signal.Signals = signal.SIGKILL) -> None:
@@ -100,10 +120,13 @@ class Stream:
         self.events: list[Event] = []
         self.text = self.tier = ""
         self.offset = 0
+        self.instances: list[str] = []
 
     async def run(self) -> "Stream":
         async for event in self._client.stream(self.prompt, temperature=0, max_tokens=MAX_TOKENS, **self._options):
             self.events.append(event)
+            if isinstance(event, TierStarted):
+                self.instances.append(event.instance_id)
             if isinstance(event, Tokens):
                 assert event.offset == self.offset, "a token twice, or one missing"
                 self.offset += len(event.token_ids)
@@ -118,25 +141,26 @@ def assert_undisturbed(streams: Sequence[Stream], undisturbed: Texts) -> None:
     assert [s.text for s in streams] == [undisturbed[s.tier, s.prompt] for s in streams]
 
 
-async def kill_amid(streams: list[Stream], action: Callable[[], None]) -> list[Stream]:
-    """Start all streams; act once a third of them have tokens; return them all, ended."""
+async def kill_amid(streams: list[Stream], action: Callable[[Stream], None]) -> list[Stream]:
+    """Start all streams; act on one that has tokens, once a third of them have; return them all, ended."""
     tasks_ = [asyncio.create_task(stream.run()) for stream in streams]
     while sum(1 for stream in streams if stream.offset) < len(streams) // 3:
         await asyncio.sleep(0.002)
-    action()
+    action(min((stream for stream in streams if stream.offset), key=lambda stream: stream.offset))
     return list(await asyncio.gather(*tasks_))
 
 
 async def test_a_killed_worker_costs_no_token_of_its_streams(
-    mesh: LocalMesh, client: AsyncClient, undisturbed: Texts
+    mesh: LocalMesh, client: AsyncClient, undisturbed_long: Texts
 ) -> None:
     before = (await client.status()).failovers
     for _ in range(TRIES):  # where this process gets no CPU, the replies may end before the kill
         await until(client, whole(mesh))
         streams = await kill_amid(
-            [Stream(client, prompt, model="large") for prompt in PROMPTS], lambda: kill(mesh, "worker-large-0")
+            [Stream(client, prompt, **OF_LARGE) for prompt in PROMPTS],
+            lambda stream: kill(mesh, process_of(mesh, stream.instances[-1])),
         )
-        assert_undisturbed(streams, undisturbed)
+        assert_undisturbed(streams, undisturbed_long)
         if (await client.status()).failovers > before:
             break
     else:
@@ -145,15 +169,18 @@ async def test_a_killed_worker_costs_no_token_of_its_streams(
     await until(client, whole(mesh))
 
 
-async def test_a_stuck_worker_is_left_for_another(mesh: LocalMesh, client: AsyncClient, undisturbed: Texts) -> None:
+async def test_a_stuck_worker_is_left_for_another(mesh: LocalMesh, client: AsyncClient, undisturbed_long: Texts) -> None:
     """It holds its connections and says nothing: SIGSTOP."""
     await until(client, whole(mesh))
-    streams = await kill_amid(
-        [Stream(client, prompt, model="large") for prompt in PROMPTS[:6]],
-        lambda: kill(mesh, "worker-large-1", signal.SIGSTOP),
-    )
-    kill(mesh, "worker-large-1", signal.SIGCONT)
-    assert_undisturbed(streams, undisturbed)
+    stopped = []
+
+    def stop(stream: Stream) -> None:
+        stopped.append(process_of(mesh, stream.instances[-1]))
+        kill(mesh, stopped[0], signal.SIGSTOP)
+
+    streams = await kill_amid([Stream(client, prompt, **OF_LARGE) for prompt in PROMPTS[:6]], stop)
+    kill(mesh, stopped[0], signal.SIGCONT)
+    assert_undisturbed(streams, undisturbed_long)
     await until(client, whole(mesh))
 
 
@@ -218,14 +245,14 @@ async def test_without_redis_the_mesh_serves_on_its_last_picture(
 
 
 async def test_a_killed_router_costs_a_client_of_two_routers_nothing(
-    mesh: LocalMesh, client: AsyncClient, undisturbed: Texts
+    mesh: LocalMesh, client: AsyncClient, undisturbed_long: Texts
 ) -> None:
     await until(client, whole(mesh))
     victim = next(i for i in (await client.status()).instances if i.address == mesh.grpc_addresses[0])
     name = next(n for n, w in mesh.watcher.watched.items() if str(w.pid) == victim.instance_id.rpartition("-")[2])
     async with AsyncClient(mesh.grpc_addresses, admin=mesh.admin_addresses, timeout_s=400) as both:
-        streams = await kill_amid([Stream(both, prompt, model="large") for prompt in PROMPTS], lambda: kill(mesh, name))
-    assert_undisturbed(streams, undisturbed)
+        streams = await kill_amid([Stream(both, prompt, **OF_LARGE) for prompt in PROMPTS], lambda _: kill(mesh, name))
+    assert_undisturbed(streams, undisturbed_long)
 
 
 def test_the_fault_page_names_every_process() -> None:
