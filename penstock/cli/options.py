@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -139,3 +139,25 @@ def _range(least: float, most: float, above: bool) -> str:
 
 def _shown(value: float) -> str:
     return str(value) if isinstance(value, int) else f"{value:g}"
+
+
+TraceRate = Annotated[
+    float | None,
+    number(
+        "--rate", help="Requests per second; default: the rate of the trace.", least=0, most=MAX_RATE_PER_S, above=True
+    ),
+]
+ReplayedRequests = Annotated[
+    int | None,
+    number(
+        "--requests",
+        help="Number of requests to replay; default: 2000, or all of a shorter trace.",
+        least=1,
+        most=MAX_COUNT,
+    ),
+]
+Lengths = Annotated[str, typer.Option("--lengths", help="Source of the token counts: quality or trace.")]
+Dispatch = Annotated[
+    str, typer.Option("--dispatch", help="How requests are distributed over replicas: capacity or round-robin.")
+]
+SelectionSeed = Annotated[int, seed("--seed", help="Seed of the selection of requests and prompts.")]

@@ -124,23 +124,10 @@ def plan(
             most=options.MAX_COUNT,
         ),
     ] = None,
-    seed: Annotated[int, options.seed("--seed", help="Seed of the selection of requests and prompts.")] = 1,
-    lengths: Annotated[
-        str, typer.Option("--lengths", help="Source of the token counts: quality or trace.")
-    ] = "quality",
-    rate: Annotated[
-        float | None,
-        options.number(
-            "--rate",
-            help="Requests per second; default: the rate of the trace.",
-            least=0,
-            most=options.MAX_RATE_PER_S,
-            above=True,
-        ),
-    ] = None,
-    dispatch: Annotated[
-        str, typer.Option("--dispatch", help="How requests are distributed over replicas: capacity or round-robin.")
-    ] = "capacity",
+    seed: options.SelectionSeed = 1,
+    lengths: options.Lengths = "quality",
+    rate: options.TraceRate = None,
+    dispatch: options.Dispatch = "capacity",
     slo: Annotated[
         list[str] | None,
         options.slo_classes("--slo", help="A class of requests with SLOs: their attainment is reported. Repeatable."),
@@ -256,25 +243,8 @@ def capacity(
         ),
     ] = 0.9,
     tier: Annotated[str | None, typer.Option("--tier", help="Tier of the models file; default: the last.")] = None,
-    requests: Annotated[
-        int | None,
-        options.number(
-            "--requests",
-            help="Number of requests to replay; default: 2000, or all of a shorter trace.",
-            least=1,
-            most=options.MAX_COUNT,
-        ),
-    ] = None,
-    rate: Annotated[
-        float | None,
-        options.number(
-            "--rate",
-            help="Requests per second; default: the rate of the trace.",
-            least=0,
-            most=options.MAX_RATE_PER_S,
-            above=True,
-        ),
-    ] = None,
+    requests: options.ReplayedRequests = None,
+    rate: options.TraceRate = None,
     seed: Annotated[int, options.seed("--seed", help="Seed of the stretch of the trace and of the classes.")] = 1,
     json: targets.Json = False,
 ) -> None:

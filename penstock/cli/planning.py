@@ -217,29 +217,10 @@ def simulate(
     trace: Annotated[
         Path, typer.Option("--trace", help="CSV file, may be gzipped: arrival_s, input_tokens, output_tokens.")
     ],
-    requests: Annotated[
-        int | None,
-        options.number(
-            "--requests",
-            help="Number of requests to replay; default: 2000, or all of a shorter trace.",
-            least=1,
-            most=options.MAX_COUNT,
-        ),
-    ] = None,
-    seed: Annotated[int, options.seed("--seed", help="Seed of the selection of requests and prompts.")] = 1,
-    lengths: Annotated[
-        str, typer.Option("--lengths", help="Source of the token counts: quality or trace.")
-    ] = "quality",
-    rate: Annotated[
-        float | None,
-        options.number(
-            "--rate",
-            help="Requests per second; default: the rate of the trace.",
-            least=0,
-            most=options.MAX_RATE_PER_S,
-            above=True,
-        ),
-    ] = None,
+    requests: options.ReplayedRequests = None,
+    seed: options.SelectionSeed = 1,
+    lengths: options.Lengths = "quality",
+    rate: options.TraceRate = None,
     slo: Annotated[
         list[str] | None,
         options.slo_classes("--slo", help="A class of requests with SLOs: their attainment is reported. Repeatable."),

@@ -35,16 +35,7 @@ def stages(
     ] = None,
     model: Annotated[str, typer.Option("--model", help="From the catalogue, if no profile is given.")] = "llama-3.2-3b",
     gpu: Annotated[str, typer.Option("--gpu", help="From the catalogue, if no profile is given.")] = "h20",
-    rate: Annotated[
-        float | None,
-        options.number(
-            "--rate",
-            help="Requests per second; default: the rate of the trace.",
-            least=0,
-            most=options.MAX_RATE_PER_S,
-            above=True,
-        ),
-    ] = None,
+    rate: options.TraceRate = None,
     max_tokens: Annotated[
         int | None,
         options.number(
