@@ -21,7 +21,7 @@ from penstock.cli.output import (
     tier_counts,
 )
 from penstock.cli.plan_changes import PlannedTier
-from penstock.client.types import Plan, Prediction, TierPlan
+from penstock.client.plans import Plan, Prediction, TierPlan
 
 MAX_LATENCY_S = 86_400.0
 MAX_CONFIDENCE = 0.999999

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
-from penstock.client.types import Plan
+from penstock.client.plans import Plan
 
 
 @dataclass(frozen=True, slots=True)

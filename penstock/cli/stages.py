@@ -13,7 +13,7 @@ from penstock.cli import options, targets
 from penstock.cli.extras import needs_extra
 from penstock.cli.output import cli_error_handling, console, fail, print_json
 from penstock.cli.planning import planner_error_handling
-from penstock.client.types import Plan, Stage
+from penstock.client.plans import Plan, Stage
 
 if TYPE_CHECKING:
     from planner_service.stages import LengthSample, StagePlan

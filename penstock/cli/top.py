@@ -13,7 +13,7 @@ from rich.text import Text
 
 from penstock.cli import options, targets
 from penstock.cli.output import cli_error_handling, console, print_json, seconds
-from penstock.client.types import InstanceStatus, MeshStatus, SloCounts, TierStatus
+from penstock.client.mesh_status import InstanceStatus, MeshStatus, SloCounts, TierStatus
 
 BARS = " ▁▂▃▄▅▆▇█"
 HISTORY = 60

@@ -8,7 +8,7 @@ from rich.tree import Tree
 
 from penstock.cli import options, targets
 from penstock.cli.output import cli_error_handling, console, print_json
-from penstock.client.types import Span, Trace
+from penstock.client.mesh_status import Span, Trace
 
 BAR_CELLS = 24
 MAX_TRACES = 100  # the maximum of ListTraces

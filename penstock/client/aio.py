@@ -10,7 +10,7 @@ from typing import Self, TypeVar
 
 from grpc import aio
 
-from penstock.client import connection, errors, transport, types
+from penstock.client import connection, errors, mesh_status, plans, transport, types
 from penstock.client.resumable import MISSED_HEARTBEATS, ResumableRequest, RouterFailover, Routers
 from penstock.client.retries import RetryBudget, RetryPolicy
 from penstock.client.silence import LoopWatcher, SilenceWatch
@@ -120,7 +120,7 @@ class AsyncClient:
         )
         return [transport.model_from_proto(model) for model in response.models]
 
-    async def status(self) -> types.MeshStatus:
+    async def status(self) -> mesh_status.MeshStatus:
         """The state of the mesh as seen by the router."""
         response = await self._call(
             lambda router: self._mesh(router).GetStatus(pb.GetStatusRequest(), timeout=connection.CALL_TIMEOUT_S),
@@ -128,7 +128,7 @@ class AsyncClient:
         )
         return transport.status_from_proto(response.status)
 
-    async def watch_status(self, interval_s: float = 1.0) -> AsyncIterator[types.MeshStatus]:
+    async def watch_status(self, interval_s: float = 1.0) -> AsyncIterator[mesh_status.MeshStatus]:
         """Yield the status at every interval, until the iteration is left.
 
         Raises:
@@ -156,7 +156,7 @@ class AsyncClient:
             watcher.stop()
             call.cancel()
 
-    async def traces(self, limit: int | None = None, trace_id: str | None = None) -> list[types.Trace]:
+    async def traces(self, limit: int | None = None, trace_id: str | None = None) -> list[mesh_status.Trace]:
         """The traces of the last requests, newest first, or the one with the id."""
         request = pb.ListTracesRequest(limit_count=limit, trace_id=trace_id)
         response = await self._call(
@@ -165,7 +165,7 @@ class AsyncClient:
         )
         return [transport.trace_from_proto(trace) for trace in response.traces]
 
-    async def usage(self, days: int = 1) -> list[types.TenantUsage]:
+    async def usage(self, days: int = 1) -> list[mesh_status.TenantUsage]:
         """What tenants have used on the last `days` days (UTC), today included."""
         request = pb.GetUsageRequest(day_count=days)
         response = await self._call(
@@ -174,7 +174,7 @@ class AsyncClient:
         )
         return [transport.usage_from_proto(entry) for entry in response.entries]
 
-    async def move(self, request_id: str, instance_id: str) -> types.Move:
+    async def move(self, request_id: str, instance_id: str) -> mesh_status.Move:
         """Move a reply that this client's router streams to another instance of its tier."""
         request = pb.MoveReplyRequest(request_id=request_id, instance_id=instance_id)
         with errors.raised_from_rpc():
@@ -275,7 +275,7 @@ class AsyncPlannerClient:
     ) -> None:
         await self._channel.close()
 
-    async def get_plan(self, revision: int | None = None) -> types.Plan:
+    async def get_plan(self, revision: int | None = None) -> plans.Plan:
         """The plan of a revision, or the current one.
 
         Raises:
@@ -287,14 +287,14 @@ class AsyncPlannerClient:
             )
         return transport.plan_from_proto(response.plan)
 
-    async def list_plans(self, limit: int | None = None) -> list[types.Plan]:
+    async def list_plans(self, limit: int | None = None) -> list[plans.Plan]:
         """The last plans, newest first."""
         request = planner_pb2.ListPlansRequest(limit_count=limit)
         with errors.raised_from_rpc():
             response = await self._stub.ListPlans(request, timeout=connection.CALL_TIMEOUT_S)
         return [transport.plan_from_proto(plan) for plan in response.plans]
 
-    async def set_plan(self, plan: types.Plan, *, expected_revision: int | None = None) -> types.Plan:
+    async def set_plan(self, plan: plans.Plan, *, expected_revision: int | None = None) -> plans.Plan:
         """Publish a plan; return it with its revision.
 
         Raises:
@@ -308,7 +308,7 @@ class AsyncPlannerClient:
 
     async def plan_cascade(
         self,
-        inputs: types.PlanningInputs,
+        inputs: plans.PlanningInputs,
         *,
         min_quality: float | None = None,
         max_latency_s: float | None = None,
@@ -318,7 +318,7 @@ class AsyncPlannerClient:
         budget: str = "at-most",
         goal: str | None = None,
         max_utilisation: float | None = None,
-    ) -> AsyncIterator[types.PlanProgress | types.CascadePlan | types.Unreachable]:
+    ) -> AsyncIterator[plans.PlanProgress | plans.CascadePlan | plans.Unreachable]:
         """Compute a plan without publishing it. Yields progress, then a CascadePlan or Unreachable.
 
         Leaving the iteration stops the computation. objective: largest-tier or end-to-end. budget: whether `gpus` is a limit
@@ -350,10 +350,10 @@ class AsyncPlannerClient:
         bandwidth_bytes_per_s: float,
         instances: int | None = None,
         qoe: Sequence[float] = (),
-        sequences: Iterable[types.SequenceInFlight] = (),
+        sequences: Iterable[plans.SequenceInFlight] = (),
         max_tokens: int | None = None,
         publish: bool = False,
-    ) -> types.StageLayout:
+    ) -> plans.StageLayout:
         """Assign the instances of a tier to length stages; with `publish`, publish the result as a plan revision.
 
         Defaults: instances and qoe (D0 to D4, seconds) of the current plan, the sequences that the instances hold, and their
@@ -373,10 +373,10 @@ class AsyncPlannerClient:
 
     async def simulate_deployment(
         self,
-        inputs: types.PlanningInputs,
-        replicas: Sequence[Sequence[types.ReplicaGroup]],
+        inputs: plans.PlanningInputs,
+        replicas: Sequence[Sequence[plans.ReplicaGroup]],
         thresholds: Sequence[float | None],
-    ) -> types.Simulation:
+    ) -> plans.Simulation:
         """Simulate a deployment in virtual time. thresholds: of each tier but the last; None skips the tier.
 
         Raises:
@@ -388,7 +388,7 @@ class AsyncPlannerClient:
             response = await self._stub.SimulateDeployment(request, timeout=connection.DEFAULT_TIMEOUT_S)
         return transport.simulation_from_proto(response)
 
-    async def watch_plan(self, after_revision: int | None = None) -> AsyncIterator[types.Plan]:
+    async def watch_plan(self, after_revision: int | None = None) -> AsyncIterator[plans.Plan]:
         """Yield the current plan, then every later one, until the iteration is left."""
         call = self._stub.WatchPlan(planner_pb2.WatchPlanRequest(after_revision=after_revision))
         try:

@@ -9,7 +9,7 @@ from typing import Self, TypeVar
 
 import grpc
 
-from penstock.client import connection, errors, transport, types
+from penstock.client import connection, errors, mesh_status, plans, transport, types
 from penstock.client.resumable import MISSED_HEARTBEATS, ResumableRequest, RouterFailover, Routers
 from penstock.client.retries import RetryBudget, RetryPolicy
 from penstock.client.silence import SilenceWatch, ThreadWatcher
@@ -106,7 +106,7 @@ class Client:
         )
         return [transport.model_from_proto(model) for model in response.models]
 
-    def status(self) -> types.MeshStatus:
+    def status(self) -> mesh_status.MeshStatus:
         """The state of the mesh as seen by the router."""
         response = self._call(
             lambda router: self._mesh(router).GetStatus(pb.GetStatusRequest(), timeout=connection.CALL_TIMEOUT_S),
@@ -114,7 +114,7 @@ class Client:
         )
         return transport.status_from_proto(response.status)
 
-    def watch_status(self, interval_s: float = 1.0) -> Iterator[types.MeshStatus]:
+    def watch_status(self, interval_s: float = 1.0) -> Iterator[mesh_status.MeshStatus]:
         """Yield the status at every interval, until the iteration is left.
 
         Raises:
@@ -138,7 +138,7 @@ class Client:
             self._watcher.remove(watch)
             call.cancel()
 
-    def traces(self, limit: int | None = None, trace_id: str | None = None) -> list[types.Trace]:
+    def traces(self, limit: int | None = None, trace_id: str | None = None) -> list[mesh_status.Trace]:
         """The traces of the last requests, newest first, or the one with the id."""
         request = pb.ListTracesRequest(limit_count=limit, trace_id=trace_id)
         response = self._call(
@@ -147,7 +147,7 @@ class Client:
         )
         return [transport.trace_from_proto(trace) for trace in response.traces]
 
-    def usage(self, days: int = 1) -> list[types.TenantUsage]:
+    def usage(self, days: int = 1) -> list[mesh_status.TenantUsage]:
         """What tenants have used on the last `days` days (UTC), today included."""
         request = pb.GetUsageRequest(day_count=days)
         response = self._call(
@@ -156,7 +156,7 @@ class Client:
         )
         return [transport.usage_from_proto(entry) for entry in response.entries]
 
-    def move(self, request_id: str, instance_id: str) -> types.Move:
+    def move(self, request_id: str, instance_id: str) -> mesh_status.Move:
         """Move a reply that this client's router streams to another instance of its tier."""
         request = pb.MoveReplyRequest(request_id=request_id, instance_id=instance_id)
         with errors.raised_from_rpc():
@@ -243,7 +243,7 @@ class PlannerClient:
     ) -> None:
         self._channel.close()
 
-    def get_plan(self, revision: int | None = None) -> types.Plan:
+    def get_plan(self, revision: int | None = None) -> plans.Plan:
         """The plan of a revision, or the current one.
 
         Raises:
@@ -255,14 +255,14 @@ class PlannerClient:
             )
         return transport.plan_from_proto(response.plan)
 
-    def list_plans(self, limit: int | None = None) -> list[types.Plan]:
+    def list_plans(self, limit: int | None = None) -> list[plans.Plan]:
         """The last plans, newest first."""
         request = planner_pb2.ListPlansRequest(limit_count=limit)
         with errors.raised_from_rpc():
             response = self._stub.ListPlans(request, timeout=connection.CALL_TIMEOUT_S)
         return [transport.plan_from_proto(plan) for plan in response.plans]
 
-    def set_plan(self, plan: types.Plan, *, expected_revision: int | None = None) -> types.Plan:
+    def set_plan(self, plan: plans.Plan, *, expected_revision: int | None = None) -> plans.Plan:
         """Publish a plan; return it with its revision.
 
         Raises:
@@ -276,7 +276,7 @@ class PlannerClient:
 
     def plan_cascade(
         self,
-        inputs: types.PlanningInputs,
+        inputs: plans.PlanningInputs,
         *,
         min_quality: float | None = None,
         max_latency_s: float | None = None,
@@ -286,7 +286,7 @@ class PlannerClient:
         budget: str = "at-most",
         goal: str | None = None,
         max_utilisation: float | None = None,
-    ) -> Iterator[types.PlanProgress | types.CascadePlan | types.Unreachable]:
+    ) -> Iterator[plans.PlanProgress | plans.CascadePlan | plans.Unreachable]:
         """Compute a plan without publishing it. Yields progress, then a CascadePlan or Unreachable.
 
         Leaving the iteration stops the computation. objective: largest-tier or end-to-end. budget: whether `gpus` is a limit
@@ -318,10 +318,10 @@ class PlannerClient:
         bandwidth_bytes_per_s: float,
         instances: int | None = None,
         qoe: Sequence[float] = (),
-        sequences: Iterable[types.SequenceInFlight] = (),
+        sequences: Iterable[plans.SequenceInFlight] = (),
         max_tokens: int | None = None,
         publish: bool = False,
-    ) -> types.StageLayout:
+    ) -> plans.StageLayout:
         """Assign the instances of a tier to length stages; with `publish`, publish the result as a plan revision.
 
         Defaults: instances and qoe (D0 to D4, seconds) of the current plan, the sequences that the instances hold, and their
@@ -341,10 +341,10 @@ class PlannerClient:
 
     def simulate_deployment(
         self,
-        inputs: types.PlanningInputs,
-        replicas: Sequence[Sequence[types.ReplicaGroup]],
+        inputs: plans.PlanningInputs,
+        replicas: Sequence[Sequence[plans.ReplicaGroup]],
         thresholds: Sequence[float | None],
-    ) -> types.Simulation:
+    ) -> plans.Simulation:
         """Simulate a deployment in virtual time. thresholds: of each tier but the last; None skips the tier.
 
         Raises:
@@ -356,7 +356,7 @@ class PlannerClient:
             response = self._stub.SimulateDeployment(request, timeout=connection.DEFAULT_TIMEOUT_S)
         return transport.simulation_from_proto(response)
 
-    def watch_plan(self, after_revision: int | None = None) -> Iterator[types.Plan]:
+    def watch_plan(self, after_revision: int | None = None) -> Iterator[plans.Plan]:
         """Yield the current plan, then every later one, until the iteration is left."""
         call = self._stub.WatchPlan(planner_pb2.WatchPlanRequest(after_revision=after_revision))
         try:

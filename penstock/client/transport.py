@@ -7,7 +7,7 @@ from typing import Any
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.json_format import ParseDict, ParseError
 
-from penstock.client import chat, types
+from penstock.client import chat, mesh_status, plans, types
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.planner.v1 import planner_pb2
 from penstock.proto.router.v1 import router_pb2 as pb
@@ -154,15 +154,15 @@ def model_from_proto(model: pb.Model) -> types.Model:
     return types.Model(model.id, model.model, model.cascade, model.max_context_tokens)
 
 
-def status_from_proto(status: pb.MeshStatus) -> types.MeshStatus:
+def status_from_proto(status: pb.MeshStatus) -> mesh_status.MeshStatus:
     router = status.router
-    return types.MeshStatus(
+    return mesh_status.MeshStatus(
         router_id=status.router_id,
         plan_revision=status.plan_revision,
         connected=status.state_connected,
         state_age_s=seconds(status.state_age),
         tiers=tuple(
-            types.TierStatus(
+            mesh_status.TierStatus(
                 name=t.name,
                 model=t.model,
                 threshold=t.threshold if t.HasField("threshold") else None,
@@ -177,7 +177,7 @@ def status_from_proto(status: pb.MeshStatus) -> types.MeshStatus:
             for t in status.tiers
         ),
         instances=tuple(
-            types.InstanceStatus(
+            mesh_status.InstanceStatus(
                 instance_id=i.instance_id,
                 role=i.role,
                 tier=i.tier,
@@ -190,7 +190,7 @@ def status_from_proto(status: pb.MeshStatus) -> types.MeshStatus:
                 kv_blocks=i.kv_blocks,
                 output_tokens_per_s=i.output_tokens_per_second,
                 age_s=seconds(i.age),
-                place=types.StagePlace(i.place.stage, i.place.from_tokens, i.place.to_tokens)
+                place=mesh_status.StagePlace(i.place.stage, i.place.from_tokens, i.place.to_tokens)
                 if i.HasField("place")
                 else None,
                 admin_address=i.admin_address,
@@ -210,7 +210,7 @@ def status_from_proto(status: pb.MeshStatus) -> types.MeshStatus:
         ttft_p50_s=seconds(router.time_to_first_token_p50),
         ttft_p95_s=seconds(router.time_to_first_token_p95),
         processes=tuple(
-            types.RouterProcessStatus(
+            mesh_status.RouterProcessStatus(
                 index=p.index,
                 instance_id=p.instance_id,
                 answering=p.answering,
@@ -220,7 +220,7 @@ def status_from_proto(status: pb.MeshStatus) -> types.MeshStatus:
             )
             for p in status.processes
         ),
-        slo=types.SloCounts(
+        slo=mesh_status.SloCounts(
             attained=router.slo.attained_count,
             broken=router.slo.broken_count,
             best_effort=router.slo.best_effort_count,
@@ -229,17 +229,17 @@ def status_from_proto(status: pb.MeshStatus) -> types.MeshStatus:
     )
 
 
-def move_from_proto(response: pb.MoveReplyResponse) -> types.Move:
+def move_from_proto(response: pb.MoveReplyResponse) -> mesh_status.Move:
     if response.HasField("refusal"):
-        return types.Move(response.refusal)
-    return types.Move(None, response.moved.offset, seconds(response.moved.stall), response.moved.sent_bytes)
+        return mesh_status.Move(response.refusal)
+    return mesh_status.Move(None, response.moved.offset, seconds(response.moved.stall), response.moved.sent_bytes)
 
 
-def trace_from_proto(trace: pb.Trace) -> types.Trace:
-    return types.Trace(
+def trace_from_proto(trace: pb.Trace) -> mesh_status.Trace:
+    return mesh_status.Trace(
         trace.trace_id,
         tuple(
-            types.Span(
+            mesh_status.Span(
                 span_id=s.span_id,
                 parent_span_id=s.parent_span_id,
                 name=s.name,
@@ -259,15 +259,15 @@ def trace_from_proto(trace: pb.Trace) -> types.Trace:
 _QOE = tuple(field.name for field in planner_pb2.QoeModel.DESCRIPTOR.fields)  # D0 to D4
 
 
-def plan_from_proto(plan: planner_pb2.Plan) -> types.Plan:
-    return types.Plan(
+def plan_from_proto(plan: planner_pb2.Plan) -> plans.Plan:
+    return plans.Plan(
         tiers=tuple(
-            types.TierPlan(
+            plans.TierPlan(
                 t.name,
                 t.model,
                 t.threshold if t.HasField("threshold") else None,
                 t.instance_count,
-                tuple(types.Stage(s.from_tokens, s.to_tokens, s.instance_count) for s in t.stages),
+                tuple(plans.Stage(s.from_tokens, s.to_tokens, s.instance_count) for s in t.stages),
                 tuple(getattr(t.qoe, name) for name in _QOE) if t.HasField("qoe") else (),
             )
             for t in plan.tiers
@@ -282,8 +282,8 @@ def plan_from_proto(plan: planner_pb2.Plan) -> types.Plan:
     )
 
 
-def usage_from_proto(entry: pb.TenantUsage) -> types.TenantUsage:
-    return types.TenantUsage(
+def usage_from_proto(entry: pb.TenantUsage) -> mesh_status.TenantUsage:
+    return mesh_status.TenantUsage(
         entry.tenant,
         entry.key_id,
         entry.tier,
@@ -295,7 +295,7 @@ def usage_from_proto(entry: pb.TenantUsage) -> types.TenantUsage:
     )
 
 
-def plan_to_proto(plan: types.Plan) -> planner_pb2.Plan:
+def plan_to_proto(plan: plans.Plan) -> planner_pb2.Plan:
     """Raises:
     ValueError: The policy is neither escalate nor accept.
     """
@@ -327,7 +327,7 @@ def plan_to_proto(plan: types.Plan) -> planner_pb2.Plan:
     )
 
 
-def planning_inputs_to_proto(inputs: types.PlanningInputs) -> planner_pb2.PlanningInputs:
+def planning_inputs_to_proto(inputs: plans.PlanningInputs) -> planner_pb2.PlanningInputs:
     """Raises:
     ValueError: cluster or cascade has a bad field, or lengths is neither quality nor trace.
     """
@@ -362,7 +362,7 @@ _GOALS = {
 
 
 def plan_request(
-    inputs: types.PlanningInputs,
+    inputs: plans.PlanningInputs,
     min_quality: float | None,
     max_latency_s: float | None,
     objective: str,
@@ -403,18 +403,18 @@ def plan_request(
 
 def plan_event_from_proto(
     response: planner_pb2.PlanCascadeResponse,
-) -> types.PlanProgress | types.CascadePlan | types.Unreachable:
+) -> plans.PlanProgress | plans.CascadePlan | plans.Unreachable:
     if response.HasField("progress"):
-        return types.PlanProgress(response.progress.evaluations, seconds(response.progress.elapsed))
+        return plans.PlanProgress(response.progress.evaluations, seconds(response.progress.elapsed))
     if response.finished.HasField("unreachable"):
-        return types.Unreachable(response.finished.unreachable.reason, response.finished.unreachable.best)
+        return plans.Unreachable(response.finished.unreachable.reason, response.finished.unreachable.best)
     plan = response.finished.plan
     tiers = tuple(
-        types.PlannedTier(
+        plans.PlannedTier(
             t.name,
             t.model,
             t.gpus,
-            tuple(types.ReplicaGroup(g.tp, g.pp, g.count) for g in t.replicas),
+            tuple(plans.ReplicaGroup(g.tp, g.pp, g.count) for g in t.replicas),
             t.threshold if t.HasField("threshold") else None,
             t.used,
             t.share_processed,
@@ -424,7 +424,7 @@ def plan_event_from_proto(
         )
         for t in plan.tiers
     )
-    return types.CascadePlan(
+    return plans.CascadePlan(
         tiers,
         plan.quality,
         plan.latency_p95_s,
@@ -445,8 +445,8 @@ def plan_event_from_proto(
 
 
 def simulate_request(
-    inputs: types.PlanningInputs,
-    replicas: Sequence[Sequence[types.ReplicaGroup]],
+    inputs: plans.PlanningInputs,
+    replicas: Sequence[Sequence[plans.ReplicaGroup]],
     thresholds: Sequence[float | None],
 ) -> planner_pb2.SimulateDeploymentRequest:
     tiers = [
@@ -458,9 +458,9 @@ def simulate_request(
     return planner_pb2.SimulateDeploymentRequest(inputs=planning_inputs_to_proto(inputs), tiers=tiers)
 
 
-def simulation_from_proto(response: planner_pb2.SimulateDeploymentResponse) -> types.Simulation:
+def simulation_from_proto(response: planner_pb2.SimulateDeploymentResponse) -> plans.Simulation:
     tiers = tuple(
-        types.SimulatedTier(
+        plans.SimulatedTier(
             t.requests,
             _percentiles(t.time_to_first_token),
             _percentiles(t.time_per_output_token),
@@ -472,11 +472,11 @@ def simulation_from_proto(response: planner_pb2.SimulateDeploymentResponse) -> t
         )
         for t in response.tiers
     )
-    return types.Simulation(tiers, _percentiles(response.end_to_end), response.quality, response.requests)
+    return plans.Simulation(tiers, _percentiles(response.end_to_end), response.quality, response.requests)
 
 
-def _percentiles(p: planner_pb2.Percentiles) -> types.Percentiles:
-    return types.Percentiles(p.p50, p.p95, p.p99, p.mean)
+def _percentiles(p: planner_pb2.Percentiles) -> plans.Percentiles:
+    return plans.Percentiles(p.p50, p.p95, p.p99, p.mean)
 
 
 def _name_or_spec(part: Mapping[str, Any], key: str) -> dict[str, Any]:
@@ -488,8 +488,8 @@ def _name_or_spec(part: Mapping[str, Any], key: str) -> dict[str, Any]:
     return fields
 
 
-def _prediction(prediction: planner_pb2.Prediction) -> types.Prediction:
-    return types.Prediction(
+def _prediction(prediction: planner_pb2.Prediction) -> plans.Prediction:
+    return plans.Prediction(
         prediction.objective,
         prediction.target,
         prediction.workload_digest,
@@ -503,7 +503,7 @@ def stages_request(
     tier: str,
     instances: int | None,
     qoe: Sequence[float],
-    sequences: Iterable[types.SequenceInFlight],
+    sequences: Iterable[plans.SequenceInFlight],
     kv_bytes_per_token: float,
     bandwidth_bytes_per_s: float,
     max_tokens: int | None,
@@ -529,9 +529,9 @@ def stages_request(
     )
 
 
-def stage_layout_from_proto(response: planner_pb2.PlanStagesResponse) -> types.StageLayout:
-    return types.StageLayout(
-        tuple(types.Stage(s.from_tokens, s.to_tokens, s.instance_count) for s in response.stages),
+def stage_layout_from_proto(response: planner_pb2.PlanStagesResponse) -> plans.StageLayout:
+    return plans.StageLayout(
+        tuple(plans.Stage(s.from_tokens, s.to_tokens, s.instance_count) for s in response.stages),
         response.quality,
         response.one_stage_quality,
         response.chain_quality if response.HasField("chain_quality") else None,

@@ -1,0 +1,161 @@
+"""What a router reports of its mesh: instances, tiers, counts, traces and moves. Times are in seconds."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class TierStatus:
+    """One tier as seen by a router. answered, escalated: counts of this router since it started."""
+
+    name: str
+    model: str
+    threshold: float | None
+    planned_instances: int
+    live_instances: int
+    running: int
+    queued: int
+    output_tokens_per_s: float
+    answered: int
+    escalated: int
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlace:
+    """The length stage of an instance, numbered from 0, for sequences of from_tokens to to_tokens - 1 tokens."""
+
+    stage: int
+    from_tokens: int
+    to_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceStatus:
+    """One service of the mesh. state: ready, draining or ejected. place: the length stage that a worker serves.
+
+    processes: that serve under this id and address; 1 but for routers of several processes. admin_address: of its
+    administrative listener.
+    """
+
+    instance_id: str
+    role: str
+    tier: str
+    address: str
+    engine: str
+    state: str
+    running: int
+    queued: int
+    free_kv_blocks: int
+    kv_blocks: int
+    output_tokens_per_s: float
+    age_s: float
+    place: StagePlace | None = None
+    processes: int = 1
+    admin_address: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TenantUsage:
+    """What the requests of one key used at one tier. requests: replies of the tier, accepted or not.
+
+    tier_s: time that requests spent at the tier, summed. cost: by the prices of the mesh file; 0 without prices.
+    """
+
+    tenant: str
+    key_id: str
+    tier: str
+    requests: int
+    prompt_tokens: int
+    output_tokens: int
+    tier_s: float
+    cost: float
+
+
+@dataclass(frozen=True, slots=True)
+class RouterProcessStatus:
+    """One of a router's processes. answering: False while it starts or is stuck; no sum has what it counts then."""
+
+    index: int
+    instance_id: str
+    answering: bool
+    active: int
+    waiting: int
+    finished: int
+
+
+@dataclass(frozen=True, slots=True)
+class SloCounts:
+    """Requests with an SLO that have ended. attained, broken: a worker had promised to keep it."""
+
+    attained: int = 0
+    broken: int = 0
+    best_effort: int = 0
+    declined: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MeshStatus:
+    """The mesh as seen by one router.
+
+    connected: whether Redis is reachable. state_age_s: for how long it has been unreachable. processes: of this router, if it
+    has several; its counters are the sum over those that respond.
+    migrations: replies that moved to another instance with their KV. advice_unmet: moves that a worker advised and that
+    failed.
+    """
+
+    router_id: str
+    plan_revision: int
+    connected: bool
+    state_age_s: float
+    tiers: tuple[TierStatus, ...]
+    instances: tuple[InstanceStatus, ...]
+    active: int
+    waiting: int
+    finished: int
+    failed: int
+    rejected: int
+    failovers: int
+    requests_per_s: float
+    ttft_p50_s: float
+    ttft_p95_s: float
+    migrations: int = 0
+    advice_unmet: int = 0
+    processes: tuple[RouterProcessStatus, ...] = ()
+    slo: SloCounts = field(default_factory=SloCounts)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One span of a trace. `start_s` is Unix time."""
+
+    span_id: str
+    parent_span_id: str
+    name: str
+    service: str
+    start_s: float
+    duration_s: float
+    failed: bool
+    status_message: str
+    attributes: dict[str, str] = field(default_factory=dict)
+    events: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """The result of a move. refusal: why the reply stayed at its instance; None if it moved.
+
+    offset: output tokens generated before the move. stall_s: from the last step at the source to the first event of the
+    target.
+    """
+
+    refusal: str | None
+    offset: int = 0
+    stall_s: float = 0.0
+    sent_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """The spans of one request, in order of start."""
+
+    trace_id: str
+    spans: tuple[Span, ...]

@@ -1,0 +1,216 @@
+"""Plans, and what the planner and the simulator report. Times are in seconds."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Instances of a tier that serve sequences of from_tokens to to_tokens - 1 tokens, input and output so far."""
+
+    from_tokens: int
+    to_tokens: int
+    instances: int
+
+
+@dataclass(frozen=True, slots=True)
+class TierPlan:
+    """One tier of a plan. threshold: lowest score at which an answer is accepted; None for the last tier.
+
+    stages: the length stages; without any, every instance serves all lengths. qoe: D0 to D4 of the QoE model of the stages,
+    in seconds.
+    """
+
+    name: str
+    model: str
+    threshold: float | None
+    instances: int
+    stages: tuple[Stage, ...] = ()
+    qoe: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """The goal of a computed plan and its predicted figures. latency_p95_s: of the slowest tier."""
+
+    objective: str
+    target: str
+    workload_digest: str
+    quality: float
+    latency_p95_s: float
+    end_to_end_p95_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A plan of the mesh. judge_unavailable: escalate or accept. prediction: only for plans that the planner computed."""
+
+    tiers: tuple[TierPlan, ...]
+    scorer: str = ""
+    judge_unavailable: str = "escalate"
+    revision: int = 0
+    source: str = "operator"
+    note: str = ""
+    created_at: float = 0.0
+    prediction: Prediction | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedPrompt:
+    """A prompt that every tier has answered. output_tokens, judge_scores (0 to 100): one per tier, in the cascade's order."""
+
+    input_tokens: int
+    output_tokens: tuple[int, ...]
+    judge_scores: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanningInputs:
+    """The inputs of planning.
+
+    cluster, cascade: the content of the YAML files of `penstock plan` (`--cluster`, `--models`), without `profiles`.
+    trace: (arrival_s, input_tokens, output_tokens) of each request. requests: number of requests to use, selected by `seed`;
+    None: 500. lengths: source of the token counts, `quality` (the judged prompts) or `trace`. rate: requests per second;
+    None: the rate of the trace.
+    """
+
+    cluster: Mapping[str, Any]
+    cascade: Mapping[str, Any]
+    trace: Sequence[tuple[float, int, int]]
+    judged: Sequence[JudgedPrompt]
+    requests: int | None = None
+    seed: int = 1
+    lengths: str = "quality"
+    rate: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlanProgress:
+    """Progress of planning. evaluations: routings simulated so far."""
+
+    evaluations: int
+    elapsed_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaGroup:
+    """`count` replicas, each with `pp` pipeline stages of `tp` shards."""
+
+    tp: int
+    pp: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTier:
+    """One tier of a computed plan. threshold: None for the last tier and for a tier that is not used.
+
+    utilisation: the offered rate over the rate that the tier sustains.
+    """
+
+    name: str
+    model: str
+    gpus: int
+    replicas: tuple[ReplicaGroup, ...]
+    threshold: float | None
+    used: bool
+    share_processed: float
+    share_answered: float
+    latency_p95_s: float
+    utilisation: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CascadePlan:
+    """A computed plan; docs/planner.md explains its figures.
+
+    gap: None if it is unknown. breaks_at_rate_per_s, rate_per_s: None if the arrivals have no rate.
+    dollars_per_hour: None if the cluster has no price.
+    """
+
+    tiers: tuple[PlannedTier, ...]
+    quality: float
+    latency_p95_s: float
+    end_to_end_p95_s: float
+    proof: str
+    gap: float | None
+    binds: str
+    evaluations: int
+    simulations: int
+    seconds: float
+    workload_digest: str
+    tested_quality: float | None
+    goal: str = "latency"
+    breaks_at_rate_per_s: float | None = None
+    rate_per_s: float | None = None
+    dollars_per_hour: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Unreachable:
+    """No plan meets the targets. `best`: the closest value that a plan reaches, a quality, a latency in seconds or a rate."""
+
+    reason: str
+    best: float
+
+
+@dataclass(frozen=True, slots=True)
+class Percentiles:
+    """Percentiles and mean, in seconds."""
+
+    p50: float
+    p95: float
+    p99: float
+    mean: float
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedTier:
+    """One tier of a simulation."""
+
+    requests: int
+    ttft: Percentiles
+    tpot: Percentiles
+    latency: Percentiles
+    requests_per_s: float
+    output_tokens_per_s: float
+    utilisation: float
+    preemptions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """The result of a simulation, by tier and end to end."""
+
+    tiers: tuple[SimulatedTier, ...]
+    end_to_end: Percentiles
+    quality: float
+    requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceInFlight:
+    """A sequence in flight. tokens: input and output so far. output_tokens: at its end; 0 if unknown."""
+
+    input_tokens: int
+    tokens: int
+    output_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StageLayout:
+    """Stages and their total QoE (lower is better), compared with one stage and with one instance per stage.
+
+    chain_quality: of one instance per stage; None if there are more instances than ranges. method: exact or heuristic.
+    gap: relative distance to the exact result; None if that was not computed. plan: the published plan, if it was published.
+    """
+
+    stages: tuple[Stage, ...]
+    quality: float
+    one_stage_quality: float
+    chain_quality: float | None
+    method: str
+    gap: float | None
+    elapsed_s: float
+    plan: Plan | None = None
