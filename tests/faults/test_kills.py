@@ -169,7 +169,9 @@ async def test_a_killed_worker_costs_no_token_of_its_streams(
     await until(client, whole(mesh))
 
 
-async def test_a_stuck_worker_is_left_for_another(mesh: LocalMesh, client: AsyncClient, undisturbed_long: Texts) -> None:
+async def test_a_stuck_worker_is_left_for_another(
+    mesh: LocalMesh, client: AsyncClient, undisturbed_long: Texts
+) -> None:
     """It holds its connections and says nothing: SIGSTOP."""
     await until(client, whole(mesh))
     stopped = []
