@@ -370,11 +370,19 @@ def usage_to_proto(usage: TokenUsage) -> pb.TokenUsage:
         prompt_tokens=usage.prompt_tokens,
         cached_prompt_tokens=usage.cached_prompt_tokens,
         output_tokens=usage.output_tokens,
+        accepted_draft_tokens=usage.accepted_draft_tokens,
+        rejected_draft_tokens=usage.rejected_draft_tokens,
     )
 
 
 def usage_from_proto(usage: pb.TokenUsage) -> TokenUsage:
-    return TokenUsage(usage.prompt_tokens, usage.cached_prompt_tokens, usage.output_tokens)
+    return TokenUsage(
+        usage.prompt_tokens,
+        usage.cached_prompt_tokens,
+        usage.output_tokens,
+        usage.accepted_draft_tokens,
+        usage.rejected_draft_tokens,
+    )
 
 
 def finish_reason_to_proto(reason: FinishReason) -> pb.FinishReason.ValueType:

@@ -163,6 +163,10 @@ class MeshTier(BaseModel):
     its start. For engines whose steps are ours: torch and simulated."""
     best_effort_reserve: float = Field(default=0.05, ge=0, lt=1)
     """With batch_policy slo: the share of each step's time that requests without a kept SLO have while there are any."""
+    escalation_drafts: bool = True
+    """The tier gets the answer that was rejected before it as a draft, which its engine verifies in parallel instead of
+    generating token by token. The answer is the same with and without it. false: it generates without a draft. SGLang
+    servers get none."""
     prompt_price: float = Field(default=0.0, ge=0)
     """What a million prompt tokens cost, for `penstock usage`, in a currency of your choice."""
     output_price: float = Field(default=0.0, ge=0)

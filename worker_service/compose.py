@@ -24,7 +24,7 @@ from services.settings import (
 )
 from services.state import MeshFeed
 from services.state.keys import tier_group
-from worker_service.engine.interface import Engine, EngineUnusable, Interruptible, KvTransferring
+from worker_service.engine.interface import Capability, Engine, EngineUnusable, Interruptible, KvTransferring
 from worker_service.engine.loop import OutputCoalescing
 from worker_service.engine.simulated import SimulatedEngineOptions, simulated_engine
 from worker_service.load_tracker import LoadTracker
@@ -126,6 +126,8 @@ async def compose(chassis: Chassis) -> None:
         kv_block_tokens=info.kv_block_tokens,
         max_requests=info.max_requests,
         tool_format=form.name if (form := engine.tokenizer.tool_format) is not None else "",
+        tokenizer_digest=engine.tokenizer.digest,
+        takes_drafts=Capability.DRAFTS in info.capabilities,
     )
     chassis.on_drain.append(servicer.drained)
     chassis.supervise("announce-drain", lambda: _announce_drain(servicer, chassis), endless=False)

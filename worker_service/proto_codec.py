@@ -4,7 +4,7 @@ from penstock.proto.worker.v1 import worker_pb2 as pb
 from services import proto_codec as common
 from services.domain.errors import invalid
 from services.domain.instances import Load
-from services.domain.requests import GenerationRequest, TokenFrame
+from services.domain.requests import MAX_DRAFT_TOKENS, Draft, GenerationRequest, TokenFrame
 from services.domain.stages.advice import MoveAdvice
 from services.domain.stages.bidding import Ask, Bid, RefusalReason
 from worker_service.engine.interface import (
@@ -42,6 +42,7 @@ _CAPABILITIES = {
     Capability.PREFIX_TRANSFER: pb.CAPABILITY_PREFIX_TRANSFER,
     Capability.STRUCTURED_OUTPUT: pb.CAPABILITY_STRUCTURED_OUTPUT,
     Capability.SLO: pb.CAPABILITY_SLO,
+    Capability.DRAFTS: pb.CAPABILITY_DRAFTS,
 }
 
 HEARTBEAT = pb.GenerateResponse(heartbeat=pb.Heartbeat())
@@ -59,12 +60,19 @@ def request_from_proto(request: pb.GenerateRequest) -> GenerationRequest:
         slo=common.slo_from_proto(request.slo) if request.HasField("slo") else None,
         priority=request.priority,
         decline_unkept_slo=request.decline_unkept_slo,
+        draft=_draft_from_proto(request.draft) if request.HasField("draft") else None,
         output_interval_s=(
             common.seconds(request.output_interval, "output_interval") if request.HasField("output_interval") else None
         ),
     )
     generation.validate()
     return generation
+
+
+def _draft_from_proto(draft: pb.Draft) -> Draft:
+    """Tokens beyond the limit are not converted, except one, by which the draft is refused."""
+    ids = draft.token_ids.ids[: MAX_DRAFT_TOKENS + 1]
+    return Draft(draft.text, common.token_ids_from_proto(ids, "draft.token_ids.ids"), draft.tokenizer_digest)
 
 
 def event_to_proto(event: EngineEvent) -> pb.GenerateResponse:
@@ -93,7 +101,7 @@ def event_to_proto(event: EngineEvent) -> pb.GenerateResponse:
             return pb.GenerateResponse(finished=finished)
 
 
-def info_to_proto(info: EngineInfo, instance_id: str, tier: str) -> pb.GetInfoResponse:
+def info_to_proto(info: EngineInfo, tokenizer_digest: str, instance_id: str, tier: str) -> pb.GetInfoResponse:
     return pb.GetInfoResponse(
         instance_id=instance_id,
         tier=tier,
@@ -104,6 +112,7 @@ def info_to_proto(info: EngineInfo, instance_id: str, tier: str) -> pb.GetInfoRe
         kv_block_tokens=info.kv_block_tokens,
         kv_blocks=info.kv_blocks,
         capabilities=sorted(_CAPABILITIES[c] for c in info.capabilities),
+        tokenizer_digest=tokenizer_digest,
     )
 
 

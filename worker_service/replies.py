@@ -11,7 +11,7 @@ from opentelemetry.metrics import Counter, Meter, Observation
 
 from penstock.proto.worker.v1 import worker_pb2 as pb
 from services.domain.errors import InstanceDraining, InternalError, NotServed, RequestFailed, Unavailable
-from services.domain.requests import FinishReason, GenerationRequest, TokenFrame, TokenUsage
+from services.domain.requests import Draft, FinishReason, GenerationRequest, TokenFrame, TokenUsage
 from services.domain.slo.promises import SloClass
 from worker_service import proto_codec as codec
 from worker_service.engine.interface import Admitted, Capability, Declined, Engine, Finished, HandedOver
@@ -74,6 +74,11 @@ class Replies:
             unit="{request}",
             description="Requests that the engine could not compute; others are not affected.",
         )
+        self._drafts = meter.create_counter(
+            "penstock.worker.drafts",
+            unit="{request}",
+            description="Requests with a draft, by what became of it: used, not_supported, other_tokenizer.",
+        )
         self._running: set[str] = set()
         self._none_running = asyncio.Event()
         self._none_running.set()
@@ -104,6 +109,8 @@ class Replies:
         key = f"{generation.request_id}/{id(generation)}"
         self._running.add(key)
         self._none_running.clear()
+        if generation.draft is not None:
+            self._drafts.add(1, self._labels | {"penstock.outcome": self._use_of(generation.draft)})
         try:
             async with AsyncExitStack() as stack:
                 stack.enter_context(self.counting_failures())
@@ -183,6 +190,13 @@ class Replies:
         usage = TokenUsage(output_tokens=len(generation.resume_token_ids))
         return codec.event_to_proto(Finished(FinishReason.DECLINED, usage))
 
+    def _use_of(self, draft: Draft) -> str:
+        """What becomes of a draft here, for labels."""
+        if Capability.DRAFTS not in self._engine.info.capabilities:
+            return "not_supported"
+        readable = not draft.token_ids or draft.tokenizer_digest == self._engine.tokenizer.digest
+        return "used" if readable else "other_tokenizer"
+
     def _count_decision(self, slo_class: str, reply: "_Reply") -> None:
         """slo_class: as labels have it."""
         self._slo_decisions.add(1, self._labels | {"penstock.slo_class": slo_class})
@@ -201,6 +215,13 @@ class Replies:
                 "penstock.preemptions": done.preemptions,
             }
         )
+        if reply.request.draft is not None:
+            reply.span.set_attributes(
+                {
+                    "penstock.accepted_draft_tokens": done.usage.accepted_draft_tokens,
+                    "penstock.rejected_draft_tokens": done.usage.rejected_draft_tokens,
+                }
+            )
         total_s = time.monotonic() - reply.began_s
         self._duration.record(total_s, self._labels | {"penstock.finish_reason": done.reason.value})
         if reply.first_s is not None and done.reason is not FinishReason.ABORTED:

@@ -73,7 +73,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         return pb.AbortResponse(aborted=await self._engine.abort(request.request_id))
 
     async def GetInfo(self, request: pb.GetInfoRequest, context: Context) -> pb.GetInfoResponse:
-        return codec.info_to_proto(self._engine.info, self._instance_id, self._tier)
+        return codec.info_to_proto(self._engine.info, self._engine.tokenizer.digest, self._instance_id, self._tier)
 
     async def GetLoad(self, request: pb.GetLoadRequest, context: Context) -> pb.GetLoadResponse:
         return codec.load_to_proto(

@@ -20,6 +20,7 @@ class ModelCard:
 
     max_requests: limit on running and queued requests; further ones are refused.
     tool_format: how the model writes tool calls (`services.tool_calls`); empty if its chat template takes no tools.
+    tokenizer_digest: equal for models that encode and decode alike. takes_drafts: the engine verifies the drafts of requests.
     """
 
     tier: str
@@ -31,6 +32,8 @@ class ModelCard:
     kv_block_tokens: int
     max_requests: int
     tool_format: str = ""
+    tokenizer_digest: str = ""
+    takes_drafts: bool = False
 
 
 @dataclass(frozen=True, slots=True)

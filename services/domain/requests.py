@@ -31,6 +31,10 @@ MAX_TOP_LOGPROBS = 20
 MAX_REQUEST_ID_CHARS = 128
 MAX_SEED = 2**63 - 1
 MAX_TOKEN_ID = 2**31 - 1
+MAX_DRAFT_TOKENS = 16_384
+MAX_DRAFT_CHARS = 65_536
+"""More than a reply usually has, and few enough that a worker indexes a draft in milliseconds."""
+MAX_DIGEST_CHARS = 128
 PROGRESS_TOKENS = 16
 """A reply that got so many tokens from an instance ran well there: the instance's death is not charged to its request.
 What kills an engine does so at the prompt, at the first step, or where the reply is resumed: before that many. A worker that
@@ -297,9 +301,16 @@ class FinishReason(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class TokenUsage:
+    """Tokens of a reply.
+
+    accepted_draft_tokens: of the output tokens, those that a draft proposed. rejected_draft_tokens: verified in vain.
+    """
+
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
     output_tokens: int = 0
+    accepted_draft_tokens: int = 0
+    rejected_draft_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,9 +370,56 @@ def _joined_logprobs(parts: Sequence[Sequence[PositionLogprobs]]) -> Sequence[Po
 
 
 @dataclass(frozen=True, slots=True)
+class Draft:
+    """What a reply will probably be, in large part. It never changes the reply, only how fast it is generated.
+
+    text: may be empty if there are token_ids. token_ids: by the tokenizer of tokenizer_digest; empty if they are unknown.
+    """
+
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    tokenizer_digest: str = ""
+
+    @property
+    def limited(self) -> "Draft":
+        """The beginning of the draft, as long as a draft may be."""
+        return Draft(self.text[:MAX_DRAFT_CHARS], self.token_ids[:MAX_DRAFT_TOKENS], self.tokenizer_digest)
+
+    def in_form_for(self, tokenizer_digest: str) -> "Draft | None":
+        """The draft as a model with this tokenizer gets it: its own tokens, or else the text; None if it has neither."""
+        if self.token_ids and self.tokenizer_digest == tokenizer_digest:
+            return Draft("", self.token_ids, self.tokenizer_digest)
+        return Draft(self.text) if self.text else None
+
+    def problems(self, path: str) -> Iterator[FieldProblem]:
+        """The problems of a draft in one of its two forms."""
+        if not self.text and not self.token_ids:
+            yield FieldProblem(path, "must have text or token_ids")
+        if len(self.text) > MAX_DRAFT_CHARS:
+            yield FieldProblem(f"{path}.text", f"longer than {MAX_DRAFT_CHARS} characters")
+        if len(self.token_ids) > MAX_DRAFT_TOKENS:
+            yield FieldProblem(f"{path}.token_ids.ids", f"at most {MAX_DRAFT_TOKENS} tokens, not {len(self.token_ids)}")
+        else:
+            yield from token_id_problems(self.token_ids, f"{path}.token_ids.ids")
+        if self.token_ids and not self.tokenizer_digest:
+            yield FieldProblem(f"{path}.tokenizer_digest", "must be set with token_ids")
+        if self.tokenizer_digest and not self.token_ids:
+            yield FieldProblem(f"{path}.tokenizer_digest", "must not be set without token_ids")
+        if len(self.tokenizer_digest) > MAX_DIGEST_CHARS:
+            yield FieldProblem(f"{path}.tokenizer_digest", f"must have at most {MAX_DIGEST_CHARS} characters")
+
+
+def prediction_problems(prediction: str, path: str) -> Iterator[FieldProblem]:
+    """The problems of a client's prediction of its answer; empty for none."""
+    if len(prediction) > MAX_DRAFT_CHARS:
+        yield FieldProblem(path, f"at most {MAX_DRAFT_CHARS} characters, not {len(prediction)}")
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One reply asked of one engine. `resume_token_ids` were generated elsewhere: generation goes on behind them.
 
+    draft: of the whole reply, also if it is resumed.
     output_interval_s: how long output tokens behind the first may wait to be sent together; None: the worker's own interval.
     decline_unkept_slo: where its SLO cannot be kept it is declined, not served as best effort.
     """
@@ -374,6 +432,7 @@ class GenerationRequest:
     priority: int = 0
     output_interval_s: float | None = None
     decline_unkept_slo: bool = False
+    draft: Draft | None = None
 
     @property
     def has_form(self) -> bool:
@@ -397,6 +456,8 @@ class GenerationRequest:
         if self.slo is not None:
             problems += self.slo.problems("slo")
         problems += token_id_problems(self.resume_token_ids, "resume_token_ids")
+        if self.draft is not None:
+            problems += self.draft.problems("draft")
         if self.output_interval_s is not None and not 0 <= self.output_interval_s < math.inf:
             problems.append(FieldProblem("output_interval", "must not be negative"))
         if problems:

@@ -34,6 +34,7 @@ class Capability(enum.Enum):
     SLO: requests are admitted with an SLO only where it can be kept. Other engines serve them as best effort.
     VERIFY_SAMPLED: a sampled draft token is accepted if the engine draws the same token.
     VERIFY_REJECTION: a draft with its distributions is verified by rejection sampling.
+    DRAFTS: the draft of a request is verified; other engines ignore it.
     """
 
     LOGPROBS = "logprobs"
@@ -48,6 +49,7 @@ class Capability(enum.Enum):
     PREFIX_TRANSFER = "prefix_transfer"
     STRUCTURED_OUTPUT = "structured_output"
     SLO = "slo"
+    DRAFTS = "drafts"
 
 
 class EngineUnusable(Exception):

@@ -31,6 +31,7 @@ from services.domain.requests import (
 )
 from services.event_streams import EventStream, OnTokens
 from worker_service.engine.core import EngineCore, StepOutput
+from worker_service.engine.given_answers import GivenAnswers
 from worker_service.engine.interface import (
     Admitted,
     Allocator,
@@ -50,6 +51,8 @@ from worker_service.engine.runner import ModelRunner
 from worker_service.engine.slo_admission import SloAdmission
 from worker_service.grammar import GrammarCompiler
 from worker_service.request_failures import request_failed
+from worker_service.speculation.sources import DraftSource
+from worker_service.speculation.windows import row_price
 from worker_service.text import Tokenizer
 from worker_service.text.encoder import EncodingAborted, PromptEncoder
 
@@ -139,6 +142,7 @@ class LoopEngine:
         await built
         self._encoder = PromptEncoder(self._core.tokenizer, self._info.max_context_tokens)
         self._grammars = GrammarCompiler(self._core.tokenizer, self._core.tokenizer.tool_format)
+        self._given = GivenAnswers(self._core.tokenizer, self._encoder, self._row_price)
 
     async def close(self) -> None:
         if self._stopping:
@@ -171,6 +175,7 @@ class LoopEngine:
         resumed = request.resume_token_ids
         try:
             prompt = await self._encoder.encode(request.request_id, request.prompt, continued=bool(resumed))
+            source = await self._given.source(request.request_id, request.draft, resumed)
         except EncodingAborted:
             yield Finished(FinishReason.ABORTED, TokenUsage(output_tokens=len(resumed)))
             return
@@ -180,6 +185,7 @@ class LoopEngine:
                 request,
                 lambda core: core.add(request, prompt, grammar),
                 on_tokens,
+                source,
                 during_step=request.slo is not None and request.slo.asks,
             )
         ) as events:
@@ -197,6 +203,7 @@ class LoopEngine:
         try:
             prompt = await self._encoder.encode(request.request_id, request.prompt, continued=True)
             grammar = await self._grammars.compile(request, tokens[len(prompt) :])
+            source = await self._given.source(request.request_id, request.draft, tokens[len(prompt) :])
         except BaseException as error:
             with contextlib.suppress(Unavailable):
                 self._post(lambda: self._core.transfers.release(transfer_id))
@@ -205,7 +212,7 @@ class LoopEngine:
             raise
         async with contextlib.aclosing(
             self._stream(
-                request, lambda core: core.enter(request, prompt, transfer_id, tokens, last, grammar), on_tokens
+                request, lambda core: core.enter(request, prompt, transfer_id, tokens, last, grammar), on_tokens, source
             )
         ) as events:
             async for event in events:
@@ -322,12 +329,13 @@ class LoopEngine:
         request: GenerationRequest,
         ask: Callable[[EngineCore], tuple[Admitted | Declined | None, Finished | None]],
         on_tokens: OnTokens | None,
+        source: DraftSource | None,
         *,
         during_step: bool = False,
     ) -> AsyncGenerator[EngineEvent, None]:
         """The events of a request that `ask` adds to the core. Leaving the iteration aborts it.
 
-        during_step: `ask` may be called while a step is computed.
+        source: proposes its tokens. during_step: `ask` may be called while a step is computed.
         """
         request_id, stream = request.request_id, _Stream()
 
@@ -335,6 +343,8 @@ class LoopEngine:
             admitted, finished = ask(core)
             if finished is None:
                 self._hold_tokens(request)
+                if source is not None:
+                    core.proposals.attach(request_id, source)
             return admitted, finished
 
         admitted, finished = await self._call(request_id, begin, stream, during_step=during_step)
@@ -356,6 +366,9 @@ class LoopEngine:
                     return
         finally:
             await self._leave(request_id, stream)
+
+    def _row_price(self) -> float:
+        return row_price(len(self._core.scheduler.running))
 
     async def _leave(self, request_id: str, stream: _Stream) -> None:
         """Remove a stream; abort its request if it is still running."""

@@ -1,13 +1,18 @@
 """Tokenizes prompts without blocking the event loop."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
 
 from services.domain.errors import AlreadyRunning, PenstockError, Unavailable
 from services.domain.requests import ChatPrompt, Prompt, TextPrompt
 from services.text_threads import INLINE_CHARACTERS, TextThread
 from worker_service.request_failures import request_failed
 from worker_service.text.tokenizer import Tokenizer, check_characters
+
+_T = TypeVar("_T")
 
 
 class EncodingAborted(Exception):
@@ -16,7 +21,7 @@ class EncodingAborted(Exception):
 
 @dataclass(slots=True)
 class _Pending:
-    ids: "asyncio.Future[list[int]]"
+    result: "asyncio.Future[Any]"
     aborted: bool = False
 
 
@@ -48,13 +53,30 @@ class PromptEncoder:
         characters = _characters(prompt)
         if isinstance(prompt, TextPrompt):
             check_characters(self._tokenizer, characters, self._context_tokens)
+        work = partial(self._tokenizer.encode, prompt, self._context_tokens)
+        return await self.run(request_id, characters, work, continued=continued)
+
+    async def run(self, request_id: str, characters: int, work: Callable[[], _T], *, continued: bool = False) -> _T:
+        """Do other work on a text of a request in the same way. Raises as `encode`."""
+        if request_id in self._pending:
+            raise AlreadyRunning(request_id)
+
+        def guarded() -> _T:
+            try:
+                return work()
+            except PenstockError:
+                raise
+            except BaseException as error:  # a panic in the native code of a tokenizer is not an Exception
+                raise request_failed(request_id, error) from error
+
         if characters <= INLINE_CHARACTERS:
-            return self._encode(request_id, prompt)
+            return guarded()
         thread = self._continued if continued else self._new
-        pending = _Pending(thread.submit(characters, lambda: self._encode(request_id, prompt)))
+        pending = _Pending(thread.submit(characters, guarded))
         self._pending[request_id] = pending
         try:
-            return await pending.ids
+            result: _T = await pending.result
+            return result
         except asyncio.CancelledError:
             if pending.aborted:
                 raise EncodingAborted from None
@@ -71,7 +93,7 @@ class PromptEncoder:
         if pending is None:
             return False
         pending.aborted = True
-        pending.ids.cancel()
+        pending.result.cancel()
         return True
 
     def close(self) -> None:
@@ -79,15 +101,7 @@ class PromptEncoder:
         self._new.close()
         self._continued.close()
         for pending in self._pending.values():
-            pending.ids.cancel()
-
-    def _encode(self, request_id: str, prompt: Prompt) -> list[int]:
-        try:
-            return self._tokenizer.encode(prompt, self._context_tokens)
-        except PenstockError:
-            raise
-        except BaseException as error:  # a panic in the native code of a tokenizer is not an Exception
-            raise request_failed(request_id, error) from error
+            pending.result.cancel()
 
 
 def _characters(prompt: Prompt) -> int:

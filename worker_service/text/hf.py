@@ -1,5 +1,6 @@
 """Tokenizers in Hugging Face format."""
 
+import hashlib
 import json
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
@@ -36,7 +37,9 @@ class HfTokenizer:
         self.eos_ids = _eos_ids(folder, loaded)
         self._backend.no_truncation()
         self._backend.no_padding()
-        content = json.loads(self._backend.to_str())
+        serialised = self._backend.to_str()
+        self.digest = hashlib.sha256(serialised.encode()).hexdigest()[:16]
+        content = json.loads(serialised)
         self.characters_per_token = characters_per_token(content)
         kinds = set(decoder_kinds(content.get("decoder")))
         self._byte_of = byte_alphabet() if "ByteLevel" in kinds and kinds <= {"ByteLevel", "Fuse"} else None

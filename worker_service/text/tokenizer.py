@@ -26,6 +26,11 @@ class Tokenizer(Protocol):
     def eos_ids(self) -> frozenset[int]: ...
 
     @property
+    def digest(self) -> str:
+        """Equal for tokenizers that encode and decode alike; at most 128 characters."""
+        ...
+
+    @property
     def characters_per_token(self) -> int | None:
         """Largest number of characters that one token can represent; None if there is no bound."""
         ...
@@ -87,6 +92,7 @@ class ByteTokenizer:
 
     END = 256
     vocab_size = 257
+    digest = "bytes"
     eos_ids = frozenset({END})
     characters_per_token = 1
     tool_format = HERMES

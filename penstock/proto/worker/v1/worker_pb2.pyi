@@ -96,6 +96,8 @@ class _CapabilityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Capability
     """A reply's form (SamplingParams.structured_output, calls of tools) is enforced, token by token."""
     CAPABILITY_SLO: _Capability.ValueType  # 12
     """Requests are admitted with an SLO only where it can be kept."""
+    CAPABILITY_DRAFTS: _Capability.ValueType  # 13
+    """The draft of a request is verified."""
 
 class Capability(_Capability, metaclass=_CapabilityEnumTypeWrapper): ...
 
@@ -122,6 +124,8 @@ CAPABILITY_STRUCTURED_OUTPUT: Capability.ValueType  # 11
 """A reply's form (SamplingParams.structured_output, calls of tools) is enforced, token by token."""
 CAPABILITY_SLO: Capability.ValueType  # 12
 """Requests are admitted with an SLO only where it can be kept."""
+CAPABILITY_DRAFTS: Capability.ValueType  # 13
+"""The draft of a request is verified."""
 Global___Capability: _TypeAlias = Capability  # noqa: Y015
 
 @_typing.final
@@ -137,6 +141,7 @@ class GenerateRequest(_message.Message):
     TRANSFER_ID_FIELD_NUMBER: _builtins.int
     OUTPUT_INTERVAL_FIELD_NUMBER: _builtins.int
     DECLINE_UNKEPT_SLO_FIELD_NUMBER: _builtins.int
+    DRAFT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Unique in the mesh while it runs; 1 to 128 characters."""
     priority: _builtins.int
@@ -163,6 +168,13 @@ class GenerateRequest(_message.Message):
         sent at once. Not negative; limited to the range from the worker's own interval to 1 s. [the worker's own]
         """
 
+    @_builtins.property
+    def draft(self) -> Global___Draft:
+        """What the reply will probably be, in large part: the answer that another model gave, or the client's prediction. The engine
+        verifies it instead of generating token by token. It never changes the reply, and one that cannot be used is ignored: by an
+        engine without CAPABILITY_DRAFTS, and token ids of another tokenizer. A resumed reply takes the whole draft, too.
+        """
+
     def __init__(
         self,
         *,
@@ -175,21 +187,58 @@ class GenerateRequest(_message.Message):
         transfer_id: _builtins.str | None = ...,
         output_interval: _duration_pb2.Duration | None = ...,
         decline_unkept_slo: _builtins.bool = ...,
+        draft: Global___Draft | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_output_interval", b"_output_interval", "_transfer_id", b"_transfer_id", "output_interval", b"output_interval", "prompt", b"prompt", "sampling", b"sampling", "slo", b"slo", "transfer_id", b"transfer_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_draft", b"_draft", "_output_interval", b"_output_interval", "_transfer_id", b"_transfer_id", "draft", b"draft", "output_interval", b"output_interval", "prompt", b"prompt", "sampling", b"sampling", "slo", b"slo", "transfer_id", b"transfer_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_output_interval", b"_output_interval", "_transfer_id", b"_transfer_id", "decline_unkept_slo", b"decline_unkept_slo", "output_interval", b"output_interval", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "resume_token_ids", b"resume_token_ids", "sampling", b"sampling", "slo", b"slo", "transfer_id", b"transfer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_draft", b"_draft", "_output_interval", b"_output_interval", "_transfer_id", b"_transfer_id", "decline_unkept_slo", b"decline_unkept_slo", "draft", b"draft", "output_interval", b"output_interval", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "resume_token_ids", b"resume_token_ids", "sampling", b"sampling", "slo", b"slo", "transfer_id", b"transfer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__draft: _TypeAlias = _typing.Literal["draft"]  # noqa: Y015
+    _WhichOneofArgType__draft: _TypeAlias = _typing.Literal["_draft", b"_draft"]  # noqa: Y015
     _WhichOneofReturnType__output_interval: _TypeAlias = _typing.Literal["output_interval"]  # noqa: Y015
     _WhichOneofArgType__output_interval: _TypeAlias = _typing.Literal["_output_interval", b"_output_interval"]  # noqa: Y015
     _WhichOneofReturnType__transfer_id: _TypeAlias = _typing.Literal["transfer_id"]  # noqa: Y015
     _WhichOneofArgType__transfer_id: _TypeAlias = _typing.Literal["_transfer_id", b"_transfer_id"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__draft) -> _WhichOneofReturnType__draft | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__output_interval) -> _WhichOneofReturnType__output_interval | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__transfer_id) -> _WhichOneofReturnType__transfer_id | None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
+
+@_typing.final
+class Draft(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    TOKENIZER_DIGEST_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """1 to 65,536 characters."""
+    tokenizer_digest: _builtins.str
+    """As in GetInfoResponse; at most 128 characters. Only with `token_ids`."""
+    @_builtins.property
+    def token_ids(self) -> _common_pb2.TokenIds:
+        """At most 16,384, by the tokenizer that `tokenizer_digest` names."""
+
+    def __init__(
+        self,
+        *,
+        token_ids: _common_pb2.TokenIds | None = ...,
+        text: _builtins.str = ...,
+        tokenizer_digest: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "text", b"text", "token_ids", b"token_ids", "tokenizer_digest", b"tokenizer_digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_content: _TypeAlias = _typing.Literal["token_ids", "text"]  # noqa: Y015
+    _WhichOneofArgType_content: _TypeAlias = _typing.Literal["content", b"content"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_content) -> _WhichOneofReturnType_content | None: ...
+
+Global___Draft: _TypeAlias = Draft  # noqa: Y015
 
 @_typing.final
 class GenerateResponse(_message.Message):
@@ -657,6 +706,7 @@ class GetInfoResponse(_message.Message):
     KV_BLOCK_TOKENS_FIELD_NUMBER: _builtins.int
     KV_BLOCKS_FIELD_NUMBER: _builtins.int
     CAPABILITIES_FIELD_NUMBER: _builtins.int
+    TOKENIZER_DIGEST_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     tier: _builtins.str
     model: _builtins.str
@@ -666,6 +716,8 @@ class GetInfoResponse(_message.Message):
     max_context_tokens: _builtins.int
     kv_block_tokens: _builtins.int
     kv_blocks: _builtins.int
+    tokenizer_digest: _builtins.str
+    """Equal for models that encode and decode alike."""
     @_builtins.property
     def capabilities(self) -> _containers.RepeatedScalarFieldContainer[Global___Capability.ValueType]: ...
     def __init__(
@@ -680,10 +732,11 @@ class GetInfoResponse(_message.Message):
         kv_block_tokens: _builtins.int = ...,
         kv_blocks: _builtins.int = ...,
         capabilities: _abc.Iterable[Global___Capability.ValueType] | None = ...,
+        tokenizer_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "engine", b"engine", "instance_id", b"instance_id", "kv_block_tokens", b"kv_block_tokens", "kv_blocks", b"kv_blocks", "max_context_tokens", b"max_context_tokens", "model", b"model", "model_digest", b"model_digest", "tier", b"tier"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "engine", b"engine", "instance_id", b"instance_id", "kv_block_tokens", b"kv_block_tokens", "kv_blocks", b"kv_blocks", "max_context_tokens", b"max_context_tokens", "model", b"model", "model_digest", b"model_digest", "tier", b"tier", "tokenizer_digest", b"tokenizer_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

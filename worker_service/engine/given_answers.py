@@ -1,0 +1,52 @@
+"""Makes the draft of a request a source of proposed tokens, without blocking the event loop."""
+
+import logging
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+
+from services.domain.errors import PenstockError
+from services.domain.requests import Draft
+from worker_service.speculation.given_answer import BYTE_MATCH, PIECE_MATCH, GivenAnswer, RunAcceptance
+from worker_service.speculation.sources import DraftSource
+from worker_service.text import Tokenizer
+from worker_service.text.encoder import EncodingAborted, PromptEncoder
+
+BYTE_VOCABULARY = 512
+"""Tokenizers with no more tokens than this have one for each byte, and special tokens."""
+
+_log = logging.getLogger(__name__)
+
+
+class GivenAnswers:
+    """The given answers of one engine."""
+
+    def __init__(self, tokenizer: Tokenizer, encoder: PromptEncoder, price: Callable[[], float]) -> None:
+        """price: of one more row at this moment, as in `windows.row_price`."""
+        self._tokenizer, self._encoder, self._price = tokenizer, encoder, price
+        self._acceptance = RunAcceptance()
+        self._shortest = BYTE_MATCH if tokenizer.vocab_size <= BYTE_VOCABULARY else PIECE_MATCH
+
+    async def source(self, request_id: str, draft: Draft | None, output: Seq[int]) -> DraftSource | None:
+        """The source for a reply whose first tokens are `output`; None without a draft.
+
+        A draft that cannot be used never fails its request: it is ignored, and None is returned.
+
+        Raises:
+            EncodingAborted: `PromptEncoder.abort` was called.
+        """
+        if draft is None or (draft.token_ids and draft.tokenizer_digest != self._tokenizer.digest):
+            return None
+        length = len(draft.text) + len(draft.token_ids) + len(output)
+        try:
+            return await self._encoder.run(request_id, length, lambda: self._aligned(draft, output))
+        except EncodingAborted:
+            raise
+        except PenstockError as error:  # too many texts wait, or the tokenizer cannot encode this one
+            _log.info("%s: its draft is ignored: %s", request_id, type(error).__name__)
+            return None
+
+    def _aligned(self, draft: Draft, output: Seq[int]) -> GivenAnswer:
+        answer = draft.token_ids or self._tokenizer.encode_text(draft.text)
+        given = GivenAnswer(answer, self._shortest, self._acceptance, self._price)
+        given.align(output)
+        return given
