@@ -87,7 +87,10 @@ async def compose(chassis: Chassis) -> None:
     tenancy = await stack.enter_async_context(await _tenancy(chassis))
     if tenancy.needs_keys:
         chassis.guard.authenticate = tenancy.authenticate
-    driver = RequestDriver(view, queue, tiers, judge, stats, tracer, late_traces, sampler, options.flag_below)
+    undrafted = frozenset(tier.name for tier in chassis.mesh.tiers if not tier.escalation_drafts)
+    driver = RequestDriver(
+        view, queue, tiers, judge, stats, tracer, late_traces, sampler, options.flag_below, undrafted
+    )
     chassis.interceptor.refuse_early(f"/{ROUTER_SERVICE}/Generate", driver.refusal)
     draining, batching = InFlightRequests(), AnswerBatching()
     router_pb2_grpc.add_RouterServiceServicer_to_server(

@@ -28,6 +28,7 @@ from services.domain.requests import (
     MAX_PROMPT_CHARS,
     Slo,
     model_problems,
+    prediction_problems,
     prompt_problems,
     request_id_problems,
     token_id_problems,
@@ -75,6 +76,7 @@ def request_from_proto(
     problems += prompt_problems(prompt, "prompt")
     problems += sampling.problems("sampling")
     problems += slo.problems("slo") if slo is not None else ()
+    problems += prediction_problems(request.prediction, "prediction")
     if abs(request.priority) > MAX_PRIORITY:
         problems.append(FieldProblem("priority", f"must be from -{MAX_PRIORITY} to {MAX_PRIORITY}"))
     if request.HasField("request_id"):
@@ -101,6 +103,7 @@ def request_from_proto(
         promise=promised,
         priority=request.priority,
         resume=resume,
+        prediction=request.prediction,
     )
 
 

@@ -50,6 +50,8 @@ class MeshStatus:
             ttft_s=stats.recent_ttft_s(),
             answered=stats.answered,
             escalated=stats.escalated,
+            accepted_draft_tokens=stats.accepted_draft_tokens,
+            rejected_draft_tokens=stats.rejected_draft_tokens,
             slo=stats.slo,
             listening=self._siblings is None or self._siblings.listening,
         )
@@ -111,6 +113,8 @@ class MeshStatus:
             output_tokens_per_second=sum(load.output_tokens_per_s for load in loads),
             answered_count=counted.answered.get(tier.name, 0),
             escalated_count=counted.escalated.get(tier.name, 0),
+            accepted_draft_token_count=counted.accepted_draft_tokens.get(tier.name, 0),
+            rejected_draft_token_count=counted.rejected_draft_tokens.get(tier.name, 0),
         )
 
     def _instance(self, processes: Sequence[InstanceRecord], now: float) -> pb.InstanceStatus:

@@ -170,7 +170,9 @@ def _summary(finished: Finished) -> str:
     slo = ""
     if finished.slo is not None and finished.slo.slo_class is not None:
         slo = ", latency objectives met" if finished.slo.attained else ", latency objectives missed"
+    accepted = finished.usage.accepted_draft_tokens
+    drafted = f" ({accepted} from a draft)" if accepted else ""
     return (
-        f"  {finished.tier}, {finished.usage.output_tokens} tokens, first token {seconds(finished.ttft_s)}, "
+        f"  {finished.tier}, {finished.usage.output_tokens} tokens{drafted}, first token {seconds(finished.ttft_s)}, "
         f"total {seconds(finished.total_s)}{slo}" + (f", trace {finished.trace_id}" if finished.trace_id else "")
     )

@@ -126,8 +126,9 @@ def _answering(mesh: MeshStatus) -> tuple[str, str]:
 
 
 def _tiers(tiers: tuple[TierStatus, ...]) -> Table:
+    drafted = any(t.accepted_draft_tokens or t.rejected_draft_tokens for t in tiers)
     table = _table("tier", *(("model",) if _wide() else ()), "threshold", "workers", "running", "queued", "tokens/s",
-                   "answered", "escalated", "rate")  # fmt: skip
+                   "answered", "escalated", "rate", *(("drafted",) if drafted else ()))  # fmt: skip
     for t in tiers:
         worked = t.answered + t.escalated
         workers = f"{t.live_instances}/{t.planned_instances}"
@@ -142,8 +143,15 @@ def _tiers(tiers: tuple[TierStatus, ...]) -> Table:
             str(t.answered),
             str(t.escalated),
             f"{100 * t.escalated / worked:.0f} %" if worked else "-",
+            *((_drafted(t),) if drafted else ()),
         )
     return table
+
+
+def _drafted(tier: TierStatus) -> str:
+    """How many of the draft tokens that the tier verified were accepted."""
+    verified = tier.accepted_draft_tokens + tier.rejected_draft_tokens
+    return f"{tier.accepted_draft_tokens}/{verified}" if verified else "-"
 
 
 def _instances(instances: tuple[InstanceStatus, ...]) -> Table:

@@ -5,7 +5,10 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class TierStatus:
-    """One tier as seen by a router. answered, escalated: counts of this router since it started."""
+    """One tier as seen by a router. answered, escalated: counts of this router since it started.
+
+    accepted_draft_tokens, rejected_draft_tokens: the same of its answers, as in Usage.
+    """
 
     name: str
     model: str
@@ -17,6 +20,8 @@ class TierStatus:
     output_tokens_per_s: float
     answered: int
     escalated: int
+    accepted_draft_tokens: int = 0
+    rejected_draft_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,7 @@ def request_to_proto(prompt: types.Prompt, options: types.Options) -> pb.Generat
         sampling=sampling,
         priority=options.priority,
         request_id=options.request_id,
+        prediction=options.prediction,
     )
     if options.slo is not None:
         request.slo.CopyFrom(slo_to_proto(options.slo))
@@ -173,6 +174,8 @@ def status_from_proto(status: pb.MeshStatus) -> mesh_status.MeshStatus:
                 output_tokens_per_s=t.output_tokens_per_second,
                 answered=t.answered_count,
                 escalated=t.escalated_count,
+                accepted_draft_tokens=t.accepted_draft_token_count,
+                rejected_draft_tokens=t.rejected_draft_token_count,
             )
             for t in status.tiers
         ),
@@ -553,7 +556,13 @@ def seconds(value: Duration) -> float:
 
 
 def _usage(usage: common_pb2.TokenUsage) -> types.Usage:
-    return types.Usage(usage.prompt_tokens, usage.cached_prompt_tokens, usage.output_tokens)
+    return types.Usage(
+        usage.prompt_tokens,
+        usage.cached_prompt_tokens,
+        usage.output_tokens,
+        usage.accepted_draft_tokens,
+        usage.rejected_draft_tokens,
+    )
 
 
 def _logprob(value: common_pb2.TokenLogprob) -> types.TokenLogprob:

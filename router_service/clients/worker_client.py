@@ -5,13 +5,14 @@ from dataclasses import dataclass
 
 from grpc import aio
 
+from penstock.proto.common.v1 import common_pb2
 from penstock.proto.worker.v1 import worker_pb2 as pb
 from penstock.proto.worker.v1 import worker_pb2_grpc
 from router_service.clients.reply_multiplexer import MultiplexerPool
 from services import errors
 from services import proto_codec as common
 from services.channels import ChannelPool
-from services.domain.requests import FinishReason, GenerationRequest, TokenUsage
+from services.domain.requests import Draft, FinishReason, GenerationRequest, TokenUsage
 from services.domain.stages.advice import MoveAdvice
 from services.event_streams import OnTokens
 
@@ -160,11 +161,19 @@ def _request_to_proto(request: GenerationRequest, transfer_id: str) -> pb.Genera
         decline_unkept_slo=request.decline_unkept_slo,
         transfer_id=transfer_id or None,
     )
+    if request.draft is not None:
+        message.draft.CopyFrom(_draft_to_proto(request.draft))
     if request.output_interval_s is not None:
         message.output_interval.CopyFrom(common.duration(request.output_interval_s))
     if request.slo is not None:
         message.slo.CopyFrom(common.slo_to_proto(request.slo))
     return message
+
+
+def _draft_to_proto(draft: Draft) -> pb.Draft:
+    if draft.token_ids:
+        return pb.Draft(token_ids=common_pb2.TokenIds(ids=draft.token_ids), tokenizer_digest=draft.tokenizer_digest)
+    return pb.Draft(text=draft.text)
 
 
 def _event(response: pb.GenerateResponse) -> WorkerEvent:

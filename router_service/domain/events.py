@@ -22,7 +22,7 @@ class Resume:
 @dataclass(frozen=True, slots=True)
 class RouterRequest:
     """model: `cascade` or a tier's name. deadline_s: on the event loop's clock. streamed: the client gets tokens as they are
-    generated."""
+    generated. prediction: what the client thinks that the answer will be, in large part; empty for none."""
 
     request_id: str
     model: str
@@ -33,6 +33,7 @@ class RouterRequest:
     priority: int = 0
     resume: Resume | None = None
     streamed: bool = True
+    prediction: str = ""
 
 
 class EscalationReason(enum.Enum):

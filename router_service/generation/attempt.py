@@ -20,7 +20,7 @@ from services import telemetry
 from services.background import end
 from services.domain.errors import DeadlineExceeded, PenstockError
 from services.domain.instances import InstanceRecord
-from services.domain.requests import MAX_REQUEST_ID_CHARS, FinishReason, GenerationRequest, TokenUsage
+from services.domain.requests import MAX_REQUEST_ID_CHARS, Draft, FinishReason, GenerationRequest, TokenUsage
 from services.domain.slo.promises import SloClass
 from services.domain.slo.sliding_sample import SlidingSample
 from services.domain.stages.advice import MoveAdvice
@@ -103,6 +103,7 @@ class Attempt:
             resume_token_ids=tuple(assembler.token_ids),
             slo=self._slo,
             decline_unkept_slo=declines and self._slo is not None,
+            draft=_draft_for(record, request),
         )
         self._request_id, self._deadline_s = request.request_id, deadline_s
         attributes: dict[str, str | int | float] = {
@@ -199,6 +200,13 @@ class Attempt:
         self._slo = self._promise.remainder(asyncio.get_running_loop().time())
         promised = self._promise.slo_class is SloClass.STANDARD and self._slo is not None
         return replace(request, slo=self._slo, decline_unkept_slo=promised)
+
+
+def _draft_for(record: InstanceRecord, request: GenerationRequest) -> Draft | None:
+    """The draft in the form that an instance, and those that the reply may move to from there, can use."""
+    if request.draft is None or record.model is None or not record.model.takes_drafts:
+        return None
+    return request.draft.in_form_for(record.model.tokenizer_digest)
 
 
 def attempt_id(reply_id: str) -> str:

@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+from collections.abc import Container
 from dataclasses import replace
 
 from opentelemetry import context as otel_context
@@ -37,7 +38,7 @@ from services.domain.errors import (
 )
 from services.domain.mesh_view import MeshView
 from services.domain.plans import Plan, TierPlan
-from services.domain.requests import GenerationRequest, SamplingParams, SloFallback
+from services.domain.requests import Draft, GenerationRequest, SamplingParams, SloFallback
 from services.domain.slo.promises import Promise
 
 UNSTREAMED_INTERVAL_S = 0.25
@@ -55,11 +56,15 @@ class CascadeGeneration:
         judge: JudgeClient,
         tracer: Tracer,
         flag_below: float | None = None,
+        undrafted: Container[str] = (),
     ) -> None:
-        """flag_below: answers that are returned without being judged before are judged, too, and flagged below this score."""
+        """flag_below: answers that are returned without being judged before are judged, too, and flagged below this score.
+
+        undrafted: tiers that are not given rejected answers as drafts.
+        """
         self._view, self._tiers, self._judge, self._tracer = view, tiers, judge, tracer
         self._times = TierTimes()
-        self._flag_below = flag_below
+        self._flag_below, self._undrafted = flag_below, undrafted
 
     async def generate(self, request: RouterRequest, output: RequestOutput, answers: list[TierAnswer]) -> TierAnswer:
         """The accepted answer, after it has been passed to `output`. The plan is the current one for the whole request.
@@ -78,6 +83,8 @@ class CascadeGeneration:
         at = _entry(plan, route, request)
         output.event(Accepted(request.request_id, plan.revision, sampling.seed))
         history = FailureHistory()
+        prediction = Draft(request.prediction) if request.prediction else None
+        rejected: Draft | None = None
         while True:
             tier = route[at]
             # An answer that is resumed has been accepted before.
@@ -93,7 +100,8 @@ class CascadeGeneration:
             answer = self._begin(tier, request, output, promise, held=held, stored=stored)
             answers.append(answer)
             try:
-                await self._answer(request, plan, sampling, answer, output, history)
+                draft = prediction if rejected is None or tier.name in self._undrafted else rejected
+                await self._answer(request, plan, sampling, answer, output, history, draft)
                 if answer.declined:
                     escalation = cascade.unable(route, at, EscalationReason.SLO_DECLINED) if held else None
                 else:
@@ -115,6 +123,7 @@ class CascadeGeneration:
                 answer.release()
                 return answer
             output.event(Escalated(tier.name, route[escalation.to].name, escalation.reason))
+            rejected = answer.as_draft() or rejected
             at = escalation.to
 
     async def _answer(
@@ -125,6 +134,7 @@ class CascadeGeneration:
         answer: TierAnswer,
         output: RequestOutput,
         history: FailureHistory,
+        draft: Draft | None,
     ) -> None:
         """One tier's answer; its tokens are taken by `answer`."""
         tier = answer.tier.name
@@ -141,12 +151,13 @@ class CascadeGeneration:
             resume_token_ids=_resumed_ids(request, answer.tier) or (),
             priority=request.priority,
             output_interval_s=UNSTREAMED_INTERVAL_S if may_wait else None,
+            draft=draft,
         )
 
         def on_event(event: TierEvent) -> None:
             answer.saw(event)
             if isinstance(event, TierStarted):
-                answer.tool_format = self._tool_format(event.instance_id)
+                answer.tool_format, answer.tokenizer_digest = self._model_of(event.instance_id)
             output.event(event)
 
         answer.done = await self._tiers.generate(
@@ -275,10 +286,12 @@ class CascadeGeneration:
             promise=promise,
         )
 
-    def _tool_format(self, instance_id: str) -> str:
-        """How an instance's model writes tool calls; empty if it takes no tools or has left the mesh."""
+    def _model_of(self, instance_id: str) -> tuple[str, str]:
+        """How an instance's model writes tool calls, and its tokenizer's digest; empty if the instance has left."""
         record = self._view.find(instance_id)
-        return record.model.tool_format if record is not None and record.model is not None else ""
+        if record is None or record.model is None:
+            return "", ""
+        return record.model.tool_format, record.model.tokenizer_digest
 
 
 def _entry(plan: Plan, route: tuple[TierPlan, ...], request: RouterRequest) -> int:

@@ -1,7 +1,7 @@
 """One request from its arrival to its end: admission, the cascade, and what is recorded of it."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from opentelemetry.trace import Tracer, format_trace_id
 
@@ -36,10 +36,11 @@ class RequestDriver:
         late_traces: LateTraces,
         sampler: WindowSampler | None = None,
         flag_below: float | None = None,
+        undrafted: Container[str] = (),
     ) -> None:
-        """flag_below: see CascadeGeneration."""
+        """flag_below, undrafted: see CascadeGeneration."""
         self._queue, self._stats = queue, stats
-        self._cascade = CascadeGeneration(view, tiers, judge, tracer, flag_below)
+        self._cascade = CascadeGeneration(view, tiers, judge, tracer, flag_below, undrafted)
         self._late_traces, self._sampler = late_traces, sampler
         self._live = LiveRequests()
 

@@ -21,7 +21,7 @@ from router_service.generation.reply_assembler import TierEvent
 from router_service.telemetry.late_traces import PastSpan
 from services.domain.errors import PenstockError
 from services.domain.plans import TierPlan
-from services.domain.requests import ChatPrompt, FinishReason, TokenFrame, TokenUsage
+from services.domain.requests import ChatPrompt, Draft, FinishReason, TokenFrame, TokenUsage
 from services.domain.slo.attainment import AttainmentTracker
 from services.domain.slo.promises import SloClass
 
@@ -36,7 +36,7 @@ class TierAnswer:
     held: for the judge; its frames are kept until it is accepted. stored: passed on, and also stored to be judged at its end.
     answered_at: when the first token was passed on. with_logprobs: whether the client asked for them. texts: of an answer
     that is not held, if it may contain tool calls. score_reason, flagged: as in Judged. promise: the SLO of the tier's
-    reply; None without one. first_token_at: when it came from the worker.
+    reply; None without one. first_token_at: when it came from the worker. tokenizer_digest: of the model that began it.
     """
 
     tier: TierPlan
@@ -54,6 +54,7 @@ class TierAnswer:
     first_token_at: float | None = None
     prompt_tokens: int = 0
     tool_format: str = ""
+    tokenizer_digest: str = ""
     done: TierDone | None = None
     score: float | None = None
     score_reason: str = ""
@@ -65,6 +66,13 @@ class TierAnswer:
     @property
     def text(self) -> str:
         return "".join(self.texts or ()) or "".join(frame.text for frame in self.frames)
+
+    def as_draft(self) -> Draft | None:
+        """What a larger model gets of an answer that was held, complete or not; None if there is nothing."""
+        if not self.text:
+            return None
+        token_ids = tuple(token for frame in self.frames for token in frame.token_ids)
+        return Draft(self.text, token_ids if self.tokenizer_digest else (), self.tokenizer_digest).limited
 
     def saw(self, event: TierEvent) -> None:
         """Note what an event says about the answer."""
@@ -172,6 +180,11 @@ class TierAnswer:
     def _attributes(self) -> dict[str, str | float]:
         """Attributes of its span."""
         slo_class = self.promise.slo_class if self.promise is not None else None
+        usage = self.usage()
+        drafts = {
+            "penstock.accepted_draft_tokens": usage.accepted_draft_tokens,
+            "penstock.rejected_draft_tokens": usage.rejected_draft_tokens,
+        }
         optional: dict[str, str | float | None] = {
             "penstock.score": self.score,
             "penstock.threshold": self.tier.threshold,
@@ -182,6 +195,7 @@ class TierAnswer:
             "penstock.instance_id": self.instance_id,
             "penstock.accepted": self.accepted,
             **({"penstock.flagged": True} if self.flagged else {}),
+            **(drafts if any(drafts.values()) else {}),
             **{name: value for name, value in optional.items() if value is not None},
         }
 

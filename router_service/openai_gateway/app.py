@@ -276,6 +276,7 @@ class OpenAiGateway:
                 deadline_s=deadline_s,
                 promise=promise,
                 streamed=bool(body.stream),
+                prediction=body.predicted(),
             )
             for choice in choices
         ]

@@ -64,11 +64,16 @@ def usage(choices: Seq[Choice]) -> Json:
     output = sum(c.finished.usage.output_tokens for c in done if c.finished is not None)
     prompt = sum(u.prompt_tokens for u in prompts.values())
     cached = sum(u.cached_prompt_tokens for u in prompts.values())
+    usages = [c.finished.usage for c in done if c.finished is not None]
     return {
         "prompt_tokens": prompt,
         "completion_tokens": output,
         "total_tokens": prompt + output,
         "prompt_tokens_details": {"cached_tokens": cached},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": sum(u.accepted_draft_tokens for u in usages),
+            "rejected_prediction_tokens": sum(u.rejected_draft_tokens for u in usages),
+        },
     }
 
 
@@ -92,6 +97,8 @@ def extension(request_id: str, finished: Finished) -> Json:
                 "score_reason": t.score_reason,
                 "flagged": t.flagged,
                 "completion_tokens": t.usage.output_tokens,
+                "accepted_draft_tokens": t.usage.accepted_draft_tokens,
+                "rejected_draft_tokens": t.usage.rejected_draft_tokens,
                 "time_s": t.time_s,
             }
             for t in finished.tiers

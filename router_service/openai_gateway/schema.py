@@ -30,6 +30,7 @@ from services.domain.requests import (
     SamplingParams,
     TextPrompt,
     TokenPrompt,
+    prediction_problems,
     prompt_problems,
 )
 
@@ -72,6 +73,20 @@ class Message(BaseModel):
         text = given if isinstance(given, str) else "".join(part.text for part in given)
         calls = tuple(call.plain() for call in self.tool_calls or ())
         return ChatMessage("system" if self.role == "developer" else self.role, text, calls, self.tool_call_id or "")
+
+
+class Prediction(BaseModel):
+    """What the answer will be, in large part."""
+
+    model_config = _STRICT
+
+    type: Literal["content"]
+    content: str | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)]
+
+    @property
+    def text(self) -> str:
+        given = self.content
+        return given if isinstance(given, str) else "".join(part.text for part in given)
 
 
 class StreamOptions(BaseModel):
@@ -145,7 +160,7 @@ class ChatRequest(_Common, ToolFields):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
     audio: None = None
-    prediction: None = None
+    prediction: Prediction | None = None
     reasoning_effort: None = None
     verbosity: None = None
     web_search_options: None = None
@@ -164,7 +179,11 @@ class ChatRequest(_Common, ToolFields):
         top_logprobs = (self.top_logprobs or 0) if self.logprobs else None
         return self.sampling(self.max_completion_tokens or self.max_tokens, top_logprobs)
 
+    def predicted(self) -> str:
+        return self.prediction.text if self.prediction is not None else ""
+
     def problems(self) -> Iterator[FieldProblem]:
+        yield from prediction_problems(self.predicted(), "prediction.content")
         if self.top_logprobs is not None and not self.logprobs:
             yield FieldProblem("top_logprobs", "needs logprobs to be true")
         for i, message in enumerate(self.messages):
@@ -207,6 +226,9 @@ class CompletionRequest(_Common):
     @cached_property
     def params(self) -> SamplingParams:
         return self.sampling(self.max_tokens or COMPLETION_TOKENS, self.logprobs)
+
+    def predicted(self) -> str:
+        return ""  # OpenAI has predictions for chats only
 
     def problems(self) -> Iterator[FieldProblem]:
         for prompt in self.prompts():

@@ -111,6 +111,8 @@ def counters_from_proto(response: pb.GetCountersResponse) -> ProcessCounters:
         ttft_s=tuple(response.recent_time_to_first_token_seconds),
         answered={tier.tier: tier.answered_count for tier in response.tiers},
         escalated={tier.tier: tier.escalated_count for tier in response.tiers},
+        accepted_draft_tokens={tier.tier: tier.accepted_draft_token_count for tier in response.tiers},
+        rejected_draft_tokens={tier.tier: tier.rejected_draft_token_count for tier in response.tiers},
         slo=slo_counters_from_proto(response.slo),
         listening=response.listening,
     )

@@ -11,7 +11,8 @@ from router_service.domain.slo_counts import SloCounts
 class ProcessCounters:
     """Counters since the process started. ttft_s: times to first token of its last requests, in no particular order.
 
-    answered, escalated: requests by tier whose answer was accepted, and that were escalated. listening: whether the process
+    answered, escalated: requests by tier whose answer was accepted, and that were escalated. accepted_draft_tokens,
+        rejected_draft_tokens: by tier, as in TokenUsage. listening: whether the process
         accepts new connections.
     """
 
@@ -27,6 +28,8 @@ class ProcessCounters:
     ttft_s: tuple[float, ...] = ()
     answered: Mapping[str, int] = field(default_factory=dict)
     escalated: Mapping[str, int] = field(default_factory=dict)
+    accepted_draft_tokens: Mapping[str, int] = field(default_factory=dict)
+    rejected_draft_tokens: Mapping[str, int] = field(default_factory=dict)
     listening: bool = False
     slo: SloCounts = field(default_factory=SloCounts)
 
@@ -51,7 +54,13 @@ def total(parts: Iterable[ProcessCounters]) -> ProcessCounters:
         advice_unmet=sum(part.advice_unmet for part in counted),
         requests_per_s=sum(part.requests_per_s for part in counted),
         ttft_s=tuple(value for part in counted for value in part.ttft_s),
-        answered=sum((Counter(part.answered) for part in counted), Counter[str]()),
+        answered=_sum(part.answered for part in counted),
+        accepted_draft_tokens=_sum(part.accepted_draft_tokens for part in counted),
+        rejected_draft_tokens=_sum(part.rejected_draft_tokens for part in counted),
         slo=sum((part.slo for part in counted), SloCounts()),
-        escalated=sum((Counter(part.escalated) for part in counted), Counter[str]()),
+        escalated=_sum(part.escalated for part in counted),
     )
+
+
+def _sum(parts: Iterable[Mapping[str, int]]) -> Counter[str]:
+    return sum((Counter(part) for part in parts), Counter[str]())

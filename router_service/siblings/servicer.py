@@ -72,7 +72,14 @@ def slo_counters_to_proto(counts: SloCounts) -> pb.SloCounters:
 
 
 def counters_to_proto(counters: ProcessCounters) -> pb.GetCountersResponse:
-    tiers = sorted({*counters.answered, *counters.escalated})
+    tiers = sorted(
+        {
+            *counters.answered,
+            *counters.escalated,
+            *counters.accepted_draft_tokens,
+            *counters.rejected_draft_tokens,
+        }
+    )
     return pb.GetCountersResponse(
         active_count=counters.active,
         waiting_count=counters.waiting,
@@ -91,6 +98,8 @@ def counters_to_proto(counters: ProcessCounters) -> pb.GetCountersResponse:
                 tier=tier,
                 answered_count=counters.answered.get(tier, 0),
                 escalated_count=counters.escalated.get(tier, 0),
+                accepted_draft_token_count=counters.accepted_draft_tokens.get(tier, 0),
+                rejected_draft_token_count=counters.rejected_draft_tokens.get(tier, 0),
             )
             for tier in tiers
         ],

@@ -27,6 +27,8 @@ class RouterStats:
         self.finished = self.failed = self.rejected = self.failovers = self.migrations = 0
         self.answered: Counter[str] = Counter()  # by tier
         self.escalated: Counter[str] = Counter()  # by tier that was left
+        self.accepted_draft_tokens: Counter[str] = Counter()  # by tier, of all its answers, like the next one
+        self.rejected_draft_tokens: Counter[str] = Counter()
         self._ttft: deque[float] = deque(maxlen=RECENT)
         self._ends: deque[float] = deque(maxlen=RECENT)
         requests = ("gen_ai.request.model", "penstock.tier", "penstock.outcome")
@@ -46,6 +48,8 @@ class RouterStats:
         self._slo_requests = LabelledCounter(meter, "penstock.router.slo_requests", promises, unit="{request}")
         answers = ("gen_ai.request.model", "penstock.tier")
         self._tokens = LabelledCounter(meter, "penstock.router.answer_tokens", answers, unit="{token}")
+        drafts = ("penstock.tier", "penstock.outcome")
+        self._draft_tokens = LabelledCounter(meter, "penstock.router.draft_tokens", drafts, unit="{token}")
 
     def saw(self, event: RouterEvent, model: str) -> None:
         """Count an event of a request to `model`."""
@@ -68,6 +72,7 @@ class RouterStats:
                 self._saw_slo(event)
             case Finished():
                 self._saw_slo(event)
+                self._saw_drafts(event)
                 self.finished += 1
                 self.answered[event.tier] += 1
                 label = self._label(model)
@@ -79,6 +84,15 @@ class RouterStats:
                 if event.ttft_s is not None:
                     self._ttft.append(event.ttft_s)
                     self._ttft_metric.record(event.ttft_s, labels)
+
+    def _saw_drafts(self, finished: Finished) -> None:
+        for tier in finished.tiers:
+            accepted, rejected = tier.usage.accepted_draft_tokens, tier.usage.rejected_draft_tokens
+            if accepted or rejected:
+                self.accepted_draft_tokens[tier.tier] += accepted
+                self.rejected_draft_tokens[tier.tier] += rejected
+                self._draft_tokens.add(accepted, tier.tier, "accepted")
+                self._draft_tokens.add(rejected, tier.tier, "rejected")
 
     def _saw_slo(self, finished: Finished) -> None:
         if finished.slo is None:
