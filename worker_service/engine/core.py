@@ -38,6 +38,7 @@ from worker_service.engine.interface import (
     Verification,
 )
 from worker_service.engine.kv_transfer import KvTransfers
+from worker_service.engine.proposals import Continuation, Proposals
 from worker_service.engine.randomness import DRAW, uniform
 from worker_service.engine.runner import ModelRunner, RawLogprobs, Row, RowResult
 from worker_service.engine.throughput import Throughput
@@ -109,6 +110,7 @@ class EngineCore:
         self.runner, self.tokenizer, self.limits = runner, tokenizer, limits
         self.scheduler = BatchScheduler(limits.batch, pool, policy)
         self.transfers = KvTransfers(self.scheduler, runner)
+        self.proposals = Proposals(tokenizer)
         self._clock = clock
         self._requests: dict[str, _Request] = {}
         self._throughput = Throughput(clock.now())
@@ -194,6 +196,7 @@ class EngineCore:
         """Remove a request that has moved to another engine; no error if it has ended."""
         if self._requests.pop(request_id, None) is not None:
             self.scheduler.finish(request_id, None)
+            self.proposals.forget(request_id)
 
     def _add(
         self,
@@ -329,14 +332,17 @@ class EngineCore:
         plan = self.scheduler.plan_step(allocation, self._clock.now())
         if not plan.chunks:
             return outputs
+        plan = self.proposals.added(plan, self.scheduler, allowed=allocation is None)
         computed: list[tuple[Chunk, RowResult]] = []
         errors: list[BaseException] = []
+        begun_s = self._clock.now()
         self._in_step = True
         try:
             results = self._compute(plan.chunks)
         finally:
             self._in_step = False
-        for chunk, result in zip(plan.chunks, results, strict=True):
+        step_s = self._clock.now() - begun_s
+        for chunk, result in results:
             error = result if isinstance(result, BaseException) else result.error
             if error is not None:
                 errors.append(error)
@@ -345,27 +351,33 @@ class EngineCore:
                 computed.append((chunk, result))
         if not computed and not isinstance(errors[0], RequestFailed):
             self._check_runner(errors[0])
-        sampled = {
-            chunk.sequence.request_id: result.tokens
-            for chunk, result in computed
-            if chunk.logits and not chunk.sequence.draft
-        }
-        self.scheduler.commit(StepPlan(tuple(chunk for chunk, _ in computed)), sampled, self._clock.now())
-        self.steps += 1
-        produced = 0
+        continuations: dict[str, Continuation] = {}
+        standing: list[tuple[Chunk, RowResult]] = []
         for chunk, result in computed:
-            if not chunk.logits:
-                continue
             request = self._requests[chunk.sequence.request_id]
             try:
-                if request.text is None:
-                    outputs += self._verified(request, result)
-                else:
-                    outputs += self._continued(request, request.text, result)
-                    produced += len(result.tokens)
+                if chunk.logits and request.text is not None:
+                    continuations[chunk.sequence.request_id] = self._continuation(request, request.text, chunk, result)
             except BaseException as error:
                 outputs.append(self._failed(chunk.sequence.request_id, error))
-        self._throughput.add(produced, self._clock.now())
+            else:
+                standing.append((chunk, result))
+        chunks = tuple(chunk for chunk, _ in standing)
+        sampled = {request_id: continuation.tokens for request_id, continuation in continuations.items()}
+        self.scheduler.commit(StepPlan(chunks), sampled, self._clock.now())
+        self.steps += 1
+        for chunk, result in standing:
+            request = self._requests[chunk.sequence.request_id]
+            continuation = continuations.get(chunk.sequence.request_id)
+            try:
+                if continuation is not None:
+                    outputs += self._continued(request, continuation)
+                elif chunk.logits:
+                    outputs += self._verified(request, result)
+            except BaseException as error:
+                outputs.append(self._failed(chunk.sequence.request_id, error))
+        self.proposals.observe(continuations, chunks, step_s)
+        self._throughput.add(sum(map(len, sampled.values())), self._clock.now())
         return outputs
 
     def load(self) -> Load:
@@ -393,8 +405,23 @@ class EngineCore:
             retry_s = min(10.0, max(0.1, remaining_tokens * max(1, len(self.scheduler.running)) / rate))
             raise Overloaded(f"{len(self.scheduler.waiting)} requests are already waiting here", retry_s)
 
-    def _compute(self, chunks: Seq[Chunk]) -> Seq[RowResult | BaseException]:
-        """Run a step. A row whose grammar fails is left out: only this row has an error."""
+    def _compute(self, chunks: Seq[Chunk]) -> list[tuple[Chunk, RowResult | BaseException]]:
+        """Run a step. A chunk with proposed tokens that fails is run again without them, so no request fails for these."""
+        results = list(zip(chunks, self._results(chunks), strict=True))
+        failing = [
+            (i, replace(chunk, logits=1, proposed=()))
+            for i, (chunk, result) in enumerate(results)
+            if chunk.proposed and (isinstance(result, BaseException) or result.error is not None)
+        ]
+        if failing:
+            plain = [chunk for _, chunk in failing]
+            for (i, chunk), result in zip(failing, self._results(plain), strict=True):
+                self.proposals.failed(chunk.sequence.request_id)
+                results[i] = chunk, result
+        return results
+
+    def _results(self, chunks: Seq[Chunk]) -> Seq[RowResult | BaseException]:
+        """One result for each chunk. A row whose grammar fails is left out: only this row has an error."""
         rows: list[Row | BaseException] = []
         for chunk in chunks:
             try:
@@ -421,6 +448,7 @@ class EngineCore:
         """End a request that cannot be computed and release its resources."""
         self._requests.pop(request_id, None)
         self.scheduler.finish(request_id, FinishReason.ABORTED)
+        self.proposals.forget(request_id)
         return request_id, error if isinstance(error, RequestFailed) else request_failed(request_id, error)
 
     def _check_runner(self, error: BaseException) -> None:
@@ -445,15 +473,17 @@ class EngineCore:
         sequence = chunk.sequence
         end = chunk.start + chunk.count
         request = self._requests[sequence.request_id]
-        offset = end - chunk.logits + 1 - sequence.prompt_tokens
+        offset = end + len(chunk.proposed) - chunk.logits + 1 - sequence.prompt_tokens
         allowed = None
         if chunk.logits and request.draft_masks is not None:
             first = offset - (sequence.output_tokens - len(request.draft))
             allowed = request.draft_masks[first : first + chunk.logits]
         elif chunk.logits and request.grammar is not None:
-            allowed = request.grammar.allowed()[None]
+            allowed = (
+                request.grammar.allowed_along(chunk.proposed) if chunk.proposed else request.grammar.allowed()[None]
+            )
         return Row(
-            tokens=sequence.tokens[chunk.start : end],
+            tokens=[*sequence.tokens[chunk.start : end], *chunk.proposed],
             start=chunk.start,
             blocks=sequence.blocks,
             logits=chunk.logits,
@@ -463,21 +493,34 @@ class EngineCore:
             allowed=allowed,
         )
 
-    def _continued(self, request: _Request, text: ReplyText, result: RowResult) -> list[tuple[str, StepOutput]]:
-        """Process the new token of a request."""
-        sequence, (token,) = request.sequence, result.tokens
-        output = sequence.output_tokens
-        if request.grammar is not None:
-            request.grammar.take(token)
-        emitted = text.push(token)
-        reason = self._end_reason(text, token, output, sequence.max_output_tokens, sequence.sampling)
-        if reason is not None:
-            emitted += text.finish()
-        logprobs = tuple(self._logprobs(token, raw) for raw in result.logprobs)
-        request_id = sequence.request_id
-        events: list[tuple[str, StepOutput]] = [(request_id, TokenFrame(output - 1, (token,), emitted, logprobs))]
-        if reason is not None:
-            events.append((request_id, self._ended(request, reason)))
+    def _continuation(self, request: _Request, text: ReplyText, chunk: Chunk, result: RowResult) -> Continuation:
+        """The new tokens of a reply: proposed ones that the model draws as well, its own token behind them, no further than
+        the reply's end."""
+        sequence = request.sequence
+        accepted, _ = acceptance.matching(chunk.proposed, result.tokens)
+        emitted, reason, count = "", None, 0
+        for count, token in enumerate(result.tokens[: accepted + 1], 1):
+            if request.grammar is not None:
+                request.grammar.take(token)
+            emitted += text.push(token)
+            output = sequence.output_tokens + count
+            reason = self._end_reason(text, token, output, sequence.max_output_tokens, sequence.sampling)
+            if reason is not None:
+                emitted += text.finish()
+                break
+        tokens = result.tokens[:count]
+        pairs = zip(tokens, result.logprobs, strict=False)  # without logprobs, there are none
+        logprobs = tuple(self._logprobs(token, raw) for token, raw in pairs)
+        return Continuation(tokens, min(accepted, count), emitted, logprobs, reason)
+
+    def _continued(self, request: _Request, continuation: Continuation) -> list[tuple[str, StepOutput]]:
+        """The events of a request whose sequence has its new tokens."""
+        request_id, tokens = request.sequence.request_id, tuple(continuation.tokens)
+        offset = request.sequence.output_tokens - len(tokens)
+        frame = TokenFrame(offset, tokens, continuation.text, continuation.logprobs)
+        events: list[tuple[str, StepOutput]] = [(request_id, frame)]
+        if continuation.reason is not None:
+            events.append((request_id, self._ended(request, continuation.reason)))
         return events
 
     def _end_reason(
@@ -522,6 +565,7 @@ class EngineCore:
         if request.text is not None and reason in (FinishReason.STOP, FinishReason.LENGTH):
             self._reply_lengths.add(sequence.output_tokens)
         del self._requests[sequence.request_id]
+        self.proposals.forget(sequence.request_id)
         usage = TokenUsage(sequence.prompt_tokens, sequence.cached_prompt_tokens, sequence.output_tokens)
         stop = request.text.stopped_by if request.text is not None else None
         return Finished(reason, usage, stop, sequence.preemptions)

@@ -84,6 +84,11 @@ class _Held:
     frames: list[TokenFrame] = field(default_factory=list)
     sent_at: float = -math.inf
 
+    @property
+    def count(self) -> int:
+        """Number of tokens that are held."""
+        return self.frames[-1].end - self.frames[0].offset if self.frames else 0
+
 
 _Stream = EventStream[StepOutput]
 
@@ -476,7 +481,7 @@ class LoopEngine:
                 ready.append((request_id, TokenFrame.joined(last.frames)))
             ready.append((request_id, event))
         for request_id, held in self._held.items():
-            if held.frames and (now - held.sent_at >= held.seconds or len(held.frames) >= held.tokens):
+            if held.frames and (now - held.sent_at >= held.seconds or held.count >= held.tokens):
                 ready.append((request_id, TokenFrame.joined(held.frames)))
                 held.frames, held.sent_at = [], now
         return ready

@@ -7,7 +7,7 @@ its own allocation instead.
 import bisect
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services.domain.requests import FinishReason
 from worker_service.scheduling.blocks import ROOT, BlockPool, OutOfBlocks
@@ -195,14 +195,67 @@ class BatchScheduler:
             step.give(sequence, count, keep=named)
         return step.plan()
 
-    def commit(self, plan: StepPlan, sampled: Mapping[str, Seq[int]], end_s: float = 0.0) -> None:
-        """Apply a step that ended at `end_s`. `sampled`: new tokens of each request with logits (none for verifications)."""
+    def proposal_limits(self, plan: StepPlan) -> dict[str, int]:
+        """How many tokens may be proposed in a step, by request; only requests that may propose any.
+
+        Proposals take what the step's budget leaves, in equal shares, and no more than the reply may still have behind the
+        token that the step yields anyway.
+        """
+        if not self.policy.verifies_proposals():
+            return {}
+        able = [chunk.sequence for chunk in plan.chunks if chunk.may_propose]
+        share = (self.limits.max_step_tokens - plan.tokens) // max(1, len(able))
+        limits = {s.request_id: min(share, s.max_output_tokens - s.output_tokens - 1) for s in able}
+        return {request_id: limit for request_id, limit in limits.items() if limit > 0}
+
+    def propose(self, plan: StepPlan, proposals: Mapping[str, Seq[int]]) -> StepPlan:
+        """The step with proposed tokens, by request, as far as free blocks hold them. No request is preempted for them.
+
+        proposals: within the step's `proposal_limits`.
+        """
+        if not proposals:
+            return plan
+        chunks = list[Chunk]()
         for chunk in plan.chunks:
-            sequence = chunk.sequence
+            tokens = proposals.get(chunk.sequence.request_id, ())
+            if tokens:
+                tokens = tokens[: self._extend_for(chunk, len(tokens))]
+            if tokens:
+                chunk = replace(chunk, logits=1 + len(tokens), proposed=tuple(tokens))
+            chunks.append(chunk)
+        self.policy.proposed(chunks)
+        return StepPlan(tuple(chunks), plan.preempted)
+
+    def _extend_for(self, chunk: Chunk, proposed: int) -> int:
+        """Take free blocks for tokens behind a chunk; how many tokens have room then."""
+        sequence, size = chunk.sequence, self.pool.block_tokens
+        end = chunk.start + chunk.count
+        missing = -(-(end + proposed) // size) - len(sequence.blocks)
+        if missing > 0:
+            sequence.blocks += self.pool.take(min(missing, self.pool.free))
+        return min(proposed, len(sequence.blocks) * size - end)
+
+    def commit(self, plan: StepPlan, sampled: Mapping[str, Seq[int]], end_s: float = 0.0) -> None:
+        """Apply a step that ended at `end_s`. `sampled`: new tokens of each request with logits (none for verifications).
+
+        Of a chunk with proposed tokens, the new tokens are those that stand and the one behind them.
+        """
+        for chunk in plan.chunks:
+            sequence, tokens = chunk.sequence, sampled.get(chunk.sequence.request_id, ())
+            sequence.tokens.extend(tokens)
             sequence.computed = chunk.start + chunk.count
+            if chunk.proposed:
+                sequence.computed += len(tokens) - 1
+            self._release_surplus(sequence)
             self.seal(sequence)
-            sequence.tokens.extend(sampled.get(sequence.request_id, ()))
         self.policy.committed(plan.chunks, end_s)
+
+    def _release_surplus(self, sequence: Sequence) -> None:
+        """Release the blocks behind a sequence's computed tokens: their tokens did not stand."""
+        used = -(-sequence.computed // self.pool.block_tokens)
+        if used < len(sequence.blocks):
+            self.pool.release(sequence.blocks[used:])
+            del sequence.blocks[used:]
 
     def start(self, sequence: Sequence) -> bool:
         """Admit a waiting sequence and reuse its cached prefix; False if there is no room for all its tokens."""

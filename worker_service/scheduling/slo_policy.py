@@ -195,6 +195,13 @@ class SloPolicy(BatchPolicy):
             if sequence is not None:
                 step.give(sequence, count)
 
+    def verifies_proposals(self) -> bool:
+        """Only without promises: steps with promises are planned to the token, one for each decode."""
+        return self._planned is None
+
+    def proposed(self, chunks: Seq[Chunk]) -> None:
+        self._chunks = chunks
+
     def committed(self, chunks: Seq[Chunk], end_s: float) -> None:
         if self._planned is None:
             return
@@ -309,6 +316,6 @@ def _as_request(sequence: Sequence, memory_tokens: int) -> TableRequest:
 
 def _load(chunks: Seq[Chunk]) -> StepLoad:
     """The load of a step with these chunks."""
-    context = sum(chunk.start + chunk.count for chunk in chunks)
-    pairs = sum(chunk.count * (chunk.start + 0.5 * (chunk.count + 1)) for chunk in chunks if chunk.count > 1)
-    return StepLoad(sum(chunk.count for chunk in chunks), context, pairs)
+    context = sum(chunk.start + chunk.tokens for chunk in chunks)
+    pairs = sum(chunk.tokens * (chunk.start + 0.5 * (chunk.tokens + 1)) for chunk in chunks if chunk.tokens > 1)
+    return StepLoad(sum(chunk.tokens for chunk in chunks), context, pairs)

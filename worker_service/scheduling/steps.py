@@ -13,12 +13,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Compute `count` tokens of `sequence` from position `start` on; `logits`: number of last tokens that need logits."""
+    """Compute `count` tokens of `sequence` from position `start` on, and `proposed` tokens behind them, to verify these.
+
+    logits: number of last tokens that need logits, the proposed ones included.
+    """
 
     sequence: Sequence
     start: int
     count: int
     logits: int
+    proposed: tuple[int, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens that are computed."""
+        return self.count + len(self.proposed)
+
+    @property
+    def may_propose(self) -> bool:
+        """Whether the step yields the next token of a reply, so that tokens behind it can be proposed."""
+        return self.logits == 1 and self.sequence.draft == 0 and not self.proposed
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +44,7 @@ class StepPlan:
 
     @property
     def tokens(self) -> int:
-        return sum(chunk.count for chunk in self.chunks)
+        return sum(chunk.tokens for chunk in self.chunks)
 
 
 class StepInProgress:
@@ -101,6 +115,13 @@ class BatchPolicy:
 
     def committed(self, chunks: Seq[Chunk], end_s: float) -> None:
         """These chunks of the step planned last were computed by `end_s`."""
+
+    def verifies_proposals(self) -> bool:
+        """Whether the step planned last may verify proposed tokens as well; by default it may."""
+        return True
+
+    def proposed(self, chunks: Seq[Chunk]) -> None:
+        """The step planned last now has these chunks: proposed tokens have been added."""
 
     def victim_key(self, sequence: Sequence) -> tuple[int, ...]:
         """The running sequence with the greatest key gives up its blocks where blocks run out."""

@@ -6,7 +6,10 @@ it only decides how many of its tokens one pass yields.
 """
 
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from typing import Protocol
+
+from services.domain.requests import SamplingParams
 
 
 class DraftSource(Protocol):
@@ -32,4 +35,50 @@ class DraftSource(Protocol):
         accepted: how many tokens of the proposal stand, 0 if none were verified. token: the verifier's token behind them.
         Together, these are the new tokens of the reply. It is not called after the step that ends the reply.
         """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRequest:
+    """A running reply whose next tokens may be drafted. The fields of a proposal are as in `DraftSource.propose`.
+
+    offset: output position of the next token, which decides its random number.
+    """
+
+    request_id: str
+    tokens: Seq[int]
+    limit: int
+    sampling: SamplingParams
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedStep:
+    """A step after its proposals were verified.
+
+    replies: how many replies it continued. rows: tokens that it computed. decodes_only: whether it computed nothing else
+    than one token and the proposed ones for each reply. seconds: its duration, drafting not included.
+    accepted: by request, (tokens verified, tokens that stand) of what the drafter proposed.
+    """
+
+    replies: int
+    rows: int
+    decodes_only: bool
+    seconds: float
+    accepted: dict[str, tuple[int, int]]
+
+
+class Drafter(Protocol):
+    """Proposes the next tokens of all running replies of an engine, by smaller models. Called between two steps."""
+
+    def propose(self, requests: Seq[DraftRequest]) -> Seq[Seq[int]]:
+        """Tokens for each request; none where nothing is worth verifying."""
+        ...
+
+    def observe(self, step: VerifiedStep) -> None:
+        """Called after every step that continued a reply."""
+        ...
+
+    def forget(self, request_id: str) -> None:
+        """Called when a request has ended or moved away; no error if it was never drafted."""
         ...

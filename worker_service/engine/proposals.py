@@ -1,0 +1,170 @@
+"""The proposed tokens of an engine's running requests: asks their sources, checks the answers, counts what stands."""
+
+import logging
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from services.domain.requests import FinishReason, PositionLogprobs
+from worker_service.scheduling import BatchScheduler, Chunk, StepPlan
+from worker_service.speculation.sources import Drafter, DraftRequest, DraftSource, VerifiedStep
+from worker_service.text import Tokenizer
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class DraftCounts:
+    """What came of proposed tokens. failures: sources that raised, and passes that failed because of proposed tokens."""
+
+    verified: int = 0
+    accepted: int = 0
+    failures: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """The tokens of a step that continue a reply, and their text.
+
+    accepted: how many of them were proposed. reason: why the reply ends with them; None if it continues.
+    """
+
+    tokens: Seq[int]
+    accepted: int
+    text: str
+    logprobs: tuple[PositionLogprobs, ...]
+    reason: FinishReason | None
+
+
+class Proposals:
+    """The draft sources of one engine. Without a source or a drafter, steps are planned as if there were none."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._ends, self._vocab_size = tokenizer.eos_ids, tokenizer.vocab_size
+        self._sources: dict[str, DraftSource] = {}
+        self._by_drafter: set[str] = set()  # requests whose proposal in this step is the drafter's
+        self._watching = False  # whether there was a source or a drafter when the step was planned
+        self.drafter: Drafter | None = None
+        self.of_sources, self.of_drafter = DraftCounts(), DraftCounts()
+
+    def attach(self, request_id: str, source: DraftSource) -> None:
+        """From now on, `source` proposes tokens of this request."""
+        self._sources[request_id] = source
+
+    def forget(self, request_id: str) -> None:
+        """A request has ended or moved away; no error if it has no source."""
+        self._sources.pop(request_id, None)
+        if self.drafter is not None:
+            self.drafter.forget(request_id)
+
+    def added(self, plan: StepPlan, scheduler: BatchScheduler, *, allowed: bool = True) -> StepPlan:
+        """The step with the tokens that are proposed now. allowed: whether any may be; sources observe the step anyway."""
+        self._by_drafter.clear()
+        self._watching = bool(self._sources) or self.drafter is not None
+        if not self._watching or not allowed:
+            return plan
+        limits = scheduler.proposal_limits(plan)
+        proposals = dict[str, Seq[int]]()
+        undrafted = list[DraftRequest]()
+        for chunk in plan.chunks:
+            sequence = chunk.sequence
+            limit = limits.get(sequence.request_id)
+            if limit is None:
+                continue
+            if tokens := self._of_source(sequence.request_id, sequence.tokens, limit):
+                proposals[sequence.request_id] = tokens
+            elif chunk.count == 1:  # a model drafts behind a prompt once it has been computed here
+                request = DraftRequest(
+                    sequence.request_id, sequence.tokens, limit, sequence.sampling, sequence.output_tokens
+                )
+                undrafted.append(request)
+        drafted = self._of_drafter(undrafted)
+        self._by_drafter.update(drafted)
+        return scheduler.propose(plan, proposals | drafted)
+
+    def observe(self, continuations: Mapping[str, Continuation], chunks: Seq[Chunk], seconds: float) -> None:
+        """A step of these chunks has taken so many seconds and continued these requests."""
+        if not self._watching:
+            return
+        verdicts = dict[str, tuple[int, int]]()
+        for chunk in chunks:
+            request_id, verified = chunk.sequence.request_id, len(chunk.proposed)
+            continuation = continuations.get(request_id)
+            if continuation is None:
+                continue
+            if request_id in self._sources:
+                self._observed(request_id, continuation.accepted, continuation.tokens[-1])
+            if not verified:
+                continue
+            drafted = request_id in self._by_drafter
+            counts = self.of_drafter if drafted else self.of_sources
+            counts.verified += verified
+            counts.accepted += continuation.accepted
+            if drafted and continuation.reason is None:  # what stands behind the end of a reply is not known
+                verdicts[request_id] = (verified, continuation.accepted)
+        if self.drafter is None or not continuations:
+            return
+        rows = sum(chunk.tokens for chunk in chunks)
+        decodes_only = all(chunk.count == 1 and chunk.logits for chunk in chunks)
+        step = VerifiedStep(len(continuations), rows, decodes_only, seconds, verdicts)
+        try:
+            self.drafter.observe(step)
+        except Exception:
+            self._drop_drafter()
+
+    def failed(self, request_id: str) -> None:
+        """A pass with proposed tokens of this request has failed: its source is dropped."""
+        if request_id in self._by_drafter:
+            self.of_drafter.failures += 1
+            return
+        self._drop(request_id)
+
+    def _of_source(self, request_id: str, tokens: Seq[int], limit: int) -> Seq[int]:
+        source = self._sources.get(request_id)
+        if source is None:
+            return ()
+        try:
+            return self._usable(source.propose(tokens, limit), limit)
+        except Exception:
+            self._drop(request_id)
+            return ()
+
+    def _of_drafter(self, requests: Seq[DraftRequest]) -> dict[str, Seq[int]]:
+        if self.drafter is None or not requests:
+            return {}
+        try:
+            drafts = self.drafter.propose(requests)
+            pairs = zip(requests, drafts, strict=True)
+            usable = {r.request_id: self._usable(tokens, r.limit) for r, tokens in pairs}
+        except Exception:
+            self._drop_drafter()
+            return {}
+        return {request_id: tokens for request_id, tokens in usable.items() if tokens}
+
+    def _usable(self, tokens: Seq[int], limit: int) -> Seq[int]:
+        """The tokens before the first one that cannot be verified.
+
+        An end token is left out: if it is right, the verifier draws it behind the tokens before it.
+        """
+        for i, token in enumerate(tokens):
+            if i == limit or not 0 <= token < self._vocab_size or token in self._ends:
+                return tokens[:i]
+        return tokens
+
+    def _observed(self, request_id: str, accepted: int, token: int) -> None:
+        try:
+            self._sources[request_id].observe(accepted, token)
+        except Exception:
+            self._drop(request_id)
+
+    def _drop(self, request_id: str) -> None:
+        """Drop a source that failed; its reply continues without it."""
+        self.of_sources.failures += 1
+        self._sources.pop(request_id, None)
+        _log.warning("request %s: its draft source failed and is dropped", request_id, exc_info=True)
+
+    def _drop_drafter(self) -> None:
+        """Drop a drafter that failed; replies continue without it."""
+        self.of_drafter.failures += 1
+        self.drafter = None
+        _log.exception("the drafter failed and is dropped")
