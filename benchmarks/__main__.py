@@ -12,6 +12,7 @@ from benchmarks.public_data import DataMissing
 BENCHMARKS = (
     "engine",
     "grammars",
+    "escalation_drafts",
     "judge",
     "judge_bias",
     "overhead",
@@ -41,7 +42,14 @@ BENCHMARKS = (
     "sglang_moves",
     "sglang_overhead",
 )
-QUICK = ("cascade", "faults", "slo_capacity", "slo_live", "soak")  # benchmarks that take minutes, with a quick version
+QUICK = (
+    "cascade",
+    "escalation_drafts",
+    "faults",
+    "slo_capacity",
+    "slo_live",
+    "soak",
+)  # benchmarks that take minutes, with a quick version
 
 
 def main() -> None:

@@ -130,6 +130,17 @@ PANELS: tuple[tuple[str, str, list[tuple[str, str]], int], ...] = (
         12,
     ),
     (
+        "Draft tokens per second",
+        "short",
+        [
+            (
+                "sum by (penstock_tier, penstock_outcome) (rate(penstock_router_draft_tokens_total[1m]))",
+                "{{penstock_tier}}: {{penstock_outcome}}",
+            )
+        ],
+        12,
+    ),
+    (
         "RPC errors per second",
         "reqps",
         [

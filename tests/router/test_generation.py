@@ -49,7 +49,7 @@ from services.domain.errors import (
     Unavailable,
     invalid,
 )
-from services.domain.requests import PROGRESS_TOKENS, FinishReason
+from services.domain.requests import PROGRESS_TOKENS, Draft, FinishReason
 from tests.support.called_events import called
 from tests.support.scripted_worker_servicer import PLACES, Act, Script, ScriptedWorker
 
@@ -105,11 +105,13 @@ class Scene:
         silence_s: float = 30.0,
         generation: TierGeneration | None = None,
         parent: Context | None = None,
+        draft: Draft | None = None,
     ) -> Seen:
         """A whole reply, each of its tokens once."""
         token_ids, instances = list[int](), list[str]()
         sampling = SamplingParams(seed=1, max_output_tokens=TOKENS)
-        request = GenerationRequest(request_id, TextPrompt(request_id), sampling)  # no prompt is known anywhere
+        # no prompt is known anywhere
+        request = GenerationRequest(request_id, TextPrompt(request_id), sampling, draft=draft)
         deadline_s = asyncio.get_running_loop().time() + 300
 
         def on_event(event: TierEvent) -> None:

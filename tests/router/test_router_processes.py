@@ -6,7 +6,7 @@ import threading
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,9 @@ from penstock import AsyncPlannerClient
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.router.v1 import router_pb2 as pb
 from penstock.proto.router.v1 import router_pb2_grpc
-from router_service.siblings.client import COUNTERS_AGE_S, Siblings
+from router_service.siblings.client import COUNTERS_AGE_S, Siblings, counters_from_proto
 from router_service.siblings.counters import ProcessCounters, total
+from router_service.siblings.servicer import counters_to_proto
 from services.domain import Role
 from services.health import is_serving
 from services.process_slot import ProcessSlot
@@ -314,7 +315,10 @@ async def test_without_a_plan_one_process_listens_and_says_so_and_the_others_wai
 def test_a_total_is_of_all_parts_and_its_percentiles_of_all_their_requests() -> None:
     one = ProcessCounters(active=1, finished=3, ttft_s=(0.1, 0.2, 0.3), answered={"a": 2, "b": 1}, requests_per_s=0.5)
     two = ProcessCounters(waiting=4, failed=1, ttft_s=(0.9,), answered={"b": 5}, escalated={"a": 1}, requests_per_s=1.0)
-    both = total([one, two])
+    one = replace(one, accepted_draft_tokens={"b": 7}, rejected_draft_tokens={"b": 2})
+    two = replace(two, accepted_draft_tokens={"b": 1, "c": 4})
+    both = total([counters_from_proto(counters_to_proto(part)) for part in (one, two)])  # as processes send them
+    assert (both.accepted_draft_tokens, both.rejected_draft_tokens) == ({"b": 8, "c": 4}, {"b": 2})
     assert (both.active, both.waiting, both.finished, both.failed, both.requests_per_s) == (1, 4, 3, 1, 1.5)
     assert (both.answered, both.escalated) == ({"a": 2, "b": 6}, {"a": 1})
     assert (both.ttft_percentile(0.5), both.ttft_percentile(0.95)) == (0.3, 0.9)

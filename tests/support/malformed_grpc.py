@@ -218,6 +218,11 @@ def _worker(rng: random.Random) -> GrpcCase:
         request_id=text, sender_instance_id=text, sequence_tokens=rng.choice((0, 1, 2**32 - 1))
     )
     generate = worker_pb2.GenerateRequest(request_id=f"w-{rng.getrandbits(64)}", prompt=prompt, sampling=sampling)
+    ids = common_pb2.TokenIds(ids=[0, 2**32 - 1] if rng.random() < 0.5 else [])
+    digest = rng.choice(("", "bytes", "é" * 3_000))
+    if rng.random() < 0.5:
+        form = {"token_ids": ids} if rng.random() < 0.5 else {"text": text}
+        generate.draft.CopyFrom(worker_pb2.Draft(tokenizer_digest=digest, **form))
     step = worker_pb2.ReplyStep(reply_id=rng.choice((0, 1, 2**64 - 1)), start=worker_pb2.StartReply(request=generate))
     step.start.timeout.seconds = rng.choice((-1, 5, 2**62))
     verify = worker_pb2.VerifyRequest(request_id=text, sampling=sampling, draft_token_ids=[0, 2**32 - 1])

@@ -57,12 +57,25 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
     keeps_slos: bool = True
     """Whether it admits requests with an SLO as standard, or as best effort."""
     headroom: SloHeadroom | None = None
+    tokenizer_digest: str = ""
+    takes_drafts: bool = False
     broken_by: grpc.Status = field(default_factory=lambda: errors.to_status(Unavailable("the call is broken")))
     server: aio.Server = field(init=False)
 
     @property
     def record(self) -> InstanceRecord:
-        card = ModelCard(self.tier, "m", "d", "scripted", 4096, 10, 16, PLACES)
+        card = ModelCard(
+            self.tier,
+            "m",
+            "d",
+            "scripted",
+            4096,
+            10,
+            16,
+            PLACES,
+            tokenizer_digest=self.tokenizer_digest,
+            takes_drafts=self.takes_drafts,
+        )
         load = Load((1,) * self.requests, (), 9, 1.0, slo=self.headroom)
         return InstanceRecord(self.name, Role.WORKER, f"127.0.0.1:{self.port}", 1.0, 1, 9.0, model=card, load=load)
 

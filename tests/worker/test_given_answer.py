@@ -101,7 +101,7 @@ def test_a_resumed_reply_goes_on_as_if_it_had_begun_here() -> None:
 
 
 def test_tokens_that_were_not_verified_are_no_misses() -> None:
-    """A proposal may be cut by the engine, or not verified at all; the token that the verifier draws tells whether it was right."""
+    """A proposal may be cut by the engine, or not verified; the token that the verifier draws tells whether it was right."""
     given = answer(TEXT)
     for token in TEXT[:40]:
         assert given.propose((), 100)[0] == token
@@ -110,7 +110,7 @@ def test_tokens_that_were_not_verified_are_no_misses() -> None:
 
 
 def test_the_work_per_token_is_bounded() -> None:
-    """An answer that repeats one token has a match at every position; a few are looked at, each as far as the longest match."""
+    """An answer that repeats one token has a match at every position; a few are compared, as far as the longest match."""
     given = answer(b"a" * 16_384)
 
     class Counted(tuple[int, ...]):
@@ -164,7 +164,7 @@ def test_the_window_is_the_best_of_all(seed: int) -> None:
 
 
 def test_a_row_is_dearer_the_more_replies_share_a_pass() -> None:
-    """Alone, a reply pays a row's own cost; in a large batch a proposed row costs as much as a token, and doubtful ones are skipped."""
+    """In a large batch a proposed row costs as much as a token, and doubtful ones are skipped."""
     prices = [row_price(replies) for replies in (1, 4, 16, 64, 10_000)]
     assert prices[0] == pytest.approx(0.06)
     assert prices == sorted(prices)

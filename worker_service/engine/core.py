@@ -76,7 +76,8 @@ class CoreLimits:
 class _Request:
     """The state of a request in addition to its sequence.
 
-    declines: where its SLO cannot be kept it is declined.
+    declines: where its SLO cannot be kept it is declined. given, given_accepted: tokens that its own source proposed and that
+        were verified, and those of them that stand.
     """
 
     sequence: Sequence
@@ -87,6 +88,8 @@ class _Request:
     distributions: tuple[DraftDistribution, ...] = ()
     results: list[RowResult] = field(default_factory=list)
     declines: bool = False
+    given: int = 0
+    given_accepted: int = 0
 
 
 StepOutput = EngineEvent | Verification | RequestFailed
@@ -508,6 +511,9 @@ class EngineCore:
             if reason is not None:
                 emitted += text.finish()
                 break
+        if chunk.proposed and self.proposals.gave(sequence.request_id):
+            request.given += len(chunk.proposed)
+            request.given_accepted += min(accepted, count)
         tokens = result.tokens[:count]
         pairs = zip(tokens, result.logprobs, strict=False)  # without logprobs, there are none
         logprobs = tuple(self._logprobs(token, raw) for token, raw in pairs)
@@ -566,6 +572,12 @@ class EngineCore:
             self._reply_lengths.add(sequence.output_tokens)
         del self._requests[sequence.request_id]
         self.proposals.forget(sequence.request_id)
-        usage = TokenUsage(sequence.prompt_tokens, sequence.cached_prompt_tokens, sequence.output_tokens)
+        usage = TokenUsage(
+            sequence.prompt_tokens,
+            sequence.cached_prompt_tokens,
+            sequence.output_tokens,
+            request.given_accepted,
+            request.given - request.given_accepted,
+        )
         stop = request.text.stopped_by if request.text is not None else None
         return Finished(reason, usage, stop, sequence.preemptions)

@@ -51,6 +51,10 @@ class Proposals:
         """From now on, `source` proposes tokens of this request."""
         self._sources[request_id] = source
 
+    def gave(self, request_id: str) -> bool:
+        """Whether what is proposed for a request in this step is its own source's."""
+        return request_id in self._sources and request_id not in self._by_drafter
+
     def forget(self, request_id: str) -> None:
         """A request has ended or moved away; no error if it has no source."""
         self._sources.pop(request_id, None)

@@ -1,0 +1,250 @@
+"""A rejected answer becomes the draft of the next tier, and so does a prediction: real services, simulated engines."""
+
+import asyncio
+import contextlib
+import io
+import logging
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+from rich.console import Console
+
+from penstock import AsyncClient, Finished, Reply
+from penstock.cli import ask, top
+from penstock.client.errors import InvalidRequestError, NotFoundError
+from penstock.client.mesh_status import Trace
+from router_service.clients.reply_multiplexer import MultiplexerPool
+from router_service.generation.attempt import _draft_for
+from services.channels import ChannelPool
+from services.domain import GenerationRequest, SamplingParams, TextPrompt
+from services.domain.requests import MAX_DRAFT_CHARS, MAX_DRAFT_TOKENS, Draft
+from services.testing import RedisProcess
+from tests.router.test_flagged_answers import metrics_page
+from tests.router.test_generation import TOKENS, Scene
+from tests.support.mesh import TestMesh, running_mesh
+from tests.support.scripted_worker_servicer import Act, ScriptedWorker
+from tests.support.simulated_text import simulated_texts
+
+PROMPT, LENGTH = "hello", 60
+TEXT = simulated_texts({PROMPT: LENGTH})[PROMPT]
+ENDLESS = {"overhead_ms": 1.0, "token_us": 1.0, "context_token_ns": 0.0, "reply_tokens": 1_000_000}
+TIERS: list[dict[str, Any]] = [
+    {"name": "small", "model": "sim-small", "threshold": 100, "simulated": ENDLESS},
+    {"name": "middle", "model": "sim-middle", "threshold": 100, "simulated": ENDLESS, "escalation_drafts": False},
+    {"name": "large", "model": "sim-large", "simulated": ENDLESS},
+]
+
+
+@pytest.fixture(scope="module")
+async def mesh(redis: RedisProcess, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TestMesh]:
+    """Tiers whose answers are never accepted, but for the last; the middle one gets no rejected answers."""
+    import yaml
+
+    content = {
+        "name": "escalation-drafts",
+        "tiers": [{"engine": "simulated"} | tier for tier in TIERS],
+        "judge": {"scorers": [{"name": "confidence", "kind": "confidence"}], "default_scorer": "confidence"},
+        "router": {"grpc_port": 0, "http_port": 0, "trace_share": 1.0, "judge_timeout_s": 60},
+    }
+    path = tmp_path_factory.mktemp("mesh") / "mesh.yaml"
+    path.write_text(yaml.safe_dump(content))
+    async with running_mesh(path, redis.url) as mesh:
+        yield mesh
+
+
+async def reply(client: AsyncClient, **options: Any) -> Reply:
+    return await client.generate(PROMPT, temperature=0.0, max_tokens=LENGTH, **options)
+
+
+async def test_the_next_tier_verifies_a_rejected_answer(mesh: TestMesh) -> None:
+    """The answer is as without a draft, in fewer steps. The tier whose setting is off generates its own, without any."""
+    async with mesh.client() as client:
+        got = await reply(client)
+    assert got.text == TEXT
+    small, middle, large = got.tiers
+    for tier in (small, middle):
+        assert (tier.usage.accepted_draft_tokens, tier.usage.rejected_draft_tokens) == (0, 0)
+    assert large.usage.accepted_draft_tokens > 0.8 * LENGTH
+    assert got.usage == large.usage
+
+
+async def test_it_is_counted_for_metrics_and_status(mesh: TestMesh) -> None:
+    async with mesh.client() as client:
+        before = {tier.name: tier.accepted_draft_tokens for tier in (await client.status()).tiers}
+        accepted = (await reply(client)).usage.accepted_draft_tokens
+        assert accepted > 0
+        after = {tier.name: tier.accepted_draft_tokens for tier in (await client.status()).tiers}
+    assert after == before | {"large": before["large"] + accepted}
+    page = await asyncio.to_thread(metrics_page, mesh)
+    lines = [line for line in page.splitlines() if line.startswith("penstock_router_draft_tokens_total{")]
+    (line,) = [line for line in lines if 'penstock_outcome="accepted"' in line]
+    assert 'penstock_tier="large"' in line
+    assert float(line.rpartition(" ")[2]) == after["large"]
+
+
+async def test_a_prediction_is_the_draft_of_every_tier_until_there_is_a_better_one(mesh: TestMesh) -> None:
+    """Also of a tier that gets no rejected answers; over gRPC. A wrong one changes nothing."""
+    async with mesh.client() as client:
+        got = await reply(client, prediction=TEXT)
+        assert got.text == TEXT
+        assert [tier.usage.accepted_draft_tokens > 0.8 * LENGTH for tier in got.tiers] == [True, True, True]
+        wrong = await reply(client, prediction="nothing of the kind " * 20, model="large")
+        assert wrong.text == TEXT
+        with pytest.raises(InvalidRequestError, match="prediction: at most"):
+            await reply(client, prediction="a" * (MAX_DRAFT_CHARS + 1))
+
+
+async def test_openais_prediction_and_usage(mesh: TestMesh) -> None:
+    """The request's field as a text and as parts, streamed or not; the counts are in the usage under OpenAI's names."""
+    messages: Any = [{"role": "user", "content": PROMPT}]
+    async with openai.AsyncOpenAI(base_url=f"{mesh.http}/v1", api_key="none", max_retries=0) as client:
+        for content in (TEXT, [{"type": "text", "text": TEXT[:9]}, {"type": "text", "text": TEXT[9:]}]):
+            prediction: Any = {"type": "content", "content": content}
+            options: Any = {"model": "large", "messages": messages, "temperature": 0, "max_tokens": LENGTH}
+            got = await client.chat.completions.create(**options, prediction=prediction)
+            assert got.choices[0].message.content == TEXT
+            assert got.usage is not None
+            details = got.usage.completion_tokens_details
+            assert details is not None
+            assert (details.accepted_prediction_tokens or 0) > 0.8 * LENGTH
+            assert details.rejected_prediction_tokens is not None
+            stream = await client.chat.completions.create(
+                **options, prediction=prediction, stream=True, stream_options={"include_usage": True}
+            )
+            chunks = [chunk async for chunk in stream]
+            assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == TEXT
+            assert chunks[-1].usage is not None
+            assert chunks[-1].usage.completion_tokens_details == details
+        plain = await client.chat.completions.create(**options)
+        assert plain.usage is not None
+        assert plain.usage.completion_tokens_details is not None
+        assert plain.usage.completion_tokens_details.accepted_prediction_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("prediction", "field"),
+    [
+        ("a text", "prediction"),
+        ({"type": "content"}, "prediction.content"),
+        ({"type": "content", "content": 7}, "prediction.content"),
+        ({"type": "content", "content": []}, "prediction.content"),
+        ({"type": "content", "content": "a" * (MAX_DRAFT_CHARS + 1)}, "prediction.content"),
+        ({"type": "image", "content": "a"}, "prediction.type"),
+        ({"type": "content", "content": "a", "more": 1}, "prediction.more"),
+    ],
+)
+async def test_a_prediction_that_is_none_is_refused_by_name(mesh: TestMesh, prediction: Any, field: str) -> None:
+    body = {"model": "large", "messages": [{"role": "user", "content": PROMPT}], "prediction": prediction}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{mesh.http}/v1/chat/completions", json=body) as response,
+    ):
+        assert response.status == 400
+        error = (await response.json())["error"]
+    assert field in f"{error['param']} {error['message']}"
+
+
+async def complete_trace(client: AsyncClient, trace_id: str) -> list[Trace]:
+    """The trace, once the span of the last tier and its worker's have arrived."""
+    async with asyncio.timeout(120):
+        while True:
+            with contextlib.suppress(NotFoundError):
+                traces = await client.traces(trace_id=trace_id)
+                spans = traces[0].spans
+                of_workers = [span for span in spans if "gen_ai.usage.output_tokens" in span.attributes]
+                if len(of_workers) == len(TIERS) and any(span.name == "tier large" for span in spans):
+                    return traces
+            await asyncio.sleep(0.05)
+
+
+async def test_no_draft_is_in_logs_or_traces(mesh: TestMesh, caplog: pytest.LogCaptureFixture) -> None:
+    """It is what a user has sent, or an answer to that."""
+    secret = "the launch code is 0000"
+    caplog.set_level(logging.DEBUG)
+    async with mesh.client() as client:
+        got = await reply(client, prediction=secret, trace=True)
+        assert got.trace_id
+        traces = await complete_trace(client, got.trace_id)
+    assert secret not in repr(traces)
+    assert secret not in caplog.text
+    assert TEXT not in repr(traces)
+
+
+class TestFailover:
+    """What the instances of a tier are sent."""
+
+    @pytest.fixture
+    async def scene(self) -> AsyncIterator[Scene]:
+        async with AsyncExitStack() as stack, asyncio.timeout(300):
+            channels = await stack.enter_async_context(ChannelPool())
+            yield Scene(stack, channels, await stack.enter_async_context(MultiplexerPool(channels)))
+
+    async def test_a_reply_that_fails_over_brings_its_draft_and_its_tokens(self, scene: Scene) -> None:
+        """Each instance gets the draft in its own form: its tokenizer's tokens, or text; one that takes none gets none."""
+        for name, digest, takes_drafts in (("a", "t", True), ("b", "other", True), ("c", "t", False), ("d", "t", True)):
+            worker = await scene.start(name, *([[5, Act.DIE]] if name != "d" else []))
+            worker.tokenizer_digest, worker.takes_drafts = digest, takes_drafts
+            scene.hear(worker)
+        scene.policy = type(scene.policy)(tier_wait_s=0.0, max_attempts=8, max_refusals=8, max_deaths=8)
+        draft = Draft("the text", (1, 2, 3), "t")
+        await scene.reply(draft=draft)
+        sent = {name: worker.asked[0] for name, worker in scene.workers.items()}
+        assert {name: len(request.resume_token_ids) for name, request in sent.items()} == {
+            "a": 0,
+            "b": 5,
+            "c": 10,
+            "d": 15,
+        }
+        assert [sent[name].draft.WhichOneof("content") for name in "abcd"] == ["token_ids", "text", None, "token_ids"]
+        assert list(sent["d"].draft.token_ids.ids) == [1, 2, 3]
+        assert sent["d"].draft.tokenizer_digest == "t"
+        assert sent["b"].draft.text == "the text"
+        assert not sent["c"].HasField("draft")
+        assert len(sent["d"].resume_token_ids) < TOKENS
+
+
+@pytest.mark.parametrize(
+    ("draft", "expected"),
+    [
+        (Draft("text", (1, 2), "t"), Draft("", (1, 2), "t")),
+        (Draft("text", (1, 2), "u"), Draft("text")),
+        (Draft("", (1, 2), "u"), None),
+        (Draft("text"), Draft("text")),
+        (None, None),
+    ],
+)
+def test_the_form_of_a_draft(draft: Draft | None, expected: Draft | None) -> None:
+    worker = ScriptedWorker("w", tokenizer_digest="t", takes_drafts=True)  # type: ignore[abstract]
+    request = GenerationRequest("r", TextPrompt("p"), SamplingParams(), draft=draft)
+    assert _draft_for(worker.record, request) == expected
+
+
+def test_a_long_answer_is_a_draft_as_far_as_one_may_be_long() -> None:
+    """What a router hands up is never refused."""
+    limited = Draft("a" * (2 * MAX_DRAFT_CHARS), (1,) * (2 * MAX_DRAFT_TOKENS), "t").limited
+    assert not [*limited.problems("draft")]
+    assert (len(limited.text), len(limited.token_ids)) == (MAX_DRAFT_CHARS, MAX_DRAFT_TOKENS)
+
+
+async def test_the_terminal_shows_what_came_of_drafts(mesh: TestMesh) -> None:
+    """In `penstock top`, a column with the accepted of all verified draft tokens; in `penstock ask`, how many came from one."""
+    async with mesh.client() as client:
+        finished = [event async for event in client.stream(PROMPT, temperature=0.0, max_tokens=LENGTH)][-1]
+        status = await client.status()
+    assert isinstance(finished, Finished)
+    assert f"{finished.usage.accepted_draft_tokens} from a draft" in ask._summary(finished)
+    (large,) = [tier for tier in status.tiers if tier.name == "large"]
+    verified = large.accepted_draft_tokens + large.rejected_draft_tokens
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(top.screen(status, deque()))
+    shown = console.export_text()
+    assert "drafted" in shown
+    assert f"{large.accepted_draft_tokens}/{verified}" in shown
+    console.print(top.screen(replace(status, tiers=status.tiers[:2]), deque()))
+    assert "drafted" not in console.export_text()
