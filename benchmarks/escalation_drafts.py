@@ -1,4 +1,4 @@
-"""Escalation drafts on the shipped family: passes and speed where a tier verifies the answer of the tier below, same text or not.
+"""Escalation drafts on the shipped family: passes and speed where a tier verifies the answer of the tier below.
 
 Two parts. *Engines*: the answers of each tier to held-out prompts are the drafts of the next tier's engine, in turns with and
 without; the engine runs alone and replies to one prompt after another, so that its passes are counted exactly. Those answers
@@ -161,7 +161,7 @@ def _common(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 async def _cascade(questions: Sequence[dict[str, str]], rounds: int) -> dict[str, Any]:
-    """The running cascade: per tier, tokens per second of its escalated replies; latency of answers that the first tier gave."""
+    """The running cascade: tokens per second of the replies of later tiers; latency of the first tier's accepted answers."""
     replies: dict[bool, list[list[Reply]]] = {True: [], False: []}
     for number in range(rounds):
         for with_drafts in (False, True) if number % 2 else (True, False):

@@ -233,7 +233,7 @@ def test_a_long_answer_is_a_draft_as_far_as_one_may_be_long() -> None:
 
 
 async def test_the_terminal_shows_what_came_of_drafts(mesh: TestMesh) -> None:
-    """In `penstock top`, a column with the accepted of all verified draft tokens; in `penstock ask`, how many came from one."""
+    """In `penstock top`, a column with the accepted of all verified draft tokens; in `penstock ask`, those of the answer."""
     async with mesh.client() as client:
         finished = [event async for event in client.stream(PROMPT, temperature=0.0, max_tokens=LENGTH)][-1]
         status = await client.status()

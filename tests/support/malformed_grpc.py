@@ -87,6 +87,8 @@ def junk_request(rng: random.Random) -> router_pb2.GenerateRequest:
             duration.seconds = rng.choice((0, -1, 5, 315_576_000_000, 2**62, -(2**62)))
             duration.nanos = rng.choice((0, 1, -1, 2**31 - 1, -(2**31)))
         request.slo.phases[0].from_output_token_count = rng.choice((0, 2**32 - 1))
+    if rng.random() < 0.2:
+        request.prediction = rng.choice(("x", "\x00", "é" * 70_000))
     if rng.random() < 0.3:
         request.request_id = rng.choice(("", f"r-{rng.getrandbits(64)}", "x" * 129, "a\nb", "\U0001f600" * 2_000))
     if rng.random() < 0.3:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 from services.domain.errors import PenstockError
-from services.domain.requests import Draft
+from services.domain.requests import MAX_DRAFT_TOKENS, Draft
 from worker_service.speculation.given_answer import BYTE_MATCH, PIECE_MATCH, GivenAnswer, RunAcceptance
 from worker_service.speculation.sources import DraftSource
 from worker_service.text import Tokenizer
@@ -38,7 +38,9 @@ class GivenAnswers:
             return None
         length = len(draft.text) + len(draft.token_ids) + len(output)
         try:
-            return await self._encoder.run(request_id, length, lambda: self._aligned(draft, output))
+            return await self._encoder.run(
+                request_id, length, lambda: self._aligned(draft, output), continued=bool(output)
+            )
         except EncodingAborted:
             raise
         except PenstockError as error:  # too many texts wait, or the tokenizer cannot encode this one
@@ -47,6 +49,6 @@ class GivenAnswers:
 
     def _aligned(self, draft: Draft, output: Seq[int]) -> GivenAnswer:
         answer = draft.token_ids or self._tokenizer.encode_text(draft.text)
-        given = GivenAnswer(answer, self._shortest, self._acceptance, self._price)
-        given.align(output)
+        given = GivenAnswer(answer[:MAX_DRAFT_TOKENS], self._shortest, self._acceptance, self._price)
+        given.align(output[-MAX_DRAFT_TOKENS:])  # of a longer reply, its end is enough to find the place
         return given
