@@ -6,13 +6,10 @@ from collections.abc import Sequence as Seq
 
 from services.domain.errors import PenstockError
 from services.domain.requests import MAX_DRAFT_TOKENS, Draft
-from worker_service.speculation.given_answer import BYTE_MATCH, PIECE_MATCH, GivenAnswer, RunAcceptance
+from worker_service.speculation.given_answer import GivenAnswer, RunAcceptance
 from worker_service.speculation.sources import DraftSource
 from worker_service.text import Tokenizer
 from worker_service.text.encoder import EncodingAborted, PromptEncoder
-
-BYTE_VOCABULARY = 512
-"""Tokenizers with no more tokens than this have one for each byte, and special tokens."""
 
 _log = logging.getLogger(__name__)
 
@@ -24,7 +21,6 @@ class GivenAnswers:
         """price: of one more row at this moment, as in `windows.row_price`."""
         self._tokenizer, self._encoder, self._price = tokenizer, encoder, price
         self._acceptance = RunAcceptance()
-        self._shortest = BYTE_MATCH if tokenizer.vocab_size <= BYTE_VOCABULARY else PIECE_MATCH
 
     async def source(self, request_id: str, draft: Draft | None, output: Seq[int]) -> DraftSource | None:
         """The source for a reply whose first tokens are `output`; None without a draft.
@@ -49,6 +45,6 @@ class GivenAnswers:
 
     def _aligned(self, draft: Draft, output: Seq[int]) -> GivenAnswer:
         answer = draft.token_ids or self._tokenizer.encode_text(draft.text)
-        given = GivenAnswer(answer[:MAX_DRAFT_TOKENS], self._shortest, self._acceptance, self._price)
+        given = GivenAnswer(answer[:MAX_DRAFT_TOKENS], self._acceptance, self._price)
         given.align(output[-MAX_DRAFT_TOKENS:])  # of a longer reply, its end is enough to find the place
         return given

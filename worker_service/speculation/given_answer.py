@@ -3,8 +3,8 @@
 The answer is not the reply, so the two must be aligned again wherever they differ. A pointer tells where the reply is in the
 given answer. If the next token of the reply is not the one at the pointer, it is assumed to stand in its place, and the
 pointer goes on to the next position. If that is wrong as well, the last tokens of the reply are looked up in the given
-answer, and the pointer moves behind the longest match, of several the nearest one. Without a match nothing is proposed until
-there is one.
+answer, and the pointer moves behind the longest match, of several the nearest one. Without a match the pointer is lost: it
+goes on position by position, and little or nothing is proposed, until a token is right or there is a match.
 """
 
 from bisect import bisect_left
@@ -14,16 +14,17 @@ from collections.abc import Sequence as Seq
 
 from worker_service.speculation.windows import best_window
 
-BYTE_MATCH, PIECE_MATCH = 2, 3
-"""The shortest match by which a reply is aligned: of bytes, and of the longer pieces of other tokenizers."""
+SHORTEST_MATCH = 3
+"""Tokens. Shorter matches are often misleading, longer ones come too late: docs/adr/0050-a-rejected-answer-is-a-draft.md."""
 LONGEST_MATCH = 16
 NEAREST_MATCHES = 8
 """Matches that are compared, and as many tokens of each: the work per token is bounded, whatever the given answer."""
 
-RUNS = (0, 1, 4, 16)
-"""Acceptance is estimated by how many tokens have been right in a row: at least this many."""
-FIRST_SHARES = (0.55, 0.85, 0.95, 0.98)
-"""Shares accepted before any have been counted."""
+LOST = -1
+RUNS = (LOST, 0, 1, 4, 16)
+"""Acceptance is estimated by how many tokens have been right in a row: at least this many; LOST: the pointer is lost."""
+FIRST_SHARES = (0.25, 0.5, 0.75, 0.85, 0.95)
+"""Shares accepted before any have been counted: about those of the shipped family."""
 FIRST_COUNT, MAX_COUNT = 16.0, 4096.0
 """Weight of the first shares, in tokens. At the larger number, counts are halved, so that estimates follow changes."""
 
@@ -36,7 +37,7 @@ class RunAcceptance:
         self._right = [FIRST_COUNT * share for share in FIRST_SHARES]
 
     def after(self, run: int) -> float:
-        """Probability that the next token is right after `run` right ones."""
+        """Probability that the next token is right after `run` right ones, or LOST."""
         at = self._class(run)
         return self._right[at] / self._counts[at]
 
@@ -57,30 +58,23 @@ class RunAcceptance:
 class GivenAnswer:
     """A DraftSource that proposes the tokens of a given answer."""
 
-    def __init__(
-        self, answer: Seq[int], shortest_match: int, acceptance: RunAcceptance, price: Callable[[], float] = lambda: 0.0
-    ) -> None:
-        """shortest_match: BYTE_MATCH or PIECE_MATCH. price: of a row at this moment, as in `windows.row_price`.
-
-        Takes milliseconds for the longest answers.
-        """
-        self._answer, self._shortest = tuple(answer), shortest_match
+    def __init__(self, answer: Seq[int], acceptance: RunAcceptance, price: Callable[[], float] = lambda: 0.0) -> None:
+        """price: of a row at this moment, as in `windows.row_price`. Takes milliseconds for the longest answers."""
+        self._answer = tuple(answer)
         self._acceptance, self._price = acceptance, price
         self._ends_of: dict[tuple[int, ...], list[int]] = {}  # where each sequence of the shortest length ends
-        for end in range(shortest_match, len(self._answer) + 1):
-            self._ends_of.setdefault(self._answer[end - shortest_match : end], []).append(end)
-        self._at, self._aligned = 0, True  # the pointer, and whether it is trusted
-        self._run = 0  # right tokens in a row
+        for end in range(SHORTEST_MATCH, len(self._answer) + 1):
+            self._ends_of.setdefault(self._answer[end - SHORTEST_MATCH : end], []).append(end)
+        self._at = 0  # the pointer
+        self._run = 0  # right tokens in a row, or LOST
         self._missed = 0  # wrong ones since the pointer was right
         self._proposed: Seq[int] = ()
         self._last: deque[int] = deque(maxlen=LONGEST_MATCH)  # of the reply
 
     def propose(self, tokens: Seq[int], limit: int) -> Seq[int]:
         """As many tokens from the pointer on as are worth their rows."""
-        self._proposed = ()
-        if self._aligned:
-            window = best_window(self._acceptances(min(limit, len(self._answer) - self._at)), self._price())
-            self._proposed = self._answer[self._at : self._at + window]
+        window = best_window(self._acceptances(min(limit, len(self._answer) - self._at)), self._price())
+        self._proposed = self._answer[self._at : self._at + window]
         return self._proposed
 
     def observe(self, accepted: int, token: int) -> None:
@@ -95,41 +89,39 @@ class GivenAnswer:
             self._advance(token, None)
 
     def _acceptances(self, count: int) -> Iterator[float]:
-        return (self._acceptance.after(self._run + i) for i in range(count))
+        run = self._run
+        for _ in range(count):
+            yield self._acceptance.after(run)
+            run = max(run, 0) + 1
 
     def _advance(self, token: int, acceptance: RunAcceptance | None) -> None:
         """The reply goes on with `token`. acceptance: that counts it."""
         self._last.append(token)
-        if not self._aligned:
+        if self._at >= len(self._answer):  # what follows may still repeat a part of the answer
             self._realign()
-            return
-        if self._at >= len(self._answer):  # behind its end; what follows may repeat a part of it
-            self._aligned = False
             return
         right = self._answer[self._at] == token
         if acceptance is not None:
             acceptance.add(self._run, right=right)
         self._at += 1
         if right:
-            self._run, self._missed = self._run + 1, 0
+            self._run, self._missed = max(self._run, 0) + 1, 0
             return
         self._run, self._missed = 0, self._missed + 1
         if self._missed > 1:
-            self._aligned = False
             self._realign()
 
     def _realign(self) -> None:
-        """Move the pointer behind the longest match of the reply's last tokens, if there is one."""
-        if len(self._last) < self._shortest:
-            return
+        """Move the pointer behind the longest match of the reply's last tokens; without one, it is lost."""
+        self._run = LOST
         last = tuple(self._last)
-        ends = self._ends_of.get(last[-self._shortest :], ())
+        ends = self._ends_of.get(last[-SHORTEST_MATCH:], ())
         if not ends:
             return
         first = max(0, bisect_left(ends, self._at) - NEAREST_MATCHES // 2)
         nearest = ends[first : first + NEAREST_MATCHES]
         self._at = min(nearest, key=lambda end: (-self._match(end, last), abs(end - self._at)))
-        self._aligned, self._run, self._missed = True, 0, 0
+        self._run = self._missed = 0
 
     def _match(self, end: int, last: tuple[int, ...]) -> int:
         """How many of the last tokens match the answer before `end`."""
