@@ -18,6 +18,7 @@ from services.settings import (
     MeshSlo,
     MeshSloClass,
     MeshSloPhase,
+    MeshSpeculation,
     MeshStages,
     MeshTenant,
     MeshTier,
@@ -39,6 +40,7 @@ error that names the field. `make settings-page` generates this page from the do
 SECTIONS: tuple[tuple[str, type[Any]], ...] = (
     ("The mesh file", MeshFile),
     ("`tiers[]`", MeshTier),
+    ("`tiers[].speculation`", MeshSpeculation),
     ("`tiers[].simulated`", SimulatedMeshEngine),
     ("`tiers[].sglang`", SglangMeshEngine),
     ("`judge`", MeshJudge),

@@ -65,9 +65,23 @@ def _tier_problems(mesh: MeshFile) -> Iterator[FieldProblem]:
         if not tier.model and tier.engine != "simulated":
             yield FieldProblem(f"tiers[{i}].model", f"missing: the {tier.engine} engine needs a model")
         yield from _flag_problems(tier.sglang, f"tiers[{i}].sglang")
+        yield from _drafter_problems(mesh, i)
         needed, gpus = tier.sglang.tp * tier.sglang.pp * tier.sglang.dp, len(tier.sglang.gpus)
         if gpus and gpus < needed * tier.workers:
             yield FieldProblem(f"tiers[{i}].sglang.gpus", f"{gpus} for {tier.workers} workers of {needed}")
+
+
+def _drafter_problems(mesh: MeshFile, index: int) -> Iterator[FieldProblem]:
+    tier, field = mesh.tiers[index], f"tiers[{index}].speculation.drafters"
+    if tier.speculation.drafters and tier.engine != "torch":
+        yield FieldProblem(field, f"only torch engines draft, and this tier's engine is {tier.engine}")
+    models = {other.name: other.model for other in mesh.tiers}
+    for j, drafter in enumerate(tier.speculation.drafters):
+        model = models.get(drafter, drafter)
+        if drafter == tier.name or model == tier.model:
+            yield FieldProblem(f"{field}[{j}]", "must be another model than the tier's own")
+        elif not model:
+            yield FieldProblem(f"{field}[{j}]", f"tier '{drafter}' has no model")
 
 
 UNSUPPORTED_SGLANG_FLAGS = {

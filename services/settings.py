@@ -71,6 +71,9 @@ class SimulatedMeshEngine(BaseModel):
     """Largest total length of a prompt and its reply."""
 
 
+MAX_DRAFT_WINDOW = 32  # beyond it, hardly any draft stands to its end
+
+
 class SglangMeshEngine(BaseModel):
     """The SGLang server behind each worker of a tier: started by the worker, or already running."""
 
@@ -115,6 +118,19 @@ class SglangMeshEngine(BaseModel):
     """Additional command-line flags, passed unchanged."""
     env: dict[str, str] = {}
     """Additional environment variables of the server."""
+
+
+class MeshSpeculation(BaseModel):
+    """Speculative decoding: smaller models draft the next tokens of replies, the tier's model verifies them in one pass."""
+
+    model_config = _FROZEN
+
+    drafters: tuple[str, ...] = ()
+    """The models that may draft, each the name of another tier, a folder or an id at the hub. They are loaded in each worker,
+    with a KV cache of as many tokens as the tier's, and must have the tokens of the tier's model. Which of them drafts, and
+    whether any does, is decided by measured speed and acceptance. Empty: none; for engines that are torch."""
+    max_window: int = Field(default=7, ge=1, le=MAX_DRAFT_WINDOW)
+    """The most tokens that are drafted for a reply in one step."""
 
 
 class MeshTier(BaseModel):
@@ -171,6 +187,8 @@ class MeshTier(BaseModel):
     """What a million prompt tokens cost, for `penstock usage`, in a currency of your choice."""
     output_price: float = Field(default=0.0, ge=0)
     """The same for output tokens."""
+    speculation: MeshSpeculation = MeshSpeculation()
+    """Models that draft for the tier's model. Replies stay the same, token for token."""
     simulated: SimulatedMeshEngine = SimulatedMeshEngine()
     """The latency model of the simulated engine."""
     sglang: SglangMeshEngine = SglangMeshEngine()

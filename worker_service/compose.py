@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.proto.worker.v1 import worker_pb2_grpc
@@ -17,6 +18,7 @@ from services.runtime import Chassis
 from services.settings import (
     DEFAULT_KV_TOKENS,
     DEFAULT_STEP_TOKENS,
+    MeshFile,
     MeshTier,
     ServiceSettings,
     SettingsError,
@@ -55,7 +57,7 @@ async def compose(chassis: Chassis) -> None:
     if not settings.tier:
         raise SettingsError("PENSTOCK_TIER: required for a worker")
     tier = chassis.mesh.tier(settings.tier)
-    engine = build_engine(tier, settings)
+    engine = build_engine(tier, settings, drafter_folders(chassis.mesh, tier, settings))
     try:
         await engine.start()
     except EngineUnusable as error:
@@ -173,8 +175,18 @@ async def _watch(
         await asyncio.sleep(look_s)
 
 
-def build_engine(tier: MeshTier, settings: ServiceSettings) -> Engine:
-    """Create the engine of a tier, without starting it."""
+def drafter_folders(mesh: MeshFile, tier: MeshTier, settings: ServiceSettings) -> tuple[Path, ...]:
+    """The folders of the models that draft for a tier.
+
+    Raises:
+        SettingsError: A model cannot be downloaded.
+    """
+    models = {other.name: other.model for other in mesh.tiers}
+    return tuple(model_folder(settings, models.get(name, name)) for name in tier.speculation.drafters)
+
+
+def build_engine(tier: MeshTier, settings: ServiceSettings, drafters: tuple[Path, ...] = ()) -> Engine:
+    """Create the engine of a tier, without starting it. drafters: folders of the models that draft."""
     name = tier.served_name
     hold = (
         OutputCoalescing(settings.frame_interval_ms / 1000, settings.frame_tokens)
@@ -244,6 +256,8 @@ def build_engine(tier: MeshTier, settings: ServiceSettings) -> Engine:
             tool_format=tier.tool_format,
             batch_policy=PolicyName(tier.batch_policy),
             best_effort_reserve=tier.best_effort_reserve,
+            drafters=drafters,
+            max_window=tier.speculation.max_window,
         ),
         hold=hold,
     )

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
 from services.domain.instances import Load
-from worker_service.engine.interface import Engine, StepPredicting
+from worker_service.engine.interface import Engine, Speculating, StepPredicting
 
 _Read = Callable[[Load], float]
 
@@ -54,6 +54,41 @@ class LoadTracker:
             "penstock.worker.preemptions",
             callbacks=[lambda _: [Observation(engine.preemptions, self._labels)]],
             unit="{preemption}",
+        )
+
+        if isinstance(engine, Speculating):
+            self._count_drafts(engine, meter)
+
+    def _count_drafts(self, engine: Speculating, meter: Meter) -> None:
+        """Metrics of speculative decoding."""
+
+        def tokens(_: CallbackOptions) -> Iterable[Observation]:
+            state = engine.speculation()
+            for source, verified in state.verified.items():
+                accepted, labels = state.accepted[source], self._labels | {"penstock.draft.source": source}
+                yield Observation(accepted, labels | {"penstock.draft.outcome": "accepted"})
+                yield Observation(verified - accepted, labels | {"penstock.draft.outcome": "rejected"})
+
+        def failures(_: CallbackOptions) -> Iterable[Observation]:
+            for source, count in engine.speculation().failures.items():
+                yield Observation(count, self._labels | {"penstock.draft.source": source})
+
+        def window(_: CallbackOptions) -> Iterable[Observation]:
+            state = engine.speculation()
+            yield Observation(state.window, self._labels | {"penstock.draft.model": state.model or "none"})
+
+        for name, callback, unit, description in (
+            ("tokens", tokens, "{token}", "Drafted tokens that were verified."),
+            ("failures", failures, "{failure}", "Models and sources of drafts that failed and are not used any more."),
+        ):
+            meter.create_observable_counter(
+                f"penstock.worker.draft_{name}", callbacks=[callback], unit=unit, description=description
+            )
+        meter.create_observable_gauge(
+            "penstock.worker.draft_window",
+            callbacks=[window],
+            unit="{token}",
+            description="Tokens that the model which drafts now drafts for a reply in a step.",
         )
 
     def load(self) -> Load:

@@ -199,6 +199,25 @@ class StepPredicting(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class SpeculationState:
+    """Counts of drafted tokens since the start, by source: `model` for models that draft, `given` for drafts that came with
+    requests. model, window: what drafts now; empty and 0 where the engine's model computes alone."""
+
+    verified: Mapping[str, int]
+    accepted: Mapping[str, int]
+    failures: Mapping[str, int]
+    model: str
+    window: int
+
+
+@runtime_checkable
+class Speculating(Protocol):
+    """For metrics: an engine that verifies drafts of running replies."""
+
+    def speculation(self) -> SpeculationState: ...
+
+
+@dataclass(frozen=True, slots=True)
 class KvLayout:
     """The KV layout, which two engines must share to exchange blocks: (layers, 2, block_tokens, kv_heads, head_dim)."""
 

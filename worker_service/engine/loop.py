@@ -44,6 +44,7 @@ from worker_service.engine.interface import (
     HandedOver,
     KvLayout,
     LastBlocks,
+    SpeculationState,
     Stopped,
     Verification,
 )
@@ -137,6 +138,9 @@ class LoopEngine:
     @property
     def latency_correction(self) -> float | None:
         return self._core.scheduler.policy.latency_correction
+
+    def speculation(self) -> SpeculationState:
+        return self._core.proposals.state()
 
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()

@@ -6,6 +6,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from services.domain.requests import FinishReason, PositionLogprobs
+from worker_service.engine.interface import SpeculationState
 from worker_service.scheduling import BatchScheduler, Chunk, StepPlan
 from worker_service.speculation.sources import Drafter, DraftRequest, DraftSource, VerifiedStep
 from worker_service.text import Tokenizer
@@ -46,6 +47,21 @@ class Proposals:
         self._watching = False  # whether there was a source or a drafter when the step was planned
         self.drafter: Drafter | None = None
         self.of_sources, self.of_drafter = DraftCounts(), DraftCounts()
+
+    def state(self) -> SpeculationState:
+        """The counts, and what drafts now. May be called by any thread."""
+        counts = {"model": self.of_drafter, "given": self.of_sources}
+        drafter = self.drafter
+        model, window = drafter.current if drafter is not None else ("", 0)
+        failures = {name: count.failures for name, count in counts.items()}
+        failures["model"] += drafter.failures if drafter is not None else 0
+        return SpeculationState(
+            verified={name: count.verified for name, count in counts.items()},
+            accepted={name: count.accepted for name, count in counts.items()},
+            failures=failures,
+            model=model,
+            window=window,
+        )
 
     def attach(self, request_id: str, source: DraftSource) -> None:
         """From now on, `source` proposes tokens of this request."""
@@ -169,6 +185,7 @@ class Proposals:
 
     def _drop_drafter(self) -> None:
         """Drop a drafter that failed; replies continue without it."""
-        self.of_drafter.failures += 1
+        assert self.drafter is not None
+        self.of_drafter.failures += 1 + self.drafter.failures
         self.drafter = None
         _log.exception("the drafter failed and is dropped")

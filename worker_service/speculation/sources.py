@@ -69,7 +69,17 @@ class VerifiedStep:
 
 
 class Drafter(Protocol):
-    """Proposes the next tokens of all running replies of an engine, by smaller models. Called between two steps."""
+    """Proposes the next tokens of all running replies of an engine, by smaller models. Called between two steps.
+
+    failures: models that failed and are not used any more.
+    """
+
+    failures: int
+
+    @property
+    def current(self) -> tuple[str, int]:
+        """The model that drafts and how many tokens; ("", 0) while none does."""
+        ...
 
     def propose(self, requests: Seq[DraftRequest]) -> Seq[Seq[int]]:
         """Tokens for each request; none where nothing is worth verifying."""

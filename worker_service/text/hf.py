@@ -48,6 +48,10 @@ class HfTokenizer:
         self.tool_format = _tool_format(loaded.chat_template, tool_format)
         self._special = frozenset(loaded.all_special_ids) | _special_ids(self._backend)
 
+    def has_tokens_of(self, other: "HfTokenizer") -> bool:
+        """Whether each token of `other` is the same token here."""
+        return bool(self._backend.get_vocab() == other._backend.get_vocab())
+
     def encode(self, prompt: Prompt, context_tokens: int | None = None) -> list[int]:
         match prompt:
             case TokenPrompt(token_ids):

@@ -42,13 +42,12 @@ class KvPool:
     ) -> None:
         self.layers, self.blocks, self.block_tokens = layers, blocks, block_tokens
         self.kv_heads, self.head_dim = kv_heads, head_dim
-        self.k = [
-            torch.zeros((blocks, kv_heads, head_dim, block_tokens), dtype=dtype, device=device) for _ in range(layers)
-        ]
-        self.v = [
-            torch.zeros((blocks, kv_heads, block_tokens, head_dim), dtype=dtype, device=device) for _ in range(layers)
-        ]
         # zeros, not empty: values beyond the end of a sequence are multiplied by weight 0 and must not be NaN
+        keys = torch.zeros((layers, blocks, kv_heads, head_dim, block_tokens), dtype=dtype, device=device)
+        values = torch.zeros((layers, blocks, kv_heads, block_tokens, head_dim), dtype=dtype, device=device)
+        self.k, self.v = list(keys), list(values)
+        self.stacked = (numbers(keys), numbers(values)) if device == "cpu" else None
+        """The memory of all layers for the compiled draft; on a CPU only."""
         self.arrays = [(numbers(k), numbers(v)) for k, v in zip(self.k, self.v, strict=True)] if device == "cpu" else []
         """The same memory for the compiled kernels, per layer; on a CPU only."""
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from services.clock import Clock, SystemClock
 from services.domain.latency import StepLatencyModel
@@ -18,6 +18,7 @@ from worker_service.engine.generation_config import sampling_defaults
 from worker_service.engine.interface import Capability, EngineInfo, EngineUnusable, KvLayout
 from worker_service.engine.latency_fit import measured_latency
 from worker_service.engine.loop import LoopEngine, OutputCoalescing
+from worker_service.engine.torch.draft_loading import adaptive_drafter, load_draft_model
 from worker_service.engine.torch.runner import TorchRunner, kv_layout
 from worker_service.scheduling import BatchLimits, BlockPool, PolicyName
 from worker_service.text.hf import HfTokenizer
@@ -30,7 +31,8 @@ KV_SHARE_OF_FREE_MEMORY = 0.9  # the rest is for the activations of a step
 
 @dataclass(frozen=True, slots=True)
 class TorchEngineOptions:
-    """folder: a model in Hugging Face format. kernel, fused: as in TorchRunner. The rest is as in the tier of a mesh file."""
+    """folder: a model in Hugging Face format. kernel, fused: as in TorchRunner. drafters: folders of smaller models that
+    draft, max_window tokens at most. The rest is as in the tier of a mesh file."""
 
     folder: Path
     name: str
@@ -48,6 +50,8 @@ class TorchEngineOptions:
     tool_format: str = "auto"
     batch_policy: PolicyName = PolicyName.DECODE_FIRST
     best_effort_reserve: float = 0.0
+    drafters: tuple[Path, ...] = ()
+    max_window: int = 7
 
 
 def torch_engine(
@@ -61,17 +65,15 @@ def torch_core(options: TorchEngineOptions, clock: Clock) -> tuple[EngineCore, E
     """Load the model, which takes seconds, and create the core."""
     torch.set_num_threads(options.threads)
     config = _checked_config(options.folder)
-    try:
-        model = AutoModelForCausalLM.from_pretrained(str(options.folder), dtype=options.dtype, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise EngineUnusable(f"{options.folder}: {error}") from error
-    try:
-        model = model.eval().to(options.device)
-    except (RuntimeError, AssertionError) as error:  # no such device, no CUDA, or not enough memory for the weights
-        raise EngineUnusable(f"device {options.device}: {_first_line(error)}") from error
+    model = _loaded(options.folder, options)
     tokenizer = HfTokenizer(options.folder, config.vocab_size, options.tool_format)
     layout = kv_layout(model, options.kv_block_tokens, model_digest(options.folder))
-    blocks = kv_blocks(options.kv_tokens, layout, _free_bytes(model.device))
+    drafters = [
+        load_draft_model(folder, lambda folder: _loaded(folder, options), tokenizer, options.kv_block_tokens)
+        for folder in options.drafters
+    ]
+    drafter_bytes = sum(drafter.layout.block_bytes for drafter in drafters)
+    blocks = kv_blocks(options.kv_tokens, layout, _free_bytes(model.device), drafter_bytes)
     context = min(
         config.max_position_embeddings,
         options.max_context_tokens or config.max_position_embeddings,
@@ -97,6 +99,8 @@ def torch_core(options: TorchEngineOptions, clock: Clock) -> tuple[EngineCore, E
         measured = options.batch_policy is PolicyName.SLO
         latency = measured_latency(core) if measured else StepLatencyModel.linear(0.0, 0.0, 0.0)
         core.scheduler.policy = batch_policy(options.batch_policy, latency, options.best_effort_reserve)
+    if drafters:
+        core.proposals.drafter = adaptive_drafter(core, drafters, blocks, options.max_window, threads=options.threads)
     info = EngineInfo(
         engine="torch",
         model=options.name,
@@ -114,19 +118,37 @@ def torch_core(options: TorchEngineOptions, clock: Clock) -> tuple[EngineCore, E
     return core, info
 
 
-def kv_blocks(kv_tokens: int | None, layout: KvLayout, free_bytes: int | None) -> int:
+def kv_blocks(kv_tokens: int | None, layout: KvLayout, free_bytes: int | None, drafter_block_bytes: int = 0) -> int:
     """The number of KV blocks: for `kv_tokens`; None: what fits into the free memory of a GPU, else DEFAULT_KV_TOKENS.
 
-    free_bytes: of the GPU with the model's weights in it; None on a CPU.
+    free_bytes: of the GPU with all weights in it; None on a CPU. drafter_block_bytes: of the same block in the KV caches of
+    the models that draft, which have as many blocks.
     """
     if kv_tokens is None and free_bytes is not None:
-        return max(1, int(free_bytes * KV_SHARE_OF_FREE_MEMORY) // layout.block_bytes)
+        return max(1, int(free_bytes * KV_SHARE_OF_FREE_MEMORY) // (layout.block_bytes + drafter_block_bytes))
     return max(1, (kv_tokens or DEFAULT_KV_TOKENS) // layout.block_tokens)
 
 
 def _free_bytes(device: torch.device) -> int | None:
     free: int | None = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
     return free
+
+
+def _loaded(folder: Path, options: TorchEngineOptions) -> PreTrainedModel:
+    """Load a model to the engine's device.
+
+    Raises:
+        EngineUnusable: It cannot be loaded, or the device cannot hold it.
+    """
+    _checked_config(folder)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=options.dtype, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise EngineUnusable(f"{folder}: {error}") from error
+    try:
+        return model.eval().to(options.device)
+    except (RuntimeError, AssertionError) as error:  # no such device, no CUDA, or not enough memory for the weights
+        raise EngineUnusable(f"device {options.device}: {_first_line(error)}") from error
 
 
 def _first_line(error: Exception) -> str:

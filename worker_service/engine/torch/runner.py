@@ -11,6 +11,7 @@ from worker_service.engine.interface import KvLayout
 from worker_service.engine.runner import RawLogprobs, Row, RowResult
 from worker_service.engine.torch import sampling
 from worker_service.engine.torch.attention import KERNEL_DTYPES, KernelThreads, KvPool, PagedBatch, Segment
+from worker_service.engine.torch.compiled_draft import CompiledDraft, can_compile
 from worker_service.engine.torch.forward import Forward, FusedForward, ModuleForward, can_fuse
 from worker_service.engine.torch.uploads import uploaded
 
@@ -56,6 +57,10 @@ class TorchRunner:
         self._threads = KernelThreads(threads) if kernel else None
         compiled = kernel and model.dtype == torch.float32
         self._forward: Forward = FusedForward(model, compiled=compiled) if fused else ModuleForward(model)
+
+    def compiled_draft(self) -> CompiledDraft | None:
+        """The compiled loop that drafts with this model, over the same pool; None if it does not compute this model."""
+        return CompiledDraft(self._model, self._pool) if can_compile(self._model) else None
 
     @torch.inference_mode()
     def run(self, rows: Seq[Row]) -> list[RowResult]:

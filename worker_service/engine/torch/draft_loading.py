@@ -1,0 +1,129 @@
+"""Loads the models that draft for the torch engine's model, and measures what passes and drafts cost."""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from transformers import PreTrainedModel
+
+from services.domain.requests import SamplingParams
+from worker_service.engine.core import EngineCore
+from worker_service.engine.interface import EngineUnusable, KvLayout
+from worker_service.engine.runner import Row
+from worker_service.engine.torch.draft_model import DraftModel
+from worker_service.engine.torch.runner import TorchRunner, kv_layout
+from worker_service.speculation.adaptive import AdaptiveDrafter, SpeculatingModel
+from worker_service.speculation.estimates import DraftCost, PassCost
+from worker_service.speculation.sources import DraftRequest
+from worker_service.text.hf import HfTokenizer
+
+_log = logging.getLogger(__name__)
+
+REPEATS = 3
+CONTEXT_TOKENS = 64
+"""Tokens before those whose passes are measured."""
+GREEDY = SamplingParams(temperature=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedDraftModel:
+    """A model that drafts, before it has a KV pool."""
+
+    name: str
+    model: PreTrainedModel
+    layout: KvLayout
+
+
+def load_draft_model(
+    folder: Path, load: Callable[[Path], PreTrainedModel], tokenizer: HfTokenizer, block_tokens: int
+) -> LoadedDraftModel:
+    """Load a model that drafts. load: as the engine loads its own model.
+
+    Raises:
+        EngineUnusable: It cannot be loaded, or its tokens differ from those of `tokenizer`, the target's.
+    """
+    model = load(folder)
+    if not HfTokenizer(folder, model.config.vocab_size).has_tokens_of(tokenizer):
+        raise EngineUnusable(f"speculation.drafters: {folder}: its tokenizer has other tokens than the tier's model")
+    return LoadedDraftModel(folder.name, model, kv_layout(model, block_tokens, ""))
+
+
+def adaptive_drafter(
+    core: EngineCore,
+    loaded: list[LoadedDraftModel],
+    blocks: int,
+    max_window: int,
+    *,
+    threads: int = 1,
+    compiled: bool | None = None,
+) -> AdaptiveDrafter:
+    """A drafter for an idle core. blocks: of each model's KV pool. Takes less than a second for small models.
+
+    Raises:
+        EngineUnusable: There is not enough memory for the KV pools.
+    """
+    limits = core.limits.batch
+    models = list[SpeculatingModel]()
+    for entry in loaded:
+        try:
+            runner = TorchRunner(entry.model, blocks, entry.layout, threads=threads)
+        except RuntimeError as error:
+            raise EngineUnusable(f"speculation.drafters: {entry.name}: no memory for its KV cache: {error}") from error
+        context = entry.model.config.max_position_embeddings
+        model = DraftModel(
+            runner, blocks, max_context_tokens=context, max_step_tokens=limits.max_step_tokens, compiled=compiled
+        )
+        cost = draft_cost(model, min(limits.max_running, 8), max_window)
+        models.append(SpeculatingModel.measured(entry.name, model, cost, max_window))
+        _log.info(
+            "%s drafts: %.3f ms a token%s", entry.name, cost.token_s * 1e3, ", compiled" if model.compiled else ""
+        )
+    return AdaptiveDrafter(pass_cost(core, max_window), models, max_window, time.perf_counter)
+
+
+def pass_cost(core: EngineCore, max_window: int) -> PassCost:
+    """The cost of the core's passes by replies and tokens per reply, measured while it is idle."""
+    most, pool = core.limits.batch.max_running, core.scheduler.pool
+    widths = sorted({1, 2, min(4, max_window + 1), max_window + 1})
+    replies = [n for n in (1, 2, 4, 8, 16, 32, 64, 128) if n < most] + [min(most, 256)]
+    context = min(CONTEXT_TOKENS, core.limits.max_context_tokens - max_window - 1, pool.count * pool.block_tokens // 2)
+    blocks = pool.take(min(pool.count, -(-(context + max_window + 1) // pool.block_tokens)))
+    measured = dict[tuple[int, int], float]()
+    try:
+        for count in replies:
+            for width in widths:
+                row = Row([0] * width, context, blocks, width, GREEDY, 0)
+                measured[count, width] = _seconds(lambda row=row, count=count: core.runner.run([row] * count))
+    finally:
+        pool.release(blocks)
+    return PassCost(measured)
+
+
+def draft_cost(model: DraftModel, replies: int, window: int) -> DraftCost:
+    """The cost of a model's drafts, measured."""
+    requests = [DraftRequest(f"measured-{i}", [0] * CONTEXT_TOKENS, window, GREEDY, 0) for i in range(max(2, replies))]
+    began_s = time.perf_counter()
+    model.catch_up(requests)
+    catch_up_s = time.perf_counter() - began_s
+    try:
+        one_s = _seconds(lambda: model.draft(requests[:1], window))
+        all_s = _seconds(lambda: model.draft(requests, window))
+    finally:
+        for request in requests:
+            model.forget(request.request_id)
+    tokens = (len(requests) - 1) * window
+    token_s = max(1e-7, (all_s - one_s) / tokens)
+    return DraftCost(max(0.0, one_s - token_s * window), token_s, catch_up_s / (len(requests) * CONTEXT_TOKENS))
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    """The median duration of `work`; the first run, which may compile, is not counted."""
+    durations = []
+    for _ in range(REPEATS + 1):
+        began_s = time.perf_counter()
+        work()
+        durations.append(time.perf_counter() - began_s)
+    return median(durations[1:])

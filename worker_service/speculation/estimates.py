@@ -1,0 +1,127 @@
+"""What passes cost and how far drafts stand, measured while they run. No I/O."""
+
+import bisect
+from collections.abc import Mapping
+
+MEMORY = 16
+"""Verified drafts after which an older one counts for about a third."""
+REPLIES_PER_MEMORY = 4
+"""In larger batches a step verifies many drafts; the memory grows so that one step does not replace all that is known."""
+PRIOR = 0.8
+"""Share of tokens expected to stand before any was verified: a drafter is worth a try."""
+PRIOR_DRAFTS = 4
+SMOOTHING = 0.1
+"""Weight of one measured duration against those before it."""
+MOST_CHANGE = 2.0
+"""A duration that differs from its prediction by more than this factor counts as this factor: a step may be interrupted."""
+
+
+class Acceptance:
+    """How far the drafts of one model stand, by position.
+
+    A draft may end before its window, where its own model is unsure, so two shares are measured: at each position, of the
+    drafts that stand so far, those that have a token there which stands; and of all drafts, those that have a token there.
+    """
+
+    def __init__(self, max_window: int) -> None:
+        self._standing = [PRIOR] * max_window
+        self._length = [1.0] * max_window
+        self._drafts = [PRIOR_DRAFTS] * max_window
+
+    def observe(self, window: int, verified: int, accepted: int, replies: int) -> None:
+        """A draft for `window` tokens had `verified`, of which `accepted` stand. replies: of the step."""
+        memory = MEMORY * max(1, replies // REPLIES_PER_MEMORY)
+        for i in range(window):
+            weight = 1 / (min(memory, self._drafts[i]) + 1)
+            self._length[i] += weight * ((verified > i) - self._length[i])
+            if accepted >= i:
+                self._standing[i] += weight * ((accepted > i) - self._standing[i])
+                self._drafts[i] += 1
+            else:  # not reached, so that what is known of it is old: it follows the position before it
+                self._standing[i] += 2 * weight * (self._standing[i - 1] - self._standing[i])
+
+    def tokens(self, window: int) -> float:
+        """Expected tokens of a pass: the accepted ones and the verifier's own behind them.
+
+        With one share a at all positions, this is (1 - a^(window + 1)) / (1 - a), the sum of a geometric series;
+        SpecRouter's equation 3 adds the verifier's own token a second time.
+        """
+        total, reached = 1.0, 1.0
+        for share in self._standing[:window]:
+            reached *= share
+            total += reached
+        return total
+
+    def drafted(self, window: int) -> float:
+        """Expected length of a draft."""
+        return sum(self._length[:window])
+
+
+class PassCost:
+    """Seconds of a pass by its replies and its rows (tokens), from measured points, corrected while it runs."""
+
+    def __init__(self, measured: Mapping[tuple[int, int], float]) -> None:
+        """measured: seconds by (replies, tokens per reply). Each number of replies has the same numbers of tokens."""
+        self._replies = sorted({replies for replies, _ in measured})
+        self._widths = sorted({width for _, width in measured})
+        self._measured, self._corrected = dict(measured), dict(measured)
+        if len(self._measured) != len(self._replies) * len(self._widths):
+            raise ValueError("every number of replies needs every number of tokens per reply")
+
+    def seconds(self, replies: int, rows: float) -> float:
+        """Duration of a pass with `rows` tokens for `replies` replies, linear between the measured points and beyond."""
+        return self._interpolated(replies, rows / replies, self._corrected)
+
+    def observe(self, replies: int, rows: int, seconds: float) -> None:
+        """A pass took so long."""
+        width = rows / replies
+        expected = self._interpolated(replies, width, self._measured)
+        near = self._replies[_nearest(self._replies, replies)], self._widths[_nearest(self._widths, width)]
+        factor = self._corrected[near] / self._measured[near]
+        ratio = min(factor * MOST_CHANGE, max(factor / MOST_CHANGE, seconds / expected))
+        self._corrected[near] = self._measured[near] * (factor + SMOOTHING * (ratio - factor))
+
+    def _interpolated(self, replies: int, width: float, points: Mapping[tuple[int, int], float]) -> float:
+        at, share = _place(self._replies, replies)
+        i, part = _place(self._widths, width)
+        low, high = self._replies[at], self._replies[min(at + 1, len(self._replies) - 1)]
+        narrow, wide = self._widths[i], self._widths[min(i + 1, len(self._widths) - 1)]
+        first = points[low, narrow] + part * (points[low, wide] - points[low, narrow])
+        second = points[high, narrow] + part * (points[high, wide] - points[high, narrow])
+        return max(1e-9, first + share * (second - first))
+
+
+class DraftCost:
+    """Seconds of drafting: a fixed part, and one per token drafted; and of catching up, per token."""
+
+    def __init__(self, fixed_s: float, token_s: float, catch_up_token_s: float) -> None:
+        self.fixed_s, self.token_s, self.catch_up_token_s = fixed_s, token_s, catch_up_token_s
+        self._factor = 1.0
+
+    def seconds(self, tokens: float) -> float:
+        """Duration of drafting so many tokens in all."""
+        return self._factor * (self.fixed_s + self.token_s * tokens)
+
+    def catch_up_s(self, tokens: int) -> float:
+        """Duration of computing so many tokens of a prompt."""
+        return self._factor * self.catch_up_token_s * tokens
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        """Drafting so many tokens took so long."""
+        ratio = seconds / max(1e-9, self.fixed_s + self.token_s * tokens)
+        ratio = min(self._factor * MOST_CHANGE, max(self._factor / MOST_CHANGE, ratio))
+        self._factor += SMOOTHING * (ratio - self._factor)
+
+
+def _place(points: list[int], x: float) -> tuple[int, float]:
+    """The piece between two points that x is in, or the first or last one, and the share of the piece that is below x."""
+    if len(points) == 1:
+        return 0, 0.0
+    at = min(max(1, bisect.bisect_left(points, x)), len(points) - 1) - 1
+    return at, (x - points[at]) / (points[at + 1] - points[at])
+
+
+def _nearest(points: list[int], x: float) -> int:
+    """The index of the point next to x."""
+    at, share = _place(points, x)
+    return min(at + (share > 0.5), len(points) - 1)
