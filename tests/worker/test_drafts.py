@@ -15,7 +15,7 @@ from services.domain.errors import InvalidRequest
 from services.domain.requests import MAX_DRAFT_CHARS, MAX_DRAFT_TOKENS, Draft
 from services.text_threads import INLINE_CHARACTERS
 from tests.conftest import FAMILY
-from tests.worker.test_engine_contract import GREEDY, QUESTIONS, SAMPLED, answer, move, request, until
+from tests.worker.test_engine_contract import GREEDY, QUESTIONS, SAMPLED, Got, answer, move, request, until
 from worker_service.engine.interface import Finished
 from worker_service.engine.loop import LoopEngine
 from worker_service.engine.simulated import SimulatedEngineOptions, simulated_engine
@@ -113,15 +113,21 @@ async def test_a_draft_that_cannot_be_used_is_ignored(start: Start) -> None:
     engine = await start()
     asked = request("r", QUESTIONS[3])
     plain = await answer(engine, asked)
+
+    def check(got: Got) -> None:
+        assert got.finished is not None
+        assert (got.tokens, got.text) == (plain.tokens, plain.text)
+        assert (got.finished.usage.accepted_draft_tokens, got.finished.usage.rejected_draft_tokens) == (0, 0)
+
     got = await answer(engine, drafted(asked, Draft("", plain.tokens, "another")))
-    assert got.finished == plain.finished
+    check(got)
 
     def panics(text: str) -> list[int]:
         raise KeyboardInterrupt(text)  # what a panic in native code looks like: no Exception
 
     engine.tokenizer.encode_text = panics  # type: ignore[method-assign]
     got = await answer(engine, drafted(asked, Draft(plain.text)))
-    assert (got.tokens, got.finished) == (plain.tokens, plain.finished)
+    check(got)
 
 
 async def test_a_resumed_reply_goes_on_in_its_draft(start: Start) -> None:
