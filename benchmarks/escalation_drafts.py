@@ -55,7 +55,12 @@ def run_quick(_rounds: int) -> None:
 def _run(rounds: int, count: int) -> None:
     questions = [json.loads(line) for line in HELD_OUT.read_text().splitlines()][:count]
     pairs = [asyncio.run(_pair(pair, questions, rounds)) for pair in PAIRS]
-    figures = {"prompts": count, "rounds": rounds, "pairs": pairs, "cascade": asyncio.run(_cascade(questions, rounds))}
+    figures: dict[str, Any] = {
+        "prompts": count,
+        "rounds": rounds,
+        "pairs": pairs,
+        "cascade": asyncio.run(_cascade(questions, rounds)),
+    }
     path = report.write("escalation_drafts", figures)
     groups = [f"{pair['from_tier']} to {pair['to_tier']}" for pair in pairs]
     series = {

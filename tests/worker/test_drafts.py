@@ -125,7 +125,7 @@ async def test_a_draft_that_cannot_be_used_is_ignored(start: Start) -> None:
     def panics(text: str) -> list[int]:
         raise KeyboardInterrupt(text)  # what a panic in native code looks like: no Exception
 
-    engine.tokenizer.encode_text = panics  # type: ignore[method-assign]
+    engine.tokenizer.encode_text = panics
     got = await answer(engine, drafted(asked, Draft(plain.text)))
     check(got)
 
@@ -165,7 +165,7 @@ async def test_a_reply_that_moves_takes_its_draft_along(start: Start) -> None:
     await reading
     finished = rest[-1]
     assert isinstance(finished, Finished)
-    tokens = tuple(token for event in rest[1:-1] for token in event.token_ids)  # type: ignore[union-attr]
+    tokens = tuple(token for event in rest[1:-1] for token in event.token_ids)
     assert tuple(seen[:offset]) + tokens == plain.tokens
     assert target.steps - before <= (len(plain.tokens) - offset) // 3 + 1
     assert finished.usage.accepted_draft_tokens > 0
