@@ -11,6 +11,7 @@ from benchmarks.public_data import DataMissing
 # Modules of this package, in the order in which they run.
 BENCHMARKS = (
     "engine",
+    "speculation",
     "grammars",
     "judge",
     "judge_bias",
@@ -41,7 +42,14 @@ BENCHMARKS = (
     "sglang_moves",
     "sglang_overhead",
 )
-QUICK = ("cascade", "faults", "slo_capacity", "slo_live", "soak")  # benchmarks that take minutes, with a quick version
+QUICK = (
+    "cascade",
+    "faults",
+    "slo_capacity",
+    "slo_live",
+    "soak",
+    "speculation",
+)  # benchmarks that take minutes, with a quick version
 
 
 def main() -> None:
