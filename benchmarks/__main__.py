@@ -11,6 +11,7 @@ from benchmarks.public_data import DataMissing
 # Modules of this package, in the order in which they run.
 BENCHMARKS = (
     "engine",
+    "speculation",
     "grammars",
     "escalation_drafts",
     "judge",
@@ -49,6 +50,7 @@ QUICK = (
     "slo_capacity",
     "slo_live",
     "soak",
+    "speculation",
 )  # benchmarks that take minutes, with a quick version
 
 

@@ -31,7 +31,7 @@ class DraftingModel(Protocol):
 
     def catch_up(self, requests: Seq[DraftRequest]) -> None: ...
 
-    def draft(self, requests: Seq[DraftRequest], window: int, least: float = 0.0) -> list[list[int]]: ...
+    def draft(self, requests: Seq[DraftRequest], window: int, least: float = 0.0) -> Seq[Seq[int] | None]: ...
 
     def forget(self, request_id: str) -> None: ...
 
@@ -80,16 +80,17 @@ class AdaptiveDrafter:
         candidate, models = self.chooser.current, self.models
         return (models[candidate.model].name, candidate.window) if candidate is not None else ("", 0)
 
-    def propose(self, requests: Seq[DraftRequest]) -> list[list[int]]:
+    def propose(self, requests: Seq[DraftRequest]) -> list[Seq[int]]:
+        began_s = self._now()
         self._drafted.clear()
         self._offsets.update((request.request_id, request.offset) for request in requests)
-        proposals: list[list[int]] = [[] for _ in requests]
+        proposals: list[Seq[int]] = [()] * len(requests)
         replies, chooser = len(requests), self.chooser
         current = chooser.choose(replies)
         if current is not None:
             least, saved_s = chooser.least(replies), chooser.saved_s(replies)
             worth = [i for i, request in enumerate(requests) if self._pays(request, current, saved_s)]
-            self._draft(requests, worth, current, least, proposals)
+            self._draft(requests, worth, current, least, proposals, began_s)
         at = 0
 
         def missing(model: int) -> int:
@@ -100,7 +101,7 @@ class AdaptiveDrafter:
 
         explored = chooser.explore(replies, missing)
         if explored is not None:
-            self._draft(requests, [at], explored, 0.0, proposals)
+            self._draft(requests, [at], explored, 0.0, proposals, self._now())
         return proposals
 
     def observe(self, step: VerifiedStep) -> None:
@@ -138,9 +139,10 @@ class AdaptiveDrafter:
         chosen: Seq[int],
         candidate: Candidate,
         least: float,
-        proposals: list[list[int]],
+        proposals: list[Seq[int]],
+        began_s: float,
     ) -> None:
-        """Draft for some of the requests, into `proposals`."""
+        """Draft for some of the requests, into `proposals`. The time since `began_s` is the price."""
         if not chosen:
             return
         speculating = self.models[candidate.model]
@@ -149,18 +151,20 @@ class AdaptiveDrafter:
             late = [request for request in own if model.missing(request) > model.known_tokens]
             if late:
                 model.catch_up(late)
-            began_s = self._now()
+                began_s = self._now()
             drafts = model.draft(own, candidate.window, least)
-            took_s = self._now() - began_s
         except Exception:
             self._drop(candidate.model)
             return
-        speculating.estimate.cost.observe(sum(map(len, drafts)), took_s)
         for i, request, draft in zip(chosen, own, drafts, strict=True):
+            window = min(candidate.window, request.limit)
             if draft:
                 proposals[i] = draft
-                window = min(candidate.window, request.limit)
                 self._drafted[request.request_id] = _Drafted(speculating, window, len(draft))
+            elif draft is not None:  # the model is unsure of its first token already
+                speculating.estimate.acceptance.observe(window, 0, 0, len(requests))
+        drafted = sum(len(draft) for draft in drafts if draft)
+        speculating.estimate.cost.observe(drafted, self._now() - began_s)
 
     def _drop(self, model: int) -> None:
         """Drop a model that failed."""

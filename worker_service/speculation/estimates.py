@@ -29,7 +29,10 @@ class Acceptance:
         self._drafts = [PRIOR_DRAFTS] * max_window
 
     def observe(self, window: int, verified: int, accepted: int, replies: int) -> None:
-        """A draft for `window` tokens had `verified`, of which `accepted` stand. replies: of the step."""
+        """A draft for `window` tokens had `verified`, none if it ended at once, of which `accepted` stand.
+
+        replies: of the step.
+        """
         memory = MEMORY * max(1, replies // REPLIES_PER_MEMORY)
         for i in range(window):
             weight = 1 / (min(memory, self._drafts[i]) + 1)

@@ -59,7 +59,8 @@ class CompiledDraft:
     def __init__(self, model: PreTrainedModel, pool: KvPool) -> None:
         """pool: of the model's KV, in float32 on the CPU."""
         layers = model.model.layers
-        self._pool = pool
+        assert pool.stacked is not None  # it is on the CPU
+        self._pool, self._kv = pool, pool.stacked
 
         def stacked(*names: str) -> F32:
             """(L, inputs, outputs) of products, next to each other."""
@@ -105,7 +106,7 @@ class CompiledDraft:
             chances[i, : len(draft.chances)] = draft.chances
         out = np.empty((len(drafts), most), np.int64)
         counts = np.empty(len(drafts), np.int64)
-        keys, values = self._pool.stacked
+        keys, values = self._kv
         _draft(
             *self._weights,
             self._inverse_frequencies,
@@ -158,7 +159,7 @@ def _greedy(logits: F32) -> tuple[int, float]:
     mass = np.float32(0.0)
     for t in range(logits.shape[0]):
         mass += np.exp(logits[t] - logits[token])
-    return token, 1.0 / mass
+    return token, 1.0 / float(mass)
 
 
 @numba.njit(nogil=True, cache=True)

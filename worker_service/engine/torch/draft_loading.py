@@ -1,5 +1,6 @@
 """Loads the models that draft for the torch engine's model, and measures what passes and drafts cost."""
 
+import functools
 import logging
 import time
 from collections.abc import Callable
@@ -95,8 +96,8 @@ def pass_cost(core: EngineCore, max_window: int) -> PassCost:
     try:
         for count in replies:
             for width in widths:
-                row = Row([0] * width, context, blocks, width, GREEDY, 0)
-                measured[count, width] = _seconds(lambda row=row, count=count: core.runner.run([row] * count))
+                rows = [Row([0] * width, context, blocks, width, GREEDY, 0)] * count
+                measured[count, width] = _seconds(functools.partial(core.runner.run, rows))
     finally:
         pool.release(blocks)
     return PassCost(measured)

@@ -77,8 +77,8 @@ class DraftModel:
         if rows:
             self._runner.run(rows)
 
-    def draft(self, requests: Seq[DraftRequest], window: int, least: float = 0.0) -> list[list[int]]:
-        """Up to `window` tokens for each request; none for one that has to catch up or has no room.
+    def draft(self, requests: Seq[DraftRequest], window: int, least: float = 0.0) -> list[list[int] | None]:
+        """Up to `window` tokens for each request; None for one that has to catch up or has no room.
 
         least: a greedy draft of the compiled loop ends before the first token with less than this chance to stand.
         """
@@ -92,7 +92,7 @@ class DraftModel:
                 continue
             sampling = request.sampling
             drafts[i] = Draft(
-                tokens=known,
+                tokens=list(known),
                 start=state.tokens,
                 blocks=state.blocks,
                 temperature=0.0 if sampling.greedy else sampling.temperature,
@@ -101,7 +101,7 @@ class DraftModel:
                 chances=[uniform(sampling.seed or 0, request.offset + k) for k in range(count)],
             )
         if not drafts:
-            return [[] for _ in requests]
+            return [None] * len(requests)
         if self._loop is not None:
             results = self._loop(list(drafts.values()), least)
         else:
@@ -110,7 +110,7 @@ class DraftModel:
         for i, tokens in drafted.items():
             state = self._states[requests[i].request_id]
             state.tokens, state.draft = len(requests[i].tokens), tokens[:-1]  # the last one has no KV
-        return [drafted.get(i, []) for i in range(len(requests))]
+        return [drafted.get(i) for i in range(len(requests))]
 
     def forget(self, request_id: str) -> None:
         """Drop the state of a reply; no error if there is none."""

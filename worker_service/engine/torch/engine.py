@@ -65,11 +65,11 @@ def torch_core(options: TorchEngineOptions, clock: Clock) -> tuple[EngineCore, E
     """Load the model, which takes seconds, and create the core."""
     torch.set_num_threads(options.threads)
     config = _checked_config(options.folder)
-    model = _loaded(options.folder, options)
+    model = load_model(options.folder, options)
     tokenizer = HfTokenizer(options.folder, config.vocab_size, options.tool_format)
     layout = kv_layout(model, options.kv_block_tokens, model_digest(options.folder))
     drafters = [
-        load_draft_model(folder, lambda folder: _loaded(folder, options), tokenizer, options.kv_block_tokens)
+        load_draft_model(folder, lambda folder: load_model(folder, options), tokenizer, options.kv_block_tokens)
         for folder in options.drafters
     ]
     drafter_bytes = sum(drafter.layout.block_bytes for drafter in drafters)
@@ -134,7 +134,7 @@ def _free_bytes(device: torch.device) -> int | None:
     return free
 
 
-def _loaded(folder: Path, options: TorchEngineOptions) -> PreTrainedModel:
+def load_model(folder: Path, options: TorchEngineOptions) -> PreTrainedModel:
     """Load a model to the engine's device.
 
     Raises:

@@ -1,0 +1,191 @@
+"""Tokens per second of the shipped large model alone, with static drafts, and with drafts chosen while it runs.
+
+In the engine's own process, one thread, greedy replies to held-out prompts; all contenders in turns, in rounds. Static: one
+model with one window in every step. Adaptive: model and window chosen by measured speed and acceptance, with the compiled
+loop of the small models or without it ("stepwise").
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import report
+from benchmarks.spread import median_and_range
+from models.training import tasks
+from services.clock import SystemClock
+from services.domain import ChatMessage, ChatPrompt, GenerationRequest, SamplingParams, TokenFrame, TokenPrompt
+from worker_service.engine.core import EngineCore
+from worker_service.engine.torch import TorchEngineOptions
+from worker_service.engine.torch.draft_loading import adaptive_drafter, load_draft_model
+from worker_service.engine.torch.draft_model import DraftModel
+from worker_service.engine.torch.engine import load_model, torch_core
+from worker_service.speculation.adaptive import AdaptiveDrafter
+from worker_service.speculation.choice import Candidate, Chooser, tokens_per_s
+
+FAMILY = Path("models/family")
+TARGET, DRAFTERS = "large", ("small", "medium")
+BATCHES, WINDOWS, MAX_WINDOW = (1, 4, 8, 16, 32, 64), (3, 7), 7
+QUICK_BATCHES, QUICK_WINDOWS, QUICK_ROUNDS = (1, 16), (7,), 2
+OUTPUT_TOKENS = 64
+LEAST_PROMPTS = 24
+SEED = 15
+GREEDY = SamplingParams(temperature=0.0, max_output_tokens=OUTPUT_TOKENS)
+
+
+class _Static(Chooser):
+    """Always the same candidate."""
+
+    def fix(self, candidate: Candidate) -> "_Static":
+        self.current = candidate
+        return self
+
+    def choose(self, replies: int) -> Candidate | None:
+        return self.current
+
+    def least(self, replies: int) -> float:
+        return 0.0
+
+    def explore(self, replies: int, missing: Callable[[int], int]) -> Candidate | None:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """One run: replies, tokens per second, and the rate that the drafter predicts at its end; None without a drafter."""
+
+    replies: list[tuple[int, ...]]
+    tokens_per_s: float
+    predicted_tokens_per_s: float | None
+
+
+def _core(drafters: tuple[str, ...], *, compiled: bool | None = None) -> EngineCore:
+    most = max(BATCHES)
+    options = TorchEngineOptions(FAMILY / TARGET, TARGET, kv_tokens=32_768, max_running=most, max_step_tokens=1024)
+    core, _ = torch_core(options, SystemClock())
+    if drafters:
+        loaded = [
+            load_draft_model(FAMILY / name, lambda folder: load_model(folder, options), core.tokenizer, 16)  # type: ignore[arg-type]
+            for name in drafters
+        ]
+        core.proposals.drafter = adaptive_drafter(
+            core, loaded, core.scheduler.pool.count, MAX_WINDOW, compiled=compiled
+        )
+    return core
+
+
+def _contenders(windows: tuple[int, ...]) -> dict[str, EngineCore]:
+    cores = {"target alone": _core(())}
+    for name in DRAFTERS:
+        for window in windows:
+            core = cores[f"{name}, {window}"] = _core((name,))
+            drafter = core.proposals.drafter
+            assert isinstance(drafter, AdaptiveDrafter)
+            estimates = [model.estimate for model in drafter.models]
+            drafter.chooser = _Static(drafter.chooser.target, estimates, MAX_WINDOW).fix(Candidate(0, window))
+    cores["adaptive, stepwise"] = _core(DRAFTERS, compiled=False)
+    cores["adaptive"] = _core(DRAFTERS)
+    return cores
+
+
+def _run(core: EngineCore, prompts: list[list[int]], batch: int) -> _Result:
+    """Serve all prompts, `batch` at once."""
+    waiting, replies = list(enumerate(prompts)), [list[int]() for _ in prompts]
+    predicted = None
+    began_s = time.perf_counter()
+    while waiting or not core.idle:
+        while waiting and len(core.scheduler.running) + len(core.scheduler.waiting) < batch:
+            i, ids = waiting.pop(0)
+            core.add(GenerationRequest(f"r{i}", TokenPrompt(tuple(ids)), GREEDY), ids)
+        for name, event in core.step():
+            if isinstance(event, TokenFrame):
+                replies[int(name[1:])] += event.token_ids
+        drafter = core.proposals.drafter
+        if waiting and isinstance(drafter, AdaptiveDrafter):
+            chooser = drafter.chooser
+            predicted = tokens_per_s(batch, chooser.target, chooser.models, chooser.current)
+    seconds = time.perf_counter() - began_s
+    tokens = sum(map(len, replies))
+    return _Result([tuple(reply) for reply in replies], tokens / seconds, predicted)
+
+
+def measure(batches: tuple[int, ...], windows: tuple[int, ...], rounds: int) -> dict[str, Any]:
+    cores = _contenders(windows)
+    tokenizer = cores["target alone"].tokenizer
+    rows = []
+    for batch in batches:
+        questions = tasks.held_out(max(LEAST_PROMPTS, 2 * batch), seed=SEED)
+        prompts = [tokenizer.encode(ChatPrompt((ChatMessage("user", q.prompt),))) for q in questions]
+        rates: dict[str, list[float]] = {name: [] for name in cores}
+        differing: dict[str, int] = dict.fromkeys(cores, 0)
+        errors: list[float] = []
+        for core in cores.values():
+            _run(core, prompts[: LEAST_PROMPTS // 2], batch)  # caches and estimates settle
+        for _ in range(rounds):
+            reference = _run(cores["target alone"], prompts, batch)
+            for name, core in cores.items():
+                result = reference if core is cores["target alone"] else _run(core, prompts, batch)
+                rates[name].append(result.tokens_per_s)
+                pairs = zip(result.replies, reference.replies, strict=True)
+                differing[name] = max(differing[name], sum(own != other for own, other in pairs))
+                if name == "adaptive" and result.predicted_tokens_per_s is not None:
+                    errors.append(abs(result.predicted_tokens_per_s / result.tokens_per_s - 1))
+        medians = {name: statistics.median(values) for name, values in rates.items()}
+        static = {name: value for name, value in medians.items() if "," in name and "adaptive" not in name}
+        best = max(static, key=lambda name: static[name])
+        drafter = cores["adaptive"].proposals.drafter
+        assert isinstance(drafter, AdaptiveDrafter)
+        rows.append(
+            {
+                "batch": batch,
+                "target_alone_tokens_per_s": medians["target alone"],
+                "best_static": best,
+                "best_static_tokens_per_s": max(static[best], medians["target alone"]),
+                "adaptive_tokens_per_s": medians["adaptive"],
+                "adaptive_stepwise_tokens_per_s": medians["adaptive, stepwise"],
+                "adaptive_by_target_alone": medians["adaptive"] / medians["target alone"],
+                "chosen_at_the_end": drafter.current,
+                "prediction_error": statistics.mean(errors),
+                "differing_replies": differing,
+                "replies": len(prompts),
+                "tokens_per_s": rates,
+            }
+        )
+        print(
+            f"{batch:>3} at once: alone {medians['target alone']:7.0f}  best static {static[best]:7.0f} ({best})  "
+            f"adaptive {medians['adaptive']:7.0f}  stepwise {medians['adaptive, stepwise']:7.0f} tokens/s  "
+            f"{drafter.current}  differing {differing['adaptive']} of {len(prompts)}",
+            flush=True,
+        )
+    adaptive = cores["adaptive"].proposals.drafter
+    assert isinstance(adaptive, AdaptiveDrafter)
+    return {
+        "target": TARGET,
+        "drafters": {
+            m.name: {"compiled": isinstance(m.model, DraftModel) and m.model.compiled} for m in adaptive.models
+        },
+        "seed": SEED,
+        "rounds": rounds,
+        "output_tokens": OUTPUT_TOKENS,
+        "threads": 1,
+        "batches": rows,
+    }
+
+
+def _write(figures: dict[str, Any]) -> None:
+    path = report.write("speculation", figures)
+    names = list(figures["batches"][0]["tokens_per_s"])
+    series = {name: [median_and_range(row["tokens_per_s"][name]) for row in figures["batches"]] for name in names}
+    groups = [f"{row['batch']} at once" for row in figures["batches"]]
+    title = "Output tokens per second, shipped large model with drafts, one CPU thread"
+    print(f"{path}\n{report.bars('speculation', title, groups, series, 'tokens per second', log=True)}")
+
+
+def run(rounds: int) -> None:
+    _write(measure(BATCHES, WINDOWS, rounds))
+
+
+def run_quick(rounds: int) -> None:
+    _write(measure(QUICK_BATCHES, QUICK_WINDOWS, min(rounds, QUICK_ROUNDS)))

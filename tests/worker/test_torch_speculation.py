@@ -1,0 +1,341 @@
+"""Models that draft for the torch engine: the replies stay the same, whatever drafts and however it is computed."""
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from models.training import tasks
+from services.clock import SystemClock
+from services.domain import ChatMessage, ChatPrompt, GenerationRequest, SamplingParams, TokenFrame, TokenPrompt
+from services.mesh_rules import disagreements
+from services.settings import MeshFile, MeshSpeculation, MeshTier, ServiceSettings
+from tests.conftest import FAMILY
+from tests.support.draft_sources import KnownReply
+from worker_service.compose import build_engine, drafter_folders
+from worker_service.engine.core import EngineCore
+from worker_service.engine.interface import EngineUnusable, Speculating
+from worker_service.engine.torch import TorchEngineOptions
+from worker_service.engine.torch.draft_model import DraftModel
+from worker_service.engine.torch.engine import torch_core
+from worker_service.speculation.adaptive import AdaptiveDrafter
+from worker_service.speculation.choice import Candidate
+from worker_service.speculation.sources import DraftRequest
+
+MOST = 28
+GREEDY = SamplingParams(temperature=0.0, max_output_tokens=MOST)
+SAMPLED = SamplingParams(temperature=1.0, top_p=0.95, max_output_tokens=MOST)
+Replies = list[list[int]]
+
+
+def build(folder: Path, *drafters: Path, **options: Any) -> EngineCore:
+    core, _ = torch_core(
+        TorchEngineOptions(folder, "m", drafters=drafters, **{"kv_tokens": 4096, **options}), SystemClock()
+    )
+    return core
+
+
+def requests(prompts: list[list[int]], sampling: SamplingParams) -> list[GenerationRequest]:
+    """Each with its own seed."""
+    return [
+        GenerationRequest(
+            f"r{i}", TokenPrompt(tuple(ids)), replace(sampling, seed=i) if sampling.temperature else sampling
+        )
+        for i, ids in enumerate(prompts)
+    ]
+
+
+def run_all(core: EngineCore, prompts: list[list[int]], sampling: SamplingParams, together: int = 8) -> Replies:
+    """The replies to all prompts, so many active at once."""
+    replies: dict[str, list[int]] = {f"r{i}": [] for i in range(len(prompts))}
+    waiting = list(zip(requests(prompts, sampling), prompts, strict=True))
+    while waiting or not core.idle:
+        while waiting and len(core.scheduler.running) + len(core.scheduler.waiting) < together:
+            core.add(*waiting.pop(0))
+        for name, event in core.step():
+            if isinstance(event, TokenFrame):
+                replies[name] += event.token_ids
+    return list(replies.values())
+
+
+def always(core: EngineCore, window: int) -> AdaptiveDrafter:
+    """Have the first model draft in every step, whatever is measured."""
+    drafter = core.proposals.drafter
+    assert isinstance(drafter, AdaptiveDrafter)
+    drafter.chooser.current = Candidate(0, window)
+    drafter.chooser.choose = lambda replies: drafter.chooser.current  # type: ignore[method-assign]  # noqa: ARG005
+    drafter._pays = lambda *_: True  # type: ignore[method-assign]
+    return drafter
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    tokenizer = build(FAMILY / "small").tokenizer
+    questions = tasks.held_out(8, seed=3)
+    return [tokenizer.encode(ChatPrompt((ChatMessage("user", q.prompt),))) for q in questions]
+
+
+@pytest.fixture(scope="module")
+def expected(prompts: list[list[int]]) -> dict[SamplingParams, Replies]:
+    """The replies of the medium model without drafts."""
+    core = build(FAMILY / "medium")
+    return {sampling: run_all(core, prompts, sampling) for sampling in (GREEDY, SAMPLED)}
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "compiled": {},
+    "small_blocks_and_chunks": {"kv_block_tokens": 4, "max_step_tokens": 37},
+    "gathered": {"kernel": False, "kv_block_tokens": 5},
+}
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("way", WAYS)
+def test_replies_are_the_same_with_and_without_drafts(
+    way: str, sampling: SamplingParams, prompts: list[list[int]], expected: dict[SamplingParams, Replies]
+) -> None:
+    """One at a time and eight together; most drafted tokens stand, so there are far fewer steps than tokens."""
+    core = build(FAMILY / "medium", FAMILY / "small", **WAYS[way])
+    always(core, 5)
+    for together in (1, 8):
+        steps = core.steps
+        assert run_all(core, prompts, sampling, together) == expected[sampling]
+        tokens = sum(map(len, expected[sampling]))
+        if together == 1:
+            assert core.steps - steps < 0.7 * tokens
+    assert core.proposals.of_drafter.accepted > 0.5 * core.proposals.of_drafter.verified
+    assert core.scheduler.pool.free == core.scheduler.pool.count
+
+
+def test_replies_are_the_same_with_preemptions(
+    prompts: list[list[int]], expected: dict[SamplingParams, Replies]
+) -> None:
+    longest = max(map(len, prompts)) + MOST
+    core = build(FAMILY / "medium", FAMILY / "small", kv_tokens=2 * longest, kv_block_tokens=4)
+    always(core, 7)
+    assert run_all(core, prompts, GREEDY) == expected[GREEDY]
+    assert core.scheduler.preemptions > 0
+
+
+def test_a_model_drafts_the_same_in_the_compiled_loop_and_step_by_step(prompts: list[list[int]]) -> None:
+    """Greedy and sampled, along a reply of its own, of which it keeps the KV that stands."""
+    core = build(FAMILY / "small")
+    for sampling in (GREEDY, replace(SAMPLED, seed=3), replace(SAMPLED, seed=4, top_k=3, temperature=2.0)):
+        replies = []
+        for compiled in (True, False):
+            model = DraftModel(
+                core.runner,  # type: ignore[arg-type]
+                200,
+                max_context_tokens=512,
+                max_step_tokens=16,
+                compiled=compiled,
+            )
+            tokens, rounds = list(prompts[0]), 0
+            while len(tokens) < len(prompts[0]) + MOST:
+                output = len(tokens) - len(prompts[0])
+                request = DraftRequest("a", list(tokens), 5, sampling, output)
+                while model.missing(request) > model.known_tokens:
+                    model.catch_up([request])
+                draft = model.draft([request], 4 + rounds % 3)[0] or []
+                assert draft
+                # Every third time the last two tokens do not stand: others are in their places.
+                tokens += draft if rounds % 3 else [*draft[:-2], 65]
+                rounds += 1
+                assert model.missing(DraftRequest("a", list(tokens), 5, sampling, 0)) <= 4
+            replies.append(tokens)
+            model.forget("a")
+            assert model._pool.free == 200
+        assert replies[0] == replies[1]
+
+
+def test_a_draft_ends_where_its_model_is_unsure(prompts: list[list[int]]) -> None:
+    core = build(FAMILY / "small")
+    model = DraftModel(core.runner, 200, max_context_tokens=512, max_step_tokens=512)  # type: ignore[arg-type]
+    request = DraftRequest("a", prompts[0], 7, GREEDY, 0)
+    model.catch_up([request])
+    whole = model.draft([request], 7)[0] or []
+    assert len(whole) == 7
+    lengths = [len(model.draft([request], 7, least)[0] or ()) for least in (1e-9, 0.5, 0.9, 1.1)]
+    assert lengths[0] == 7
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[-1] == 0
+    assert model.draft([request], 7, 0.5)[0] == whole[: lengths[1]]
+
+
+def test_replies_beyond_a_models_context_or_pool_are_not_drafted(prompts: list[list[int]]) -> None:
+    """Blocks of inactive replies are taken; those of active ones are not."""
+    core = build(FAMILY / "small")
+
+    def make(blocks: int, context: int) -> DraftModel:
+        runner: Any = core.runner
+        return DraftModel(runner, blocks, max_context_tokens=context, max_step_tokens=512)
+
+    first = DraftRequest("a", prompts[0], 3, GREEDY, 0)
+    second = replace(first, request_id="b")
+    short = make(100, len(prompts[0]))
+    short.catch_up([first])
+    assert short.draft([first], 3) == [None]
+    blocks = -(-(len(prompts[0]) + 3) // core.scheduler.pool.block_tokens)
+    narrow = make(blocks, 512)
+    narrow.catch_up([first, second])
+    drafts = narrow.draft([first, second], 3)
+    assert [draft and len(draft) for draft in drafts] == [3, None]
+    narrow.catch_up([second])
+    assert len(narrow.draft([second], 3)[0] or ()) == 3
+    assert narrow.missing(first) == len(prompts[0])
+
+
+def test_the_kv_that_stays_is_as_if_there_were_no_drafts(prompts: list[list[int]]) -> None:
+    """After right and wrong proposals, every block in the prefix tree holds the KV of its tokens."""
+    plain = build(FAMILY / "medium", kv_block_tokens=4)
+    replies = run_all(plain, prompts, GREEDY)
+    core = build(FAMILY / "medium", kv_block_tokens=4)
+    for i, request in enumerate(requests(prompts, GREEDY)):
+        core.proposals.attach(request.request_id, KnownReply(len(prompts[i]), replies[i], wrong_share=0.3, seed=i))
+    assert run_all(core, prompts, GREEDY) == replies
+    checked = 0
+    for (_, tokens), (block, node) in core.scheduler.pool._tree.items():
+        path = _path(core, node)
+        match = plain.scheduler.pool.match(path)
+        assert match.tokens == len(path), tokens
+        own, other = core.runner.read_blocks([block]), plain.runner.read_blocks([match.blocks[-1]])
+        np.testing.assert_allclose(own.astype(np.float32), other.astype(np.float32), rtol=1e-3, atol=1e-4)
+        checked += 1
+    assert checked > 20
+    counts = core.proposals.of_sources
+    assert 0 < counts.accepted < counts.verified
+
+
+def _path(core: EngineCore, node: int) -> list[int]:
+    """The tokens from the root of the prefix tree to a node."""
+    parents = {child: key for key, (_, child) in core.scheduler.pool._tree.items()}
+    tokens: list[int] = []
+    while node:
+        node, own = parents[node]
+        tokens[:0] = own
+    return tokens
+
+
+def test_a_model_with_random_weights_is_left_alone(
+    prompts: list[list[int]], tiny_models: dict[str, Path], expected: dict[SamplingParams, Replies]
+) -> None:
+    """The replies stay the same; it is tried, nothing stands, and it hardly drafts any more."""
+    core = build(FAMILY / "medium", tiny_models["llama"])
+    drafter = core.proposals.drafter
+    assert isinstance(drafter, AdaptiveDrafter)
+    for _ in range(3):
+        assert run_all(core, prompts, GREEDY, 4) == expected[GREEDY]
+    (model,) = drafter.models
+    assert model.estimate.acceptance.tokens(7) < 1.5
+
+
+def test_models_without_a_compiled_loop_draft_step_by_step(
+    tiny_models: dict[str, Path], prompts: list[list[int]]
+) -> None:
+    """Qwen drafts for itself: all that it drafts stands."""
+    plain = run_all(build(tiny_models["qwen2"]), prompts, GREEDY)
+    core = build(tiny_models["qwen2"], tiny_models["qwen2"])
+    drafter = always(core, 3)
+    model = drafter.models[0].model
+    assert isinstance(model, DraftModel)
+    assert not model.compiled
+    assert run_all(core, prompts, GREEDY) == plain
+    assert core.proposals.of_drafter.accepted == core.proposals.of_drafter.verified > 0
+
+
+@pytest.mark.parametrize("method", ["draft", "catch_up"])
+def test_a_model_that_fails_is_dropped_and_replies_go_on(
+    method: str, prompts: list[list[int]], expected: dict[SamplingParams, Replies], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = build(FAMILY / "medium", FAMILY / "small")
+    drafter = always(core, 5)
+    calls = 0
+    work = getattr(drafter.models[0].model, method)
+
+    def fails_later(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls > 2:
+            raise RuntimeError("out of memory")
+        return work(*arguments)
+
+    monkeypatch.setattr(drafter.models[0].model, method, fails_later)
+    assert run_all(core, prompts, GREEDY, 2) == expected[GREEDY]
+    assert drafter.failures == core.proposals.state().failures["model"] == 1
+    assert core.proposals.state().model == ""
+
+
+def test_models_that_cannot_draft_are_refused_by_name(tmp_path: Path, tiny_models: dict[str, Path]) -> None:
+    with pytest.raises(EngineUnusable, match=r"config\.json"):
+        build(tiny_models["llama"], tmp_path)
+    other = tmp_path / "other"
+    other.mkdir()
+    for file in tiny_models["llama"].iterdir():
+        content = file.read_bytes()
+        if file.name == "tokenizer.json":
+            tokenizer = json.loads(content)
+            vocabulary = tokenizer["model"]["vocab"]
+            vocabulary["another"] = vocabulary.pop("a")
+            content = json.dumps(tokenizer).encode()
+        (other / file.name).write_bytes(content)
+    with pytest.raises(EngineUnusable, match=r"speculation\.drafters: .*other: its tokenizer has other tokens"):
+        build(tiny_models["llama"], other)
+
+
+async def test_a_tiers_drafters_draft_for_its_requests(
+    prompts: list[list[int]], expected: dict[SamplingParams, Replies]
+) -> None:
+    """By the tier's name in the mesh file; the state is what metrics show."""
+    tiers = (
+        MeshTier(name="first", model=str(FAMILY / "small"), threshold=50),
+        MeshTier(
+            name="last", model=str(FAMILY / "medium"), speculation=MeshSpeculation(drafters=("first",), max_window=3)
+        ),
+    )
+    mesh, settings = MeshFile(tiers=tiers), ServiceSettings()
+    folders = drafter_folders(mesh, tiers[1], settings)
+    assert folders == (FAMILY / "small",)
+    engine = build_engine(tiers[1], settings, folders)
+    await engine.start()
+    try:
+        assert isinstance(engine, Speculating)
+        always(engine._core, 3)  # type: ignore[attr-defined]
+
+        async def reply(request: GenerationRequest) -> list[int]:
+            frames = [e async for e in engine.generate(request) if isinstance(e, TokenFrame)]
+            return [token for frame in frames for token in frame.token_ids]
+
+        assert await asyncio.gather(*map(reply, requests(prompts, GREEDY))) == expected[GREEDY]
+        state = engine.speculation()
+        assert state.model == "small"
+        assert state.window == 3
+        assert state.verified["model"] >= state.accepted["model"] > 0
+        assert state.verified["given"] == 0
+    finally:
+        await engine.close()
+
+
+@pytest.mark.parametrize(
+    ("tier", "drafter", "problem"),
+    [
+        ({"engine": "simulated"}, "first", "only torch engines draft"),
+        ({}, "last", "must be another model"),
+        ({}, "large", "must be another model"),
+        ({}, "empty", "tier 'empty' has no model"),
+    ],
+)
+def test_drafters_that_contradict_the_mesh_file_are_refused(tier: dict[str, Any], drafter: str, problem: str) -> None:
+    mesh = MeshFile(
+        tiers=(
+            MeshTier(name="first", model="small", threshold=50),
+            MeshTier(name="empty", engine="simulated", threshold=50),
+            MeshTier(name="last", model="large", speculation=MeshSpeculation(drafters=(drafter,)), **tier),
+        )
+    )
+    (found,) = disagreements(mesh)
+    assert found.field.startswith("tiers[2].speculation.drafters")
+    assert problem in found.problem
