@@ -5,8 +5,9 @@ JSON and plots are written to results/.
 
 import argparse
 import importlib
+import sys
 
-from benchmarks.public_data import DataMissing
+from benchmarks.public_data import NO_GPU_STATUS, DataMissing, GpuMissing
 
 # Modules of this package, in the order in which they run.
 BENCHMARKS = (
@@ -31,6 +32,7 @@ BENCHMARKS = (
     "table1",
     "table2",
     "cascade",
+    "end_to_end",
     "drift",
     "qoe",
     "stages",
@@ -42,9 +44,11 @@ BENCHMARKS = (
     "sglang_flags",
     "sglang_moves",
     "sglang_overhead",
+    "gpu",
 )
 QUICK = (
     "cascade",
+    "end_to_end",
     "escalation_drafts",
     "faults",
     "slo_capacity",
@@ -64,13 +68,17 @@ def main() -> None:
         parser.error(f"no benchmark '{unknown[0]}'; there are {', '.join(BENCHMARKS)}")
     if args.rounds < 1:
         parser.error("--rounds must be at least 1")
+    without_gpu = False
     for name in args.names or BENCHMARKS:
         print(f"== {name}", flush=True)
         try:
             module = importlib.import_module(f"benchmarks.{name}")
             (module.run_quick if args.quick and name in QUICK else module.run)(args.rounds)
-        except DataMissing as missing:
+        except (DataMissing, GpuMissing) as missing:
             print(f"skipped: {missing}", flush=True)
+            without_gpu |= isinstance(missing, GpuMissing)
+    if without_gpu and args.names:  # it was named: a caller must be able to see that nothing was measured
+        sys.exit(NO_GPU_STATUS)
 
 
 if __name__ == "__main__":

@@ -17,10 +17,10 @@ from grpc import aio
 
 from benchmarks import peers, report, router_cost
 from benchmarks.contenders import one_tier_mesh, worker_address
-from benchmarks.router_cost import cpu_s
 from benchmarks.spread import median_and_range
 from penstock import AsyncClient, Tokens
 from penstock.local import LocalMesh
+from penstock.local.cpu_time import cpu_s
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.worker.v1 import worker_pb2 as pb
 from penstock.proto.worker.v1 import worker_pb2_grpc

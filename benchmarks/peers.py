@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.router_cost import STREAMED, WHOLE, group_cpu_s, load
+from benchmarks.router_cost import STREAMED, WHOLE, load
+from penstock.local.cpu_time import group_cpu_s
 from services.processes import free_port
 
 CONFIG = "config.yaml"
@@ -148,7 +149,7 @@ def _measured(peer: Peer, url: str, pid: int) -> dict[str, float]:
     whole_replies = round(WHOLE["replies"] * peer.share)
     streamed_replies = max(STREAMED["connections"], round(STREAMED["replies"] * peer.share))
     load(url, replies=64, connections=32, tokens=8, stream=True, model=peer.model)  # warm
-    before = group_cpu_s(pid)
+    before = group_cpu_s([pid])
     whole = load(
         url,
         replies=whole_replies,
@@ -157,7 +158,7 @@ def _measured(peer: Peer, url: str, pid: int) -> dict[str, float]:
         stream=False,
         model=peer.model,
     )
-    between = group_cpu_s(pid)
+    between = group_cpu_s([pid])
     streamed = load(
         url,
         replies=streamed_replies,
@@ -166,7 +167,7 @@ def _measured(peer: Peer, url: str, pid: int) -> dict[str, float]:
         stream=True,
         model=peer.model,
     )
-    after = group_cpu_s(pid)
+    after = group_cpu_s([pid])
     tokens = streamed_replies * STREAMED["tokens"]
     return {
         "cpu_ms_per_reply": 1000 * (between - before) / whole_replies,

@@ -6,11 +6,18 @@ They are read from the folder PENSTOCK_DATA, by default ../shared/data, with the
 import os
 from pathlib import Path
 
+NO_GPU_STATUS = 4
+"""Exit status of a command for which there is no GPU."""
+
 DATA = Path(os.environ.get("PENSTOCK_DATA", "../shared/data"))
 
 
 class DataMissing(Exception):
     """A benchmark cannot run without this file."""
+
+
+class GpuMissing(Exception):
+    """A benchmark needs a GPU."""
 
 
 def public(name: str) -> Path:

@@ -18,6 +18,7 @@ from typing import Any
 
 import yaml
 
+from penstock.local.cpu_time import cpu_s, descendants
 from services.processes import free_port
 
 BEFORE = "9c4042d"  # the last commit before the data path was rebuilt
@@ -76,14 +77,14 @@ class RunningVersion:
 
     def pids(self) -> list[int]:
         """All processes of the mesh except their parent."""
-        return _descendants(self.pid)
+        return descendants(self.pid)
 
     def _router_pids(self) -> list[int]:
-        return sorted(pid for pid in _descendants(self.pid) if ROUTERS in _command(pid))
+        return sorted(pid for pid in descendants(self.pid) if ROUTERS in _command(pid))
 
     def worker_cpu_s(self) -> tuple[float, float]:
         """User and system time of the worker's event loop so far, and of its other threads, the engine's among them."""
-        (pid,) = [pid for pid in _descendants(self.pid) if WORKER in _command(pid)]
+        (pid,) = [pid for pid in descendants(self.pid) if WORKER in _command(pid)]
         return (loop := cpu_s(pid, pid)), cpu_s(pid) - loop
 
 
@@ -126,21 +127,6 @@ def running(
             yield RunningVersion(f"{scheme}://{run_file['http'][0]}/v1", run_file["pid"], run_file["grpc"][0], admin)
         finally:
             subprocess.run([*command, "down", "--folder", folder / "run"], **more)  # type: ignore[call-overload]
-
-
-def cpu_s(pid: int, thread: int | None = None) -> float:
-    """User and system time of a process, or of one of its threads, so far; 0 for one that has ended."""
-    task = "" if thread is None else f"/task/{thread}"
-    try:
-        fields = Path(f"/proc/{pid}{task}/stat").read_text().rsplit(")", 1)[1].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def group_cpu_s(pid: int) -> float:
-    """User and system time so far of a process and all below it."""
-    return sum(cpu_s(each) for each in (pid, *_descendants(pid)))
 
 
 def load(
@@ -217,24 +203,6 @@ def measure(rounds: int, commit: str = BEFORE) -> dict[str, Any]:
     for key, values in ratios.items():
         print(f"{key}: now over before {statistics.median(values):.2f}", flush=True)
     return {"before_commit": commit, "whole": WHOLE, "streamed": STREAMED, "versions": rows, "ratios": ratios}
-
-
-def _descendants(pid: int) -> list[int]:
-    """All descendants of a process."""
-    children: dict[int, list[int]] = {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                parent = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
-            except (OSError, IndexError):
-                continue
-            children.setdefault(parent, []).append(int(folder.name))
-    descendants, parents = list[int](), [pid]
-    while parents:
-        more = children.get(parents.pop(), [])
-        descendants += more
-        parents += more
-    return descendants
 
 
 def _command(pid: int) -> str:

@@ -22,7 +22,7 @@ import itertools
 import random
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +35,7 @@ from benchmarks.stepwise import replay
 from planner_service.profiles import STALL, fit_latency
 from planner_service.simulator import EngineLimits, Replica, Served, Workload, serve
 from planner_service.simulator import report as reported
+from planner_service.simulator.workload import Floats
 from services.clock import Clock
 from services.domain.hardware import ReplicaShape
 from services.domain.latency import StepLatencyModel, StepLoad
@@ -58,13 +59,17 @@ Sample = tuple[StepLoad, float]
 
 
 class EngineTime(Clock):
-    """CPU seconds of this thread, less those while it was held, and the idle seconds that were skipped."""
+    """Seconds of a clock, less those while it was held, and the idle seconds that were skipped.
 
-    def __init__(self) -> None:
-        self._offset = -time.thread_time()
+    read: the clock; by default the CPU time of this thread.
+    """
+
+    def __init__(self, read: Callable[[], float] = time.thread_time) -> None:
+        self._read = read
+        self._offset = -read()
 
     def now(self) -> float:
-        return time.thread_time() + self._offset
+        return self._read() + self._offset
 
     def wall(self) -> float:
         return self.now()
@@ -76,7 +81,7 @@ class EngineTime(Clock):
     def held(self) -> Iterator[None]:
         at = self.now()
         yield
-        self._offset = at - time.thread_time()
+        self._offset = at - self._read()
 
 
 @dataclass
@@ -129,13 +134,23 @@ def profiled(core: EngineCore, seed: int) -> Iterator[Sample]:
         yield from timed_steps(core, seed=seed + again, now=time.thread_time)
 
 
-def run_engine(core: EngineCore, clock: EngineTime, work: Workload, profile: Iterator[Sample], seed: int) -> Run:
-    """Requests are added when they are due, steps follow each other without a pause but for the profile's turns."""
+def drive(
+    core: EngineCore,
+    clock: EngineTime,
+    work: Workload,
+    seed: int,
+    after_step: Callable[[float], None] = lambda _: None,
+) -> tuple[Floats, Floats, list[float]]:
+    """Give an engine random prompts when they are due; waiting for the next one is skipped.
+
+    after_step: called with the seconds of each step. Returns (N) seconds until the first and the last token of each request,
+    both since the first arrival, and the seconds of each step, from the end of the one before or the arrival it waited for.
+    """
     rng, vocab = random.Random(seed), core.tokenizer.vocab_size
     prompts = [[rng.randrange(vocab) for _ in range(n)] for n in work.input_tokens.tolist()]
     first, finish = np.zeros(len(work)), np.zeros(len(work))
-    seconds, samples = list[float](), list[Sample]()
-    began, due, turn = clock.now(), 0, 0.0
+    seconds = list[float]()
+    began, due = clock.now(), 0
     now = 0.0
     while due < len(work) or not core.idle:
         if core.idle and work.arrival_s[due] > now:
@@ -155,12 +170,24 @@ def run_engine(core: EngineCore, clock: EngineTime, work: Workload, profile: Ite
                 r = int(name)
                 first[r] = first[r] or now
                 finish[r] = now
-        turn += seconds[-1]
+        after_step(seconds[-1])
+    return first, finish, seconds
+
+
+def run_engine(core: EngineCore, clock: EngineTime, work: Workload, profile: Iterator[Sample], seed: int) -> Run:
+    """Requests are added when they are due, steps follow each other without a pause but for the profile's turns."""
+    samples, turn = list[Sample](), 0.0
+
+    def profile_in_turns(seconds: float) -> None:
+        nonlocal turn
+        turn += seconds
         if turn >= SLICE_S:
             with clock.held():
                 while turn > 0:
                     samples.append(next(profile))
                     turn -= samples[-1][1] / PROFILE_SHARE
+
+    first, finish, seconds = drive(core, clock, work, seed, profile_in_turns)
     served = Served(first, finish, np.zeros(len(work), np.int64), 0.0, len(seconds), 0)
     unit_replica = replica(StepLatencyModel.linear(1.0, 0.0, 0.0), core.limits.batch.max_step_tokens)
     upcoming = iter(seconds)

@@ -4,6 +4,9 @@ import statistics
 from collections.abc import Sequence
 
 import numpy as np
+from scipy.stats import t
+
+CONFIDENCE = 0.95
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
@@ -20,3 +23,11 @@ def median_and_quartiles(values: Sequence[float]) -> dict[str, float]:
     """The median and the quartiles around it, for a JSON result."""
     lower, median, upper = (float(value) for value in np.percentile(values, (25, 50, 75)))
     return {"median": median, "lower_quartile": lower, "upper_quartile": upper}
+
+
+def interval(values: Sequence[float]) -> dict[str, float]:
+    """The mean of values over rounds, and between which it lies with CONFIDENCE (Student's t); one value has no width."""
+    mean, half = float(np.mean(values)), 0.0
+    if len(values) > 1:
+        half = float(t.ppf((1 + CONFIDENCE) / 2, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values)))
+    return {"mean": mean, "low": mean - half, "high": mean + half, "rounds": len(values)}

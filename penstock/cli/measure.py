@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from penstock.cli import options, targets
-from penstock.cli.demo import final_answer
+from penstock.cli.held_out import Question, QuestionsError, read_questions
 from penstock.cli.output import cli_error_handling, console, errors, fail, print_json, print_written
 from penstock.client.aio import AsyncClient
 from penstock.client.judging import Answered, AsyncJudge
@@ -21,23 +21,20 @@ from penstock.client.types import Options
 
 
 @dataclass(frozen=True, slots=True)
-class _Question:
-    prompt: str
-    reference: str | None
-
-
-@dataclass(frozen=True, slots=True)
 class _Scored:
+    question: Question
     answered: Answered
     score: float
 
     @property
     def good(self) -> bool:
-        return final_answer(self.answered.reply.text) == final_answer(self.answered.reference or "")
+        return self.question.answered_by(self.answered.reply.text)
 
 
 def measure(
-    prompts: Annotated[Path, typer.Argument(help="JSONL file with the fields prompt and, if known, answer.")],
+    prompts: Annotated[
+        Path, typer.Argument(help="JSONL file with prompt, or the messages of a chat, and, if known, answer.")
+    ],
     out: Annotated[Path, options.new_file("--out", help="The quality file to write, for `penstock plan`.")] = Path(
         "judged.csv"
     ),
@@ -60,9 +57,14 @@ def measure(
     json: targets.Json = False,
 ) -> None:
     """Measure the quality of each tier on your prompts: every tier answers all of them, and the judge scores every answer."""
-    questions = _read(prompts)
-    if labelled is not None and any(question.reference is None for question in questions):
+    try:
+        questions = read_questions(prompts)
+    except QuestionsError as error:
+        fail(str(error), 2)
+    if labelled is not None and any(question.answer is None for question in questions):
         fail(f"{prompts}: --labelled needs an answer with every prompt", 2)
+    if labelled is not None and any(not isinstance(question.prompt, str) for question in questions):
+        fail(f"{prompts}: --labelled needs prompts of one message: samples for calibration hold no chats", 2)
     routers, listeners = targets.resolve(target), targets.resolve_admin(admin)
     generation = Options(temperature=0, max_tokens=max_tokens, top_logprobs=0)
     with cli_error_handling(routers):
@@ -84,29 +86,10 @@ def measure(
     print_written(out, labelled)
 
 
-def _read(path: Path) -> list[_Question]:
-    questions = []
-    try:
-        lines = path.read_text().splitlines()
-    except OSError as error:
-        fail(f"{path}: {error.strerror}", 2)
-    for number, line in enumerate(lines, start=1):
-        try:
-            row = json_module.loads(line)
-            questions.append(_Question(str(row["prompt"]), str(row["answer"]) if "answer" in row else None))
-        except KeyError:
-            fail(f"{path}:{number}: prompt is missing", 2)
-        except (ValueError, TypeError) as error:
-            fail(f"{path}:{number}: {error}", 2)
-    if not questions:
-        fail(f"{path}: no prompts", 2)
-    return questions
-
-
 async def _measure(
     routers: str,
     admin: str,
-    questions: list[_Question],
+    questions: list[Question],
     generation: Options,
     scorer: str,
     concurrency: int,
@@ -127,13 +110,13 @@ async def _measure(
             bar = progress.add_task("", total=len(questions) * len(status.tiers))
             async with AsyncJudge(judge_address, tls=targets.tls()) as judge:
 
-                async def one(tier: str, question: _Question) -> _Scored:
+                async def one(tier: str, question: Question) -> _Scored:
                     async with slots:
                         reply = await client.generate(question.prompt, generation, model=tier)
-                        answered = Answered(question.prompt, reply, question.reference)
+                        answered = Answered(question.prompt, reply, question.answer)
                         (score,) = await judge.score([answered], scorer)
                     progress.advance(bar)
-                    return _Scored(answered, score)
+                    return _Scored(question, answered, score)
 
                 return {
                     tier.name: await asyncio.gather(*(one(tier.name, question) for question in questions))
@@ -160,7 +143,7 @@ def _write_labelled(path: Path, scores: dict[str, list[_Scored]]) -> None:
             for answer in answers:
                 values = [position.chosen.logprob for position in answer.answered.reply.logprobs]
                 row: dict[str, Any] = {
-                    "prompt": answer.answered.prompt,
+                    "prompt": answer.question.text,
                     "answer": answer.answered.reply.text,
                     "good": answer.good,
                     "reference": answer.answered.reference,

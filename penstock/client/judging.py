@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from penstock.client import connection, errors
-from penstock.client.types import Reply
+from penstock.client import chat, connection, errors
+from penstock.client.types import Options, Prompt, Reply
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.judge.v1 import judge_pb2 as pb
 from penstock.proto.judge.v1 import judge_pb2_grpc
@@ -16,7 +16,7 @@ from penstock.proto.judge.v1 import judge_pb2_grpc
 class Answered:
     """A prompt and a tier's reply. reference: the expected answer, if known."""
 
-    prompt: str
+    prompt: Prompt
     reply: Reply
     reference: str | None = None
 
@@ -55,9 +55,8 @@ class AsyncJudge:
 
 def _item(answered: Answered) -> pb.ScoreItem:
     reply = answered.reply
-    chat = common_pb2.ChatPrompt(messages=[common_pb2.ChatMessage(role="user", content=answered.prompt)])
     item = pb.ScoreItem(
-        prompt=common_pb2.Prompt(chat=chat),
+        prompt=chat.prompt_to_proto(answered.prompt, Options()),
         answer=reply.text,
         tier=reply.tier,
         finish_reason=common_pb2.FinishReason.Value(f"FINISH_REASON_{reply.finish_reason.value.upper()}"),

@@ -1,6 +1,7 @@
 """`penstock demo` on the shipped models: what it writes, what the cascade reaches, and that it leaves nothing running."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from tests.conftest import ROOT, TIERS
 
 def processes_in(folder: Path) -> list[str]:
     """Command lines of processes that were given this folder's Redis data, or log there."""
-    found = []
+    lines = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             words = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
@@ -20,19 +21,27 @@ def processes_in(folder: Path) -> list[str]:
         except OSError:
             continue
         if str(folder).encode() in words or any(str(folder) in file for file in files):
-            found.append(words.replace(b"\0", b" ").decode(errors="replace")[:200])
-    return found
+            lines.append(words.replace(b"\0", b" ").decode(errors="replace")[:200])
+    return lines
 
 
 def test_the_demo_shows_a_cascade_that_is_worth_it(tmp_path: Path) -> None:
+    """Each tier is better than the one below, the cascade nearly as good as the last; a killed worker loses nothing."""
     out, folder = tmp_path / "demo.json", tmp_path / "run"
-    command = [sys.executable, "-m", "penstock.cli.main", "demo", "--prompts", "40", "--out", str(out)]
+    command = [sys.executable, "-m", "penstock.cli.main", "demo", "--prompts", "40", "--rate", "20", "--out", str(out)]
     done = subprocess.run(
-        [*command, "--folder", str(folder)], cwd=ROOT, capture_output=True, text=True, timeout=800, check=False
+        [*command, "--folder", str(folder)],
+        cwd=ROOT,
+        env=os.environ | {"COLUMNS": "80"},
+        capture_output=True,
+        text=True,
+        timeout=800,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     figures = json.loads(out.read_text())
     assert figures["prompts"] == 40
+    assert figures["rate_per_s"] == 20
     assert [tier["name"] for tier in figures["tiers"]] == list(TIERS)
     small, medium, large = (tier["accuracy"] for tier in figures["tiers"])
     assert small < medium < large
@@ -41,9 +50,19 @@ def test_the_demo_shows_a_cascade_that_is_worth_it(tmp_path: Path) -> None:
     assert sum(tier["share_answered"] for tier in figures["tiers"]) == pytest.approx(1)
     for key in ("mean_latency_s", "ttft_p50_s", "ttft_p95_s", "tokens_per_s"):
         assert figures["cascade"][key] > 0
+    for run in (*figures["tiers"], figures["cascade"]):
+        assert run["cpu_s_per_answer"] > 0
+        assert run["goodput_per_s"] >= 0
+        assert run["failed"] == 0
     for request in figures["requests"]:
         escalated = TIERS.index(request["tier"])
         assert set(request["scores"]) >= set(TIERS[: min(escalated + 1, 2)])
         assert all(0 <= score <= 100 for score in request["scores"].values())
-    assert "cascade" in done.stdout
+    failover = figures["failover"]
+    assert failover["worker"].startswith("worker-")
+    assert failover["answered"] == failover["requests"] == 24
+    assert failover["elsewhere"] > 0
+    assert figures["saved"] in " ".join(done.stdout.split())
+    for line in done.stdout.splitlines():
+        assert len(line) <= 80 or str(tmp_path) in line, line
     assert processes_in(folder) == []

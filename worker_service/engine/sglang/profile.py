@@ -28,8 +28,11 @@ async def measure_server(
     *,
     seed: int = 0,
     on_progress: Callable[[int, int], None] = lambda _, __: None,
+    enough: Callable[[], bool] = lambda: False,
 ) -> list[StepSample]:
     """Measure every batch size and context length, and every prompt length within one step, that fits.
+
+    enough: asked before each batch; when it is true, the remaining batches are left out, but not the prompts.
 
     Raises:
         Unavailable: The server does not respond.
@@ -44,14 +47,17 @@ async def measure_server(
         and length + DECODES + 2 <= server.input_tokens
         and n * (length + DECODES + server.page_tokens) <= min(server.kv_tokens, max(MAX_PROMPT_TOKENS, length + 32))
     ]
+    rng.shuffle(batches)  # so that those measured until it is enough cover all lengths
     longest = min(server.step_tokens, server.input_tokens)
     prompts = sorted({*(length for length in (4, *CONTEXTS) if length < longest), longest - longest // 4, longest})
     samples = list[StepSample]()
     for done, (n, length, mixed) in enumerate(batches):
+        if enough():
+            break
         on_progress(done, len(batches) + len(prompts))
         lengths = [max(2, length // 8) if mixed and i % 2 else length for i in range(n)]
         await client.forget_prefixes()
-        samples += await _decodes(client, [_random(rng, vocab_size, count) for count in lengths])
+        samples += await measure_decodes(client, [_random(rng, vocab_size, count) for count in lengths])
     for done, length in enumerate(prompts, len(batches)):
         on_progress(done, len(batches) + len(prompts))
         await client.forget_prefixes()
@@ -68,8 +74,12 @@ def _random(rng: random.Random, vocab_size: int, count: int) -> list[int]:
     return [rng.randrange(vocab_size) for _ in range(count)]
 
 
-async def _decodes(client: SglangClient, prompts: Seq[Seq[int]]) -> list[StepSample]:
-    """The median step of this batch; none if no two steps had all of its requests."""
+async def measure_decodes(client: SglangClient, prompts: Seq[Seq[int]]) -> list[StepSample]:
+    """Measure the median decode step of one batch of prompts; no sample if no two steps had all of its requests.
+
+    Raises:
+        Unavailable: The server does not respond.
+    """
     sampling = {"temperature": 0.0, "max_new_tokens": DECODES, "ignore_eos": True}
 
     async def arrivals(i: int) -> list[float]:

@@ -1,0 +1,25 @@
+"""`python -m benchmarks.end_to_end [--mesh FILE] [--questions FILE] [--rounds N] [--quick]`: for any family and mesh file."""
+
+import argparse
+from pathlib import Path
+
+from benchmarks import end_to_end
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.end_to_end", description=__doc__)
+    parser.add_argument(
+        "--mesh", type=Path, default=end_to_end.MESH_FILE, help="mesh file with the tiers and the judge"
+    )
+    parser.add_argument("--questions", type=Path, default=end_to_end.QUESTIONS, help="held-out prompts with answers")
+    parser.add_argument("--rounds", type=int, default=5, help="number of measurements")
+    parser.add_argument("--quick", action="store_true", help="one layout, one target, two rates, one round")
+    args = parser.parse_args()
+    if args.rounds < 1:
+        parser.error("--rounds must be at least 1")
+    make = end_to_end.quick if args.quick else end_to_end.full
+    end_to_end.publish(make(args.rounds, args.mesh, args.questions), f"end_to_end{'_quick' if args.quick else ''}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""Meshes of real processes, one for each system, started from its plan."""
+
+import asyncio
+import os
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.end_to_end.site import Layout, mesh_content
+from benchmarks.end_to_end.systems import System
+from penstock import AsyncClient
+from penstock.cli.demo_run import warm_up
+from penstock.cli.held_out import Question
+from penstock.client.judging import AsyncJudge
+from penstock.local import LocalMesh, MeshOptions
+from penstock.local.cpu_time import group_cpu_s
+from services.domain.instances import Role
+
+IDLE_S = 3.0  # over which the CPU time of an idle mesh is measured
+
+
+@dataclass(frozen=True, slots=True)
+class ServedSystem:
+    """A system whose mesh is running. idle_cores: CPU that its processes use without requests, in cores."""
+
+    system: System
+    mesh: LocalMesh
+    client: AsyncClient
+    idle_cores: float
+
+    def cpu_s(self) -> float:
+        """CPU seconds that the processes of the mesh have used so far."""
+        return mesh_cpu_s(self.mesh)
+
+    @property
+    def restarts(self) -> int:
+        """How often processes of the mesh were restarted so far: CPU time and latency of such a run mean nothing."""
+        return sum(entry.restarts for entry in self.mesh.watcher.watched.values())
+
+    @asynccontextmanager
+    async def judge(self) -> AsyncIterator[AsyncJudge]:
+        judges = self.mesh.view.instances(Role.JUDGE)
+        async with AsyncJudge(judges[0].admin_address) as judge:
+            yield judge
+
+
+def mesh_cpu_s(mesh: LocalMesh) -> float:
+    """CPU seconds that the processes of a mesh have used so far."""
+    return group_cpu_s(entry.pid for entry in mesh.watcher.watched.values() if entry.pid is not None)
+
+
+@asynccontextmanager
+async def serving(
+    system: System, layout: Layout, base: dict[str, Any], base_folder: Path, warm: list[Question]
+) -> AsyncIterator[ServedSystem]:
+    """Run the mesh of a system, its workers warm and, if the layout says so, pinned to a core each."""
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
+        folder = Path(name)
+        file = folder / "mesh.yaml"
+        file.write_text(yaml.safe_dump(mesh_content(base, base_folder, system.workers, system.thresholds)))
+        options = MeshOptions(file, folder, any_ports=True, log_level="warning")
+        async with LocalMesh(options) as mesh, AsyncClient(mesh.grpc_addresses) as client:
+            if layout.pinned:
+                pin_workers(mesh)
+            used = [tier.name for tier in mesh.mesh.tiers if tier.workers]
+            for model in (*used, "cascade"):
+                await warm_up(client, model, warm)
+            before_s = mesh_cpu_s(mesh)
+            await asyncio.sleep(IDLE_S)
+            yield ServedSystem(system, mesh, client, (mesh_cpu_s(mesh) - before_s) / IDLE_S)
+
+
+def pin_workers(mesh: LocalMesh) -> None:
+    """Give each worker a core of its own, in turns if there are more workers than cores. Other processes are not bound."""
+    cores = sorted(os.sched_getaffinity(0))
+    workers = [entry.pid for name, entry in sorted(mesh.watcher.watched.items()) if name.startswith("worker-")]
+    for i, pid in enumerate(pid for pid in workers if pid is not None):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            os.sched_setaffinity(int(thread.name), {cores[i % len(cores)]})

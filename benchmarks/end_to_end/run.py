@@ -1,0 +1,269 @@
+"""The benchmark's way through layouts, quality targets, rates, rounds and systems."""
+
+import asyncio
+import json
+import random
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.end_to_end import figures, site, systems
+from benchmarks.end_to_end.figures import Row, Scores
+from benchmarks.end_to_end.meshes import ServedSystem, serving
+from benchmarks.end_to_end.site import Layout
+from benchmarks.end_to_end.systems import System
+from benchmarks.public_data import public
+from penstock.cli.demo_run import pace_of
+from penstock.cli.held_out import Question, read_questions
+from penstock.cli.replay import replay
+from planner_service.demand import demand_of, draw_demand, stretch_of
+from planner_service.files import read_quality
+from planner_service.simulator import Workload
+from planner_service.site import Demand, Site
+from services.mesh_file import load_mesh_file, read_mesh_data
+from services.settings import MeshFile
+
+TRACE = "traces/azure2023_conv.csv.gz"
+SLO_TIMES = 5.0  # the SLO: so many times what the largest model takes for a request without others
+BURST = 24  # prompts per worker that show what the largest model sustains
+PLANNED_REQUESTS = 500
+JUDGED_FOR_COST = 16  # answers, scored one by one, whose time is the planner's `judge_s`
+REQUEST_TIMEOUT_S = 300.0
+LEAST_REQUESTS = 20  # of a run
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What is measured.
+
+    loads: shares of what the largest model alone sustains on all workers. below_largest: quality targets, in points of the
+    judge's score below the largest model's mean. measured: prompts that are judged for the planner; the others are replayed.
+    """
+
+    mesh_file: Path
+    questions: Path
+    layouts: tuple[Layout, ...]
+    loads: tuple[float, ...]
+    below_largest: tuple[float, ...]
+    rounds: int
+    run_s: float
+    measured: int
+    seed: int = 1
+
+
+class EndToEnd:
+    """One run of the benchmark. Files of the planner are in `folder`."""
+
+    def __init__(self, setup: Setup, folder: Path) -> None:
+        self._setup, self._folder = setup, folder
+        self._base: dict[str, Any] = read_mesh_data(setup.mesh_file)
+        self._mesh: MeshFile = load_mesh_file(setup.mesh_file)
+        self._base_folder = setup.mesh_file.resolve().parent
+        questions = read_questions(setup.questions, setup.measured + LEAST_REQUESTS)
+        drawn = random.Random(setup.seed).sample(questions, len(questions))
+        self._measured, self._replayed = drawn[: setup.measured], drawn[setup.measured :]
+        self._plan_trace, self._trace = site.split_trace(public(TRACE), folder)
+        self._scores = Scores()
+        self._judge_s = 0.0
+
+    async def run(self, write: Callable[[Row], None]) -> None:
+        """Measure everything. write: called with all results so far after every cell."""
+        setup = self._setup
+        await self._judge_sample()
+        judged = read_quality(self._folder / "judged.csv", tuple(tier.name for tier in self._mesh.tiers))
+        result: Row = {
+            "setup": {**asdict(setup), "mesh_file": str(setup.mesh_file), "questions": str(setup.questions)},
+            "trace": TRACE,
+            "slo_times": SLO_TIMES,
+            "judge_s": self._judge_s,
+            "judged": {
+                tier: {"mean_score": float(score), "mean_output_tokens": float(tokens)}
+                for tier, score, tokens in zip(
+                    judged.tiers, judged.scores.mean(axis=0), judged.output_tokens.mean(axis=0), strict=True
+                )
+            },
+            "layouts": {},
+            "cells": [],
+        }
+        for layout in setup.layouts:
+            where, about = await self._prepared(layout)
+            result["layouts"][layout.name] = about
+            for below in setup.below_largest:
+                min_quality = max(judged.worst, judged.best - below)
+                for load in setup.loads:
+                    cell = await self._cell(layout, where, about, min_quality, load)
+                    result["cells"].append({"quality_below_largest": below, **cell})
+                    result["sustained"] = figures.sustained(result["cells"])
+                    write(result)
+
+    async def _judge_sample(self) -> None:
+        """`penstock measure` on a mesh of one worker per tier; and the time that judging an answer takes."""
+        prompts = self._folder / "prompts.jsonl"
+        prompts.write_text("".join(json.dumps(_row(question)) + "\n" for question in self._measured))
+        tiers = len(self._mesh.tiers)
+        everything = System("all", (1,) * tiers, (50.0,) * (tiers - 1))
+        layout = Layout("measure", tiers, False)
+        async with serving(everything, layout, self._base, self._base_folder, self._measured) as served:
+            mesh = served.mesh
+            addresses = ("--target", ",".join(mesh.grpc_addresses), "--admin", ",".join(mesh.admin_addresses))
+            await site.penstock("measure", prompts, "--out", self._folder / "judged.csv", *addresses, "--json")
+            sample = self._measured[:JUDGED_FOR_COST]
+            last = self._mesh.tiers[0].name
+            run = await replay(
+                served.client,
+                sample,
+                [last] * len(sample),
+                [0.0] * len(sample),
+                lambda: 0.0,
+                timeout_s=REQUEST_TIMEOUT_S,
+            )
+            loop = asyncio.get_running_loop()
+            async with served.judge() as judge:
+                began_s = loop.time()
+                for outcome, _ in run.answered:
+                    await self._scores.of(replace(run, outcomes=[outcome]), judge)
+                self._judge_s = (loop.time() - began_s) / max(1, len(run.answered))
+        print(f"judged {len(self._measured)} prompts; {1000 * self._judge_s:.1f} ms per answer", flush=True)
+
+    async def _prepared(self, layout: Layout) -> tuple[Site, Row]:
+        """Profile the tiers and measure what the largest model sustains alone."""
+        fit_errors = await site.profile(self._mesh.tiers, layout, self._folder, self._base_folder)
+        where = site.write_site(self._folder, self._mesh.tiers, layout, self._judge_s, self._base_folder)
+        alone = systems.largest(len(self._mesh.tiers), layout.workers)
+        async with serving(alone, layout, self._base, self._base_folder, self._measured) as served:
+            questions = (self._measured * (BURST * layout.workers))[: BURST * layout.workers]
+            pace = await pace_of(served.client, self._mesh.tiers[-1].name, questions, site.MAX_RUNNING * layout.workers)
+        about = {
+            "workers": layout.workers,
+            "pinned": layout.pinned,
+            "profile_fit_error": fit_errors,
+            "engine_s_per_request": self._engine_seconds(where),
+            "lone_s": pace.lone_s,
+            "largest_sustains_per_s": pace.sustained_per_s,
+            "slo_s": SLO_TIMES * pace.lone_s,
+        }
+        print(
+            f"{layout.name}: {layout.workers} workers, the largest model sustains {pace.sustained_per_s:.1f}/s, "
+            f"SLO {about['slo_s']:.2f} s",
+            flush=True,
+        )
+        return where, about
+
+    def _engine_seconds(self, where: Site) -> dict[str, float]:
+        costs = systems.engine_seconds(where, read_quality(self._folder / "judged.csv", where.tiers))
+        return dict(zip(where.tiers, costs, strict=True))
+
+    async def _cell(self, layout: Layout, where: Site, about: Row, min_quality: float, load: float) -> Row:
+        """All systems at one rate and quality target: tuned, started, run in turns."""
+        setup, slo_s = self._setup, about["slo_s"]
+        rate = load * about["largest_sustains_per_s"]
+        chosen, asked = await self._tuned(layout, where, min_quality, slo_s, rate)
+        count = max(LEAST_REQUESTS, round(rate * setup.run_s))
+        rows: dict[str, list[Row]] = {system.name: [] for system in chosen}
+        forecasts: dict[str, list[systems.Forecast]] = {system.name: [] for system in chosen}
+        idle = {}
+        async with AsyncExitStack() as stack:
+            served = [
+                await stack.enter_async_context(serving(system, layout, self._base, self._base_folder, self._measured))
+                for system in chosen
+            ]
+            for number in range(setup.rounds):
+                seed = setup.seed + 1 + number
+                work = stretch_of(self._trace, count, seed, rate)
+                for one in random.Random(seed).sample(served, len(served)):
+                    name = one.system.name
+                    rows[name].append(await self._turn(one, work, seed, rate, slo_s))
+                    demand = draw_demand(self._demand(where, rate).judged, work.arrival_s, seed)
+                    forecasts[name].append(systems.forecast(where, demand, one.system, slo_s, seed))
+                    idle[name] = one.idle_cores
+                    print(_line(layout.name, min_quality, load, number, name, rows[name][-1]), flush=True)
+        return {
+            "layout": layout.name,
+            "min_quality": min_quality,
+            "load": load,
+            "rate_per_s": rate,
+            "slo_s": slo_s,
+            "requests_per_run": count,
+            "plan_asked_for": asked,
+            "systems": {
+                system.name: {
+                    "workers": system.workers,
+                    "thresholds": [None if h > 100 else h for h in system.thresholds],
+                    "shares": system.shares,
+                    "idle_cores": idle[system.name],
+                    **figures.system_summary(rows[system.name], forecasts[system.name]),
+                    "rounds": rows[system.name],
+                }
+                for system in chosen
+            },
+            "plan_against": figures.comparisons(rows),
+        }
+
+    async def _tuned(
+        self, layout: Layout, where: Site, min_quality: float, slo_s: float, rate: float
+    ) -> tuple[list[System], str]:
+        """(the systems, the targets with which the plan was made)."""
+        seed, demand = self._setup.seed, self._demand(where, rate)
+        plan = await site.plan(
+            self._folder, self._plan_trace, min_quality=min_quality, slo_s=slo_s, rate=rate, seed=seed
+        )
+        ours = systems.of_plan(plan)
+        cost_s = systems.engine_s(where, demand.judged, ours)
+        chosen = [
+            systems.largest(len(where.tiers), layout.workers),
+            systems.load_based(where, demand, min_quality, seed),
+            systems.random_router(where, demand, cost_s, layout.workers, seed),
+            ours,
+        ]
+        return chosen, plan["asked"]
+
+    def _demand(self, where: Site, rate: float) -> Demand:
+        """What baselines are tuned to: the same trace and judged sample that the plan is made from."""
+        from planner_service.files import read_trace
+
+        judged = read_quality(self._folder / "judged.csv", where.tiers)
+        trace = read_trace(self._plan_trace)
+        count = min(PLANNED_REQUESTS, len(trace))
+        return demand_of(trace, judged, requests=count, seed=self._setup.seed, lengths="quality", rate=rate)
+
+    async def _turn(self, one: ServedSystem, work: Workload, seed: int, rate: float, slo_s: float) -> Row:
+        """One run of one system."""
+        questions = _drawn(self._replayed, len(work), seed)
+        models = one.system.models([tier.name for tier in self._mesh.tiers], len(work), seed)
+        restarts = one.restarts
+        run = await replay(
+            one.client, questions, models, work.arrival_s.tolist(), one.cpu_s, timeout_s=REQUEST_TIMEOUT_S
+        )
+        async with one.judge() as judge:
+            scores = await self._scores.of(run, judge)
+        return {**figures.run_figures(run, scores, rate, slo_s), "seed": seed, "restarts": one.restarts - restarts}
+
+
+def _drawn(questions: Sequence[Question], count: int, seed: int) -> list[Question]:
+    """Questions in an order drawn by `seed`, each once before any comes again."""
+    draw, result = random.Random(seed), list[Question]()
+    while len(result) < count:
+        result += draw.sample(questions, len(questions))
+    return result[:count]
+
+
+def _row(question: Question) -> dict[str, Any]:
+    prompt = {"prompt": question.prompt} if isinstance(question.prompt, str) else {"messages": question.prompt}
+    return {**prompt, "answer": question.answer}
+
+
+def _line(layout: str, min_quality: float, load: float, number: int, name: str, row: Row) -> str:
+    return (
+        f"{layout} quality {min_quality:.1f} load {load:.2f} round {number + 1} {name:<11} right {row['accuracy']:.1%} "
+        f"goodput {row['goodput_per_s']:.2f}/s p95 {row['latency_p95_s'] or 0:.2f} s "
+        f"CPU {1000 * (row['cpu_s_per_answer'] or 0):.0f} ms failed {row['failed']}"
+    )
+
+
+def measure(setup: Setup, write: Callable[[Row], None]) -> None:
+    """Run the benchmark in a temporary folder."""
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
+        asyncio.run(EndToEnd(setup, Path(name)).run(write))

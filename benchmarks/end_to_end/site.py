@@ -1,0 +1,221 @@
+"""What is planned for: profiles of the tiers on this machine, a judged sample, and the files of `penstock plan`.
+
+Everything is made by the commands that users run: `penstock profile`, `measure` and `plan`.
+"""
+
+import asyncio
+import csv
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from planner_service.files import read_site, read_trace
+from planner_service.simulator import Workload
+from planner_service.site import Site
+from services.settings import MeshTier
+
+KV_TOKENS, MAX_RUNNING, MAX_STEP_TOKENS = 32_768, 32, 512  # of each worker, the same for profile and mesh
+UNREACHABLE = 3  # exit status of `penstock plan` if no plan meets the targets
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Workers on the machine's cores. pinned: each worker has a core of its own, else they share all cores."""
+
+    name: str
+    workers: int
+    pinned: bool
+
+
+def layouts() -> tuple[Layout, Layout]:
+    """Twice as many workers as cores over all cores, and as many with a core each."""
+    cores = len(os.sched_getaffinity(0))
+    return Layout("shared", 2 * cores, False), Layout("pinned", cores, True)
+
+
+class CommandFailed(Exception):
+    """A command of Penstock failed. status: its exit status."""
+
+    def __init__(self, command: str, status: int, output: str) -> None:
+        super().__init__(f"penstock {command} ended with status {status}: {output.strip()[-2000:]}")
+        self.status = status
+
+
+async def penstock(*arguments: object, core: int | None = None) -> str:
+    """Run a command of Penstock; return its output. core: the only core that it may use.
+
+    Raises:
+        CommandFailed: Its exit status is not 0.
+    """
+    words = [str(argument) for argument in arguments]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "penstock.cli.main",
+        *words,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+    )
+    if core is not None:
+        os.sched_setaffinity(process.pid, {core})  # it has one thread yet; the others inherit this
+    output, problems = await process.communicate()
+    if process.returncode:
+        raise CommandFailed(words[0], process.returncode, (problems or output).decode(errors="replace"))
+    return output.decode()
+
+
+async def profile(tiers: Sequence[MeshTier], layout: Layout, folder: Path, base: Path) -> dict[str, float]:
+    """Profile every tier under the conditions of its workers; return the mean errors of the fits by tier.
+
+    Where workers share the cores, as many profiles run at once as there will be workers, and the first is used.
+    """
+    errors = {}
+    for tier in tiers:
+        copies = 1 if layout.pinned else layout.workers
+        core = min(os.sched_getaffinity(0)) if layout.pinned else None
+        outputs = await asyncio.gather(
+            *(
+                penstock(
+                    *("profile", model_folder(tier.model, base), "--out", profile_file(folder, tier.name, copy)),
+                    *("--kv-tokens", KV_TOKENS, "--max-running", MAX_RUNNING, "--max-step-tokens", MAX_STEP_TOKENS),
+                    "--json",
+                    core=core,
+                )
+                for copy in range(copies)
+            )
+        )
+        errors[tier.name] = float(json.loads(outputs[0])["mean_error"])
+    return errors
+
+
+def profile_file(folder: Path, tier: str, copy: int = 0) -> Path:
+    return folder / f"profile-{tier}{f'-{copy}' if copy else ''}.json"
+
+
+def model_folder(model: str, base: Path) -> str:
+    """A model of the mesh file as an absolute folder, if there is one; else unchanged (an id at the hub)."""
+    folder = base / model
+    return str(folder.resolve()) if folder.exists() else model
+
+
+def write_site(folder: Path, tiers: Sequence[MeshTier], layout: Layout, judge_s: float, base: Path) -> Site:
+    """Write the cluster and models files of `penstock plan`; return the site that they describe.
+
+    A worker is a GPU of the planner. All tiers are measured, so the data sheet is not used.
+    """
+    sheet = {"name": "worker", "memory_gb": 64, "memory_gb_per_s": 10, "tflops": 0.1, "link_gb_per_s": 10}
+    cluster = {"gpu": sheet, "nodes": 1, "gpus_per_node": layout.workers}
+    (folder / "cluster.yaml").write_text(yaml.safe_dump(cluster))
+    entries = [
+        {
+            "name": tier.name,
+            "model": _shape(Path(model_folder(tier.model, base)), tier.served_name),
+            "profiles": [profile_file(folder, tier.name).name],
+        }
+        for tier in tiers
+    ]
+    engine = {"max_running": MAX_RUNNING, "max_step_tokens": MAX_STEP_TOKENS}
+    (folder / "models.yaml").write_text(yaml.safe_dump({"tiers": entries, "judge_s": judge_s, "engine": engine}))
+    return read_site(folder / "cluster.yaml", folder / "models.yaml")
+
+
+def _shape(folder: Path, name: str) -> dict[str, Any]:
+    config = json.loads((folder / "config.json").read_text())
+    heads = config["num_attention_heads"]
+    weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    return {
+        "name": name,
+        "layers": config["num_hidden_layers"],
+        "hidden": config["hidden_size"],
+        "heads": heads,
+        "kv_heads": config.get("num_key_value_heads", heads),
+        "head_dim": config.get("head_dim") or config["hidden_size"] // heads,
+        "parameters": max(weights / 2, 1.0) / 1e9,
+    }
+
+
+def split_trace(path: Path, folder: Path) -> tuple[Path, Workload]:
+    """Write the first half of a trace for the planner; return (its file, the second half, which is replayed)."""
+    trace = read_trace(path)
+    half = len(trace) // 2
+    file = folder / "trace.csv"
+    with file.open("w", newline="") as out:
+        writer = csv.writer(out)
+        writer.writerow(("arrival_s", "input_tokens", "output_tokens"))
+        writer.writerows(
+            zip(
+                trace.arrival_s[:half].tolist(),
+                trace.input_tokens[:half].tolist(),
+                trace.output_tokens[:half].tolist(),
+                strict=True,
+            )
+        )
+    rest = Workload(trace.arrival_s[half:], trace.input_tokens[half:], trace.output_tokens[half:])
+    return file, rest
+
+
+async def plan(
+    folder: Path, trace: Path, *, min_quality: float, slo_s: float, rate: float, seed: int
+) -> dict[str, Any]:
+    """The content of the plan file of `penstock plan` for a quality and an SLO; `asked` says with which targets.
+
+    Where no plan meets both, the latency target is left out, then the bound on the load.
+    """
+    files = ("--cluster", folder / "cluster.yaml", "--models", folder / "models.yaml", "--trace", trace)
+    targets = ("--quality", folder / "judged.csv", "--min-quality", f"{min_quality:.6g}", "--rate", f"{rate:.6g}")
+    attempts: list[tuple[object, ...]] = [("--max-latency", f"{slo_s:.6g}"), (), ("--allow-overload",)]
+    for more in attempts:
+        try:
+            text = await penstock("plan", *files, *targets, "--goal", "latency", "--seed", seed, *more, "--json")
+        except CommandFailed as error:
+            if error.status != UNREACHABLE or more == attempts[-1]:
+                raise
+            continue
+        figures: dict[str, Any] = json.loads(text)
+        return figures | {"asked": " ".join(map(str, ("--min-quality", f"{min_quality:.6g}", *more)))}
+    raise AssertionError("the last attempt returns or raises")
+
+
+def mesh_content(
+    base: dict[str, Any], folder: Path, workers: Sequence[int], thresholds: Sequence[float]
+) -> dict[str, Any]:
+    """A mesh file with so many workers and these thresholds; tiers and judge are those of the base file in `folder`.
+
+    A tier without workers is skipped, whatever its threshold.
+    """
+    last = len(base["tiers"]) - 1
+    engine = {
+        "kv_tokens": KV_TOKENS,
+        "max_running": MAX_RUNNING,
+        "max_queued": 4 * MAX_RUNNING,
+        "max_step_tokens": MAX_STEP_TOKENS,
+    }
+    tiers = [
+        {
+            **tier,
+            **engine,
+            "model": model_folder(tier["model"], folder),
+            "workers": workers[i],
+            **({} if i == last else {"threshold": min(100.0, float(thresholds[i]))}),
+        }
+        for i, tier in enumerate(base["tiers"])
+    ]
+    router = {"max_active": 4096, "max_waiting": 4096, "grpc_port": 0, "http_port": 0}
+    judge = {"judge": _absolute_models(dict(base["judge"]), folder)} if base.get("judge") else {}
+    return {"name": base.get("name", "penstock"), "tiers": tiers, "router": router, **judge}
+
+
+def _absolute_models(judge: dict[str, Any], folder: Path) -> dict[str, Any]:
+    scorers = [
+        scorer | ({"model": model_folder(scorer["model"], folder)} if scorer.get("model") else {})
+        for scorer in judge.get("scorers", [])
+    ]
+    return judge | ({"scorers": scorers} if scorers else {})

@@ -1,0 +1,51 @@
+"""CPU time of processes, from `/proc`. Needs only the standard library."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+def cpu_s(pid: int, thread: int | None = None) -> float:
+    """User and system time of a process, or of one of its threads, so far; 0 for one that has ended."""
+    task = "" if thread is None else f"/task/{thread}"
+    fields = _stat(f"{pid}{task}")
+    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S if fields else 0.0
+
+
+def group_cpu_s(pids: Iterable[int]) -> float:
+    """User and system time so far of these processes and all below them, those that have ended included.
+
+    No process of `pids` may be below another one of them.
+    """
+    ticks = 0
+    for root in pids:
+        for pid in (root, *descendants(root)):
+            ticks += sum(
+                int(field) for field in _stat(str(pid))[11:15]
+            )  # its own, and of the children it has waited for
+    return ticks / TICKS_PER_S
+
+
+def descendants(pid: int) -> list[int]:
+    """All descendants of a process that are running."""
+    children: dict[int, list[int]] = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and (fields := _stat(folder.name)):
+            children.setdefault(int(fields[1]), []).append(int(folder.name))
+    below, parents = list[int](), [pid]
+    while parents:
+        more = children.get(parents.pop(), [])
+        below += more
+        parents += more
+    return below
+
+
+def _stat(path: str) -> list[str]:
+    """The fields of `/proc/<path>/stat` from the third on, which is the state; none if there is no such process."""
+    try:
+        # "pid (name) state ...": the name may hold anything
+        return Path(f"/proc/{path}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return []

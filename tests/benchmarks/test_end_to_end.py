@@ -1,0 +1,243 @@
+"""The pure parts of the end-to-end benchmark: how its systems are tuned, what is predicted, and what a run's figures are."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from benchmarks.end_to_end import figures, systems
+from benchmarks.end_to_end.site import KV_TOKENS, MAX_RUNNING, mesh_content, split_trace
+from benchmarks.end_to_end.systems import Forecast, System
+from benchmarks.spread import interval
+from penstock.cli.held_out import Question
+from penstock.cli.replay import Outcome, Run
+from penstock.client.types import FinishReason, Reply, TierSummary, Usage
+from planner_service.demand import draw_demand
+from planner_service.files import read_trace
+from planner_service.routing.quality import SKIPPED, JudgedSample
+from planner_service.simulator import EngineLimits, Replica
+from planner_service.site import Demand, Site
+from services.domain.hardware import ClusterSpec, GpuSpec, ModelSpec, ReplicaShape
+from services.domain.latency import StepLatencyModel
+from services.mesh_file import load_mesh_file, read_mesh_data
+from tests.conftest import ROOT
+
+TIERS = ("small", "medium", "large")
+WORKERS = 4
+SLO_S = 1.0
+
+
+def site(judge_s: float = 0.0) -> Site:
+    """Tiers whose steps take 1, 3 and 10 ms."""
+    replicas = tuple(
+        (
+            Replica(
+                ReplicaShape(1, 1),
+                StepLatencyModel.linear(ms / 1000, ms * 1e-5, 0.0),
+                KV_TOKENS,
+                EngineLimits(MAX_RUNNING),
+            ),
+        )
+        for ms in (1, 3, 10)
+    )
+    model = ModelSpec("model", 2, 64, 4, 2, 16, 1e6, 1e6, 2.0, 256.0)
+    cluster = ClusterSpec(GpuSpec("worker", 64e9, 1e10, 1e11, 1e10, 0.6, 0.8), 1, WORKERS, 1e10)
+    return Site(cluster, TIERS, (model,) * 3, judge_s=judge_s, measured=replicas)
+
+
+def judged(count: int = 200) -> JudgedSample:
+    """Larger tiers answer more of the prompts well: half, four of five, all."""
+    draw = np.random.default_rng(3)
+    ease = draw.random(count)
+    scores = np.stack([np.where(ease < share, 95.0, 5.0) for share in (0.5, 0.8, 1.0)], axis=1)
+    return JudgedSample(TIERS, np.full(count, 30), np.full((count, 3), 40), scores)
+
+
+def demand(rate: float = 20.0, count: int = 200) -> Demand:
+    return draw_demand(judged(), np.arange(count) / rate, seed=1)
+
+
+def test_the_best_mixture_at_a_cost_beats_every_other() -> None:
+    """Against a fine grid over three tiers."""
+    costs, qualities = (1.0, 3.0, 10.0), (50.0, 80.0, 95.0)
+    grid = [(a / 50, b / 50, 1 - (a + b) / 50) for a in range(51) for b in range(51 - a)]
+    for cost in (1.0, 2.0, 3.0, 5.5, 10.0, 20.0):
+        shares = systems.mixture(costs, qualities, cost)
+        assert sum(shares) == pytest.approx(1)
+        assert sum(s * c for s, c in zip(shares, costs, strict=True)) <= cost + 1e-6
+        quality = sum(s * q for s, q in zip(shares, qualities, strict=True))
+        best = max(
+            sum(s * q for s, q in zip(point, qualities, strict=True))
+            for point in grid
+            if sum(s * c for s, c in zip(point, costs, strict=True)) <= cost + 1e-9
+        )
+        assert quality >= best - 1e-6
+    assert systems.mixture(costs, qualities, 0.5) == (1.0, 0.0, 0.0)  # nothing costs so little: the cheapest
+
+
+def test_every_allocation_uses_all_workers_and_every_tier_with_requests() -> None:
+    assert sorted(systems.allocations((0.5, 0.0, 0.5), 4)) == [(1, 0, 3), (2, 0, 2), (3, 0, 1)]
+    assert sorted(systems.allocations((0.2, 0.3, 0.5), 3)) == [(1, 1, 1)]
+    assert list(systems.allocations((0.2, 0.3, 0.5), 2)) == [(0, 1, 1)]
+    assert list(systems.allocations((0.0, 0.0, 1.0), 2)) == [(0, 0, 2)]
+
+
+def test_the_random_router_costs_no_more_than_our_plan() -> None:
+    """Engine time includes judging, which a random router does without."""
+    where, wanted = site(judge_s=0.001), demand()
+    ours = System("plan", (2, 1, 1), (50.0, 50.0))
+    cost_s = systems.engine_s(where, wanted.judged, ours)
+    assert cost_s > systems.engine_s(site(), wanted.judged, ours)
+    other = systems.random_router(where, wanted, cost_s, WORKERS, 1)
+    assert systems.engine_s(where, wanted.judged, other) == pytest.approx(cost_s)  # between two tiers: all of it
+    assert other.shares is not None
+    assert sorted(share > 0 for share in other.shares) == [False, True, True]
+    assert sum(other.workers) == WORKERS
+    best = systems.forecast(where, wanted, other, SLO_S, 1)
+    for workers in systems.allocations(other.shares, WORKERS):
+        candidate = System("random", workers, other.thresholds, other.shares)
+        assert best.p95_s <= systems.forecast(where, wanted, candidate, SLO_S, 1).p95_s
+
+
+def test_requests_name_the_tiers_in_the_drawn_shares() -> None:
+    system = System("random", (1, 0, 1), (SKIPPED, SKIPPED), (0.25, 0.0, 0.75))
+    models = system.models(TIERS, 4000, 1)
+    assert models == system.models(TIERS, 4000, 1)
+    assert models.count("small") / 4000 == pytest.approx(0.25, abs=0.03)
+    assert "medium" not in models
+    assert System("plan", (1, 1, 1), (50.0, 50.0)).models(TIERS, 2, 1) == ["cascade"] * 2
+
+
+def test_all_systems_meet_the_quality_that_they_are_tuned_to() -> None:
+    where, wanted = site(), demand()
+    target = wanted.judged.best - 5
+    for system in (systems.largest(3, WORKERS), systems.load_based(where, wanted, target, 1)):
+        result = systems.forecast(where, wanted, system, SLO_S, 1)
+        assert result.quality >= target - 1e-9
+        assert sum(system.workers) <= WORKERS
+
+
+def test_a_forecast_of_an_idle_mesh_is_what_one_request_takes() -> None:
+    """And more load means more latency, fewer requests within the SLO, the same engine time per request."""
+    where, system = site(), systems.largest(3, WORKERS)
+    idle = systems.forecast(where, demand(rate=0.1), system, SLO_S, 1)
+    assert idle.p50_s == pytest.approx(idle.p95_s)
+    assert idle.attained == 1
+    busy = systems.forecast(where, demand(rate=2000.0), system, SLO_S, 1)
+    assert busy.p95_s > 2 * idle.p95_s
+    assert busy.attained < 1
+    assert busy.engine_s == idle.engine_s
+
+
+def test_a_plan_file_becomes_a_system() -> None:
+    plan: dict[str, Any] = {
+        "thresholds": [55.5, None],
+        "tiers": [{"replicas": [{"tp": 1, "pp": 1, "count": 3}]}, {"replicas": []}, {"replicas": [{"count": 1}]}],
+    }
+    assert systems.of_plan(plan) == System("plan", (3, 0, 1), (55.5, SKIPPED))
+
+
+def test_the_mesh_file_of_a_system_is_valid_and_has_its_workers(tmp_path: Path) -> None:
+    """Wherever the file lies: models are found."""
+    base = read_mesh_data(ROOT / "mesh.yaml")
+    file = tmp_path / "mesh.yaml"
+    file.write_text(yaml.safe_dump(mesh_content(base, ROOT, (3, 0, 1), (55.5, SKIPPED))))
+    mesh = load_mesh_file(file)
+    assert [tier.workers for tier in mesh.tiers] == [3, 0, 1]
+    assert [tier.threshold for tier in mesh.tiers] == [55.5, 100.0, None]
+    assert all((Path(tier.model) / "config.json").exists() for tier in mesh.tiers)
+    assert {tier.max_running for tier in mesh.tiers} == {MAX_RUNNING}
+    assert all(Path(scorer.model).is_dir() for scorer in mesh.judge.scorers if scorer.model)
+
+
+def test_what_is_planned_on_is_not_replayed(tmp_path: Path) -> None:
+    path = tmp_path / "all.csv"
+    path.write_text("arrival_s,input_tokens,output_tokens\n" + "".join(f"{i},{i + 1},{i + 2}\n" for i in range(10)))
+    file, rest = split_trace(path, tmp_path)
+    assert read_trace(file).arrival_s.tolist() == [0, 1, 2, 3, 4]
+    assert rest.arrival_s.tolist() == [5, 6, 7, 8, 9]
+    assert rest.output_tokens.tolist() == [7, 8, 9, 10, 11]
+
+
+def outcome(latency_s: float, *, right: bool = True, tiers: tuple[str, ...] = ("small",)) -> Outcome:
+    usage = Usage(30, 10, 40)
+    work = tuple(TierSummary(t, t, "i", None, None, t == tiers[-1], usage, 0.1) for t in tiers)
+    reply = Reply("42" if right else "no", (), (), FinishReason.STOP, tiers[-1], usage, work, 0.1, latency_s, "", "")
+    return Outcome(Question("q", "42"), latency_s, reply, first_s=latency_s / 2)
+
+
+def test_figures_of_a_run() -> None:
+    """A request that failed is wrong and late. Work of all tiers counts; prompts without what was cached."""
+    failed = Outcome(Question("q", "42"), 9.0, error="UNAVAILABLE: x")
+    run = Run([outcome(0.5), outcome(2.0, right=False, tiers=("small", "large")), failed, outcome(0.7)], 10.0, 6.0)
+    row = figures.run_figures(run, [90.0, 30.0, 90.0], rate_per_s=2.0, slo_s=1.0)
+    assert (row["requests"], row["failed"]) == (4, 1)
+    assert row["accuracy"] == 0.5
+    assert row["quality"] == pytest.approx(70)
+    assert row["goodput_per_s"] == pytest.approx(1.0)
+    assert row["answers_per_s"] == pytest.approx(0.3)
+    assert row["cpu_s_per_answer"] == pytest.approx(2.0)
+    assert row["output_tokens_per_answer"] == pytest.approx(160 / 3)
+    assert row["prompt_tokens_per_answer"] == pytest.approx(80 / 3)
+    assert row["latency_p50_s"] == pytest.approx(0.7)
+    assert row["first_visible_p50_s"] == pytest.approx(0.35)
+    assert row["answered_by"] == {"large": pytest.approx(1 / 3), "small": pytest.approx(2 / 3)}
+    assert row["errors"] == ["UNAVAILABLE: x"]
+
+
+def test_a_run_without_answers_has_figures() -> None:
+    run = Run([Outcome(Question("q", "42"), 9.0, error="x")], 10.0, 6.0)
+    row = figures.run_figures(run, [], 2.0, 1.0)
+    assert (row["goodput_per_s"], row["cpu_s_per_answer"], row["latency_p95_s"]) == (0, None, None)
+
+
+def row(goodput: float, cpu_s: float, accuracy: float = 0.9) -> figures.Row:
+    run = figures.run_figures(Run([outcome(0.5)] * 10, 10.0, 10 * cpu_s), [90.0] * 10, goodput, 1.0)
+    return run | {"accuracy": accuracy}
+
+
+def test_ours_is_compared_round_by_round() -> None:
+    """The ratio of a round is of two runs with the same requests; a system without goodput has no ratio."""
+    rows = {"plan": [row(3.0, 1.0), row(6.0, 1.0)], "largest": [row(1.5, 2.0), row(3.0, 4.0)]}
+    result = figures.comparisons(rows)["largest"]
+    assert result["goodput_ratio"]["mean"] == pytest.approx(2)
+    assert result["goodput_ratio"]["low"] == result["goodput_ratio"]["high"]
+    assert result["cpu_ratio"]["mean"] == pytest.approx(0.375)
+    assert result["accuracy_points"]["mean"] == pytest.approx(0)
+    assert figures.comparisons({"plan": rows["plan"], "random": [row(0.0, 1.0)] * 2})["random"]["goodput_ratio"] is None
+
+
+def test_forecast_errors_are_relative_to_what_was_measured() -> None:
+    rows = [row(1.0, 1.0), row(1.0, 1.0)]
+    exact = Forecast(rows[0]["latency_p50_s"], rows[0]["latency_p95_s"], 1.0, rows[0]["answers_per_s"], 90.0, 1.0)
+    errors = figures.system_summary(rows, [exact, exact])["forecast_error"]
+    assert all(error["mean"] == pytest.approx(0) for error in errors.values())
+    twice = Forecast(2 * exact.p50_s, 2 * exact.p95_s, 1.0, exact.answers_per_s, 95.0, 1.0)
+    errors = figures.system_summary(rows, [twice, twice])["forecast_error"]
+    assert errors["p95_s"]["mean"] == pytest.approx(1)
+    assert errors["quality_points"]["mean"] == pytest.approx(5)
+
+
+def test_sustained_goodput_is_the_best_over_the_rates() -> None:
+    def cell(layout: str, ours: float, other: float) -> figures.Row:
+        summary = {
+            name: {"measured": {"goodput_per_s": interval([value])}}
+            for name, value in (("plan", ours), ("largest", other))
+        }
+        return {"layout": layout, "quality_below_largest": 1.0, "systems": summary}
+
+    cells = [cell("pinned", 3.0, 3.0), cell("pinned", 6.0, 4.0), cell("shared", 1.0, 2.0)]
+    pinned, shared = figures.sustained(cells)
+    assert pinned["plan_over"]["largest"] == pytest.approx(1.5)
+    assert shared["plan_over"]["largest"] == pytest.approx(0.5)
+
+
+def test_intervals_are_students() -> None:
+    """Of 1, 2, 3: the 97.5 % quantile of t with two degrees of freedom is 4.303, the standard error 1/sqrt(3)."""
+    result = interval([1.0, 2.0, 3.0])
+    assert result["mean"] == 2
+    assert result["high"] - 2 == pytest.approx(4.3027 / np.sqrt(3), rel=1e-3)
+    assert 2 - result["low"] == pytest.approx(result["high"] - 2)
+    assert interval([7.0]) == {"mean": 7.0, "low": 7.0, "high": 7.0, "rounds": 1}

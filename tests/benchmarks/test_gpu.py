@@ -1,0 +1,177 @@
+"""The GPU benchmark on a CPU with a tiny shape: what it measures, what fits into its time, and what it does without a GPU."""
+
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import gpu, report
+from benchmarks.__main__ import main as benchmarks_main
+from benchmarks.gpu.__main__ import main as gpu_main
+from benchmarks.gpu.measures import LOADS, TimeBudget, forecasts, mixed_batches, mixed_lengths, profiled, replay_work
+from benchmarks.gpu.shapes import LLAMA_1B, LLAMA_8B, TINY, write_model
+from benchmarks.gpu.subjects import Subject, torch_subject
+from benchmarks.public_data import NO_GPU_STATUS
+from planner_service.profiles import read_profile, write_profile
+from planner_service.simulator import EngineLimits, Replica, Served, Workload, serve
+from services.domain.errors import InvalidRequest
+from services.domain.hardware import ReplicaShape
+from services.domain.latency import StepLatencyModel
+
+STEPS = 300
+LATENCY = StepLatencyModel.linear(1e-3, 1e-5, 1e-7)
+
+
+@pytest.fixture(scope="module")
+def subject(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
+    with torch_subject(TINY, "cpu", tmp_path_factory.mktemp("gpu"), seed=1) as subject:
+        yield subject
+
+
+def enough_after(steps: int) -> Callable[[], bool]:
+    count = itertools.count()
+    return lambda: next(count) >= steps
+
+
+def test_shapes_have_the_parameters_of_their_names() -> None:
+    """Computed from the config as the model is built on a device without memory."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    for shape, billions in ((LLAMA_1B, 1.24), (LLAMA_8B, 8.03)):
+        with torch.device("meta"):
+            model = LlamaForCausalLM(LlamaConfig(**shape.config("bfloat16")))
+        assert model.num_parameters() / 1e9 == pytest.approx(billions, rel=0.01)
+
+
+def test_random_models_are_the_same_for_the_same_seed(tmp_path: Path) -> None:
+    first, same, other = (
+        (write_model(tmp_path / f"{i}", TINY, "float32", "cpu", seed) / "model.safetensors").read_bytes()
+        for i, seed in enumerate((1, 1, 2))
+    )
+    assert first == same != other
+
+
+def test_steps_become_a_profile_that_the_planner_reads(subject: Subject, tmp_path: Path) -> None:
+    """The engine is idle afterwards: it can be measured again."""
+    samples = subject.samples(1, enough_after(STEPS))
+    assert len(samples) == STEPS
+    profile = profiled(subject, ("tiny", "cpu"), samples)
+    write_profile(tmp_path / "profile.json", profile)
+    read = read_profile(tmp_path / "profile.json")
+    assert read.replica == profile.replica
+    assert read.replica.limits == EngineLimits(TINY.max_running, TINY.max_step_tokens, 16)
+    assert read.replica.kv_tokens == TINY.kv_tokens
+    assert read.held_out_error is not None
+    assert len(subject.samples(1, enough_after(10))) == 10
+
+
+def test_too_few_steps_are_no_profile(subject: Subject) -> None:
+    for steps in (0, 10):
+        with pytest.raises(InvalidRequest, match="samples"):
+            profiled(subject, ("tiny", "cpu"), subject.samples(1, enough_after(steps)))
+
+
+def test_every_mixed_batch_has_a_uniform_one_with_the_same_tokens() -> None:
+    """The number of sequences and of tokens is the same; only their spread differs. What does not fit is left out."""
+    for shape, room, most in ((LLAMA_8B, 800_000, 256), (TINY, 8192, 16)):
+        batches = mixed_batches(shape, room, most)
+        assert batches
+        for batch in batches:
+            assert len(batch.mixed) == len(batch.uniform) == batch.count <= most
+            assert sum(batch.mixed) == sum(batch.uniform) <= room
+            assert max(batch.uniform) - min(batch.uniform) <= 1
+            assert set(batch.mixed) == {shape.short, shape.long}
+        assert len({batch.mixed for batch in batches}) == len(batches)
+    assert mixed_batches(TINY, 300, 16) == []
+
+
+def test_mixed_lengths_are_measured_on_batches_that_run_together(subject: Subject) -> None:
+    replica = subject.replica(LATENCY)
+    rows = mixed_lengths(subject, TINY, replica, 1, TimeBudget(1000.0))
+    assert len(rows) == len(mixed_batches(TINY, replica.lane_tokens, TINY.max_running))
+    for row in rows:
+        assert row["ratio"] == pytest.approx(row["mixed_s"] / row["uniform_s"])
+        assert row["uniform_s"] > 0
+    assert mixed_lengths(subject, TINY, replica, 1, TimeBudget(0.0)) == []
+
+
+def test_a_replay_gives_every_request_its_tokens(subject: Subject) -> None:
+    """The first token is never before the arrival, nor after the last one."""
+    work = Workload(np.array([0.0, 0.0, 5.0]), np.array([20, 30, 8]), np.array([4, 8, 1]))
+    served = subject.serve(work, 1)
+    assert (served.first_s > work.arrival_s).all()
+    assert (served.finish_s >= served.first_s).all()
+    assert served.finish_s[2] == served.first_s[2]
+
+
+def simulated(latency: StepLatencyModel = LATENCY) -> Replica:
+    return Replica(ReplicaShape(1, 1), latency, 8192, EngineLimits(16, 128, 16))
+
+
+def replayed(work: Workload, _seed: int) -> Served:
+    """On an engine that is the simulator itself."""
+    return serve(work, [simulated()])
+
+
+def test_forecasts_of_an_engine_that_is_the_simulator_have_no_error() -> None:
+    """And one whose steps take twice as long is seen: its forecasts are too low."""
+    exact = forecasts(replayed, TINY, simulated(), 1, TimeBudget(1e6))
+    assert [row["load"] for row in exact] == list(LOADS)
+    assert all(error == 0 for row in exact for error in row["error"].values())
+    fast = StepLatencyModel.linear(0.5e-3, 0.5e-5, 0.5e-7)
+    wrong = forecasts(replayed, TINY, simulated(fast), 1, TimeBudget(1e6))
+    assert all(row["error"]["ttft_p50"] < -0.2 for row in wrong)
+
+
+def test_replays_have_the_load_that_they_say() -> None:
+    replica = simulated()
+    for load in (0.4, 0.9):
+        work = replay_work(TINY, replica, load, 1)
+        capacity = replica.capacity_per_s(sum(TINY.prompt) / 2, sum(TINY.output) / 2)
+        assert work.rate_per_s == pytest.approx(load * capacity, rel=0.15)
+        assert work.input_tokens.min() >= TINY.prompt[0]
+        assert work.output_tokens.max() < TINY.output[1]
+
+
+def test_what_does_not_fit_into_the_time_is_left_out() -> None:
+    now = [0.0]
+    budget = TimeBudget(100.0, lambda: now[0])
+    stage = budget.stage(0.4)
+    assert stage.left_s == 40
+    now[0] = 39.0
+    assert not stage.over
+    now[0] = 40.0
+    assert stage.over
+    assert budget.left_s == 60
+    assert forecasts(replayed, TINY, simulated(), 1, stage) == []
+
+
+def test_the_command_writes_its_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """However little time it has: what it could not measure is counted."""
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    result = gpu.measure(["tiny"], ["torch"], "cpu", limit_s=6.0, name="gpu_cpu")
+    assert (tmp_path / "gpu_cpu.json").exists()
+    (row,) = result["engines"]
+    assert (row["shape"], row["engine"]) == ("tiny", "torch")
+    if "skipped" not in row:
+        assert (tmp_path / row["profile"]).exists()
+        assert len(row["forecasts"]) + row["forecasts_left_out"] == len(LOADS)
+    assert "tiny torch" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize(("main", "arguments"), [(benchmarks_main, ["gpu"]), (gpu_main, ["--shape", "tiny"])])
+def test_without_a_gpu_it_ends_with_its_own_status(
+    main: Callable[[], None], arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["benchmarks", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == NO_GPU_STATUS
+    assert "needs a GPU" in capsys.readouterr().out

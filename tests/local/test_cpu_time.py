@@ -1,0 +1,42 @@
+"""CPU time of processes: it counts what a process and all below it have used, those that have ended included."""
+
+import subprocess
+import sys
+
+from penstock.local.cpu_time import cpu_s, descendants, group_cpu_s
+
+USED_S = 0.2
+BURN = f"import time\nwhile time.process_time() < {USED_S}: pass\n"
+PARENT = (
+    f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {BURN!r}], check=True)\n"
+    "print('done', flush=True)\ninput()"
+)
+TICK_S = 0.02  # two of the kernel's ticks: what /proc may not show yet
+
+
+def test_a_process_that_has_ended_still_counts_for_its_parent() -> None:
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == b"done\n"
+        assert descendants(parent.pid) == []
+        assert group_cpu_s([parent.pid]) >= cpu_s(parent.pid) + USED_S - TICK_S
+        parent.communicate(b"\n")
+
+
+def test_running_descendants_count() -> None:
+    child = f"{BURN}print('done', flush=True)\ninput()"
+    parent = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {child!r}])"
+    with subprocess.Popen([sys.executable, "-c", parent], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"done\n"
+        assert len(descendants(process.pid)) == 1
+        assert group_cpu_s([process.pid]) >= cpu_s(process.pid) + USED_S - TICK_S
+        process.communicate(b"\n")
+
+
+def test_a_process_that_does_not_exist_has_used_nothing() -> None:
+    with subprocess.Popen(["true"]) as process:
+        process.wait()
+    assert cpu_s(process.pid) == 0
+    assert group_cpu_s([process.pid]) == 0
+    assert descendants(process.pid) == []
