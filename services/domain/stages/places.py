@@ -5,9 +5,9 @@ possible.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from services.domain.stages.layout import StageLayout
+from services.domain.stages.layout import Stage, StageLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,14 @@ def targets(instances: int, layout: StageLayout) -> tuple[int, ...]:
     for stage in by_remainder[: spare - sum(given)]:
         given[stage] += 1
     return tuple(1 + more for more in given)
+
+
+def with_instances(stages: tuple[Stage, ...], instances: int) -> tuple[Stage, ...]:
+    """The same ranges on another number of instances (`targets`); none if there are fewer instances than stages."""
+    if not stages or instances < len(stages):
+        return ()
+    counts = targets(instances, StageLayout(stages))
+    return tuple(replace(stage, instances=count) for stage, count in zip(stages, counts, strict=True))
 
 
 def assign(current: Mapping[str, int | None], layout: StageLayout) -> dict[str, int]:
