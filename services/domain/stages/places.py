@@ -70,14 +70,6 @@ def assign(current: Mapping[str, int | None], layout: StageLayout) -> dict[str, 
     return stages
 
 
-PROMPT_WEIGHT = 5  # of a request whose prompt is still to be computed, in requests that decode (ADR 21)
-
-
-def occupancy(requests: float, unread: float) -> float:
-    """How busy an instance is, in requests that decode. unread: of `requests`, those whose prompt is still to be computed."""
-    return requests + (PROMPT_WEIGHT - 1) * unread
-
-
 def by_preference(places: Mapping[str, StagePlace | None], tokens: int) -> list[list[str]]:
     """Instance ids in groups, the best first, for a sequence of `tokens` tokens.
 
