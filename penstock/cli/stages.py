@@ -62,7 +62,10 @@ def stages(
     min_gain: Annotated[
         float,
         options.number(
-            "--min-gain", help="Use one stage unless several reduce the QoE by this fraction.", least=0, most=1
+            "--min-gain",
+            help="With --no-replay: use one stage unless several reduce the QoE by this fraction.",
+            least=0,
+            most=1,
         ),
     ] = 0.0,
     replay: Annotated[

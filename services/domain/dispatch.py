@@ -8,7 +8,7 @@ A length stage whose instances would make a request wait much longer than those 
 from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
-REQUEST_TOKENS = 64
+REQUEST_TOKENS = 256
 """Of work: a request, besides its prompt and its context (ADR 51)."""
 CONTEXT_SHARE = 0.1
 """Of work: a token of a request's length so far, prompt and output (ADR 51)."""

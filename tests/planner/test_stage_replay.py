@@ -100,7 +100,7 @@ def test_the_sustained_rate_is_sustained_and_little_more_is_not() -> None:
 
 def test_the_verdict_is_what_the_replay_shows() -> None:
     """Where short requests pay for long ones in their batch, stages help; where they do not, one stage stays."""
-    work, slow = workload(500, 14.0), replica(gap_s=6e-8)
+    work, slow = workload(500, 14.0), replica(gap_s=5e-7)
     verdict = judge(work, slow, FAST, QOE, INSTANCES, proposals(work, slow))
     assert verdict.use_stages
     assert verdict.layout is not None
