@@ -6,7 +6,7 @@ memory, after Llumnix; least work (dispatch by pending work, nothing moves), whi
 layout that `penstock stages` chooses, and the best that it rejects. Instances are the worker's batch scheduler on a roofline
 of a GPU; placement, refinement and bidding are the production code.
 
-Reported: the rate that each sustains (first-token waits that do not grow; long runs are the stretch of a trace repeated), and
+Reported: the rate that each sustains (requests in flight do not grow; long runs are the stretch of a trace repeated), and
 at four fifths of what least work sustains: times to first token by length class, time per output token, tokens by class, and
 how long it takes to drain. Attention over unlike lengths is up to 2.1 times as slow in the paper's figure 2, which is not
 measured here: everything is done without it and with it, and one trace is swept between the two. Moves go over what gRPC
@@ -37,7 +37,7 @@ from planner_service.stages import (
     Method,
     MoveCost,
     batches_of,
-    count_in_flight,
+    count_replayed,
     exponential_cuts,
     in_flight,
     judge,
@@ -90,7 +90,7 @@ class Scene:
 
     def layouts(self, rate: float, bandwidth: float = BANDWIDTH_BYTES_PER_S) -> list[StageLayout]:
         past, replica, qoe = self.at(self.past, rate), self.measured.replica, self.measured.qoe
-        sample = in_flight(past, count_in_flight(past, qoe, INSTANCES, replica))
+        sample = in_flight(past, count_replayed(past, replica, self.moves(0.0, bandwidth), INSTANCES))
         move = MoveCost(self.measured.kv_bytes_per_token, bandwidth)
         return propose(past, sample, qoe, replica, INSTANCES, self.top, move)
 

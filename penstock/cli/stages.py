@@ -99,7 +99,16 @@ def stages(
     from planner_service.files import read_replica, read_trace
     from planner_service.simulator import Workload
     from planner_service.simulator.cluster import Moves
-    from planner_service.stages import Method, MoveCost, count_in_flight, in_flight, judge, plan_stages, propose
+    from planner_service.stages import (
+        Method,
+        MoveCost,
+        count_in_flight,
+        count_replayed,
+        in_flight,
+        judge,
+        plan_stages,
+        propose,
+    )
 
     if apply is not None and not replay:
         fail("--apply: only layouts that a replay favours are published; leave out --no-replay", 2)
@@ -127,8 +136,9 @@ def stages(
         verdict = None
         if replay:
             replica, qoe = measured.replica, measured.qoe
-            layouts = propose(work, sample, qoe, replica, instances, max_length, move)
             moves = Moves(measured.kv_bytes_per_token, bandwidth * 1e9, mixed=0.0)
+            held = in_flight(work, count_replayed(work, replica, moves, instances))
+            layouts = propose(work, held, qoe, replica, instances, max_length, move)
             verdict = judge(work, replica, moves, qoe, instances, layouts)
             planned = laid_out(planned, verdict.layout if verdict.use_stages else None, sample, qoe, move)
         figures = plan_json(planned, took_s) | {"verdict": None if verdict is None else verdict_json(verdict)}

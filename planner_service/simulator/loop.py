@@ -20,7 +20,8 @@ from services.domain.errors import invalid
 class ClusterServed:
     """What N requests felt, and what the cluster did. horizon: the time of the last arrival, tokens produced until then.
 
-    finish_s: of a cancelled request, when it was taken out. boundaries: (time, where stages end) at every refinement
+    finish_s: of a cancelled request, when it was taken out; first_s, finish_s: 0 for what had not come to it. boundaries:
+    (time, where stages end) at every refinement
     interval. produced: (E) output tokens of requests ended there.
     """
 
@@ -43,8 +44,9 @@ def serve_cluster(
     moves: Moves,
     policy: Callable[[Cluster], Policy],
     cancel_s: Floats | None = None,
+    until_s: float = np.inf,
 ) -> ClusterServed:
-    """Serve a workload. Deterministic.
+    """Serve a workload, to its end or until a time after the first arrival. Deterministic.
 
     cancel_s: (N) when each request is cancelled, on the clock of work.arrival_s, infinite for never; it is at the next tick.
 
@@ -65,7 +67,7 @@ def serve_cluster(
     refine_every = max(1, round(moves.refine_s / moves.tick_s))
     tokens_by_horizon, horizon_s = -1, float(arrival[-1])
     boundaries = list[tuple[float, list[float]]]()
-    while left:
+    while left and cluster.now_s < until_s:
         if tick % refine_every == 0:
             boundaries.append((cluster.now_s, rules.boundaries()))
         tick += 1

@@ -4,6 +4,7 @@ What they are held against is a tier without stages as it serves (`LeastWork`): 
 and none moves. A layout is worth switching on if no figure is worse by more than `MARGIN` and one is better by `MIN_GAIN`.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from planner_service.simulator.cluster import Cluster, Moves
 from planner_service.simulator.loop import ClusterServed, serve_cluster
 from planner_service.simulator.policies import LeastWork, Policy
 from planner_service.simulator.staged import Staged
+from planner_service.simulator.tier import alone_latency
 from planner_service.simulator.workload import Floats
 from services.domain.stages import QoeModel, StageLayout
 
@@ -27,11 +29,18 @@ MOST_SUSTAINED = 2
 """Layouts whose sustained rate is searched, which takes a dozen replays each."""
 RATE_PRECISION = 0.03
 """Of the sustained rate."""
+SUSTAINED_LATENCIES, SUSTAINED_REQUESTS = 12.0, (2000, 24_000)
+"""What is served to tell whether a rate is sustained: so many times as long as a request takes alone, within these numbers of
+requests. In less time a backlog is too small to be seen."""
 RATE_SPAN = 16.0
-"""The sustained rate is searched up to this many times the trace's rate, and down to so small a part of it."""
-GROWTH, GROWTH_S = 1.5, 0.25
-"""A rate is sustained if the last quarter of the requests waits for its first token, on average, at most this many times as
-long as the second quarter, and so many seconds more: under more load than can be served, waits grow with time."""
+"""The sustained rate is searched up to this many times the first rate, and down to so small a part of it."""
+RATE_STEP = 1.4
+"""Between the rates that are tried first: little overload is simulated in much less time than a lot."""
+FIRST_SHARE = 0.7
+"""Of what instances can carry by the roofline: the rate that is tried first."""
+GROWTH = 1.2
+"""A rate is sustained if in the last quarter of the run, until the last arrival, at most this many times as many requests are
+in flight as in the second quarter: under more load than can be served, of whatever length, their number grows with time."""
 
 PolicyOf = Callable[[Cluster], Policy]
 
@@ -93,19 +102,20 @@ class Replayer:
         return figures_of(self.work, self._serve(self.work, policy))
 
     def sustained_per_s(self, policy: PolicyOf) -> float:
-        """The greatest rate, within `RATE_PRECISION`, at which the wait for first tokens does not grow with time.
+        """The greatest rate, within `RATE_PRECISION`, at which the number of requests in flight does not grow with time.
 
         0 if not even the least rate that is tried is sustained.
         """
-        rate = self.work.rate_per_s
-        low, high = 0.0, rate
-        while high <= RATE_SPAN * rate and self._sustains(high, policy):
-            low, high = high, 2 * high
+        means = float(self.work.input_tokens.mean()), float(self.work.output_tokens.mean())
+        first = FIRST_SHARE * self.instances * self.replica.capacity_per_s(*means)
+        low, high = 0.0, first
+        while high <= RATE_SPAN * first and self._sustains(high, policy):
+            low, high = high, RATE_STEP * high
         if low == 0.0:
-            low = high / 2
+            low = high / RATE_STEP
             while not self._sustains(low, policy):
-                low, high = low / 2, low
-                if low < rate / RATE_SPAN:
+                low, high = low / RATE_STEP, low
+                if low < first / RATE_SPAN:
                     return 0.0
         while high / low > 1 + RATE_PRECISION:
             middle = (low * high) ** 0.5
@@ -113,24 +123,57 @@ class Replayer:
         return float(low)
 
     def _sustains(self, rate_per_s: float, policy: PolicyOf) -> bool:
-        work = Workload(self.work.arrival_s * (self.work.rate_per_s / rate_per_s), *self._lengths)
-        served = self._serve(work, policy)
-        return is_stable(served.first_s - (work.arrival_s - work.arrival_s[0]))
-
-    @property
-    def _lengths(self) -> tuple[np.ndarray, np.ndarray]:
-        return self.work.input_tokens, self.work.output_tokens
+        alone_s = float(alone_latency(self.work, self.replica).mean())
+        least, most = SUSTAINED_REQUESTS
+        requests = min(most, max(least, math.ceil(SUSTAINED_LATENCIES * alone_s * rate_per_s)))
+        work = lasting(self.work, rate_per_s, requests)
+        served = serve_cluster(
+            work, self.replica, self.instances, self.moves, policy, until_s=float(work.arrival_s[-1])
+        )
+        return is_stable(work.arrival_s, served.finish_s)
 
     def _serve(self, work: Workload, policy: PolicyOf) -> ClusterServed:
         return serve_cluster(work, self.replica, self.instances, self.moves, policy)
 
 
-def is_stable(ttft_s: Floats) -> bool:
-    """Whether waits do not grow, of requests in order of arrival: see `GROWTH`."""
-    quarter = len(ttft_s) // 4
-    if not quarter:
+def count_replayed(work: Workload, replica: Replica, moves: Moves, instances: int) -> int:
+    """Sequences in flight at once on one stage, the mean from the first arrival to the last, by a replay.
+
+    `count_in_flight` answers the same by the QoE model alone, which near saturation says several times as many.
+    """
+    last = work.subset(np.arange(max(0, len(work) - REPLAYED), len(work)))
+    served = serve_cluster(last, replica, instances, moves, LeastWork)
+    arrival = last.arrival_s - last.arrival_s[0]
+    span = float(arrival[-1])
+    held_s = float((np.minimum(served.finish_s, span) - arrival).clip(min=0).sum())
+    return max(1, round(held_s / span)) if span > 0 else len(last)
+
+
+def lasting(work: Workload, rate_per_s: float, requests: int) -> Workload:
+    """So many requests of the workload at another rate, which are repeated as often as needed."""
+    arrival = (work.arrival_s - work.arrival_s[0]) * (work.rate_per_s / rate_per_s)
+    times = math.ceil(requests / len(work))
+    return Workload(
+        np.concatenate([arrival + i * (len(work) / rate_per_s) for i in range(times)])[:requests],
+        np.tile(work.input_tokens, times)[:requests],
+        np.tile(work.output_tokens, times)[:requests],
+    )
+
+
+def is_stable(arrival_s: Floats, finish_s: Floats) -> bool:
+    """Whether the number of requests in flight does not grow (`GROWTH`), until the last arrival.
+
+    finish_s: 0 for requests that have not ended by then.
+    """
+    end = np.where(finish_s > 0, finish_s, np.inf)
+
+    def mean_in_flight(from_s: float, to_s: float) -> float:
+        return float((np.minimum(end, to_s) - np.maximum(arrival_s, from_s)).clip(min=0).sum() / (to_s - from_s))
+
+    span = float(arrival_s[-1])
+    if span <= 0:
         return True
-    return bool(ttft_s[-quarter:].mean() <= GROWTH * ttft_s[quarter : 2 * quarter].mean() + GROWTH_S)
+    return mean_in_flight(0.75 * span, span) <= GROWTH * mean_in_flight(0.25 * span, 0.5 * span) + 1
 
 
 def figures_of(work: Workload, served: ClusterServed) -> ReplayFigures:

@@ -15,7 +15,14 @@ from planner_service.simulator.policies import LeastWork
 from planner_service.simulator.staged import Staged
 from planner_service.stages import LengthSample, MoveCost, in_flight, judge, propose
 from planner_service.stages.proposals import KV_SHARE, balanced, fits, stage_seconds
-from planner_service.stages.replay import GROWTH_S, MARGIN, MIN_GAIN, Replayer, figures_of, is_stable
+from planner_service.stages.replay import (
+    MARGIN,
+    MIN_GAIN,
+    Replayer,
+    figures_of,
+    is_stable,
+    lasting,
+)
 from services.domain import StepLatencyModel
 from services.domain.hardware import ReplicaShape
 from services.domain.stages import QoeModel, Stage, StageLayout
@@ -79,28 +86,38 @@ def test_instances_are_shared_out_by_work() -> None:
     assert stage_seconds(whole, work, one).sum() == pytest.approx(short + long, rel=1e-6), "no work is lost"
 
 
-def test_waits_that_grow_are_not_sustained() -> None:
-    rng = np.random.default_rng(1)
-    noise = rng.exponential(0.5, 400)
-    assert is_stable(noise)
-    assert not is_stable(noise + np.linspace(0, 10, 400))
-    assert is_stable(np.linspace(0, GROWTH_S, 400))
-    assert is_stable(np.array([9.0, 1.0]))
+def test_a_backlog_that_grows_is_not_sustained() -> None:
+    """Of requests that take a second each, ten per second: all in time, all late from the start, later and later."""
+    arrival = np.arange(1000) / 10.0
+    assert is_stable(arrival, arrival + 1)
+    assert is_stable(arrival, arrival + 9)
+    assert not is_stable(arrival, 1.1 * arrival + 1)
+    assert not is_stable(arrival, np.where(np.arange(1000) % 5, arrival + 1, 0)), "one class never ends"
+    assert is_stable(np.zeros(3), np.zeros(3))
+
+
+def test_a_rate_is_judged_by_as_many_requests_as_it_takes() -> None:
+    """The same requests over and over, at the rate."""
+    work = workload(300, 5.0)
+    for rate, requests in ((1.0, 150), (50.0, 2500)):
+        long = lasting(work, rate, requests)
+        assert len(long) == requests
+        assert long.rate_per_s == pytest.approx(rate, rel=0.1)
+        assert (long.input_tokens[:150] == work.input_tokens[:150]).all()
+        assert (long.input_tokens[300:450] == work.input_tokens[: len(long.input_tokens[300:450])]).all()
 
 
 def test_the_sustained_rate_is_sustained_and_little_more_is_not() -> None:
     """Within its precision: a rate beyond the arithmetic of the instances is never called sustained."""
     work, one = workload(300, 5.0), replica()
-    replayer = Replayer(work, one, 2, FAST)
-    rate = replayer.sustained_per_s(LeastWork)
-    assert replayer._sustains(rate, LeastWork)
+    rate = Replayer(work, one, 2, FAST).sustained_per_s(LeastWork)
     mean_s = stage_seconds(StageLayout.single(2, 6000), work, one).sum() / len(work)
     assert 0.3 * 2 / mean_s < rate < 1.6 * 2 / mean_s
 
 
 def test_the_verdict_is_what_the_replay_shows() -> None:
     """Where short requests pay for long ones in their batch, stages help; where they do not, one stage stays."""
-    work, slow = workload(500, 14.0), replica(gap_s=5e-7)
+    work, slow = workload(300, 14.0), replica(gap_s=5e-7)
     verdict = judge(work, slow, FAST, QOE, INSTANCES, proposals(work, slow))
     assert verdict.use_stages
     assert verdict.layout is not None
