@@ -1,15 +1,21 @@
-"""Replay of recorded traces on 16 simulated instances: length stages compared with other methods (CascadeInfer, 6).
+"""Replay of traces on 16 simulated instances: what length stages are worth beside good dispatch (CascadeInfer, 6).
 
-Requests have the trace's lengths, in its order, and arrive as a Poisson process (section 6.1). Layouts are planned on the
-first half of the trace and replayed on the second. Contenders: round robin; dispatch and migration by free memory, after
-Llumnix; no pipeline (one stage with bid-ask); a chain of one instance per stage; stages. Ablations: other refinements, and
-bid-ask between stages only. Instances are the worker's batch scheduler on a roofline of a GPU; placement, refinement and
-bidding are the production code. The slow-down of attention over different lengths by up to 2.1 times is from the paper's
-figure 2 and not measured here, so the heaviest load is also replayed without it.
+Requests have the trace's lengths, in its order, and arrive as a Poisson process (section 6.1). Layouts are proposed on the
+first half of each trace, and chosen and measured on the second. Contenders: round robin; dispatch and migration by free
+memory, after Llumnix; least work (dispatch by pending work, nothing moves), which is how a tier without stages serves; the
+layout that `penstock stages` chooses, and the best that it rejects. Instances are the worker's batch scheduler on a roofline
+of a GPU; placement, refinement and bidding are the production code.
+
+Reported: the rate that each sustains (requests in flight do not grow; long runs are the stretch of a trace repeated), and
+at four fifths of what least work sustains: times to first token by length class, time per output token, tokens by class, and
+how long it takes to drain. Attention over unlike lengths is up to 2.1 times as slow in the paper's figure 2, which is not
+measured here: everything is done without it and with it, and one trace is swept between the two. Moves go over what gRPC
+carried between two workers of one host; one trace, whose replies are long, is swept over bandwidths.
 """
 
+import itertools
 import time
-from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,142 +24,165 @@ import numpy as np
 
 from benchmarks import report
 from benchmarks.public_data import public
-from planner_service.files import read_replica, read_trace
+from penstock.cli.stages import MEASURED_BANDWIDTH_GB_PER_S
+from planner_service.files import StageReplica, read_replica, read_trace
 from planner_service.profiles import qoe_errors
 from planner_service.simulator import Workload
-from planner_service.simulator.cluster import Cluster, ClusterServed, Moves, Policy, serve_cluster
-from planner_service.simulator.policies import MemoryAware, Refinement, RoundRobin, Staged
+from planner_service.simulator.cluster import Cluster, Moves
+from planner_service.simulator.loop import ClusterServed, serve_cluster
+from planner_service.simulator.policies import LeastWork, MemoryAware, Policy, RoundRobin
+from planner_service.simulator.staged import Refinement, Staged
 from planner_service.stages import (
     LengthSample,
     Method,
     MoveCost,
     batches_of,
-    count_in_flight,
+    count_replayed,
     exponential_cuts,
     in_flight,
+    judge,
     plan_stages,
+    propose,
 )
 from planner_service.stages.partition import Problem
+from planner_service.stages.replay import PolicyOf, Replayer, figures_of
 from services.domain.stages import QoeModel, StageLayout
 
-TRACES = ("mooncake_conversation", "azure2023_conv")
+TRACES = ("mooncake_conversation", "azure2023_conv", "azure2023_code_first_half")
+REASONING = "reasoning"  # azure2023_conv with long replies
 MODEL, GPU, INSTANCES = "llama-3.2-3b", "h100", 16
-BANDWIDTH_BYTES_PER_S = 25e9  # of a 200 Gbit/s link
-MIXED = 1.1  # figure 2: up to 2.1 times
-MIN_GAIN = 0.2  # one stage is kept for less: about the QoE model's own error on these requests
-LOADS = {"light": 0.3, "medium": 0.6, "heavy": 0.8, "full": 1.0}  # of what the roofline says 16 instances carry
-REQUESTS = {"mooncake_conversation": 3000, "azure2023_conv": 9000}
+BANDWIDTH_BYTES_PER_S = 1e9 * MEASURED_BANDWIDTH_GB_PER_S
+MIXED = (0.0, 1.1)  # the attention term: none, and figure 2's worst case
+MIXED_SWEEP = (0.275, 0.55, 0.825)
+BANDWIDTH_SWEEP = (0.1e9, 0.63e9, 2e9, 25e9)
+REQUESTS = 3000
+LOAD = 0.8  # of what least work sustains
+CLASSES = (1024, 4096, 32_768)  # prompts shorter than these, and the others
 SEED = 1
 
-Contenders = dict[str, Callable[[Cluster], Policy]]
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """One trace: what layouts are proposed on, what is replayed, on what."""
+
+    name: str
+    past: Workload
+    future: Workload
+    measured: StageReplica
+
+    @property
+    def top(self) -> int:
+        return max(self.past.longest_tokens, self.future.longest_tokens) + 1
+
+    def at(self, work: Workload, rate: float) -> Workload:
+        """The requests of a part, arriving as a Poisson process."""
+        arrivals = np.cumsum(np.random.default_rng(SEED).exponential(1 / rate, len(work)))
+        return Workload(arrivals - arrivals[0], work.input_tokens, work.output_tokens)
+
+    def moves(self, mixed: float, bandwidth: float = BANDWIDTH_BYTES_PER_S) -> Moves:
+        return Moves(self.measured.kv_bytes_per_token, bandwidth, mixed)
+
+    def replayer(self, mixed: float, bandwidth: float = BANDWIDTH_BYTES_PER_S, rate: float | None = None) -> Replayer:
+        means = float(self.future.input_tokens.mean()), float(self.future.output_tokens.mean())
+        first = rate or 0.5 * INSTANCES * self.measured.replica.capacity_per_s(*means)
+        work = self.at(self.future, first)
+        return Replayer(work, self.measured.replica, INSTANCES, self.moves(mixed, bandwidth))
+
+    def layouts(self, rate: float, bandwidth: float = BANDWIDTH_BYTES_PER_S) -> list[StageLayout]:
+        past, replica, qoe = self.at(self.past, rate), self.measured.replica, self.measured.qoe
+        sample = in_flight(past, count_replayed(past, replica, self.moves(0.0, bandwidth), INSTANCES))
+        move = MoveCost(self.measured.kv_bytes_per_token, bandwidth)
+        return propose(past, sample, qoe, replica, INSTANCES, self.top, move)
 
 
-def contenders(layout: StageLayout, chain: StageLayout | None, qoe: QoeModel) -> Contenders:
-    """By name; the chain where there is one."""
-    top = layout.max_tokens
-    policies: Contenders = {
-        "round robin": RoundRobin,
-        "memory-aware": MemoryAware,
-        "no pipeline": lambda c: Staged(c, StageLayout.single(INSTANCES, top), qoe),
-        "stages": lambda c: Staged(c, layout, qoe),
-        "stages, no refinement": lambda c: Staged(c, layout, qoe, Refinement.NONE),
-        "stages, quantity refinement": lambda c: Staged(c, layout, qoe, Refinement.QUANTITY),
-        "stages, memory refinement": lambda c: Staged(c, layout, qoe, Refinement.MEMORY),
-        "stages, inter-stage only": lambda c: Staged(c, layout, qoe, within_stages=False),
-    }
-    if chain is not None:
-        policies["chain"] = lambda c: Staged(c, chain, qoe)
-    return policies
-
-
-def figures_of(work: Workload, served: ClusterServed, layout: StageLayout) -> dict[str, float]:
-    """Times in seconds. imbalance: coefficient of variation of output tokens by instance, mean over the stages."""
-    ttft = served.first_s - work.arrival_s
-    several = work.output_tokens > 1
-    tpot = (served.finish_s - served.first_s)[several] / (work.output_tokens[several] - 1)
-    produced, at, spread = served.produced.astype(float), 0, []
-    for stage in layout.stages:
-        part, at = produced[at : at + stage.instances], at + stage.instances
-        if len(part) > 1 and part.sum() > 0:
-            spread.append(float(part.std() / part.mean()))
-    return {
-        "ttft_mean": float(ttft.mean()),
-        "ttft_p95": float(np.percentile(ttft, 95)),
-        "tpot_mean": float(tpot.mean()),
-        "tpot_p95": float(np.percentile(tpot, 95)),
-        "tokens_per_s": served.tokens_by_horizon / served.horizon_s,
-        "moved": served.moved,
-        "moves_failed": served.failed_moves,
-        "moved_tokens": served.moved_tokens,
-        "imbalance": float(np.mean(spread)) if spread else 0.0,
-    }
-
-
-def at_rate(work: Workload, rate: float) -> Workload:
-    """The trace's requests, arriving as a Poisson process."""
-    gaps = np.random.default_rng(SEED).exponential(1 / rate, len(work))
-    arrivals = np.cumsum(gaps)
-    return Workload(arrivals - arrivals[0], work.input_tokens, work.output_tokens)
-
-
-def replay(name: str) -> dict[str, Any]:
-    """All loads and contenders of one trace."""
-    work = read_trace(public(f"traces/{name}.csv.gz"))
+def scene(name: str) -> Scene:
+    """A public trace; or `REASONING`: the prompts of a chat trace with replies drawn by us, median 2,000 tokens."""
+    work = read_trace(public(f"traces/{TRACES[1] if name == REASONING else name}.csv.gz"))
+    if name == REASONING:
+        replies = np.random.default_rng(SEED).lognormal(np.log(2000), 1.0, len(work))
+        outputs = np.clip(replies, 50, 16_384).astype(np.int64)
+        work = Workload(work.arrival_s, work.input_tokens, outputs)
     half = len(work) // 2
-    past = work.subset(np.arange(half))
-    future = work.subset(np.arange(half, min(len(work), half + REQUESTS[name])))
-    measured, top = read_replica(None, MODEL, GPU, past), work.longest_tokens + 1
-    batches = batches_of(measured.replica, past)
-    fit_error = float(np.abs(qoe_errors(measured.qoe, batches)).mean())
-    move = MoveCost(measured.kv_bytes_per_token, BANDWIDTH_BYTES_PER_S)
-    means = float(future.input_tokens.mean()), float(future.output_tokens.mean())
-    capacity = INSTANCES * measured.replica.capacity_per_s(*means)
-    print(f"{name}: {capacity:.1f} requests/s by the roofline, QoE fit {fit_error:.1%}", flush=True)
-    cells: dict[str, Any] = {}
-    for load, share in LOADS.items():
-        rate = share * capacity
-        arriving = at_rate(future, rate)
-        count = count_in_flight(at_rate(past, rate), measured.qoe, INSTANCES, measured.replica)
-        sample = in_flight(past, count)
-        planned = plan_stages(sample, measured.qoe, INSTANCES, top, move, min_gain=MIN_GAIN)
-        problem = Problem(sample, measured.qoe, INSTANCES, move, exponential_cuts(top))
-        parts = problem.chain()
-        chain = None if parts is None else problem.layout(parts)
-        cell: dict[str, Any] = {
-            "rate_per_s": rate,
-            "planned_in_flight": count,
-            "stages": [[s.from_tokens, s.to_tokens, s.instances] for s in planned.layout.stages],
-            "predicted_gain": 1 - planned.quality / planned.one_stage_quality,
-            "contenders": {},
-        }
-        runs = [(kind, policy, MIXED) for kind, policy in contenders(planned.layout, chain, measured.qoe).items()]
-        if load == "heavy":
-            runs += [
-                (f"{kind}, lengths free", policy, 0.0) for kind, policy, _ in runs if kind in ("round robin", "stages")
-            ]
-        for kind, policy, mixed in runs:
-            moves = Moves(measured.kv_bytes_per_token, BANDWIDTH_BYTES_PER_S, mixed)
-            served = serve_cluster(arriving, measured.replica, INSTANCES, moves, policy)
-            cell["contenders"][kind] = figures = figures_of(arriving, served, planned.layout)
-            if kind == "stages":
-                cell["boundaries"] = served.boundaries
-            print(
-                f"  {load:<6} {kind:<28} TTFT {figures['ttft_mean']:7.3f} p95 {figures['ttft_p95']:7.3f} s  TPOT "
-                f"{1000 * figures['tpot_mean']:6.2f} p95 {1000 * figures['tpot_p95']:6.2f} ms  "
-                f"{figures['tokens_per_s']:8,.0f} tok/s  moved {figures['moved']:.0f}",
-                flush=True,
-            )
-        cell["against"] = {
-            kind: {
-                "ttft_lower": 1 - cell["contenders"]["stages"]["ttft_mean"] / figures["ttft_mean"],
-                "tpot_lower": 1 - cell["contenders"]["stages"]["tpot_mean"] / figures["tpot_mean"],
-                "throughput": cell["contenders"]["stages"]["tokens_per_s"] / figures["tokens_per_s"],
+    past, future = work.subset(np.arange(half)), work.subset(np.arange(half, min(len(work), half + REQUESTS)))
+    return Scene(name, past, future, read_replica(None, MODEL, GPU, past))
+
+
+def by_class(work: Workload, served: ClusterServed) -> list[dict[str, float]]:
+    """Requests by length of prompt. tokens_served: output tokens made before the last arrival, over all of the class."""
+    arrival, bounds = work.arrival_s - work.arrival_s[0], [0, *CLASSES, np.inf]
+    ttft, figures = served.first_s - arrival, []
+    span = np.maximum(served.finish_s - served.first_s, 1e-9)
+    made = work.output_tokens * np.clip((arrival[-1] - served.first_s) / span, 0, 1)
+    for low, high in itertools.pairwise(bounds):
+        of_class = (work.input_tokens >= low) & (work.input_tokens < high)
+        if not of_class.any():
+            continue
+        figures.append(
+            {
+                "from_input_tokens": float(low),
+                "requests": int(of_class.sum()),
+                "ttft_mean_s": float(ttft[of_class].mean()),
+                "ttft_p95_s": float(np.percentile(ttft[of_class], 95)),
+                "tokens_served": float(made[of_class].sum() / work.output_tokens[of_class].sum()),
             }
-            for kind, figures in cell["contenders"].items()
-            if kind != "stages" and "lengths free" not in kind
+        )
+    return figures
+
+
+def staged(layout: StageLayout, qoe: QoeModel) -> PolicyOf:
+    def policy(cluster: Cluster) -> Policy:
+        return Staged(cluster, layout, qoe, Refinement.QUALITY)
+
+    return policy
+
+
+def replay(of: Scene, mixed: float) -> dict[str, Any]:
+    """Every contender on one trace: what it sustains, and what requests feel at `LOAD`."""
+    measured = of.measured
+    rate = LOAD * of.replayer(mixed).sustained_per_s(LeastWork)
+    replayer = of.replayer(mixed, rate=rate)
+    layouts = of.layouts(rate)
+    verdict = judge(replayer.work, measured.replica, replayer.moves, measured.qoe, INSTANCES, layouts)
+    contenders: dict[str, PolicyOf] = {"round robin": RoundRobin, "memory-aware": MemoryAware, "least work": LeastWork}
+    if verdict.layout is not None:
+        contenders["stages"] = staged(verdict.layout, measured.qoe)
+    rows = dict[str, Any]()
+    for name, policy in contenders.items():
+        served = serve_cluster(replayer.work, measured.replica, INSTANCES, replayer.moves, policy)
+        rows[name] = {
+            **asdict(figures_of(replayer.work, served)),
+            "sustained_per_s": replayer.sustained_per_s(policy),
+            "classes": by_class(replayer.work, served),
+            "moved_tokens": served.moved_tokens,
+            "moves_failed": served.failed_moves,
         }
-        cells[load] = cell
-    return {"requests": len(future), "capacity_per_s": capacity, "qoe_fit_error": fit_error, "loads": cells}
+        row = rows[name]
+        print(
+            f"  {of.name} mixed {mixed:g}: {name:<12} sustains {row['sustained_per_s']:6.1f}/s; at {rate:.1f}/s TTFT p50 "
+            f"{row['ttft_p50_s']:7.3f} p95 {row['ttft_p95_s']:7.3f} s, TPOT {1000 * row['tpot_s']:6.2f} ms, drain "
+            f"{row['drain_s']:6.1f} s",
+            flush=True,
+        )
+    print(f"  {verdict.sentence}", flush=True)
+    return {"rate_per_s": rate, "mixed": mixed, "verdict": _verdict(verdict), "contenders": rows}
+
+
+def _verdict(verdict: Any) -> dict[str, Any]:
+    return asdict(verdict) | {"sentence": verdict.sentence}
+
+
+def sweep_bandwidth(of: Scene) -> dict[str, Any]:
+    """The verdict by bandwidth, without the attention term."""
+    rate = LOAD * of.replayer(0.0).sustained_per_s(LeastWork)
+    verdicts = dict[str, Any]()
+    for bandwidth in BANDWIDTH_SWEEP:
+        replayer = of.replayer(0.0, bandwidth, rate)
+        layouts = of.layouts(rate, bandwidth)
+        measured = of.measured
+        verdict = judge(replayer.work, measured.replica, replayer.moves, measured.qoe, INSTANCES, layouts)
+        verdicts[f"{bandwidth:g}"] = _verdict(verdict)
+        print(f"  {of.name} at {bandwidth / 1e9:g} GB/s: {verdict.sentence}", flush=True)
+    return {"rate_per_s": rate, "verdicts": verdicts}
 
 
 def partition_times(rounds: int) -> dict[str, Any]:
@@ -193,56 +222,50 @@ def _timed(sample: LengthSample, qoe: QoeModel, instances: int, move: MoveCost, 
 def run(rounds: int) -> None:
     """`rounds` is how often partitions are timed; replays are deterministic."""
     partition = partition_times(rounds)
-    replays = {name: replay(name) for name in TRACES}
+    traces, sweeps = dict[str, Any](), dict[str, Any]()
+    for name in (*TRACES, REASONING):
+        of = scene(name)
+        fit_error = float(np.abs(qoe_errors(of.measured.qoe, batches_of(of.measured.replica, of.past))).mean())
+        mixed = (*MIXED, *MIXED_SWEEP) if name == TRACES[0] else MIXED
+        traces[name] = {
+            "requests": len(of.future),
+            "qoe_fit_error": fit_error,
+            "replays": [replay(of, term) for term in mixed],
+        }
+        if name == REASONING:
+            sweeps["bandwidth"] = sweep_bandwidth(of)
     about = {
         "seed": SEED,
         "model": MODEL,
         "gpu": f"{GPU}, by its data sheet",
         "instances": INSTANCES,
         "bandwidth_bytes_per_s": BANDWIDTH_BYTES_PER_S,
-        "mixed": MIXED,
         "mixed_from": "CascadeInfer, figure 2; not measured",
-        "min_gain": MIN_GAIN,
+        "load": LOAD,
         "published_over_round_robin": {"ttft_lower": [0.67, 0.78], "tpot_lower": [0.30, 0.64], "throughput": 1.99},
     }
-    path = report.write("stages", {**about, "partition": partition, "replays": replays})
-    plot = _plot(replays)
-    for name, replayed in replays.items():
-        for load, cell in replayed["loads"].items():
-            over = cell["against"]["round robin"]
-            print(
-                f"{name} {load}: {len(cell['stages'])} stages; over round robin TTFT {-over['ttft_lower']:+.0%}, TPOT "
-                f"{-over['tpot_lower']:+.0%}, throughput {over['throughput']:.2f}x"
-            )
-    print(f"{path}\n{plot}")
+    path = report.write("stages", {**about, "partition": partition, "traces": traces, "sweeps": sweeps})
+    print(f"{path}\n{_plot(traces)}")
 
 
-def _plot(replays: dict[str, Any]) -> Path:
-    """Mean TTFT and TPOT by load for the first trace, and its boundaries over time at heavy load."""
-    loads = replays[TRACES[0]]["loads"]
-    kinds = [
-        k
-        for k in ("round robin", "memory-aware", "no pipeline", "chain", "stages")
-        if k in loads["heavy"]["contenders"]
-    ]
-    figure, (ttft, tpot, cuts) = plt.subplots(1, 3, figsize=(13, 4.2), layout="constrained")
-    for axes, what, scale, unit in ((ttft, "ttft_mean", 1, "mean TTFT, s"), (tpot, "tpot_mean", 1000, "mean TPOT, ms")):
-        for colour, kind in zip(report.COLOURS, kinds, strict=False):
-            values = [scale * cell["contenders"][kind][what] for cell in loads.values()]
-            axes.plot(range(len(loads)), values, "o-", color=colour, label=kind)
-        axes.set_xticks(range(len(loads)), [f"{load}\n{cell['rate_per_s']:.0f}/s" for load, cell in loads.items()])
-        axes.set_ylabel(unit)
-        axes.set_yscale("log")
-    tpot.legend(frameon=False)
-    series = loads["heavy"]["boundaries"]
-    for i in range(len(series[0][1]) if series else 0):
-        cuts.plot([at for at, _ in series], [values[i] for _, values in series], color=report.COLOURS[i % 5])
-    cuts.set_yscale("log")
-    cuts.set_xlabel("simulated time at heavy load, s")
-    cuts.set_ylabel("stage boundaries, tokens")
-    for axes in (ttft, tpot, cuts):
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(f"{INSTANCES} instances, {TRACES[0]}: {MODEL} on {GPU} (simulated)", x=0.01, ha="left")
+def _plot(traces: dict[str, Any]) -> Path:
+    """The sustained rate of each contender, relative to least work, by trace and attention term."""
+    figure, axes = plt.subplots(1, len(MIXED), figsize=(12, 4), layout="constrained", sharey=True)
+    kinds = ("round robin", "memory-aware", "least work", "stages")
+    for panel, term in zip(axes, MIXED, strict=True):
+        for i, (name, colour) in enumerate(zip(kinds, report.COLOURS, strict=False)):
+            heights = []
+            for trace in traces.values():
+                rows = next(r["contenders"] for r in trace["replays"] if r["mixed"] == term)
+                rate = rows.get(name, {"sustained_per_s": 0.0})["sustained_per_s"]
+                heights.append(rate / max(rows["least work"]["sustained_per_s"], 1e-9))
+            panel.bar(np.arange(len(traces)) + 0.2 * (i - 1.5), heights, 0.2, color=colour, label=name)
+        panel.set_xticks(range(len(traces)), [name.replace("_", "\n", 1) for name in traces])
+        panel.set_title(f"attention over unlike lengths: up to {1 + term:g}x", loc="left")
+        panel.spines[["top", "right"]].set_visible(False)
+    axes[0].set_ylabel("sustained rate over least work")
+    axes[0].legend(frameon=False)
+    figure.suptitle(f"{INSTANCES} instances: {MODEL} on {GPU} (simulated)", x=0.01, ha="left")
     path = report.RESULTS / "stages.svg"
     figure.savefig(path, metadata={"Date": None})
     plt.close(figure)

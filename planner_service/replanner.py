@@ -17,6 +17,7 @@ from services.background import end, supervise
 from services.clock import Clock
 from services.domain.errors import PenstockError
 from services.domain.plans import Plan, Prediction, Provenance, TierPlan
+from services.domain.stages.places import with_instances
 from services.domain.workload import Window, joined
 from services.state import StateUnavailable, WorkloadStore
 
@@ -150,7 +151,7 @@ def job_maker(
 
 
 def _follow_up(before: Plan, found: pb.CascadePlan, drift: Drift, job: ReplanJob) -> Plan:
-    """The plan that held, with the thresholds and instance counts that were found."""
+    """The plan that held, with the thresholds and instance counts that were found. Its note says which stages went."""
     from planner_service.mesh_tiers import mesh_tiers  # brings numpy and numba
 
     thresholds = [t.threshold if t.HasField("threshold") else None for t in found.tiers[:-1]]
@@ -159,8 +160,17 @@ def _follow_up(before: Plan, found: pb.CascadePlan, drift: Drift, job: ReplanJob
     prediction = Prediction(
         "largest-tier", wanted, found.workload_digest, found.quality, found.latency_p95_s, found.end_to_end_p95_s
     )
-    return dataclasses.replace(
-        before,
-        tiers=tuple(TierPlan(t.name, t.model, h, count) for t, (h, count) in zip(before.tiers, said, strict=True)),
-        provenance=Provenance(SOURCE, "; ".join(map(str, drift.shifts)), prediction=prediction),
-    )
+    tiers = tuple(_changed(t, threshold, count) for t, (threshold, count) in zip(before.tiers, said, strict=True))
+    without_stages = [
+        f"{new.name} has fewer instances than length stages and serves all lengths with each"
+        for old, new in zip(before.tiers, tiers, strict=True)
+        if old.stages and not new.stages
+    ]
+    note = "; ".join([*map(str, drift.shifts), *without_stages])
+    return dataclasses.replace(before, tiers=tiers, provenance=Provenance(SOURCE, note, prediction=prediction))
+
+
+def _changed(tier: TierPlan, threshold: float | None, instances: int) -> TierPlan:
+    """The tier with its length stages, which keep their ranges."""
+    stages = with_instances(tier.stages, instances)
+    return dataclasses.replace(tier, threshold=threshold, instances=instances, stages=stages)

@@ -500,9 +500,10 @@ class MeshStages(BaseModel):
     max_transfers: int = Field(default=MAX_TRANSFERS, ge=2)
     """Requests that one worker sends and receives at once."""
     bid_timeout_s: float = Field(default=0.5, gt=0)
-    """How long a router waits for bids; later ones are ignored."""
+    """How long a router waits for the first bid; those that come 50 ms after it or later are ignored."""
     turn_timeout_s: float = Field(default=10.0, gt=0)
-    """A request whose transfer has not started within this time after a won bid stays where it is."""
+    """A request whose transfer has not started within this time after a won bid stays where it is, unless it is starving:
+    then its worker sends it next."""
 
 
 class MeshSloPhase(BaseModel):

@@ -15,8 +15,7 @@ from services.channels import ChannelPool
 from services.domain.errors import Unavailable
 from worker_service import proto_codec as codec
 from worker_service.migration.messages import ToSource, ToTarget
-
-TRANSFER_TIMEOUT_S = 120.0  # limit on a complete transfer
+from worker_service.migration.sender import MAX_TRANSFER_S
 
 
 class PeerStream:
@@ -53,7 +52,7 @@ class PeerClient:
         headers: dict[str, str] = {}
         propagate.inject(headers)
         stub = worker_pb2_grpc.WorkerServiceStub(self._channels.get(address))
-        call = stub.MigrateIn(timeout=TRANSFER_TIMEOUT_S, metadata=tuple(headers.items()))
+        call = stub.MigrateIn(timeout=MAX_TRANSFER_S, metadata=tuple(headers.items()))
         try:
             yield PeerStream(call)
         finally:

@@ -21,7 +21,7 @@ from penstock.cli.output import (
     tier_counts,
 )
 from penstock.cli.plan_changes import PlannedTier
-from penstock.client.plans import Plan, Prediction, TierPlan
+from penstock.client.plans import Plan, Prediction, Stage, TierPlan
 
 MAX_LATENCY_S = 86_400.0
 MAX_CONFIDENCE = 0.999999
@@ -320,8 +320,17 @@ def set_(
 
 
 def _changed(tier: TierPlan, threshold: float | None, instances: int) -> TierPlan:
-    """The tier with new values. Stages are made for a number of instances, so another number removes them."""
-    stages = tier.stages if instances == tier.instances else ()
+    """The tier with new values. Its length stages keep their ranges, and share the instances as before."""
+    from services.domain.stages import Stage as PlannedStage
+    from services.domain.stages.places import with_instances
+
+    planned = tuple(PlannedStage(s.from_tokens, s.to_tokens, s.instances) for s in tier.stages)
+    shared = with_instances(planned, instances)
+    if planned and not shared:
+        errors.print(
+            f"{tier.name} has fewer instances ({instances}) than length stages ({len(planned)}): they are removed"
+        )
+    stages = tuple(Stage(s.from_tokens, s.to_tokens, s.instances) for s in shared)
     return dataclasses.replace(tier, threshold=threshold, instances=instances, stages=stages)
 
 

@@ -16,9 +16,12 @@ from penstock.cli.planning import planner_error_handling
 from penstock.client.plans import Plan, Stage
 
 if TYPE_CHECKING:
-    from planner_service.stages import LengthSample, StagePlan
+    from planner_service.stages import LengthSample, MoveCost, StagePlan, Verdict
+    from services.domain.stages import QoeModel, StageLayout
 
 MAX_BANDWIDTH_GB_PER_S = 1e6
+MEASURED_BANDWIDTH_GB_PER_S = 0.63
+"""What moves between two workers on one host carried over gRPC (`python -m benchmarks migration`, 2 cores)."""
 
 
 @needs_extra("stages", "planner")
@@ -49,19 +52,29 @@ def stages(
         float,
         options.number(
             "--bandwidth",
-            help="Bandwidth between instances, in GB/s.",
+            help="Bandwidth of KV between instances, in GB/s; default: what gRPC carried between two workers of one host.",
             least=0,
             most=MAX_BANDWIDTH_GB_PER_S,
             above=True,
         ),
-    ] = 25.0,
+    ] = MEASURED_BANDWIDTH_GB_PER_S,
     method: Annotated[str, typer.Option("--method", help="auto, exact or heuristic.")] = "auto",
     min_gain: Annotated[
         float,
         options.number(
-            "--min-gain", help="Use one stage unless several reduce the QoE by this fraction.", least=0, most=1
+            "--min-gain",
+            help="With --no-replay: use one stage unless several reduce the QoE by this fraction.",
+            least=0,
+            most=1,
         ),
     ] = 0.0,
+    replay: Annotated[
+        bool,
+        typer.Option(
+            "--replay/--no-replay",
+            help="Replay the best layouts against one stage, and keep one stage unless they help.",
+        ),
+    ] = True,
     out: Annotated[Path | None, options.new_file("--out", help="Write the layout to this JSON file.")] = None,
     plot: Annotated[
         bool,
@@ -71,18 +84,34 @@ def stages(
     ] = False,
     apply: Annotated[
         str | None,
-        typer.Option("--apply", metavar="TIER", help="Publish the layout for this tier of the running mesh."),
+        typer.Option(
+            "--apply",
+            metavar="TIER",
+            help="Publish the layout for this tier of the running mesh; refused if the replay does not favour it.",
+        ),
     ] = None,
     admin: targets.Admin = None,
     json: targets.Json = False,
 ) -> None:
-    """Split instances into stages by sequence length with the lowest total QoE (CascadeInfer)."""
+    """Split instances into stages by sequence length (CascadeInfer), if that helps: layouts are replayed on the trace."""
     import numpy as np
 
     from planner_service.files import read_replica, read_trace
     from planner_service.simulator import Workload
-    from planner_service.stages import Method, MoveCost, count_in_flight, in_flight, plan_stages
+    from planner_service.simulator.cluster import Moves
+    from planner_service.stages import (
+        Method,
+        MoveCost,
+        count_in_flight,
+        count_replayed,
+        in_flight,
+        judge,
+        plan_stages,
+        propose,
+    )
 
+    if apply is not None and not replay:
+        fail("--apply: only layouts that a replay favours are published; leave out --no-replay", 2)
     if plot:
         options.require_out("--plot", out)
     if method not in (methods := [m.value for m in Method]):
@@ -104,12 +133,22 @@ def stages(
         began = time.perf_counter()
         planned = plan_stages(sample, measured.qoe, instances, max_length, move, Method(method), min_gain)
         took_s = time.perf_counter() - began
-        figures = plan_json(planned, took_s)
+        verdict = None
+        if replay:
+            replica, qoe = measured.replica, measured.qoe
+            moves = Moves(measured.kv_bytes_per_token, bandwidth * 1e9, mixed=0.0)
+            held = in_flight(work, count_replayed(work, replica, moves, instances))
+            layouts = propose(work, held, qoe, replica, instances, max_length, move)
+            verdict = judge(work, replica, moves, qoe, instances, layouts)
+            planned = laid_out(planned, verdict.layout if verdict.use_stages else None, sample, qoe, move)
+        figures = plan_json(planned, took_s) | {"verdict": None if verdict is None else verdict_json(verdict)}
         written = []
         if out is not None:
             out.write_text(json_module.dumps(figures, indent=1) + "\n")
             written = [out, *(draw(planned, sample, out) if plot else [])]
-    if apply is not None:
+    if apply is not None and verdict is not None:
+        if not verdict.use_stages:
+            fail(f"--apply: not published. {verdict.sentence}")
         stages = tuple(Stage(s.from_tokens, s.to_tokens, s.instances) for s in planned.layout.stages)
         figures["revision"] = _publish(apply, stages, measured.qoe.coefficients, admin).revision
     if json:
@@ -129,11 +168,12 @@ def stages(
     elif planned.gap == 0:
         proof = "exact for its cut points"
     elif planned.method.value == "exact":
-        proof = f"one stage, {planned.gap:.1%} above the exact answer: the gain is less than --min-gain"
+        proof = f"{planned.gap:.1%} above the least QoE, which does not know queues: the replay decides"
     else:
         proof = f"heuristic, {planned.gap:.1%} above the exact answer"
     chain = "no chain: more instances than ranges" if planned.chain_quality is None else _against(planned, "chain")
     lines = [
+        *([verdict.sentence] if verdict is not None else ["Not replayed: whether these stages help is not known."]),
         f"QoE {planned.quality:.4g} s/token over all sequences: {_against(planned, 'one_stage')}, {chain}",
         f"{proof}; {1000 * took_s:.1f} ms; {measured.source}",
         *([f"written: {', '.join(map(str, written))}"] if written else []),
@@ -171,6 +211,38 @@ def plan_json(plan: "StagePlan", took_s: float) -> dict[str, Any]:
         "method": plan.method.value,
         "gap": plan.gap,
         "seconds": took_s,
+    }
+
+
+def laid_out(
+    plan: "StagePlan", layout: "StageLayout | None", sample: "LengthSample", qoe: "QoeModel", move: "MoveCost"
+) -> "StagePlan":
+    """The plan with another layout, of which the partition's gap says nothing; with one stage if there is none."""
+    from planner_service.stages.partition import layout_quality
+    from services.domain.stages import StageLayout
+
+    chosen = layout or StageLayout.single(plan.layout.instances, plan.layout.max_tokens)
+    if chosen == plan.layout:
+        return plan
+    quality = layout_quality(chosen, sample, qoe, move)
+    best = None if plan.gap is None else plan.quality / (1 + plan.gap)
+    return dataclasses.replace(
+        plan, layout=chosen, quality=quality, gap=None if best is None else max(0.0, quality / best - 1)
+    )
+
+
+def verdict_json(verdict: "Verdict") -> dict[str, Any]:
+    """The verdict as JSON: changes against one stage as shares, negative is less. `stages`: the layout that was judged."""
+    layout = verdict.layout
+    return {
+        "use_stages": verdict.use_stages,
+        "ttft_p50_change": verdict.ttft_p50_change,
+        "ttft_p95_change": verdict.ttft_p95_change,
+        "tpot_change": verdict.tpot_change,
+        "sustained_rate_change": verdict.sustained_rate_change,
+        "sentence": verdict.sentence,
+        "replayed": verdict.replayed,
+        "stages": [] if layout is None else [dataclasses.asdict(stage) for stage in layout.stages],
     }
 
 

@@ -1,15 +1,13 @@
 """A cluster of equal instances in virtual time, whose requests may move between them. No I/O.
 
-Each instance is the worker's batch scheduler (`instance_kernel`). A `Policy` (`policies`) decides where requests go and when
-they move on. Between two ticks the instances run by themselves; at a tick they publish what they hold, and moves are started
-and completed. So placement knows the load of the last tick and what was sent since, as in the mesh.
+Each instance is the worker's batch scheduler (`instance_kernel`). A `Policy` (`policies`, `staged`) decides where requests go
+and when they move on; `loop` runs both.
 
 A live move: the source goes on decoding while KV is sent; at the first tick at which all of it could be there the sequence
 changes over between two of the source's steps. The receiver sets KV aside from the start; where what has been generated
 meanwhile does not fit, or the request has ended, nothing moves.
 """
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,7 +15,7 @@ import numpy as np
 from planner_service.simulator import instance_kernel as kernel
 from planner_service.simulator.batch_step import DECODE_FIRST, FREE, RUNNING, WAITING, Engine, Requests
 from planner_service.simulator.tier import Replica
-from planner_service.simulator.workload import Floats, Ints, Workload
+from planner_service.simulator.workload import Ints, Workload
 from services.domain.errors import invalid
 from services.domain.stages import InFlight
 
@@ -199,107 +197,3 @@ class Cluster:
         self.moved += 1
         self.moved_tokens += int(self.length[r])
         return True
-
-
-class Policy:
-    """Where requests go and what moves. `publish` comes every publish_s, `tick` every tick_s."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
-
-    def place(self, request: int) -> int:
-        """The instance of a request that has just arrived."""
-        raise NotImplementedError
-
-    def publish(self) -> None:
-        """Instances tell each other what they hold."""
-
-    def tick(self, ended: Sequence[int], completed: Sequence[tuple[Transfer, bool]]) -> None:
-        """After all instances have run up to now."""
-
-    def boundaries(self) -> list[float]:
-        """Where stages end, averaged over their instances, but for the last."""
-        return []
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ClusterServed:
-    """What N requests felt, and what the cluster did. horizon: the time of the last arrival, tokens produced until then.
-
-    finish_s: of a cancelled request, when it was taken out. boundaries: (time, where stages end) at every refinement
-    interval. produced: (E) output tokens of requests ended there.
-    """
-
-    first_s: Floats
-    finish_s: Floats
-    horizon_s: float
-    tokens_by_horizon: int
-    moved: int
-    moved_tokens: int
-    failed_moves: int
-    produced: Ints
-    boundaries: list[tuple[float, list[float]]]
-    cancelled: int = 0
-
-
-def serve_cluster(
-    work: Workload,
-    replica: Replica,
-    instances: int,
-    moves: Moves,
-    policy: Callable[[Cluster], Policy],
-    cancel_s: Floats | None = None,
-) -> ClusterServed:
-    """Serve a workload. Deterministic.
-
-    cancel_s: (N) when each request is cancelled, on the clock of work.arrival_s, infinite for never; it is at the next tick.
-
-    Raises:
-        InvalidRequest: a request longer than an instance's KV, a layout of another number of instances, or a request that is
-            cancelled before it arrives.
-    """
-    cluster = Cluster(work, replica, moves, instances)
-    rules = policy(cluster)
-    origin_s = work.arrival_s[0] if len(work) else 0.0
-    arrival = work.arrival_s - origin_s
-    cancels = np.full(len(work), np.inf) if cancel_s is None else cancel_s - origin_s
-    if len(cancels) != len(work) or (cancels < arrival).any():
-        raise invalid("cancel_s", "must be one time per request, none before it arrives")
-    by_cancel = [int(r) for r in np.argsort(cancels, kind="stable") if cancels[r] < np.inf]
-    upcoming, left, tick, cancelled, next_cancel = 0, len(work), 0, 0, 0
-    publish_every = max(1, round(moves.publish_s / moves.tick_s))
-    refine_every = max(1, round(moves.refine_s / moves.tick_s))
-    tokens_by_horizon, horizon_s = -1, float(arrival[-1])
-    boundaries = list[tuple[float, list[float]]]()
-    while left:
-        if tick % refine_every == 0:
-            boundaries.append((cluster.now_s, rules.boundaries()))
-        tick += 1
-        until = tick * moves.tick_s
-        while upcoming < len(work) and arrival[upcoming] < until:
-            cluster.send(upcoming, rules.place(upcoming), float(arrival[upcoming]))
-            upcoming += 1
-        ended = cluster.advance(until)
-        while next_cancel < len(by_cancel) and cancels[by_cancel[next_cancel]] < until:
-            if cluster.cancel(by_cancel[next_cancel]):
-                ended.append(by_cancel[next_cancel])
-                cancelled += 1
-            next_cancel += 1
-        left -= len(ended)
-        if tokens_by_horizon < 0 and until >= horizon_s:
-            tokens_by_horizon = int((cluster.length - work.input_tokens).sum())
-        rules.tick(ended, cluster.complete_moves())
-        if tick % publish_every == 0:
-            rules.publish()
-    return ClusterServed(
-        cluster.first_s,
-        cluster.finish_s,
-        horizon_s,
-        tokens_by_horizon,
-        cluster.moved,
-        cluster.moved_tokens,
-        cluster.failed_moves,
-        cluster.produced,
-        boundaries,
-        cancelled,
-    )

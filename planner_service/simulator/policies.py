@@ -1,22 +1,100 @@
-"""Where the requests of a simulated cluster go, and when they move on. No I/O.
+"""Where the requests of a simulated cluster go, and when they move on: what `staged` is compared with. No I/O.
 
-`Staged` decides by the very code that serves: `services.domain.stages`. The others are what it is compared with.
+`LeastWork` places by the code that serves, `services.domain.dispatch`.
 """
 
-import enum
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from planner_service.simulator.cluster import Cluster, Policy, Transfer
+from planner_service.simulator.cluster import Cluster, Transfer
 from planner_service.simulator.workload import Floats
-from services.domain.errors import invalid
-from services.domain.stages import InFlight, QoeModel, StageLayout
-from services.domain.stages.bidding import Ask, Bid, Go, Receiver, Sender, TransferSlots, choose
-from services.domain.stages.overload import excess_tokens, to_hand_over
-from services.domain.stages.places import StagePlace, by_preference, occupancy, outgrown_to, peers, successors
-from services.domain.stages.refinement import RefineBy, averaged, refine
+from services.domain.dispatch import NOTHING_SENT, Sent, sent_tokens, stage_for, wait_s, work_tokens
+from services.domain.latency import StepLoad
+
+
+class Policy:
+    """Where requests go and what moves. `publish` comes every publish_s, `tick` every tick_s."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+
+    def place(self, request: int) -> int:
+        """The instance of a request that has just arrived."""
+        raise NotImplementedError
+
+    def publish(self) -> None:
+        """Instances tell each other what they hold."""
+
+    def tick(self, ended: Sequence[int], completed: Sequence[tuple[Transfer, bool]]) -> None:
+        """After all instances have run up to now."""
+
+    def boundaries(self) -> list[float]:
+        """Where stages end, averaged over their instances, but for the last."""
+        return []
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedWork:
+    """What an instance published about its pending work, as a worker's record has it."""
+
+    prompt_tokens: int = 0
+    requests: int = 0
+    context_tokens: int = 0
+
+
+class Dispatch:
+    """Places requests by the pending work that instances published, and by what was sent to them since."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._work = [PublishedWork()] * cluster.instances
+        self._sent = [NOTHING_SENT] * cluster.instances
+        replica = cluster.replica
+        chunk = replica.limits.max_step_tokens
+        step_s = replica.latency.step_s(StepLoad(chunk, chunk, chunk * (chunk + 1) / 2))
+        self._prompt_tokens_per_s = chunk / step_s if step_s > 0 else 0.0
+
+    def publish(self) -> None:
+        """Take over what all instances have to do now."""
+        for i in range(self._cluster.instances):
+            requests = np.concatenate([self._cluster.running(i), self._cluster.waiting(i)])
+            lengths = self._cluster.length[requests]
+            pending = lengths - self._cluster.computed[requests]
+            self._work[i] = PublishedWork(int(pending[pending > 1].sum()), len(requests), int(lengths.sum()))
+            self._sent[i] = NOTHING_SENT
+
+    def place(self, request: int, stages: Sequence[Sequence[int]]) -> int:
+        """The instance for a new request. stages: the instances of the stages that cover its length, the earliest first."""
+        stage = stages[stage_for([min(map(self._wait_s, stage)) for stage in stages])] if len(stages) > 1 else stages[0]
+        instances = self._cluster.instances
+        best = min(stage, key=lambda i: (self._pending(i), (i - request) % instances))
+        tokens, sent = int(self._cluster.work.input_tokens[request]), self._sent[best]
+        self._sent[best] = Sent(sent.requests + 1, sent.tokens + tokens)
+        return best
+
+    def _pending(self, i: int) -> float:
+        work = self._work[i]
+        return work_tokens(work.prompt_tokens, work.requests, work.context_tokens) + sent_tokens(self._sent[i])
+
+    def _wait_s(self, i: int) -> float:
+        return wait_s(self._work[i].prompt_tokens + self._sent[i].tokens, self._prompt_tokens_per_s)
+
+
+class LeastWork(Policy):
+    """To the instance with the least pending work, as in a tier without stages; nothing moves."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(cluster)
+        self._dispatch = Dispatch(cluster)
+        self._all = [range(cluster.instances)]
+
+    def place(self, request: int) -> int:
+        return self._dispatch.place(request, self._all)
+
+    def publish(self) -> None:
+        self._dispatch.publish()
 
 
 class RoundRobin(Policy):
@@ -74,182 +152,3 @@ class MemoryAware(Policy):
 
     def _freeness(self) -> Floats:
         return self._free / np.maximum(self._batch, 1)
-
-
-class Refinement(enum.Enum):
-    """What moves an instance's boundary."""
-
-    NONE = "none"
-    QUALITY = "quality"
-    QUANTITY = "quantity"
-    MEMORY = "memory"
-
-
-class Staged(Policy):
-    """CascadeInfer: stages by length, boundaries refined, bid-ask between and within stages."""
-
-    def __init__(
-        self,
-        cluster: Cluster,
-        layout: StageLayout,
-        qoe: QoeModel,
-        refinement: Refinement = Refinement.QUALITY,
-        within_stages: bool = True,
-    ) -> None:
-        super().__init__(cluster)
-        if layout.instances != cluster.instances:
-            raise invalid("layout", f"holds {layout.instances} instances, the cluster {cluster.instances}")
-        self._layout, self._qoe, self._refinement, self._within = layout, qoe, refinement, within_stages
-        self._names = [f"{i:04}" for i in range(cluster.instances)]
-        self._number = {name: i for i, name in enumerate(self._names)}
-        self._places: dict[str, StagePlace | None] = {}
-        for i, name in enumerate(self._names):
-            stage = layout.stage_of_instance(i)
-            self._places[name] = StagePlace(stage, layout.stages[stage].from_tokens, layout.stages[stage].to_tokens)
-        self._boundary = [float(self._place_of(i).to_tokens) for i in range(cluster.instances)]
-        slots = [TransferSlots() for _ in self._names]
-        self._senders = [Sender(slot) for slot in slots]
-        self._receivers = [Receiver(name, slot) for name, slot in zip(self._names, slots, strict=True)]
-        self._target: dict[int, int] = {}  # of requests that are won or on their way
-        self._load, self._requests, self._unread = ([0] * cluster.instances for _ in range(3))  # tokens, requests there
-        self._refined_s = 0.0
-        self._throughput = cluster.moves.bandwidth_bytes_per_s / max(cluster.moves.kv_bytes_per_token, 1e-9)
-
-    def place(self, request: int) -> int:
-        """As the router does: the least busy by what is known and was sent; of equals the fewest tokens, then in turn."""
-        tokens = int(self.cluster.work.input_tokens[request])
-        group = by_preference(self._places, tokens)[0]
-
-        def cost(i: int) -> tuple[float, int, int]:
-            return occupancy(self._requests[i], self._unread[i]), self._load[i], (i - request) % len(self._load)
-
-        best = min((self._number[name] for name in group), key=cost)
-        self._load[best] += tokens
-        self._requests[best] += 1
-        self._unread[best] += 1
-        return best
-
-    def publish(self) -> None:
-        cluster = self.cluster
-        held = [cluster.held(i) for i in range(cluster.instances)]
-        self._load, self._requests = [sum(s.tokens for s in one) for one in held], [len(one) for one in held]
-        self._unread = [len(cluster.waiting(i)) for i in range(cluster.instances)]
-        if self._refinement is not Refinement.NONE and cluster.now_s - self._refined_s >= cluster.moves.refine_s:
-            self._refined_s = cluster.now_s
-            self._refine(held)
-
-    def tick(self, ended: Sequence[int], completed: Sequence[tuple[Transfer, bool]]) -> None:
-        for transfer, _ in completed:
-            self._forget(transfer.request, transfer.source)
-        moving = {t.request for t in self.cluster.transfers}
-        for request in ended:
-            if request in self._target and request not in moving:
-                self._forget(request, int(self.cluster.home[request]))
-        for source in range(self.cluster.instances):
-            self._ask_for(source)
-        self._start_transfers()
-
-    def boundaries(self) -> list[float]:
-        of_stage: dict[int, list[float]] = {}
-        for i in range(self.cluster.instances):
-            of_stage.setdefault(self._place_of(i).stage, []).append(self._boundary[i])
-        return [float(np.mean(of_stage[s])) for s in sorted(of_stage)][:-1]
-
-    def _place_of(self, i: int) -> StagePlace:
-        place = self._places[self._names[i]]
-        assert place is not None
-        return place
-
-    def _refine(self, held: list[list[InFlight]]) -> None:
-        stages = self._layout.stages
-        found = list(self._boundary)
-        for i, name in enumerate(self._names):
-            place = self._place_of(i)
-            after = successors({n: p for n, p in self._places.items() if n != name}, place.stage)
-            if not after:
-                continue
-            found[i] = refine(
-                self._boundary[i],
-                held[i],
-                averaged([held[self._number[n]] for n in after]),
-                self._qoe,
-                least=place.from_tokens + 1,
-                most=stages[place.stage + 1].to_tokens - 1,
-                by=RefineBy(self._refinement.value),
-            ).boundary
-        self._boundary = found
-        for i, name in enumerate(self._names):
-            self._places[name] = replace(self._place_of(i), to_tokens=round(found[i]))
-
-    def _ask_for(self, source: int) -> None:
-        """Ask for every request that has outgrown this instance, and for one if it is its stage's outlier."""
-        cluster, name = self.cluster, self._names[source]
-        place, sender = self._place_of(source), self._senders[source]
-        others = {n: p for n, p in self._places.items() if n != name}
-        movable = [r for r in cluster.decoding(source).tolist() if r not in self._target]
-        for r in movable:
-            tokens = int(cluster.length[r])
-            if tokens >= place.to_tokens and (able := outgrown_to(others, place.stage, tokens)):
-                self._ask(r, source, able)
-        if not self._within:
-            return
-        beside = peers(others, place.stage)
-        excess = excess_tokens(self._load[source] - sender.tokens, [self._load[self._number[n]] for n in beside])
-        left = {str(r): int(cluster.length[r]) for r in movable if r not in self._target}
-        chosen = to_hand_over(left, excess)
-        if chosen is not None:
-            self._ask(int(chosen), source, beside)
-
-    def _ask(self, request: int, source: int, candidates: Sequence[str]) -> None:
-        cluster, name = self.cluster, str(request)
-        tokens = int(cluster.length[request])
-        self._senders[source].offer(name, tokens)
-        ask = Ask(name, self._names[source], tokens, self._senders[source].tokens)
-        bids = []
-        for candidate in candidates:
-            i = self._number[candidate]
-            answer = self._receivers[i].bid(
-                ask, load_tokens=self._load[i], idle_tokens=cluster.free_tokens(i), tokens_per_s=self._throughput
-            )
-            if isinstance(answer, Bid):
-                bids.append(answer)
-        chosen = choose(bids)
-        if chosen is None:
-            self._senders[source].ended(name)
-            return
-        target = self._number[chosen.receiver_id]
-        if self._receivers[target].confirm(ask, idle_tokens=cluster.free_tokens(target)) is None:
-            self._target[request] = target
-            self._load[target] += tokens
-            self._load[source] -= tokens
-        else:
-            self._senders[source].ended(name)
-
-    def _start_transfers(self) -> None:
-        for i, receiver in enumerate(self._receivers):
-            receiver.look_again()
-            while (turn := receiver.next()) is not None:
-                request, source = int(turn.ask.request_id), self._number[turn.ask.sender_id]
-                match self._senders[source].start(turn.ask.request_id, starving=turn.starving):
-                    case Go.NOW:
-                        self._begin(request, source, i)
-                    case Go.BUSY:
-                        receiver.sender_busy(turn.ask.request_id)
-                    case Go.WAIT:
-                        pass
-        for source, sender in enumerate(self._senders):
-            while (name := sender.next()) is not None:
-                self._begin(int(name), source, self._target[int(name)])
-
-    def _begin(self, request: int, source: int, target: int) -> None:
-        if self.cluster.length[request] >= self.cluster.free_tokens(target):  # taken meanwhile: it stays
-            self.cluster.failed_moves += 1
-            self._forget(request, source)
-            return
-        self._receivers[target].started(str(request))
-        self.cluster.start_move(request, source, target)
-
-    def _forget(self, request: int, source: int) -> None:
-        target = self._target.pop(request)
-        self._senders[source].ended(str(request))
-        self._receivers[target].ended(str(request))

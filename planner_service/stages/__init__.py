@@ -2,6 +2,8 @@
 
 from planner_service.stages.partition import Method, MoveCost, StagePlan, exponential_cuts, plan_stages
 from planner_service.stages.profile import batches_of
+from planner_service.stages.proposals import propose
+from planner_service.stages.replay import Verdict, count_replayed, judge
 from planner_service.stages.sample import LengthSample, count_in_flight, in_flight
 
 __all__ = [
@@ -9,9 +11,13 @@ __all__ = [
     "Method",
     "MoveCost",
     "StagePlan",
+    "Verdict",
     "batches_of",
     "count_in_flight",
+    "count_replayed",
     "exponential_cuts",
     "in_flight",
+    "judge",
     "plan_stages",
+    "propose",
 ]

@@ -93,6 +93,15 @@ class Problem:
         held = sum(float(self.quality[a, b, k]) for a, b, k in parts)
         return held + sum(float(self.crossing[a]) for a, _, _ in parts[1:])
 
+    @property
+    def tractable(self) -> bool:
+        """Whether the recurrence has at most `EXACT_TERMS` terms."""
+        return (self.instances * len(self.cut_points)) ** 2 / 4 <= EXACT_TERMS
+
+    def best(self) -> list[Part]:
+        """The exact answer where it is tractable, else the heuristic's."""
+        return self.exact() if self.tractable else self.heuristic()
+
     def exact(self) -> list[Part]:
         """The best of all layouts."""
         shape = (self.instances + 1, len(self.cut_points))
@@ -204,9 +213,7 @@ def plan_stages(
         InvalidRequest: no instance, or a sequence that does not fit max_tokens.
     """
     problem = Problem(sample, qoe, instances, move, exponential_cuts(max_tokens))
-    terms = (instances * len(problem.cut_points)) ** 2 / 4
-    tractable = terms <= EXACT_TERMS
-    exact = problem.exact() if method is Method.EXACT or tractable else None
+    exact = problem.exact() if method is Method.EXACT or problem.tractable else None
     chosen, gap = exact, 0.0 if exact is not None else None
     if exact is None or method is Method.HEURISTIC:
         chosen = problem.heuristic()
@@ -225,6 +232,13 @@ def plan_stages(
         Method.EXACT if exact is not None and method is not Method.HEURISTIC else Method.HEURISTIC,
         gap,
     )
+
+
+def layout_quality(layout: StageLayout, sample: LengthSample, qoe: QoeModel, move: MoveCost) -> float:
+    """The total QoE of any layout, as that of `plan_stages`."""
+    cut_points = np.array([0, *layout.cuts, layout.max_tokens], np.int64)
+    problem = Problem(sample, qoe, layout.instances, move, cut_points)
+    return problem.total([(i, i + 1, stage.instances) for i, stage in enumerate(layout.stages)])
 
 
 def _crossing(sample: LengthSample, cut_points: Ints, move: MoveCost) -> Floats:

@@ -141,7 +141,8 @@ class Attempt:
         try:
             if asyncio.get_running_loop().time() >= self._deadline_s:
                 raise DeadlineExceeded("the deadline passed")
-            with self._services.pool.sending(self.reply.record.instance_id) as self._sent:
+            tokens = self._assembler.prompt_tokens + len(self._assembler.token_ids)
+            with self._services.pool.sending(self.reply.record.instance_id, tokens) as self._sent:
                 finished = await self.reply.run()
             if finished.reason is not FinishReason.DECLINED:
                 self._assembler.begin()

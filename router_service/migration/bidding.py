@@ -1,6 +1,6 @@
 """The sender's agent: when a worker advises a move, the router that owns the stream chooses the target.
 
-It gets bids from all candidates, chooses by the rules of `services.domain.stages.bidding`, confirms, waits for the turn at
+It gets bids from the candidates, chooses by the rules of `services.domain.stages.bidding`, confirms, waits for the turn at
 the receiver and has the reply move. If anything fails, the reply continues where it is.
 """
 
@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from collections.abc import Sequence as Seq
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from opentelemetry import trace
@@ -17,7 +17,7 @@ from opentelemetry.metrics import Meter
 from opentelemetry.trace import Span, Tracer
 
 from router_service.clients.bid_client import BidClient, Confirmation, Metadata
-from router_service.migration.movable_reply import MovableReply, Moved, NotMoved
+from router_service.migration.movable_reply import MAX_MOVE_S, MovableReply, Moved, NotMoved
 from services import telemetry
 from services.domain.errors import PenstockError
 from services.domain.instances import InstanceRecord
@@ -39,10 +39,18 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class BidLimits:
-    """bid_s: for bids to arrive. turn_s: from the confirmation to the end of the transfer."""
+    """bid_s: for the first bid to arrive; the others have `LATER_BIDS_S` after it.
+
+    turn_s: from the confirmation to the start of the transfer, or to the turn of a starving request, which its sender sends
+    next.
+    """
 
     bid_s: float
     turn_s: float
+
+
+LATER_BIDS_S = 0.05
+"""Receivers that are as quick as the first have replied by then; one that is slower is busy or does not reply."""
 
 
 def candidates(workers: Seq[InstanceRecord], sender: InstanceRecord, advice: MoveAdvice) -> list[InstanceRecord]:
@@ -115,14 +123,30 @@ class MoveAgent:
             if grant is None:
                 return NotMoved("no worker takes it")
             span.set_attribute("penstock.to", grant.target.instance_id)
-            while True:
-                starving = await grant.confirmation.turn()
-                outcome = await reply.move(
-                    grant.target, advice.reason.value, starving=starving, on_started=grant.confirmation.started
-                )
-                if isinstance(outcome, Moved) or not outcome.busy:
-                    return outcome
-                await grant.confirmation.sender_busy()
+            try:
+                async with asyncio.timeout(self._limits.turn_s) as turn_limit:
+                    return await self._move(reply, grant, advice, turn_limit)
+            except TimeoutError:
+                return NotMoved(f"it got no turn within {self._limits.turn_s:g} s")
+
+    @staticmethod
+    async def _move(
+        reply: MovableReply, grant: Grant, advice: MoveAdvice, turn_limit: asyncio.Timeout
+    ) -> Moved | NotMoved:
+        """Have the reply move when it has its turn. turn_limit: is lifted when the transfer starts, or is certain to."""
+
+        async def started() -> None:
+            turn_limit.reschedule(None)
+            await grant.confirmation.started()
+
+        while True:
+            starving = await grant.confirmation.turn()
+            if starving:
+                turn_limit.reschedule(None)  # its sender sends it next; `MAX_MOVE_S` limits the wait and the transfer
+            outcome = await reply.move(grant.target, advice.reason.value, starving=starving, on_started=started)
+            if isinstance(outcome, Moved) or not outcome.busy:
+                return outcome
+            await grant.confirmation.sender_busy()
 
     @asynccontextmanager
     async def _arranged(
@@ -153,13 +177,17 @@ class MoveAgent:
             return
         target = receivers[best.receiver_id]
         async with self._client.confirmed(
-            target.address, ask, sender.model.digest, timeout_s=self._limits.turn_s, metadata=metadata
+            target.address, ask, sender.model.digest, timeout_s=self._limits.turn_s + MAX_MOVE_S, metadata=metadata
         ) as confirmation:
             yield Grant(target, confirmation)
 
     async def _bids(self, receivers: dict[str, InstanceRecord], ask: Ask, digest: str, metadata: Metadata) -> list[Bid]:
-        """The bids in the order of their arrival, without workers that refuse, fail or are late."""
+        """The bids in the order of their arrival, without workers that refuse, fail or are late.
+
+        Once there is a bid, the others have `LATER_BIDS_S`: a worker that does not reply holds up no move.
+        """
         bids: list[Bid] = []
+        bid_limit = asyncio.timeout(None)
 
         async def one(receiver: InstanceRecord) -> None:
             try:
@@ -176,6 +204,10 @@ class MoveAgent:
                 return
             if isinstance(answer, Bid):
                 bids.append(answer)
+                if len(bids) == 1:
+                    bid_limit.reschedule(asyncio.get_running_loop().time() + LATER_BIDS_S)
 
-        await asyncio.gather(*(one(receiver) for receiver in receivers.values()))
+        with suppress(TimeoutError):
+            async with bid_limit:
+                await asyncio.gather(*(one(receiver) for receiver in receivers.values()))
         return bids

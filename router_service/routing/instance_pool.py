@@ -1,19 +1,28 @@
 """The other instances as one router sees them: which exist, which failed or refused, and the requests sent there."""
 
 import asyncio
-from bisect import bisect_right
+import math
+import zlib
 from collections import defaultdict
+from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from types import TracebackType
 
 from router_service.domain.failures import FAILURES_TO_EJECT, Ejection
 from router_service.routing.place_queue import PlaceQueue
 from router_service.routing.placement import Candidate, NotPlaced, Placed, SloNeed, free_places, place
 from router_service.routing.prefix_affinity import PrefixAffinity
+from services.domain.dispatch import Sent
 from services.domain.instances import InstanceRecord, Role
 from services.domain.mesh_view import MeshView
 
+SAMPLE_OF_STAGE = 32
+"""Instances of a stage that are compared for one request. The best of so many is nearly the best of all, costs the same
+however large the tier is, and differs from request to request: routers do not all choose the same instance."""
+STAGES_COMPARED = 2
+"""Stages that are sampled: the one that covers the length, and the next one, which may take the request."""
 MIN_FULL_S, MAX_FULL_S = 0.05, 1.0
 """How long an instance that was full gets no requests: its own hint, within these bounds."""
 
@@ -21,10 +30,10 @@ MIN_FULL_S, MAX_FULL_S = 0.05, 1.0
 class SentRequest(AbstractContextManager["SentRequest"]):
     """A request that is at an instance as long as the context lasts; known by when it was sent there."""
 
-    __slots__ = ("_at_s", "_instance_id", "_sent")
+    __slots__ = ("_at_s", "_instance_id", "_sent", "_tokens")
 
-    def __init__(self, sent: dict[str, list[float]], instance_id: str) -> None:
-        self._sent, self._instance_id = sent, instance_id
+    def __init__(self, sent: dict[str, list[tuple[float, int]]], instance_id: str, tokens: int) -> None:
+        self._sent, self._instance_id, self._tokens = sent, instance_id, tokens
 
     def __enter__(self) -> "SentRequest":
         self._begin()
@@ -36,23 +45,55 @@ class SentRequest(AbstractContextManager["SentRequest"]):
         self._end()
 
     def move(self, instance_id: str) -> None:
-        """The request is at another instance from now on."""
+        """The request is at another instance from now on, with its KV."""
         self._end()
-        self._instance_id = instance_id
+        self._instance_id, self._tokens = instance_id, 0
         self._begin()
 
     def _begin(self) -> None:
         self._at_s = asyncio.get_running_loop().time()
-        self._sent.setdefault(self._instance_id, []).append(self._at_s)
+        self._sent.setdefault(self._instance_id, []).append((self._at_s, self._tokens))
 
     def _end(self) -> None:
-        times = self._sent[self._instance_id]
-        times.remove(self._at_s)
-        if not times:
+        sent = self._sent[self._instance_id]
+        sent.remove((self._at_s, self._tokens))
+        if not sent:
             del self._sent[self._instance_id]
 
 
 _NO_INSTANCES: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class _StageMembers:
+    """The instances of a length stage, in order of id. to_tokens: the greatest boundary; infinite without stages."""
+
+    to_tokens: float
+    instance_ids: list[str]
+    members: frozenset[str]
+
+    def window(self, first: int) -> list[str]:
+        """`SAMPLE_OF_STAGE` of the instances, from the one with this number on."""
+        begin = first % len(self.instance_ids)
+        ids = self.instance_ids[begin : begin + SAMPLE_OF_STAGE]
+        return ids + self.instance_ids[: max(0, min(begin, SAMPLE_OF_STAGE - len(ids)))]
+
+
+def _stages_of(workers: Iterable[InstanceRecord]) -> list[_StageMembers]:
+    """The stages of a tier, in order; instances without a place are of the first."""
+    by_stage: dict[int, list[InstanceRecord]] = {}
+    for record in workers:
+        by_stage.setdefault(record.place.stage if record.place is not None else -1, []).append(record)
+    if -1 in by_stage and len(by_stage) > 1:
+        by_stage[min(stage for stage in by_stage if stage >= 0)].extend(by_stage.pop(-1))
+    return [
+        _StageMembers(
+            max(record.place.to_tokens if record.place is not None else math.inf for record in records),
+            [record.instance_id for record in records],
+            frozenset(record.instance_id for record in records),
+        )
+        for _, records in sorted(by_stage.items())
+    ]
 
 
 class InstancePool:
@@ -65,10 +106,14 @@ class InstancePool:
         self._full_until: dict[str, float] = {}
         # By instance: the requests that failed there since the last success.
         self._failed_requests: defaultdict[str, set[str]] = defaultdict(set)
-        self._sent: dict[str, list[float]] = {}  # by instance: when the requests that it has were sent, in order
+        # By instance: when the requests that it has were sent, in order, and the tokens of their prompts.
+        self._sent: dict[str, list[tuple[float, int]]] = {}
         self._known: dict[str, Candidate] = {}  # by instance
+        self._known_version = -1
         self._candidates: dict[tuple[str, bool], list[Candidate]] = {}  # by tier, with a lease or without
         self._candidates_version = -1
+        self._stages: dict[str, list[_StageMembers]] = {}  # by tier, with a lease
+        self._stages_version = -1
         self._changed: asyncio.Event | None = None  # if a task waits for it
         self._queue = PlaceQueue(self._room, self.wait_s)
         self.prefix_affinity = PrefixAffinity()
@@ -110,8 +155,13 @@ class InstancePool:
     ) -> Placed | NotPlaced:
         """An instance of the tier for a request. tokens: of its prompt and its output so far.
 
-        Instances whose lease has expired are used if no instance with a lease can be tried and has room.
+        Instances whose lease has expired are used if no instance with a lease can be tried and has room. Of a large tier, a
+        sample is compared first; all are if none of it can be tried and has room, or if the request has an SLO.
         """
+        if slo is None and (sample := self._sample(tier, request_id, tokens, prefix_holder)):
+            sampled = self._place(sample, request_id, tokens, avoid, prefix_holder, slo)
+            if isinstance(sampled, Placed):
+                return sampled
         result = self._place(self._workers(tier), request_id, tokens, avoid, prefix_holder, slo)
         if isinstance(result, Placed):
             return result
@@ -134,7 +184,7 @@ class InstancePool:
             candidates,
             request_id=request_id,
             tokens=tokens,
-            in_flight=self._in_flight(),
+            in_flight=self._in_flight(c.instance_id for c in candidates),
             full=self._current(self._full_until, now),
             ejected=self._current(self._ejected_until, now),
             avoid=avoid,
@@ -148,8 +198,8 @@ class InstancePool:
         now = asyncio.get_running_loop().time()
         full, ejected = self._current(self._full_until, now), self._current(self._ejected_until, now)
         rooms = [
-            free_places(self._workers(tier, expired=expired), in_flight=self._in_flight(), full=full, ejected=ejected)
-            for expired in (False, True)
+            free_places(workers, in_flight=self._in_flight(c.instance_id for c in workers), full=full, ejected=ejected)
+            for workers in (self._workers(tier), self._workers(tier, expired=True))
         ]
         return None if rooms == [None, None] else sum(room or 0 for room in rooms)
 
@@ -164,22 +214,51 @@ class InstancePool:
             candidates = self._candidates[tier, expired] = [self._candidate(record) for record in records]
         return candidates
 
+    def _sample(self, tier: str, request_id: str, tokens: int, prefix_holder: str) -> list[Candidate]:
+        """Some instances of the stages that may take a request, and the prefix holder; none for a tier without many."""
+        if self._stages_version != self.view.members_version:
+            self._stages_version = self.view.members_version
+            self._stages.clear()
+        stages = self._stages.get(tier)
+        if stages is None:
+            stages = self._stages[tier] = _stages_of(self.view.workers(tier))
+        if sum(len(stage.instance_ids) for stage in stages) <= STAGES_COMPARED * SAMPLE_OF_STAGE:
+            return []
+        covering = [stage for stage in stages if tokens < stage.to_tokens][:STAGES_COMPARED] or stages[-1:]
+        first = zlib.crc32(request_id.encode())
+        chosen = {instance_id for stage in covering for instance_id in stage.window(first)}
+        if any(prefix_holder in stage.members for stage in covering):
+            chosen.add(prefix_holder)
+        records = (self.view.find(instance_id) for instance_id in sorted(chosen))
+        return [self._candidate(record) for record in records if record is not None]
+
     def _candidate(self, record: InstanceRecord) -> Candidate:
         known = self._known.get(record.instance_id)
         if known is None or known.record is not record:
-            if known is None:  # new: remove those that have left
+            if known is None and self._known_version != self.view.members_version:  # new: remove those that have left
+                self._known_version = self.view.members_version
                 self._known = {i: c for i, c in self._known.items() if self.view.find(i) is not None}
             known = self._known[record.instance_id] = Candidate.of(record)
         return known
 
-    def _in_flight(self) -> dict[str, int]:
-        """Number of requests sent to each instance after its latest record."""
-        sent = {i: len(times) - bisect_right(times, self.view.heard_at_s(i)) for i, times in self._sent.items()}
-        return {i: count for i, count in sent.items() if count}
+    def _in_flight(self, instance_ids: Iterable[str]) -> dict[str, Sent]:
+        """The requests sent to each of these instances after its latest record."""
+        in_flight: dict[str, Sent] = {}
+        for instance_id in instance_ids:
+            sent = self._sent.get(instance_id)
+            if sent is None or sent[-1][0] <= (heard_at_s := self.view.heard_at_s(instance_id)):
+                continue
+            requests = tokens = 0
+            for at_s, prompt_tokens in reversed(sent):
+                if at_s <= heard_at_s:
+                    break
+                requests, tokens = requests + 1, tokens + prompt_tokens
+            in_flight[instance_id] = Sent(requests, tokens)
+        return in_flight
 
-    def sending(self, instance_id: str) -> "SentRequest":
-        """A request is at an instance as long as the context lasts."""
-        return SentRequest(self._sent, instance_id)
+    def sending(self, instance_id: str, tokens: int = 0) -> "SentRequest":
+        """A request is at an instance as long as the context lasts. tokens: of its prompt and its output so far."""
+        return SentRequest(self._sent, instance_id, tokens)
 
     def eject(self, instance_id: str) -> None:
         """It failed: others are tried first for `ejection_s`."""

@@ -6,8 +6,9 @@ from collections.abc import Sequence as Seq
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
+from services.domain.dispatch import NOTHING_SENT, Sent, saved_tokens, sent_tokens, stage_for, wait_s, work_tokens
 from services.domain.instances import InstanceRecord
-from services.domain.stages.places import PROMPT_WEIGHT, by_preference, occupancy
+from services.domain.stages.places import by_preference
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,29 +44,32 @@ class NotPlaced:
 class Candidate:
     """An instance as placement sees it, computed once per record for all requests.
 
-    places: number of concurrent requests. requests: those it had when it published the record. busy: the same, with a waiting
-    one counted as `PROMPT_WEIGHT`. tokens: of its requests. checksum: of its id, to be continued with a request's.
+    places: number of concurrent requests. requests: those it had when it published the record. work: theirs, as
+    `work_tokens` says. prompt_tokens: of prompts that it had still to compute; prompt_tokens_per_s: how fast, 0 if unknown.
+    checksum: of its id, to be continued with a request's.
     """
 
     record: InstanceRecord
     instance_id: str
     places: int
     requests: int
-    busy: float
-    tokens: int
+    work: float
+    prompt_tokens: int
+    prompt_tokens_per_s: float
     checksum: int
 
     @classmethod
     def of(cls, record: InstanceRecord) -> "Candidate":
         load, card = record.load, record.model
-        requests, waiting = (load.requests, len(load.queued_tokens)) if load is not None else (0, 0)
+        requests, prompt_tokens = (load.requests, load.prompt_tokens) if load is not None else (0, 0)
         return cls(
             record=record,
             instance_id=record.instance_id,
             places=max(1, card.max_requests) if card is not None else 1,
             requests=requests,
-            busy=occupancy(requests, waiting),
-            tokens=load.tokens if load is not None else 0,
+            work=work_tokens(prompt_tokens, requests, load.tokens if load is not None else 0),
+            prompt_tokens=prompt_tokens,
+            prompt_tokens_per_s=load.prompt_tokens_per_s if load is not None else 0.0,
             checksum=zlib.crc32(f"{record.instance_id}/".encode()),
         )
 
@@ -75,7 +79,7 @@ def place(
     *,
     request_id: str,
     tokens: int,
-    in_flight: Mapping[str, int],
+    in_flight: Mapping[str, Sent],
     full: AbstractSet[str],
     ejected: AbstractSet[str],
     avoid: str = "",
@@ -83,17 +87,17 @@ def place(
     slo: SloNeed | None = None,
     now_s: float = 0.0,
 ) -> Placed | NotPlaced:
-    """The least loaded of `candidates`, within the length stage that suits the request best and has room.
+    """The one of `candidates` with the least pending work, within the length stage that suits the request best.
 
-    tokens: of the request's prompt and its output so far. The earliest stage that covers it comes first, then
-    the later ones; without stages all are one.
+    tokens: of the request's prompt and its output so far. The earliest stage that covers it and has room comes first; the
+    next one takes the request if it would wait much longer there (`stage_for`). Without stages all are one.
     in_flight: requests by instance id that this router sent after the instance's latest record.
     full: instances that refused recently because they were full. ejected: instances that failed recently.
     avoid: the instance that failed last; used only if it is the only one.
     slo: of the request; instances that can probably keep it come first, those that declined it last. now_s: the time.
-    prefix_holder: the instance that has computed the beginning of the prompt; it counts as having one request less.
-    Load is the number of requests per place, with a waiting or in-flight one counted as `PROMPT_WEIGHT`; ties are decided by
-    tokens, then by a checksum of instance and request, so that requests spread evenly and reproducibly.
+    prefix_holder: the instance that has computed the beginning of the prompt; it need not compute all of it.
+    Work is per place (`work_tokens`), that of the requests in flight included; ties are decided by a checksum of instance and
+    request, so that requests spread evenly and reproducibly.
     """
     fit = [c for c in candidates if c.instance_id not in ejected] if ejected else candidates
     if not fit:
@@ -101,7 +105,8 @@ def place(
     free = [
         c
         for c in fit
-        if c.requests + in_flight.get(c.instance_id, 0) < c.places and not (full and c.instance_id in full)
+        if c.requests + in_flight.get(c.instance_id, NOTHING_SENT).requests < c.places
+        and not (full and c.instance_id in full)
     ]
     if not free:
         return NotPlaced(full=True)
@@ -110,15 +115,20 @@ def place(
     if slo is not None:
         undeclined = [c for c in others if c.instance_id not in slo.declined]
         untried, others = max(0, len(undeclined) - 1), undeclined or others
-    group = _best_stage(others, tokens)
+    group = _best_stage(others, tokens, in_flight)
     if len(group) == 1:
         return Placed(group[0].record, "only_one", untried)
+    saved = saved_tokens(tokens)
     ranks = [
         (
-            slo is not None and not _can_keep(c, slo, now_s, in_flight.get(c.instance_id, 0)),
-            (c.busy + PROMPT_WEIGHT * in_flight.get(c.instance_id, 0) - (c.instance_id == prefix_holder)) / c.places,
+            slo is not None and not _can_keep(c, slo, now_s, in_flight.get(c.instance_id, NOTHING_SENT).requests),
+            (
+                c.work
+                + sent_tokens(in_flight.get(c.instance_id, NOTHING_SENT))
+                - saved * (c.instance_id == prefix_holder)
+            )
+            / c.places,
             c.instance_id != prefix_holder,
-            c.tokens,
         )
         for c in group
     ]
@@ -126,7 +136,7 @@ def place(
     equals = [c for c, rank in zip(group, ranks, strict=True) if rank == least]
     name = request_id.encode()
     best = equals[0] if len(equals) == 1 else min(equals, key=lambda c: zlib.crc32(name, c.checksum))
-    return Placed(best.record, "prefix_known" if best.instance_id == prefix_holder else "least_loaded", untried)
+    return Placed(best.record, "prefix_known" if best.instance_id == prefix_holder else "least_work", untried)
 
 
 def _can_keep(candidate: Candidate, slo: SloNeed, now_s: float, sent: int) -> bool:
@@ -141,7 +151,7 @@ def _can_keep(candidate: Candidate, slo: SloNeed, now_s: float, sent: int) -> bo
 def free_places(
     candidates: Iterable[Candidate],
     *,
-    in_flight: Mapping[str, int],
+    in_flight: Mapping[str, Sent],
     full: AbstractSet[str],
     ejected: AbstractSet[str],
 ) -> int | None:
@@ -150,13 +160,28 @@ def free_places(
     if not fit:
         return None
     return sum(
-        max(0, c.places - c.requests - in_flight.get(c.instance_id, 0)) for c in fit if c.instance_id not in full
+        max(0, c.places - c.requests - in_flight.get(c.instance_id, NOTHING_SENT).requests)
+        for c in fit
+        if c.instance_id not in full
     )
 
 
-def _best_stage(candidates: Seq[Candidate], tokens: int) -> Seq[Candidate]:
-    """The candidates of the length stage that suits a request with this many tokens best."""
+def _best_stage(candidates: Seq[Candidate], tokens: int, in_flight: Mapping[str, Sent]) -> Seq[Candidate]:
+    """The candidates of the length stage that takes a request with this many tokens."""
     if all(c.record.place is None for c in candidates):
         return candidates
     by_id = {c.instance_id: c for c in candidates}
-    return [by_id[i] for i in by_preference({i: c.record.place for i, c in by_id.items()}, tokens)[0]]
+    places = {i: c.record.place for i, c in by_id.items()}
+    groups = by_preference(places, tokens)
+    waits_s = [
+        min(
+            wait_s(
+                by_id[i].prompt_tokens + in_flight.get(i, NOTHING_SENT).tokens,
+                by_id[i].prompt_tokens_per_s,
+            )
+            for i in group
+        )
+        for group in groups
+        if (place := places[group[0]]) is None or tokens < place.to_tokens
+    ]
+    return [by_id[i] for i in groups[stage_for(waits_s)]]

@@ -56,6 +56,8 @@ class Load:
     input_tokens: lengths of the prompts, running requests first, then queued ones.
     cached_tokens: KV of finished requests that new requests with the same prefix can reuse.
     slo: of an engine that keeps SLOs.
+    pending_tokens: of prompts, still to be computed; None if the engine does not tell. prompt_tokens_per_s: as measured in
+    the last steps with prompts; 0 if unknown.
     """
 
     running_tokens: tuple[int, ...] = ()
@@ -65,6 +67,13 @@ class Load:
     input_tokens: tuple[int, ...] = ()
     cached_tokens: int = 0
     slo: SloHeadroom | None = None
+    pending_tokens: int | None = None
+    prompt_tokens_per_s: float = 0.0
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of prompts still to be computed; those of all queued requests if the engine does not tell."""
+        return sum(self.queued_tokens) if self.pending_tokens is None else self.pending_tokens
 
     @property
     def requests(self) -> int:

@@ -36,6 +36,8 @@ class MeshView:
         self._alive_at = float("-inf")
         self.version = 0
         """Grows with every change of what instances are there, and what they say of themselves."""
+        self.members_version = 0
+        """Grows with every change of what instances take requests of which tier and stage: not with their load."""
 
     @property
     def plan(self) -> Plan | None:
@@ -89,6 +91,8 @@ class MeshView:
                 self.forget(other.instance_id)
         self.version += 1
         entry = self._entries.get(record.instance_id)
+        if entry is None or _membership(entry.record) != _membership(record):
+            self.members_version += 1
         if entry is None:
             self._entries = dict(sorted([*self._entries.items(), (record.instance_id, _Entry(record, now))]))
         else:
@@ -101,6 +105,7 @@ class MeshView:
         entry = self._entries.pop(instance_id, None)
         if entry is not None:
             self.version += 1
+            self.members_version += 1
             self._expired -= entry.expired
 
     def _renew(self, entry: _Entry) -> None:
@@ -108,6 +113,7 @@ class MeshView:
         if entry.expired:
             entry.expired = False
             self.version += 1
+            self.members_version += 1
             self._expired -= 1
 
     def follow(self, plan: Plan) -> bool:
@@ -140,6 +146,7 @@ class MeshView:
                 entry.expired = True
                 self._expired += 1
                 self.version += 1
+                self.members_version += 1
             else:
                 self.forget(instance_id)
         return ended
@@ -189,3 +196,8 @@ class MeshView:
 def _taking(workers: Iterable[InstanceRecord], tier: str) -> list[InstanceRecord]:
     """Workers of a tier that are not draining."""
     return [r for r in workers if not r.draining and r.model is not None and r.model.tier == tier]
+
+
+def _membership(record: InstanceRecord) -> tuple[object, ...]:
+    """What decides whether an instance takes requests, and which."""
+    return record.role, record.draining, record.model.tier if record.model is not None else "", record.place

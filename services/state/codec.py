@@ -35,6 +35,8 @@ def record_to_json(record: InstanceRecord) -> bytes:
             "output_tokens_per_s": round(record.load.output_tokens_per_s, 1),
             "input_tokens": record.load.input_tokens,
             "cached_tokens": record.load.cached_tokens,
+            "pending_tokens": record.load.pending_tokens,
+            "prompt_tokens_per_s": round(record.load.prompt_tokens_per_s, 1),
         }
         if record.load.slo is not None:
             slo = record.load.slo
@@ -76,6 +78,8 @@ def record_from_json(data: bytes) -> InstanceRecord:
                 tuple(load.get("input_tokens", ())),
                 cached_tokens=load.get("cached_tokens", 0),
                 slo=_headroom(load.get("slo")),
+                pending_tokens=load.get("pending_tokens"),
+                prompt_tokens_per_s=load.get("prompt_tokens_per_s", 0.0),
             )
             if load
             else None,

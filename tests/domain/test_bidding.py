@@ -72,7 +72,7 @@ def test_no_idle_kv_no_bid_and_what_was_won_has_its_room_set_aside() -> None:
     assert (
         receiver.bid(ask("b", tokens=5), load_tokens=7, idle_tokens=64, tokens_per_s=10.0) is RefusalReason.NO_IDLE_KV
     )
-    assert receiver.bid(ask("b", tokens=5), load_tokens=7, idle_tokens=90, tokens_per_s=10.0) == Bid("r", 7, 6.0)
+    assert receiver.bid(ask("b", tokens=5), load_tokens=7, idle_tokens=90, tokens_per_s=10.0) == Bid("r", 67, 6.0)
 
 
 def test_the_busiest_sender_is_served_first_and_a_sender_that_transmits_is_skipped() -> None:

@@ -235,7 +235,8 @@ def test_a_sender_without_a_slot_is_busy() -> None:
     assert slots.used == 2
 
 
-def test_the_earliest_start_is_the_time_of_what_was_won() -> None:
+def test_a_bid_includes_what_was_just_won_in_its_load_and_its_start() -> None:
+    """Otherwise every request of a burst goes to the receiver that was the least loaded before it."""
     receiver = receiver_of(ask("a", tokens=30), ask("b", tokens=20))
     bid = receiver.bid(ask("c"), load_tokens=7, idle_tokens=100, tokens_per_s=10.0)
-    assert bid == Bid("r", 7, 5.0)
+    assert bid == Bid("r", 57, 5.0)

@@ -11,6 +11,7 @@ from services.domain.stages.places import (
     outgrown_to,
     successors,
     targets,
+    with_instances,
 )
 
 
@@ -31,6 +32,17 @@ def test_targets_hold_every_instance_and_every_stage_while_there_are_enough(layo
     assert found[-1] >= 1, "the last stage can serve every length"
     if live == layout.instances:
         assert found == tuple(stage.instances for stage in layout.stages)
+
+
+@given(layouts(), st.integers(1, 40))
+def test_stages_survive_another_number_of_instances(layout: StageLayout, live: int) -> None:
+    """With their ranges; a plan with fewer instances than stages has none."""
+    kept = with_instances(layout.stages, live)
+    assert (not kept) == (live < len(layout.stages))
+    if kept:
+        assert sum(stage.instances for stage in kept) == live
+        assert StageLayout(kept).cuts == layout.cuts
+    assert with_instances((), live) == ()
 
 
 @given(layouts(), IDS, st.data())

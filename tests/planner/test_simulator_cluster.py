@@ -7,8 +7,10 @@ import pytest
 
 from planner_service.simulator import EngineLimits, Replica, Workload, serve
 from planner_service.simulator.batch_step import FREE
-from planner_service.simulator.cluster import Cluster, ClusterServed, Moves, Policy, Transfer, serve_cluster
-from planner_service.simulator.policies import MemoryAware, Refinement, RoundRobin, Staged
+from planner_service.simulator.cluster import Cluster, Moves, Transfer
+from planner_service.simulator.loop import ClusterServed, serve_cluster
+from planner_service.simulator.policies import LeastWork, MemoryAware, Policy, RoundRobin
+from planner_service.simulator.staged import Refinement, Staged
 from services.domain import FinishReason, InvalidRequest, SamplingParams, StepLatencyModel, StepLoad
 from services.domain.hardware import ReplicaShape
 from services.domain.stages import QoeModel, Stage, StageLayout
@@ -157,6 +159,17 @@ def test_no_idle_kv_no_move() -> None:
     work = workload(5, 200, 20.0)
     served = serve_cluster(work, replica(1200), 4, MOVES, lambda c: Watched(c, LAYOUT, QOE))
     assert served.produced.sum() == work.output_tokens.sum()
+
+
+def test_least_work_avoids_the_instance_that_computes_a_long_prompt() -> None:
+    """Before and after it has been published: a round robin sends every second request behind it."""
+    arrivals = np.concatenate([[0.0], 0.01 + 0.02 * np.arange(40)])
+    work = Workload(arrivals, np.array([5000] + [20] * 40), np.full(41, 2))
+    served = serve_cluster(work, replica(8000), 2, Moves(1e5, 1e9, 0.0), LeastWork)
+    in_turns = serve_cluster(work, replica(8000), 2, Moves(1e5, 1e9, 0.0), RoundRobin)
+    waits, waits_in_turns = ((s.first_s - work.arrival_s)[1:] for s in (served, in_turns))
+    assert waits.max() < 0.05 < waits_in_turns.max()
+    assert served.moved == 0
 
 
 def test_memory_aware_dispatch_moves_what_threatens_to_run_out_of_kv() -> None:

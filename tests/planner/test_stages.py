@@ -192,10 +192,11 @@ def test_stages_from_the_command_line(tmp_path: Path) -> None:
         "method",
         "gap",
         "seconds",
+        "verdict",
     ]
     assert sum(stage["instances"] for stage in said["stages"]) == 8
     assert said["stages"][0]["from_tokens"] == 0
-    assert said["quality"] <= said["one_stage_quality"]
+    assert said["verdict"]["use_stages"] == (len(said["stages"]) > 1)
     assert out.with_suffix(".png").read_bytes()[:4] == b"\x89PNG"
     assert "<svg" in out.with_suffix(".svg").read_text()
     (tmp_path / "empty").mkdir()

@@ -2,9 +2,10 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import pytest
 from opentelemetry.context import Context
@@ -15,7 +16,7 @@ from router_service.clients.bid_client import BidClient
 from router_service.clients.reply_multiplexer import MultiplexerPool
 from router_service.clients.worker_client import WorkerClient
 from router_service.migration.bidding import BidLimits, MoveAgent
-from router_service.migration.movable_reply import MovableReply, NotMoved
+from router_service.migration.movable_reply import MovableReply, Moved, NotMoved
 from services.channels import ChannelPool
 from services.domain import GenerationRequest, InstanceRecord, MeshView, Role, SamplingParams, TextPrompt
 from services.domain.stages.advice import MoveAdvice, MoveReason
@@ -25,6 +26,7 @@ from services.testing import RedisProcess, serving
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import COMPOSE
 
+Reply = TypeVar("Reply", bound=MovableReply)
 ADVICE = MoveAdvice(MoveReason.RANGE_CROSSED, 100, 100)
 REQUEST = GenerationRequest("r", TextPrompt("hello"), SamplingParams(seed=1))
 
@@ -51,11 +53,12 @@ class Scene:
         return record
 
     def reply(self) -> MovableReply:
+        return self.reply_of(MovableReply)
+
+    def reply_of(self, kind: type[Reply]) -> Reply:
         workers = WorkerClient(self.channels, self.sessions, 60.0)
         deadline_s = asyncio.get_running_loop().time() + 60
-        return MovableReply(
-            workers, self.sender, REQUEST, deadline_s, (), on_event=lambda _: None, on_tokens=lambda _: None
-        )
+        return kind(workers, self.sender, REQUEST, deadline_s, (), on_event=lambda _: None, on_tokens=lambda _: None)
 
 
 @pytest.fixture
@@ -78,10 +81,14 @@ async def scene(redis: RedisProcess, mesh_file: MeshFileMaker) -> AsyncIterator[
         yield made
 
 
-async def test_who_does_not_answer_in_time_is_left_out(scene: Scene) -> None:
+async def test_who_does_not_answer_holds_up_nobody(scene: Scene) -> None:
+    """The first bid decides when the others are too late, not `bid_timeout_s`."""
     with socket.create_server(("127.0.0.1", 0)) as mute:  # takes connections and says nothing
         scene.hear("mute", f"127.0.0.1:{mute.getsockname()[1]}", 1)
-        async with scene.agent(bid_s=3.0)._arranged("only", "sender", "r", ADVICE, Context()) as grant:
+        async with (
+            asyncio.timeout(40),
+            scene.agent(bid_s=60.0)._arranged("only", "sender", "r", ADVICE, Context()) as grant,
+        ):
             assert grant is not None
             assert grant.target.instance_id == "receiver"
             assert not await grant.confirmation.turn()
@@ -126,6 +133,51 @@ async def test_a_request_that_gets_no_turn_stays_and_leaves_the_queue(scene: Sce
         while isinstance(
             await client.ask(receiver.address, "receiver", again, scene.digest, timeout_s=60, metadata=()), str
         ):  # known_already, until the cancelled call has been heard of
+            await asyncio.sleep(0.01)
+
+
+class SlowReply(MovableReply):
+    """A reply whose transfer takes until `arrived` is set."""
+
+    arrived: asyncio.Event
+
+    async def move(
+        self,
+        target: InstanceRecord,
+        why: str,
+        *,
+        starving: bool = False,
+        on_started: Callable[[], Awaitable[None]] | None = None,
+    ) -> Moved | NotMoved:
+        assert on_started is not None
+        await on_started()
+        await self.arrived.wait()
+        return Moved(1, 0.0, 0)
+
+
+async def test_a_transfer_keeps_its_slot_however_long_it_takes(scene: Scene) -> None:
+    """`turn_timeout_s` limits the wait for the start alone: the slot is taken as long as KV moves."""
+    turn_s = 1.0
+    agent, client, reply = scene.agent(turn_s=turn_s), BidClient(scene.channels), scene.reply_of(SlowReply)
+    reply.arrived = asyncio.Event()
+    receiver = scene.view.find("receiver")
+    assert receiver is not None
+    following = asyncio.create_task(agent.follow("only", reply, "r", ADVICE, Context()))
+    again = Ask("r", "sender", 100, 100)
+
+    async def known() -> bool:
+        answer = await client.ask(receiver.address, "receiver", again, scene.digest, timeout_s=60, metadata=())
+        return answer == "known_already"
+
+    async with asyncio.timeout(60):
+        while not await known():
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(1.5 * turn_s)  # the limit that must not end it
+        assert await known()
+        assert not following.done()
+        reply.arrived.set()
+        assert isinstance(await following, Moved)
+        while await known():
             await asyncio.sleep(0.01)
 
 

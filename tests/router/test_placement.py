@@ -21,7 +21,8 @@ from services.domain import (
     TextPrompt,
     TokenPrompt,
 )
-from services.domain.stages.places import PROMPT_WEIGHT, StagePlace
+from services.domain.dispatch import CONTEXT_SHARE, NOTHING_SENT, REQUEST_TOKENS, SPILL_S, Sent
+from services.domain.stages.places import StagePlace
 
 CARD = ModelCard("small", "m", "d", "torch", 100, 10, 16, 4)
 ROOMY = replace(CARD, max_requests=16)
@@ -50,16 +51,34 @@ def test_the_least_loaded_takes_it() -> None:
 
 
 def test_what_is_in_flight_counts_before_its_record_can_tell() -> None:
-    assert chosen([worker("a", 0), worker("b", 1)], in_flight={"a": 2}) == "b"
+    assert chosen([worker("a", 0), worker("b", 1)], in_flight={"a": Sent(2, 16)}) == "b"
 
 
-def test_a_prompt_to_be_computed_weighs_as_much_as_five_that_decode() -> None:
-    idle, four, six = (replace(worker(n, k), model=ROOMY) for n, k in (("a", 0), ("b", 4), ("b", 6)))
-    waits = replace(idle, load=Load((), (10,), 9, 1.0))
-    assert chosen([waits, four]) == "b"
-    assert chosen([waits, six]) == "a"
-    assert chosen([idle, four], in_flight={"a": 1}) == "b"
-    assert chosen([idle, six], in_flight={"a": 1}) == "a"
+def test_a_request_goes_where_the_fewest_prompt_tokens_are_still_to_be_computed() -> None:
+    """However many requests decode elsewhere, within reason: these delay its first token less."""
+    waits = replace(worker("a", 1), model=ROOMY, load=Load((2000,), (), 9, 1.0, pending_tokens=2000))
+    decoding = replace(worker("b", 6, tokens=100), model=ROOMY)
+    assert chosen([waits, decoding]) == "b"
+    assert chosen([replace(waits, load=Load((2000,), (), 9, 1.0, pending_tokens=0)), decoding]) == "a"
+    assert chosen([waits, decoding], in_flight={"b": Sent(1, 3000)}) == "a", "what was sent since counts"
+    queued = replace(worker("a"), load=Load((), (900,), 9, 1.0))
+    assert chosen([queued, decoding]) == "b", "where an engine does not tell, queued requests are to be computed"
+
+
+def test_a_stage_passes_on_what_would_wait_much_longer_there() -> None:
+    """By the expected wait for the prompt, long before its instances are full; a stage that is only busier keeps it."""
+
+    def busy(name: str, stage: int, pending: int, rate: float = 1000.0) -> InstanceRecord:
+        to = (100, 1000)[stage]
+        load = Load((50,), (), 9, 1.0, pending_tokens=pending, prompt_tokens_per_s=rate)
+        return replace(worker(name, place=StagePlace(stage, 0, to)), model=ROOMY, load=load)
+
+    wait = int(1000 * SPILL_S)
+    assert chosen([busy("a", 0, wait), busy("b", 1, 0)]) == "a"
+    assert chosen([busy("a", 0, wait + 1), busy("b", 1, 0)]) == "b"
+    assert chosen([busy("a", 0, wait + 1), busy("b", 1, 0)], in_flight={"b": Sent(1, 10)}) == "a"
+    assert chosen([busy("a", 0, 9 * wait, rate=0.0), busy("b", 1, 0)]) == "a", "without a measured rate it stays"
+    assert chosen([busy("a", 0, 0), busy("b", 1, 9 * wait)], tokens=500) == "b", "not to a stage that is too short"
 
 
 def test_tokens_break_ties() -> None:
@@ -106,18 +125,20 @@ def test_a_request_goes_to_the_stage_that_covers_its_length_and_to_the_next_whil
     assert chosen(short + long, tokens=8, avoid="b") == "a"
 
 
-def test_a_known_prefix_counts_as_one_request_less() -> None:
+def test_a_known_prefix_counts_as_half_of_the_prompt_or_one_request_less() -> None:
     pair = [worker("a", 1), worker("b", 1)]
     assert [chosen(pair, prefix_holder=name) for name in "ab"] == ["a", "b"]
-    assert chosen([worker("a", 2), worker("b", 1)], prefix_holder="a") == "a"
     assert chosen([worker("a", 3), worker("b", 1)], prefix_holder="a") == "b"
     assert chosen(pair, prefix_holder="gone") == chosen(pair)
+    busy = replace(worker("a", 1), load=Load((900,), (), 9, 1.0, pending_tokens=900))
+    assert chosen([busy, worker("b", 1)], prefix_holder="a", tokens=4000) == "a"
+    assert chosen([busy, worker("b", 1)], prefix_holder="a", tokens=400) == "b"
 
 
 def slow_choice(
     records: list[InstanceRecord],
     request_id: str,
-    in_flight: dict[str, int],
+    in_flight: dict[str, Sent],
     full: set[str],
     ejected: set[str],
     holder: str,
@@ -129,16 +150,18 @@ def slow_choice(
         if r.load is not None
         and r.model is not None
         and r.instance_id not in ejected | full
-        and r.load.requests + in_flight.get(r.instance_id, 0) < r.model.max_requests
+        and r.load.requests + in_flight.get(r.instance_id, NOTHING_SENT).requests < r.model.max_requests
     ]
 
-    def cost(r: InstanceRecord) -> tuple[float, bool, int, int]:
+    def cost(r: InstanceRecord) -> tuple[float, bool, int]:
         assert r.load is not None
         assert r.model is not None
-        sent, knows = in_flight.get(r.instance_id, 0), r.instance_id == holder
-        busy = len(r.load.running_tokens) + PROMPT_WEIGHT * (len(r.load.queued_tokens) + sent)
+        sent, knows = in_flight.get(r.instance_id, NOTHING_SENT), r.instance_id == holder
+        requests = r.load.requests + sent.requests
+        work = sum(r.load.queued_tokens) + sent.tokens
+        work += REQUEST_TOKENS * requests + CONTEXT_SHARE * (r.load.tokens + sent.tokens)
         checksum = zlib.crc32(f"{r.instance_id}/{request_id}".encode())
-        return (busy - knows) / r.model.max_requests, not knows, r.load.tokens, checksum
+        return (work - REQUEST_TOKENS * knows) / r.model.max_requests, not knows, checksum
 
     return min(free, key=cost).instance_id if free else None
 
@@ -155,7 +178,7 @@ def test_the_choice_is_the_one_that_its_rule_says_whatever_the_mesh() -> None:
             )
             for name in names
         ]
-        in_flight = {name: rng.randint(1, 3) for name in names if rng.random() < 0.4}
+        in_flight = {name: Sent(sent := rng.randint(1, 3), 8 * sent) for name in names if rng.random() < 0.4}
         full, ejected = ({name for name in names if rng.random() < share} for share in (0.2, 0.1))
         holder = rng.choice([*names, ""])
         candidates = [*map(Candidate.of, records)]
@@ -178,12 +201,13 @@ def test_the_choice_is_the_one_that_its_rule_says_whatever_the_mesh() -> None:
 def test_free_places_are_how_many_requests_can_be_placed_one_after_the_other() -> None:
     candidates = [*map(Candidate.of, [worker("a", 1), worker("b", 4), worker("c"), worker("d"), worker("e")])]
     state: dict[str, Any] = {"full": {"d"}, "ejected": {"e"}}
-    in_flight, placed = {"c": 2}, 0
+    in_flight, placed = {"c": Sent(2, 16)}, 0
     room = free_places(candidates, in_flight=in_flight, **state)
     while isinstance(
         found := place(candidates, request_id=f"r{placed}", tokens=8, in_flight=in_flight, **state), Placed
     ):
-        in_flight[found.record.instance_id] = in_flight.get(found.record.instance_id, 0) + 1
+        sent = in_flight.get(found.record.instance_id, NOTHING_SENT)
+        in_flight[found.record.instance_id] = Sent(sent.requests + 1, sent.tokens + 8)
         placed += 1
     assert placed == room == 5
 

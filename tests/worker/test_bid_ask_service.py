@@ -127,6 +127,29 @@ async def test_three_at_once_and_the_busiest_sender_next(worker: tuple[Any, str,
         call.cancel()
 
 
+async def test_as_many_transfers_at_once_as_the_mesh_file_says(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
+    most = MAX_TRANSFERS + 2
+    file = mesh_file([{"name": "only", "model": "sim", "max_running": 16}], stages={"max_transfers": most})
+    async with (
+        serving(Role.WORKER, COMPOSE[Role.WORKER], file, redis.url, tier="only") as chassis,
+        aio.insecure_channel(chassis.address) as channel,
+    ):
+        stub = worker_pb2_grpc.WorkerServiceStub(channel)
+        digest = (await stub.GetInfo(pb.GetInfoRequest())).model_digest
+        calls = [await confirmed(stub, ask(digest, f"r{i}", 10)) for i in range(most)]
+        for call in calls:
+            assert not await turn(call)
+            await call.write(STARTED)
+        last = await confirmed(stub, ask(digest, "last", 10))
+        reading = asyncio.create_task(turn(last))
+        await stub.PlaceBid(ask(digest, "other", 10))  # the confirmation before has been taken in
+        assert not reading.done()
+        calls[0].cancel()
+        assert not await reading
+        for call in (last, *calls[1:]):
+            call.cancel()
+
+
 async def test_a_request_passed_over_too_often_is_starving(worker: tuple[Any, str, Chassis]) -> None:
     stub, digest, _ = worker
     call = await confirmed(stub, ask(digest))

@@ -32,6 +32,10 @@ from tests.worker.test_engine_contract import GREEDY, answer
 from tests.worker.test_failing_requests import assert_nothing_is_held, of_nothing, of_torch
 from worker_service.engine.interface import Finished
 from worker_service.engine.loop import LoopEngine
+from worker_service.migration.messages import Opening
+from worker_service.migration.receiver import IncomingReply
+from worker_service.migration.source import Accepted
+from worker_service.migration.target import SourceLost
 from worker_service.text.hf import HfTokenizer
 
 LONG = "Sort: 7, 3, 12. " * 1_000  # 16,000 characters: by its length alone it may fit, by its tokens it does not
@@ -227,6 +231,35 @@ async def test_a_move_that_ends_while_its_prompt_is_tokenized_leaves_no_reservat
         await entering
     watch.go_on.set()
     await engine.abort("nobody")  # a command behind the release
+    assert_nothing_is_held(engine)
+
+
+async def test_the_prompt_of_a_request_that_moves_in_is_tokenized_while_its_kv_is_on_the_way(
+    engine: LoopEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the closing, from which on the request is paused at its source; what is refused then keeps nothing."""
+    watch = Tokenizing(engine, monkeypatch)
+    incoming = IncomingReply(engine, "t", text("r", "7 + 5 " * 1_000), None)
+    assert incoming.open()
+    driving = asyncio.create_task(incoming.drive(Opening("t", engine.kv_layout, tuple([65] * 40))))
+    assert isinstance(await asyncio.wait_for(incoming.answers.get(), 60), Accepted)
+    assert await asyncio.to_thread(watch.begun.wait, 60), "without a closing"
+    incoming.put(SourceLost())
+    await asyncio.wait_for(driving, 60)
+    with pytest.raises(Unavailable, match="ended the transfer"):
+        await anext(incoming.events())
+    assert_nothing_is_held(engine)
+    await engine.reserve("u", engine.kv_layout, [65] * 40)
+    await engine.prepare_entry("u", text("u", "7 + 5"))
+    count = len(watch.threads)
+    with pytest.raises(InvalidRequest, match="must begin with the prompt"):
+        async for _ in engine.enter("u", text("u", "7 + 5"), [65] * 41):
+            pass
+    assert len(watch.threads) == count, "not again at the hand-over"
+    await engine.reserve("v", engine.kv_layout, [65] * 40)
+    await engine.prepare_entry("v", text("v", "7 + 5"))
+    await engine.release("v")
+    assert not engine._encoder._ahead
     assert_nothing_is_held(engine)
 
 

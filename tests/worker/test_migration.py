@@ -13,6 +13,7 @@ from grpc import aio
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.worker.v1 import worker_pb2 as pb
 from penstock.proto.worker.v1 import worker_pb2_grpc
+from router_service.migration.movable_reply import MAX_MOVE_S
 from services.domain import Role
 from services.errors import from_rpc
 from services.runtime import Chassis
@@ -22,6 +23,7 @@ from tests.support.held_engine import held_engines
 from tests.support.mesh import COMPOSE
 from worker_service.engine.simulated.engine import SimulatedRunner
 from worker_service.engine.torch.runner import TorchRunner
+from worker_service.migration.receiver import AWAIT_S
 
 if TYPE_CHECKING:
     Stub = worker_pb2_grpc.WorkerServiceAsyncStub
@@ -177,6 +179,12 @@ async def test_a_reply_aborted_on_its_way_ends_on_both_sides(pair: tuple[Stub, S
     claim.cancel()
     await moving
     await idle(source, target)
+
+
+def test_a_target_waits_for_a_transfer_as_long_as_a_router_lets_it_wait() -> None:
+    """A starving request waits at its source for the transfer ahead of it: if the target gave up before, starvation relief
+    would fail exactly when it is needed."""
+    assert AWAIT_S >= MAX_MOVE_S
 
 
 async def test_other_layouts_and_models_are_refused(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:

@@ -41,7 +41,7 @@ from worker_service.engine.kv_transfer import KvTransfers
 from worker_service.engine.proposals import Continuation, Proposals
 from worker_service.engine.randomness import DRAW, uniform
 from worker_service.engine.runner import ModelRunner, RawLogprobs, Row, RowResult
-from worker_service.engine.throughput import Throughput
+from worker_service.engine.throughput import PromptThroughput, Throughput
 from worker_service.request_failures import request_failed
 from worker_service.scheduling import (
     BatchLimits,
@@ -117,6 +117,7 @@ class EngineCore:
         self._clock = clock
         self._requests: dict[str, _Request] = {}
         self._throughput = Throughput(clock.now())
+        self._prompt_throughput = PromptThroughput()
         self._reply_lengths = ReplyLengths()
         self._decided: list[tuple[str, StepOutput]] = []  # answers that have not been returned yet
         self._in_step = False
@@ -340,11 +341,13 @@ class EngineCore:
         errors: list[BaseException] = []
         begun_s = self._clock.now()
         self._in_step = True
+        prompt_tokens = sum(c.count for c in plan.chunks if c.sequence.pending > 1)
         try:
             results = self._compute(plan.chunks)
         finally:
             self._in_step = False
         step_s = self._clock.now() - begun_s
+        self._prompt_throughput.add(prompt_tokens, step_s)
         for chunk, result in results:
             error = result if isinstance(result, BaseException) else result.error
             if error is not None:
@@ -392,6 +395,10 @@ class EngineCore:
             output_tokens_per_s=self._throughput.per_second(self._clock.now()),
             input_tokens=tuple(s.prompt_tokens for s in (*self.scheduler.running, *self.scheduler.waiting)),
             slo=self.scheduler.policy.headroom(self.scheduler, self._clock.now()),
+            pending_tokens=sum(
+                pending for s in (*self.scheduler.running, *self.scheduler.waiting) if (pending := s.pending) > 1
+            ),
+            prompt_tokens_per_s=self._prompt_throughput.per_second,
         )
 
     def restart_throughput(self) -> None:

@@ -338,6 +338,17 @@ class KvTransferring(Protocol):
         """
         ...
 
+    async def prepare_entry(self, transfer_id: str, request: GenerationRequest) -> None:
+        """Compute what `enter` needs of the request itself (its tokenized prompt, its grammar) while its KV is on the way.
+
+        Without this, `enter` does so, during the pause of the request. Dropped by `enter` and `release`.
+
+        Raises:
+            InvalidRequest, Overloaded, RequestFailed: As in `generate`.
+            NotFound: The request was aborted.
+        """
+        ...
+
     def enter(
         self,
         transfer_id: str,

@@ -201,6 +201,13 @@ class LoopEngine:
             async for event in events:  # closed at once, not by the garbage collector
                 yield event
 
+    async def prepare_entry(self, transfer_id: str, request: GenerationRequest) -> None:
+        try:
+            await self._encoder.encode_ahead(transfer_id, request.request_id, request.prompt)
+        except EncodingAborted:
+            raise NotFound("request", request.request_id) from None
+        await self._grammars.compile(request, ())  # the compiled grammar is kept; `enter` advances it by the output
+
     async def enter(
         self,
         transfer_id: str,
@@ -210,7 +217,7 @@ class LoopEngine:
         on_tokens: OnTokens | None = None,
     ) -> AsyncGenerator[EngineEvent, None]:
         try:
-            prompt = await self._encoder.encode(request.request_id, request.prompt, continued=True)
+            prompt = await self._encoder.encode_arrived(transfer_id, request.request_id, request.prompt)
             grammar = await self._grammars.compile(request, tokens[len(prompt) :])
             source = await self._given.source(request.request_id, request.draft, tokens[len(prompt) :])
         except BaseException as error:
@@ -280,6 +287,7 @@ class LoopEngine:
         )
 
     async def release(self, transfer_id: str) -> None:
+        self._encoder.forget(transfer_id)
         await self._call(transfer_id, lambda core: core.transfers.release(transfer_id))
 
     async def _on_copy_thread(

@@ -13,11 +13,13 @@ from services.event_streams import OnTokens
 from worker_service.engine.interface import Declined, EngineEvent, KvTransferring, LastBlocks
 from worker_service.migration import source, target
 from worker_service.migration.messages import Chunk, Closing, Opening, ToSource, ToTarget
-from worker_service.migration.sender import ANSWER_S
+from worker_service.migration.sender import ANSWER_S, MAX_TRANSFER_S
 
 _log = logging.getLogger(__name__)
 
-AWAIT_S = ANSWER_S  # an expected request whose source does not call within this time fails
+AWAIT_S = MAX_TRANSFER_S
+"""An expected request whose source does not call within this time fails. A starving request waits at its source for the whole
+transfer ahead of it; a source or router that is lost meanwhile ends the router's stream, and the expectation with it."""
 
 _Entered = tuple[EngineEvent, AsyncGenerator[EngineEvent, None]]
 
@@ -35,6 +37,7 @@ class IncomingReply:
         self._opened = asyncio.Event()
         self._entered: asyncio.Future[_Entered] = asyncio.get_running_loop().create_future()
         self._taken = False
+        self._preparing: asyncio.Task[None] | None = None
         self.answers: asyncio.Queue[ToSource | None] = asyncio.Queue()
         """Messages to the source; None: the end."""
 
@@ -108,8 +111,10 @@ class IncomingReply:
         except Exception:
             _log.exception("receiving %s failed", self.transfer_id)
             self.answers.put_nowait(source.Failed("internal error"))
-            await self._engine.release(self.transfer_id)
+            await self._release()
         finally:
+            if self._preparing is not None:
+                await end(self._preparing)
             if not self._entered.done():
                 self._entered.set_exception(Unavailable("the transfer failed"))
             self.answers.put_nowait(None)
@@ -126,7 +131,10 @@ class IncomingReply:
         engine, name = self._engine, self.transfer_id
         match effect:
             case target.Reserve():
-                return target.Reserved(await engine.reserve(name, opening.layout, opening.tokens))
+                present = await engine.reserve(name, opening.layout, opening.tokens)
+                self._preparing = asyncio.create_task(engine.prepare_entry(name, self._request))
+                self._preparing.add_done_callback(_retrieve_error)
+                return target.Reserved(present)
             case target.Write():
                 assert isinstance(message, Chunk)
                 await engine.write_kv(
@@ -135,6 +143,8 @@ class IncomingReply:
                 return target.Written(message.blocks)
             case target.Enter():
                 assert isinstance(message, Closing)
+                assert self._preparing is not None
+                await self._preparing
                 last = None
                 if message.last is not None:
                     data = opening.layout.blocks_from(message.last.data, message.last.blocks)
@@ -158,10 +168,21 @@ class IncomingReply:
                 if not self._entered.done():
                     self._entered.set_exception(Unavailable(reason))
             case target.Release():
-                await engine.release(name)
+                await self._release()
             case target.Abort():
                 await self._events.aclose()
         return None
+
+    async def _release(self) -> None:
+        if self._preparing is not None:
+            await end(self._preparing)  # it keeps nothing after the release
+        await self._engine.release(self.transfer_id)
+
+
+def _retrieve_error(task: "asyncio.Task[None]") -> None:
+    """An error is raised where the result is needed; a request that is dropped before needs none."""
+    if not task.cancelled():
+        task.exception()
 
 
 class KvReceiver:

@@ -28,6 +28,7 @@ from worker_service.migration.messages import (
 _log = logging.getLogger(__name__)
 
 ANSWER_S = 5.0  # a peer that is silent for this long counts as lost
+MAX_TRANSFER_S = 120.0  # limit of a whole move, the wait for the transfer ahead of it at the source included
 CHUNK_BYTES = 1 << 20  # of KV in one message; a larger block is a message of its own
 
 

@@ -35,6 +35,7 @@ class PromptEncoder:
         self._tokenizer, self._context_tokens = tokenizer, context_tokens
         self._new, self._continued = TextThread("tokenize-new"), TextThread("tokenize-continued")
         self._pending: dict[str, _Pending] = {}
+        self._ahead: dict[str, list[int]] = {}  # by transfer: prompts of requests that are arriving
 
     async def encode(self, request_id: str, prompt: Prompt, *, continued: bool = False) -> list[int]:
         """The token ids of a prompt. Can be cancelled.
@@ -86,6 +87,19 @@ class PromptEncoder:
             raise
         finally:
             del self._pending[request_id]
+
+    async def encode_ahead(self, transfer_id: str, request_id: str, prompt: Prompt) -> None:
+        """Tokenize the prompt of a request that is arriving, for `encode_arrived`. Raises what `encode` raises."""
+        self._ahead[transfer_id] = await self.encode(request_id, prompt, continued=True)
+
+    async def encode_arrived(self, transfer_id: str, request_id: str, prompt: Prompt) -> list[int]:
+        """The token ids of the prompt of a request that has arrived: at once, if they were encoded ahead."""
+        ids = self._ahead.pop(transfer_id, None)
+        return ids if ids is not None else await self.encode(request_id, prompt, continued=True)
+
+    def forget(self, transfer_id: str) -> None:
+        """Drop what was encoded ahead for a request that does not arrive; no error if there is nothing."""
+        self._ahead.pop(transfer_id, None)
 
     def abort(self, request_id: str) -> bool:
         """End a request whose prompt is being tokenized; False if there is none."""

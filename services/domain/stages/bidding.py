@@ -39,7 +39,8 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Bid:
-    """A bid. load_tokens: of all running and queued sequences of the receiver. earliest_start_s: from now."""
+    """A bid. load_tokens: of all running and queued sequences of the receiver, and of those that it has won and that have not
+    arrived. earliest_start_s: from now."""
 
     receiver_id: str
     load_tokens: int
@@ -147,11 +148,12 @@ class Receiver:
     def bid(self, ask: Ask, *, load_tokens: int, idle_tokens: int, tokens_per_s: float) -> Bid | RefusalReason:
         """This instance's bid.
 
-        idle_tokens: capacity of its idle KV blocks. tokens_per_s: measured throughput of transfers.
+        load_tokens: of its running and queued sequences, without those that it has won. idle_tokens: capacity of its idle KV
+        blocks. tokens_per_s: measured throughput of transfers.
         """
         if (reason := self.can_take(ask, idle_tokens)) is not None:
             return reason
-        return Bid(self._id, load_tokens, self.buffered_tokens / tokens_per_s)
+        return Bid(self._id, load_tokens + self.buffered_tokens, self.buffered_tokens / tokens_per_s)
 
     def can_take(self, ask: Ask, idle_tokens: int) -> RefusalReason | None:
         """Why the request is refused; None if it fits into the idle KV, less the room reserved for requests already won."""

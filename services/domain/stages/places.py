@@ -5,9 +5,9 @@ possible.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from services.domain.stages.layout import StageLayout
+from services.domain.stages.layout import Stage, StageLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,14 @@ def targets(instances: int, layout: StageLayout) -> tuple[int, ...]:
     return tuple(1 + more for more in given)
 
 
+def with_instances(stages: tuple[Stage, ...], instances: int) -> tuple[Stage, ...]:
+    """The same ranges on another number of instances (`targets`); none if there are fewer instances than stages."""
+    if not stages or instances < len(stages):
+        return ()
+    counts = targets(instances, StageLayout(stages))
+    return tuple(replace(stage, instances=count) for stage, count in zip(stages, counts, strict=True))
+
+
 def assign(current: Mapping[str, int | None], layout: StageLayout) -> dict[str, int]:
     """The stage of every instance of a tier. current: stage by instance id; None for a new instance.
 
@@ -60,14 +68,6 @@ def assign(current: Mapping[str, int | None], layout: StageLayout) -> dict[str, 
         if instance_id not in stages:
             stages[instance_id] = next(gaps)
     return stages
-
-
-PROMPT_WEIGHT = 5  # of a request whose prompt is still to be computed, in requests that decode (ADR 21)
-
-
-def occupancy(requests: float, unread: float) -> float:
-    """How busy an instance is, in requests that decode. unread: of `requests`, those whose prompt is still to be computed."""
-    return requests + (PROMPT_WEIGHT - 1) * unread
 
 
 def by_preference(places: Mapping[str, StagePlace | None], tokens: int) -> list[list[str]]:

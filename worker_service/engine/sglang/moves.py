@@ -164,6 +164,12 @@ class MovingRequests:
         if transfer_id not in self._arriving:
             raise NotFound("transfer", transfer_id)
 
+    async def prepare_entry(self, transfer_id: str, request: GenerationRequest) -> None:
+        try:
+            await self._encoder.encode_ahead(transfer_id, request.request_id, request.prompt)
+        except EncodingAborted:
+            raise NotFound("request", request.request_id) from None
+
     async def enter(
         self,
         transfer_id: str,
@@ -176,7 +182,7 @@ class MovingRequests:
         if self._arriving.pop(transfer_id, None) is None:
             raise NotFound("transfer", transfer_id)
         try:
-            prompt = await self._encoder.encode(request.request_id, request.prompt, continued=True)
+            prompt = await self._encoder.encode_arrived(transfer_id, request.request_id, request.prompt)
         except EncodingAborted:
             raise NotFound("request", request.request_id) from None
         if list(tokens[: len(prompt)]) != prompt:
@@ -187,6 +193,7 @@ class MovingRequests:
                 yield event
 
     async def release(self, transfer_id: str) -> None:
+        self._encoder.forget(transfer_id)
         reading = self._arriving.pop(transfer_id, None)
         if reading is not None:
             await end(reading)

@@ -1,0 +1,189 @@
+"""Length stages in a simulated cluster, decided by the code that serves: `services.domain.stages` and `dispatch`. No I/O."""
+
+import enum
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from planner_service.simulator.cluster import Cluster, Transfer
+from planner_service.simulator.policies import Dispatch, Policy
+from services.domain.errors import invalid
+from services.domain.stages import InFlight, QoeModel, StageLayout
+from services.domain.stages.bidding import Ask, Bid, Go, Receiver, Sender, TransferSlots, choose
+from services.domain.stages.overload import excess_tokens, to_hand_over
+from services.domain.stages.places import StagePlace, by_preference, outgrown_to, peers, successors
+from services.domain.stages.refinement import RefineBy, averaged, refine
+
+
+class Refinement(enum.Enum):
+    """What moves an instance's boundary."""
+
+    NONE = "none"
+    QUALITY = "quality"
+    QUANTITY = "quantity"
+    MEMORY = "memory"
+
+
+class Staged(Policy):
+    """CascadeInfer: stages by length, boundaries refined, bid-ask between and within stages."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        layout: StageLayout,
+        qoe: QoeModel,
+        refinement: Refinement = Refinement.QUALITY,
+        within_stages: bool = True,
+    ) -> None:
+        super().__init__(cluster)
+        if layout.instances != cluster.instances:
+            raise invalid("layout", f"holds {layout.instances} instances, the cluster {cluster.instances}")
+        self._layout, self._qoe, self._refinement, self._within = layout, qoe, refinement, within_stages
+        self._names = [f"{i:04}" for i in range(cluster.instances)]
+        self._number = {name: i for i, name in enumerate(self._names)}
+        self._places: dict[str, StagePlace | None] = {}
+        for i, name in enumerate(self._names):
+            stage = layout.stage_of_instance(i)
+            self._places[name] = StagePlace(stage, layout.stages[stage].from_tokens, layout.stages[stage].to_tokens)
+        self._boundary = [float(self._place_of(i).to_tokens) for i in range(cluster.instances)]
+        slots = [TransferSlots() for _ in self._names]
+        self._senders = [Sender(slot) for slot in slots]
+        self._receivers = [Receiver(name, slot) for name, slot in zip(self._names, slots, strict=True)]
+        self._target: dict[int, int] = {}  # of requests that are won or on their way
+        self._load = [0] * cluster.instances  # tokens of the requests there, as published
+        self._dispatch = Dispatch(cluster)
+        self._refined_s = 0.0
+        self._throughput = cluster.moves.bandwidth_bytes_per_s / max(cluster.moves.kv_bytes_per_token, 1e-9)
+
+    def place(self, request: int) -> int:
+        """As the router does."""
+        tokens = int(self.cluster.work.input_tokens[request])
+        groups = [[self._number[name] for name in group] for group in by_preference(self._places, tokens)]
+        covering = [group for group in groups if tokens < self._place_of(group[0]).to_tokens]
+        return self._dispatch.place(request, covering or groups)
+
+    def publish(self) -> None:
+        cluster = self.cluster
+        self._dispatch.publish()
+        held = [cluster.held(i) for i in range(cluster.instances)]
+        self._load = [sum(s.tokens for s in one) for one in held]
+        if self._refinement is not Refinement.NONE and cluster.now_s - self._refined_s >= cluster.moves.refine_s:
+            self._refined_s = cluster.now_s
+            self._refine(held)
+
+    def tick(self, ended: Sequence[int], completed: Sequence[tuple[Transfer, bool]]) -> None:
+        for transfer, _ in completed:
+            self._forget(transfer.request, transfer.source)
+        moving = {t.request for t in self.cluster.transfers}
+        for request in ended:
+            if request in self._target and request not in moving:
+                self._forget(request, int(self.cluster.home[request]))
+        for source in range(self.cluster.instances):
+            self._ask_for(source)
+        self._start_transfers()
+
+    def boundaries(self) -> list[float]:
+        of_stage: dict[int, list[float]] = {}
+        for i in range(self.cluster.instances):
+            of_stage.setdefault(self._place_of(i).stage, []).append(self._boundary[i])
+        return [float(np.mean(of_stage[s])) for s in sorted(of_stage)][:-1]
+
+    def _place_of(self, i: int) -> StagePlace:
+        place = self._places[self._names[i]]
+        assert place is not None
+        return place
+
+    def _refine(self, held: list[list[InFlight]]) -> None:
+        stages = self._layout.stages
+        found = list(self._boundary)
+        for i, name in enumerate(self._names):
+            place = self._place_of(i)
+            after = successors({n: p for n, p in self._places.items() if n != name}, place.stage)
+            if not after:
+                continue
+            found[i] = refine(
+                self._boundary[i],
+                held[i],
+                averaged([held[self._number[n]] for n in after]),
+                self._qoe,
+                least=place.from_tokens + 1,
+                most=stages[place.stage + 1].to_tokens - 1,
+                by=RefineBy(self._refinement.value),
+            ).boundary
+        self._boundary = found
+        for i, name in enumerate(self._names):
+            self._places[name] = replace(self._place_of(i), to_tokens=round(found[i]))
+
+    def _ask_for(self, source: int) -> None:
+        """Ask for every request that has outgrown this instance, and for one if it is its stage's outlier."""
+        cluster, name = self.cluster, self._names[source]
+        place, sender = self._place_of(source), self._senders[source]
+        others = {n: p for n, p in self._places.items() if n != name}
+        movable = [r for r in cluster.decoding(source).tolist() if r not in self._target]
+        for r in movable:
+            tokens = int(cluster.length[r])
+            if tokens >= place.to_tokens and (able := outgrown_to(others, place.stage, tokens)):
+                self._ask(r, source, able)
+        if not self._within:
+            return
+        beside = peers(others, place.stage)
+        excess = excess_tokens(self._load[source] - sender.tokens, [self._load[self._number[n]] for n in beside])
+        left = {str(r): int(cluster.length[r]) for r in movable if r not in self._target}
+        chosen = to_hand_over(left, excess)
+        if chosen is not None:
+            self._ask(int(chosen), source, beside)
+
+    def _ask(self, request: int, source: int, candidates: Sequence[str]) -> None:
+        cluster, name = self.cluster, str(request)
+        tokens = int(cluster.length[request])
+        self._senders[source].offer(name, tokens)
+        ask = Ask(name, self._names[source], tokens, self._senders[source].tokens)
+        bids = []
+        for candidate in candidates:
+            i = self._number[candidate]
+            answer = self._receivers[i].bid(
+                ask, load_tokens=self._load[i], idle_tokens=cluster.free_tokens(i), tokens_per_s=self._throughput
+            )
+            if isinstance(answer, Bid):
+                bids.append(answer)
+        chosen = choose(bids)
+        if chosen is None:
+            self._senders[source].ended(name)
+            return
+        target = self._number[chosen.receiver_id]
+        if self._receivers[target].confirm(ask, idle_tokens=cluster.free_tokens(target)) is None:
+            self._target[request] = target
+            self._load[target] += tokens
+            self._load[source] -= tokens
+        else:
+            self._senders[source].ended(name)
+
+    def _start_transfers(self) -> None:
+        for i, receiver in enumerate(self._receivers):
+            receiver.look_again()
+            while (turn := receiver.next()) is not None:
+                request, source = int(turn.ask.request_id), self._number[turn.ask.sender_id]
+                match self._senders[source].start(turn.ask.request_id, starving=turn.starving):
+                    case Go.NOW:
+                        self._begin(request, source, i)
+                    case Go.BUSY:
+                        receiver.sender_busy(turn.ask.request_id)
+                    case Go.WAIT:
+                        pass
+        for source, sender in enumerate(self._senders):
+            while (name := sender.next()) is not None:
+                self._begin(int(name), source, self._target[int(name)])
+
+    def _begin(self, request: int, source: int, target: int) -> None:
+        if self.cluster.length[request] >= self.cluster.free_tokens(target):  # taken meanwhile: it stays
+            self.cluster.failed_moves += 1
+            self._forget(request, source)
+            return
+        self._receivers[target].started(str(request))
+        self.cluster.start_move(request, source, target)
+
+    def _forget(self, request: int, source: int) -> None:
+        target = self._target.pop(request)
+        self._senders[source].ended(str(request))
+        self._receivers[target].ended(str(request))

@@ -1,0 +1,236 @@
+"""Whether length stages help: layouts replayed on a trace against one stage with the same dispatch. No I/O.
+
+What they are held against is a tier without stages as it serves (`LeastWork`): requests go where the least work is pending,
+and none moves. A layout is worth switching on if no figure is worse by more than `MARGIN` and one is better by `MIN_GAIN`.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner_service.simulator import Replica, Workload
+from planner_service.simulator.cluster import Cluster, Moves
+from planner_service.simulator.loop import ClusterServed, serve_cluster
+from planner_service.simulator.policies import LeastWork, Policy
+from planner_service.simulator.staged import Staged
+from planner_service.simulator.tier import alone_latency
+from planner_service.simulator.workload import Floats
+from services.domain.stages import QoeModel, StageLayout
+
+MARGIN = 0.03
+"""By which a figure may be worse: two replays that differ in nothing but a request's place differ by as much."""
+MIN_GAIN = 0.05
+"""By which one figure must be better."""
+REPLAYED = 3000
+"""Requests of a trace that are replayed, the last ones."""
+MOST_SUSTAINED = 2
+"""Layouts whose sustained rate is searched, which takes a dozen replays each."""
+RATE_PRECISION = 0.03
+"""Of the sustained rate."""
+SUSTAINED_LATENCIES, SUSTAINED_REQUESTS = 12.0, (2000, 24_000)
+"""What is served to tell whether a rate is sustained: so many times as long as a request takes alone, within these numbers of
+requests. In less time a backlog is too small to be seen."""
+RATE_SPAN = 16.0
+"""The sustained rate is searched up to this many times the first rate, and down to so small a part of it."""
+RATE_STEP = 1.4
+"""Between the rates that are tried first: little overload is simulated in much less time than a lot."""
+FIRST_SHARE = 0.7
+"""Of what instances can carry by the roofline: the rate that is tried first."""
+GROWTH = 1.2
+"""A rate is sustained if in the last quarter of the run, until the last arrival, at most this many times as many requests are
+in flight as in the second quarter: under more load than can be served, of whatever length, their number grows with time."""
+
+PolicyOf = Callable[[Cluster], Policy]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayFigures:
+    """What the requests of a replay felt. Seconds; tpot: mean time per output token behind the first, over requests.
+
+    drain_s: from the last arrival to the last token.
+    """
+
+    ttft_p50_s: float
+    ttft_p95_s: float
+    tpot_s: float
+    drain_s: float
+    moved: int
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether to use stages, and what they change against one stage: shares, negative is less.
+
+    layout: the one that was judged; None if there was none to judge, and nothing changes. replayed: how many were.
+    """
+
+    use_stages: bool
+    ttft_p50_change: float
+    ttft_p95_change: float
+    tpot_change: float
+    sustained_rate_change: float
+    layout: StageLayout | None
+    replayed: int
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in words."""
+        if self.layout is None:
+            return "Keep one stage: no layout of several stages holds its KV and carries its moves."
+        changes = (
+            f"time to first token {self.ttft_p50_change:+.0%} (p95 {self.ttft_p95_change:+.0%}), time per output token "
+            f"{self.tpot_change:+.0%}, sustained rate {self.sustained_rate_change:+.0%}"
+        )
+        if self.use_stages:
+            return f"Use {len(self.layout.stages)} stages: replayed against one stage, {changes}."
+        return f"Keep one stage: the best of {self.replayed} layouts, with {len(self.layout.stages)} stages, has {changes}."
+
+
+@dataclass(frozen=True, slots=True)
+class Replayer:
+    """Replays a workload on `instances` replicas."""
+
+    work: Workload
+    replica: Replica
+    instances: int
+    moves: Moves
+
+    def figures(self, policy: PolicyOf) -> ReplayFigures:
+        """At the workload's own rate."""
+        return figures_of(self.work, self._serve(self.work, policy))
+
+    def sustained_per_s(self, policy: PolicyOf) -> float:
+        """The greatest rate, within `RATE_PRECISION`, at which the number of requests in flight does not grow with time.
+
+        0 if not even the least rate that is tried is sustained.
+        """
+        means = float(self.work.input_tokens.mean()), float(self.work.output_tokens.mean())
+        first = FIRST_SHARE * self.instances * self.replica.capacity_per_s(*means)
+        low, high = 0.0, first
+        while high <= RATE_SPAN * first and self._sustains(high, policy):
+            low, high = high, RATE_STEP * high
+        if low == 0.0:
+            low = high / RATE_STEP
+            while not self._sustains(low, policy):
+                low, high = low / RATE_STEP, low
+                if low < first / RATE_SPAN:
+                    return 0.0
+        while high / low > 1 + RATE_PRECISION:
+            middle = (low * high) ** 0.5
+            low, high = (middle, high) if self._sustains(middle, policy) else (low, middle)
+        return float(low)
+
+    def _sustains(self, rate_per_s: float, policy: PolicyOf) -> bool:
+        alone_s = float(alone_latency(self.work, self.replica).mean())
+        least, most = SUSTAINED_REQUESTS
+        requests = min(most, max(least, math.ceil(SUSTAINED_LATENCIES * alone_s * rate_per_s)))
+        work = lasting(self.work, rate_per_s, requests)
+        served = serve_cluster(
+            work, self.replica, self.instances, self.moves, policy, until_s=float(work.arrival_s[-1])
+        )
+        return is_stable(work.arrival_s, served.finish_s)
+
+    def _serve(self, work: Workload, policy: PolicyOf) -> ClusterServed:
+        return serve_cluster(work, self.replica, self.instances, self.moves, policy)
+
+
+def count_replayed(work: Workload, replica: Replica, moves: Moves, instances: int) -> int:
+    """Sequences in flight at once on one stage, the mean from the first arrival to the last, by a replay.
+
+    `count_in_flight` answers the same by the QoE model alone, which near saturation says several times as many.
+    """
+    last = work.subset(np.arange(max(0, len(work) - REPLAYED), len(work)))
+    served = serve_cluster(last, replica, instances, moves, LeastWork)
+    arrival = last.arrival_s - last.arrival_s[0]
+    span = float(arrival[-1])
+    held_s = float((np.minimum(served.finish_s, span) - arrival).clip(min=0).sum())
+    return max(1, round(held_s / span)) if span > 0 else len(last)
+
+
+def lasting(work: Workload, rate_per_s: float, requests: int) -> Workload:
+    """So many requests of the workload at another rate, which are repeated as often as needed."""
+    arrival = (work.arrival_s - work.arrival_s[0]) * (work.rate_per_s / rate_per_s)
+    times = math.ceil(requests / len(work))
+    return Workload(
+        np.concatenate([arrival + i * (len(work) / rate_per_s) for i in range(times)])[:requests],
+        np.tile(work.input_tokens, times)[:requests],
+        np.tile(work.output_tokens, times)[:requests],
+    )
+
+
+def is_stable(arrival_s: Floats, finish_s: Floats) -> bool:
+    """Whether the number of requests in flight does not grow (`GROWTH`), until the last arrival.
+
+    finish_s: 0 for requests that have not ended by then.
+    """
+    end = np.where(finish_s > 0, finish_s, np.inf)
+
+    def mean_in_flight(from_s: float, to_s: float) -> float:
+        return float((np.minimum(end, to_s) - np.maximum(arrival_s, from_s)).clip(min=0).sum() / (to_s - from_s))
+
+    span = float(arrival_s[-1])
+    if span <= 0:
+        return True
+    return mean_in_flight(0.75 * span, span) <= GROWTH * mean_in_flight(0.25 * span, 0.5 * span) + 1
+
+
+def figures_of(work: Workload, served: ClusterServed) -> ReplayFigures:
+    arrival = work.arrival_s - work.arrival_s[0]
+    ttft = served.first_s - arrival
+    several = work.output_tokens > 1
+    tpot = (served.finish_s - served.first_s)[several] / (work.output_tokens[several] - 1)
+    return ReplayFigures(
+        float(np.percentile(ttft, 50)),
+        float(np.percentile(ttft, 95)),
+        float(tpot.mean()) if len(tpot) else 0.0,
+        float(served.finish_s.max() - arrival[-1]),
+        served.moved,
+    )
+
+
+def judge(
+    work: Workload, replica: Replica, moves: Moves, qoe: QoeModel, instances: int, layouts: Sequence[StageLayout]
+) -> Verdict:
+    """Replay every layout on the last `REPLAYED` requests, and judge the best. Deterministic.
+
+    The best has the least product of the changes of its latencies. Its sustained rate is searched only if they pass.
+    """
+    last = work.subset(np.arange(max(0, len(work) - REPLAYED), len(work)))
+    replayer = Replayer(last, replica, instances, moves)
+    if not layouts:
+        return Verdict(False, 0.0, 0.0, 0.0, 0.0, None, 0)
+    one_stage = replayer.figures(LeastWork)
+    judged = [(_changes(replayer.figures(_staged(layout, qoe)), one_stage), layout) for layout in layouts]
+    judged.sort(key=lambda pair: _product(pair[0]))
+    passing = [pair for pair in judged if max(pair[0]) <= MARGIN][:MOST_SUSTAINED]
+    rate = replayer.sustained_per_s(LeastWork)
+    verdicts = list[Verdict]()
+    for changes, layout in passing or judged[:1]:
+        staged_rate = replayer.sustained_per_s(_staged(layout, qoe))
+        rate_change = staged_rate / rate - 1 if rate > 0 else 0.0
+        use = max(changes) <= MARGIN and rate_change >= -MARGIN and min(*changes, -rate_change) <= -MIN_GAIN
+        verdicts.append(Verdict(use, *changes, rate_change, layout, len(layouts)))
+        if use:
+            return verdicts[-1]
+    return verdicts[0]
+
+
+def _staged(layout: StageLayout, qoe: QoeModel) -> PolicyOf:
+    return lambda cluster: Staged(cluster, layout, qoe)
+
+
+def _changes(figures: ReplayFigures, against: ReplayFigures) -> tuple[float, float, float]:
+    """Of the median and the 95th percentile of the time to first token, and of the time per output token."""
+    pairs = (
+        (figures.ttft_p50_s, against.ttft_p50_s),
+        (figures.ttft_p95_s, against.ttft_p95_s),
+        (figures.tpot_s, against.tpot_s),
+    )
+    p50, p95, tpot = (value / reference - 1 if reference > 0 else 0.0 for value, reference in pairs)
+    return p50, p95, tpot
+
+
+def _product(changes: tuple[float, float, float]) -> float:
+    return float(np.prod([1 + change for change in changes]))

@@ -1,0 +1,37 @@
+"""Planning again keeps the length stages of a tier, or the plan says that they went."""
+
+import pytest
+
+from penstock.proto.planner.v1 import planner_pb2 as pb
+from planner_service.replan_job import ReplanJob
+from planner_service.replanner import _follow_up
+from planner_service.rescheduling import Drift, Shift
+from services.domain import Plan, TierPlan
+from services.domain.stages import QoeModel, Stage
+
+QOE = QoeModel(0.005, 1e-5, 1e-8, 0.0, 2e-7)
+STAGES = (Stage(0, 300, 2), Stage(300, 2000, 1))
+DRIFT = Drift((Shift("requests per second", 1.0, 9.0),), ())
+JOB = ReplanJob("c", "m", "t", "q", 80.0, None, None, 100, 1, 9.0, ())
+
+
+@pytest.mark.parametrize(
+    ("instances", "counts"), [(3, (2, 1)), (5, (4, 1)), (2, (1, 1)), (1, ())], ids=["same", "more", "fewer", "too few"]
+)
+def test_stages_survive_planning_again_or_the_note_says_that_they_went(instances: int, counts: tuple[int, ...]) -> None:
+    before = Plan(1, (TierPlan("small", "s", 70.0, 3, STAGES, QOE), TierPlan("large", "l", None, 1)))
+    found = pb.CascadePlan(
+        tiers=[
+            pb.PlannedTier(name="small", threshold=60.0, replicas=[pb.ReplicaGroup(tp=1, pp=1, count=instances)]),
+            pb.PlannedTier(name="large", replicas=[pb.ReplicaGroup(tp=1, pp=1, count=1)]),
+        ]
+    )
+    plan = _follow_up(before, found, DRIFT, JOB)
+    small, large = plan.tiers
+    assert (small.threshold, small.instances, large.stages) == (60.0, instances, ())
+    assert tuple(stage.instances for stage in small.stages) == counts
+    assert small.qoe == QOE
+    plan.validate()
+    if counts:
+        assert tuple(stage.from_tokens for stage in small.stages) == (0, 300)
+    assert ("small has fewer instances than length stages" in plan.provenance.note) == (not counts)
