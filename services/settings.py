@@ -437,6 +437,8 @@ class MeshTenant(BaseModel):
     """Highest priority that its requests may have."""
     slo: bool = True
     """Whether its requests may ask for latencies."""
+    ignore_eos: bool = False
+    """Whether its requests may set ignore_eos: their replies then always have max_tokens. For benchmarks."""
 
 
 class MeshAccess(BaseModel):

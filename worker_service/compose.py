@@ -126,6 +126,7 @@ async def compose(chassis: Chassis) -> None:
         kv_block_tokens=info.kv_block_tokens,
         max_requests=info.max_requests,
         tool_format=form.name if (form := engine.tokenizer.tool_format) is not None else "",
+        reasoning_format=marks.name if (marks := engine.tokenizer.reasoning_format) is not None else "",
     )
     chassis.on_drain.append(servicer.drained)
     chassis.supervise("announce-drain", lambda: _announce_drain(servicer, chassis), endless=False)

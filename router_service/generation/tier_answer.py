@@ -24,6 +24,7 @@ from services.domain.plans import TierPlan
 from services.domain.requests import ChatPrompt, FinishReason, TokenFrame, TokenUsage
 from services.domain.slo.attainment import AttainmentTracker
 from services.domain.slo.promises import SloClass
+from services.reasoning import ReasoningParser
 
 OnAnswer = Callable[[str, TokenFrame], None]
 """Takes the parts of an accepted answer and their tier, on the event loop, each after all events before it."""
@@ -36,7 +37,8 @@ class TierAnswer:
     held: for the judge; its frames are kept until it is accepted. stored: passed on, and also stored to be judged at its end.
     answered_at: when the first token was passed on. with_logprobs: whether the client asked for them. texts: of an answer
     that is not held, if it may contain tool calls. score_reason, flagged: as in Judged. promise: the SLO of the tier's
-    reply; None without one. first_token_at: when it came from the worker.
+    reply; None without one. first_token_at: when it came from the worker. reasoning: separates the answer of a model that
+    reasons.
     """
 
     tier: TierPlan
@@ -54,6 +56,7 @@ class TierAnswer:
     first_token_at: float | None = None
     prompt_tokens: int = 0
     tool_format: str = ""
+    reasoning: ReasoningParser | None = None
     done: TierDone | None = None
     score: float | None = None
     score_reason: str = ""
@@ -65,6 +68,15 @@ class TierAnswer:
     @property
     def text(self) -> str:
         return "".join(self.texts or ()) or "".join(frame.text for frame in self.frames)
+
+    @property
+    def content(self) -> str:
+        """The text without its reasoning."""
+        text = self.text
+        if self.reasoning is None:
+            return text
+        parser = self.reasoning.copy()
+        return parser.push(text)[1] + parser.finish()[1]
 
     def saw(self, event: TierEvent) -> None:
         """Note what an event says about the answer."""

@@ -13,7 +13,7 @@ from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, StatusCode
 
 from router_service.admission.admission_queue import Places
 from router_service.answer_batching import AnswerBatching
-from router_service.domain.events import RouterRequest
+from router_service.domain.events import RequestOutput, RouterRequest
 from router_service.domain.models import ServedModel, models_of
 from router_service.generation.in_flight_requests import InFlightRequests, new_request_id
 from router_service.generation.request_driver import RequestDriver
@@ -24,6 +24,7 @@ from router_service.openai_gateway.errors import error_body, error_headers, plai
 from router_service.openai_gateway.event_writer import EventWriter
 from router_service.openai_gateway.health import HealthRoutes
 from router_service.openai_gateway.objectives import in_own_field
+from router_service.openai_gateway.reasoning import ReasoningOutput
 from router_service.openai_gateway.replies import ChatFormat, Choice, CompletionFormat, Format
 from router_service.openai_gateway.streamed_calls import StreamedCalls
 from router_service.openai_gateway.streamed_replies import ChoiceOutput, StreamedReply
@@ -33,10 +34,12 @@ from services import telemetry
 from services.access.certificates import LOOK_S, CertificateFiles, HttpCertificates
 from services.background import end, supervise
 from services.domain.errors import InvalidRequest, NotFound, PeerNotReading, PenstockError, invalid, shortened
+from services.domain.instances import ModelCard
 from services.domain.mesh_view import MeshView
 from services.domain.requests import MAX_SEED, ChatPrompt, Prompt, SamplingParams
 from services.domain.slo.promises import Promise
 from services.errors import http_status
+from services.reasoning import ReasoningParser, reasoning_parser
 from services.settings import MeshSlo
 from services.telemetry import Telemetry
 from services.tool_calls import FORMATS, ToolFormat
@@ -290,7 +293,9 @@ class OpenAiGateway:
 
                 await _all(
                     [
-                        admission.counted(self._driver.run(each, places, choice))
+                        admission.counted(
+                            self._driver.run(each, places, self._separated(each, choice, choice.add_reasoning, shape))
+                        )
                         for each, choice in zip(requests, choices, strict=True)
                     ]
                 )
@@ -330,7 +335,18 @@ class OpenAiGateway:
             try:
                 await _all(
                     [
-                        admission.counted(self._driver.run(each, places, ChoiceOutput(reply, index, writer.sent)))
+                        admission.counted(
+                            self._driver.run(
+                                each,
+                                places,
+                                self._separated(
+                                    each,
+                                    ChoiceOutput(reply, index, writer.sent),
+                                    partial(reply.reasoning, index),
+                                    shape,
+                                ),
+                            )
+                        )
                         for index, each in enumerate(requests)
                     ]
                 )
@@ -351,9 +367,31 @@ class OpenAiGateway:
 
     def _tool_format(self, tier: str) -> ToolFormat | None:
         """How a tier's model writes tool calls; None if it is not known."""
+        card = self._card(tier)
+        return FORMATS.get(card.tool_format) if card is not None else None
+
+    def _card(self, tier: str) -> ModelCard | None:
+        """The model of a tier; None if no instance of it is known."""
         workers = [*self._view.workers(tier), *self._view.expired_workers(tier)]
-        names = (worker.model.tool_format for worker in workers if worker.model is not None)
-        return FORMATS.get(next(names, ""))
+        return next((worker.model for worker in workers if worker.model is not None), None)
+
+    def _separated(
+        self, request: RouterRequest, output: RequestOutput, on_reasoning: Callable[[str], None], shape: Format
+    ) -> RequestOutput:
+        """The output of a request whose reasoning goes to `on_reasoning`, where a tier's model has any."""
+        plan = self._view.plan
+        if plan is None or not isinstance(shape, ChatFormat):
+            return output
+        cards = [self._card(tier.name) for tier in plan.tiers]
+        if not any(card is not None and card.reasoning_format for card in cards):
+            return output
+
+        def parser(tier: str) -> ReasoningParser | None:
+            card = self._card(tier)
+            name = card.reasoning_format if card is not None else ""
+            return reasoning_parser(name, request.prompt, request.sampling)
+
+        return ReasoningOutput(output, parser, on_reasoning)
 
 
 async def _refresh(certificates: HttpCertificates) -> NoReturn:

@@ -79,6 +79,12 @@ class StreamedReply:
         self._characters[index] += len(frame.text)
         self._json(self._base | {"choices": [delta]})
 
+    def reasoning(self, index: int, text: str) -> None:
+        """The next part of a choice's reasoning, before its answer."""
+        self._open_once()
+        delta = {"index": index, "delta": {"reasoning_content": text}, "logprobs": None, "finish_reason": None}
+        self._json(self._base | {"choices": [delta]})
+
     def event(self, index: int, event: RouterEvent) -> None:
         """Any other event of a choice."""
         if not isinstance(event, Finished):

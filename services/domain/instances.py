@@ -20,6 +20,7 @@ class ModelCard:
 
     max_requests: limit on running and queued requests; further ones are refused.
     tool_format: how the model writes tool calls (`services.tool_calls`); empty if its chat template takes no tools.
+    reasoning_format: how it marks its reasoning (`services.reasoning`); empty if its chat template has no such marks.
     """
 
     tier: str
@@ -31,6 +32,7 @@ class ModelCard:
     kv_block_tokens: int
     max_requests: int
     tool_format: str = ""
+    reasoning_format: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -461,6 +461,7 @@ class EngineCore:
             offset=offset,
             distributions=bool(request.distributions),
             allowed=allowed,
+            output=sequence.tokens[sequence.prompt_tokens : end] if sequence.sampling.penalizes else (),
         )
 
     def _continued(self, request: _Request, text: ReplyText, result: RowResult) -> list[tuple[str, StepOutput]]:
