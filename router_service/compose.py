@@ -115,6 +115,8 @@ async def compose(chassis: Chassis) -> None:
         body_timeout_s=options.body_timeout_s,
         keepalive_timeout_s=options.keepalive_timeout_s,
         max_connections=open_files.connections(options.max_connections),
+        heartbeat_s=options.heartbeat_s,
+        cors_origins=options.cors_origins,
     )
     gateway = OpenAiGateway(driver, tenancy, view, draining, batching, chassis.telemetry, limits, slo)
     if siblings is not None:

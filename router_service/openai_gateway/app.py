@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,17 +15,19 @@ from router_service.admission.admission_queue import Places
 from router_service.answer_batching import AnswerBatching
 from router_service.domain.events import RequestOutput, RouterRequest
 from router_service.domain.models import ServedModel, models_of
-from router_service.generation.in_flight_requests import InFlightRequests, new_request_id
+from router_service.generation.in_flight_requests import InFlightRequests
 from router_service.generation.request_driver import RequestDriver
-from router_service.openai_gateway import health, replies, schema, whole_replies
+from router_service.openai_gateway import health, replies, response_headers, schema, whole_replies
 from router_service.openai_gateway.bodies import RequestBodies
 from router_service.openai_gateway.connections import GatewayRunner
 from router_service.openai_gateway.errors import error_body, error_headers, plain_error, refusal
 from router_service.openai_gateway.event_writer import EventWriter
 from router_service.openai_gateway.health import HealthRoutes
+from router_service.openai_gateway.idle_comments import COMMENT, IdleComments
 from router_service.openai_gateway.objectives import in_own_field
 from router_service.openai_gateway.reasoning import ReasoningOutput
 from router_service.openai_gateway.replies import ChatFormat, Choice, CompletionFormat, Format
+from router_service.openai_gateway.response_headers import ResponseHeaders
 from router_service.openai_gateway.streamed_calls import StreamedCalls
 from router_service.openai_gateway.streamed_replies import ChoiceOutput, StreamedReply
 from router_service.routing.readiness import readiness
@@ -36,6 +38,7 @@ from services.background import end, supervise
 from services.domain.errors import InvalidRequest, NotFound, PeerNotReading, PenstockError, invalid, shortened
 from services.domain.instances import ModelCard
 from services.domain.mesh_view import MeshView
+from services.domain.plans import CASCADE_MODEL
 from services.domain.requests import MAX_SEED, ChatPrompt, Prompt, SamplingParams
 from services.domain.slo.promises import Promise
 from services.errors import http_status
@@ -51,6 +54,9 @@ MAX_TRACED_PATH_CHARS = 256
 MAX_WHOLE_LOGPROBS = 128
 """Logprobs per output position, of all choices together, that a reply may hold in memory until it is sent: 128 x 2,000
 positions are some 100 MB."""
+GZIP_BYTES = 16 * 1024
+"""Replies from this size on are compressed for clients that accept it. Text is smaller, and would cost more time than it
+saves; logprobs and many choices are larger."""
 _JSON = {"Content-Type": "application/json; charset=utf-8"}
 _EVENT_STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 _NO_SPAN = nullcontext(INVALID_SPAN)
@@ -60,13 +66,15 @@ LINGERING_S = 1.0  # for the rest of a body that is not needed: time for the cli
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
-    """Limits per client: named as in the mesh file's `router`."""
+    """Limits per client, and what it is sent besides replies: named as in the mesh file's `router`."""
 
     default_deadline_s: float
     write_timeout_s: float
     body_timeout_s: float
     keepalive_timeout_s: float
     max_connections: int
+    heartbeat_s: float
+    cors_origins: tuple[str, ...] = ()
 
 
 class OpenAiGateway:
@@ -89,9 +97,11 @@ class OpenAiGateway:
         given_up = measured.meter.create_counter("penstock.http.server.write_timeouts", unit="{request}")
         self._bodies = RequestBodies(limits.body_timeout_s)
         self._writes = WriteTimeouts(limits.write_timeout_s, lambda: given_up.add(1))
+        self._headers = ResponseHeaders(limits.cors_origins)
+        self._idle_comments = IdleComments(limits.heartbeat_s)
         self._runner: GatewayRunner | None = None
         self._site: web.TCPSite | None = None
-        self._refreshing: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def start(
         self, host: str, port: int, *, shared_port: bool = False, certificates: CertificateFiles | None = None
@@ -102,6 +112,8 @@ class OpenAiGateway:
             OSError: The port is taken.
         """
         app = web.Application(middlewares=[self._guard])
+        app.on_response_prepare.append(self._headers.prepare)
+        self._tasks.append(supervise("idle-comments", self._idle_comments.run))
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/completions", self._completions)
         app.router.add_get("/v1/models", self._models)
@@ -120,7 +132,7 @@ class OpenAiGateway:
         if certificates is not None:
             current = HttpCertificates(certificates)
             context = current.context
-            self._refreshing = supervise("http-certificates", partial(_refresh, current))
+            self._tasks.append(supervise("http-certificates", partial(_refresh, current)))
         site = self._site = web.TCPSite(self._runner, host, port, reuse_port=shared_port, ssl_context=context)
         await site.start()
         bound: int = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
@@ -133,8 +145,7 @@ class OpenAiGateway:
             self._runner.close_idle()
 
     async def close(self) -> None:
-        if self._refreshing is not None:
-            await end(self._refreshing)
+        await end(*self._tasks)
         if self._runner is not None:
             await self._runner.cleanup()
         self._bodies.close()
@@ -146,8 +157,11 @@ class OpenAiGateway:
         """A span around each request, and every error in OpenAI's format."""
         if request.path in health.PATHS:
             return await handler(request)
+        response_headers.begin(request)
         with self._span(request) as span:
             try:
+                if (preflight := self._headers.preflight(request)) is not None:
+                    return preflight
                 self._tenancy.authenticate({"authorization": request.headers.get("Authorization", "")})
                 response = await handler(request)
             except PeerNotReading as error:
@@ -254,7 +268,7 @@ class OpenAiGateway:
         sampling: SamplingParams,
         with_logprobs: bool,
     ) -> web.StreamResponse:
-        request_id = new_request_id()
+        request_id = request[response_headers.REQUEST_ID]
         deadline_s = asyncio.get_running_loop().time() + self._limits.default_deadline_s
         write_deadline_s.set(deadline_s)
         choices = [
@@ -303,7 +317,7 @@ class OpenAiGateway:
         head = replies.envelope(shape, request_id, body.model, chunk=False)
         head |= {"usage": replies.usage(choices), "penstock": _extension(request_id, choices)}
         content = await whole_replies.encoded(shape, head, choices, logprobs=with_logprobs)
-        return web.Response(body=content.encode(), headers=_JSON | dict(admission.headers))
+        return _json_response(request, content.encode(), admission.headers)
 
     async def _stream(
         self,
@@ -315,10 +329,15 @@ class OpenAiGateway:
         admission: Admission,
         places: Places,
     ) -> web.StreamResponse:
-        """Server-sent events. Headers are sent with the first event, so an error before it has its own status."""
+        """Server-sent events.
+
+        Headers are sent with the first event, or with a comment once a tier has admitted a request whose answer will be held,
+        or after `heartbeat_s`. An error before that has its own status.
+        """
         requests = list(admission.requests)
         response = web.StreamResponse(headers=_EVENT_STREAM | dict(admission.headers))
         async with EventWriter(request, response, self._writes, requests[0].deadline_s) as writer:
+            self._idle_comments.watch(writer)
             prompt = requests[0].prompt
             offers_tools = isinstance(prompt, ChatPrompt) and bool(prompt.tool_use.offered)
             reply = (partial(StreamedCalls, **self._calls(requests)) if offers_tools else StreamedReply)(
@@ -332,6 +351,12 @@ class OpenAiGateway:
                 usage=body.stream_options is not None and body.stream_options.include_usage,
             )
 
+            held = self._held_tiers(requests[0])
+
+            def admitted(tier: str) -> None:
+                if tier in held and not writer.begun:
+                    writer.send(COMMENT)
+
             try:
                 await _all(
                     [
@@ -341,7 +366,7 @@ class OpenAiGateway:
                                 places,
                                 self._separated(
                                     each,
-                                    ChoiceOutput(reply, index, writer.sent),
+                                    ChoiceOutput(reply, index, writer.sent, admitted),
                                     partial(reply.reasoning, index),
                                     shape,
                                 ),
@@ -360,6 +385,14 @@ class OpenAiGateway:
                 reply.error(error_body(error))
             await writer.sent()
         return response
+
+    def _held_tiers(self, request: RouterRequest) -> frozenset[str]:
+        """Tiers whose answer to a request is held until it is judged. None for a request with an SLO: if it is declined, the
+        status says so."""
+        plan = self._view.plan
+        if plan is None or request.model != CASCADE_MODEL or request.promise is not None:
+            return frozenset()
+        return frozenset(tier.name for tier in plan.tiers if tier.threshold is not None)
 
     def _calls(self, requests: list[RouterRequest]) -> dict[str, Any]:
         """The arguments of StreamedCalls about the requests of a stream's choices."""
@@ -392,6 +425,14 @@ class OpenAiGateway:
             return reasoning_parser(name, request.prompt, request.sampling)
 
         return ReasoningOutput(output, parser, on_reasoning)
+
+
+def _json_response(request: web.Request, body: bytes, headers: Mapping[str, str]) -> web.Response:
+    """A reply, compressed if it is large and the client can read that. Large ones are compressed off the event loop."""
+    response = web.Response(body=body, headers=_JSON | dict(headers), zlib_executor_size=GZIP_BYTES)
+    if len(body) >= GZIP_BYTES and "gzip" in request.headers.get("Accept-Encoding", ""):
+        response.enable_compression(web.ContentCoding.gzip)
+    return response
 
 
 async def _refresh(certificates: HttpCertificates) -> NoReturn:

@@ -8,7 +8,7 @@ from json.encoder import encode_basestring_ascii
 from typing import Any
 
 from router_service.answer_batching import AnswerBatching
-from router_service.domain.events import Finished, RouterEvent
+from router_service.domain.events import Finished, RouterEvent, TierAdmitted
 from router_service.openai_gateway import replies
 from router_service.openai_gateway.replies import Choice, Format, Json
 from services.domain.requests import FinishReason, TokenFrame
@@ -18,13 +18,19 @@ _PLACE = json.dumps("\0")
 
 @dataclass(frozen=True, slots=True)
 class ChoiceOutput:
-    """The output of the request of one choice. sent: returns when the client has read what was written."""
+    """The output of the request of one choice.
+
+    sent: returns when the client has read what was written. admitted: called with each tier that has admitted the request.
+    """
 
     reply: "StreamedReply"
     index: int
     sent: Callable[[], Awaitable[None]]
+    admitted: Callable[[str], None] | None = None
 
     def event(self, event: RouterEvent) -> None:
+        if self.admitted is not None and isinstance(event, TierAdmitted):
+            self.admitted(event.tier)
         self.reply.event(self.index, event)
 
     def answer(self, tier: str, frame: TokenFrame) -> None:
