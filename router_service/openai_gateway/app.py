@@ -1,6 +1,7 @@
 """The HTTP server: routes, streaming, errors."""
 
 import asyncio
+import json
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -28,6 +29,7 @@ from router_service.openai_gateway.objectives import in_own_field
 from router_service.openai_gateway.reasoning import ReasoningOutput
 from router_service.openai_gateway.replies import ChatFormat, Choice, CompletionFormat, Format
 from router_service.openai_gateway.response_headers import ResponseHeaders
+from router_service.openai_gateway.responses import ResponseFormat, ResponseRequest, StreamedResponse, parse_response
 from router_service.openai_gateway.streamed_calls import StreamedCalls
 from router_service.openai_gateway.streamed_replies import ChoiceOutput, StreamedReply
 from router_service.routing.readiness import readiness
@@ -64,6 +66,10 @@ UNTRACED = "/v1/models"  # polled by clients: traces of it would push those of r
 LINGERING_S = 1.0  # for the rest of a body that is not needed: time for the client to read the error
 
 
+Request = schema.ChatRequest | schema.CompletionRequest | ResponseRequest
+AnyFormat = Format | ResponseFormat
+
+
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
     """Limits per client, and what it is sent besides replies: named as in the mesh file's `router`."""
@@ -78,7 +84,7 @@ class HttpLimits:
 
 
 class OpenAiGateway:
-    """/v1/chat/completions, /v1/completions, /v1/models and health, which call the router's driver directly."""
+    """The routes under /v1 and those of health. They call the router's driver directly."""
 
     def __init__(
         self,
@@ -116,6 +122,7 @@ class OpenAiGateway:
         self._tasks.append(supervise("idle-comments", self._idle_comments.run))
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/completions", self._completions)
+        app.router.add_post("/v1/responses", self._responses)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/v1/models/{model}", self._model)
         HealthRoutes(lambda: readiness(self._view, draining=self._draining.closed)).add_to(app)
@@ -236,7 +243,15 @@ class OpenAiGateway:
         except InvalidRequest as error:
             raise body.in_own_fields(error) from error
 
-    def _promise(self, body: schema.ChatRequest | schema.CompletionRequest) -> Promise | None:
+    async def _responses(self, request: web.Request) -> web.StreamResponse:
+        self._check_room()
+        body = await self._bodies.parsed(request, parse_response)
+        try:
+            return await self._answer(request, body, ResponseFormat(body), [body.chat], body.params, False)
+        except InvalidRequest as error:
+            raise body.in_own_fields(error) from error
+
+    def _promise(self, body: Request) -> Promise | None:
         """What a request is promised from now on.
 
         Raises:
@@ -262,8 +277,8 @@ class OpenAiGateway:
     async def _answer(
         self,
         request: web.Request,
-        body: schema.ChatRequest | schema.CompletionRequest,
-        shape: Format,
+        body: Request,
+        shape: AnyFormat,
         prompts: list[Prompt],
         sampling: SamplingParams,
         with_logprobs: bool,
@@ -314,6 +329,11 @@ class OpenAiGateway:
                     ]
                 )
                 replies.check_not_declined(choices)
+        if isinstance(shape, ResponseFormat):
+            (choice,) = choices
+            form = self._tool_format(choice.finished.tier) if choice.finished is not None else None
+            response = shape.whole(request_id, choice, form, _extension(request_id, choices))
+            return _json_response(request, json.dumps(response).encode(), admission.headers)
         head = replies.envelope(shape, request_id, body.model, chunk=False)
         head |= {"usage": replies.usage(choices), "penstock": _extension(request_id, choices)}
         content = await whole_replies.encoded(shape, head, choices, logprobs=with_logprobs)
@@ -322,8 +342,8 @@ class OpenAiGateway:
     async def _stream(
         self,
         request: web.Request,
-        body: schema.ChatRequest | schema.CompletionRequest,
-        shape: Format,
+        body: Request,
+        shape: AnyFormat,
         request_id: str,
         choices: list[Choice],
         admission: Admission,
@@ -340,16 +360,28 @@ class OpenAiGateway:
             self._idle_comments.watch(writer)
             prompt = requests[0].prompt
             offers_tools = isinstance(prompt, ChatPrompt) and bool(prompt.tool_use.offered)
-            reply = (partial(StreamedCalls, **self._calls(requests)) if offers_tools else StreamedReply)(
-                shape,
-                replies.envelope(shape, request_id, body.model, chunk=True),
-                choices,
-                writer.send,
-                self._batching,
-                lambda: _extension(request_id, choices),
-                logprobs=requests[0].sampling.top_logprobs is not None,
-                usage=body.stream_options is not None and body.stream_options.include_usage,
-            )
+            reply: StreamedReply | StreamedResponse
+            if isinstance(shape, ResponseFormat):
+                reply = StreamedResponse(
+                    shape,
+                    request_id,
+                    choices[0],
+                    writer.send,
+                    self._tool_format,
+                    lambda: _extension(request_id, choices),
+                )
+            else:
+                options = body.stream_options
+                reply = (partial(StreamedCalls, **self._calls(requests)) if offers_tools else StreamedReply)(
+                    shape,
+                    replies.envelope(shape, request_id, body.model, chunk=True),
+                    choices,
+                    writer.send,
+                    self._batching,
+                    lambda: _extension(request_id, choices),
+                    logprobs=requests[0].sampling.top_logprobs is not None,
+                    usage=isinstance(options, schema.StreamOptions) and options.include_usage,
+                )
 
             held = self._held_tiers(requests[0])
 
@@ -409,11 +441,11 @@ class OpenAiGateway:
         return next((worker.model for worker in workers if worker.model is not None), None)
 
     def _separated(
-        self, request: RouterRequest, output: RequestOutput, on_reasoning: Callable[[str], None], shape: Format
+        self, request: RouterRequest, output: RequestOutput, on_reasoning: Callable[[str], None], shape: AnyFormat
     ) -> RequestOutput:
         """The output of a request whose reasoning goes to `on_reasoning`, where a tier's model has any."""
         plan = self._view.plan
-        if plan is None or not isinstance(shape, ChatFormat):
+        if plan is None or isinstance(shape, CompletionFormat):
             return output
         cards = [self._card(tier.name) for tier in plan.tiers]
         if not any(card is not None and card.reasoning_format for card in cards):

@@ -7,7 +7,7 @@ those that change nothing: labels (user, metadata, ...), null, default values, a
 import re
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -258,7 +258,13 @@ class CompletionRequest(_Common):
             yield from _renamed(iter(self.in_own_fields(InvalidRequest(*problems)).problems))
 
 
-_T = TypeVar("_T", ChatRequest, CompletionRequest)
+class Checked(Protocol):
+    """A request that names its problems."""
+
+    def problems(self) -> Iterator[FieldProblem]: ...
+
+
+_T = TypeVar("_T", bound=Checked)
 
 
 def parse_chat(body: bytes) -> ChatRequest:
@@ -267,7 +273,7 @@ def parse_chat(body: bytes) -> ChatRequest:
     Raises:
         InvalidRequest: Names every invalid field.
     """
-    return _checked(ChatRequest, body)
+    return checked(ChatRequest, body)
 
 
 def parse_completion(body: bytes) -> CompletionRequest:
@@ -276,12 +282,13 @@ def parse_completion(body: bytes) -> CompletionRequest:
     Raises:
         InvalidRequest: Names every invalid field.
     """
-    return _checked(CompletionRequest, body)
+    return checked(CompletionRequest, body)
 
 
 # Counted before anything is checked, so that oversized lists are not iterated.
 _COUNTS = {
     "messages": (MAX_MESSAGES, "messages"),
+    "input": (MAX_MESSAGES, "items"),
     "stop": (MAX_STOP_STRINGS, "strings"),
     "prompt": (MAX_PROMPT_TOKENS, "tokens"),
     "metadata": (MAX_METADATA, "entries"),
@@ -290,7 +297,12 @@ _COUNTS = {
 }
 
 
-def _checked(kind: type[_T], body: bytes) -> _T:
+def checked(kind: type[_T], body: bytes) -> _T:
+    """Parse a body as a request of this kind, a pydantic model.
+
+    Raises:
+        InvalidRequest: Names every invalid field.
+    """
     content = read_object(body)
     crowded = [
         FieldProblem(name, f"at most {limit} {what}, not {len(content[name])}")
@@ -301,7 +313,7 @@ def _checked(kind: type[_T], body: bytes) -> _T:
         raise InvalidRequest(*crowded)
     check_keys(content, body)
     try:
-        request: _T = kind.model_validate(content)
+        request: _T = kind.model_validate(content)  # type: ignore[attr-defined]
     except ValidationError as error:
         raise InvalidRequest(*_problems(error)) from None
     problems = [*request.problems()]
@@ -330,7 +342,20 @@ def _name(path: tuple[str | int, ...]) -> str:
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".") or "body"
 
 
-_BRANCHES = frozenset({"str", "constrained-str", "Objectives", "int", "bool", "float"})
+_BRANCHES = frozenset(
+    {
+        "str",
+        "constrained-str",
+        "Objectives",
+        "int",
+        "bool",
+        "float",
+        "MessageItem",
+        "CallItem",
+        "CallOutputItem",
+        "ReasoningItem",
+    }
+)
 
 _STRUCTURED = "sampling.structured_output"
 _NAMES = {

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from json.encoder import encode_basestring_ascii
-from typing import Any
+from typing import Any, Protocol
 
 from router_service.answer_batching import AnswerBatching
 from router_service.domain.events import Finished, RouterEvent, TierAdmitted
@@ -16,6 +16,14 @@ from services.domain.requests import FinishReason, TokenFrame
 _PLACE = json.dumps("\0")
 
 
+class StreamSink(Protocol):
+    """What the events of a stream's choices are given to."""
+
+    def answer(self, index: int, tier: str, frame: TokenFrame) -> None: ...
+
+    def event(self, index: int, event: RouterEvent) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class ChoiceOutput:
     """The output of the request of one choice.
@@ -23,7 +31,7 @@ class ChoiceOutput:
     sent: returns when the client has read what was written. admitted: called with each tier that has admitted the request.
     """
 
-    reply: "StreamedReply"
+    reply: "StreamSink"
     index: int
     sent: Callable[[], Awaitable[None]]
     admitted: Callable[[str], None] | None = None
@@ -65,7 +73,7 @@ class StreamedReply:
         self._begun = [False] * len(choices)  # whether their first tokens, which do not wait, have been sent
         self._waiting = self._opened = False
 
-    def answer(self, index: int, _: str, frame: TokenFrame) -> None:
+    def answer(self, index: int, tier: str, frame: TokenFrame) -> None:
         """The next part of a choice's answer, of any tier."""
         self._open_once()
         if not self._logprobs:

@@ -81,7 +81,10 @@ class HfTokenizer:
             cause = type(error).__name__
             if isinstance(error, TemplateError):
                 cause = str(error)[:MAX_TEMPLATE_MESSAGE_CHARS]
-            raise invalid("prompt.chat.messages", f"the model's chat template refuses them: {cause}") from None
+            problem = f"the model's chat template refuses them: {cause}"
+            if self.tool_format is None and any(m.tool_calls or m.role == "tool" for m in prompt.messages):
+                raise UnsupportedByModel(FieldProblem("prompt.chat.messages", problem)) from None
+            raise invalid("prompt.chat.messages", problem) from None
 
     def _reasoning_options(self, prompt: ChatPrompt) -> dict[str, Any]:
         """What to tell the template about reasoning.
