@@ -112,6 +112,7 @@ async def compose(chassis: Chassis) -> None:
         sender=sender,
         receiver=receiver,
     )
+    chassis.stack.callback(servicer.text_work.close)
     for server in (chassis.server, chassis.admin):
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(servicer, server)
     chassis.health.offer(SERVICE)

@@ -12,8 +12,10 @@ from typing import Any, NoReturn
 from aiohttp import web
 from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, StatusCode
 
+import penstock
 from router_service.admission.admission_queue import Places
 from router_service.answer_batching import AnswerBatching
+from router_service.clients.token_client import TokenClient
 from router_service.domain.events import RequestOutput, RouterRequest
 from router_service.domain.models import ServedModel, models_of
 from router_service.generation.in_flight_requests import InFlightRequests
@@ -32,6 +34,7 @@ from router_service.openai_gateway.response_headers import ResponseHeaders
 from router_service.openai_gateway.responses import ResponseFormat, ResponseRequest, StreamedResponse, parse_response
 from router_service.openai_gateway.streamed_calls import StreamedCalls
 from router_service.openai_gateway.streamed_replies import ChoiceOutput, StreamedReply
+from router_service.openai_gateway.tokenization import TokenizationRoutes
 from router_service.routing.readiness import readiness
 from router_service.tenancy.tenancy import Admission, Tenancy
 from services import telemetry
@@ -96,8 +99,9 @@ class OpenAiGateway:
         measured: Telemetry,
         limits: HttpLimits,
         slo: MeshSlo,
+        tokens: TokenClient,
     ) -> None:
-        self._slo = slo
+        self._slo, self._tokens = slo, tokens
         self._driver, self._view, self._draining, self._batching = driver, view, draining, batching
         self._tenancy, self._measured, self._limits = tenancy, measured, limits
         given_up = measured.meter.create_counter("penstock.http.server.write_timeouts", unit="{request}")
@@ -123,6 +127,9 @@ class OpenAiGateway:
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/completions", self._completions)
         app.router.add_post("/v1/responses", self._responses)
+        app.router.add_post("/v1/embeddings", self._embeddings)
+        app.router.add_get("/version", self._version)
+        TokenizationRoutes(self._view, self._tokens, self._bodies, self._tenancy.allows_model).add_to(app)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/v1/models/{model}", self._model)
         HealthRoutes(lambda: readiness(self._view, draining=self._draining.closed)).add_to(app)
@@ -213,6 +220,13 @@ class OpenAiGateway:
 
     async def _models(self, request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [_model_body(m) for m in self._served_models()]})
+
+    async def _version(self, request: web.Request) -> web.Response:
+        return web.json_response({"version": penstock.__version__})
+
+    async def _embeddings(self, request: web.Request) -> web.Response:
+        problem = "no model of this mesh computes embeddings: tiers generate text"
+        return web.json_response(plain_error(problem, "invalid_request_error", "model_not_found", "model"), status=404)
 
     async def _model(self, request: web.Request) -> web.Response:
         name = request.match_info["model"]

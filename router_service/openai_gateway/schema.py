@@ -216,8 +216,8 @@ class ChatRequest(_Common, ToolFields):
         yield from self.structured_problems()
         yield from self.slo_problems()
         if problems := [*self.params.problems("sampling")]:
-            yield from _renamed(iter(self.in_own_fields(InvalidRequest(*problems)).problems))
-        yield from _renamed(prompt_problems(self.prompt, "prompt"))
+            yield from renamed_problems(iter(self.in_own_fields(InvalidRequest(*problems)).problems))
+        yield from renamed_problems(prompt_problems(self.prompt, "prompt"))
 
 
 class CompletionRequest(_Common):
@@ -250,12 +250,12 @@ class CompletionRequest(_Common):
 
     def problems(self) -> Iterator[FieldProblem]:
         for prompt in self.prompts():
-            yield from _renamed(prompt_problems(prompt, "prompt"))
+            yield from renamed_problems(prompt_problems(prompt, "prompt"))
         yield from self.bias_problems()
         yield from self.structured_problems()
         yield from self.slo_problems()
         if problems := [*self.params.problems("sampling")]:
-            yield from _renamed(iter(self.in_own_fields(InvalidRequest(*problems)).problems))
+            yield from renamed_problems(iter(self.in_own_fields(InvalidRequest(*problems)).problems))
 
 
 class Checked(Protocol):
@@ -384,6 +384,7 @@ _NAMES = {
     "prompt.chat.reasoning_effort": "reasoning_effort",
     "prompt.chat.messages": "messages",
     "prompt.text": "prompt",
+    "token_ids": "tokens",
     "prompt.token_ids.ids": "prompt",
 }
 
@@ -391,7 +392,8 @@ _NAMES = {
 _OF_FUNCTIONS = re.compile(r"(tools\[\d+\]|tool_calls\[\d+\])\.(name|parameters|arguments)")
 
 
-def _renamed(problems: Iterator[FieldProblem]) -> Iterator[FieldProblem]:
+def renamed_problems(problems: Iterator[FieldProblem]) -> Iterator[FieldProblem]:
+    """Problems with our field names, with OpenAI's names."""
     for problem in problems:
         field = problem.field
         for ours, theirs in _NAMES.items():
@@ -403,4 +405,4 @@ def _renamed(problems: Iterator[FieldProblem]) -> Iterator[FieldProblem]:
 
 def renamed(error: InvalidRequest) -> InvalidRequest:
     """An error with our field names, such as a worker's, with OpenAI's names."""
-    return type(error)(*_renamed(iter(error.problems)))
+    return type(error)(*renamed_problems(iter(error.problems)))
