@@ -43,8 +43,8 @@ class ResponseHeaders:
 
         Keys are not asked for: browsers send none with this request.
         """
-        asked = request.headers.get("Access-Control-Request-Method")
-        if request.method != "OPTIONS" or asked is None or not self._origins:
+        method = request.headers.get("Access-Control-Request-Method")
+        if request.method != "OPTIONS" or method is None or not self._origins:
             return None
         headers = CIMultiDict({"Access-Control-Max-Age": str(MAX_AGE_S)})
         headers["Access-Control-Allow-Methods"] = "GET, POST"

@@ -29,10 +29,10 @@ def target_distribution(rows: Seq[Seq[tuple[int, float]]], vocab_size: int, samp
             weights[sampling.top_k :] = 0.0
         before = np.cumsum(weights) - weights
         likely = weights >= sampling.min_p
-        kept = likely & (before < sampling.top_p * weights.sum())
+        drawable = likely & (before < sampling.top_p * weights.sum())
         if unseen > 0 and (
-            kept[-1] or not np.array_equal(kept, likely & (before < sampling.top_p * (weights.sum() + unseen)))
+            drawable[-1] or not np.array_equal(drawable, likely & (before < sampling.top_p * (weights.sum() + unseen)))
         ):
             return None
-        target[i, ids] = np.where(kept, weights, 0.0) / weights[kept].sum()
+        target[i, ids] = np.where(drawable, weights, 0.0) / weights[drawable].sum()
     return target
