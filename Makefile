@@ -6,12 +6,13 @@ BIN := $(VENV)/bin
 JOBS ?= 4
 PIP := $(BIN)/pip --disable-pip-version-check
 
-.PHONY: help install demo test test-sglang mutants test-compose check format stubs settings-page compose-check bench models clean
+.PHONY: help install demo test test-sglang test-compat mutants test-compose check format stubs settings-page compose-check bench models clean
 
 help:
 	@echo "make demo           set up, run the mesh on the shipped models, show what it did"
 	@echo "make test           set up, run the tests"
 	@echo "make test-sglang    install SGLang for CPUs in a folder of its own, run the tests against real servers"
+	@echo "make test-compat    install LangChain, LiteLLM and OpenAI's npm client in a folder of their own, run the tests with them"
 	@echo "make test-compose   build the images and run the tests in real containers (docker, or podman and podman-compose)"
 	@echo "make mutants        plant faults in pure and failure-path modules and see whether tests notice; an hour; NAMES=..."
 	@echo "make check          ruff, types, import rules, stubs, settings page, buf lint and breaking, vulnerabilities of dependencies"
@@ -45,6 +46,10 @@ test: $(VENV)/.dev
 test-sglang: $(VENV)/.dev
 	tests/support/sglang_cpu/install.sh
 	$(BIN)/pytest --sglang -m sglang $(TESTS)
+
+test-compat: $(VENV)/.dev
+	tests/compat/install.sh
+	$(BIN)/pytest --compat tests/compat $(TESTS)
 
 # PENSTOCK_IMAGE_BUILD_ARGS: more arguments of the image build, where pip needs settings of its own.
 test-compose: $(VENV)/.dev

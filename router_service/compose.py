@@ -12,6 +12,7 @@ from router_service.answer_batching import AnswerBatching
 from router_service.clients.bid_client import BidClient
 from router_service.clients.judge_client import JudgeClient, JudgeLimits
 from router_service.clients.reply_multiplexer import MultiplexerPool
+from router_service.clients.token_client import TokenClient
 from router_service.clients.worker_client import WorkerClient
 from router_service.generation.in_flight_requests import InFlightRequests
 from router_service.generation.request_driver import RequestDriver
@@ -118,8 +119,11 @@ async def compose(chassis: Chassis) -> None:
         body_timeout_s=options.body_timeout_s,
         keepalive_timeout_s=options.keepalive_timeout_s,
         max_connections=open_files.connections(options.max_connections),
+        heartbeat_s=options.heartbeat_s,
+        cors_origins=options.cors_origins,
     )
-    gateway = OpenAiGateway(driver, tenancy, view, draining, batching, chassis.telemetry, limits, slo)
+    tokens = TokenClient(channels)
+    gateway = OpenAiGateway(driver, tenancy, view, draining, batching, chassis.telemetry, limits, slo, tokens)
     if siblings is not None:
         await _wait_for_plan(pool, siblings)
         siblings.listening = True

@@ -10,9 +10,11 @@ from penstock.proto.common.v1 import common_pb2 as pb
 from penstock.proto.worker.v1 import worker_pb2
 from services.domain.errors import InvalidRequest, invalid
 from services.domain.requests import (
+    MAX_BIASED_TOKENS,
     MAX_PROMPT_TOKENS,
     MAX_SLO_PHASES,
     MAX_STOP_STRINGS,
+    MAX_STOP_TOKENS,
     SAMPLING_DEFAULTS,
     ChatMessage,
     ChatPrompt,
@@ -77,8 +79,10 @@ _MOVE_REASONS_BACK = {value: key for key, value in _MOVE_REASONS.items()}
 
 def prompt_to_proto(prompt: Prompt) -> pb.Prompt:
     match prompt:
-        case ChatPrompt(messages, tool_use):
-            chat = pb.ChatPrompt(messages=[_message_to_proto(m) for m in messages])
+        case ChatPrompt(messages, tool_use, thinking, effort):
+            chat = pb.ChatPrompt(
+                messages=[_message_to_proto(m) for m in messages], thinking=thinking, reasoning_effort=effort
+            )
             if tool_use.tools:
                 tool_use_to_proto(tool_use, chat)
             return pb.Prompt(chat=chat)
@@ -101,7 +105,12 @@ def prompt_from_proto(prompt: pb.Prompt, path: str = "prompt") -> Prompt:
             messages = tuple(
                 _message_from_proto(m, f"{path}.chat.messages[{i}]") for i, m in enumerate(prompt.chat.messages)
             )
-            return ChatPrompt(messages, tool_use_from_proto(prompt.chat, f"{path}.chat"))
+            return ChatPrompt(
+                messages,
+                tool_use_from_proto(prompt.chat, f"{path}.chat"),
+                prompt.chat.thinking if prompt.chat.HasField("thinking") else None,
+                prompt.chat.reasoning_effort,
+            )
         case "text":
             return TextPrompt(prompt.text)
         case "token_ids":
@@ -230,16 +239,24 @@ def sampling_to_proto(sampling: SamplingParams) -> pb.SamplingParams:
         top_logprobs_count=sampling.top_logprobs,
         ignore_eos=sampling.ignore_eos,
         structured_output=None if structured is None else structured_output_to_proto(structured),
+        frequency_penalty=sampling.frequency_penalty,
+        presence_penalty=sampling.presence_penalty,
+        repetition_penalty=None if sampling.repetition_penalty == 1 else sampling.repetition_penalty,
+        logit_bias=dict(sampling.logit_bias),
+        min_p=sampling.min_p,
+        stop_token_ids=sampling.stop_token_ids,
     )
 
 
 def sampling_from_proto(sampling: pb.SamplingParams, path: str = "sampling") -> SamplingParams:
-    """The parameters. Only the number of stop strings is checked here.
+    """The parameters. Only the lengths of lists are checked here.
 
     Raises:
-        InvalidRequest: There are too many stop strings, or no form of structured output is set.
+        InvalidRequest: A list is too long, or no form of structured output is set.
     """
     at_most(sampling.stop, MAX_STOP_STRINGS, f"{path}.stop", "strings")
+    at_most(sampling.logit_bias, MAX_BIASED_TOKENS, f"{path}.logit_bias", "tokens")
+    at_most(sampling.stop_token_ids, MAX_STOP_TOKENS, f"{path}.stop_token_ids", "tokens")
     structured = None
     if sampling.HasField("structured_output"):
         structured = structured_output_from_proto(sampling.structured_output, f"{path}.structured_output")
@@ -254,6 +271,12 @@ def sampling_from_proto(sampling: pb.SamplingParams, path: str = "sampling") -> 
         top_logprobs=sampling.top_logprobs_count if sampling.HasField("top_logprobs_count") else None,
         ignore_eos=sampling.ignore_eos,
         structured_output=structured,
+        frequency_penalty=sampling.frequency_penalty,
+        presence_penalty=sampling.presence_penalty,
+        repetition_penalty=sampling.repetition_penalty if sampling.HasField("repetition_penalty") else 1.0,
+        logit_bias=tuple(sampling.logit_bias.items()),
+        min_p=sampling.min_p,
+        stop_token_ids=tuple(sampling.stop_token_ids),
     )
 
 

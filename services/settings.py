@@ -338,7 +338,10 @@ class MeshRouter(BaseModel):
     """A worker that sends nothing on a stream for this long counts as failed for that request."""
     heartbeat_s: float = Field(default=5.0, ge=0.05)
     """A gRPC stream that has been idle for this long gets a heartbeat, so that clients can tell a slow answer from a stuck
-    router."""
+    router; a stream over HTTP gets a comment, so that proxies do not cut it."""
+    cors_origins: tuple[str, ...] = ()
+    """Web pages of these origins, such as https://chat.example, may call the OpenAI-compatible API from a browser. `*`: all.
+    Empty: none."""
     tier_wait_s: float = Field(default=30.0, ge=0)
     """How long a request waits for an instance of the last tier when there is none; other tiers are skipped instead."""
     ejection_s: float = Field(default=2.0, ge=0)
@@ -459,6 +462,8 @@ class MeshTenant(BaseModel):
     """Highest priority that its requests may have."""
     slo: bool = True
     """Whether its requests may ask for latencies."""
+    ignore_eos: bool = False
+    """Whether its requests may set ignore_eos: their replies then always have max_tokens. For benchmarks."""
 
 
 class MeshAccess(BaseModel):

@@ -59,12 +59,14 @@ FIRST = (
 NEEDS_AN_OPTION = {
     "sglang": "a real SGLang server: `make test-sglang` installs one and runs this",
     "compose": "real containers: `make test-compose` builds the images and runs this",
+    "compat": "other projects' clients: `make test-compat` installs them and runs this",
 }
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--sglang", action="store_true", help="run the tests that need a real SGLang server")
     parser.addoption("--compose", action="store_true", help="run the tests that need a container engine")
+    parser.addoption("--compat", action="store_true", help="run the tests that need other projects' clients")
     parser.addoption("--all-faults", action="store_true", help="try every fault, not a sample: some minutes")
 
 

@@ -114,6 +114,7 @@ async def compose(chassis: Chassis) -> None:
         sender=sender,
         receiver=receiver,
     )
+    chassis.stack.callback(servicer.text_work.close)
     for server in (chassis.server, chassis.admin):
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(servicer, server)
     chassis.health.offer(SERVICE)
@@ -130,6 +131,7 @@ async def compose(chassis: Chassis) -> None:
         tool_format=form.name if (form := engine.tokenizer.tool_format) is not None else "",
         tokenizer_digest=engine.tokenizer.digest,
         takes_drafts=Capability.DRAFTS in info.capabilities,
+        reasoning_format=marks.name if (marks := engine.tokenizer.reasoning_format) is not None else "",
     )
     chassis.on_drain.append(servicer.drained)
     chassis.supervise("announce-drain", lambda: _announce_drain(servicer, chassis), endless=False)

@@ -7,7 +7,8 @@ from contextlib import aclosing
 from penstock.proto.worker.v1 import worker_pb2 as pb
 from penstock.proto.worker.v1 import worker_pb2_grpc
 from services import proto_codec as common
-from services.domain.errors import NotServed, invalid
+from services.domain.errors import InvalidRequest, NotServed, invalid
+from services.domain.requests import prompt_problems
 from services.domain.stages.bidding import RefusalReason
 from services.grpc_types import Context
 from services.interceptors import CallRecorder
@@ -20,6 +21,7 @@ from worker_service.migration.receiver import KvReceiver
 from worker_service.migration.sender import KvSender
 from worker_service.replies import Replies
 from worker_service.reply_demultiplexer import ReplyDemultiplexer, SingleReply
+from worker_service.text.text_work import TextWork
 from worker_service.transfer_queue import TransferQueue
 
 SERVICE = pb.DESCRIPTOR.services_by_name["WorkerService"].full_name
@@ -51,6 +53,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         self._sender, self._receiver = sender, receiver
         self._instance_id, self._tier, self._address_of = instance_id, tier, address_of
         self._calls = CallRecorder(measured)
+        self.text_work = TextWork(engine.tokenizer)
         self.draining = replies.draining
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
@@ -115,6 +118,20 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                 distributions=codec.distributions_from_proto(request),
             )
         return pb.VerifyResponse(accepted_count=verification.accepted, next_token_id=verification.next_token)
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
+        prompt = common.prompt_from_proto(request.prompt)
+        if problems := [*prompt_problems(prompt, "prompt")]:
+            raise InvalidRequest(*problems)
+        token_ids = await self.text_work.tokens(prompt)
+        return pb.TokenizeResponse(token_ids=token_ids, max_context_tokens=self._engine.info.max_context_tokens)
+
+    async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
+        token_ids = common.token_ids_from_proto(request.token_ids, "token_ids")
+        vocab_size = self._engine.tokenizer.vocab_size
+        if token_ids and max(token_ids) >= vocab_size:
+            raise invalid("token_ids", f"this model's token ids end at {vocab_size - 1}")
+        return pb.DetokenizeResponse(text=await self.text_work.text(token_ids))
 
     async def PlaceBid(self, request: pb.PlaceBidRequest, context: Context) -> pb.PlaceBidResponse:
         bid = self._transfers.bid(codec.ask_from_proto(request), request.model_digest, draining=self.draining.is_set())

@@ -27,6 +27,8 @@ def prompt_to_proto(prompt: types.Prompt, options: types.Options) -> common_pb2.
     if isinstance(prompt, str) or tokens:
         if options.tools:
             raise ValueError("tools need a chat: they are no part of raw text or token ids")
+        if options.thinking is not None or options.reasoning_effort:
+            raise ValueError("thinking and reasoning_effort need a chat: its template switches them")
         if isinstance(prompt, str):
             return common_pb2.Prompt(text=prompt)
         return common_pb2.Prompt(token_ids=common_pb2.TokenIds(ids=cast("Sequence[int]", prompt)))
@@ -42,6 +44,9 @@ def prompt_to_proto(prompt: types.Prompt, options: types.Options) -> common_pb2.
         chat.tool_choice.single_call = named or not options.parallel_tool_calls
     elif options.tool_choice not in (None, "auto", "none"):
         raise ValueError(f"tool_choice '{options.tool_choice}' without tools")
+    if options.thinking is not None:
+        chat.thinking = options.thinking
+    chat.reasoning_effort = options.reasoning_effort
     return common_pb2.Prompt(chat=chat)
 
 

@@ -46,6 +46,13 @@ def request_to_proto(prompt: types.Prompt, options: types.Options) -> pb.Generat
         max_output_tokens=options.max_tokens,
         stop=options.stop,
         top_logprobs_count=options.top_logprobs,
+        frequency_penalty=options.frequency_penalty,
+        presence_penalty=options.presence_penalty,
+        repetition_penalty=options.repetition_penalty,
+        logit_bias=options.logit_bias,
+        min_p=options.min_p,
+        stop_token_ids=options.stop_token_ids,
+        ignore_eos=options.ignore_eos,
     )
     if options.structured_output is not None:
         sampling.structured_output.CopyFrom(chat.structured_output_to_proto(options.structured_output))

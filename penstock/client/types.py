@@ -118,6 +118,12 @@ class Options:
     tool_choice: auto (the model decides), none, required, or the name of the tool to call; None: auto.
     parallel_tool_calls: whether one reply may have several calls.
     structured_output: the form that the reply must have.
+    frequency_penalty, presence_penalty, repetition_penalty: against tokens that the reply has already; -2 to 2, and for the
+        last one over 0, at most 2. logit_bias: added to the logits of tokens, by id; -100 to 100.
+    min_p: draw only from tokens at least so likely as this share of the most likely one; 0 to 1.
+    stop_token_ids: the reply ends before the first of these tokens. ignore_eos: continue after the end-of-sequence token.
+    thinking: whether the model reasons before it answers. reasoning_effort: how much, in the words of its chat template. The
+        reasoning is part of the text, between the model's marks.
     prediction: what the answer will be, in large part, such as a file that it is to change. Where it is right, the answer is
         generated faster; it never changes the answer.
     trace: request a trace; `trace_id` then names it. A router limits the number of traces, so it may be empty.
@@ -139,6 +145,15 @@ class Options:
     tool_choice: str | None = None
     parallel_tool_calls: bool = True
     structured_output: StructuredOutput | None = None
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    min_p: float = 0.0
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    thinking: bool | None = None
+    reasoning_effort: str = ""
     trace: bool = False
     prediction: str = ""
 

@@ -40,6 +40,7 @@ from services.domain.mesh_view import MeshView
 from services.domain.plans import Plan, TierPlan
 from services.domain.requests import Draft, GenerationRequest, SamplingParams, SloFallback
 from services.domain.slo.promises import Promise
+from services.reasoning import reasoning_parser
 
 UNSTREAMED_INTERVAL_S = 0.25
 """How long tokens of a reply that is not streamed may wait at the worker for others. If the worker dies, those that have not
@@ -158,6 +159,9 @@ class CascadeGeneration:
             answer.saw(event)
             if isinstance(event, TierStarted):
                 answer.tool_format, answer.tokenizer_digest = self._model_of(event.instance_id)
+                answer.reasoning = reasoning_parser(
+                    self._reasoning_format(event.instance_id), request.prompt, request.sampling
+                )
             output.event(event)
 
         answer.done = await self._tiers.generate(
@@ -249,7 +253,7 @@ class CascadeGeneration:
             return await self._judge.score(
                 plan.scorer,
                 request.prompt,
-                answer.text,
+                answer.content,
                 answer.tier.name,
                 answer.done.reason,
                 [position for frame in answer.frames for position in frame.logprobs],
@@ -292,6 +296,11 @@ class CascadeGeneration:
         if record is None or record.model is None:
             return "", ""
         return record.model.tool_format, record.model.tokenizer_digest
+
+    def _reasoning_format(self, instance_id: str) -> str:
+        """How an instance's model marks its reasoning; empty if it has no marks or has left the mesh."""
+        record = self._view.find(instance_id)
+        return record.model.reasoning_format if record is not None and record.model is not None else ""
 
 
 def _entry(plan: Plan, route: tuple[TierPlan, ...], request: RouterRequest) -> int:

@@ -151,7 +151,7 @@ def _finished(
     """The last event. answer: the accepted one of `answers`. trace_id: empty if there is no trace."""
     assert answer.done is not None
     form = FORMATS.get(answer.tool_format) if offers_tools(request) else None
-    parsed = parse_reply(answer.text, form, request.request_id) if form is not None else None
+    parsed = parse_reply(answer.content, form, request.request_id) if form is not None else None
     return Finished(
         reason=answer.done.reason,
         tier=answer.tier.name,

@@ -24,6 +24,7 @@ from services.domain.plans import TierPlan
 from services.domain.requests import ChatPrompt, Draft, FinishReason, TokenFrame, TokenUsage
 from services.domain.slo.attainment import AttainmentTracker
 from services.domain.slo.promises import SloClass
+from services.reasoning import ReasoningParser
 
 OnAnswer = Callable[[str, TokenFrame], None]
 """Takes the parts of an accepted answer and their tier, on the event loop, each after all events before it."""
@@ -37,6 +38,7 @@ class TierAnswer:
     answered_at: when the first token was passed on. with_logprobs: whether the client asked for them. texts: of an answer
     that is not held, if it may contain tool calls. score_reason, flagged: as in Judged. promise: the SLO of the tier's
     reply; None without one. first_token_at: when it came from the worker. tokenizer_digest: of the model that began it.
+    reasoning: separates the answer of a model that reasons.
     """
 
     tier: TierPlan
@@ -55,6 +57,7 @@ class TierAnswer:
     prompt_tokens: int = 0
     tool_format: str = ""
     tokenizer_digest: str = ""
+    reasoning: ReasoningParser | None = None
     done: TierDone | None = None
     score: float | None = None
     score_reason: str = ""
@@ -73,6 +76,15 @@ class TierAnswer:
             return None
         token_ids = tuple(token for frame in self.frames for token in frame.token_ids)
         return Draft(self.text, token_ids if self.tokenizer_digest else (), self.tokenizer_digest).limited
+
+    @property
+    def content(self) -> str:
+        """The text without its reasoning."""
+        text = self.text
+        if self.reasoning is None:
+            return text
+        parser = self.reasoning.copy()
+        return parser.push(text)[1] + parser.finish()[1]
 
     def saw(self, event: TierEvent) -> None:
         """Note what an event says about the answer."""

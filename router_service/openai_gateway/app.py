@@ -1,8 +1,9 @@
 """The HTTP server: routes, streaming, errors."""
 
 import asyncio
+import json
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,32 +12,42 @@ from typing import Any, NoReturn
 from aiohttp import web
 from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, StatusCode
 
+import penstock
 from router_service.admission.admission_queue import Places
 from router_service.answer_batching import AnswerBatching
-from router_service.domain.events import RouterRequest
+from router_service.clients.token_client import TokenClient
+from router_service.domain.events import RequestOutput, RouterRequest
 from router_service.domain.models import ServedModel, models_of
-from router_service.generation.in_flight_requests import InFlightRequests, new_request_id
+from router_service.generation.in_flight_requests import InFlightRequests
 from router_service.generation.request_driver import RequestDriver
-from router_service.openai_gateway import health, replies, schema, whole_replies
+from router_service.openai_gateway import health, replies, response_headers, schema, whole_replies
 from router_service.openai_gateway.bodies import RequestBodies
 from router_service.openai_gateway.connections import GatewayRunner
 from router_service.openai_gateway.errors import error_body, error_headers, plain_error, refusal
 from router_service.openai_gateway.event_writer import EventWriter
 from router_service.openai_gateway.health import HealthRoutes
+from router_service.openai_gateway.idle_comments import COMMENT, IdleComments
 from router_service.openai_gateway.objectives import in_own_field
+from router_service.openai_gateway.reasoning import ReasoningOutput
 from router_service.openai_gateway.replies import ChatFormat, Choice, CompletionFormat, Format
+from router_service.openai_gateway.response_headers import ResponseHeaders
+from router_service.openai_gateway.responses import ResponseFormat, ResponseRequest, StreamedResponse, parse_response
 from router_service.openai_gateway.streamed_calls import StreamedCalls
 from router_service.openai_gateway.streamed_replies import ChoiceOutput, StreamedReply
+from router_service.openai_gateway.tokenization import TokenizationRoutes
 from router_service.routing.readiness import readiness
 from router_service.tenancy.tenancy import Admission, Tenancy
 from services import telemetry
 from services.access.certificates import LOOK_S, CertificateFiles, HttpCertificates
 from services.background import end, supervise
 from services.domain.errors import InvalidRequest, NotFound, PeerNotReading, PenstockError, invalid, shortened
+from services.domain.instances import ModelCard
 from services.domain.mesh_view import MeshView
+from services.domain.plans import CASCADE_MODEL
 from services.domain.requests import MAX_SEED, ChatPrompt, Prompt, SamplingParams
 from services.domain.slo.promises import Promise
 from services.errors import http_status
+from services.reasoning import ReasoningParser, reasoning_parser
 from services.settings import MeshSlo
 from services.telemetry import Telemetry
 from services.tool_calls import FORMATS, ToolFormat
@@ -48,6 +59,9 @@ MAX_TRACED_PATH_CHARS = 256
 MAX_WHOLE_LOGPROBS = 128
 """Logprobs per output position, of all choices together, that a reply may hold in memory until it is sent: 128 x 2,000
 positions are some 100 MB."""
+GZIP_BYTES = 16 * 1024
+"""Replies from this size on are compressed for clients that accept it. Text is smaller, and would cost more time than it
+saves; logprobs and many choices are larger."""
 _JSON = {"Content-Type": "application/json; charset=utf-8"}
 _EVENT_STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 _NO_SPAN = nullcontext(INVALID_SPAN)
@@ -55,19 +69,25 @@ UNTRACED = "/v1/models"  # polled by clients: traces of it would push those of r
 LINGERING_S = 1.0  # for the rest of a body that is not needed: time for the client to read the error
 
 
+Request = schema.ChatRequest | schema.CompletionRequest | ResponseRequest
+AnyFormat = Format | ResponseFormat
+
+
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
-    """Limits per client: named as in the mesh file's `router`."""
+    """Limits per client, and what it is sent besides replies: named as in the mesh file's `router`."""
 
     default_deadline_s: float
     write_timeout_s: float
     body_timeout_s: float
     keepalive_timeout_s: float
     max_connections: int
+    heartbeat_s: float
+    cors_origins: tuple[str, ...] = ()
 
 
 class OpenAiGateway:
-    """/v1/chat/completions, /v1/completions, /v1/models and health, which call the router's driver directly."""
+    """The routes under /v1 and those of health. They call the router's driver directly."""
 
     def __init__(
         self,
@@ -79,16 +99,19 @@ class OpenAiGateway:
         measured: Telemetry,
         limits: HttpLimits,
         slo: MeshSlo,
+        tokens: TokenClient,
     ) -> None:
-        self._slo = slo
+        self._slo, self._tokens = slo, tokens
         self._driver, self._view, self._draining, self._batching = driver, view, draining, batching
         self._tenancy, self._measured, self._limits = tenancy, measured, limits
         given_up = measured.meter.create_counter("penstock.http.server.write_timeouts", unit="{request}")
         self._bodies = RequestBodies(limits.body_timeout_s)
         self._writes = WriteTimeouts(limits.write_timeout_s, lambda: given_up.add(1))
+        self._headers = ResponseHeaders(limits.cors_origins)
+        self._idle_comments = IdleComments(limits.heartbeat_s)
         self._runner: GatewayRunner | None = None
         self._site: web.TCPSite | None = None
-        self._refreshing: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def start(
         self, host: str, port: int, *, shared_port: bool = False, certificates: CertificateFiles | None = None
@@ -99,8 +122,14 @@ class OpenAiGateway:
             OSError: The port is taken.
         """
         app = web.Application(middlewares=[self._guard])
+        app.on_response_prepare.append(self._headers.prepare)
+        self._tasks.append(supervise("idle-comments", self._idle_comments.run))
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/completions", self._completions)
+        app.router.add_post("/v1/responses", self._responses)
+        app.router.add_post("/v1/embeddings", self._embeddings)
+        app.router.add_get("/version", self._version)
+        TokenizationRoutes(self._view, self._tokens, self._bodies, self._tenancy.allows_model).add_to(app)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/v1/models/{model}", self._model)
         HealthRoutes(lambda: readiness(self._view, draining=self._draining.closed)).add_to(app)
@@ -117,7 +146,7 @@ class OpenAiGateway:
         if certificates is not None:
             current = HttpCertificates(certificates)
             context = current.context
-            self._refreshing = supervise("http-certificates", partial(_refresh, current))
+            self._tasks.append(supervise("http-certificates", partial(_refresh, current)))
         site = self._site = web.TCPSite(self._runner, host, port, reuse_port=shared_port, ssl_context=context)
         await site.start()
         bound: int = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
@@ -130,8 +159,7 @@ class OpenAiGateway:
             self._runner.close_idle()
 
     async def close(self) -> None:
-        if self._refreshing is not None:
-            await end(self._refreshing)
+        await end(*self._tasks)
         if self._runner is not None:
             await self._runner.cleanup()
         self._bodies.close()
@@ -143,8 +171,11 @@ class OpenAiGateway:
         """A span around each request, and every error in OpenAI's format."""
         if request.path in health.PATHS:
             return await handler(request)
+        response_headers.begin(request)
         with self._span(request) as span:
             try:
+                if (preflight := self._headers.preflight(request)) is not None:
+                    return preflight
                 self._tenancy.authenticate({"authorization": request.headers.get("Authorization", "")})
                 response = await handler(request)
             except PeerNotReading as error:
@@ -190,6 +221,13 @@ class OpenAiGateway:
     async def _models(self, request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [_model_body(m) for m in self._served_models()]})
 
+    async def _version(self, request: web.Request) -> web.Response:
+        return web.json_response({"version": penstock.__version__})
+
+    async def _embeddings(self, request: web.Request) -> web.Response:
+        problem = "no model of this mesh computes embeddings: tiers generate text"
+        return web.json_response(plain_error(problem, "invalid_request_error", "model_not_found", "model"), status=404)
+
     async def _model(self, request: web.Request) -> web.Response:
         name = request.match_info["model"]
         for model in self._served_models():
@@ -219,7 +257,15 @@ class OpenAiGateway:
         except InvalidRequest as error:
             raise body.in_own_fields(error) from error
 
-    def _promise(self, body: schema.ChatRequest | schema.CompletionRequest) -> Promise | None:
+    async def _responses(self, request: web.Request) -> web.StreamResponse:
+        self._check_room()
+        body = await self._bodies.parsed(request, parse_response)
+        try:
+            return await self._answer(request, body, ResponseFormat(body), [body.chat], body.params, False)
+        except InvalidRequest as error:
+            raise body.in_own_fields(error) from error
+
+    def _promise(self, body: Request) -> Promise | None:
         """What a request is promised from now on.
 
         Raises:
@@ -245,13 +291,13 @@ class OpenAiGateway:
     async def _answer(
         self,
         request: web.Request,
-        body: schema.ChatRequest | schema.CompletionRequest,
-        shape: Format,
+        body: Request,
+        shape: AnyFormat,
         prompts: list[Prompt],
         sampling: SamplingParams,
         with_logprobs: bool,
     ) -> web.StreamResponse:
-        request_id = new_request_id()
+        request_id = request[response_headers.REQUEST_ID]
         deadline_s = asyncio.get_running_loop().time() + self._limits.default_deadline_s
         write_deadline_s.set(deadline_s)
         choices = [
@@ -291,47 +337,88 @@ class OpenAiGateway:
 
                 await _all(
                     [
-                        admission.counted(self._driver.run(each, places, choice))
+                        admission.counted(
+                            self._driver.run(each, places, self._separated(each, choice, choice.add_reasoning, shape))
+                        )
                         for each, choice in zip(requests, choices, strict=True)
                     ]
                 )
                 replies.check_not_declined(choices)
+        if isinstance(shape, ResponseFormat):
+            (choice,) = choices
+            form = self._tool_format(choice.finished.tier) if choice.finished is not None else None
+            response = shape.whole(request_id, choice, form, _extension(request_id, choices))
+            return _json_response(request, json.dumps(response).encode(), admission.headers)
         head = replies.envelope(shape, request_id, body.model, chunk=False)
         head |= {"usage": replies.usage(choices), "penstock": _extension(request_id, choices)}
         content = await whole_replies.encoded(shape, head, choices, logprobs=with_logprobs)
-        return web.Response(body=content.encode(), headers=_JSON | dict(admission.headers))
+        return _json_response(request, content.encode(), admission.headers)
 
     async def _stream(
         self,
         request: web.Request,
-        body: schema.ChatRequest | schema.CompletionRequest,
-        shape: Format,
+        body: Request,
+        shape: AnyFormat,
         request_id: str,
         choices: list[Choice],
         admission: Admission,
         places: Places,
     ) -> web.StreamResponse:
-        """Server-sent events. Headers are sent with the first event, so an error before it has its own status."""
+        """Server-sent events.
+
+        Headers are sent with the first event, or with a comment once a tier has admitted a request whose answer will be held,
+        or after `heartbeat_s`. An error before that has its own status.
+        """
         requests = list(admission.requests)
         response = web.StreamResponse(headers=_EVENT_STREAM | dict(admission.headers))
         async with EventWriter(request, response, self._writes, requests[0].deadline_s) as writer:
+            self._idle_comments.watch(writer)
             prompt = requests[0].prompt
             offers_tools = isinstance(prompt, ChatPrompt) and bool(prompt.tool_use.offered)
-            reply = (partial(StreamedCalls, **self._calls(requests)) if offers_tools else StreamedReply)(
-                shape,
-                replies.envelope(shape, request_id, body.model, chunk=True),
-                choices,
-                writer.send,
-                self._batching,
-                lambda: _extension(request_id, choices),
-                logprobs=requests[0].sampling.top_logprobs is not None,
-                usage=body.stream_options is not None and body.stream_options.include_usage,
-            )
+            reply: StreamedReply | StreamedResponse
+            if isinstance(shape, ResponseFormat):
+                reply = StreamedResponse(
+                    shape,
+                    request_id,
+                    choices[0],
+                    writer.send,
+                    self._tool_format,
+                    lambda: _extension(request_id, choices),
+                )
+            else:
+                options = body.stream_options
+                reply = (partial(StreamedCalls, **self._calls(requests)) if offers_tools else StreamedReply)(
+                    shape,
+                    replies.envelope(shape, request_id, body.model, chunk=True),
+                    choices,
+                    writer.send,
+                    self._batching,
+                    lambda: _extension(request_id, choices),
+                    logprobs=requests[0].sampling.top_logprobs is not None,
+                    usage=isinstance(options, schema.StreamOptions) and options.include_usage,
+                )
+
+            held = self._held_tiers(requests[0])
+
+            def admitted(tier: str) -> None:
+                if tier in held and not writer.begun:
+                    writer.send(COMMENT)
 
             try:
                 await _all(
                     [
-                        admission.counted(self._driver.run(each, places, ChoiceOutput(reply, index, writer.sent)))
+                        admission.counted(
+                            self._driver.run(
+                                each,
+                                places,
+                                self._separated(
+                                    each,
+                                    ChoiceOutput(reply, index, writer.sent, admitted),
+                                    partial(reply.reasoning, index),
+                                    shape,
+                                ),
+                            )
+                        )
                         for index, each in enumerate(requests)
                     ]
                 )
@@ -346,15 +433,53 @@ class OpenAiGateway:
             await writer.sent()
         return response
 
+    def _held_tiers(self, request: RouterRequest) -> frozenset[str]:
+        """Tiers whose answer to a request is held until it is judged. None for a request with an SLO: if it is declined, the
+        status says so."""
+        plan = self._view.plan
+        if plan is None or request.model != CASCADE_MODEL or request.promise is not None:
+            return frozenset()
+        return frozenset(tier.name for tier in plan.tiers if tier.threshold is not None)
+
     def _calls(self, requests: list[RouterRequest]) -> dict[str, Any]:
         """The arguments of StreamedCalls about the requests of a stream's choices."""
         return {"request_ids": [request.request_id for request in requests], "tool_format": self._tool_format}
 
     def _tool_format(self, tier: str) -> ToolFormat | None:
         """How a tier's model writes tool calls; None if it is not known."""
+        card = self._card(tier)
+        return FORMATS.get(card.tool_format) if card is not None else None
+
+    def _card(self, tier: str) -> ModelCard | None:
+        """The model of a tier; None if no instance of it is known."""
         workers = [*self._view.workers(tier), *self._view.expired_workers(tier)]
-        names = (worker.model.tool_format for worker in workers if worker.model is not None)
-        return FORMATS.get(next(names, ""))
+        return next((worker.model for worker in workers if worker.model is not None), None)
+
+    def _separated(
+        self, request: RouterRequest, output: RequestOutput, on_reasoning: Callable[[str], None], shape: AnyFormat
+    ) -> RequestOutput:
+        """The output of a request whose reasoning goes to `on_reasoning`, where a tier's model has any."""
+        plan = self._view.plan
+        if plan is None or isinstance(shape, CompletionFormat):
+            return output
+        cards = [self._card(tier.name) for tier in plan.tiers]
+        if not any(card is not None and card.reasoning_format for card in cards):
+            return output
+
+        def parser(tier: str) -> ReasoningParser | None:
+            card = self._card(tier)
+            name = card.reasoning_format if card is not None else ""
+            return reasoning_parser(name, request.prompt, request.sampling)
+
+        return ReasoningOutput(output, parser, on_reasoning)
+
+
+def _json_response(request: web.Request, body: bytes, headers: Mapping[str, str]) -> web.Response:
+    """A reply, compressed if it is large and the client can read that. Large ones are compressed off the event loop."""
+    response = web.Response(body=body, headers=_JSON | dict(headers), zlib_executor_size=GZIP_BYTES)
+    if len(body) >= GZIP_BYTES and "gzip" in request.headers.get("Accept-Encoding", ""):
+        response.enable_compression(web.ContentCoding.gzip)
+    return response
 
 
 async def _refresh(certificates: HttpCertificates) -> NoReturn:

@@ -37,7 +37,9 @@ class EventWriter(AbstractAsyncContextManager["EventWriter"]):
         self._buffered: list[bytes] = []
         self._task: asyncio.Task[None] | None = None
         self._error: BaseException | None = None
-        self._closed = False
+        self.closed = False
+        """Whether the context has been left."""
+        self._silent = False  # nothing has been sent since the last round of `IdleComments`
         self._direct = False  # nothing is buffered, and the headers have been sent
         self._context = contextvars.copy_context()  # the deadline of the request's writes is in it
         self.begun = False
@@ -50,7 +52,7 @@ class EventWriter(AbstractAsyncContextManager["EventWriter"]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._closed, self._direct = True, False
+        self.closed, self._direct = True, False
         if self._task is not None:
             await end(self._task)
         if self._error is not None and isinstance(error, asyncio.CancelledError):
@@ -60,15 +62,22 @@ class EventWriter(AbstractAsyncContextManager["EventWriter"]):
 
     def send(self, event: bytes) -> None:
         """Send one event, complete with its empty line; do nothing after the context."""
+        self._silent = False
         if self._direct and not self._protocol.writing_paused:
             self._write(event)
             return
-        if self._closed:
+        if self.closed:
             return
         self.begun, self._direct = True, False
         self._buffered.append(event)
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._write_buffered(), context=self._context)
+
+    def send_if_silent(self, event: bytes) -> None:
+        """Send an event if none was sent since the last call, and none waits for the client to read."""
+        if self._silent and self._task is None:
+            self.send(event)
+        self._silent = True
 
     async def sent(self) -> None:
         """Return when everything has been written to the transport and its buffer has room."""
@@ -100,7 +109,7 @@ class EventWriter(AbstractAsyncContextManager["EventWriter"]):
             assert self._owner is not None
             self._owner.cancel()
         finally:
-            self._task, self._direct = None, not self._closed
+            self._task, self._direct = None, not self.closed
 
     def _take(self) -> bytes:
         """Remove and return the first buffered events, at least one."""

@@ -18,7 +18,7 @@ MAX_KEYS = 64
 """Of one object."""
 MAX_SCHEMA_KEYS = 1_024
 """Of one object in a field that holds JSON schemas."""
-SCHEMA_FIELDS = frozenset({"tools", "response_format", "structured_outputs", "guided_json"})
+SCHEMA_FIELDS = frozenset({"tools", "response_format", "structured_outputs", "guided_json", "text"})
 
 
 def read_object(body: bytes) -> dict[str, Any]:

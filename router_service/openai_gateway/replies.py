@@ -27,6 +27,7 @@ class Choice:
     text: str = ""
     positions: list[PositionLogprobs] = field(default_factory=list)
     finished: Finished | None = None
+    reasoning: str = ""
 
     def answer(self, _: str, frame: TokenFrame) -> None:
         """Take a part of the answer, of any tier."""
@@ -54,7 +55,12 @@ class Choice:
         if self.finished is not None and self.finished.tool_calls:
             message["content"] = self.finished.content or None
             message["tool_calls"] = tools.called(self.finished.tool_calls)
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
         return message
+
+    def add_reasoning(self, text: str) -> None:
+        self.reasoning += text
 
 
 def usage(choices: Seq[Choice]) -> Json:

@@ -1,13 +1,13 @@
 """Requests in OpenAI's format, checked field by field.
 
-Fields that would change the answer and are not supported (penalties, ...) are refused by name, never ignored. Accepted are
+Fields that would change the answer and are not supported (audio, ...) are refused by name, never ignored. Accepted are
 those that change nothing: labels (user, metadata, ...), null, default values, and fields of replies that are sent back.
 """
 
 import re
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -15,13 +15,16 @@ from router_service.openai_gateway.json_values import check_keys, read_object
 from router_service.openai_gateway.objectives import SloField
 from router_service.openai_gateway.structured import StructuredFields
 from router_service.openai_gateway.tools import MessageToolCalls, ToolFields
-from services.domain.errors import FieldProblem, InvalidRequest
+from services.domain.errors import FieldProblem, InvalidRequest, shortened
 from services.domain.requests import (
+    MAX_BIASED_TOKENS,
     MAX_MESSAGES,
     MAX_MODEL_CHARS,
     MAX_PROMPT_TOKENS,
     MAX_SEED,
     MAX_STOP_STRINGS,
+    MAX_STOP_TOKENS,
+    MAX_TOKEN_ID,
     MAX_TOP_K,
     SAMPLING_DEFAULTS,
     ChatMessage,
@@ -96,6 +99,23 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool = False
 
 
+class TemplateOptions(BaseModel):
+    """Variables of the model's chat template: of all those that vLLM and SGLang pass on, those about reasoning."""
+
+    model_config = _STRICT
+
+    enable_thinking: bool | None = None
+    thinking: bool | None = None
+    reasoning_effort: str | None = None
+
+
+TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
+
+
+def _is_id(key: str) -> bool:
+    return key.isascii() and key.isdecimal() and len(key) <= len(str(MAX_TOKEN_ID)) and key == str(int(key))
+
+
 class _Common(StructuredFields, SloField):
     """The fields of both kinds of request."""
 
@@ -110,13 +130,14 @@ class _Common(StructuredFields, SloField):
     stream_options: StreamOptions | None = None
     stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=MAX_SEED)] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    min_p: float | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True)] | None = None
+    ignore_eos: bool | None = None
     # accepted only at the value that changes nothing
-    presence_penalty: Annotated[float, Field(ge=0, le=0)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=0, le=0)] | None = None
-    logit_bias: Annotated[dict[str, Any], Field(max_length=0)] | None = None
-    repetition_penalty: Annotated[float, Field(ge=1, le=1)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=0)] | None = None
-    ignore_eos: Literal[False] | None = None
     skip_special_tokens: Literal[True] | None = None
     # labels
     user: str | None = None
@@ -140,7 +161,21 @@ class _Common(StructuredFields, SloField):
             stop=self.stops(),
             top_logprobs=top_logprobs,
             structured_output=self.structured_output(),
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
+            logit_bias=tuple((int(token), bias) for token, bias in (self.logit_bias or {}).items() if _is_id(token)),
+            min_p=self.min_p or 0.0,
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            ignore_eos=bool(self.ignore_eos),
         )
+
+    def bias_problems(self) -> Iterator[FieldProblem]:
+        """The first key of `logit_bias` that is no token id."""
+        for token in self.logit_bias or ():
+            if not _is_id(token):
+                yield FieldProblem("logit_bias", f"'{shortened(token)}' is no token id")
+                return
 
     def in_own_fields(self, error: InvalidRequest) -> InvalidRequest:
         """An error of a worker about the reply's form, with the field of this request that sets the form."""
@@ -161,7 +196,8 @@ class ChatRequest(_Common, ToolFields):
     modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
     audio: None = None
     prediction: Prediction | None = None
-    reasoning_effort: None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: TemplateOptions | None = None
     verbosity: None = None
     web_search_options: None = None
     metadata: dict[str, str] | None = None
@@ -172,7 +208,13 @@ class ChatRequest(_Common, ToolFields):
 
     @cached_property
     def prompt(self) -> Prompt:
-        return ChatPrompt(tuple(message.plain() for message in self.messages), self.tool_use())
+        options = self.chat_template_kwargs or TemplateOptions()
+        return ChatPrompt(
+            tuple(message.plain() for message in self.messages),
+            self.tool_use(),
+            options.thinking if options.enable_thinking is None else options.enable_thinking,
+            self.reasoning_effort or options.reasoning_effort or "",
+        )
 
     @cached_property
     def params(self) -> SamplingParams:
@@ -189,23 +231,21 @@ class ChatRequest(_Common, ToolFields):
         for i, message in enumerate(self.messages):
             if message.content is None and message.role != "assistant":
                 yield FieldProblem(f"messages[{i}].content", "must be given")
+        yield from self.bias_problems()
         yield from self.structured_problems()
         yield from self.slo_problems()
         if problems := [*self.params.problems("sampling")]:
-            yield from _renamed(iter(self.in_own_fields(InvalidRequest(*problems)).problems))
-        yield from _renamed(prompt_problems(self.prompt, "prompt"))
-
-
-_TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+            yield from renamed_problems(iter(self.in_own_fields(InvalidRequest(*problems)).problems))
+        yield from renamed_problems(prompt_problems(self.prompt, "prompt"))
 
 
 class CompletionRequest(_Common):
     prompt: (
         str
         | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
-        | Annotated[list[_TokenId], Field(min_length=1, fail_fast=True)]
+        | Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
         | Annotated[
-            list[Annotated[list[_TokenId], Field(min_length=1, max_length=MAX_PROMPT_TOKENS, fail_fast=True)]],
+            list[Annotated[list[TokenId], Field(min_length=1, max_length=MAX_PROMPT_TOKENS, fail_fast=True)]],
             Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True),
         ]
     )
@@ -232,14 +272,21 @@ class CompletionRequest(_Common):
 
     def problems(self) -> Iterator[FieldProblem]:
         for prompt in self.prompts():
-            yield from _renamed(prompt_problems(prompt, "prompt"))
+            yield from renamed_problems(prompt_problems(prompt, "prompt"))
+        yield from self.bias_problems()
         yield from self.structured_problems()
         yield from self.slo_problems()
         if problems := [*self.params.problems("sampling")]:
-            yield from _renamed(iter(self.in_own_fields(InvalidRequest(*problems)).problems))
+            yield from renamed_problems(iter(self.in_own_fields(InvalidRequest(*problems)).problems))
 
 
-_T = TypeVar("_T", ChatRequest, CompletionRequest)
+class Checked(Protocol):
+    """A request that names its problems."""
+
+    def problems(self) -> Iterator[FieldProblem]: ...
+
+
+_T = TypeVar("_T", bound=Checked)
 
 
 def parse_chat(body: bytes) -> ChatRequest:
@@ -248,7 +295,7 @@ def parse_chat(body: bytes) -> ChatRequest:
     Raises:
         InvalidRequest: Names every invalid field.
     """
-    return _checked(ChatRequest, body)
+    return checked(ChatRequest, body)
 
 
 def parse_completion(body: bytes) -> CompletionRequest:
@@ -257,19 +304,27 @@ def parse_completion(body: bytes) -> CompletionRequest:
     Raises:
         InvalidRequest: Names every invalid field.
     """
-    return _checked(CompletionRequest, body)
+    return checked(CompletionRequest, body)
 
 
 # Counted before anything is checked, so that oversized lists are not iterated.
 _COUNTS = {
     "messages": (MAX_MESSAGES, "messages"),
+    "input": (MAX_MESSAGES, "items"),
     "stop": (MAX_STOP_STRINGS, "strings"),
     "prompt": (MAX_PROMPT_TOKENS, "tokens"),
     "metadata": (MAX_METADATA, "entries"),
+    "logit_bias": (MAX_BIASED_TOKENS, "tokens"),
+    "stop_token_ids": (MAX_STOP_TOKENS, "tokens"),
 }
 
 
-def _checked(kind: type[_T], body: bytes) -> _T:
+def checked(kind: type[_T], body: bytes) -> _T:
+    """Parse a body as a request of this kind, a pydantic model.
+
+    Raises:
+        InvalidRequest: Names every invalid field.
+    """
     content = read_object(body)
     crowded = [
         FieldProblem(name, f"at most {limit} {what}, not {len(content[name])}")
@@ -280,7 +335,7 @@ def _checked(kind: type[_T], body: bytes) -> _T:
         raise InvalidRequest(*crowded)
     check_keys(content, body)
     try:
-        request: _T = kind.model_validate(content)
+        request: _T = kind.model_validate(content)  # type: ignore[attr-defined]
     except ValidationError as error:
         raise InvalidRequest(*_problems(error)) from None
     problems = [*request.problems()]
@@ -309,7 +364,20 @@ def _name(path: tuple[str | int, ...]) -> str:
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".") or "body"
 
 
-_BRANCHES = frozenset({"str", "constrained-str", "Objectives", "int", "bool", "float"})
+_BRANCHES = frozenset(
+    {
+        "str",
+        "constrained-str",
+        "Objectives",
+        "int",
+        "bool",
+        "float",
+        "MessageItem",
+        "CallItem",
+        "CallOutputItem",
+        "ReasoningItem",
+    }
+)
 
 _STRUCTURED = "sampling.structured_output"
 _NAMES = {
@@ -322,8 +390,23 @@ _NAMES = {
     "sampling.temperature": "temperature",
     "sampling.top_p": "top_p",
     "sampling.top_k": "top_k",
+    **{
+        f"sampling.{name}": name
+        for name in (
+            "frequency_penalty",
+            "presence_penalty",
+            "repetition_penalty",
+            "logit_bias",
+            "min_p",
+            "stop_token_ids",
+            "ignore_eos",
+        )
+    },
+    "prompt.chat.thinking": "chat_template_kwargs.enable_thinking",
+    "prompt.chat.reasoning_effort": "reasoning_effort",
     "prompt.chat.messages": "messages",
     "prompt.text": "prompt",
+    "token_ids": "tokens",
     "prompt.token_ids.ids": "prompt",
 }
 
@@ -331,7 +414,8 @@ _NAMES = {
 _OF_FUNCTIONS = re.compile(r"(tools\[\d+\]|tool_calls\[\d+\])\.(name|parameters|arguments)")
 
 
-def _renamed(problems: Iterator[FieldProblem]) -> Iterator[FieldProblem]:
+def renamed_problems(problems: Iterator[FieldProblem]) -> Iterator[FieldProblem]:
+    """Problems with our field names, with OpenAI's names."""
     for problem in problems:
         field = problem.field
         for ours, theirs in _NAMES.items():
@@ -343,4 +427,4 @@ def _renamed(problems: Iterator[FieldProblem]) -> Iterator[FieldProblem]:
 
 def renamed(error: InvalidRequest) -> InvalidRequest:
     """An error with our field names, such as a worker's, with OpenAI's names."""
-    return type(error)(*_renamed(iter(error.problems)))
+    return type(error)(*renamed_problems(iter(error.problems)))

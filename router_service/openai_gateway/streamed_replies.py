@@ -5,10 +5,10 @@ from collections.abc import Awaitable, Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from json.encoder import encode_basestring_ascii
-from typing import Any
+from typing import Any, Protocol
 
 from router_service.answer_batching import AnswerBatching
-from router_service.domain.events import Finished, RouterEvent
+from router_service.domain.events import Finished, RouterEvent, TierAdmitted
 from router_service.openai_gateway import replies
 from router_service.openai_gateway.replies import Choice, Format, Json
 from services.domain.requests import FinishReason, TokenFrame
@@ -16,15 +16,29 @@ from services.domain.requests import FinishReason, TokenFrame
 _PLACE = json.dumps("\0")
 
 
+class StreamSink(Protocol):
+    """What the events of a stream's choices are given to."""
+
+    def answer(self, index: int, tier: str, frame: TokenFrame) -> None: ...
+
+    def event(self, index: int, event: RouterEvent) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class ChoiceOutput:
-    """The output of the request of one choice. sent: returns when the client has read what was written."""
+    """The output of the request of one choice.
 
-    reply: "StreamedReply"
+    sent: returns when the client has read what was written. admitted: called with each tier that has admitted the request.
+    """
+
+    reply: "StreamSink"
     index: int
     sent: Callable[[], Awaitable[None]]
+    admitted: Callable[[str], None] | None = None
 
     def event(self, event: RouterEvent) -> None:
+        if self.admitted is not None and isinstance(event, TierAdmitted):
+            self.admitted(event.tier)
         self.reply.event(self.index, event)
 
     def answer(self, tier: str, frame: TokenFrame) -> None:
@@ -59,7 +73,7 @@ class StreamedReply:
         self._begun = [False] * len(choices)  # whether their first tokens, which do not wait, have been sent
         self._waiting = self._opened = False
 
-    def answer(self, index: int, _: str, frame: TokenFrame) -> None:
+    def answer(self, index: int, tier: str, frame: TokenFrame) -> None:
         """The next part of a choice's answer, of any tier."""
         self._open_once()
         if not self._logprobs:
@@ -77,6 +91,12 @@ class StreamedReply:
             return
         delta = self._shape.delta(index, frame, self._characters[index], logprobs=True)
         self._characters[index] += len(frame.text)
+        self._json(self._base | {"choices": [delta]})
+
+    def reasoning(self, index: int, text: str) -> None:
+        """The next part of a choice's reasoning, before its answer."""
+        self._open_once()
+        delta = {"index": index, "delta": {"reasoning_content": text}, "logprobs": None, "finish_reason": None}
         self._json(self._base | {"choices": [delta]})
 
     def event(self, index: int, event: RouterEvent) -> None:

@@ -123,5 +123,9 @@ _FORM_FIELDS = frozenset(StructuredFields.model_fields)
 
 
 def _schema(schema: dict[str, Any] | str) -> StructuredOutput:
-    text = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False)
-    return StructuredOutput(StructureKind.JSON_SCHEMA, text)
+    return StructuredOutput(StructureKind.JSON_SCHEMA, schema if isinstance(schema, str) else json_schema(schema))
+
+
+def json_schema(schema: dict[str, Any]) -> str:
+    """A schema as text."""
+    return json.dumps(schema, ensure_ascii=False)

@@ -20,7 +20,8 @@ class Tenant:
     requests_per_minute, tokens_per_minute: over all routers, in any 60 s; tokens of prompts and replies.
     concurrency: requests at once, over all routers. models: names that requests may use.
     max_tokens: largest max_tokens of a request, and its default. max_n: choices of one request, prompts times n.
-    max_priority: highest priority. slo: whether requests may ask for latencies.
+    max_priority: highest priority. slo: whether requests may ask for latencies. ignore_eos: whether they may ask for replies
+        that continue after the end-of-sequence token.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Tenant:
     max_n: int | None = None
     max_priority: int | None = None
     slo: bool = True
+    ignore_eos: bool = False
 
     def allows_model(self, model: str) -> bool:
         return not self.models or model in self.models
@@ -57,6 +59,8 @@ class Tenant:
         ]
         if slo and not self.slo:
             problems.append(FieldProblem("slo", f"not for tenant '{self.name}'"))
+        if sampling.ignore_eos and not self.ignore_eos:
+            problems.append(FieldProblem("sampling.ignore_eos", f"not for tenant '{self.name}'"))
         if problems:
             raise InvalidRequest(*problems)
 

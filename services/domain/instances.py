@@ -21,6 +21,7 @@ class ModelCard:
     max_requests: limit on running and queued requests; further ones are refused.
     tool_format: how the model writes tool calls (`services.tool_calls`); empty if its chat template takes no tools.
     tokenizer_digest: equal for models that encode and decode alike. takes_drafts: the engine verifies the drafts of requests.
+    reasoning_format: how it marks its reasoning (`services.reasoning`); empty if its chat template has no such marks.
     """
 
     tier: str
@@ -34,6 +35,7 @@ class ModelCard:
     tool_format: str = ""
     tokenizer_digest: str = ""
     takes_drafts: bool = False
+    reasoning_format: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,11 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
 MAX_TOP_K = 2**31 - 1
 MAX_TOP_LOGPROBS = 20
+MAX_PENALTY = 2.0  # of frequency and presence, either way, and of repetition; as at OpenAI and SGLang
+MAX_BIAS = 100.0  # either way, as at OpenAI
+MAX_BIASED_TOKENS = 1_024
+MAX_STOP_TOKENS = 64
+MAX_EFFORT_CHARS = 32
 MAX_REQUEST_ID_CHARS = 128
 MAX_SEED = 2**63 - 1
 MAX_TOKEN_ID = 2**31 - 1
@@ -57,10 +62,23 @@ class ChatMessage:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """A chat, rendered by the chat template of the model."""
+    """A chat, rendered by the chat template of the model.
+
+    thinking: whether the model reasons before it answers; None: its default. reasoning_effort: how much, in the words of its
+        template; empty: its default.
+    """
 
     messages: tuple[ChatMessage, ...]
     tool_use: ToolUse = NO_TOOLS
+    thinking: bool | None = None
+    reasoning_effort: str = ""
+
+    @property
+    def wants_reasoning(self) -> bool | None:
+        """Whether the model shall reason; None if the request does not say."""
+        if self.thinking is not None or not self.reasoning_effort:
+            return self.thinking
+        return self.reasoning_effort != NO_EFFORT
 
     @property
     def characters(self) -> int:
@@ -88,7 +106,7 @@ Prompt = ChatPrompt | TextPrompt | TokenPrompt
 def prompt_problems(prompt: Prompt, path: str) -> Iterator[FieldProblem]:
     """The problems of a prompt. Counts are checked first, so that oversized lists are not iterated."""
     match prompt:
-        case ChatPrompt(messages, tool_use):
+        case ChatPrompt(messages, tool_use, thinking, effort):
             if (problem := message_count_problem(len(messages), f"{path}.chat.messages")) is not None:
                 yield problem
                 return
@@ -97,6 +115,7 @@ def prompt_problems(prompt: Prompt, path: str) -> Iterator[FieldProblem]:
             if sum(m.characters for m in messages) > MAX_PROMPT_CHARS:
                 yield FieldProblem(f"{path}.chat.messages", f"longer than {MAX_PROMPT_CHARS} characters")
             yield from tool_use.problems(f"{path}.chat")
+            yield from _reasoning_problems(thinking, effort, f"{path}.chat")
         case TextPrompt(text):
             if not text:
                 yield FieldProblem(f"{path}.text", "must not be empty")
@@ -107,6 +126,17 @@ def prompt_problems(prompt: Prompt, path: str) -> Iterator[FieldProblem]:
                 yield FieldProblem(f"{path}.token_ids.ids", "must not be empty")
             else:
                 yield from token_id_problems(token_ids, f"{path}.token_ids.ids")
+
+
+NO_EFFORT = "none"
+"""The reasoning effort of a model that does not reason."""
+
+
+def _reasoning_problems(thinking: bool | None, effort: str, path: str) -> Iterator[FieldProblem]:
+    if effort and not (len(effort) <= MAX_EFFORT_CHARS and effort.isidentifier()):
+        yield FieldProblem(f"{path}.reasoning_effort", f"must be a word of at most {MAX_EFFORT_CHARS} characters")
+    elif effort and thinking is not None and thinking is (effort == NO_EFFORT):
+        yield FieldProblem(f"{path}.reasoning_effort", "contradicts `thinking`")
 
 
 def _message_problems(message: ChatMessage, path: str) -> Iterator[FieldProblem]:
@@ -172,6 +202,11 @@ class SamplingParams:
     max_output_tokens: None: as many as the context allows.
     top_logprobs: None: no logprobs; 0: of the chosen tokens; n: also of the n most likely tokens.
     structured_output: the form that the reply must have; None: free text.
+    frequency_penalty, presence_penalty: subtracted from a token's logit for each time that the reply has it, and once if it
+        has it. repetition_penalty: divides the logit of a token that the reply has, or multiplies it if it is negative.
+    logit_bias: (token, what is added to its logit), each token once.
+    min_p: tokens are drawn from those with at least this share of the probability of the most likely one.
+    stop_token_ids: the reply ends before the first of these tokens.
     unset: those of temperature, top_p and top_k that the client did not set: the model's defaults replace them
         (`with_defaults`), if it has any.
     """
@@ -186,6 +221,12 @@ class SamplingParams:
     structured_output: StructuredOutput | None = None
     top_k: int = 0
     unset: frozenset[str] = frozenset()
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_p: float = 0.0
+    stop_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if 0 <= self.temperature < MIN_TEMPERATURE:  # includes -0.0
@@ -194,6 +235,11 @@ class SamplingParams:
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
+
+    @property
+    def penalizes(self) -> bool:
+        """Whether a token's logit depends on the tokens of the reply so far."""
+        return bool(self.frequency_penalty or self.presence_penalty or self.repetition_penalty != 1)
 
     def with_seed(self, seed: int) -> "SamplingParams":
         return self if self.seed is not None else replace(self, seed=seed)
@@ -221,12 +267,36 @@ class SamplingParams:
                 yield FieldProblem(f"{path}.stop[{i}]", f"must have 1 to {MAX_STOP_CHARS} characters")
         if self.top_logprobs is not None and not 0 <= self.top_logprobs <= MAX_TOP_LOGPROBS:
             yield FieldProblem(f"{path}.top_logprobs_count", f"must be from 0 to {MAX_TOP_LOGPROBS}")
+        yield from self._logit_problems(path)
         if self.structured_output is not None:
             yield from self.structured_output.problems(f"{path}.structured_output")
             if self.ignore_eos:
                 yield FieldProblem(
                     f"{path}.ignore_eos", "cannot be combined with structured_output, which says when to end"
                 )
+
+    def _logit_problems(self, path: str) -> Iterator[FieldProblem]:
+        """The problems of what changes logits or ends a reply at a token."""
+        for name in ("frequency_penalty", "presence_penalty"):
+            if not -MAX_PENALTY <= (value := getattr(self, name)) <= MAX_PENALTY:  # refuses NaN, too
+                yield FieldProblem(f"{path}.{name}", f"must be from {-MAX_PENALTY:g} to {MAX_PENALTY:g}, not {value}")
+        if not 0 < self.repetition_penalty <= MAX_PENALTY:
+            problem = f"must be greater than 0 and at most {MAX_PENALTY:g}, not {self.repetition_penalty}"
+            yield FieldProblem(f"{path}.repetition_penalty", problem)
+        if not 0 <= self.min_p <= 1:
+            yield FieldProblem(f"{path}.min_p", f"must be from 0 to 1, not {self.min_p}")
+        if len(self.logit_bias) > MAX_BIASED_TOKENS:
+            yield FieldProblem(f"{path}.logit_bias", f"at most {MAX_BIASED_TOKENS} tokens, not {len(self.logit_bias)}")
+        elif self.logit_bias:
+            if not all(0 <= token <= MAX_TOKEN_ID for token, _ in self.logit_bias):
+                yield FieldProblem(f"{path}.logit_bias", f"a token id must be from 0 to {MAX_TOKEN_ID}")
+            if not all(-MAX_BIAS <= bias <= MAX_BIAS for _, bias in self.logit_bias):
+                yield FieldProblem(f"{path}.logit_bias", f"must be from {-MAX_BIAS:g} to {MAX_BIAS:g}")
+        if len(self.stop_token_ids) > MAX_STOP_TOKENS:
+            problem = f"at most {MAX_STOP_TOKENS} tokens, not {len(self.stop_token_ids)}"
+            yield FieldProblem(f"{path}.stop_token_ids", problem)
+        elif not all(0 <= token <= MAX_TOKEN_ID for token in self.stop_token_ids):
+            yield FieldProblem(f"{path}.stop_token_ids", f"a token id must be from 0 to {MAX_TOKEN_ID}")
 
 
 @dataclass(frozen=True, slots=True)

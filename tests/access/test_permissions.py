@@ -39,6 +39,8 @@ TABLE: dict[str, str] = {
     WORKER + "GetLoad": "router worker judge planner admin",
     WORKER + "Drain": "admin",
     WORKER + "Verify": "router",
+    WORKER + "Tokenize": "router",
+    WORKER + "Detokenize": "router",
     WORKER + "PlaceBid": "router",
     WORKER + "ConfirmBid": "router",
     WORKER + "MigrateOut": "router",

@@ -24,7 +24,8 @@ from penstock import (
 )
 from penstock.cli.main import app
 from services.access.api_keys import KeyFile, new_key
-from services.domain import Role
+from services.access.tenants import Tenant
+from services.domain import InvalidRequest, Role, SamplingParams
 from services.settings import SettingsError
 from services.state import connect
 from services.testing import RedisProcess
@@ -289,3 +290,11 @@ async def test_without_keys_every_caller_is_served_and_nothing_is_counted(
     async with running_mesh(mesh_file(tiers, judge={"replicas": 0}), redis.url) as mesh, mesh.client() as client:
         assert (await client.generate("hello", max_tokens=3)).usage.output_tokens == 3
         assert await client.usage() == []
+
+
+def test_only_tenants_with_the_right_may_ignore_the_end_token() -> None:
+    """It keeps a place for as many tokens as are asked for, whatever the model says: for benchmarks."""
+    endless = SamplingParams(ignore_eos=True)
+    with pytest.raises(InvalidRequest, match=r"sampling\.ignore_eos: not for tenant 'plain'"):
+        Tenant("plain").check("cascade", endless, 1, 0, slo=False)
+    Tenant("bench", ignore_eos=True).check("cascade", endless, 1, 0, slo=False)

@@ -155,7 +155,7 @@ async def test_null_and_default_values_change_nothing(client: openai.AsyncOpenAI
     }  # fmt: skip
     reply = await client.chat.completions.create(model="large", messages=HELLO, temperature=0, extra_body=harmless)
     assert reply.choices[0].message.content == plain.choices[0].message.content
-    for strict in ({"top_k": -2}, {"reasoning_effort": "high"}, {"repetition_penalty": 1.1}, {"modalities": ["audio"]}):
+    for strict in ({"top_k": -2}, {"reasoning_effort": "high"}, {"repetition_penalty": 2.1}, {"modalities": ["audio"]}):
         with pytest.raises(openai.BadRequestError) as refused:
             await client.chat.completions.create(model="large", messages=HELLO, extra_body=strict)
         assert next(iter(strict)) in str(refused.value)

@@ -105,7 +105,10 @@ def _set_junk(message: Any, descriptor: FieldDescriptor, rng: random.Random) -> 
         FieldDescriptor.TYPE_STRING: ("", "x", "y" * 300),
         FieldDescriptor.TYPE_BOOL: (True, False),
     }
-    if descriptor.message_type is not None:
+    if descriptor.message_type is not None and descriptor.message_type.GetOptions().map_entry:
+        key, value = (values[field.type] for field in descriptor.message_type.fields)
+        getattr(message, descriptor.name).update({rng.choice(key): rng.choice(value) for _ in range(rng.randint(0, 3))})
+    elif descriptor.message_type is not None:
         getattr(message, descriptor.name).SetInParent()
         for field in descriptor.message_type.fields:
             if rng.random() < 0.4:
@@ -231,6 +234,8 @@ def _worker(rng: random.Random) -> GrpcCase:
     choices: tuple[tuple[str, Message], ...] = (
         ("Generate", generate),
         ("Verify", verify),
+        ("Tokenize", worker_pb2.TokenizeRequest(prompt=prompt)),
+        ("Detokenize", worker_pb2.DetokenizeRequest(token_ids=[rng.choice((0, 5, 256, 257, 2**32 - 1))])),
         ("PlaceBid", ask),
         ("Abort", worker_pb2.AbortRequest(request_id=text)),
         ("GetInfo", worker_pb2.GetInfoRequest()),

@@ -28,6 +28,7 @@ from services.domain import (
     TokenPrompt,
     Unavailable,
 )
+from services.domain.errors import UnsupportedByModel
 from tests.conftest import FAMILY
 from tests.support.sglang import SglangServers
 from tests.support.token_events import iterated
@@ -204,6 +205,72 @@ async def test_a_stop_string_ends_the_reply_before_it(make: Make) -> None:
     assert got.finished is not None
     assert got.finished.reason is FinishReason.STOP
     assert got.finished.stop == stop
+
+
+async def test_a_stop_token_ends_the_reply_before_it(make: Make) -> None:
+    """It is a token of the reply, but its text is not. It ends replies that ignore the end token, too."""
+    engine = await make()
+    whole = await answer(engine, request("a"))
+    stop = whole.tokens[6]
+    first = whole.tokens.index(stop)
+    got = await answer(engine, request("b", sampling=replace(GREEDY, stop_token_ids=(stop,))))
+    assert got.tokens == whole.tokens[: first + 1]
+    assert got.text == engine.tokenizer.decode(whole.tokens[:first])
+    assert got.finished is not None
+    assert got.finished.reason is FinishReason.STOP
+    assert got.finished.stop is None
+
+
+async def test_a_bias_allows_and_forbids_tokens(make: Make) -> None:
+    engine = await make()
+    whole = await answer(engine, request("a"))
+    forbidden = tuple((token, -100.0) for token in sorted(set(whole.tokens[:4])))
+    got = await answer(engine, request("b", sampling=replace(GREEDY, logit_bias=forbidden)))
+    assert not set(got.tokens) & {token for token, _ in forbidden}
+    letter = engine.tokenizer.encode_text("q")[0]
+    forced = await answer(engine, request("c", sampling=replace(GREEDY, logit_bias=((letter, 100.0),))))
+    assert set(forced.tokens) == {letter}
+
+
+async def test_tokens_that_the_model_does_not_have_are_refused(make: Make) -> None:
+    engine = await make()
+    beyond = engine.tokenizer.vocab_size
+    for field, sampling in (
+        ("logit_bias", replace(GREEDY, logit_bias=((beyond, 1.0),))),
+        ("stop_token_ids", replace(GREEDY, stop_token_ids=(3, beyond))),
+    ):
+        with pytest.raises(UnsupportedByModel, match=f"sampling.{field}: token {beyond}"):
+            await answer(engine, request("a", sampling=sampling))
+
+
+PENALTIES = (
+    {"frequency_penalty": 1.2, "presence_penalty": 0.7},
+    {"repetition_penalty": 1.6},
+    {"frequency_penalty": -0.4, "logit_bias": ((101, 2.5), (32, -3.0))},
+)
+
+
+@pytest.mark.parametrize("penalties", PENALTIES)
+async def test_a_reply_with_penalties_resumes_at_any_token(make: Make, penalties: dict[str, Any]) -> None:
+    """The penalties behind a resumed part are those of the whole reply, and the reply is another one than without them."""
+    engine = await make()
+    for sampling in repeatable(engine):
+        plain = await answer(engine, request("plain", QUESTIONS[3], sampling))
+        whole = await answer(engine, request("whole", QUESTIONS[3], replace(sampling, **penalties)))
+        assert whole.tokens != plain.tokens
+        for cut in (1, 9, len(whole.tokens) - 1):
+            resumed = request(
+                f"r{cut}", QUESTIONS[3], replace(sampling, **penalties), resume_token_ids=whole.tokens[:cut]
+            )
+            assert (await answer(engine, resumed)).tokens == whole.tokens[cut:]
+
+
+async def test_a_strong_presence_penalty_leaves_no_token_twice(make: Make) -> None:
+    engine = await make()
+    sampling = replace(GREEDY, presence_penalty=2.0, frequency_penalty=2.0, repetition_penalty=2.0)
+    plain = await answer(engine, request("a", QUESTIONS[2]))
+    got = await answer(engine, request("b", QUESTIONS[2], sampling))
+    assert len(set(got.tokens)) > len(set(plain.tokens))
 
 
 async def test_logprobs_come_with_every_token_where_asked_for(make: Make) -> None:
@@ -561,6 +628,18 @@ async def test_a_sampled_draft_stands_where_it_is_the_very_token_drawn(make: Mak
     found = await engine.verify("v", [*prefix, *own[:4]], [*own[4:10], 0], SAMPLED, offset=4)
     assert found.accepted == 6
     assert found.next_token == own[10]
+
+
+@pytest.mark.parametrize("penalties", PENALTIES)
+async def test_a_draft_is_verified_with_the_penalties_of_its_reply(make: Make, penalties: dict[str, Any]) -> None:
+    """The penalties at each token of the draft are those of the reply up to there, so the generated reply is accepted."""
+    engine = await make()
+    needs(engine, Capability.VERIFY_SAMPLED)
+    prefix = engine.tokenizer.encode(request("p", QUESTIONS[3]).prompt)
+    for sampling in (replace(GREEDY, **penalties), replace(SAMPLED, **penalties)):
+        own = list((await answer(engine, request("r", QUESTIONS[3], sampling))).tokens)
+        found = await engine.verify("v", [*prefix, *own[:4]], [*own[4:12], 0], sampling, offset=4)
+        assert (found.accepted, found.next_token) == (8, own[12])
 
 
 async def test_a_draft_with_distributions_is_verified_by_rejection(make: Make) -> None:

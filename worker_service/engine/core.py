@@ -336,12 +336,12 @@ class EngineCore:
         plan = self.scheduler.plan_step(allocation, self._clock.now())
         if not plan.chunks:
             return outputs
+        prompt_tokens = sum(c.count for c in plan.chunks if c.sequence.pending > 1)
         plan = self.proposals.added(plan, self.scheduler, allowed=allocation is None)
         computed: list[tuple[Chunk, RowResult]] = []
         errors: list[BaseException] = []
         begun_s = self._clock.now()
         self._in_step = True
-        prompt_tokens = sum(c.count for c in plan.chunks if c.sequence.pending > 1)
         try:
             results = self._compute(plan.chunks)
         finally:
@@ -501,6 +501,7 @@ class EngineCore:
             offset=offset,
             distributions=bool(request.distributions),
             allowed=allowed,
+            output=sequence.tokens[sequence.prompt_tokens : end] if sequence.sampling.penalizes else (),
         )
 
     def _continuation(self, request: _Request, text: ReplyText, chunk: Chunk, result: RowResult) -> Continuation:

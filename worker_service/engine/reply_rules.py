@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence as Seq
 
-from services.domain.errors import PromptTooLong, invalid
+from services.domain.errors import FieldProblem, PromptTooLong, UnsupportedByModel, invalid
 from services.domain.requests import FinishReason, GenerationRequest, SamplingParams
 from worker_service.engine.interface import DraftDistribution
 from worker_service.text import ReplyText, Tokenizer
@@ -14,6 +14,7 @@ def reply_room(request: GenerationRequest, prompt: Seq[int], context_tokens: int
     Raises:
         PromptTooLong: The prompt leaves no room for a reply.
         InvalidRequest: The prompt is empty, a token is unknown to the model, or there are too many resumed tokens.
+        UnsupportedByModel: A token of the sampling parameters is unknown to the model.
     """
     if not prompt:
         raise invalid("prompt", "holds no tokens")
@@ -24,12 +25,28 @@ def reply_room(request: GenerationRequest, prompt: Seq[int], context_tokens: int
     resumed = request.resume_token_ids
     if resumed and max(resumed) >= tokenizer.vocab_size:
         raise invalid("resume_token_ids", f"this model's token ids end at {tokenizer.vocab_size - 1}")
+    check_tokens(request.sampling, tokenizer.vocab_size)
     room = context_tokens - len(prompt)
     requested = request.sampling.max_output_tokens
     limit = min(room, requested) if requested is not None else room
     if len(resumed) > limit:
         raise invalid("resume_token_ids", f"{len(resumed)} tokens, but the reply may have {limit}")
     return limit
+
+
+def check_tokens(sampling: SamplingParams, vocab_size: int) -> None:
+    """Check the tokens in sampling parameters.
+
+    Raises:
+        UnsupportedByModel: One is unknown to the model; another tier's may know it.
+    """
+    for field, token_ids in (
+        ("logit_bias", [token for token, _ in sampling.logit_bias]),
+        ("stop_token_ids", sampling.stop_token_ids),
+    ):
+        if token_ids and max(token_ids) >= vocab_size:
+            problem = f"token {max(token_ids)} is unknown to the model, whose token ids end at {vocab_size - 1}"
+            raise UnsupportedByModel(FieldProblem(f"sampling.{field}", problem))
 
 
 def check_draft(
@@ -68,7 +85,7 @@ def check_draft(
 
 def resumed_text(request: GenerationRequest, tokenizer: Tokenizer) -> ReplyText:
     """The text of the reply after the resumed tokens."""
-    text = ReplyText(tokenizer, request.sampling.stop)
+    text = ReplyText(tokenizer, request.sampling.stop, request.sampling.stop_token_ids)
     for token in request.resume_token_ids:
         text.push(token)
     return text
@@ -78,6 +95,6 @@ def end_reason(
     text: ReplyText, token: int, output: int, limit: int, sampling: SamplingParams, tokenizer: Tokenizer
 ) -> FinishReason | None:
     """Why a reply with `output` tokens, of which `token` is the last, is complete; None if it continues."""
-    if text.stopped_by is not None or (token in tokenizer.eos_ids and not sampling.ignore_eos):
+    if text.stopped or (token in tokenizer.eos_ids and not sampling.ignore_eos):
         return FinishReason.STOP
     return FinishReason.LENGTH if output >= limit else None

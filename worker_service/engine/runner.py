@@ -17,6 +17,7 @@ class Row:
 
     logits: number of last tokens that need a next token. offset: output position of the first of these.
     distributions: whether the distributions from which they are drawn are needed, too.
+    output: the reply's tokens up to the end of this part, if its sampling parameters penalize them; otherwise empty.
     allowed: tokens that they may be, (logits, ceil(V / 32)) bits (`worker_service.grammar.token_grammar.Mask`); None: all.
     """
 
@@ -28,6 +29,11 @@ class Row:
     offset: int
     distributions: bool = False
     allowed: npt.NDArray[np.int32] | None = None
+    output: Seq[int] = ()
+
+    def output_before(self, index: int) -> Seq[int]:
+        """`output` before the next token number `index` of this part."""
+        return self.output[: len(self.output) - self.logits + 1 + index] if self.output else ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from worker_service.speculation.acceptance import Floats
 
 
 def target_distribution(rows: Seq[Seq[tuple[int, float]]], vocab_size: int, sampling: SamplingParams) -> Floats | None:
-    """(len(rows), V) probabilities after temperature, top-k and top-p; None if the reported tokens do not determine them.
+    """(len(rows), V) probabilities after temperature, top-k, top-p, min-p; None if the reported tokens do not determine them.
 
     rows: per position, (token, logprob before temperature) of the K most likely of V tokens in descending order. Any other
     token is at most as likely as the last one, which bounds the remaining mass after temperature t by (V - K) exp(logprob_K
@@ -28,10 +28,11 @@ def target_distribution(rows: Seq[Seq[tuple[int, float]]], vocab_size: int, samp
         if sampling.top_k:
             weights[sampling.top_k :] = 0.0
         before = np.cumsum(weights) - weights
-        in_top_p = before < sampling.top_p * weights.sum()
+        likely = weights >= sampling.min_p
+        drawable = likely & (before < sampling.top_p * weights.sum())
         if unseen > 0 and (
-            in_top_p[-1] or not np.array_equal(in_top_p, before < sampling.top_p * (weights.sum() + unseen))
+            drawable[-1] or not np.array_equal(drawable, likely & (before < sampling.top_p * (weights.sum() + unseen)))
         ):
             return None
-        target[i, ids] = np.where(in_top_p, weights, 0.0) / weights[in_top_p].sum()
+        target[i, ids] = np.where(drawable, weights, 0.0) / weights[drawable].sum()
     return target

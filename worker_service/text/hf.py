@@ -11,12 +11,16 @@ from jinja2.exceptions import TemplateError
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
 
 from services.domain.errors import FieldProblem, UnsupportedByModel, invalid
-from services.domain.requests import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from services.domain.requests import NO_EFFORT, ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from services.prompt_bounds import byte_alphabet, characters_per_token
-from services.tool_calls import FORMATS, ToolFormat, encodable, format_of_template, template_chat
+from services.reasoning import ReasoningFormat, format_of_template
+from services.tool_calls import FORMATS, ToolFormat, encodable, template_chat
+from services.tool_calls import format_of_template as tool_format_of_template
 from worker_service.text.decoding import BYTE_TOKEN, ByteLevelStream, WindowStream, decoder_kinds
 from worker_service.text.tokenizer import TokenStream, check_characters, check_tokens
 
+THINKING_SWITCHES = ("enable_thinking", "thinking")
+"""Variables by which templates switch reasoning: Qwen 3's and GLM 4.5's, and DeepSeek V3.1's and Granite's."""
 MAX_TEMPLATE_MESSAGE_CHARS = 200  # of the error message of a template
 
 
@@ -46,6 +50,8 @@ class HfTokenizer:
         self._joins_bytes = "ByteLevel" in kinds
         self._byte_tokens = _byte_tokens(self._backend.get_vocab()) if "ByteFallback" in kinds else {}
         self.tool_format = _tool_format(loaded.chat_template, tool_format)
+        self._template = loaded.chat_template if isinstance(loaded.chat_template, str) else ""
+        self.reasoning_format = _reasoning_format(loaded, self._template)
         self._special = frozenset(loaded.all_special_ids) | _special_ids(self._backend)
 
     def has_tokens_of(self, other: "HfTokenizer") -> bool:
@@ -73,15 +79,40 @@ class HfTokenizer:
             raise invalid("prompt.chat", "this model has no chat template: send text or token ids")
         if prompt.tool_use.offered and self.tool_format is None:
             raise UnsupportedByModel(FieldProblem("prompt.chat.tools", "this model's chat template takes no tools"))
+        options = self._reasoning_options(prompt)
         chat, tools = template_chat(prompt)
         render = self._tokenizer.apply_chat_template
         try:
-            return encodable(str(render(chat, tools=tools, tokenize=False, add_generation_prompt=True)))
+            return encodable(str(render(chat, tools=tools, tokenize=False, add_generation_prompt=True, **options)))
         except Exception as error:  # templates are code: any error is caused by these messages
             cause = type(error).__name__
             if isinstance(error, TemplateError):
                 cause = str(error)[:MAX_TEMPLATE_MESSAGE_CHARS]
-            raise invalid("prompt.chat.messages", f"the model's chat template refuses them: {cause}") from None
+            problem = f"the model's chat template refuses them: {cause}"
+            if self.tool_format is None and any(m.tool_calls or m.role == "tool" for m in prompt.messages):
+                raise UnsupportedByModel(FieldProblem("prompt.chat.messages", problem)) from None
+            raise invalid("prompt.chat.messages", problem) from None
+
+    def _reasoning_options(self, prompt: ChatPrompt) -> dict[str, Any]:
+        """What to tell the template about reasoning.
+
+        Raises:
+            UnsupportedByModel: The template cannot do what the request asks for.
+        """
+        wish, effort = prompt.wants_reasoning, prompt.reasoning_effort
+        if wish is None:
+            return {}
+        options: dict[str, Any] = {name: wish for name in THINKING_SWITCHES if name in self._template}
+        if effort and effort != NO_EFFORT:
+            if "reasoning_effort" not in self._template:
+                problem = "this model's chat template has no levels of effort"
+                raise UnsupportedByModel(FieldProblem("prompt.chat.reasoning_effort", problem))
+            options["reasoning_effort"] = effort
+        if not options and wish is not (self.reasoning_format is not None):  # it always reasons, or never
+            field = "prompt.chat.thinking" if prompt.thinking is not None else "prompt.chat.reasoning_effort"
+            problem = f"this model's chat template cannot switch its reasoning {'on' if wish else 'off'}"
+            raise UnsupportedByModel(FieldProblem(field, problem))
+        return options
 
     def _ids(self, text: str, context_tokens: int | None, *, special: bool) -> list[int]:
         """Tokenize with the batch call, which releases the GIL; `encode` holds it."""
@@ -122,7 +153,21 @@ def _tool_format(template: object, stated: str) -> ToolFormat | None:
     """The stated format, or what the template says; None where the template takes no tools."""
     if not isinstance(template, str) or "tools" not in template:
         return None
-    return FORMATS[stated] if stated != "auto" else format_of_template(template)
+    return FORMATS[stated] if stated != "auto" else tool_format_of_template(template)
+
+
+def _reasoning_format(tokenizer: PreTrainedTokenizerFast, template: str) -> ReasoningFormat | None:
+    """How the template marks reasoning, by what it renders. A template that refuses the question has the usual marks."""
+
+    def rendered(thinking: bool | None) -> str:
+        options = {} if thinking is None else dict.fromkeys(THINKING_SWITCHES, thinking)
+        chat = [{"role": "user", "content": "?"}]
+        try:
+            return str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, **options))
+        except Exception:
+            return ""
+
+    return format_of_template(template, rendered) if template else None
 
 
 def _eos_ids(folder: Path, tokenizer: PreTrainedTokenizerFast) -> frozenset[int]:

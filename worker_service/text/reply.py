@@ -12,17 +12,23 @@ from worker_service.text.tokenizer import Tokenizer
 class ReplyText:
     """Decodes a reply and detects stop strings. `stopped_by`: the one that ended it."""
 
-    def __init__(self, tokenizer: Tokenizer, stop: Seq[str] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, stop: Seq[str] = (), stop_token_ids: Seq[int] = ()) -> None:
         self._tokenizer, self._stop = tokenizer, tuple(stop)
+        self._stop_tokens = frozenset(stop_token_ids)
         self._stream = tokenizer.stream()
         self._token_ids: list[int] = []
         self._decoded = 0  # characters decoded by the stream
         self._held = ""  # text that may begin a stop string
         self.stopped_by: str | None = None
+        self.stopped = False
+        """Whether a stop string or a stop token has ended the reply."""
 
     def push(self, token_id: int) -> str:
-        """The text that is final with this token; empty after a stop string."""
-        if self.stopped_by is not None:
+        """The text that is final with this token; empty after a stop string, and of a stop token."""
+        if self.stopped:
+            return ""
+        if token_id in self._stop_tokens:
+            self.stopped = True
             return ""
         self._token_ids.append(token_id)
         return self._emit(self._stream.step(token_id))
@@ -45,6 +51,7 @@ class ReplyText:
         matches = [(at, -len(stop), stop) for stop in self._stop if (at := text.find(stop)) >= 0]
         if matches:
             at, _, self.stopped_by = min(matches)
+            self.stopped = True
             self._held = ""
             return text[:at]
         keep = max(_overlap(text, stop) for stop in self._stop)

@@ -4,9 +4,10 @@ import codecs
 from collections.abc import Sequence as Seq
 from typing import Protocol
 
-from services.domain.errors import FieldProblem, PromptTooLong, invalid
+from services.domain.errors import FieldProblem, PromptTooLong, UnsupportedByModel, invalid
 from services.domain.requests import ChatMessage, ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from services.domain.tools import ToolUse
+from services.reasoning import ReasoningFormat
 from services.tool_calls import HERMES, ToolFormat, calls_text
 
 
@@ -48,6 +49,11 @@ class Tokenizer(Protocol):
     @property
     def tool_format(self) -> ToolFormat | None:
         """How the model writes tool calls; None where its chat template takes no tools."""
+        ...
+
+    @property
+    def reasoning_format(self) -> ReasoningFormat | None:
+        """How the model marks its reasoning; None where its chat template has no such marks."""
         ...
 
     def encode_text(self, text: str) -> list[int]:
@@ -96,6 +102,7 @@ class ByteTokenizer:
     eos_ids = frozenset({END})
     characters_per_token = 1
     tool_format = HERMES
+    reasoning_format = None
 
     def encode(self, prompt: Prompt, context_tokens: int | None = None) -> list[int]:
         match prompt:
@@ -107,6 +114,9 @@ class ByteTokenizer:
             case TextPrompt(text):
                 pass
             case ChatPrompt(messages, tool_use):
+                if prompt.wants_reasoning:
+                    field = "reasoning_effort" if prompt.thinking is None else "thinking"
+                    raise UnsupportedByModel(FieldProblem(f"prompt.chat.{field}", "this model does not reason"))
                 text = _tools_text(tool_use) + "".join(map(_message_text, messages)) + "assistant: "
         check_characters(self, len(text), context_tokens)
         encoded = text.encode("utf-8", "replace")

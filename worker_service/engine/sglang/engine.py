@@ -343,6 +343,8 @@ class SglangEngine(MovingRequests):
         reply_rules.check_draft(prefix, draft, offset, distributions, context, self._tokenizer.vocab_size)
         if sampling.structured_output is not None:
             raise NotServed("a draft of a reply with a form: SGLang tells its most likely tokens without one")
+        if sampling.penalizes or sampling.logit_bias:
+            raise NotServed("a draft of a reply with penalties or biases: SGLang reports logprobs without them")
         if not sampling.greedy and not distributions:
             raise NotServed("a sampled draft without its distributions: SGLang uses its own random numbers")
         vocab_size = self._tokenizer.vocab_size
@@ -397,6 +399,12 @@ class SglangEngine(MovingRequests):
         }
         if sampling.seed is not None and not sampling.greedy:
             parameters["sampling_seed"] = sampling.seed & 0x7FFFFFFF
+        for name in ("frequency_penalty", "presence_penalty", "repetition_penalty", "min_p"):
+            parameters[name] = getattr(sampling, name)
+        if sampling.logit_bias:
+            parameters["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
+        if sampling.stop_token_ids:
+            parameters["stop_token_ids"] = sampling.stop_token_ids
         return parameters
 
     def _form(self, request: GenerationRequest) -> dict[str, Any]:

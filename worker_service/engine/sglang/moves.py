@@ -206,8 +206,10 @@ class MovingRequests:
         try:
             while True:
                 stopped = False
-                # A grammar begins with a request: what there is of the reply already is written again, and left out.
-                again = running.tokens[running.prompt_tokens :] if form else []
+                # A grammar begins with a request, and penalties count what it has generated: what there is of the reply
+                # already is written again, and left out.
+                from_start = form or request.sampling.penalizes
+                again = running.tokens[running.prompt_tokens :] if from_start else []
                 pieces = self._client.generate(
                     running.server_id,
                     running.tokens[: len(running.tokens) - len(again)],
@@ -301,6 +303,6 @@ def _without(piece: Piece, again: list[int]) -> Piece:
     if not count:
         return piece
     if piece.token_ids[:count] != again[:count]:
-        raise Unavailable("the SGLang server does not write the same reply again: its form cannot be kept")
+        raise Unavailable("the SGLang server does not write the same reply again: its form or penalties cannot be kept")
     del again[:count]
     return replace(piece, token_ids=piece.token_ids[count:], logprobs=piece.logprobs[count:])

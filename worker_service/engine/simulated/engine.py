@@ -2,6 +2,8 @@
 
 The next token is a function of the last one and its position, so a reply is the same on every instance. It ends at each
 position with a fixed probability, by the same random numbers. The "KV" of a token is the token itself.
+
+Penalties and biases apply to logits by which the next token is a little more likely than every other letter.
 """
 
 import math
@@ -13,16 +15,19 @@ import numpy.typing as npt
 
 from services.clock import Clock, SystemClock
 from services.domain.latency import StepLatencyModel, StepLoad
+from services.domain.requests import SamplingParams
 from worker_service.engine.batch_policy import batch_policy
 from worker_service.engine.core import CoreLimits, EngineCore
 from worker_service.engine.interface import Capability, EngineInfo, KvLayout
 from worker_service.engine.loop import LoopEngine, OutputCoalescing
+from worker_service.engine.penalties import logit_changes
 from worker_service.engine.randomness import uniform
 from worker_service.engine.runner import RawLogprobs, Row, RowResult
 from worker_service.scheduling import BatchLimits, BlockPool, PolicyName
 from worker_service.text import ByteTokenizer
 
 OWN_SHARE = 0.9  # probability that the model reports for the chosen token
+_NEXT_LOGIT, _LETTER_LOGIT, _OTHER_LOGIT = -1.0, -1.5, -50.0  # other tokens than letters need a bias
 _VOCAB = ByteTokenizer.vocab_size
 _LETTERS = b"abcdefghijklmnopqrstuvwxyz "
 _SPACE = np.frombuffer(b" \t\r\n", np.uint8)
@@ -79,6 +84,11 @@ class SimulatedRunner:
             self._next(row.tokens[last + i], row.start + last + i, row.offset + i, row.sampling.ignore_eos)
             for i in range(row.logits)
         ]
+        if row.output or row.sampling.logit_bias:
+            chosen = [
+                _adjusted(token, row.sampling, row.output_before(i), row.start + last + i)
+                for i, token in enumerate(chosen)
+            ]
         if row.allowed is not None:
             chosen = [
                 _fitting(token, row.allowed[i], row.tokens[last + i], row.start + last + i)
@@ -104,6 +114,20 @@ class SimulatedRunner:
         rest = math.log((1 - OWN_SHARE) / (_VOCAB - 1))
         ids = [chosen, *(i for i in range(count) if i != chosen)][:count]
         return RawLogprobs(math.log(OWN_SHARE), ids, [math.log(OWN_SHARE) if i == chosen else rest for i in ids])
+
+
+def _adjusted(token: int, sampling: SamplingParams, output: Seq[int], position: int) -> int:
+    """The most likely token after penalties and biases; of several the next one, otherwise any letter of them."""
+    changes = logit_changes(sampling, output, _VOCAB)
+    if changes is None:
+        return token
+    logits = np.full(_VOCAB, _OTHER_LOGIT)
+    logits[list(_LETTERS)] = _LETTER_LOGIT
+    logits[token] = _NEXT_LOGIT
+    changed = logits[changes.token_ids]  # all negative
+    logits[changes.token_ids] = changed * changes.divisors + changes.summands
+    best = np.flatnonzero(logits == logits.max())
+    return token if token in best else int(best[int(uniform(token, position, 10) * len(best))])
 
 
 def _fitting(token: int, allowed: npt.NDArray[np.int32], last: int, position: int) -> int:

@@ -105,8 +105,13 @@ class TorchRunner:
 
         A row whose logits are not finite (bad KV from a transfer, an overflow in half precision) gets an error instead.
         """
-        places = [sampling.Position(row.sampling, row.offset + i) for row in rows for i in range(row.logits)]
+        places = [
+            sampling.Position(row.sampling, row.offset + i, row.output_before(i))
+            for row in rows
+            for i in range(row.logits)
+        ]
         finite, free = sampling.finite(logits), logits
+        logits = sampling.adjusted(logits, places)
         if any(row.allowed is not None for row in rows):
             logits = self._restricted(rows, logits)
             finite = [both[0] and both[1] for both in zip(finite, sampling.finite(logits), strict=True)]

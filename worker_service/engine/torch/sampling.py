@@ -8,6 +8,7 @@ import numpy.typing as npt
 import torch
 
 from services.domain.requests import SamplingParams
+from worker_service.engine.penalties import LogitChanges, logit_changes
 from worker_service.engine.randomness import uniform
 from worker_service.engine.runner import RawLogprobs
 
@@ -17,15 +18,42 @@ RANKED_FIRST = (256, 8192)
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A position that needs a token: its sampling parameters and its output position."""
+    """A position that needs a token: its sampling parameters and its output position.
+
+    output: the reply's tokens before it, if its sampling parameters penalize them.
+    """
 
     sampling: SamplingParams
     offset: int
+    output: Seq[int] = ()
 
 
 def finite(logits: torch.Tensor) -> list[bool]:
     """Whether each row of (R, V) logits has a maximum: no NaN, no +inf, and not only -inf."""
     result: list[bool] = torch.isfinite(logits.amax(-1)).tolist()
+    return result
+
+
+def adjusted(logits: torch.Tensor, positions: Seq[Position]) -> torch.Tensor:
+    """(R, V) logits with the penalties and biases of their positions; the logits themselves if there are none."""
+    rows: list[npt.NDArray[np.int64]] = []
+    changes: list[LogitChanges] = []
+    for row, position in enumerate(positions):
+        sampling = position.sampling
+        if not (sampling.logit_bias or position.output):
+            continue
+        if (change := logit_changes(sampling, position.output, logits.shape[-1])) is not None:
+            rows.append(np.full(len(change.token_ids), row))
+            changes.append(change)
+    if not changes:
+        return logits
+    row_ids, token_ids, divisors, summands = (
+        torch.from_numpy(np.concatenate(parts)).to(logits.device) for parts in (rows, *zip(*changes, strict=True))
+    )
+    values = logits[row_ids, token_ids]
+    values = torch.where(values < 0, values * divisors, values / divisors) + summands
+    result = logits.clone()
+    result[row_ids, token_ids] = values.to(logits.dtype)
     return result
 
 
@@ -40,7 +68,7 @@ def restricted(logits: torch.Tensor, rows: Seq[int], allowed: npt.NDArray[np.int
 
 
 def distributions(logits: torch.Tensor, positions: Seq[Position]) -> torch.Tensor:
-    """(R, V) probabilities after temperature, top-k and top-p; a greedy row has one token."""
+    """(R, V) probabilities after temperature, top-k, top-p and min-p; a greedy row has one token."""
     rows = torch.zeros_like(logits)
     drawn = [i for i, p in enumerate(positions) if not p.sampling.greedy]
     greedy = [i for i, p in enumerate(positions) if p.sampling.greedy]
@@ -103,9 +131,9 @@ def _ranked(probabilities: torch.Tensor, top: int) -> tuple[torch.Tensor, torch.
 
 
 def _kept(ranked: torch.Tensor, positions: Seq[Position]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which of the ranked tokens are in the top-k and top-p set, and the sums of their probabilities so far, both (R, top).
+    """Which of the ranked tokens may be drawn, and the sums of their probabilities so far, both (R, top).
 
-    Top-k goes first; top-p is a share of what it leaves, as in transformers.
+    Top-k goes first; top-p is a share of what it leaves; min-p cuts off the rest, as in transformers and SGLang.
     """
     device = ranked.device
     precise = ranked.double()
@@ -117,6 +145,9 @@ def _kept(ranked: torch.Tensor, positions: Seq[Position]) -> tuple[torch.Tensor,
     limited = torch.tensor([bool(p.sampling.top_k) for p in positions], device=device)
     mass = torch.where(limited, sums.gather(1, top_k[:, None] - 1).squeeze(1), 1.0)
     keep = within & ((sums - precise < (top_p * mass)[:, None]) | (top_p >= 1)[:, None])
+    if any(p.sampling.min_p for p in positions):
+        min_p = torch.tensor([p.sampling.min_p for p in positions], dtype=torch.float64, device=device)
+        keep &= precise >= min_p[:, None] * precise[:, :1]
     keep[:, 0] = True
     return keep, sums
 
@@ -129,7 +160,8 @@ def _draw(probabilities: torch.Tensor, positions: Seq[Position], top: int) -> tu
     count = keep.sum(-1)
     top_k = torch.tensor([p.sampling.top_k for p in positions], device=ids.device)
     complete = (sure == vocabulary) | ((count < sure) & (top_k <= sure))  # the set ends within the ranked tokens
-    everything = (top_k == 0) & torch.tensor([p.sampling.top_p >= 1 for p in positions], device=ids.device)
+    uncut = [p.sampling.top_p >= 1 and not p.sampling.min_p for p in positions]
+    everything = (top_k == 0) & torch.tensor(uncut, device=ids.device)
     limited = sums.gather(1, count[:, None] - 1).squeeze(1)
     total = torch.where(everything, probabilities.sum(-1).double(), limited)
     chances = [uniform(p.sampling.seed or 0, p.offset) for p in positions]

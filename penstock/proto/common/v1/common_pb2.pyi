@@ -164,6 +164,14 @@ class ChatPrompt(_message.Message):
     MESSAGES_FIELD_NUMBER: _builtins.int
     TOOLS_FIELD_NUMBER: _builtins.int
     TOOL_CHOICE_FIELD_NUMBER: _builtins.int
+    THINKING_FIELD_NUMBER: _builtins.int
+    REASONING_EFFORT_FIELD_NUMBER: _builtins.int
+    thinking: _builtins.bool
+    """Whether the model reasons before it answers. Refused by models that cannot switch to it. [the model's default]"""
+    reasoning_effort: _builtins.str
+    """How much the model reasons, in its template's words: `low`, `medium`, `high`, ...; at most 32 characters. `none` is
+    `thinking: false`. [the model's default]
+    """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
         """1 to 4,096 messages with at most 2,000,000 characters in total."""
@@ -180,12 +188,16 @@ class ChatPrompt(_message.Message):
         messages: _abc.Iterable[Global___ChatMessage] | None = ...,
         tools: _abc.Iterable[Global___Tool] | None = ...,
         tool_choice: Global___ToolChoice | None = ...,
+        thinking: _builtins.bool | None = ...,
+        reasoning_effort: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["tool_choice", b"tool_choice"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_thinking", b"_thinking", "thinking", b"thinking", "tool_choice", b"tool_choice"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "tool_choice", b"tool_choice", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_thinking", b"_thinking", "messages", b"messages", "reasoning_effort", b"reasoning_effort", "thinking", b"thinking", "tool_choice", b"tool_choice", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__thinking: _TypeAlias = _typing.Literal["thinking"]  # noqa: Y015
+    _WhichOneofArgType__thinking: _TypeAlias = _typing.Literal["_thinking", b"_thinking"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__thinking) -> _WhichOneofReturnType__thinking | None: ...
 
 Global___ChatPrompt: _TypeAlias = ChatPrompt  # noqa: Y015
 
@@ -405,6 +417,26 @@ class SamplingParams(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class LogitBiasEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     TEMPERATURE_FIELD_NUMBER: _builtins.int
     TOP_P_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
@@ -414,6 +446,12 @@ class SamplingParams(_message.Message):
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
     STRUCTURED_OUTPUT_FIELD_NUMBER: _builtins.int
     TOP_K_FIELD_NUMBER: _builtins.int
+    FREQUENCY_PENALTY_FIELD_NUMBER: _builtins.int
+    PRESENCE_PENALTY_FIELD_NUMBER: _builtins.int
+    REPETITION_PENALTY_FIELD_NUMBER: _builtins.int
+    LOGIT_BIAS_FIELD_NUMBER: _builtins.int
+    MIN_P_FIELD_NUMBER: _builtins.int
+    STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     """0 to 2; values below 0.0001 mean greedy. [the model's default, or 1]"""
     top_p: _builtins.float
@@ -428,6 +466,14 @@ class SamplingParams(_message.Message):
     """Continue after the end-of-sequence token, for benchmarks. [false]"""
     top_k: _builtins.int
     """Draw from so many most likely tokens, before top_p; 0: from all. [the model's default, or 0]"""
+    frequency_penalty: _builtins.float
+    """Subtracted from the logit of a token for each time that the reply has it; -2 to 2. [0]"""
+    presence_penalty: _builtins.float
+    """Subtracted from the logit of every token that the reply has; -2 to 2. [0]"""
+    repetition_penalty: _builtins.float
+    """Divides the logit of every token that the reply has, or multiplies it if it is negative; over 0, at most 2. [1]"""
+    min_p: _builtins.float
+    """Draw only from tokens that are at least so likely as this share of the most likely one; 0 to 1. [0]"""
     @_builtins.property
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """At most 16 strings, none empty. The reply ends before the first of them."""
@@ -435,6 +481,16 @@ class SamplingParams(_message.Message):
     @_builtins.property
     def structured_output(self) -> Global___StructuredOutput:
         """Not with ignore_eos. [the model decides]"""
+
+    @_builtins.property
+    def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
+        """Added to the logits of these tokens; -100 to 100, at most 1,024 tokens. Only meaningful if all models involved have the
+        same tokenizer.
+        """
+
+    @_builtins.property
+    def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The reply ends before the first of these tokens; at most 64. As for logit_bias, one tokenizer is assumed."""
 
     def __init__(
         self,
@@ -448,13 +504,21 @@ class SamplingParams(_message.Message):
         ignore_eos: _builtins.bool = ...,
         structured_output: Global___StructuredOutput | None = ...,
         top_k: _builtins.int | None = ...,
+        frequency_penalty: _builtins.float = ...,
+        presence_penalty: _builtins.float = ...,
+        repetition_penalty: _builtins.float | None = ...,
+        logit_bias: _abc.Mapping[_builtins.int, _builtins.float] | None = ...,
+        min_p: _builtins.float = ...,
+        stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_output_tokens", b"_max_output_tokens", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprobs_count", b"_top_logprobs_count", "_top_p", b"_top_p", "max_output_tokens", b"max_output_tokens", "seed", b"seed", "structured_output", b"structured_output", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs_count", b"top_logprobs_count", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_output_tokens", b"_max_output_tokens", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprobs_count", b"_top_logprobs_count", "_top_p", b"_top_p", "max_output_tokens", b"max_output_tokens", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "structured_output", b"structured_output", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs_count", b"top_logprobs_count", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_output_tokens", b"_max_output_tokens", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprobs_count", b"_top_logprobs_count", "_top_p", b"_top_p", "ignore_eos", b"ignore_eos", "max_output_tokens", b"max_output_tokens", "seed", b"seed", "stop", b"stop", "structured_output", b"structured_output", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs_count", b"top_logprobs_count", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_output_tokens", b"_max_output_tokens", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprobs_count", b"_top_logprobs_count", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "logit_bias", b"logit_bias", "max_output_tokens", b"max_output_tokens", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "structured_output", b"structured_output", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs_count", b"top_logprobs_count", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_output_tokens: _TypeAlias = _typing.Literal["max_output_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_output_tokens: _TypeAlias = _typing.Literal["_max_output_tokens", b"_max_output_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__repetition_penalty: _TypeAlias = _typing.Literal["repetition_penalty"]  # noqa: Y015
+    _WhichOneofArgType__repetition_penalty: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty"]  # noqa: Y015
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
     _WhichOneofReturnType__temperature: _TypeAlias = _typing.Literal["temperature"]  # noqa: Y015
@@ -467,6 +531,8 @@ class SamplingParams(_message.Message):
     _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_output_tokens) -> _WhichOneofReturnType__max_output_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__repetition_penalty) -> _WhichOneofReturnType__repetition_penalty | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
     @_typing.overload

@@ -71,6 +71,16 @@ class WorkerServiceStub:
                 request_serializer=penstock_dot_worker_dot_v1_dot_worker__pb2.VerifyRequest.SerializeToString,
                 response_deserializer=penstock_dot_worker_dot_v1_dot_worker__pb2.VerifyResponse.FromString,
                 _registered_method=True)
+        self.Tokenize = channel.unary_unary(
+                '/penstock.worker.v1.WorkerService/Tokenize',
+                request_serializer=penstock_dot_worker_dot_v1_dot_worker__pb2.TokenizeRequest.SerializeToString,
+                response_deserializer=penstock_dot_worker_dot_v1_dot_worker__pb2.TokenizeResponse.FromString,
+                _registered_method=True)
+        self.Detokenize = channel.unary_unary(
+                '/penstock.worker.v1.WorkerService/Detokenize',
+                request_serializer=penstock_dot_worker_dot_v1_dot_worker__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=penstock_dot_worker_dot_v1_dot_worker__pb2.DetokenizeResponse.FromString,
+                _registered_method=True)
         self.PlaceBid = channel.unary_unary(
                 '/penstock.worker.v1.WorkerService/PlaceBid',
                 request_serializer=penstock_dot_worker_dot_v1_dot_worker__pb2.PlaceBidRequest.SerializeToString,
@@ -157,6 +167,21 @@ class WorkerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Tokenize(self, request, context):
+        """The tokens of a prompt, rendered by the model's chat template if it is a chat. INVALID_ARGUMENT, RESOURCE_EXHAUSTED (too
+        much text is waiting to be tokenized; RetryInfo).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Detokenize(self, request, context):
+        """The text of tokens, as of a whole reply: without special tokens. INVALID_ARGUMENT, RESOURCE_EXHAUSTED.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def PlaceBid(self, request, context):
         """Bids for a request that another instance wants to hand over. INVALID_ARGUMENT.
         """
@@ -228,6 +253,16 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.Verify,
                     request_deserializer=penstock_dot_worker_dot_v1_dot_worker__pb2.VerifyRequest.FromString,
                     response_serializer=penstock_dot_worker_dot_v1_dot_worker__pb2.VerifyResponse.SerializeToString,
+            ),
+            'Tokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tokenize,
+                    request_deserializer=penstock_dot_worker_dot_v1_dot_worker__pb2.TokenizeRequest.FromString,
+                    response_serializer=penstock_dot_worker_dot_v1_dot_worker__pb2.TokenizeResponse.SerializeToString,
+            ),
+            'Detokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=penstock_dot_worker_dot_v1_dot_worker__pb2.DetokenizeRequest.FromString,
+                    response_serializer=penstock_dot_worker_dot_v1_dot_worker__pb2.DetokenizeResponse.SerializeToString,
             ),
             'PlaceBid': grpc.unary_unary_rpc_method_handler(
                     servicer.PlaceBid,
@@ -441,6 +476,60 @@ class WorkerService:
             '/penstock.worker.v1.WorkerService/Verify',
             penstock_dot_worker_dot_v1_dot_worker__pb2.VerifyRequest.SerializeToString,
             penstock_dot_worker_dot_v1_dot_worker__pb2.VerifyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.worker.v1.WorkerService/Tokenize',
+            penstock_dot_worker_dot_v1_dot_worker__pb2.TokenizeRequest.SerializeToString,
+            penstock_dot_worker_dot_v1_dot_worker__pb2.TokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Detokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.worker.v1.WorkerService/Detokenize',
+            penstock_dot_worker_dot_v1_dot_worker__pb2.DetokenizeRequest.SerializeToString,
+            penstock_dot_worker_dot_v1_dot_worker__pb2.DetokenizeResponse.FromString,
             options,
             channel_credentials,
             insecure,

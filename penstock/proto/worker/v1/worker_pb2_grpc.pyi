@@ -63,6 +63,12 @@ class WorkerServiceStub:
     """Verifies a draft behind a prefix in one forward pass.
     INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNIMPLEMENTED (not supported by the engine), FAILED_PRECONDITION (as Generate).
     """
+    Tokenize: _grpc.UnaryUnaryMultiCallable[_worker_pb2.TokenizeRequest, _worker_pb2.TokenizeResponse]
+    """The tokens of a prompt, rendered by the model's chat template if it is a chat. INVALID_ARGUMENT, RESOURCE_EXHAUSTED (too
+    much text is waiting to be tokenized; RetryInfo).
+    """
+    Detokenize: _grpc.UnaryUnaryMultiCallable[_worker_pb2.DetokenizeRequest, _worker_pb2.DetokenizeResponse]
+    """The text of tokens, as of a whole reply: without special tokens. INVALID_ARGUMENT, RESOURCE_EXHAUSTED."""
     PlaceBid: _grpc.UnaryUnaryMultiCallable[_worker_pb2.PlaceBidRequest, _worker_pb2.PlaceBidResponse]
     """Bids for a request that another instance wants to hand over. INVALID_ARGUMENT."""
     ConfirmBid: _grpc.StreamStreamMultiCallable[_worker_pb2.ConfirmBidRequest, _worker_pb2.ConfirmBidResponse]
@@ -116,6 +122,12 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     """Verifies a draft behind a prefix in one forward pass.
     INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNIMPLEMENTED (not supported by the engine), FAILED_PRECONDITION (as Generate).
     """
+    Tokenize: _aio.UnaryUnaryMultiCallable[_worker_pb2.TokenizeRequest, _worker_pb2.TokenizeResponse]  # type: ignore[assignment]
+    """The tokens of a prompt, rendered by the model's chat template if it is a chat. INVALID_ARGUMENT, RESOURCE_EXHAUSTED (too
+    much text is waiting to be tokenized; RetryInfo).
+    """
+    Detokenize: _aio.UnaryUnaryMultiCallable[_worker_pb2.DetokenizeRequest, _worker_pb2.DetokenizeResponse]  # type: ignore[assignment]
+    """The text of tokens, as of a whole reply: without special tokens. INVALID_ARGUMENT, RESOURCE_EXHAUSTED."""
     PlaceBid: _aio.UnaryUnaryMultiCallable[_worker_pb2.PlaceBidRequest, _worker_pb2.PlaceBidResponse]  # type: ignore[assignment]
     """Bids for a request that another instance wants to hand over. INVALID_ARGUMENT."""
     ConfirmBid: _aio.StreamStreamMultiCallable[_worker_pb2.ConfirmBidRequest, _worker_pb2.ConfirmBidResponse]  # type: ignore[assignment]
@@ -208,6 +220,24 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         """Verifies a draft behind a prefix in one forward pass.
         INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNIMPLEMENTED (not supported by the engine), FAILED_PRECONDITION (as Generate).
         """
+
+    @_abc_1.abstractmethod
+    def Tokenize(
+        self,
+        request: _worker_pb2.TokenizeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.TokenizeResponse, _abc.Awaitable[_worker_pb2.TokenizeResponse]]:
+        """The tokens of a prompt, rendered by the model's chat template if it is a chat. INVALID_ARGUMENT, RESOURCE_EXHAUSTED (too
+        much text is waiting to be tokenized; RetryInfo).
+        """
+
+    @_abc_1.abstractmethod
+    def Detokenize(
+        self,
+        request: _worker_pb2.DetokenizeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.DetokenizeResponse, _abc.Awaitable[_worker_pb2.DetokenizeResponse]]:
+        """The text of tokens, as of a whole reply: without special tokens. INVALID_ARGUMENT, RESOURCE_EXHAUSTED."""
 
     @_abc_1.abstractmethod
     def PlaceBid(

@@ -1,0 +1,47 @@
+"""The calls of WorkerService about texts: tokenize, detokenize."""
+
+from collections.abc import Sequence
+
+from grpc import aio
+
+from penstock.proto.worker.v1 import worker_pb2 as pb
+from penstock.proto.worker.v1 import worker_pb2_grpc
+from services import errors
+from services import proto_codec as common
+from services.channels import ChannelPool
+from services.domain.requests import Prompt
+
+
+class TokenClient:
+    """Tokenizes at any worker by address."""
+
+    def __init__(self, channels: ChannelPool) -> None:
+        self._channels = channels
+
+    async def tokens(self, address: str, prompt: Prompt, timeout_s: float) -> tuple[Sequence[int], int]:
+        """(token ids of a prompt, tokens of a prompt and its reply at most).
+
+        Raises:
+            PenstockError: The worker's error.
+        """
+        stub = worker_pb2_grpc.WorkerServiceStub(self._channels.get(address))
+        request = pb.TokenizeRequest(prompt=common.prompt_to_proto(prompt))
+        try:
+            response = await stub.Tokenize(request, timeout=timeout_s)
+        except aio.AioRpcError as error:
+            raise errors.from_rpc(error) from error
+        return response.token_ids, response.max_context_tokens
+
+    async def text(self, address: str, token_ids: Sequence[int], timeout_s: float) -> str:
+        """The text of tokens.
+
+        Raises:
+            PenstockError: The worker's error.
+        """
+        stub = worker_pb2_grpc.WorkerServiceStub(self._channels.get(address))
+        try:
+            response = await stub.Detokenize(pb.DetokenizeRequest(token_ids=token_ids), timeout=timeout_s)
+        except aio.AioRpcError as error:
+            raise errors.from_rpc(error) from error
+        text: str = response.text
+        return text

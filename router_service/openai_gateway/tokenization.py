@@ -1,0 +1,106 @@
+"""/tokenize and /detokenize, as vLLM and SGLang have them: by a worker of the tier, for workers have the tokenizers."""
+
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Annotated, Any, Literal, TypeVar
+
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field
+
+from router_service.clients.token_client import TokenClient
+from router_service.openai_gateway.bodies import RequestBodies
+from router_service.openai_gateway.schema import Message, TokenId, checked, renamed_problems
+from services.domain.errors import FieldProblem, NotFound, PermissionDenied, Unavailable
+from services.domain.mesh_view import MeshView
+from services.domain.plans import CASCADE_MODEL
+from services.domain.requests import MAX_MODEL_CHARS, MAX_PROMPT_TOKENS, ChatPrompt, Prompt, TextPrompt, prompt_problems
+
+TIMEOUT_S = 30.0
+"""For one call: a text of the largest length takes a second or two, and as long again for each that waits before it."""
+
+_STRICT = ConfigDict(extra="forbid", frozen=True, strict=True)
+_Model = Annotated[str, Field(min_length=1, max_length=MAX_MODEL_CHARS)]
+_T = TypeVar("_T")
+
+
+class TokenizeRequest(BaseModel):
+    """Text as /v1/completions continues it, or a chat as /v1/chat/completions renders it."""
+
+    model_config = _STRICT
+
+    model: _Model
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = None
+    # accepted only at the value that the other endpoints have
+    add_special_tokens: bool | None = None
+    add_generation_prompt: Literal[True] | None = None
+    return_token_strs: Literal[False] | None = None
+
+    def plain(self) -> Prompt:
+        if self.messages is not None:
+            return ChatPrompt(tuple(message.plain() for message in self.messages))
+        return TextPrompt(self.prompt or "")
+
+    def problems(self) -> Iterator[FieldProblem]:
+        if (self.prompt is None) is (self.messages is None):
+            yield FieldProblem("prompt", "exactly one of prompt and messages is needed")
+        elif self.add_special_tokens not in (None, self.messages is None):
+            yield FieldProblem("add_special_tokens", "must be true for a prompt and false for messages")
+        else:
+            yield from renamed_problems(prompt_problems(self.plain(), "prompt"))
+
+
+class DetokenizeRequest(BaseModel):
+    model_config = _STRICT
+
+    model: _Model
+    tokens: Annotated[list[TokenId], Field(max_length=MAX_PROMPT_TOKENS, fail_fast=True)]
+
+    def problems(self) -> Iterator[FieldProblem]:
+        return iter(())
+
+
+class TokenizationRoutes:
+    """allows: whether the caller may use a model. `cascade` stands for its first tier."""
+
+    def __init__(
+        self, view: MeshView, tokens: TokenClient, bodies: RequestBodies, allows: Callable[[str], bool]
+    ) -> None:
+        self._view, self._tokens, self._bodies, self._allows = view, tokens, bodies, allows
+
+    def add_to(self, app: web.Application) -> None:
+        app.router.add_post("/tokenize", self._tokenize)
+        app.router.add_post("/detokenize", self._detokenize)
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        body = await self._bodies.parsed(request, lambda content: checked(TokenizeRequest, content))
+        ids, context = await self._at_worker(
+            body.model, lambda address: self._tokens.tokens(address, body.plain(), TIMEOUT_S)
+        )
+        reply: dict[str, Any] = {"count": len(ids), "max_model_len": context, "tokens": list(ids), "token_strs": None}
+        return web.json_response(reply)
+
+    async def _detokenize(self, request: web.Request) -> web.Response:
+        body = await self._bodies.parsed(request, lambda content: checked(DetokenizeRequest, content))
+        text = await self._at_worker(body.model, lambda address: self._tokens.text(address, body.tokens, TIMEOUT_S))
+        return web.json_response({"prompt": text})
+
+    async def _at_worker(self, model: str, call: Callable[[str], Awaitable[_T]]) -> _T:
+        """The result of the first worker of a model's tier that answers.
+
+        Raises:
+            NotFound: There is no such model.
+            PermissionDenied: The caller may not use it.
+            Unavailable: No worker of the tier answers.
+        """
+        if not self._allows(model):
+            raise PermissionDenied(f"model: this key may not use '{model}'")
+        tiers = self._view.plan.tiers if self._view.plan is not None else ()
+        tier = next((tier.name for tier in tiers if model in (tier.name, CASCADE_MODEL)), None)
+        if tier is None:
+            raise NotFound("model", model)
+        for worker in [*self._view.workers(tier), *self._view.expired_workers(tier)]:
+            try:
+                return await call(worker.address)
+            except Unavailable:
+                continue
+        raise Unavailable(f"no worker of tier '{tier}' answers")

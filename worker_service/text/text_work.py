@@ -1,0 +1,53 @@
+"""Tokenizes and detokenizes texts of no request, without blocking the event loop."""
+
+from collections.abc import Sequence as Seq
+
+from services.domain.errors import PenstockError, invalid
+from services.domain.requests import ChatPrompt, Prompt, TextPrompt
+from services.text_threads import INLINE_CHARACTERS, TextThread
+from worker_service.text.tokenizer import Tokenizer
+
+MAX_WAITING_CHARACTERS = 4_000_000
+"""Two texts of the largest length: prompts of requests have threads of their own."""
+
+
+class TextWork:
+    """One thread for such texts; short ones are processed directly."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._thread = TextThread("tokenize-asked", MAX_WAITING_CHARACTERS)
+
+    def close(self) -> None:
+        self._thread.close()
+
+    async def tokens(self, prompt: Prompt) -> list[int]:
+        """The token ids of a prompt of any length.
+
+        Raises:
+            InvalidRequest: The model cannot process it.
+            Overloaded: Too much text is waiting.
+        """
+        characters = prompt.characters if isinstance(prompt, ChatPrompt) else 0
+        characters = len(prompt.text) if isinstance(prompt, TextPrompt) else characters
+        if characters <= INLINE_CHARACTERS:
+            return self._encoded(prompt)
+        return await self._thread.submit(characters, lambda: self._encoded(prompt))
+
+    async def text(self, token_ids: Seq[int]) -> str:
+        """The text of tokens that the model has.
+
+        Raises:
+            Overloaded: Too much text is waiting.
+        """
+        if len(token_ids) <= INLINE_CHARACTERS:
+            return self._tokenizer.decode(token_ids)
+        return await self._thread.submit(len(token_ids), lambda: self._tokenizer.decode(token_ids))
+
+    def _encoded(self, prompt: Prompt) -> list[int]:
+        try:
+            return self._tokenizer.encode(prompt)
+        except PenstockError:
+            raise
+        except Exception as error:  # the library's: caused by this text
+            raise invalid("prompt", "cannot be tokenized") from error
