@@ -22,8 +22,8 @@ from penstock.local.cpu_time import cpu_s
 
 SHARE = 0.25  # of a core
 STEP_MS, TOKEN_MS = 10.0, 0.001  # of the engine at full speed: a step, and each stream in it
-STREAMS = (500, 750, 1000, 1250)
-TOKENS = 150  # of a stream: six seconds
+STREAMS = (250, 500, 750, 1000)
+TOKENS = 600  # of a stream: 24 seconds, so that opening the streams is a small part
 CLIENTS = 2
 CARRIED_PACE = 0.95  # of the engine's
 SATURATED = 0.9  # of its share: a router that used less waited for its worker or its clients
@@ -32,9 +32,10 @@ SATURATED = 0.9  # of its share: a router that used less waited for its worker o
 def measured(mesh: RunningVersion, streams: int) -> dict[str, float]:
     """All streams at once. pace: of their tokens, over the engine's. cores: used by the router's process.
 
-    The time of a stream is the median of all, from its request on, so the computation of the prompts lowers the pace.
+    The pace of a stream is that from its first token to its last, medians of all. A step of the engine takes the simulated
+    time and the CPU time that the worker's process spends on it, for Python runs one of its threads at a time.
     """
-    (pid,), (worker_before_s, _) = mesh.serving_pids(), mesh.worker_cpu_s()
+    (pid,), before = mesh.serving_pids(), mesh.worker_cpu_s()
     before_s = cpu_s(pid)
     share = streams // CLIENTS
     with ThreadPoolExecutor(CLIENTS) as clients:
@@ -43,17 +44,18 @@ def measured(mesh: RunningVersion, streams: int) -> dict[str, float]:
             for _ in range(CLIENTS)
         ]
         results = [each.result() for each in loads]
-    used_s, worker_s = cpu_s(pid) - before_s, mesh.worker_cpu_s()[0] - worker_before_s
-    step_s = (STEP_MS / SHARE + TOKEN_MS * streams) / 1000
-    stream_s = statistics.mean(result["reply_ms"]["p50"] for result in results) / 1000
+    used_s = cpu_s(pid) - before_s
+    loop_s, engine_s = (now - then for now, then in zip(mesh.worker_cpu_s(), before, strict=True))
     tokens = share * CLIENTS * TOKENS
+    step_s = (STEP_MS / SHARE + TOKEN_MS * streams) / 1000 + streams * (loop_s + engine_s) / tokens
+    stream_s = statistics.mean(r["reply_ms"]["p50"] - r["first_token_ms"]["p50"] for r in results) / 1000
     return {
         "streams": streams,
-        "pace": TOKENS * step_s / stream_s,
+        "pace": (TOKENS - 1) * step_s / stream_s,
         "cores": (cores := used_s / max(result["seconds"] for result in results)),
         "saturated": cores >= SATURATED * SHARE,
         "cpu_us_per_token": 1e6 * used_s / tokens,
-        "worker_loop_cpu_us_per_token": 1e6 * worker_s / tokens,
+        "worker_loop_cpu_us_per_token": 1e6 * loop_s / tokens,
     }
 
 

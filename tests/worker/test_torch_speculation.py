@@ -29,6 +29,7 @@ from worker_service.speculation.sources import DraftRequest
 MOST = 28
 GREEDY = SamplingParams(temperature=0.0, max_output_tokens=MOST)
 SAMPLED = SamplingParams(temperature=1.0, top_p=0.95, max_output_tokens=MOST)
+PENALIZED = replace(SAMPLED, frequency_penalty=1.2, presence_penalty=0.4, repetition_penalty=1.3)
 Replies = list[list[int]]
 
 
@@ -83,7 +84,7 @@ def prompts() -> list[list[int]]:
 def expected(prompts: list[list[int]]) -> dict[SamplingParams, Replies]:
     """The replies of the medium model without drafts."""
     core = build(FAMILY / "medium")
-    return {sampling: run_all(core, prompts, sampling) for sampling in (GREEDY, SAMPLED)}
+    return {sampling: run_all(core, prompts, sampling) for sampling in (GREEDY, SAMPLED, PENALIZED)}
 
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -93,7 +94,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, PENALIZED], ids=["greedy", "sampled", "penalized"])
 @pytest.mark.parametrize("way", WAYS)
 def test_replies_are_the_same_with_and_without_drafts(
     way: str, sampling: SamplingParams, prompts: list[list[int]], expected: dict[SamplingParams, Replies]

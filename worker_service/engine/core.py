@@ -501,7 +501,9 @@ class EngineCore:
             offset=offset,
             distributions=bool(request.distributions),
             allowed=allowed,
-            output=sequence.tokens[sequence.prompt_tokens : end] if sequence.sampling.penalizes else (),
+            output=[*sequence.tokens[sequence.prompt_tokens : end], *chunk.proposed]
+            if sequence.sampling.penalizes
+            else (),
         )
 
     def _continuation(self, request: _Request, text: ReplyText, chunk: Chunk, result: RowResult) -> Continuation:

@@ -208,6 +208,9 @@ class ResponseRequest(SloField):
         )
 
     @property
+    def predicted(self) -> str:
+        return ""  # OpenAI has predictions for chats only
+
     def _effort(self) -> str:
         return (self.reasoning.effort if self.reasoning is not None else None) or ""
 
