@@ -1,4 +1,4 @@
-"""Replay of traces on 16 simulated instances: what length stages are worth beside good dispatch (CascadeInfer, 6).
+"""Replay of traces on 16 simulated instances: what length stages are worth where dispatch is good (CascadeInfer, 6).
 
 Requests have the trace's lengths, in its order, and arrive as a Poisson process (section 6.1). Layouts are proposed on the
 first half of each trace, and chosen and measured on the second. Contenders: round robin; dispatch and migration by free
@@ -112,7 +112,7 @@ def by_class(work: Workload, served: ClusterServed) -> list[dict[str, float]]:
     arrival, bounds = work.arrival_s - work.arrival_s[0], [0, *CLASSES, np.inf]
     ttft, figures = served.first_s - arrival, []
     span = np.maximum(served.finish_s - served.first_s, 1e-9)
-    made = work.output_tokens * np.clip((arrival[-1] - served.first_s) / span, 0, 1)
+    tokens_made = work.output_tokens * np.clip((arrival[-1] - served.first_s) / span, 0, 1)
     for low, high in itertools.pairwise(bounds):
         of_class = (work.input_tokens >= low) & (work.input_tokens < high)
         if not of_class.any():
@@ -123,7 +123,7 @@ def by_class(work: Workload, served: ClusterServed) -> list[dict[str, float]]:
                 "requests": int(of_class.sum()),
                 "ttft_mean_s": float(ttft[of_class].mean()),
                 "ttft_p95_s": float(np.percentile(ttft[of_class], 95)),
-                "tokens_served": float(made[of_class].sum() / work.output_tokens[of_class].sum()),
+                "tokens_served": float(tokens_made[of_class].sum() / work.output_tokens[of_class].sum()),
             }
         )
     return figures

@@ -20,9 +20,8 @@ from services.domain.errors import invalid
 class ClusterServed:
     """What N requests felt, and what the cluster did. horizon: the time of the last arrival, tokens produced until then.
 
-    finish_s: of a cancelled request, when it was taken out; first_s, finish_s: 0 for what had not come to it. boundaries:
-    (time, where stages end) at every refinement
-    interval. produced: (E) output tokens of requests ended there.
+    finish_s: of a cancelled request, when it was taken out. first_s, finish_s: 0 for what had not come to it by the end.
+    boundaries: (time, where stages end) at every refinement interval. produced: (E) output tokens of requests ended there.
     """
 
     first_s: Floats

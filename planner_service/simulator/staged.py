@@ -96,13 +96,13 @@ class Staged(Policy):
 
     def _refine(self, held: list[list[InFlight]]) -> None:
         stages = self._layout.stages
-        found = list(self._boundary)
+        boundary = list(self._boundary)
         for i, name in enumerate(self._names):
             place = self._place_of(i)
             after = successors({n: p for n, p in self._places.items() if n != name}, place.stage)
             if not after:
                 continue
-            found[i] = refine(
+            boundary[i] = refine(
                 self._boundary[i],
                 held[i],
                 averaged([held[self._number[n]] for n in after]),
@@ -111,9 +111,9 @@ class Staged(Policy):
                 most=stages[place.stage + 1].to_tokens - 1,
                 by=RefineBy(self._refinement.value),
             ).boundary
-        self._boundary = found
+        self._boundary = boundary
         for i, name in enumerate(self._names):
-            self._places[name] = replace(self._place_of(i), to_tokens=round(found[i]))
+            self._places[name] = replace(self._place_of(i), to_tokens=round(boundary[i]))
 
     def _ask_for(self, source: int) -> None:
         """Ask for every request that has outgrown this instance, and for one if it is its stage's outlier."""

@@ -26,7 +26,7 @@ def stage_qualities(
         sums[i + 1, 0] = sums[i, 0] + inputs[i]
         sums[i + 1, 1] = sums[i, 1] + inputs[i] * inputs[i]
         sums[i + 1, 2] = sums[i, 2] + tokens[i]
-    found = np.zeros((cuts, cuts, instances + 1))
+    qualities = np.zeros((cuts, cuts, instances + 1))
     for a in range(cuts):
         for b in range(a + 1, cuts):
             held = ends[b] - ends[a]
@@ -34,8 +34,8 @@ def stage_qualities(
             for f in range(3):
                 added += d[2 + f] * (sums[ends[b], f] - sums[ends[a], f])
             for k in range(1, instances + 1):
-                found[a, b, k] = held * (d[0] + added / max(1, min(k, held)))
-    return found
+                qualities[a, b, k] = held * (d[0] + added / max(1, min(k, held)))
+    return qualities
 
 
 @numba.njit(cache=True)

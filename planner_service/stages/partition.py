@@ -52,7 +52,7 @@ class MoveCost:
 
 @dataclass(frozen=True, slots=True)
 class StagePlan:
-    """A layout and its total QoE, beside those of one stage and of one instance per stage; the less the better.
+    """A layout and its total QoE, and those of one stage and of one instance per stage; the less the better.
 
     chain_quality: None where there are more instances than ranges between cut points. gap: how far quality lies above the
     exact answer's, relative; None where that was not computed.
@@ -248,8 +248,8 @@ def _crossing(sample: LengthSample, cut_points: Ints, move: MoveCost) -> Floats:
     spread over its output. This counts the whole transfer as delay: an upper bound where moves are live.
     """
     final = sample.input_tokens + sample.output_tokens
-    found = np.zeros(len(cut_points))
+    crossing = np.zeros(len(cut_points))
     for i, cut in enumerate(cut_points):
         passes = (sample.input_tokens < cut) & (final >= cut)
-        found[i] = cut * move.token_s * (1.0 / sample.output_tokens[passes]).sum()
-    return found
+        crossing[i] = cut * move.token_s * (1.0 / sample.output_tokens[passes]).sum()
+    return crossing

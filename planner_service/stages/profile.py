@@ -17,7 +17,7 @@ def batches_of(replica: Replica, work: Workload) -> list[tuple[BatchLoad, float]
     The steady state of n like requests, a new one for each that ends: while one makes its O output tokens there are O decode
     steps of the batch, and one prompt of each of the n is computed. A step is as its latency model says, lengths being alike.
     """
-    found, low = list[tuple[BatchLoad, float]](), SHORTEST_TOKENS
+    batches, low = list[tuple[BatchLoad, float]](), SHORTEST_TOKENS
     total, ratio = work.input_tokens + work.output_tokens, work.input_tokens / work.output_tokens
     while low <= work.longest_tokens:
         bucket = np.flatnonzero((total >= low) & (total < 2 * low))
@@ -33,10 +33,10 @@ def batches_of(replica: Replica, work: Workload) -> list[tuple[BatchLoad, float]
             while n <= replica.limits.max_running and n * (inputs + outputs) <= replica.lane_tokens:
                 decode = replica.latency.step_s(StepLoad(n, round(n * length)))
                 load = BatchLoad(n, n * inputs, n * inputs**2, n * length)
-                found.append((load, decode + n * prompt / outputs))
+                batches.append((load, decode + n * prompt / outputs))
                 n *= 2
         low *= 2
-    return found
+    return batches
 
 
 def prompt_s(latency: StepLatencyModel, tokens: int, max_step_tokens: int) -> float:

@@ -66,7 +66,7 @@ def balanced(layout: StageLayout, work: Workload, replica: Replica) -> StageLayo
 
 
 def stage_seconds(layout: StageLayout, work: Workload, replica: Replica) -> Floats:
-    """(S) seconds of work of a workload in each stage: prompts where they begin, tokens where they are made.
+    """(S) seconds of work of a workload in each stage: prompts where they begin, tokens where they are generated.
 
     A token takes its part of a step of a full chunk, and the reading of its context.
     """
@@ -80,8 +80,8 @@ def stage_seconds(layout: StageLayout, work: Workload, replica: Replica) -> Floa
     for i, stage in enumerate(layout.stages):
         end = np.inf if i == len(layout.stages) - 1 else stage.to_tokens
         low, high = np.maximum(work.input_tokens, stage.from_tokens), np.minimum(final, end)
-        made = np.maximum(0, high - low)
-        seconds[i] += float((made * (token_s + latency.context_token_s * (low + high) / 2)).sum())
+        tokens = np.maximum(0, high - low)
+        seconds[i] += float((tokens * (token_s + latency.context_token_s * (low + high) / 2)).sum())
     return seconds
 
 

@@ -57,8 +57,8 @@ def count_in_flight(work: Workload, qoe: QoeModel, instances: int, replica: Repl
     left = 1 - tokens_per_s * added / instances
     if left <= 0 and replica is None:
         raise invalid("instances", f"{instances} cannot carry {tokens_per_s:.0f} output tokens/s by this QoE model")
-    wanted = tokens_per_s * d0 / left if left > 0 else np.inf
-    return max(1, round(min(wanted, room)))
+    expected = tokens_per_s * d0 / left if left > 0 else np.inf
+    return max(1, round(min(expected, room)))
 
 
 def in_flight(work: Workload, count: int) -> LengthSample:

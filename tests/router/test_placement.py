@@ -158,7 +158,7 @@ def slow_choice(
         assert r.model is not None
         sent, knows = in_flight.get(r.instance_id, NOTHING_SENT), r.instance_id == holder
         requests = r.load.requests + sent.requests
-        work = sum(r.load.queued_tokens) + sent.tokens
+        work: float = sum(r.load.queued_tokens) + sent.tokens
         work += REQUEST_TOKENS * requests + CONTEXT_SHARE * (r.load.tokens + sent.tokens)
         checksum = zlib.crc32(f"{r.instance_id}/{request_id}".encode())
         return (work - REQUEST_TOKENS * knows) / r.model.max_requests, not knows, checksum
