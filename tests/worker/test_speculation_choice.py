@@ -77,8 +77,8 @@ def test_pass_costs_are_interpolated_and_follow_what_is_measured() -> None:
 def test_the_choice_is_the_best_of_all(replies: int, share: float, token_us: float) -> None:
     """Enumerated with the formula written out; the target alone where nothing is faster."""
     models = [
-        Estimate(learned(share), DraftCost(1e-5, token_us * 1e-6, 1e-6)),
-        Estimate(learned(share / 2), DraftCost(1e-5, token_us * 0.5e-6, 1e-6)),
+        Estimate(learned(share), DraftCost(1e-5, 5e-6, token_us * 1e-6, 1e-6)),
+        Estimate(learned(share / 2), DraftCost(1e-5, 5e-6, token_us * 0.5e-6, 1e-6)),
     ]
     rates: dict[Candidate | None, float] = {None: replies / pass_s(replies, replies)}
     for index, model in enumerate(models):
@@ -88,7 +88,8 @@ def test_the_choice_is_the_best_of_all(replies: int, share: float, token_us: flo
                 reached *= model.acceptance._standing[position]
                 tokens += reached
             drafted = replies * window
-            seconds = pass_s(replies, replies + drafted) + model.cost.fixed_s + model.cost.token_s * drafted
+            cost = model.cost.fixed_s + model.cost.reply_s * replies + model.cost.token_s * drafted
+            seconds = pass_s(replies, replies + drafted) + cost
             rates[Candidate(index, window)] = replies * tokens / seconds
     candidate, rate = best(replies, target(), models, windows(MAX_WINDOW))
     # As a draft's length is learned, too, equal candidates may differ in the last digits.
@@ -124,14 +125,14 @@ class FakeModel:
 
 
 class Machine:
-    """Serves `replies` endless replies in virtual time: tokens, seconds and steps so far."""
+    """Serves endless replies in virtual time: seconds and tokens so far, and the phase of the load."""
 
     def __init__(self, models: int = 1, token_s: float = 20e-6) -> None:
-        self.now_s, self.tokens, self.steps = 0.0, 0, 0
+        self.now_s, self.tokens, self.phase = 0.0, 0, 0
         self.token_s, self.rng = token_s, random.Random(4)
         self.fakes = [FakeModel() for _ in range(models)]
         speculating = [
-            SpeculatingModel.measured(f"m{i}", fake, DraftCost(1e-5, token_s, 1e-6), MAX_WINDOW)
+            SpeculatingModel.measured(f"m{i}", fake, DraftCost(1e-5, 0.0, token_s, 1e-6), MAX_WINDOW)
             for i, fake in enumerate(self.fakes)
         ]
         self.drafter = AdaptiveDrafter(target(), speculating, MAX_WINDOW, lambda: self.now_s)
@@ -165,7 +166,6 @@ class Machine:
             rows = replies + sum(map(len, drafts))
             took_s = pass_s(replies, rows)
             self.now_s += took_s
-            self.steps += 1
             self.drafter.observe(VerifiedStep(replies, rows, True, took_s, verdicts))
         return (self.tokens - before) / (self.now_s - began_s)
 
@@ -186,6 +186,24 @@ def test_drafting_is_chosen_where_it_pays_and_left_where_it_does_not(replies: in
     assert machine.drafter.current[1] <= 2  # which cost next to nothing
     alone = tokens_per_s(replies, target(), [], None)
     assert machine.run(1000, replies, lambda _: 0.0) >= 0.98 * alone
+
+
+def test_a_load_that_changes_is_served_faster_than_by_any_static_choice() -> None:
+    """Tasks and batch sizes change; by at least a tenth over the whole run, switching included."""
+    phases = [(1, 0.95), (64, 0.3), (1, 0.95), (16, 0.05), (1, 0.95), (64, 0.3)]
+    tokens_per_phase = 4000
+    machine = Machine()
+    for replies, share in phases:
+        while machine.tokens < tokens_per_phase * (1 + machine.phase):
+            machine.run(1, replies, lambda _, share=share: share)
+        machine.phase += 1
+    cost = machine.drafter.models[0].estimate.cost
+    for candidate in (None, *(Candidate(0, window) for window in windows(MAX_WINDOW))):
+        seconds = sum(
+            tokens_per_phase / tokens_per_s(replies, target(), [Estimate(learned(share), cost)], candidate)
+            for replies, share in phases
+        )
+        assert machine.now_s < seconds / 1.1, candidate
 
 
 @pytest.mark.parametrize("replies", [1, 16, 64])
@@ -238,7 +256,7 @@ def test_a_prompt_is_computed_for_drafts_only_where_the_reply_repays_it() -> Non
 
 def test_a_choice_is_kept_while_its_gain_is_near_the_best() -> None:
     """Estimates vary; within the margin, nothing is switched."""
-    estimate = Estimate(learned(0.9), DraftCost(1e-5, 20e-6, 1e-6))
+    estimate = Estimate(learned(0.9), DraftCost(1e-5, 0.0, 20e-6, 1e-6))
     chooser = Chooser(target(), [estimate], MAX_WINDOW)
     first = chooser.choose(1)
     assert first is not None

@@ -164,7 +164,7 @@ class AdaptiveDrafter:
             elif draft is not None:  # the model is unsure of its first token already
                 speculating.estimate.acceptance.observe(window, 0, 0, len(requests))
         drafted = sum(len(draft) for draft in drafts if draft)
-        speculating.estimate.cost.observe(drafted, self._now() - began_s)
+        speculating.estimate.cost.observe(len(own), drafted, self._now() - began_s)
 
     def _drop(self, model: int) -> None:
         """Drop a model that failed."""

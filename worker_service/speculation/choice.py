@@ -46,7 +46,7 @@ def tokens_per_s(replies: int, target: PassCost, models: Seq[Estimate], candidat
         return replies / target.seconds(replies, replies)
     estimate = models[candidate.model]
     drafted = replies * estimate.acceptance.drafted(candidate.window)
-    seconds = target.seconds(replies, replies + drafted) + estimate.cost.seconds(drafted)
+    seconds = target.seconds(replies, replies + drafted) + estimate.cost.seconds(replies, drafted)
     return replies * estimate.acceptance.tokens(candidate.window) / seconds
 
 
@@ -104,8 +104,8 @@ class Chooser:
         if self.current is None:
             return 0.0
         estimate = self.models[self.current.model]
-        rows = replies * (1 + estimate.acceptance.drafted(self.current.window))
-        row_s = self.target.seconds(replies, rows + 1) - self.target.seconds(replies, rows)
+        most = replies * self._windows[-1]  # over the whole range, since measured points vary
+        row_s = (self.target.seconds(replies, replies + most) - self.target.seconds(replies, replies)) / most
         rate = tokens_per_s(replies, self.target, self.models, self.current)
         return max(0.0, row_s + estimate.cost.token_s) * rate
 
@@ -121,7 +121,7 @@ class Chooser:
             return None
         model = others[self._explored % len(others)]
         cost, window = self.models[model].cost, min(EXPLORED_WINDOW, self._windows[-1])
-        price_s = cost.seconds(window) + max(0.0, self.target.seconds(replies, replies + window) - step_s)
+        price_s = cost.seconds(1, window) + max(0.0, self.target.seconds(replies, replies + window) - step_s)
         if price_s <= self._credit_s:
             price_s += cost.catch_up_s(missing(model))
         if price_s > self._credit_s:
