@@ -195,7 +195,7 @@ def test_a_load_that_changes_is_served_faster_than_by_any_static_choice() -> Non
     machine = Machine()
     for replies, share in phases:
         while machine.tokens < tokens_per_phase * (1 + machine.phase):
-            machine.run(1, replies, lambda _, share=share: share)
+            machine.run(1, replies, {"m0": share}.__getitem__)
         machine.phase += 1
     cost = machine.drafter.models[0].estimate.cost
     for candidate in (None, *(Candidate(0, window) for window in windows(MAX_WINDOW))):
