@@ -14,7 +14,9 @@ from worker_service.speculation.estimates import Acceptance, DraftCost, PassCost
 GAIN = 1.03
 """Least predicted gain over the target alone for which there is drafting at all."""
 SWITCH_GAIN = 1.05
-"""Least predicted gain for which one way of drafting is left for another: estimates vary from step to step."""
+"""Least predicted gain for which one model is left for another, which has to compute the prompts first."""
+WINDOW_GAIN = 1.01
+"""The same for another window of the same model, which costs nothing."""
 EXPLORED_SHARE = 0.01
 """Share of the time that exploring may cost."""
 EXPLORED_WINDOW = 3
@@ -84,8 +86,10 @@ class Chooser:
         pays = rate >= GAIN * alone
         if self.current is None or current < alone:
             self._switch(candidate if pays else None)
-        elif rate > SWITCH_GAIN * current:
-            self._switch(candidate)
+        elif candidate is not None:
+            same_model = candidate.model == self.current.model
+            if rate > (WINDOW_GAIN if same_model else SWITCH_GAIN) * current:
+                self._switch(candidate)
         return self.current
 
     def _switch(self, candidate: Candidate | None) -> None:

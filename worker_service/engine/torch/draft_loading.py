@@ -116,17 +116,23 @@ def draft_cost(model: DraftModel, replies: int, window: int) -> DraftCost:
 
     catch_up_s = _seconds(catch_up)
     try:
-        one_s = _seconds(lambda: model.draft(requests[:1], 1))
-        short_s = _seconds(lambda: model.draft(requests, 1))
-        long_s = _seconds(lambda: model.draft(requests, window + 1))
+        one_s, one_long_s = (_seconds(functools.partial(model.draft, requests[:1], n)) for n in (1, window + 1))
+        all_s, all_long_s = (_seconds(functools.partial(model.draft, requests, n)) for n in (1, window + 1))
     finally:
         for request in requests:
             model.forget(request.request_id)
     count = len(requests)
-    token_s = max(1e-7, (long_s - short_s) / (count * window))
-    reply_s = max(0.0, (short_s - one_s) / (count - 1) - token_s)
-    fixed_s = max(0.0, one_s - reply_s - token_s)
-    return DraftCost(fixed_s, reply_s, token_s, catch_up_s / (count * CONTEXT_TOKENS))
+    one_step_s, all_step_s = (one_long_s - one_s) / window, (all_long_s - all_s) / window
+    token_s = max(1e-7, (all_step_s - one_step_s) / (count - 1))
+    step_s = max(0.0, one_step_s - token_s)
+    reply_s = max(0.0, (all_s - one_s) / (count - 1) - token_s)
+    return DraftCost(
+        fixed_s=max(0.0, one_s - reply_s - step_s - token_s),
+        reply_s=reply_s,
+        step_s=step_s,
+        token_s=token_s,
+        catch_up_token_s=catch_up_s / (count * CONTEXT_TOKENS),
+    )
 
 
 def _seconds(work: Callable[[], object]) -> float:
