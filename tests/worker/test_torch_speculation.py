@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader, NumberDataPoint
 
 from models.training import tasks
 from services.clock import SystemClock
@@ -22,6 +24,7 @@ from worker_service.engine.interface import EngineUnusable, Speculating
 from worker_service.engine.torch import TorchEngineOptions
 from worker_service.engine.torch.draft_model import DraftModel
 from worker_service.engine.torch.engine import torch_core
+from worker_service.load_tracker import LoadTracker
 from worker_service.speculation.adaptive import AdaptiveDrafter
 from worker_service.speculation.choice import Candidate
 from worker_service.speculation.sources import DraftRequest
@@ -30,6 +33,7 @@ MOST = 28
 GREEDY = SamplingParams(temperature=0.0, max_output_tokens=MOST)
 SAMPLED = SamplingParams(temperature=1.0, top_p=0.95, max_output_tokens=MOST)
 PENALIZED = replace(SAMPLED, frequency_penalty=1.2, presence_penalty=0.4, repetition_penalty=1.3)
+SAMPLING_NAMES = {GREEDY: "greedy", SAMPLED: "sampled", PENALIZED: "penalized"}
 Replies = list[list[int]]
 
 
@@ -69,6 +73,7 @@ def always(core: EngineCore, window: int) -> AdaptiveDrafter:
     assert isinstance(drafter, AdaptiveDrafter)
     drafter.chooser.current = Candidate(0, window)
     drafter.chooser.choose = lambda replies: drafter.chooser.current  # type: ignore[method-assign]  # noqa: ARG005
+    drafter.chooser.least = lambda replies: 0.0  # type: ignore[method-assign]  # noqa: ARG005
     drafter._pays = lambda *_: True  # type: ignore[method-assign]
     return drafter
 
@@ -94,8 +99,18 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, PENALIZED], ids=["greedy", "sampled", "penalized"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("way", "sampling"),
+    [
+        ("compiled", GREEDY),
+        ("compiled", SAMPLED),
+        ("compiled", PENALIZED),
+        ("small_blocks_and_chunks", GREEDY),
+        ("small_blocks_and_chunks", SAMPLED),
+        ("gathered", SAMPLED),
+    ],
+    ids=lambda value: value if isinstance(value, str) else SAMPLING_NAMES[value],
+)
 def test_replies_are_the_same_with_and_without_drafts(
     way: str, sampling: SamplingParams, prompts: list[list[int]], expected: dict[SamplingParams, Replies]
 ) -> None:
@@ -221,15 +236,13 @@ def _path(core: EngineCore, node: int) -> list[int]:
     return tokens
 
 
-def test_a_model_with_random_weights_is_left_alone(
+def test_a_model_with_random_weights_is_soon_known_to_draft_nothing(
     prompts: list[list[int]], tiny_models: dict[str, Path], expected: dict[SamplingParams, Replies]
 ) -> None:
-    """The replies stay the same; it is tried, nothing stands, and it hardly drafts any more."""
+    """The replies stay the same; next to nothing is expected of it, so that the choice leaves it alone."""
     core = build(FAMILY / "medium", tiny_models["llama"])
-    drafter = core.proposals.drafter
-    assert isinstance(drafter, AdaptiveDrafter)
-    for _ in range(3):
-        assert run_all(core, prompts, GREEDY, 4) == expected[GREEDY]
+    drafter = always(core, 7)
+    assert run_all(core, prompts, GREEDY, 4) == expected[GREEDY]
     (model,) = drafter.models
     assert model.estimate.acceptance.tokens(7) < 1.5
 
@@ -305,6 +318,8 @@ async def test_a_tiers_drafters_draft_for_its_requests(
     try:
         assert isinstance(engine, Speculating)
         always(engine._core, 3)  # type: ignore[attr-defined]
+        reader = InMemoryMetricReader()
+        LoadTracker(engine, MeterProvider([reader]).get_meter("test"), "last")
 
         async def reply(request: GenerationRequest) -> list[int]:
             frames = [e async for e in engine.generate(request) if isinstance(e, TokenFrame)]
@@ -316,8 +331,34 @@ async def test_a_tiers_drafters_draft_for_its_requests(
         assert state.window == 3
         assert state.verified["model"] >= state.accepted["model"] > 0
         assert state.verified["given"] == 0
+        assert _metrics(reader) == {
+            ("tokens", "model", "accepted"): state.accepted["model"],
+            ("tokens", "model", "rejected"): state.verified["model"] - state.accepted["model"],
+            ("tokens", "given", "accepted"): 0,
+            ("tokens", "given", "rejected"): 0,
+            ("failures", "model"): 0,
+            ("failures", "given"): 0,
+            ("window", "small"): 3,
+        }
     finally:
         await engine.close()
+
+
+def _metrics(reader: InMemoryMetricReader) -> dict[tuple[str, ...], float]:
+    """The metrics of drafts, by name and labels."""
+    data = reader.get_metrics_data()
+    assert data is not None
+    metrics = data.resource_metrics[0].scope_metrics[0].metrics
+    values = dict[tuple[str, ...], float]()
+    for metric in metrics:
+        name = metric.name.removeprefix("penstock.worker.draft_")
+        for point in metric.data.data_points if name != metric.name else ():
+            labels = {key: str(value) for key, value in (point.attributes or {}).items()}
+            assert labels.pop("penstock.tier") == "last"
+            assert isinstance(point, NumberDataPoint)
+            parts = (labels.get(f"penstock.draft.{label}") for label in ("source", "model", "outcome"))
+            values[name, *(part for part in parts if part)] = point.value
+    return values
 
 
 @pytest.mark.parametrize(
