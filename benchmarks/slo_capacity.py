@@ -255,7 +255,6 @@ def ablations(scenario: Scenario, full_per_s: float, effort: Effort) -> dict[str
         "batches of 512 tokens at most": over(SloReplicas(with_limits(replica, 512), GPUS, hops=GPUS - 1)),
         "without best effort": over(slo_replicas(replica, decline=True)),
         "best effort with a share of 5 %": over(slo_replicas(replica, reserve=0.05)),
-        "KV checked over time": over(slo_replicas(replica, kv_over_time=True)),
         "without hops": over(slo_replicas(replica, hops=0)),
         "without hops, in turn": over(slo_replicas(replica, hops=0, least_loaded=False)),
         "lengths predicted": over(_Predicted(slo_replicas(replica))),
