@@ -55,7 +55,7 @@ async def compose(chassis: Chassis) -> None:
     if not settings.tier:
         raise SettingsError("PENSTOCK_TIER: required for a worker")
     tier = chassis.mesh.tier(settings.tier)
-    engine = build_engine(tier, settings)
+    engine = build_engine(tier, settings, tightest_tpot_s=chassis.mesh.slo.tightest_tpot_s)
     try:
         await engine.start()
     except EngineUnusable as error:
@@ -171,8 +171,11 @@ async def _watch(
         await asyncio.sleep(look_s)
 
 
-def build_engine(tier: MeshTier, settings: ServiceSettings) -> Engine:
-    """Create the engine of a tier, without starting it."""
+def build_engine(tier: MeshTier, settings: ServiceSettings, *, tightest_tpot_s: float | None = None) -> Engine:
+    """Create the engine of a tier, without starting it.
+
+    tightest_tpot_s: the tightest pace of the mesh's SLO classes; None for none.
+    """
     name = tier.served_name
     hold = (
         OutputCoalescing(settings.frame_interval_ms / 1000, settings.frame_tokens)
@@ -200,7 +203,7 @@ def build_engine(tier: MeshTier, settings: ServiceSettings) -> Engine:
             hold=hold,
         )
     if tier.engine == "sglang":
-        if tier.batch_policy != "decode_first":
+        if tier.batch_policy == "prefill_first":
             raise SettingsError(
                 f"tiers: {tier.name}: batch_policy: '{tier.batch_policy}' is for torch and simulated engines"
             )
@@ -222,6 +225,8 @@ def build_engine(tier: MeshTier, settings: ServiceSettings) -> Engine:
                 hold=hold,
                 tool_format=tier.tool_format,
                 model=tier.model,
+                keeps_slos=tier.batch_policy == "slo",
+                tightest_tpot_s=tightest_tpot_s,
             )
         )
     from worker_service.engine.torch import TorchEngineOptions, torch_engine  # torch takes seconds to import
@@ -286,6 +291,7 @@ def _server_shape(tier: MeshTier, settings: ServiceSettings) -> "ServerShape":
         kv_store_bytes=int(server.kv_store_gib * GIB / max(1, tier.workers)),
         trace_to=collector.partition("://")[2] or collector,
         structured_output=server.structured_output,
+        mixed_chunk=tier.batch_policy == "slo",
         flags=server.flags,
         env=server.env,
     )

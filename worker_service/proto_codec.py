@@ -42,6 +42,7 @@ _CAPABILITIES = {
     Capability.PREFIX_TRANSFER: pb.CAPABILITY_PREFIX_TRANSFER,
     Capability.STRUCTURED_OUTPUT: pb.CAPABILITY_STRUCTURED_OUTPUT,
     Capability.SLO: pb.CAPABILITY_SLO,
+    Capability.SLO_PREDICTED: pb.CAPABILITY_SLO_PREDICTED,
 }
 
 HEARTBEAT = pb.GenerateResponse(heartbeat=pb.Heartbeat())

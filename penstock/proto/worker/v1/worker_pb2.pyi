@@ -96,6 +96,8 @@ class _CapabilityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Capability
     """A reply's form (SamplingParams.structured_output, calls of tools) is enforced, token by token."""
     CAPABILITY_SLO: _Capability.ValueType  # 12
     """Requests are admitted with an SLO only where it can be kept."""
+    CAPABILITY_SLO_PREDICTED: _Capability.ValueType  # 13
+    """As CAPABILITY_SLO, but by a prediction: the engine does not form the steps itself."""
 
 class Capability(_Capability, metaclass=_CapabilityEnumTypeWrapper): ...
 
@@ -122,6 +124,8 @@ CAPABILITY_STRUCTURED_OUTPUT: Capability.ValueType  # 11
 """A reply's form (SamplingParams.structured_output, calls of tools) is enforced, token by token."""
 CAPABILITY_SLO: Capability.ValueType  # 12
 """Requests are admitted with an SLO only where it can be kept."""
+CAPABILITY_SLO_PREDICTED: Capability.ValueType  # 13
+"""As CAPABILITY_SLO, but by a prediction: the engine does not form the steps itself."""
 Global___Capability: _TypeAlias = Capability  # noqa: Y015
 
 @_typing.final
