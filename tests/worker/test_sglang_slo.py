@@ -342,9 +342,11 @@ async def test_waiting_prompts_are_sent_by_deadline() -> None:
         for name, ttft_s, count in (("first", 800.0, 400), ("loose", 900.0, 200), ("tight", 500.0, 200)):
             request = replace(asked(name, Slo(ttft_s, (SloPhase(0, 100.0),))), prompt=TokenPrompt((97,) * count))
             tasks.append(asyncio.create_task(events_of(engine, request)))
-            await until(
-                lambda name=name: (name in engine._requests and engine._requests[name].waits) or server.sent(name)
-            )  # type: ignore[misc]
+
+            def arrived(name: str = name) -> bool:
+                return bool(server.sent(name)) or (name in engine._requests and engine._requests[name].waits)
+
+            await until(arrived)
         await until(lambda: bool(server.sent("first")))
         assert [body["rid"].partition(":")[2] for body in server.bodies] == ["first"]
         server.released.add("first")

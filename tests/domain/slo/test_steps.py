@@ -264,7 +264,7 @@ def test_the_certificate_knows_the_most_kv_that_is_held_at_any_time() -> None:
         def keeps(kv_tokens: float, peak: F, counts: N = counts, times: F = times, model: StepModel = model) -> bool:
             n = counts.shape[1]
             copies, release_s = (counts.copy(), times.copy()), np.zeros(n)
-            return replay.keeps_promises(0.0, *copies, n, model, False, False, release_s, kv_tokens, 0, peak)
+            return bool(replay.keeps_promises(0.0, *copies, n, model, False, False, release_s, kv_tokens, 0, peak))
 
         peak = np.zeros(1)
         if not keeps(np.inf, peak):
