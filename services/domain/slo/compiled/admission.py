@@ -16,6 +16,7 @@ from services.domain.slo.compiled.layout import (
     DECODING,
     DUE_S,
     KIND,
+    LEFT,
     PENDING,
     RELEASE_S,
     STANDARD,
@@ -348,6 +349,10 @@ def _certified(
     for hold in range(2):
         found_s[:], held[0] = -np.inf, 0.0
         _columns(counts, times, running, new_counts, new_times, chosen, all_counts, all_times)
+        whole = 0.0
+        for i in range(requests):
+            if all_counts[KIND, i] == STANDARD:
+                whole += all_counts[CONTEXT, i] + all_counts[PENDING, i] + all_counts[LEFT, i] + partial_tokens
         passes = keeps_promises(
             now_s,
             all_counts,
@@ -362,14 +367,24 @@ def _certified(
             held,
         )
         tries += 1
-        if passes and best_effort:
-            # Should best effort have no work, steps are shorter, and decodes of a loose pace grow sooner beside the others.
+        if passes and whole > kv_tokens:
+            # How long steps take depends on best effort, and with it which tokens are held together: try the other case, too.
             at = _columns(counts, times, running, new_counts, new_times, chosen, all_counts, all_times)
             for i in range(at):
                 all_times[RELEASE_S, i] = found_s[i]
             assumed = held[0]
             passes = keeps_promises(
-                now_s, all_counts, all_times, requests, model, False, False, again_s, kv_tokens, partial_tokens, held
+                now_s,
+                all_counts,
+                all_times,
+                requests,
+                model,
+                not best_effort,
+                False,
+                again_s,
+                kv_tokens,
+                partial_tokens,
+                held,
             )
             held[0] = max(held[0], assumed)
             tries += 1
