@@ -19,7 +19,7 @@ BATCHES, CONTEXTS = (1, 4, 16), (16, 256)
 DECODES = 12
 """Output tokens of each decode: enough gaps for a median."""
 MIXED_DECODES = 48
-"""Of those beside which a prompt is computed: it must arrive while they decode."""
+"""Of those next to which a prompt is computed: it must arrive while they decode."""
 PROMPT_REPEATS = 3
 
 
@@ -47,17 +47,17 @@ async def measured_latency(client: SglangClient, server: ServerInfo, vocab_size:
         for context in CONTEXTS:
             if context + DECODES < server.input_tokens:
                 samples += await _steps(client, [tokens(context) for _ in range(batch)], DECODES, [])
-    beside = min(2, max(1, most - 1))
-    samples += await _steps(client, [tokens(CONTEXTS[0]) for _ in range(beside)], MIXED_DECODES, tokens(longest))
+    next_to = min(2, max(1, most - 1))
+    samples += await _steps(client, [tokens(CONTEXTS[0]) for _ in range(next_to)], MIXED_DECODES, tokens(longest))
     return fitted([(load, seconds) for load, seconds in samples if seconds > 0])
 
 
 async def _steps(
-    client: SglangClient, prompts: list[list[int]], decodes: int, beside: list[int]
+    client: SglangClient, prompts: list[list[int]], decodes: int, next_to: list[int]
 ) -> list[tuple[StepLoad, float]]:
-    """Steps of these requests while all of them decode, by the gaps of the last one; `beside`: a prompt sent meanwhile.
+    """Steps of these requests while all of them decode, by the gaps of the last one; `next_to`: a prompt sent meanwhile.
 
-    With `beside`, the one step in which it was computed: the longest gap. Otherwise all.
+    With `next_to`, the one step in which it was computed: the longest gap. Otherwise all.
     """
     begun, contexts = [asyncio.Event() for _ in prompts], [len(prompt) for prompt in prompts]
     arrived_s: list[float] = []
@@ -72,16 +72,16 @@ async def _steps(
         begun[at].set()
 
     async def prompt() -> None:
-        if beside:
+        if next_to:
             for event in begun:
                 await event.wait()
-            await client.prompt_seconds(server_id("calibrate-beside"), beside)
+            await client.prompt_seconds(server_id("calibrate-mixed"), next_to)
 
     await asyncio.gather(*(decode(at) for at in range(len(prompts))), prompt())
     gaps = [b - a for a, b in pairwise(arrived_s)]
     context = sum(contexts) + len(prompts) * decodes // 2
-    if not beside:
+    if not next_to:
         return [(StepLoad(len(prompts), context), gap) for gap in gaps]
-    count = len(beside)
+    count = len(next_to)
     load = StepLoad(len(prompts) + count, context + count, 0.5 * count * (count + 1))
     return [(load, max(gaps))] if gaps else []

@@ -30,7 +30,7 @@ from worker_service.engine.sglang.moves import Running
 CHUNKS_AHEAD = 2
 """Prompt tokens sent and not computed yet, in chunks of the server: one that is computed, one that waits behind it."""
 TYPICAL_DECODES = 16
-"""Decodes beside which a chunk must keep the tightest pace; with more of them, admission declines."""
+"""Decodes next to which a chunk must keep the tightest pace; with more of them, admission declines."""
 MAX_BACKLOG_S = 3600.0
 """The backlog of a server that cannot compute prompts in addition to its decodes."""
 
@@ -79,7 +79,7 @@ class ShadowScheduler:
         """Whether each of `new` is admitted. requests: all others."""
         followed = [r for r in requests if _promised(r) and not _kept(r)]
         aside = sum(_whole_tokens(r) for r in requests if _promised(r) and _kept(r))
-        begins_s = now_s + self.step_s(r for r in requests if r.sent)  # behind the step under way
+        begins_s = now_s + self.step_s(r for r in requests if r.sent)  # behind the running step
         candidates = [_as_table_request(r) for r in new]
         return self._decide(begins_s, [_as_table_request(r) for r in followed], candidates, aside)
 

@@ -96,7 +96,7 @@ class Decision:
     """Who is admitted, by the candidates' order; when prompts may complete, by id, of those running and those admitted.
 
     replays: how many certificates were tried. kv_tokens: the most KV that the running requests under a promise and those
-    admitted hold at any time; infinite where no certificate passed, so that nobody is admitted.
+    admitted hold at any time; infinite where no certificate passed, so that no request is admitted.
     """
 
     admitted: tuple[bool, ...]
