@@ -77,7 +77,6 @@ def candidates(rng: np.random.Generator, now_s: float, tightness: float) -> list
             output_tokens=int(rng.integers(50, 500)),
             due_s=now_s + float(rng.uniform(0.5, 3.0)) * tightness,
             tpot_s=PACES_S[int(rng.integers(len(PACES_S)))],
-            memory_tokens=int(rng.integers(200, 3000)),
         )
         for i in range(NEW)
     ]
@@ -93,13 +92,15 @@ def decisions(model: StepModel, seed: int) -> tuple[list[float], dict[str, float
     """Milliseconds of each decision; what was decided on average."""
     rng = np.random.default_rng(seed)
     tables = [running_table(rng, 0.0) for _ in range(SCENES)]
+    unlimited = [decide(0.0, t.snapshot(), [], model, kv_tokens=10**9, free_places=64) for t in tables]
+    held = [round(decision.kv_tokens) for decision in unlimited]  # by those that run already
     took, admitted, replays = list[float](), list[int](), list[int]()
     for k in range(DECISIONS):
         table, new = tables[k % SCENES], candidates(rng, 0.0, TIGHTNESS[k % 3])
+        kv_tokens = held[k % SCENES] + (8_000 if k % 2 else 100_000)  # KV binds in every other decision
 
-        def work(table: RequestTable = table, new: list[TableRequest] = new) -> None:
-            free = 12_000 if len(took) % 2 else 100_000  # memory binds in every other decision
-            decision = decide(0.0, table.snapshot(), new, model, free_memory_tokens=free, free_places=64)
+        def work(table: RequestTable = table, new: list[TableRequest] = new, kv_tokens: int = kv_tokens) -> None:
+            decision = decide(0.0, table.snapshot(), new, model, kv_tokens=kv_tokens, free_places=64)
             table.apply(decision)
             admitted.append(sum(decision.admitted))
             replays.append(decision.replays)

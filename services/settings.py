@@ -176,7 +176,8 @@ class MeshTier(BaseModel):
     batch_policy: Literal["decode_first", "prefill_first", "slo"] = "decode_first"
     """Who gets how many tokens of a step. decode_first: every decode its own, prompts what is left. prefill_first: prompts
     alone while there are any. slo: SLOs are kept, by deadlines; a torch worker then measures its steps for three seconds at
-    its start. For engines whose steps are ours: torch and simulated."""
+    its start, and an SGLang worker its server's; to SGLang, which forms its steps itself, it is a prediction. prefill_first
+    is for torch and simulated engines."""
     best_effort_reserve: float = Field(default=0.05, ge=0, lt=1)
     """With batch_policy slo: the share of each step's time that requests without a kept SLO have while there are any."""
     escalation_drafts: bool = True
@@ -464,6 +465,9 @@ class MeshTenant(BaseModel):
     """Whether its requests may ask for latencies."""
     ignore_eos: bool = False
     """Whether its requests may set ignore_eos: their replies then always have max_tokens. For benchmarks."""
+    slo_classes: tuple[str, ...] = ()
+    """Classes of the mesh's `slo.classes` that its requests may name; they may then ask for no latencies of their own.
+    Empty: all, and their own."""
 
 
 class MeshAccess(BaseModel):
@@ -561,6 +565,12 @@ class MeshSlo(BaseModel):
     hop_time_s: float = Field(default=0.5, ge=0)
     """No further instance of a tier is tried later than this after the first one."""
 
+    @property
+    def tightest_tpot_s(self) -> float | None:
+        """Seconds per output token of the tightest class; None where no class has a pace."""
+        paces = [phase.time_per_output_token_s for one in self.classes.values() for phase in one.slo().phases]
+        return min(paces, default=None)
+
     def resolved(self, slo: Slo, path: str = "slo") -> Slo:
         """The objectives of a request, with those of its class and a fallback. path: of the request's field.
 
@@ -616,6 +626,14 @@ class MeshFile(BaseModel):
         if isinstance(data, dict) and "judge" not in data and isinstance(tiers := data.get("tiers"), list | tuple):
             return data | ({"judge": {"replicas": 0}} if len(tiers) == 1 else {})
         return data
+
+    @model_validator(mode="after")
+    def _tenants_name_known_classes(self) -> "MeshFile":
+        for at, tenant in enumerate(self.access.tenants):
+            for name in tenant.slo_classes:
+                if name not in self.slo.classes:
+                    raise ValueError(f"access.tenants.{at}.slo_classes: no class '{name}' in slo.classes")
+        return self
 
     def router_share(self, index: int, count: int) -> "MeshFile":
         """This file as one of `count` processes of a router follows it. index: from 0."""

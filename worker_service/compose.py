@@ -57,7 +57,8 @@ async def compose(chassis: Chassis) -> None:
     if not settings.tier:
         raise SettingsError("PENSTOCK_TIER: required for a worker")
     tier = chassis.mesh.tier(settings.tier)
-    engine = build_engine(tier, settings, drafter_folders(chassis.mesh, tier, settings))
+    drafters = drafter_folders(chassis.mesh, tier, settings)
+    engine = build_engine(tier, settings, drafters, tightest_tpot_s=chassis.mesh.slo.tightest_tpot_s)
     try:
         await engine.start()
     except EngineUnusable as error:
@@ -187,8 +188,17 @@ def drafter_folders(mesh: MeshFile, tier: MeshTier, settings: ServiceSettings) -
     return tuple(model_folder(settings, models.get(name, name)) for name in tier.speculation.drafters)
 
 
-def build_engine(tier: MeshTier, settings: ServiceSettings, drafters: tuple[Path, ...] = ()) -> Engine:
-    """Create the engine of a tier, without starting it. drafters: folders of the models that draft."""
+def build_engine(
+    tier: MeshTier,
+    settings: ServiceSettings,
+    drafters: tuple[Path, ...] = (),
+    *,
+    tightest_tpot_s: float | None = None,
+) -> Engine:
+    """Create the engine of a tier, without starting it.
+
+    drafters: folders of the models that draft. tightest_tpot_s: the tightest pace of the mesh's SLO classes; None for none.
+    """
     name = tier.served_name
     hold = (
         OutputCoalescing(settings.frame_interval_ms / 1000, settings.frame_tokens)
@@ -216,7 +226,7 @@ def build_engine(tier: MeshTier, settings: ServiceSettings, drafters: tuple[Path
             hold=hold,
         )
     if tier.engine == "sglang":
-        if tier.batch_policy != "decode_first":
+        if tier.batch_policy == "prefill_first":
             raise SettingsError(
                 f"tiers: {tier.name}: batch_policy: '{tier.batch_policy}' is for torch and simulated engines"
             )
@@ -238,6 +248,8 @@ def build_engine(tier: MeshTier, settings: ServiceSettings, drafters: tuple[Path
                 hold=hold,
                 tool_format=tier.tool_format,
                 model=tier.model,
+                keeps_slos=tier.batch_policy == "slo",
+                tightest_tpot_s=tightest_tpot_s,
             )
         )
     from worker_service.engine.torch import TorchEngineOptions, torch_engine  # torch takes seconds to import
@@ -304,6 +316,7 @@ def _server_shape(tier: MeshTier, settings: ServiceSettings) -> "ServerShape":
         kv_store_bytes=int(server.kv_store_gib * GIB / max(1, tier.workers)),
         trace_to=collector.partition("://")[2] or collector,
         structured_output=server.structured_output,
+        mixed_chunk=tier.batch_policy == "slo",
         flags=server.flags,
         env=server.env,
     )

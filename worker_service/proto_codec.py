@@ -43,6 +43,7 @@ _CAPABILITIES = {
     Capability.STRUCTURED_OUTPUT: pb.CAPABILITY_STRUCTURED_OUTPUT,
     Capability.SLO: pb.CAPABILITY_SLO,
     Capability.DRAFTS: pb.CAPABILITY_DRAFTS,
+    Capability.SLO_PREDICTED: pb.CAPABILITY_SLO_PREDICTED,
 }
 
 HEARTBEAT = pb.GenerateResponse(heartbeat=pb.Heartbeat())

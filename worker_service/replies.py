@@ -19,6 +19,8 @@ from worker_service.migration.receiver import KvReceiver
 from worker_service.output_coalescing import OutputCoalescer
 from worker_service.stage_tracker import StageTracker
 
+KEEPING_SLOS = frozenset({Capability.SLO, Capability.SLO_PREDICTED})
+
 
 class ReplyWriter(Protocol):
     """The output of one reply. Its methods do not block: the sender buffers what its peer has not read."""
@@ -114,7 +116,7 @@ class Replies:
         try:
             async with AsyncExitStack() as stack:
                 stack.enter_context(self.counting_failures())
-                if generation.decline_unkept_slo and Capability.SLO not in self._engine.info.capabilities:
+                if generation.decline_unkept_slo and not KEEPING_SLOS & self._engine.info.capabilities:
                     return self._declined(Declined("this engine keeps no SLOs"), generation, request.transfer_id, reply)
                 output = stack.enter_context(
                     self._coalescer.output(reply.send, writer.fail, generation.output_interval_s)

@@ -94,7 +94,6 @@ class SloReplicas:
 
     reserve: share of each step that best effort has. hops: replicas that are tried behind the first. decline: requests that
     nobody admits end. least_loaded: where a request goes first, else they take turns.
-    kv_over_time: an experiment that workers do not have yet, see FleetLimits.
     """
 
     replica: Replica
@@ -104,7 +103,6 @@ class SloReplicas:
     hop_s: float = 0.001
     decline: bool = False
     least_loaded: bool = True
-    kv_over_time: bool = False
 
     @property
     def gpus(self) -> int:
@@ -138,7 +136,6 @@ class SloReplicas:
             self.hop_s,
             self.decline,
             self.least_loaded,
-            self.kv_over_time,
             n if misses_allowed is None else misses_allowed,
         )
         out = FleetOutcome(*np.zeros((2, n)), *np.zeros((3, n), np.int64))

@@ -11,7 +11,7 @@ import numba
 import numpy as np
 
 from planner_service.simulator.attainment_kernel import Judgement, Slos, judge_token
-from services.domain.slo.compiled.admission import MAX_CANDIDATES, UNLIMITED_TOKENS, decide
+from services.domain.slo.compiled.admission import MAX_CANDIDATES, decide
 from services.domain.slo.compiled.layout import (
     BEST_EFFORT,
     CONTEXT,
@@ -54,8 +54,7 @@ class FleetRequests(NamedTuple):
 class FleetLimits(NamedTuple):
     """kv_tokens, max_running: of each replica. hops: replicas that are tried behind the first. hop_s: until the next one
     has the request. decline: requests that nobody admits end; otherwise they are served as best effort. least_loaded: the
-    first choice is the replica with the fewest prompt tokens before it, else they take turns. kv_over_time: a certificate
-    checks KV as it is held from step to step; otherwise, as in a worker, each reply has all of its own reserved.
+    first choice is the replica with the fewest prompt tokens before it, else they take turns.
     misses_allowed: the simulation is given up once more requests missed.
     """
 
@@ -65,7 +64,6 @@ class FleetLimits(NamedTuple):
     hop_s: float
     decline: bool
     least_loaded: bool
-    kv_over_time: bool
     misses_allowed: int
 
 
@@ -81,7 +79,8 @@ class FleetOutcome(NamedTuple):
 
 
 class _Replica(NamedTuple):
-    """One replica: its columns, and its queues of requests. memory (R): KV tokens reserved for a request, 0 for none.
+    """One replica: its columns, and its queues of requests. memory (R): KV tokens of a promised request when it has all its
+    tokens, 0 for others.
 
     sizes: see below. reach_s (R): when a request reaches the replica that it was sent to.
     """
@@ -95,7 +94,7 @@ class _Replica(NamedTuple):
 
 
 # sizes of a replica
-# _WHOLE: KV of all promised requests when each has all its tokens; _PEAK: what they hold at most at any time
+# _WHOLE: KV of all promised requests when each has all its tokens; _PEAK: what they hold at most at any time, by certificate
 _COLUMNS, _INBOX, _QUEUED, _WHOLE, _PEAK, _BEST_EFFORT_KV, _BEST_EFFORT_RUNNING = range(7)
 _SIZES = 7
 
@@ -117,7 +116,6 @@ def serve_fleet(
     who = np.zeros((replicas, capacity), np.int64)
     inbox, queue = np.zeros((replicas, total), np.int64), np.zeros((replicas, total), np.int64)
     sizes = np.zeros((replicas, _SIZES), np.int64)
-    sizes[:, _PEAK] = UNLIMITED_TOKENS
     ready_s, reach_s = np.zeros(replicas), requests.arrival_s.copy()
     home, tried = np.zeros(total, np.int64), np.zeros(total, np.int64)
     memory = np.zeros(total, np.int64)
@@ -191,6 +189,11 @@ def serve_fleet(
         for i in range(n):
             left_over = PRESENT if one.counts[KIND, i] == BEST_EFFORT else left_over
         took_s, _ = form_batch(turn_s, one.counts, one.times, n, order, prompts, model, left_over, False, grants)
+        held = _held(one, grants, memory)
+        if held > _reserved(one.sizes):  # more than certified: take KV from best effort, and form the step again
+            one.sizes[_PEAK] = held
+            if held + one.sizes[_BEST_EFFORT_KV] + one.sizes[_BEST_EFFORT_RUNNING] > limits.kv_tokens:
+                continue
         end_s = turn_s + took_s
         if took_s == 0.0:  # nothing fits before the next request comes
             if one.sizes[_INBOX] == 0 and arrived == total:
@@ -206,6 +209,16 @@ def serve_fleet(
 def _reserved(sizes: N) -> int:
     """KV tokens that promised requests hold at most, now or later."""
     return min(sizes[_WHOLE], sizes[_PEAK])
+
+
+@numba.njit(cache=True, nogil=True)
+def _held(one: _Replica, grants: N, memory: N) -> int:
+    """KV tokens that promised requests hold at the end of a step with these tokens, prompts counted as a whole."""
+    held = 0
+    for i in range(one.sizes[_COLUMNS]):
+        if memory[one.who[i]] > 0:
+            held += one.counts[CONTEXT, i] + (grants[i] if one.counts[DECODING, i] == 1 else one.counts[PENDING, i])
+    return held
 
 
 @numba.njit(cache=True, nogil=True)
@@ -284,20 +297,18 @@ def _admit(
             n,
             new_counts,
             new_times,
-            needs,
             value,
             tpots_s,
-            UNLIMITED_TOKENS if limits.kv_over_time else limits.kv_tokens - one.sizes[_WHOLE],
             limits.max_running - standard,
             model,
             model.reserve > 0,
             accepted,
             release_s,
-            float(limits.kv_tokens - lingering) if limits.kv_over_time else np.inf,
+            float(limits.kv_tokens - lingering),
             0,
             peak,
         )
-        if limits.kv_over_time and peak[0] < np.inf:
+        if peak[0] < np.inf:
             one.sizes[_PEAK] = np.int64(peak[0]) + lingering
         for i in range(n):
             one.times[RELEASE_S, i] = release_s[i]
@@ -407,7 +418,6 @@ def _end_step(
                 one.sizes[_BEST_EFFORT_KV] += 1
             elif held > memory[r]:
                 one.sizes[_WHOLE] += held - memory[r]
-                one.sizes[_PEAK] += held - memory[r]
                 memory[r] = held
             if judgement.tokens[r] == requests.output[r]:
                 out.finish_s[r] = end_s

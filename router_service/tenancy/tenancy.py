@@ -175,9 +175,8 @@ class Tenancy(AbstractAsyncContextManager["Tenancy"]):
             return
         tenant, state = current.tenant, self._states[current.tenant.name]
         for request in requests:
-            tenant.check(
-                request.model, request.sampling, len(requests), request.priority, slo=request.promise is not None
-            )
+            slo_class = None if request.promise is None else request.promise.class_name
+            tenant.check(request.model, request.sampling, len(requests), request.priority, slo_class=slo_class)
         allowed = tuple(_within(request, tenant.max_tokens) for request in requests)
         reserved = [reserved_tokens(request.prompt, request.sampling) for request in allowed]
         async with AsyncExitStack() as stack:

@@ -20,8 +20,9 @@ class Tenant:
     requests_per_minute, tokens_per_minute: over all routers, in any 60 s; tokens of prompts and replies.
     concurrency: requests at once, over all routers. models: names that requests may use.
     max_tokens: largest max_tokens of a request, and its default. max_n: choices of one request, prompts times n.
-    max_priority: highest priority. slo: whether requests may ask for latencies. ignore_eos: whether they may ask for replies
-        that continue after the end-of-sequence token.
+    max_priority: highest priority. slo: whether requests may ask for latencies. slo_classes: the named classes that they may
+        ask for, and then no latencies of their own. ignore_eos: whether they may ask for replies that continue after the
+        end-of-sequence token.
     """
 
     name: str
@@ -34,12 +35,17 @@ class Tenant:
     max_priority: int | None = None
     slo: bool = True
     ignore_eos: bool = False
+    slo_classes: tuple[str, ...] = ()
 
     def allows_model(self, model: str) -> bool:
         return not self.models or model in self.models
 
-    def check(self, model: str, sampling: SamplingParams, choices: int, priority: int, *, slo: bool) -> None:
+    def check(
+        self, model: str, sampling: SamplingParams, choices: int, priority: int, *, slo_class: str | None
+    ) -> None:
         """Check what a request asks for.
+
+        slo_class: the name of its SLO class; empty for latencies of its own, None for no SLO.
 
         Raises:
             PermissionDenied: The model is not for this tenant.
@@ -57,8 +63,11 @@ class Tenant:
             )
             if value is not None and limit is not None and value > limit
         ]
-        if slo and not self.slo:
+        if slo_class is not None and not self.slo:
             problems.append(FieldProblem("slo", f"not for tenant '{self.name}'"))
+        elif slo_class is not None and self.slo_classes and slo_class not in self.slo_classes:
+            allowed = ", ".join(self.slo_classes)
+            problems.append(FieldProblem("slo.name", f"must be one of the classes of tenant '{self.name}': {allowed}"))
         if sampling.ignore_eos and not self.ignore_eos:
             problems.append(FieldProblem("sampling.ignore_eos", f"not for tenant '{self.name}'"))
         if problems:

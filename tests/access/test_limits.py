@@ -20,6 +20,7 @@ from services.access.tenants import (
 )
 from services.domain.errors import InvalidRequest, PermissionDenied, RateLimited
 from services.domain.requests import ChatMessage, ChatPrompt, SamplingParams, TextPrompt, TokenPrompt
+from services.settings import MeshFile
 from services.state import connect
 from services.state.keys import Keys
 from services.state.limits import SharedLimits
@@ -30,8 +31,8 @@ LIMITED = Tenant("a", models=("small",), max_tokens=100, max_n=2, max_priority=5
 
 
 def check(tenant: Tenant = LIMITED, model: str = "small", tokens: int | None = 10, n: int = 1, priority: int = 0,
-          slo: bool = False) -> None:  # fmt: skip
-    tenant.check(model, SamplingParams(max_output_tokens=tokens), n, priority, slo=slo)
+          slo_class: str | None = None) -> None:  # fmt: skip
+    tenant.check(model, SamplingParams(max_output_tokens=tokens), n, priority, slo_class=slo_class)
 
 
 def test_a_tenant_may_ask_for_what_its_limits_allow_and_no_more() -> None:
@@ -43,12 +44,32 @@ def test_a_tenant_may_ask_for_what_its_limits_allow_and_no_more() -> None:
         ("sampling.max_output_tokens", {"tokens": 101}),
         ("n", {"n": 3}),
         ("priority", {"priority": 6}),
-        ("slo", {"slo": True}),
+        ("slo", {"slo_class": ""}),
     ):
         with pytest.raises(InvalidRequest) as caught:
             check(**changes)
         assert [problem.field for problem in caught.value.problems] == [field]
-    check(Tenant("b"), model="large", tokens=10**9, n=100, priority=100, slo=True)
+    check(Tenant("b"), model="large", tokens=10**9, n=100, priority=100, slo_class="")
+
+
+def test_a_tenant_may_name_its_classes_and_no_others() -> None:
+    """With classes of its own, latencies that a request chooses itself are refused too; without an SLO nothing is."""
+    tenant = Tenant("a", slo_classes=("batch", "slow"))
+    for slo_class in ("batch", "slow", None):
+        check(tenant, slo_class=slo_class)
+    for slo_class in ("interactive", ""):
+        with pytest.raises(InvalidRequest, match="batch, slow") as caught:
+            check(tenant, slo_class=slo_class)
+        assert [problem.field for problem in caught.value.problems] == ["slo.name"]
+
+
+def test_a_tenant_s_classes_must_exist() -> None:
+    mesh = {"tiers": [{"name": "small"}], "access": {"tenants": [{"name": "a", "slo_classes": ["batch"]}]}}
+    with pytest.raises(ValueError, match=r"access\.tenants\.0\.slo_classes: no class 'batch'"):
+        MeshFile.model_validate(mesh)
+    assert MeshFile.model_validate({**mesh, "slo": {"classes": {"batch": {}}}}).access.tenants[0].slo_classes == (
+        "batch",
+    )
 
 
 def test_tokens_are_reserved_by_the_prompt_and_the_limit_of_the_reply() -> None:

@@ -204,7 +204,7 @@ def test_worker_and_simulator_agree_to_the_last_token() -> None:
             np.array([0.03, 0.05, 0.1]),
             step_model(latency, tokens),
             1,
-            FleetLimits(kv, places, 0, 0.0, True, False, False, n),
+            FleetLimits(kv, places, 0, 0.0, True, False, n),
             new_judgement(n),
             out,
         )

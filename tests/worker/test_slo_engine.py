@@ -147,8 +147,9 @@ def test_the_mesh_file_names_the_policy_of_a_tier(tmp_path: Path) -> None:
         MeshTier.model_validate({"name": "t", "batch_policy": "fastest"})
     with pytest.raises(ValueError, match="best_effort_reserve"):
         MeshTier.model_validate({"name": "t", "best_effort_reserve": 1.0})
+    tier = MeshTier(name="t", engine="sglang", model=str(tmp_path), batch_policy="prefill_first")
     with pytest.raises(SettingsError, match="batch_policy"):
-        build_engine(MeshTier(name="t", engine="sglang", model=str(tmp_path), batch_policy="slo"), ServiceSettings())
+        build_engine(tier, ServiceSettings())
 
 
 def test_warming_compiles_all_that_serving_calls() -> None:

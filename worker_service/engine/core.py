@@ -5,7 +5,6 @@ runner computes logits, the simulated one only takes time. Not thread-safe: one 
 """
 
 import contextlib
-import math
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
@@ -26,9 +25,10 @@ from services.domain.requests import (
     TokenLogprob,
     TokenUsage,
 )
-from services.domain.slo import Promise, ReplyLengths
+from services.domain.slo import ReplyLengths
 from worker_service.engine import reply_rules
 from worker_service.engine.interface import (
+    NOT_KEPT,
     Admitted,
     Declined,
     DraftDistribution,
@@ -95,7 +95,6 @@ class _Request:
 StepOutput = EngineEvent | Verification | RequestFailed
 
 PROBE = SamplingParams(temperature=0.0, max_output_tokens=1)
-NOT_KEPT = "the SLO cannot be kept here"
 
 
 class EngineCore:
@@ -249,15 +248,8 @@ class EngineCore:
         """The SLO that a request asks of the policy, from now on; None if it asks for nothing or nothing is kept here."""
         if request.slo is None or not self.scheduler.policy.keeps_slos:
             return None
-        promise = Promise.received(request.slo, self._clock.now())
-        tpot_s = promise.tightest_tpot_s()
-        if promise.first_token_due_s is None and tpot_s is None:
-            return None
-        return SequenceSlo(
-            due_s=math.inf if promise.first_token_due_s is None else promise.first_token_due_s,
-            tpot_s=math.inf if tpot_s is None else tpot_s,
-            output_tokens=self._reply_lengths.predict(len(request.resume_token_ids), most),
-        )
+        predicted = self._reply_lengths.predict(len(request.resume_token_ids), most)
+        return SequenceSlo.requested(request.slo, self._clock.now(), predicted)
 
     def decide(self) -> list[tuple[str, StepOutput]]:
         """Let the policy decide on the requests that ask for an SLO; return the answers.

@@ -32,6 +32,7 @@ class Capability(enum.Enum):
     PREFIX_TRANSFER: running requests move as tokens; the target loads or computes the prefix in advance.
     STRUCTURED_OUTPUT: the form of a reply is enforced, token by token.
     SLO: requests are admitted with an SLO only where it can be kept. Other engines serve them as best effort.
+    SLO_PREDICTED: likewise, but by a prediction of steps that the engine does not form itself.
     VERIFY_SAMPLED: a sampled draft token is accepted if the engine draws the same token.
     VERIFY_REJECTION: a draft with its distributions is verified by rejection sampling.
     DRAFTS: the draft of a request is verified; other engines ignore it.
@@ -50,6 +51,7 @@ class Capability(enum.Enum):
     STRUCTURED_OUTPUT = "structured_output"
     SLO = "slo"
     DRAFTS = "drafts"
+    SLO_PREDICTED = "slo_predicted"
 
 
 class EngineUnusable(Exception):
@@ -85,6 +87,10 @@ class Declined:
     """First event of a request whose SLO cannot be kept and that is not served as best effort; Finished follows."""
 
     reason: str
+
+
+NOT_KEPT = "the SLO cannot be kept here"
+"""The reason of a decline by admission."""
 
 
 @dataclass(frozen=True, slots=True)

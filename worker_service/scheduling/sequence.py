@@ -4,8 +4,8 @@ import enum
 import math
 from dataclasses import dataclass
 
-from services.domain.requests import FinishReason, SamplingParams
-from services.domain.slo.promises import SloClass
+from services.domain.requests import FinishReason, SamplingParams, Slo
+from services.domain.slo.promises import Promise, SloClass
 from worker_service.scheduling.blocks import ROOT
 
 
@@ -29,6 +29,17 @@ class SequenceSlo:
     output_tokens: int = 1
     value: float = 1.0
     granted: SloClass | None = None
+
+    @classmethod
+    def requested(cls, slo: Slo | None, now_s: float, output_tokens: int) -> "SequenceSlo | None":
+        """What a request that is received now asks for; None where it asks for nothing."""
+        if slo is None:
+            return None
+        promise = Promise.received(slo, now_s)
+        due_s, tpot_s = promise.first_token_due_s, promise.tightest_tpot_s()
+        if due_s is None and tpot_s is None:
+            return None
+        return cls(math.inf if due_s is None else due_s, math.inf if tpot_s is None else tpot_s, output_tokens)
 
 
 class IllegalTransition(Exception):

@@ -3,8 +3,9 @@
 The decisions are those of `services.domain.slo.compiled`, which the simulator calls too; here they are applied to sequences
 and blocks. `decide` decides on all sequences together that have asked for an SLO since the last call: between two steps, or
 while a step is computed, from a snapshot of the requests as they will be at its end. Those admitted start with the next step:
-KV for their prompt and predicted reply is reserved, and best effort gives up blocks for it (KV, never tokens; it resumes by
-one prefill). All other sequences are best effort: they get what is left, and are started only with room for one token more.
+the certificate of their admission says how much KV all promises hold at most at any time. Best effort gives up blocks for
+them (KV, never tokens; it resumes by one prefill). All other sequences are best effort: they get what is left, and are
+started only with room for one token more.
 """
 
 import math
@@ -16,7 +17,7 @@ import numpy as np
 from services.domain.instances import SloHeadroom
 from services.domain.latency import StepLatencyModel, StepLoad
 from services.domain.slo.compiled.admission import budget_per_s
-from services.domain.slo.compiled.layout import StepModel, step_model
+from services.domain.slo.compiled.layout import KIND, STANDARD, StepModel, step_model
 from services.domain.slo.compiled.table import RequestTable, Snapshot, TableRequest, decide
 from services.domain.slo.correction import LatencyCorrection
 from services.domain.slo.promises import SloClass
@@ -52,6 +53,7 @@ class SloPolicy(BatchPolicy):
         self._undecided: list[Sequence] = []
         self._to_start: list[Sequence] = []  # admitted, without KV
         self._promised: dict[str, Sequence] = {}  # by id, until they have finished
+        self._most_blocks = 0  # that promised sequences hold at any time, by the latest certificate
         self._release_s: dict[str, float] = {}  # of those admitted, until they are in the table
         self._planned: list[str] | None = None  # ids that the table gave tokens to, in the current step
         self._chunks: Seq[Chunk] = ()  # of a current step that the table has not planned
@@ -71,8 +73,8 @@ class SloPolicy(BatchPolicy):
         table.append(TableRequest("decode", 1, 8, due_s=1.0, tpot_s=1.0, decoding=True), SloClass.STANDARD)
         table.append(TableRequest("prompt", 4, 8, due_s=1e6, tpot_s=1.0), SloClass.STANDARD)
         table.append(TableRequest("best effort", 4, 8), SloClass.BEST_EFFORT)
-        new = [TableRequest("new", 4, 8, due_s=1e6, tpot_s=2.0, memory_tokens=12)]
-        table.apply(decide(0.0, table.snapshot(), new, model, free_memory_tokens=64, free_places=4))
+        new = [TableRequest("new", 4, 8, due_s=1e6, tpot_s=2.0)]
+        table.apply(decide(0.0, table.snapshot(), new, model, kv_tokens=64, free_places=4))
         _, took_s = table.plan(0.0, model)
         table.snapshot(planned=True, end_s=took_s)
         table.commit(took_s)
@@ -109,16 +111,20 @@ class SloPolicy(BatchPolicy):
             self._update_columns(scheduler, but=undecided)
             snapshot = self._table.snapshot()
         block = scheduler.pool.block_tokens
-        admitted = [(_as_request(s, 0), self._release_s.get(s.request_id, -math.inf)) for s in self._to_start]
+        admitted = [(_as_request(s), self._release_s.get(s.request_id, -math.inf)) for s in self._to_start]
         places = scheduler.free_places + sum(not s.promised for s in scheduler.running) - len(self._to_start)
+        aside = self._blocks_aside(snapshot, block)
         decision = decide(
             now_s,
             snapshot.with_admitted(admitted),
-            [_as_request(s, self._reserved_blocks(s, block) * block) for s in undecided],
+            [_as_request(s) for s in undecided],
             self._step_model(scheduler),
-            free_memory_tokens=self._free_tokens(scheduler),
+            kv_tokens=(scheduler.pool.count - aside) * block,
+            partial_tokens=block - 1,
             free_places=max(0, places),
         )
+        if math.isfinite(decision.kv_tokens):
+            self._most_blocks = aside + math.ceil(decision.kv_tokens / block)
         self.replays += decision.replays
         self._table.apply(decision)
         for waiting in self._to_start:
@@ -169,8 +175,18 @@ class SloPolicy(BatchPolicy):
     def _free_tokens(self, scheduler: BatchScheduler) -> int:
         """Tokens of KV that are reserved for no promise; what best effort holds counts as free."""
         block = scheduler.pool.block_tokens
-        reserved = sum(self._reserved_blocks(s, block) for s in self._promised.values())
-        return max(0, scheduler.pool.count - reserved) * block
+        return max(0, scheduler.pool.count - self._reserved_blocks(block)) * block
+
+    def _reserved_blocks(self, block: int) -> int:
+        """Blocks that promised sequences hold at most at any time: by certificate, at most those of all their tokens."""
+        return min(self._most_blocks, sum(_whole_blocks(s, block) for s in self._promised.values()))
+
+    def _blocks_aside(self, snapshot: Snapshot, block: int) -> int:
+        """Blocks for promised sequences that no certificate follows: those that move, and those of which only the first token
+        was promised, which they have."""
+        followed = {name for name, kind in zip(snapshot.ids, snapshot.counts[KIND], strict=True) if kind == STANDARD}
+        followed.update(s.request_id for s in self._to_start)
+        return sum(_whole_blocks(s, block) for name, s in self._promised.items() if name not in followed)
 
     def plan(self, step: StepInProgress, now_s: float) -> None:
         self.decide(step.scheduler, now_s)
@@ -254,18 +270,12 @@ class SloPolicy(BatchPolicy):
     def _room_blocks(self, step: StepInProgress) -> int:
         """Blocks that are neither held, nor reserved for a promise, nor needed for best effort's tokens and the next one."""
         scheduler, block = step.scheduler, step.scheduler.pool.block_tokens
-        reserved = sum(max(0, self._reserved_blocks(s, block) - len(s.blocks)) for s in self._promised.values())
+        held = sum(len(s.blocks) for s in self._promised.values())
+        reserved = max(0, self._reserved_blocks(block) - held)
         growing = sum(
             max(0, -(-(len(s.tokens) + 1) // block) - len(s.blocks)) for s in scheduler.running if not s.promised
         )
         return scheduler.pool.free - reserved - growing
-
-    @staticmethod
-    def _reserved_blocks(sequence: Sequence, block: int) -> int:
-        """Blocks for the tokens of a sequence, those predicted included."""
-        slo = sequence.slo
-        assert slo is not None
-        return -(-max(len(sequence.tokens), sequence.prompt_tokens + slo.output_tokens) // block)
 
     def _preempt_best_effort(self, step: StepInProgress) -> bool:
         able = [s for s in step.scheduler.running if not s.promised and not s.paused]
@@ -287,7 +297,7 @@ class SloPolicy(BatchPolicy):
             elif request_id not in self._columns and sequence not in but:
                 granted = SloClass.STANDARD if sequence.promised else SloClass.BEST_EFFORT
                 release_s = self._release_s.pop(request_id, -math.inf)
-                self._table.append(_as_request(sequence, 0), granted, release_s)
+                self._table.append(_as_request(sequence), granted, release_s)
                 self._columns.add(request_id)
 
     def _leave_column(self, sequence: Sequence) -> None:
@@ -299,14 +309,20 @@ class SloPolicy(BatchPolicy):
             self._table.remove(sequence.request_id)
 
 
-def _as_request(sequence: Sequence, memory_tokens: int) -> TableRequest:
+def _whole_blocks(sequence: Sequence, block: int) -> int:
+    """Blocks for the tokens of a sequence, those predicted included."""
+    slo = sequence.slo
+    assert slo is not None
+    return -(-max(len(sequence.tokens), sequence.prompt_tokens + slo.output_tokens) // block)
+
+
+def _as_request(sequence: Sequence) -> TableRequest:
     slo = sequence.slo
     request = TableRequest(
         sequence.request_id,
         pending_tokens=sequence.pending,
         output_tokens=max(1, (slo.output_tokens if slo else sequence.max_output_tokens) - sequence.output_tokens),
         context_tokens=sequence.computed,
-        memory_tokens=memory_tokens,
         decoding=sequence.decoding and sequence.output_tokens > 0,  # a prompt of one token is none
     )
     if slo is None:

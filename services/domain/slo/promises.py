@@ -28,17 +28,19 @@ class Promise:
     first_token_due_s: when the first token is due; None where none was asked for. It is set once, when the router receives
         the request. What is sent to a worker is the remainder, so that tiers, hops and failovers share one budget.
     phases: the pace, by output token or marker, as in Slo. fallback: what follows where no worker can keep it.
+    class_name: the named class that was asked for; empty where the latencies were the request's own.
     """
 
     first_token_due_s: float | None
     phases: tuple[SloPhase, ...] = ()
     fallback: SloFallback = SloFallback.BEST_EFFORT
+    class_name: str = ""
 
     @classmethod
     def received(cls, slo: Slo, now_s: float) -> "Promise":
         """The promise of a request that is received now."""
         due_s = None if slo.time_to_first_token_s is None else now_s + slo.time_to_first_token_s
-        return cls(due_s, slo.phases, slo.fallback or SloFallback.BEST_EFFORT)
+        return cls(due_s, slo.phases, slo.fallback or SloFallback.BEST_EFFORT, slo.name)
 
     def tightest_tpot_s(self) -> float | None:
         """The tightest pace of all phases: what admission reserves for (section 3.2.1, multi-decode SLOs)."""

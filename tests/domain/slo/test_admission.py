@@ -208,7 +208,7 @@ def test_any_number_of_paces_takes_bounded_space_and_admits_nearly_as_a_few_do()
             else:
                 new.append(TableRequest(f"n{i}", 300, 50, due_s=1.0 + 0.01 * i, tpot_s=tpot_s))
         snapshot = table.snapshot()
-        decision = decide(0.0, snapshot, new, model, free_memory_tokens=10**9, free_places=100)
+        decision = decide(0.0, snapshot, new, model, kv_tokens=10**9, free_places=100)
         if not many:
             expected = sum(decision.admitted)
         assert 0 < sum(decision.admitted) < len(new)

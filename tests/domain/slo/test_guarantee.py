@@ -51,7 +51,7 @@ def test_no_admitted_request_misses_in_10_000_random_workloads() -> None:
         hops, value = int(rng.integers(0, replicas)), np.ones(n)
         slos = Slos(arrival_s + ttft_s, tpot_s, tpot_s, np.full(n, NEVER_LATER))
         requests = FleetRequests(arrival_s, prompt, output, output, tpot_s, value)
-        limits = FleetLimits(kv_tokens, places, hops, 0.001, decline, bool(seed % 2), seed % 3 == 0, n)
+        limits = FleetLimits(kv_tokens, places, hops, 0.001, decline, bool(seed % 2), n)
         judgement, out = new_judgement(n), FleetOutcome(*np.zeros((2, n)), *np.zeros((3, n), np.int64))
         serve_fleet(requests, slos, PACES_S, model, replicas, limits, judgement, out)
         first_s, finish_s, outcome, preemptions = out.first_s, out.finish_s, out.outcome, out.preemptions

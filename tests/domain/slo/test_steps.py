@@ -16,6 +16,8 @@ from services.domain.slo.compiled.layout import (
     COUNTS,
     DECODING,
     DUE_S,
+    GONE,
+    KIND,
     LEFT,
     PENDING,
     RELEASE_S,
@@ -63,29 +65,31 @@ def batch(
 
 
 def decided(
-    running: tuple[N, F], new: tuple[N, F], model: StepModel = SIX_PER_UNIT, now_s: float = 0.0
+    running: tuple[N, F],
+    new: tuple[N, F],
+    model: StepModel = SIX_PER_UNIT,
+    now_s: float = 0.0,
+    kv_tokens: float = np.inf,
 ) -> tuple[list[int], F]:
     accepted = np.zeros(new[0].shape[1], np.int64)
     release_s = np.zeros(running[0].shape[1] + new[0].shape[1])
     tpots = np.unique(np.concatenate([running[1][TPOT_S], new[1][TPOT_S]]))
-    memory, value = np.zeros(len(accepted), np.int64), np.ones(len(accepted))
+    value, most_held = np.ones(len(accepted)), np.full(1, np.inf)
     admission.decide(
         now_s,
         *running,
         running[0].shape[1],
         *new,
-        memory,
         value,
         tpots,
-        0,
         1000,
         model,
         False,
         accepted,
         release_s,
-        np.inf,
+        kv_tokens,
         0,
-        np.zeros(1),
+        most_held,
     )
     return accepted.tolist(), release_s
 
@@ -219,6 +223,73 @@ def test_the_certificate_sees_contexts_grow() -> None:
 def test_nobody_is_admitted_beside_requests_that_are_late_already() -> None:
     running, new = columns(prompt(100, 1.0)), columns(prompt(1, 50.0))
     assert decided(running, new)[0] == [0]
+
+
+def most_held(counts: N, times: F, model: StepModel) -> int:
+    """The reference of what a certificate says of KV: take every step, and count what the requests hold in each."""
+    now_s, most = 0.0, 0
+    while (counts[KIND] == STANDARD).any():
+        grants, took_s = batch(counts, times, now_s, model)
+        now_s += took_s
+        held = 0
+        for i, count in enumerate(grants):
+            if counts[KIND, i] == STANDARD:
+                held += int(counts[CONTEXT, i] + (count if counts[DECODING, i] else counts[PENDING, i]))
+        most = max(most, held)
+        step.commit(now_s, counts, times, counts.shape[1], np.array(grants))
+        counts[KIND, counts[LEFT] == 0] = GONE
+    return most
+
+
+def test_the_certificate_knows_the_most_kv_that_is_held_at_any_time() -> None:
+    """The same as counting it step by step; with a token less, the certificate fails."""
+    passed = 0
+    for seed in range(300):
+        rng = random.Random(seed)
+        latency = rng.choice([StepLatencyModel.linear(0.005, 1e-4, 1e-7), StepLatencyModel.linear(0.0, 1e-3, 0.0)])
+        model, paces = (
+            step_model(latency, rng.choice([64, 512])),
+            rng.sample([0.03, 0.05, 0.07, 0.1], rng.randint(1, 3)),
+        )
+        requests = [
+            decode(pace, pace, rng.randint(1, 80), rng.randint(0, 300))
+            for pace in (rng.choice(paces) for _ in range(rng.randint(0, 12)))
+        ]
+        requests += [
+            prompt(rng.randint(1, 300), rng.choice([0.2, 0.5, 2.0]), rng.choice(paces), rng.randint(1, 80))
+            for _ in range(rng.randint(1, 5))
+        ]
+        counts, times = columns(*requests)
+
+        def keeps(kv_tokens: float, peak: F, counts: N = counts, times: F = times, model: StepModel = model) -> bool:
+            n = counts.shape[1]
+            copies, release_s = (counts.copy(), times.copy()), np.zeros(n)
+            return bool(replay.keeps_promises(0.0, *copies, n, model, False, False, release_s, kv_tokens, 0, peak))
+
+        peak = np.zeros(1)
+        if not keeps(np.inf, peak):
+            continue
+        passed += 1
+        most = most_held(counts.copy(), times.copy(), model)
+        assert peak[0] == most, seed
+        assert keeps(most, np.zeros(1)), seed
+        assert not keeps(most - 1, np.zeros(1)), seed
+    assert passed > 150
+
+
+def test_kv_that_others_give_back_in_time_is_promised() -> None:
+    """A reply that ends soon and one that begins hold less together than the sum of their lengths."""
+    running, new = columns(decode(left=10, context=90)), columns(prompt(20, 10.0, left=80))
+    assert decided(running, new, kv_tokens=130)[0] == [1], "although both need 100 tokens of KV"
+    assert decided(running, new, kv_tokens=108)[0] == [0]
+
+
+def test_a_burst_for_which_there_is_kv_for_few_is_decided_on_within_the_replays() -> None:
+    """Sixty prompts, KV for five: a set of sixty fails, and so do those of nearly as many."""
+    model = step_model(StepLatencyModel.linear(0.001, 1e-5, 0.0), 512)
+    burst = columns(*[prompt(100, 10.0, 0.1, left=900) for _ in range(60)])
+    accepted, _ = decided(columns(), burst, model, kv_tokens=5_000)
+    assert sum(accepted) == 5
 
 
 def certified(requests: Sequence[tuple[int | float, ...]], model: StepModel) -> bool:

@@ -10,9 +10,9 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -38,14 +38,17 @@ from services.domain.requests import (
     TokenLogprob,
     TokenUsage,
 )
+from services.domain.slo import ReplyLengths, SloClass
 from services.event_streams import OnTokens
 from services.processes import free_port
 from worker_service.engine import reply_rules
 from worker_service.engine.digest import model_digest
 from worker_service.engine.generation_config import sampling_defaults
 from worker_service.engine.interface import (
+    NOT_KEPT,
     Admitted,
     Capability,
+    Declined,
     DraftDistribution,
     EngineEvent,
     EngineInfo,
@@ -63,12 +66,17 @@ from worker_service.engine.sglang.launch import ServerShape
 from worker_service.engine.sglang.moves import ABORTED, MOVED, MovingRequests, Running
 from worker_service.engine.sglang.others import OtherClients
 from worker_service.engine.sglang.server import ServerProcess, start_turn
+from worker_service.engine.sglang.turns import SendQueue
 from worker_service.engine.throughput import Throughput
 from worker_service.request_failures import request_failed
+from worker_service.scheduling import SequenceSlo
 from worker_service.speculation import acceptance
 from worker_service.speculation.top_k import target_distribution
 from worker_service.text.encoder import EncodingAborted, PromptEncoder
 from worker_service.text.hf import HfTokenizer
+
+if TYPE_CHECKING:
+    from worker_service.engine.sglang.shadow import ShadowScheduler
 
 _log = logging.getLogger(__name__)
 
@@ -83,7 +91,9 @@ class SglangEngineOptions:
 
     max_requests: limit on concurrent requests. endpoint: a running server. launch: a server to start at `port` (0: any free
     port). Exactly one of the two is set. gone_s: a running server that does not respond for this long has failed. hold:
-    limits of output coalescing.
+    limits of output coalescing. keeps_slos: requests are admitted with an SLO where a prediction of the server's steps,
+    measured at the start, says that it can be kept. tightest_tpot_s: an own server whose steps with a full chunk take longer
+    than this pace is started once more with smaller chunks.
     """
 
     folder: Path
@@ -98,6 +108,8 @@ class SglangEngineOptions:
     hold: OutputCoalescing | None = None
     tool_format: str = "auto"
     model: str = ""
+    keeps_slos: bool = False
+    tightest_tpot_s: float | None = None
 
 
 class SglangEngine(MovingRequests):
@@ -114,6 +126,9 @@ class SglangEngine(MovingRequests):
         self._up = self._closed = False
         self._turned = asyncio.Condition()
         self._leaving: set[asyncio.Future[None]] = set()
+        self._shadow: ShadowScheduler | None = None
+        self._sends = SendQueue(self._requests, self._pause, None)
+        self._reply_lengths = ReplyLengths()
         self.preemptions = 0
         self.process: ServerProcess | None = None
         """The server, if this engine started it."""
@@ -139,7 +154,11 @@ class SglangEngine(MovingRequests):
         vocab_size = await asyncio.to_thread(config_vocab, options.folder)
         self._tokenizer = await asyncio.to_thread(HfTokenizer, options.folder, vocab_size, options.tool_format)
         async with start_turn() if options.launch is not None and options.launch.kv_store else contextlib.nullcontext():
-            self._server = server = await self._started()
+            self._server = server = await self._started(options.launch)
+            if options.keeps_slos:
+                self._shadow = await self._calibrated(server, vocab_size)
+                self._sends = SendQueue(self._requests, self._pause, self._shadow)
+                server = self._server
         self._others = OtherClients()
         self._free_blocks = server.kv_tokens // server.page_tokens
         self._info = EngineInfo(
@@ -150,7 +169,7 @@ class SglangEngine(MovingRequests):
             kv_blocks=self._free_blocks,
             kv_block_tokens=server.page_tokens,
             max_requests=options.max_requests,
-            capabilities=frozenset(_capabilities(server)),
+            capabilities=frozenset(_capabilities(server, options.keeps_slos)),
             sampling_defaults=await asyncio.to_thread(sampling_defaults, options.folder),
         )
         self._failure: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
@@ -159,15 +178,15 @@ class SglangEngine(MovingRequests):
         self._up = True
         self._poll = supervise("sglang-watch", self._watch, EndProcess(self._fail), endless=False)
 
-    async def _started(self) -> ServerInfo:
-        """Start the server, or attach to it, and wait until it is healthy.
+    async def _started(self, shape: ServerShape | None) -> ServerInfo:
+        """Start a server of this shape, or attach to one without it, and wait until it is healthy.
 
         Raises:
             EngineUnusable: It does not start, does not respond in time, or is not one for this model.
         """
         options = self.options
-        if options.launch is not None:
-            self.process = ServerProcess(options.launch, options.port or free_port())
+        if shape is not None:
+            self.process = ServerProcess(shape, options.port or free_port())
             await self.process.start()
         endpoint = self.process.endpoint if self.process is not None else options.endpoint
         self._client = SglangClient(endpoint)
@@ -183,6 +202,36 @@ class SglangEngine(MovingRequests):
                 raise EngineUnusable(f"no SGLang server at {endpoint} after {options.start_timeout_s:g} s") from None
             raise
         return server
+
+    async def _calibrated(self, server: ServerInfo, vocab_size: int) -> "ShadowScheduler":
+        """Measure the steps of the server, which should be idle, for the prediction of SLOs.
+
+        Raises:
+            EngineUnusable: The server refuses the measurement.
+        """
+        from worker_service.engine.sglang.calibration import measured_latency  # numba takes a second to import
+        from worker_service.engine.sglang.shadow import ServerLimits, ShadowScheduler, chunk_within
+
+        try:
+            latency = await measured_latency(self._client, server, vocab_size)
+        except (Unavailable, Overloaded, InvalidRequest) as error:
+            await self._stop_server()
+            raise EngineUnusable(f"cannot measure the steps of the SGLang server: {error}") from error
+        tpot_s, shape = self.options.tightest_tpot_s, self.options.launch
+        if tpot_s is not None and shape is not None:
+            chunk = chunk_within(tpot_s, latency, server)
+            if chunk < server.step_tokens:
+                _log.info("chunks of %d tokens instead of %d, for %g s per token", chunk, server.step_tokens, tpot_s)
+                await self._stop_server()
+                server = self._server = await self._started(replace(shape, max_step_tokens=chunk))
+        limits = ServerLimits(server.kv_tokens, server.page_tokens, server.max_running, server.step_tokens)
+        shadow = ShadowScheduler(latency, limits)
+        await asyncio.to_thread(shadow.warm)
+        return shadow
+
+    @property
+    def latency_correction(self) -> float | None:
+        return self._shadow.correction.factor if self._shadow is not None else None
 
     def _check_identity(self, server: ServerInfo) -> None:
         """Raises:
@@ -223,7 +272,7 @@ class SglangEngine(MovingRequests):
         if running is None:
             return False
         running.aborted = True
-        if not running.decide(ABORTED):
+        if not running.decide(ABORTED) and not self._sends.end_turn(running):
             await self._client.abort(running.server_id)
         return True
 
@@ -238,12 +287,13 @@ class SglangEngine(MovingRequests):
             output_tokens_per_s=self._throughput.per_second(time.monotonic()),
             input_tokens=tuple(r.prompt_tokens for r in (*running, *queued)),
             cached_tokens=self._cached_tokens,
+            slo=self._shadow.headroom(list(self._requests.values())) if self._shadow is not None else None,
         )
 
     async def generate(
         self, request: GenerationRequest, on_tokens: OnTokens | None = None
     ) -> AsyncGenerator[EngineEvent, None]:
-        resumed = request.resume_token_ids
+        received_s, resumed = time.monotonic(), request.resume_token_ids
         try:
             prompt = await self._encoder.encode(request.request_id, request.prompt, continued=bool(resumed))
         except EncodingAborted:
@@ -257,7 +307,17 @@ class SglangEngine(MovingRequests):
         if output:
             reason = reply_rules.end_reason(text, output[-1], len(output), most, request.sampling, self._tokenizer)
         with self._place(request.request_id, [*prompt, *output], len(prompt)) as running:
-            yield Admitted(len(prompt), most)
+            best_effort = True
+            if self._shadow is not None and reason is None:
+                predicted = self._reply_lengths.predict(len(output), most)
+                running.slo = SequenceSlo.requested(request.slo, received_s, predicted)
+                if running.slo is not None:
+                    best_effort = await self._sends.admit(running) is SloClass.BEST_EFFORT
+                    if best_effort and request.decline_unkept_slo:
+                        yield Declined(NOT_KEPT)
+                        yield Finished(FinishReason.DECLINED, TokenUsage(len(prompt), 0, len(output)))
+                        return
+            yield Admitted(len(prompt), most, best_effort)
             cached = preemptions = 0
             if reason is None:
                 pieces = self._pieces(request, running, most)
@@ -286,6 +346,8 @@ class SglangEngine(MovingRequests):
                             output += ids
                             running.tokens += ids
                             running.computing = True
+                            if ids:
+                                self._sends.arrived(running, len(ids))
                             self._throughput.add(len(ids), time.monotonic())
                             if ids or text_out:
                                 frame = TokenFrame(first, tuple(ids), text_out, self._logprobs(ids, piece))
@@ -310,15 +372,18 @@ class SglangEngine(MovingRequests):
                 except BaseException as error:  # text or logprobs that cannot be computed, an unexpected response
                     raise request_failed(request.request_id, error) from error
                 finally:
-                    self.preemptions += preemptions
+                    self.preemptions += preemptions + running.preemptions
                     if at_work:  # a stop string, or the caller has left: the server is still generating
                         self._give_up(running.server_id)
                 if reason is None and not running.moved:
                     raise Unavailable("the SGLang server ended the stream early")
             usage = TokenUsage(len(prompt), cached, len(output))
+            preemptions += running.preemptions
         if reason is None:
             yield HandedOver(len(output))
             return
+        if reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self._reply_lengths.add(len(output))
         yield Finished(reason, usage, text.stopped_by, preemptions)
 
     async def verify(
@@ -386,6 +451,7 @@ class SglangEngine(MovingRequests):
             yield running
         finally:
             del self._requests[request_id]
+            self._sends.advance()
 
     def _sampling(self, sampling: SamplingParams, most: int, interval_s: float | None) -> dict[str, Any]:
         """interval_s: how long tokens may be held, if longer than the default."""
@@ -430,6 +496,16 @@ class SglangEngine(MovingRequests):
 
     def _priority(self, priority: int) -> int | None:
         return priority if self._server.priorities else None
+
+    async def _wait_turn(self, running: Running) -> bool:
+        return await self._sends.turn(running)
+
+    def _left_server(self, running: Running) -> None:
+        self._sends.left(running)
+
+    def _pause(self, running: Running) -> None:
+        """End a request on the server; it continues later behind its tokens."""
+        self._give_up(running.server_id)
 
     def _give_up(self, request_id: str) -> None:
         async def abort() -> None:
@@ -510,8 +586,10 @@ class SglangEngine(MovingRequests):
             self._turned.notify_all()
 
 
-def _capabilities(server: ServerInfo) -> Iterator[Capability]:
+def _capabilities(server: ServerInfo, keeps_slos: bool) -> Iterator[Capability]:
     """The capabilities of this server, from its flags."""
+    if keeps_slos:
+        yield Capability.SLO_PREDICTED
     yield Capability.LOGPROBS
     yield Capability.VERIFY_GREEDY
     yield Capability.VERIFY_REJECTION

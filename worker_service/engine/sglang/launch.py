@@ -17,6 +17,7 @@ class ServerShape:
     mem_fraction: of a GPU's memory; None: the KV cache holds `kv_tokens`; None: the server decides.
     max_running, max_queued: of each of the dp copies. max_step_tokens: None: the server decides.
     kv_store: a folder shared with other servers of the model; empty: none. kv_store_bytes: how much of it this one may fill.
+    mixed_chunk: a step computes decodes and a chunk of prompts together, instead of the chunk alone.
     trace_to: host:port of an OTLP collector; empty: none.
     """
 
@@ -41,6 +42,7 @@ class ServerShape:
     kv_store: str = ""
     kv_store_bytes: int = 32 << 30
     structured_output: bool = False
+    mixed_chunk: bool = False
     trace_to: str = ""
     flags: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
@@ -89,6 +91,8 @@ def command(shape: ServerShape, port: int) -> list[str]:
     switches.append("constrained-json-disable-any-whitespace" if shape.structured_output else "skip-tokenizer-init")
     if device == "cpu":
         switches.append("disable-overlap-schedule")  # on a CPU, a token would only wait for the next step
+    if shape.mixed_chunk:
+        switches.append("enable-mixed-chunk")
     if shape.deterministic:
         switches.append("enable-deterministic-inference")
     if shape.trace_to:

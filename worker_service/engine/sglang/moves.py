@@ -36,6 +36,7 @@ from worker_service.engine.interface import (
     Stopped,
 )
 from worker_service.engine.sglang.client import Piece, SglangClient, server_id
+from worker_service.scheduling import SequenceSlo
 from worker_service.text.encoder import EncodingAborted, PromptEncoder
 
 _log = logging.getLogger(__name__)
@@ -46,12 +47,15 @@ MOVED, ABORTED = Piece([], [], "moved"), Piece([], [], "abort")
 _READ_ONLY = {"temperature": 0.0, "max_new_tokens": 1, "ignore_eos": True}
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Running:
     """One request. tokens: prompt and output so far. server_id: its id on the server, which changes with each pause.
 
     computing: whether its first token has arrived. moved: whether it runs on another engine.
     stopped: set while it is being paused; done when its last token has arrived. decision: whether it resumes or moves.
+    slo: the SLO it asks for; None for none. turn: set while it waits to be sent to the server; the result is False if it was
+    aborted there. sent: whether it is on the server. answered: whether tokens have arrived since it was sent.
+    preempted: whether it is paused for the sake of others, which counts in `preemptions`.
     """
 
     tokens: list[int]
@@ -62,6 +66,17 @@ class Running:
     decision: "asyncio.Future[Piece | None] | None" = None
     aborted: bool = False
     moved: bool = False
+    slo: SequenceSlo | None = None
+    turn: "asyncio.Future[bool] | None" = None
+    sent: bool = False
+    answered: bool = False
+    preempted: bool = False
+    preemptions: int = 0
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits to be sent to the server."""
+        return self.turn is not None
 
     @property
     def output_tokens(self) -> int:
@@ -96,6 +111,14 @@ class MovingRequests:
         raise NotImplementedError
 
     def _priority(self, priority: int) -> int | None:
+        raise NotImplementedError
+
+    async def _wait_turn(self, running: Running) -> bool:
+        """Wait until a request may be sent to the server; False if it was aborted meanwhile."""
+        raise NotImplementedError
+
+    def _left_server(self, running: Running) -> None:
+        """A request is on the server no longer."""
         raise NotImplementedError
 
     @property
@@ -205,6 +228,9 @@ class MovingRequests:
         form = self._form(request)
         try:
             while True:
+                if not await self._wait_turn(running):
+                    yield ABORTED
+                    return
                 stopped = False
                 # A grammar begins with a request, and penalties count what it has generated: what there is of the reply
                 # already is written again, and left out.
@@ -226,12 +252,14 @@ class MovingRequests:
                         if resumed:
                             _record("kv taken over", request.request_id, len(running.tokens), piece)
                             resumed = False
-                        stopped = piece.finish == "abort" and running.stopped is not None and not running.aborted
+                        paused = running.stopped is not None or running.preempted
+                        stopped = piece.finish == "abort" and paused and not running.aborted
                         yield replace(piece, finish=None) if stopped else piece
                 if not stopped:
                     return
-                decision = await self._decision(running)
-                if decision is not None:
+                self._left_server(running)
+                running.preempted = False
+                if running.stopped is not None and (decision := await self._decision(running)) is not None:
                     running.moved = decision is MOVED
                     yield decision
                     return
@@ -257,7 +285,13 @@ class MovingRequests:
 
     def _decoding(self, request_id: str) -> Running:
         running = self._requests.get(request_id)
-        if running is None or not running.computing or running.stopped is not None:
+        if (
+            running is None
+            or not running.computing
+            or running.stopped is not None
+            or not running.sent
+            or running.preempted
+        ):
             raise NotFound("decoding request", request_id)
         return running
 

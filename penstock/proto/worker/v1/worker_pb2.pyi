@@ -98,6 +98,8 @@ class _CapabilityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Capability
     """Requests are admitted with an SLO only where it can be kept."""
     CAPABILITY_DRAFTS: _Capability.ValueType  # 13
     """The draft of a request is verified."""
+    CAPABILITY_SLO_PREDICTED: _Capability.ValueType  # 14
+    """As CAPABILITY_SLO, but by a prediction: the engine does not form the steps itself."""
 
 class Capability(_Capability, metaclass=_CapabilityEnumTypeWrapper): ...
 
@@ -126,6 +128,8 @@ CAPABILITY_SLO: Capability.ValueType  # 12
 """Requests are admitted with an SLO only where it can be kept."""
 CAPABILITY_DRAFTS: Capability.ValueType  # 13
 """The draft of a request is verified."""
+CAPABILITY_SLO_PREDICTED: Capability.ValueType  # 14
+"""As CAPABILITY_SLO, but by a prediction: the engine does not form the steps itself."""
 Global___Capability: _TypeAlias = Capability  # noqa: Y015
 
 @_typing.final

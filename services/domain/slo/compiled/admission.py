@@ -16,6 +16,7 @@ from services.domain.slo.compiled.layout import (
     DECODING,
     DUE_S,
     KIND,
+    LEFT,
     PENDING,
     RELEASE_S,
     STANDARD,
@@ -36,9 +37,10 @@ MAX_STATES = 4_096
 MAX_CERTIFICATES = 16
 """Replays that one decision may take."""
 TOLERANCE_TOKENS = 1e-6
-UNLIMITED_TOKENS = 1 << 60
-"""Of memory, for `decide`: the program takes a request to hold all its KV all the time. With this, only the certificate
-checks KV, over time."""
+UNLIMITED_TOKENS = 2.0**60
+SKIPPED_SHARE, SKIPPED_SHARE_KV = 8, 2
+"""Where a set of n requests is late, the next one tried has n / SKIPPED_SHARE fewer, at least one; where it runs out of KV,
+which the program hardly foresees, n / SKIPPED_SHARE_KV fewer. Those left out are then tried one by one."""
 
 
 @numba.njit(cache=True, nogil=True)
@@ -170,16 +172,14 @@ def decide(
     running: int,
     new_counts: N,  # (COUNTS, C) of the candidates, by arrival; at most MAX_CANDIDATES
     new_times: F,  # (TIMES, C)
-    memory: N,  # (C) tokens of KV each will need
     value: F,  # (C)
     tpots_s: F,  # (L) paces, ascending; the first is the tightest of the requests
-    free_memory: int,
     free_places: int,
     model: StepModel,
     best_effort: bool,
     accepted: N,  # (C) out: 1 or 0
     release_s: F,  # (running + C) out: release times, of the running requests and behind them of those accepted
-    kv_tokens: float,  # of all promised requests at any time, which the certificate checks; infinite for no limit
+    kv_tokens: float,  # for all promised requests at any time
     partial_tokens: int,  # see keeps_promises
     peak: F,  # (1) out: the most KV tokens that the running and the accepted requests hold at any time, where that is known
 ) -> int:
@@ -189,6 +189,9 @@ def decide(
     that complete as early as they can, then, should that break a promise, with prompts that complete as late as they may.
     Then each candidate left out is tried once together with those accepted, that of most value per prompt token first: the
     program takes every decode to last without limit, the replay knows when it will end.
+
+    KV is checked over time. The program only rules out sets whose prompts do not fit next to what is held now; the
+    certificate follows what every request holds from step to step.
     """
     candidates = new_counts.shape[1]
     accepted[:] = 0
@@ -200,13 +203,16 @@ def decide(
     needs, number = np.zeros(most, np.int64), np.empty(most, np.int64)
     decoding = np.zeros(len(tpots_s), np.int64)
     entries, contexts, requests = 0, 0, 0
+    free_memory = min(kv_tokens, UNLIMITED_TOKENS)
     for i in range(running + candidates):
         c = i - running
         of_counts, of_times, column = (counts, times, i) if c < 0 else (new_counts, new_times, c)
         if of_counts[KIND, column] != STANDARD:
             continue
-        contexts += of_counts[CONTEXT, column] + of_counts[PENDING, column]
+        length = of_counts[CONTEXT, column] + of_counts[PENDING, column]
+        contexts += length
         requests += 1
+        free_memory -= 0 if c >= 0 else length + partial_tokens
         pace = _tier(of_times[TPOT_S, column], tpots_s)
         if c < 0 and of_counts[DECODING, column] == 1:
             decoding[pace] += 1
@@ -218,7 +224,7 @@ def decide(
             needs[at], worth[at], number[at] = needs[at - 1], worth[at - 1], number[at - 1]
             at -= 1
         due[at], tokens[at], tier[at], number[at] = due_s, of_counts[PENDING, column], pace, max(-1, c)
-        needs[at], worth[at] = (0, 0.0) if c < 0 else (memory[c], value[c])
+        needs[at], worth[at] = (0, 0.0) if c < 0 else (length + partial_tokens, value[c])
         entries += 1
     found_value, found_set = np.full(candidates + 1, -np.inf), np.zeros(candidates + 1, np.int64)
     best_sets(
@@ -231,7 +237,7 @@ def decide(
         tpots_s,
         decoding,
         contexts / max(1, requests),
-        free_memory,
+        np.int64(max(0.0, free_memory)),
         free_places,
         model,
         found_value,
@@ -246,8 +252,7 @@ def decide(
                 best = c
         if best == 0:
             break
-        found_value[best] = -np.inf
-        passed, took = _certified(
+        passed, took, short = _certified(
             now_s,
             counts,
             times,
@@ -266,11 +271,10 @@ def decide(
         if passed:
             chosen = found_set[best]
             break
-    used = np.int64(0)
-    for c in range(candidates):
-        used += memory[c] if chosen >> c & 1 else 0
+        for c in range(best - max(1, best // (SKIPPED_SHARE_KV if short else SKIPPED_SHARE)) + 1, best + 1):
+            found_value[c] = -np.inf
     if chosen == 0:  # no candidate fits in addition to running requests that are late already
-        passed, took = _certified(
+        passed, took, _ = _certified(
             now_s,
             counts,
             times,
@@ -292,10 +296,10 @@ def decide(
     for c in by_worth:
         if chosen >> c & 1 or tries >= MAX_CERTIFICATES:
             continue
-        if used + memory[c] > free_memory or _count(chosen) >= free_places:
+        if _count(chosen) >= free_places:
             continue
         wider = chosen | np.int64(1) << c
-        passed, took = _certified(
+        passed, took, _ = _certified(
             now_s,
             counts,
             times,
@@ -313,7 +317,6 @@ def decide(
         tries += took
         if passed:
             chosen = wider
-            used += memory[c]
     for c in range(candidates):
         accepted[c] = chosen >> c & 1
     return tries
@@ -334,23 +337,22 @@ def _certified(
     kv_tokens: float,
     partial_tokens: int,
     peak: F,
-) -> tuple[bool, int]:
-    """Replay the running requests with the chosen candidates; release_s and peak are written only where they pass."""
+) -> tuple[bool, int, bool]:
+    """Replay the running requests with the chosen candidates; release_s and peak are written only where they pass.
+
+    Returns whether they pass, how many replays that took, and whether KV is what they fail by.
+    """
     requests = running + _count(chosen)
+    all_counts, all_times = np.empty((COUNTS, requests), np.int64), np.empty((TIMES, requests))
+    found_s, again_s, held = np.empty(requests), np.empty(requests), np.zeros(1)
+    tries = 0
     for hold in range(2):
-        all_counts, all_times = np.empty((COUNTS, requests), np.int64), np.empty((TIMES, requests))
-        found_s, held = np.full(requests, -np.inf), np.zeros(1)
-        at = 0
-        for i in range(running + new_counts.shape[1]):
-            c = i - running
-            if c >= 0 and chosen >> c & 1 == 0:
-                continue
-            for row in range(COUNTS):
-                all_counts[row, at] = counts[row, i] if c < 0 else new_counts[row, c]
-            for row in range(TIMES):
-                all_times[row, at] = times[row, i] if c < 0 else new_times[row, c]
-            all_times[RELEASE_S, at] = -np.inf
-            at += 1
+        found_s[:], held[0] = -np.inf, 0.0
+        _columns(counts, times, running, new_counts, new_times, chosen, all_counts, all_times)
+        whole = 0.0
+        for i in range(requests):
+            if all_counts[KIND, i] == STANDARD:
+                whole += all_counts[CONTEXT, i] + all_counts[PENDING, i] + all_counts[LEFT, i] + partial_tokens
         passes = keeps_promises(
             now_s,
             all_counts,
@@ -364,12 +366,55 @@ def _certified(
             partial_tokens,
             held,
         )
+        tries += 1
+        if passes and whole > kv_tokens:
+            # How long steps take depends on best effort, and with it which tokens are held together: try the other case, too.
+            at = _columns(counts, times, running, new_counts, new_times, chosen, all_counts, all_times)
+            for i in range(at):
+                all_times[RELEASE_S, i] = found_s[i]
+            assumed = held[0]
+            passes = keeps_promises(
+                now_s,
+                all_counts,
+                all_times,
+                requests,
+                model,
+                not best_effort,
+                False,
+                again_s,
+                kv_tokens,
+                partial_tokens,
+                held,
+            )
+            held[0] = max(held[0], assumed)
+            tries += 1
         if passes:
             peak[0] = held[0]
             for i in range(requests):
                 release_s[i] = found_s[i]
-            return True, hold + 1
-    return False, 2
+            return True, tries, False
+        if held[0] > kv_tokens:
+            return False, tries, True
+    return False, tries, False
+
+
+@numba.njit(cache=True, nogil=True)
+def _columns(
+    counts: N, times: F, running: int, new_counts: N, new_times: F, chosen: int, all_counts: N, all_times: F
+) -> int:
+    """Copy the columns of the running requests and of the chosen candidates, without release times; how many they are."""
+    at = 0
+    for i in range(running + new_counts.shape[1]):
+        c = i - running
+        if c >= 0 and chosen >> c & 1 == 0:
+            continue
+        for row in range(COUNTS):
+            all_counts[row, at] = counts[row, i] if c < 0 else new_counts[row, c]
+        for row in range(TIMES):
+            all_times[row, at] = times[row, i] if c < 0 else new_times[row, c]
+        all_times[RELEASE_S, at] = -np.inf
+        at += 1
+    return at
 
 
 @numba.njit(cache=True, nogil=True)

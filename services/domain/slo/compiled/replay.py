@@ -36,14 +36,14 @@ def keeps_promises(
     best_effort: bool,
     hold: bool,
     release_s: F,  # (>= requests) out: when the step began that computed the last prompt token
-    kv_tokens: float,  # of all these requests at any time; infinite for no limit
+    kv_tokens: float,  # of all these requests at any time
     partial_tokens: int,  # that a request's last KV block may hold besides its own
-    peak: F,  # (1) out: the most KV tokens that they hold at any time, where they pass
+    peak: F,  # (1) out: the most KV tokens that they hold at any time, where they pass; more than kv_tokens where KV fails
 ) -> bool:
     """Whether no standard request misses a deadline, from now to its last token (LEFT), and their KV fits all the time.
 
-    A request holds the KV of its tokens so far, until its last one; one that was promised a first token only, all that it
-    will have.
+    A request holds the KV of its tokens so far until its last one. A prompt that is not complete counts as a whole, since the
+    progress of prompts depends on best effort. A request that was promised only a first token counts with its whole reply.
     """
     order, grants = np.empty(requests, np.int64), np.empty(requests, np.int64)
     for i in range(requests):
@@ -71,8 +71,8 @@ def keeps_promises(
         for i in range(requests):
             if counts[KIND, i] != STANDARD:
                 continue
-            if counts[CONTEXT, i] + grants[i] > 0:
-                held += counts[CONTEXT, i] + grants[i] + partial_tokens
+            computed = counts[PENDING, i] if counts[DECODING, i] == 0 else grants[i]
+            held += counts[CONTEXT, i] + computed + partial_tokens
             if grants[i] == 0:
                 if times[DUE_S, i] < end_s - EPSILON_S:
                     return False
@@ -96,6 +96,7 @@ def keeps_promises(
                     lingering += counts[CONTEXT, i] + counts[LEFT, i] + partial_tokens
         most_held = max(most_held, held)
         if held > kv_tokens:
+            peak[0] = held
             return False
         if begun > 0:
             remaining = 0

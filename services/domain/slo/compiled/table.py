@@ -50,7 +50,7 @@ class TableRequest:
     due_s: when its next token is due, on the clock of the steps; infinite for none.
     tpot_s: its tightest pace; infinite for none.
     pending_tokens: to compute before its next token. context_tokens: whose KV is there. decoding: it has produced tokens.
-    output_tokens: predicted, still to come, at least 1. memory_tokens: KV that admission reserves for it.
+    output_tokens: predicted, still to come, at least 1.
     value: what attaining its SLO is worth.
     """
 
@@ -60,7 +60,6 @@ class TableRequest:
     due_s: float = math.inf
     tpot_s: float = math.inf
     context_tokens: int = 0
-    memory_tokens: int = 0
     decoding: bool = False
     value: float = 1.0
 
@@ -96,12 +95,14 @@ class Snapshot:
 class Decision:
     """Who is admitted, by the candidates' order; when prompts may complete, by id, of those running and those admitted.
 
-    replays: how many certificates were tried.
+    replays: how many certificates were tried. kv_tokens: the most KV that the running requests under a promise and those
+    admitted hold at any time; infinite where no certificate passed, so that no request is admitted.
     """
 
     admitted: tuple[bool, ...]
     release_s: dict[str, float]
     replays: int
+    kv_tokens: float
 
 
 class RequestTable:
@@ -197,12 +198,15 @@ def decide(
     candidates: Sequence[TableRequest],
     model: StepModel,
     *,
-    free_memory_tokens: int,
+    kv_tokens: int,
+    partial_tokens: int = 0,
     free_places: int,
 ) -> Decision:
     """Decide on all candidates together (at most MAX_CANDIDATES; the rest is declined for now).
 
-    now_s: when the next step begins. Releases the interpreter lock while it computes.
+    now_s: when the next step begins. kv_tokens: KV that the requests under a promise in the snapshot and the candidates may
+    hold together at any time. partial_tokens: what a request's last block may hold in addition to its tokens. Releases the
+    interpreter lock while it computes.
     """
     asking = list(candidates[: admission.MAX_CANDIDATES])
     counts, times = np.zeros((COUNTS, len(asking)), np.int64), np.zeros((TIMES, len(asking)))
@@ -210,7 +214,7 @@ def decide(
         _write(counts, times, at, request)
     running = len(snapshot.ids)
     accepted, release_s = np.zeros(len(asking), np.int64), np.zeros(running + len(asking))
-    tpots_s = _paces(snapshot, times[TPOT_S])
+    tpots_s, most_held = _paces(snapshot, times[TPOT_S]), np.full(1, np.inf)
     replays = admission.decide(
         now_s,
         snapshot.counts,
@@ -218,23 +222,21 @@ def decide(
         running,
         counts,
         times,
-        np.array([r.memory_tokens for r in asking], np.int64),
         np.array([r.value for r in asking], np.float64),
         tpots_s,
-        free_memory_tokens,
         free_places,
         model,
         model.reserve > 0,
         accepted,
         release_s,
-        np.inf,  # each has its KV reserved as a whole
-        0,
-        np.zeros(1),
+        float(kv_tokens),
+        partial_tokens,
+        most_held,
     )
     admitted = [r.request_id for r, yes in zip(asking, accepted.tolist(), strict=True) if yes]
     released = dict(zip((*snapshot.ids, *admitted), release_s.tolist(), strict=False))
     answers = [*map(bool, accepted.tolist()), *[False] * (len(candidates) - len(asking))]
-    return Decision(tuple(answers), released, replays)
+    return Decision(tuple(answers), released, replays, float(most_held[0]))
 
 
 def _paces(snapshot: Snapshot, new_tpots_s: F) -> F:

@@ -1,0 +1,218 @@
+"""SLOs at an SGLang server: a prediction of a scheduler that is not ours. No I/O, no clock.
+
+The server forms its steps itself: prompts in order of arrival, in chunks, next to all decodes. This worker knows which
+requests it has sent, how many tokens each has, and how long steps take. From this *shadow state* it decides
+
+- whom to admit (`decide`): by the compiled admission of `services.domain.slo`, whose steps are not exactly the server's;
+- what to send (`plan`): admitted prompts by deadline, only few chunks ahead, so that the server's own order hardly matters;
+- which best-effort requests to pause: those that came last, while they stand in the way of admitted ones.
+
+What the prediction misses, the correction of step times makes good, and the measured attainment shows.
+"""
+
+import math
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import numpy as np
+
+from services.domain.instances import SloHeadroom
+from services.domain.latency import StepLatencyModel, StepLoad
+from services.domain.slo.compiled.admission import budget_per_s
+from services.domain.slo.compiled.layout import step_model
+from services.domain.slo.compiled.table import Snapshot, TableRequest, decide
+from services.domain.slo.correction import LatencyCorrection
+from services.domain.slo.promises import SloClass
+from worker_service.engine.sglang.client import ServerInfo
+from worker_service.engine.sglang.moves import Running
+
+CHUNKS_AHEAD = 2
+"""Prompt tokens sent and not computed yet, in chunks of the server: one that is computed, one that waits behind it."""
+TYPICAL_DECODES = 16
+"""Decodes next to which a chunk must keep the tightest pace; with more of them, admission declines."""
+MAX_BACKLOG_S = 3600.0
+"""The backlog of a server that cannot compute prompts in addition to its decodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """kv_tokens, page_tokens: KV of the server. max_running: requests at once. step_tokens: its chunk size."""
+
+    kv_tokens: int
+    page_tokens: int
+    max_running: int
+    step_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """What to do now: requests to send to the server, best-effort requests to pause."""
+
+    send: tuple[Running, ...] = ()
+    pause: tuple[Running, ...] = ()
+
+
+def chunk_within(tpot_s: float, latency: StepLatencyModel, server: ServerInfo) -> int:
+    """The largest chunk, in full pages, with which a step keeps a pace next to TYPICAL_DECODES decodes: at least one page, at
+    most the server's own chunk.
+    """
+    decodes = StepLoad(min(server.max_running, TYPICAL_DECODES), 0)
+    fitting = latency.tokens_within(tpot_s, server.step_tokens, decodes)
+    pages = min(server.step_tokens, fitting) // server.page_tokens
+    return max(server.page_tokens, pages * server.page_tokens)
+
+
+class ShadowScheduler:
+    """Admission, order and pauses for the requests of one worker."""
+
+    def __init__(self, latency: StepLatencyModel, limits: ServerLimits) -> None:
+        self._latency, self._limits = latency, limits
+        self.correction = LatencyCorrection()
+
+    def warm(self) -> None:
+        """Compile every compiled function that is called here, or read it from its cache."""
+        self._decide(0.0, [], [TableRequest("new", 4, 8, due_s=1e6, tpot_s=1.0)], 0)
+        self.headroom([])
+
+    def decide(self, now_s: float, requests: Seq[Running], new: Seq[Running]) -> list[bool]:
+        """Whether each of `new` is admitted. requests: all others."""
+        followed = [r for r in requests if _promised(r) and not _kept(r)]
+        aside = sum(_whole_tokens(r) for r in requests if _promised(r) and _kept(r))
+        begins_s = now_s + self.step_s(r for r in requests if r.sent)  # behind the running step
+        candidates = [_as_table_request(r) for r in new]
+        return self._decide(begins_s, [_as_table_request(r) for r in followed], candidates, aside)
+
+    def _decide(self, now_s: float, running: list[TableRequest], new: list[TableRequest], aside: int) -> list[bool]:
+        decision = decide(
+            now_s,
+            Snapshot.empty().with_admitted([(request, -math.inf) for request in running]),
+            new,
+            step_model(self._latency, self._limits.step_tokens, correction=self.correction.factor),
+            kv_tokens=self._limits.kv_tokens - aside,
+            partial_tokens=self._limits.page_tokens - 1,
+            free_places=max(0, self._limits.max_running - len(running)),
+        )
+        return list(decision.admitted)
+
+    def plan(self, requests: Seq[Running]) -> Turns:
+        """What to send and to pause now.
+
+        Without admitted requests everything is sent at once, and waits in the server's queue. Otherwise admitted ones go
+        first, by deadline, and best effort is sent only where it neither takes their KV nor makes a step too long for them.
+        """
+        if not any(_promised(r) for r in requests):
+            return Turns(tuple(r for r in requests if r.waits))
+        sent, pause, send = [r for r in requests if r.sent], list[Running](), list[Running]()
+        waiting = sorted((r for r in requests if _promised(r) and r.waits), key=_deadline)
+        for request in waiting:
+            while not self._may_send(request, sent) and (victim := _victim(sent)) is not None:
+                sent.remove(victim)
+                pause.append(victim)
+            if not self._may_send(request, sent):
+                break
+            sent.append(request)
+            send.append(request)
+        while not self._fits_pace(sent) and (victim := _victim(sent)) is not None:
+            sent.remove(victim)
+            pause.append(victim)
+        if len(send) == len(waiting) and not pause:
+            for request in (r for r in requests if not _promised(r) and r.waits):
+                if not self._may_send(request, sent) or not self._fits_pace([*sent, request]):
+                    break
+                sent.append(request)
+                send.append(request)
+        return Turns(tuple(send), tuple(pause))
+
+    def _may_send(self, request: Running, sent: Seq[Running]) -> bool:
+        """Whether there is a place and KV for a request, and few prompt tokens are before it."""
+        ahead = sum(len(r.tokens) for r in sent if not r.answered)
+        if ahead and ahead + len(request.tokens) > CHUNKS_AHEAD * self._limits.step_tokens:
+            return False
+        held = sum(_whole_tokens(r) if _promised(r) else len(r.tokens) + 1 for r in sent)
+        needs = _whole_tokens(request) if _promised(request) else len(request.tokens) + 1
+        return len(sent) < self._limits.max_running and held + needs <= self._limits.kv_tokens
+
+    def _fits_pace(self, sent: Seq[Running]) -> bool:
+        """Whether a step with all these requests keeps the tightest pace that was promised to one of them."""
+        paces = [r.slo.tpot_s for r in sent if r.slo is not None and _promised(r)]
+        return self.step_s(sent) <= min(paces, default=math.inf)
+
+    def step_s(self, requests: Iterable[Running]) -> float:
+        """The predicted seconds of a step with these requests on the server, at the p95."""
+        return self.uncorrected_step_s(requests) * self.correction.factor
+
+    def uncorrected_step_s(self, requests: Iterable[Running]) -> float:
+        """The same by the latency model: all decodes, and a chunk of the prompts that have no token yet."""
+        contexts, pending = list[int](), 0
+        for request in requests:
+            if request.answered:
+                contexts.append(len(request.tokens))
+            else:
+                pending += len(request.tokens)
+        chunk = min(pending, self._limits.step_tokens)
+        load = StepLoad(len(contexts) + chunk, sum(contexts) + chunk, 0.5 * chunk * (chunk + 1))
+        return self._latency.step_s(load)
+
+    def headroom(self, requests: Seq[Running]) -> SloHeadroom:
+        """What could still be promised."""
+        decodes, prompt_tokens, contexts, reserved = dict[float, int](), 0, 0, 0
+        for request in requests:
+            if not _promised(request):
+                continue
+            assert request.slo is not None
+            reserved += _whole_tokens(request)
+            if request.answered:
+                decodes[request.slo.tpot_s] = decodes.get(request.slo.tpot_s, 0) + 1
+                contexts += len(request.tokens)
+            else:
+                prompt_tokens += len(request.tokens)
+        rate = budget_per_s(
+            np.array([*decodes.values()], np.int64),
+            np.array([*decodes], np.float64),
+            contexts / max(1, sum(decodes.values())),
+            step_model(self._latency, self._limits.step_tokens, correction=self.correction.factor),
+        )
+        backlog_s = min(MAX_BACKLOG_S, prompt_tokens / rate) if rate > 0 else MAX_BACKLOG_S
+        return SloHeadroom(backlog_s, max(0.0, rate), max(0, self._limits.kv_tokens - reserved))
+
+
+def _promised(request: Running) -> bool:
+    return request.slo is not None and request.slo.granted is SloClass.STANDARD
+
+
+def _kept(request: Running) -> bool:
+    """Whether only a first token was promised, and it has come."""
+    return request.slo is not None and math.isinf(request.slo.tpot_s) and math.isinf(request.slo.due_s)
+
+
+def _deadline(request: Running) -> float:
+    assert request.slo is not None
+    return request.slo.due_s
+
+
+def _victim(sent: Seq[Running]) -> Running | None:
+    """The best-effort request that came last, of those on the server that are not about to move."""
+    able = [r for r in sent if not _promised(r) and r.stopped is None and not r.aborted and r.sent]
+    return able[-1] if able else None
+
+
+def _whole_tokens(request: Running) -> int:
+    """Tokens of a request when it has its predicted reply."""
+    output = request.slo.output_tokens if request.slo is not None else 0
+    return max(len(request.tokens), request.prompt_tokens + output)
+
+
+def _as_table_request(request: Running) -> TableRequest:
+    slo, length = request.slo, len(request.tokens)
+    assert slo is not None
+    return TableRequest(
+        request.server_id,
+        pending_tokens=1 if request.answered else length,
+        output_tokens=max(1, slo.output_tokens - request.output_tokens),
+        due_s=slo.due_s,
+        tpot_s=slo.tpot_s,
+        context_tokens=length - 1 if request.answered else 0,
+        decoding=request.answered,
+        value=slo.value,
+    )

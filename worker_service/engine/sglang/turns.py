@@ -1,0 +1,133 @@
+"""When an engine's requests are sent to its SGLang server: at once, or under SLOs by the turns of `ShadowScheduler`."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from services.domain.slo.promises import SloClass
+from worker_service.engine.sglang.moves import Running
+
+if TYPE_CHECKING:
+    from worker_service.engine.sglang.shadow import ShadowScheduler
+
+_log = logging.getLogger(__name__)
+
+GATHER_S = 0.002
+"""Requests that arrive within this time are decided on together."""
+
+
+class SendQueue:
+    """The requests of one engine on their way to its server.
+
+    Every request waits in `turn` until it may be sent. What may be sent changes when a request is admitted, when its first
+    token arrives, and when it leaves the server; the engine reports each with `advance`.
+    """
+
+    def __init__(
+        self,
+        requests: Mapping[str, Running],
+        pause: Callable[[Running], None],
+        shadow: "ShadowScheduler | None",
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """requests: all of the engine, by arrival. pause: aborts one on the server. shadow: None without SLOs."""
+        self._requests, self._pause, self._shadow, self._now = requests, pause, shadow, now
+        self._undecided: list[Running] = []
+        self._decided: asyncio.Event | None = None
+        self._last_token_s: tuple[str, float] | None = None  # of the request whose steps are observed
+
+    async def admit(self, running: Running) -> SloClass:
+        """Decide, together with those that arrive at the same time, in which class a request is served."""
+        assert self._shadow is not None
+        assert running.slo is not None
+        self._undecided.append(running)
+        if self._decided is None:
+            self._decided = asyncio.Event()
+            asyncio.get_running_loop().call_later(GATHER_S, self._decide)
+        await self._decided.wait()
+        assert running.slo.granted is not None
+        return running.slo.granted
+
+    def _decide(self) -> None:
+        assert self._shadow is not None
+        assert self._decided is not None
+        undecided, self._undecided = self._undecided, []
+        here = list(self._requests.values())
+        new = [r for r in undecided if r in here and not r.aborted]
+        admitted: list[Running] = []
+        try:
+            answers = self._shadow.decide(self._now(), [r for r in here if r not in new], new)
+            admitted = [running for running, yes in zip(new, answers, strict=True) if yes]
+        except Exception:
+            _log.exception("admission failed: these requests are served as best effort")
+        for running in undecided:
+            assert running.slo is not None
+            running.slo.granted = SloClass.STANDARD if running in admitted else SloClass.BEST_EFFORT
+        self._decided.set()
+        self._decided = None
+
+    async def turn(self, running: Running) -> bool:
+        """Wait until a request may be sent; False if it was aborted meanwhile."""
+        if running.aborted:
+            return False
+        running.turn = asyncio.get_running_loop().create_future()
+        self.advance()
+        try:
+            return await running.turn
+        finally:
+            running.turn = None
+
+    def end_turn(self, running: Running) -> bool:
+        """End the turn of an aborted request; whether it waited for one."""
+        if running.turn is None or running.turn.done():
+            return False
+        running.turn.set_result(False)
+        return True
+
+    def advance(self) -> None:
+        """Send and pause what is to be sent and paused now."""
+        requests = [r for r in self._requests.values() if r.turn is None or not r.turn.done()]
+        if self._shadow is None:
+            send = [r for r in requests if r.waits]
+        else:
+            turns = self._shadow.plan(requests)
+            send = list(turns.send)
+            for running in turns.pause:
+                running.preempted, running.sent = True, False
+                running.preemptions += 1
+                self._pause(running)
+        for running in send:
+            assert running.turn is not None
+            running.sent, running.answered = True, False
+            running.turn.set_result(True)
+
+    def arrived(self, running: Running, tokens: int) -> None:
+        """Tokens of a request have arrived together; as many as these will arrive next, the last of them at the pace."""
+        now_s = self._now()
+        if running.preempted:  # the server did not have it yet when it was told to end it
+            self._pause(running)
+        if running.slo is not None:
+            running.slo.due_s = now_s + tokens * running.slo.tpot_s
+        self._observe(running, tokens, now_s)
+        if not running.answered:
+            running.answered = True
+            self.advance()
+
+    def _observe(self, running: Running, tokens: int, now_s: float) -> None:
+        """Compare steps with their prediction: the time between tokens of the request that has decoded longest."""
+        if self._shadow is None:
+            return
+        first = next((r for r in self._requests.values() if r.sent and r.answered), None)
+        if running is not first:
+            return
+        previous, self._last_token_s = self._last_token_s, (running.server_id, now_s)
+        if previous is not None and previous[0] == running.server_id:
+            predicted_s = self._shadow.uncorrected_step_s(r for r in self._requests.values() if r.sent)
+            self._shadow.correction.add(predicted_s * tokens, now_s - previous[1])
+
+    def left(self, running: Running) -> None:
+        """A request is on the server no longer."""
+        running.sent = running.answered = False
+        self.advance()
