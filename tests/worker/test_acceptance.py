@@ -1,6 +1,11 @@
 """Which draft tokens stand: exact in both rules."""
 
+import math
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,6 +37,66 @@ def test_a_draft_from_the_targets_own_distribution_always_stands() -> None:
     target = np.array([[0.5, 0.5], [0.5, 0.5], [1.0, 0.0]], np.float32)
     q = ([0, 1], [0.5, 0.5])
     assert acceptance.rejection([0, 1], target, [q, q], np.array([0.99, 0.99, 0.5]), np.array([0.1] * 3)) == (2, 0)
+
+
+Rule = Callable[..., tuple[int, int]]
+TOKENS, LENGTH, DRAWS = 8, 3, 20_000
+
+
+def accept_everything(draft: Seq[int], target: acceptance.Floats, *arguments: object) -> tuple[int, int]:
+    """A planted error: draft tokens are never rejected."""
+    *_, draws = arguments
+    assert isinstance(draws, np.ndarray)
+    return len(draft), acceptance.drawn(target[-1], float(draws[-1]))
+
+
+def no_residual(
+    draft: Seq[int],
+    target: acceptance.Floats,
+    drafted: Seq[tuple[Seq[int], Seq[float]]],
+    chances: acceptance.Floats,
+    draws: acceptance.Floats,
+) -> tuple[int, int]:
+    """A planted error: what replaces a rejected token is drawn from the target's own distribution."""
+    accepted, token = acceptance.rejection(draft, target, drafted, chances, draws)
+    return accepted, token if accepted == len(draft) else acceptance.drawn(target[accepted], float(draws[accepted]))
+
+
+def chi_square(rule: Rule) -> float:
+    """Pearson's statistic of joint triples of tokens, drawn with drafts of up to two tokens, against the target's."""
+    rng = np.random.default_rng(15)
+    shapes = [(TOKENS,) * depth for depth in range(LENGTH)]
+    target = [rng.dirichlet(np.full(TOKENS, 8.0), shape) for shape in shapes]
+    drafter = [rng.dirichlet(np.full(TOKENS, 2.0), shape) for shape in shapes]
+    sums = [rows.cumsum(-1) for rows in drafter]
+    counts = np.zeros((TOKENS,) * LENGTH)
+    ids = range(TOKENS)
+    for numbers in rng.random((DRAWS, LENGTH, LENGTH, 3)):
+        tokens: tuple[int, ...] = ()
+        while len(tokens) < LENGTH:
+            uniform_numbers = numbers[len(tokens)]
+            text, distributions = tokens, []
+            for chance in uniform_numbers[: LENGTH - len(tokens) - 1, 0]:
+                distributions.append((ids, drafter[len(text)][text]))
+                text += (min(TOKENS - 1, int(np.searchsorted(sums[len(text)][text], chance, side="right"))),)
+            draft = text[len(tokens) :]
+            rows = np.stack([target[depth][text[:depth]] for depth in range(len(tokens), LENGTH)])
+            verified = rule(
+                draft, rows, distributions, uniform_numbers[: len(rows), 1], uniform_numbers[: len(rows), 2]
+            )
+            tokens += (*draft[: verified[0]], verified[1])
+        counts[tokens] += 1
+    first, second, third = target
+    expected = DRAWS * first[:, None, None] * second[:, :, None] * third
+    return float(((counts - expected) ** 2 / expected).sum())
+
+
+@pytest.mark.parametrize("rule", [acceptance.rejection, accept_everything, no_residual])
+def test_joint_triples_have_the_targets_distribution_and_planted_errors_are_noticed(rule: Rule) -> None:
+    """At p = 0.001; the bound is Wilson and Hilferty's for the chi-square distribution."""
+    freedom = TOKENS**LENGTH - 1
+    bound = freedom * (1 - 2 / (9 * freedom) + 3.0902 * math.sqrt(2 / (9 * freedom))) ** 3
+    assert (chi_square(rule) < bound) == (rule is acceptance.rejection)
 
 
 @given(st.lists(st.floats(0, 1, width=32), min_size=1, max_size=8).filter(lambda w: sum(w) > 1e-3), st.floats(0, 0.999))

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader, NumberDataPoint
 
 from models.training import tasks
 from services.clock import SystemClock
@@ -22,6 +24,7 @@ from worker_service.engine.interface import EngineUnusable, Speculating
 from worker_service.engine.torch import TorchEngineOptions
 from worker_service.engine.torch.draft_model import DraftModel
 from worker_service.engine.torch.engine import torch_core
+from worker_service.load_tracker import LoadTracker
 from worker_service.speculation.adaptive import AdaptiveDrafter
 from worker_service.speculation.choice import Candidate
 from worker_service.speculation.sources import DraftRequest
@@ -304,6 +307,8 @@ async def test_a_tiers_drafters_draft_for_its_requests(
     try:
         assert isinstance(engine, Speculating)
         always(engine._core, 3)  # type: ignore[attr-defined]
+        reader = InMemoryMetricReader()
+        LoadTracker(engine, MeterProvider([reader]).get_meter("test"), "last")
 
         async def reply(request: GenerationRequest) -> list[int]:
             frames = [e async for e in engine.generate(request) if isinstance(e, TokenFrame)]
@@ -315,8 +320,34 @@ async def test_a_tiers_drafters_draft_for_its_requests(
         assert state.window == 3
         assert state.verified["model"] >= state.accepted["model"] > 0
         assert state.verified["given"] == 0
+        assert _metrics(reader) == {
+            ("tokens", "model", "accepted"): state.accepted["model"],
+            ("tokens", "model", "rejected"): state.verified["model"] - state.accepted["model"],
+            ("tokens", "given", "accepted"): 0,
+            ("tokens", "given", "rejected"): 0,
+            ("failures", "model"): 0,
+            ("failures", "given"): 0,
+            ("window", "small"): 3,
+        }
     finally:
         await engine.close()
+
+
+def _metrics(reader: InMemoryMetricReader) -> dict[tuple[str, ...], float]:
+    """The metrics of drafts, by name and labels."""
+    data = reader.get_metrics_data()
+    assert data is not None
+    metrics = data.resource_metrics[0].scope_metrics[0].metrics
+    values = dict[tuple[str, ...], float]()
+    for metric in metrics:
+        name = metric.name.removeprefix("penstock.worker.draft_")
+        for point in metric.data.data_points if name != metric.name else ():
+            labels = {key: str(value) for key, value in (point.attributes or {}).items()}
+            assert labels.pop("penstock.tier") == "last"
+            assert isinstance(point, NumberDataPoint)
+            parts = (labels.get(f"penstock.draft.{label}") for label in ("source", "model", "outcome"))
+            values[name, *(part for part in parts if part)] = point.value
+    return values
 
 
 @pytest.mark.parametrize(

@@ -70,15 +70,10 @@ class AdaptiveDrafter:
         """now: seconds, monotonic."""
         self.models, self._now = list(models), now
         self.chooser = Chooser(target, [model.estimate for model in models], max_window)
-        self.failures = 0
+        self.failures, self.current = 0, ("", 0)
         self._drafted: dict[str, _Drafted] = {}
         self._offsets: dict[str, int] = {}  # output tokens of running replies, as of their last draft request
         self._mean_length = float(FIRST_LENGTH)
-
-    @property
-    def current(self) -> tuple[str, int]:
-        candidate, models = self.chooser.current, self.models
-        return (models[candidate.model].name, candidate.window) if candidate is not None else ("", 0)
 
     def propose(self, requests: Seq[DraftRequest]) -> list[Seq[int]]:
         began_s = self._now()
@@ -87,6 +82,7 @@ class AdaptiveDrafter:
         proposals: list[Seq[int]] = [()] * len(requests)
         replies, chooser = len(requests), self.chooser
         current = chooser.choose(replies)
+        self.current = (self.models[current.model].name, current.window) if current is not None else ("", 0)
         if current is not None:
             least, saved_s = chooser.least(replies), chooser.saved_s(replies)
             worth = [i for i, request in enumerate(requests) if self._pays(request, current, saved_s)]
@@ -164,11 +160,12 @@ class AdaptiveDrafter:
             elif draft is not None:  # the model is unsure of its first token already
                 speculating.estimate.acceptance.observe(window, 0, 0, len(requests))
         drafted = sum(len(draft) for draft in drafts if draft)
-        speculating.estimate.cost.observe(drafted, self._now() - began_s)
+        speculating.estimate.cost.observe(len(own), drafted, self._now() - began_s)
 
     def _drop(self, model: int) -> None:
         """Drop a model that failed."""
         self.failures += 1
-        self.chooser.remove(model)  # first: `current` may be read by another thread
+        self.current = ("", 0)
+        self.chooser.remove(model)
         dropped = self.models.pop(model)
         _log.exception("draft model %s failed and is dropped", dropped.name)

@@ -14,7 +14,9 @@ from worker_service.speculation.estimates import Acceptance, DraftCost, PassCost
 GAIN = 1.03
 """Least predicted gain over the target alone for which there is drafting at all."""
 SWITCH_GAIN = 1.05
-"""Least predicted gain for which one way of drafting is left for another: estimates vary from step to step."""
+"""Least predicted gain for which one model is left for another, which has to compute the prompts first."""
+WINDOW_GAIN = 1.01
+"""The same for another window of the same model, which costs nothing."""
 EXPLORED_SHARE = 0.01
 """Share of the time that exploring may cost."""
 EXPLORED_WINDOW = 3
@@ -46,7 +48,7 @@ def tokens_per_s(replies: int, target: PassCost, models: Seq[Estimate], candidat
         return replies / target.seconds(replies, replies)
     estimate = models[candidate.model]
     drafted = replies * estimate.acceptance.drafted(candidate.window)
-    seconds = target.seconds(replies, replies + drafted) + estimate.cost.seconds(drafted)
+    seconds = target.seconds(replies, replies + drafted) + estimate.cost.seconds(replies, drafted)
     return replies * estimate.acceptance.tokens(candidate.window) / seconds
 
 
@@ -84,8 +86,10 @@ class Chooser:
         pays = rate >= GAIN * alone
         if self.current is None or current < alone:
             self._switch(candidate if pays else None)
-        elif rate > SWITCH_GAIN * current:
-            self._switch(candidate)
+        elif candidate is not None:
+            same_model = candidate.model == self.current.model
+            if rate > (WINDOW_GAIN if same_model else SWITCH_GAIN) * current:
+                self._switch(candidate)
         return self.current
 
     def _switch(self, candidate: Candidate | None) -> None:
@@ -104,8 +108,8 @@ class Chooser:
         if self.current is None:
             return 0.0
         estimate = self.models[self.current.model]
-        rows = replies * (1 + estimate.acceptance.drafted(self.current.window))
-        row_s = self.target.seconds(replies, rows + 1) - self.target.seconds(replies, rows)
+        most = replies * self._windows[-1]  # over the whole range, since measured points vary
+        row_s = (self.target.seconds(replies, replies + most) - self.target.seconds(replies, replies)) / most
         rate = tokens_per_s(replies, self.target, self.models, self.current)
         return max(0.0, row_s + estimate.cost.token_s) * rate
 
@@ -121,7 +125,7 @@ class Chooser:
             return None
         model = others[self._explored % len(others)]
         cost, window = self.models[model].cost, min(EXPLORED_WINDOW, self._windows[-1])
-        price_s = cost.seconds(window) + max(0.0, self.target.seconds(replies, replies + window) - step_s)
+        price_s = cost.seconds(1, window) + max(0.0, self.target.seconds(replies, replies + window) - step_s)
         if price_s <= self._credit_s:
             price_s += cost.catch_up_s(missing(model))
         if price_s > self._credit_s:

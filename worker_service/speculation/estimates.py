@@ -95,25 +95,36 @@ class PassCost:
 
 
 class DraftCost:
-    """Seconds of drafting: a fixed part, and one per token drafted; and of catching up, per token."""
+    """Seconds of drafting, and of catching up.
 
-    def __init__(self, fixed_s: float, token_s: float, catch_up_token_s: float) -> None:
-        self.fixed_s, self.token_s, self.catch_up_token_s = fixed_s, token_s, catch_up_token_s
+    Drafting has a fixed part, and parts per reply, per step (a token for each reply) and per token; catching up has one per
+    token. A loop that drafts one reply after the other costs nothing per step, a batch on a GPU next to nothing per token.
+    """
+
+    def __init__(
+        self, *, fixed_s: float, reply_s: float, step_s: float, token_s: float, catch_up_token_s: float
+    ) -> None:
+        self.fixed_s, self.reply_s, self.step_s, self.token_s = fixed_s, reply_s, step_s, token_s
+        self.catch_up_token_s = catch_up_token_s
         self._factor = 1.0
 
-    def seconds(self, tokens: float) -> float:
-        """Duration of drafting so many tokens in all."""
-        return self._factor * (self.fixed_s + self.token_s * tokens)
+    def seconds(self, replies: int, tokens: float) -> float:
+        """Duration of drafting so many tokens in all, for so many replies."""
+        return self._factor * self._measured(replies, tokens)
 
     def catch_up_s(self, tokens: int) -> float:
         """Duration of computing so many tokens of a prompt."""
         return self._factor * self.catch_up_token_s * tokens
 
-    def observe(self, tokens: int, seconds: float) -> None:
-        """Drafting so many tokens took so long."""
-        ratio = seconds / max(1e-9, self.fixed_s + self.token_s * tokens)
+    def observe(self, replies: int, tokens: int, seconds: float) -> None:
+        """Drafting so many tokens for so many replies took so long."""
+        ratio = seconds / self._measured(replies, tokens)
         ratio = min(self._factor * MOST_CHANGE, max(self._factor / MOST_CHANGE, ratio))
         self._factor += SMOOTHING * (ratio - self._factor)
+
+    def _measured(self, replies: int, tokens: float) -> float:
+        steps = tokens / replies
+        return max(1e-9, self.fixed_s + self.reply_s * replies + self.step_s * steps + self.token_s * tokens)
 
 
 def _place(points: list[int], x: float) -> tuple[int, float]:

@@ -2,11 +2,11 @@
 
 import functools
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 
 from transformers import PreTrainedModel
 
@@ -105,26 +105,42 @@ def pass_cost(core: EngineCore, max_window: int) -> PassCost:
 
 def draft_cost(model: DraftModel, replies: int, window: int) -> DraftCost:
     """The cost of a model's drafts, measured."""
-    requests = [DraftRequest(f"measured-{i}", [0] * CONTEXT_TOKENS, window, GREEDY, 0) for i in range(max(2, replies))]
-    began_s = time.perf_counter()
-    model.catch_up(requests)
-    catch_up_s = time.perf_counter() - began_s
+    requests = [
+        DraftRequest(f"measured-{i}", [0] * CONTEXT_TOKENS, window + 1, GREEDY, 0) for i in range(max(2, replies))
+    ]
+
+    def catch_up() -> None:
+        for request in requests:
+            model.forget(request.request_id)
+        model.catch_up(requests)
+
+    catch_up_s = _seconds(catch_up)
     try:
-        one_s = _seconds(lambda: model.draft(requests[:1], window))
-        all_s = _seconds(lambda: model.draft(requests, window))
+        one_s, one_long_s = (_seconds(functools.partial(model.draft, requests[:1], n)) for n in (1, window + 1))
+        all_s, all_long_s = (_seconds(functools.partial(model.draft, requests, n)) for n in (1, window + 1))
     finally:
         for request in requests:
             model.forget(request.request_id)
-    tokens = (len(requests) - 1) * window
-    token_s = max(1e-7, (all_s - one_s) / tokens)
-    return DraftCost(max(0.0, one_s - token_s * window), token_s, catch_up_s / (len(requests) * CONTEXT_TOKENS))
+    count = len(requests)
+    one_step_s, all_step_s = (one_long_s - one_s) / window, (all_long_s - all_s) / window
+    token_s = max(1e-7, (all_step_s - one_step_s) / (count - 1))
+    step_s = max(0.0, one_step_s - token_s)
+    reply_s = max(0.0, (all_s - one_s) / (count - 1) - token_s)
+    return DraftCost(
+        fixed_s=max(0.0, one_s - reply_s - step_s - token_s),
+        reply_s=reply_s,
+        step_s=step_s,
+        token_s=token_s,
+        catch_up_token_s=catch_up_s / (count * CONTEXT_TOKENS),
+    )
 
 
 def _seconds(work: Callable[[], object]) -> float:
-    """The median duration of `work`; the first run, which may compile, is not counted."""
-    durations = []
-    for _ in range(REPEATS + 1):
+    """The shortest duration of `work`: other processes make it longer, never shorter. The first run may compile."""
+    shortest_s = math.inf
+    work()
+    for _ in range(REPEATS):
         began_s = time.perf_counter()
         work()
-        durations.append(time.perf_counter() - began_s)
-    return median(durations[1:])
+        shortest_s = min(shortest_s, time.perf_counter() - began_s)
+    return shortest_s
