@@ -276,7 +276,9 @@ class TestWorker:
 
     async def finished(self, stub: Stub, draft: worker_pb2.Draft) -> worker_pb2.Finished:
         sampling = common_pb2.SamplingParams(temperature=0.0, max_output_tokens=20, ignore_eos=True)
-        prompt = common_pb2.Prompt(chat=common_pb2.ChatPrompt(messages=[{"role": "user", "content": PROMPT}]))
+        prompt = common_pb2.Prompt(
+            chat=common_pb2.ChatPrompt(messages=[common_pb2.ChatMessage(role="user", content=PROMPT)])
+        )
         request = worker_pb2.GenerateRequest(request_id="w", prompt=prompt, sampling=sampling, draft=draft)
         return [event async for event in stub.Generate(request)][-1].finished
 
