@@ -4,32 +4,44 @@ import asyncio
 import contextlib
 import io
 import logging
+import urllib.request
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import openai
 import pytest
+import yaml
+from grpc import aio
 from rich.console import Console
 
 from penstock import AsyncClient, Finished, Reply
 from penstock.cli import ask, top
 from penstock.client.errors import InvalidRequestError, NotFoundError
 from penstock.client.mesh_status import Trace
+from penstock.proto.common.v1 import common_pb2
+from penstock.proto.worker.v1 import worker_pb2, worker_pb2_grpc
 from router_service.clients.reply_multiplexer import MultiplexerPool
 from router_service.generation.attempt import _draft_for
 from services.channels import ChannelPool
 from services.domain import GenerationRequest, SamplingParams, TextPrompt
+from services.domain.errors import InvalidRequest
 from services.domain.requests import MAX_DRAFT_CHARS, MAX_DRAFT_TOKENS, Draft
+from services.errors import from_rpc
 from services.testing import RedisProcess
 from tests.router.test_flagged_answers import metrics_page
 from tests.router.test_generation import TOKENS, Scene
 from tests.support.mesh import TestMesh, running_mesh
 from tests.support.scripted_worker_servicer import Act, Script, ScriptedWorker
 from tests.support.simulated_text import simulated_texts
+
+if TYPE_CHECKING:
+    Stub = worker_pb2_grpc.WorkerServiceAsyncStub
+else:
+    Stub = worker_pb2_grpc.WorkerServiceStub
 
 PROMPT, LENGTH = "hello", 60
 TEXT = simulated_texts({PROMPT: LENGTH})[PROMPT]
@@ -44,8 +56,6 @@ TIERS: list[dict[str, Any]] = [
 @pytest.fixture(scope="module")
 async def mesh(redis: RedisProcess, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TestMesh]:
     """Tiers whose answers are never accepted, but for the last; the middle one gets no rejected answers."""
-    import yaml
-
     content = {
         "name": "escalation-drafts",
         "tiers": [{"engine": "simulated"} | tier for tier in TIERS],
@@ -250,3 +260,65 @@ async def test_the_terminal_shows_what_came_of_drafts(mesh: TestMesh) -> None:
     undrafted = tuple(replace(t, accepted_draft_tokens=0, rejected_draft_tokens=0) for t in status.tiers)
     console.print(top.screen(replace(status, tiers=undrafted), deque()))
     assert "drafted" not in console.export_text()
+
+
+def ids_of(ids: list[int]) -> common_pb2.TokenIds:
+    return common_pb2.TokenIds(ids=ids)
+
+
+class TestWorker:
+    """A worker's own part of it: over gRPC, with the metrics that it shows."""
+
+    @pytest.fixture
+    async def stub(self, mesh: TestMesh) -> AsyncIterator[Stub]:
+        async with aio.insecure_channel(mesh.parts["worker-large-0"].address) as channel:
+            yield worker_pb2_grpc.WorkerServiceStub(channel)
+
+    async def finished(self, stub: Stub, draft: worker_pb2.Draft) -> worker_pb2.Finished:
+        sampling = common_pb2.SamplingParams(temperature=0.0, max_output_tokens=20, ignore_eos=True)
+        prompt = common_pb2.Prompt(
+            chat=common_pb2.ChatPrompt(messages=[common_pb2.ChatMessage(role="user", content=PROMPT)])
+        )
+        request = worker_pb2.GenerateRequest(request_id="w", prompt=prompt, sampling=sampling, draft=draft)
+        return [event async for event in stub.Generate(request)][-1].finished
+
+    async def test_drafts_are_counted_by_what_becomes_of_them(self, mesh: TestMesh, stub: Stub) -> None:
+        """Tokens of another tokenizer are ignored, not refused: the model of a tier may change while a request runs."""
+        info = await stub.GetInfo(worker_pb2.GetInfoRequest())
+        assert worker_pb2.CAPABILITY_DRAFTS in info.capabilities
+        ids = common_pb2.TokenIds(ids=TEXT.encode()[:20])
+        before = await self.counted(mesh)
+        used = await self.finished(stub, worker_pb2.Draft(token_ids=ids, tokenizer_digest=info.tokenizer_digest))
+        other = await self.finished(stub, worker_pb2.Draft(token_ids=ids, tokenizer_digest="other"))
+        assert used.usage.accepted_draft_tokens > 10
+        assert (other.usage.output_tokens, other.usage.accepted_draft_tokens) == (20, 0)
+        after = await self.counted(mesh)
+        assert {name: after[name] - before.get(name, 0) for name in after} == {"used": 1, "other_tokenizer": 1}
+
+    async def counted(self, mesh: TestMesh) -> dict[str, float]:
+        """`penstock.worker.drafts` by outcome."""
+        address = mesh.parts["worker-large-0"].telemetry.metrics_address
+        with await asyncio.to_thread(urllib.request.urlopen, f"http://{address}/metrics", timeout=60) as response:
+            lines = str(response.read().decode()).splitlines()
+        lines = [line for line in lines if line.startswith("penstock_worker_drafts_total{")]
+        return {line.split('penstock_outcome="')[1].split('"')[0]: float(line.rpartition(" ")[2]) for line in lines}
+
+    @pytest.mark.parametrize(
+        ("draft", "field"),
+        [
+            (worker_pb2.Draft(), "draft"),
+            (worker_pb2.Draft(text="a" * (MAX_DRAFT_CHARS + 1)), "draft.text"),
+            (
+                worker_pb2.Draft(token_ids=ids_of([1] * (MAX_DRAFT_TOKENS + 1)), tokenizer_digest="bytes"),
+                "draft.token_ids.ids",
+            ),
+            (worker_pb2.Draft(token_ids=ids_of([2**31]), tokenizer_digest="d"), "draft.token_ids.ids"),
+            (worker_pb2.Draft(token_ids=ids_of([1])), "draft.tokenizer_digest"),
+        ],
+    )
+    async def test_bad_drafts_are_refused_by_name(self, stub: Stub, draft: worker_pb2.Draft, field: str) -> None:
+        with pytest.raises(aio.AioRpcError) as refused:
+            await self.finished(stub, draft)
+        error = from_rpc(refused.value)
+        assert isinstance(error, InvalidRequest)
+        assert [problem.field for problem in error.problems] == [field]

@@ -20,6 +20,7 @@ from worker_service.engine.interface import Finished
 from worker_service.engine.loop import LoopEngine
 from worker_service.engine.simulated import SimulatedEngineOptions, simulated_engine
 from worker_service.engine.torch import TorchEngineOptions, torch_engine
+from worker_service.speculation.windows import row_price
 
 LONG = 64
 Start = Callable[..., Any]
@@ -193,6 +194,20 @@ async def test_a_request_can_be_aborted_while_its_draft_is_encoded() -> None:
     assert got.finished.reason is FinishReason.ABORTED
     assert engine._core.idle
     await engine.close()
+
+
+async def test_a_row_costs_as_much_as_the_batch_makes_it(start: Start) -> None:
+    """The price at which proposals are cut is that of the replies that run now."""
+    engine = await start()
+    asked = replace(GREEDY, max_output_tokens=500)
+    engine.allocate_by(lambda scheduler: {} if len(scheduler.running) == 4 else None)
+    replies = [asyncio.create_task(answer(engine, request(f"r{i}", QUESTIONS[i], asked))) for i in range(4)]
+    async with asyncio.timeout(120):
+        await until(lambda: len(engine._core.scheduler.running) == 4)
+    assert engine._row_price() == row_price(4)
+    engine.allocate_by(None)
+    await asyncio.gather(*replies)
+    assert engine._row_price() == row_price(0)
 
 
 async def test_a_finished_request_leaves_no_source(start: Start) -> None:
