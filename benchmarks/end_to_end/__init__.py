@@ -53,6 +53,8 @@ def publish(setup: Setup, name: str) -> None:
         print(report.write(name, result), flush=True)
 
     measure(setup, write)
+    for cell in results[0]["cells"]:
+        print(_cell_lines(cell))
     for row in results[0]["sustained"]:
         over = ", ".join(f"{ratio:.2f}x {other}" for other, ratio in row["plan_over"].items())
         print(f"{row['layout']}, {row['quality_below_largest']:g} points below the largest: {over}")
@@ -65,6 +67,30 @@ def publish(setup: Setup, name: str) -> None:
         groups = [f"load {cell['load']:g}\nquality {cell['min_quality']:.0f}" for cell in cells]
         title = f"Goodput within the SLO, {layout.workers} workers {layout.name}"
         print(report.bars(f"{name}_{layout.name}", title, groups, series, "answers in time per second"))
+
+
+def _cell_lines(cell: dict[str, Any]) -> str:
+    """Our plan against each other system, and what was predicted of it, with intervals."""
+
+    def shown(interval: dict[str, float] | None, factor: float = 1.0) -> str:
+        if interval is None:
+            return "-"
+        return "{mean:.2f} ({low:.2f} to {high:.2f})".format(
+            **{k: factor * interval[k] for k in ("mean", "low", "high")}
+        )
+
+    lines = [
+        f"{cell['layout']}, quality {cell['min_quality']:.1f}, {cell['rate_per_s']:.1f}/s (load {cell['load']:g}):"
+    ]
+    lines += [
+        f"  over {name}: goodput {shown(row['goodput_ratio'])} times, CPU time {shown(row['cpu_ratio'])} times, "
+        f"accuracy {shown(row['accuracy_points'])} points"
+        for name, row in cell["plan_against"].items()
+    ]
+    errors = cell["systems"]["plan"]["forecast_error"]
+    shares = [f"{name} {shown(error, 1 if 'points' in name else 100)}" for name, error in errors.items()]
+    lines.append(f"  forecast of the plan, % off: {', '.join(shares)}")
+    return "\n".join(lines)
 
 
 def _bar(interval: dict[str, float]) -> tuple[float, float, float]:

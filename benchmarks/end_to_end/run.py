@@ -20,7 +20,7 @@ from penstock.cli.demo_run import pace_of
 from penstock.cli.held_out import Question, read_questions
 from penstock.cli.replay import replay
 from planner_service.demand import demand_of, draw_demand, stretch_of
-from planner_service.files import read_quality
+from planner_service.files import read_quality, read_trace
 from planner_service.simulator import Workload
 from planner_service.site import Demand, Site
 from services.mesh_file import load_mesh_file, read_mesh_data
@@ -28,6 +28,7 @@ from services.settings import MeshFile
 
 TRACE = "traces/azure2023_conv.csv.gz"
 SLO_TIMES = 5.0  # the SLO: so many times what the largest model takes for a request without others
+LONE = 20  # prompts that show what the largest model takes for a request without others
 BURST = 24  # prompts per worker that show what the largest model sustains
 PLANNED_REQUESTS = 500
 JUDGED_FOR_COST = 16  # answers, scored one by one, whose time is the planner's `judge_s`
@@ -68,6 +69,7 @@ class EndToEnd:
         self._plan_trace, self._trace = site.split_trace(public(TRACE), folder)
         self._scores = Scores()
         self._judge_s = 0.0
+        self._seeds = [setup.seed + 1 + number for number in range(setup.rounds)]  # of the rounds
 
     async def run(self, write: Callable[[Row], None]) -> None:
         """Measure everything. write: called with all results so far after every cell."""
@@ -111,11 +113,11 @@ class EndToEnd:
             addresses = ("--target", ",".join(mesh.grpc_addresses), "--admin", ",".join(mesh.admin_addresses))
             await site.penstock("measure", prompts, "--out", self._folder / "judged.csv", *addresses, "--json")
             sample = self._measured[:JUDGED_FOR_COST]
-            last = self._mesh.tiers[0].name
+            first = self._mesh.tiers[0].name
             run = await replay(
                 served.client,
                 sample,
-                [last] * len(sample),
+                [first] * len(sample),
                 [0.0] * len(sample),
                 lambda: 0.0,
                 timeout_s=REQUEST_TIMEOUT_S,
@@ -134,8 +136,9 @@ class EndToEnd:
         where = site.write_site(self._folder, self._mesh.tiers, layout, self._judge_s, self._base_folder)
         alone = systems.largest(len(self._mesh.tiers), layout.workers)
         async with serving(alone, layout, self._base, self._base_folder, self._measured) as served:
-            questions = (self._measured * (BURST * layout.workers))[: BURST * layout.workers]
-            pace = await pace_of(served.client, self._mesh.tiers[-1].name, questions, site.MAX_RUNNING * layout.workers)
+            questions = _drawn(self._measured, LONE + BURST * layout.workers, self._setup.seed)
+            in_flight = site.MAX_RUNNING * layout.workers
+            pace = await pace_of(served.client, self._mesh.tiers[-1].name, questions, in_flight, LONE)
         about = {
             "workers": layout.workers,
             "pinned": layout.pinned,
@@ -158,28 +161,33 @@ class EndToEnd:
 
     async def _cell(self, layout: Layout, where: Site, about: Row, min_quality: float, load: float) -> Row:
         """All systems at one rate and quality target: tuned, started, run in turns."""
-        setup, slo_s = self._setup, about["slo_s"]
+        slo_s = about["slo_s"]
         rate = load * about["largest_sustains_per_s"]
-        chosen, asked = await self._tuned(layout, where, min_quality, slo_s, rate)
-        count = max(LEAST_REQUESTS, round(rate * setup.run_s))
+        chosen, targets = await self._tuned(layout, where, min_quality, slo_s, rate)
+        count = max(LEAST_REQUESTS, round(rate * self._setup.run_s))
         rows: dict[str, list[Row]] = {system.name: [] for system in chosen}
-        forecasts: dict[str, list[systems.Forecast]] = {system.name: [] for system in chosen}
+        works = [stretch_of(self._trace, count, seed, rate) for seed in self._seeds]
         idle = {}
         async with AsyncExitStack() as stack:
             served = [
                 await stack.enter_async_context(serving(system, layout, self._base, self._base_folder, self._measured))
                 for system in chosen
             ]
-            for number in range(setup.rounds):
-                seed = setup.seed + 1 + number
-                work = stretch_of(self._trace, count, seed, rate)
+            for number, (seed, work) in enumerate(zip(self._seeds, works, strict=True)):
                 for one in random.Random(seed).sample(served, len(served)):
                     name = one.system.name
                     rows[name].append(await self._turn(one, work, seed, rate, slo_s))
-                    demand = draw_demand(self._demand(where, rate).judged, work.arrival_s, seed)
-                    forecasts[name].append(systems.forecast(where, demand, one.system, slo_s, seed))
                     idle[name] = one.idle_cores
                     print(_line(layout.name, min_quality, load, number, name, rows[name][-1]), flush=True)
+        judged = self._demand(where, rate).judged
+        demands = [draw_demand(judged, work.arrival_s, seed) for seed, work in zip(self._seeds, works, strict=True)]
+
+        def forecasts(system: System) -> list[systems.Forecast]:
+            return [
+                systems.forecast(where, demand, system, slo_s, seed)
+                for seed, demand in zip(self._seeds, demands, strict=True)
+            ]
+
         return {
             "layout": layout.name,
             "min_quality": min_quality,
@@ -187,14 +195,14 @@ class EndToEnd:
             "rate_per_s": rate,
             "slo_s": slo_s,
             "requests_per_run": count,
-            "plan_asked_for": asked,
+            "plan_targets": targets,
             "systems": {
                 system.name: {
                     "workers": system.workers,
                     "thresholds": [None if h > 100 else h for h in system.thresholds],
                     "shares": system.shares,
                     "idle_cores": idle[system.name],
-                    **figures.system_summary(rows[system.name], forecasts[system.name]),
+                    **figures.system_summary(rows[system.name], forecasts(system)),
                     "rounds": rows[system.name],
                 }
                 for system in chosen
@@ -218,12 +226,10 @@ class EndToEnd:
             systems.random_router(where, demand, cost_s, layout.workers, seed),
             ours,
         ]
-        return chosen, plan["asked"]
+        return chosen, plan["targets"]
 
     def _demand(self, where: Site, rate: float) -> Demand:
         """What baselines are tuned to: the same trace and judged sample that the plan is made from."""
-        from planner_service.files import read_trace
-
         judged = read_quality(self._folder / "judged.csv", where.tiers)
         trace = read_trace(self._plan_trace)
         count = min(PLANNED_REQUESTS, len(trace))

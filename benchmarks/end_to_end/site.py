@@ -165,7 +165,7 @@ def split_trace(path: Path, folder: Path) -> tuple[Path, Workload]:
 async def plan(
     folder: Path, trace: Path, *, min_quality: float, slo_s: float, rate: float, seed: int
 ) -> dict[str, Any]:
-    """The content of the plan file of `penstock plan` for a quality and an SLO; `asked` says with which targets.
+    """The content of the plan file of `penstock plan` for a quality and an SLO; `targets` says with which.
 
     Where no plan meets both, the latency target is left out, then the bound on the load.
     """
@@ -180,7 +180,7 @@ async def plan(
                 raise
             continue
         figures: dict[str, Any] = json.loads(text)
-        return figures | {"asked": " ".join(map(str, ("--min-quality", f"{min_quality:.6g}", *more)))}
+        return figures | {"targets": " ".join(map(str, ("--min-quality", f"{min_quality:.6g}", *more)))}
     raise AssertionError("the last attempt returns or raises")
 
 

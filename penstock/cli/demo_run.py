@@ -51,8 +51,10 @@ async def warm_up(client: AsyncClient, model: str, questions: Sequence[Question]
     )
 
 
-async def pace_of(client: AsyncClient, model: str, questions: Sequence[Question], concurrency: int) -> Pace:
-    """Measure a tier: LONE_PROMPTS one after the other, then the others with `concurrency` in flight."""
+async def pace_of(
+    client: AsyncClient, model: str, questions: Sequence[Question], concurrency: int, lone: int = LONE_PROMPTS
+) -> Pace:
+    """Measure a tier: `lone` prompts one after the other, then the others with `concurrency` in flight."""
     slots, loop = asyncio.Semaphore(concurrency), asyncio.get_running_loop()
 
     async def one(question: Question) -> float:
@@ -61,8 +63,8 @@ async def pace_of(client: AsyncClient, model: str, questions: Sequence[Question]
             await client.generate(question.prompt, model=model, temperature=0.0, timeout_s=TIMEOUT_S)
             return loop.time() - began_s
 
-    lone_s = statistics.fmean([await one(question) for question in questions[:LONE_PROMPTS]])
-    began_s, burst = loop.time(), questions[LONE_PROMPTS:] or questions
+    lone_s = statistics.fmean([await one(question) for question in questions[:lone]])
+    began_s, burst = loop.time(), questions[lone:] or questions
     await asyncio.gather(*map(one, burst))
     return Pace(lone_s, len(burst) / (loop.time() - began_s))
 

@@ -1,5 +1,6 @@
 """The pure parts of the end-to-end benchmark: how its systems are tuned, what is predicted, and what a run's figures are."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,8 @@ import pytest
 import yaml
 
 from benchmarks.end_to_end import figures, systems
-from benchmarks.end_to_end.site import KV_TOKENS, MAX_RUNNING, mesh_content, split_trace
+from benchmarks.end_to_end import site as site_files
+from benchmarks.end_to_end.site import KV_TOKENS, MAX_RUNNING, UNREACHABLE, CommandFailed, mesh_content, split_trace
 from benchmarks.end_to_end.systems import Forecast, System
 from benchmarks.spread import interval
 from penstock.cli.held_out import Question
@@ -137,6 +139,40 @@ def test_a_plan_file_becomes_a_system() -> None:
         "tiers": [{"replicas": [{"tp": 1, "pp": 1, "count": 3}]}, {"replicas": []}, {"replicas": [{"count": 1}]}],
     }
     assert systems.of_plan(plan) == System("plan", (3, 0, 1), (55.5, SKIPPED))
+
+
+@pytest.mark.parametrize(
+    ("unreachable", "targets"),
+    [(0, "--min-quality 80 --max-latency 2"), (1, "--min-quality 80"), (2, "--min-quality 80 --allow-overload")],
+)
+def test_targets_that_no_plan_meets_are_left_out_one_by_one(
+    unreachable: int, targets: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the result names those that are left; any other failure of the command is passed on."""
+    calls = list[str]()
+
+    async def command(*arguments: object, core: int | None = None) -> str:
+        calls.append(" ".join(map(str, arguments)))
+        if len(calls) <= unreachable:
+            raise CommandFailed("plan", UNREACHABLE, "max latency binds")
+        return '{"thresholds": []}'
+
+    monkeypatch.setattr(site_files, "penstock", command)
+    plan = site_files.plan(tmp_path, tmp_path / "trace.csv", min_quality=80.0, slo_s=2.0, rate=5.0, seed=1)
+    result = asyncio.run(plan)
+    assert result == {"thresholds": [], "targets": targets}
+    assert all("--rate 5 --goal latency" in call for call in calls)
+
+
+def test_a_command_that_fails_is_not_taken_for_an_unreachable_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def command(*arguments: object, core: int | None = None) -> str:
+        raise CommandFailed("plan", 2, "trace.csv: no rows")
+
+    monkeypatch.setattr(site_files, "penstock", command)
+    with pytest.raises(CommandFailed, match="no rows"):
+        asyncio.run(site_files.plan(tmp_path, tmp_path / "trace.csv", min_quality=80.0, slo_s=2.0, rate=5.0, seed=1))
 
 
 def test_the_mesh_file_of_a_system_is_valid_and_has_its_workers(tmp_path: Path) -> None:

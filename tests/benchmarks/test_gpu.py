@@ -141,12 +141,14 @@ def test_what_does_not_fit_into_the_time_is_left_out() -> None:
     now = [0.0]
     budget = TimeBudget(100.0, lambda: now[0])
     stage = budget.stage(0.4)
-    assert stage.left_s == 40
-    now[0] = 39.0
-    assert not stage.over
-    now[0] = 40.0
-    assert stage.over
-    assert budget.left_s == 60
+
+    def at(seconds: float) -> tuple[bool, float, float]:
+        now[0] = seconds
+        return stage.over, stage.left_s, budget.left_s
+
+    assert at(0.0) == (False, 40, 100)
+    assert at(39.0) == (False, 1, 61)
+    assert at(40.0) == (True, 0, 60)
     assert forecasts(replayed, TINY, simulated(), 1, stage) == []
 
 
