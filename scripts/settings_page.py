@@ -23,6 +23,7 @@ from services.settings import (
     MeshTier,
     MeshTls,
     ServiceSettings,
+    RemoteMeshEngine,
     SglangMeshEngine,
     SimulatedMeshEngine,
 )
@@ -41,6 +42,7 @@ SECTIONS: tuple[tuple[str, type[Any]], ...] = (
     ("`tiers[]`", MeshTier),
     ("`tiers[].simulated`", SimulatedMeshEngine),
     ("`tiers[].sglang`", SglangMeshEngine),
+    ("`tiers[].openai`", RemoteMeshEngine),
     ("`judge`", MeshJudge),
     ("`judge.scorers[]`", MeshScorer),
     ("`router`", MeshRouter),
