@@ -22,8 +22,8 @@ from services.settings import (
     MeshTenant,
     MeshTier,
     MeshTls,
-    ServiceSettings,
     RemoteMeshEngine,
+    ServiceSettings,
     SglangMeshEngine,
     SimulatedMeshEngine,
 )
