@@ -124,6 +124,7 @@ class Options:
     stop_token_ids: the reply ends before the first of these tokens. ignore_eos: continue after the end-of-sequence token.
     thinking: whether the model reasons before it answers. reasoning_effort: how much, in the words of its chat template. The
         reasoning is part of the text, between the model's marks.
+    metadata: of this request's calls, in lower case, in addition to the client's and in place of it.
     trace: request a trace; `trace_id` then names it. A router limits the number of traces, so it may be empty.
     """
 
@@ -153,6 +154,7 @@ class Options:
     thinking: bool | None = None
     reasoning_effort: str = ""
     trace: bool = False
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
