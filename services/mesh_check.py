@@ -56,7 +56,10 @@ def mesh_file_problems(path: Path) -> list[FieldProblem]:
 def _missing_outside(mesh: MeshFile, settings: ServiceSettings) -> Iterator[FieldProblem]:
     """Folders, files, programs, environment variables and judges that a mesh file refers to and that do not exist."""
     for i, tier in enumerate(mesh.tiers):
-        if tier.engine != "simulated" and tier.model:
+        key_env = tier.openai.key_env if tier.engine == "openai" else ""
+        if key_env and environment_value(key_env) is None:
+            yield FieldProblem(f"tiers[{i}].openai.key_env", f"the environment variable {key_env} is not set")
+        if tier.engine not in ("simulated", "openai") and tier.model:
             yield from _model_problems(tier.model, settings, f"tiers[{i}].model")
         if tier.engine == "sglang" and tier.sglang.python and shutil.which(tier.sglang.python) is None:
             yield FieldProblem(f"tiers[{i}].sglang.python", f"no program {tier.sglang.python}")

@@ -1,7 +1,7 @@
 """Rules between the fields of a mesh file: each field is valid by itself, but they contradict each other. No I/O."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -64,6 +64,8 @@ def _tier_problems(mesh: MeshFile) -> Iterator[FieldProblem]:
     for i, tier in enumerate(mesh.tiers):
         if not tier.model and tier.engine != "simulated":
             yield FieldProblem(f"tiers[{i}].model", f"missing: the {tier.engine} engine needs a model")
+        if tier.engine == "openai":
+            yield from _endpoint_problems(tier.openai.endpoints, f"tiers[{i}].openai.endpoints")
         yield from _flag_problems(tier.sglang, f"tiers[{i}].sglang")
         yield from _drafter_problems(mesh, i)
         needed, gpus = tier.sglang.tp * tier.sglang.pp * tier.sglang.dp, len(tier.sglang.gpus)
@@ -82,6 +84,17 @@ def _drafter_problems(mesh: MeshFile, index: int) -> Iterator[FieldProblem]:
             yield FieldProblem(f"{field}[{j}]", "must be another model than the tier's own")
         elif not model:
             yield FieldProblem(f"{field}[{j}]", f"tier '{drafter}' has no model")
+
+
+def _endpoint_problems(endpoints: Sequence[str], path: str) -> Iterator[FieldProblem]:
+    if not endpoints:
+        yield FieldProblem(path, "missing: the openai engine needs a base URL, such as http://127.0.0.1:8001/v1")
+    for j, endpoint in enumerate(endpoints):
+        parts = urlsplit(endpoint)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            yield FieldProblem(f"{path}[{j}]", "must be http://HOST:PORT/v1 or https://HOST/v1")
+        elif parts.username or parts.password:
+            yield FieldProblem(f"{path}[{j}]", "must hold no password: name a variable with the key in key_env")
 
 
 UNSUPPORTED_SGLANG_FLAGS = {

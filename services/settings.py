@@ -133,6 +133,39 @@ class MeshSpeculation(BaseModel):
     """The most tokens that are drafted for a reply in one step."""
 
 
+class RemoteMeshEngine(BaseModel):
+    """The endpoints of OpenAI's API behind each worker of a tier: vLLM, llama.cpp, Ollama, a hosted API, another mesh."""
+
+    model_config = _FROZEN
+
+    endpoints: tuple[str, ...] = Field(default=(), max_length=16)
+    """Base URLs with /v1, which serve the same model. Requests are sent to them in turn; one that fails or is full is tried
+    after the others for 5 s."""
+    key_env: str = ""
+    """Environment variable with the API key, which is sent to every endpoint. Empty: no key."""
+    extensions: tuple[
+        Literal[
+            "top_k",
+            "min_p",
+            "repetition_penalty",
+            "stop_token_ids",
+            "ignore_eos",
+            "reasoning_effort",
+            "chat_template_kwargs",
+            "structured_outputs",
+        ],
+        ...,
+    ] = ()
+    """Fields that the endpoints take besides those that all have. Requests that need another one are refused, or escalate.
+    vLLM takes all of them."""
+    limit_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    """The endpoints' name of the largest length of a reply. Newer models of OpenAI need max_completion_tokens."""
+    silence_s: float = Field(default=60.0, gt=0)
+    """A reply whose endpoint sends nothing for so long has failed; the first token counts, too."""
+    start_timeout_s: float = Field(default=60.0, gt=0)
+    """How long a worker waits at its start for an endpoint to answer."""
+
+
 class MeshTier(BaseModel):
     """One tier of the cascade."""
 
@@ -142,15 +175,16 @@ class MeshTier(BaseModel):
     """Name of the tier: 1 to 63 characters of a-z, 0-9, -, _ and `.`."""
     model: str = ""
     """A folder in Hugging Face format (a relative path is resolved against the mesh file's folder), or a model's id at the
-    hub. Not required for the simulated engine."""
+    hub. For engine openai, the model's name at the endpoints. Not required for the simulated engine."""
     served_model_name: str = ""
     """The model's name in the API. Empty: the folder's name, or the tier's name without a model."""
     workers: int = Field(default=1, ge=0, le=MAX_PROCESSES)
     """Worker processes."""
     threshold: float | None = Field(default=None, ge=0, le=100)
     """Answers with at least this score are accepted. Required on every tier but the last."""
-    engine: Literal["torch", "sglang", "simulated"] = "torch"
-    """What runs the model: torch is the built-in engine, sglang an SGLang server, simulated a latency model."""
+    engine: Literal["torch", "sglang", "simulated", "openai"] = "torch"
+    """What runs the model: torch is the built-in engine, sglang an SGLang server, simulated a latency model, openai any
+    endpoint of OpenAI's API."""
     device: Device = "cpu"
     """Device that runs the model: cpu, cuda, cuda:1, ... With cuda, each worker takes the next GPU (SGLang: the next
     tp * pp * dp GPUs, if sglang.gpus is empty); with cuda:1 all workers share this one."""
@@ -190,6 +224,8 @@ class MeshTier(BaseModel):
     """The same for output tokens."""
     speculation: MeshSpeculation = MeshSpeculation()
     """Models that draft for the tier's model. Replies stay the same, token for token."""
+    openai: RemoteMeshEngine = RemoteMeshEngine()
+    """For engine openai: the endpoints."""
     simulated: SimulatedMeshEngine = SimulatedMeshEngine()
     """The latency model of the simulated engine."""
     sglang: SglangMeshEngine = SglangMeshEngine()

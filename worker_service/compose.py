@@ -28,6 +28,7 @@ from services.state import MeshFeed
 from services.state.keys import tier_group
 from worker_service.engine.interface import Capability, Engine, EngineUnusable, Interruptible, KvTransferring
 from worker_service.engine.loop import OutputCoalescing
+from worker_service.engine.remote import DEFAULT_REMOTE_CONTEXT, RemoteEngine, RemoteEngineOptions
 from worker_service.engine.simulated import SimulatedEngineOptions, simulated_engine
 from worker_service.load_tracker import LoadTracker
 from worker_service.migration.receiver import KvReceiver
@@ -225,11 +226,14 @@ def build_engine(
             ),
             hold=hold,
         )
+    refused = {"sglang": ("prefill_first",), "openai": ("prefill_first", "slo")}.get(tier.engine, ())
+    if tier.batch_policy in refused:
+        raise SettingsError(
+            f"tiers: {tier.name}: batch_policy: '{tier.batch_policy}' is not for the {tier.engine} engine"
+        )
+    if tier.engine == "openai":
+        return RemoteEngine(_remote_options(tier))
     if tier.engine == "sglang":
-        if tier.batch_policy == "prefill_first":
-            raise SettingsError(
-                f"tiers: {tier.name}: batch_policy: '{tier.batch_policy}' is for torch and simulated engines"
-            )
         from worker_service.engine.sglang import SglangEngine, SglangEngineOptions
 
         server, index = tier.sglang, settings.worker_index
@@ -274,6 +278,31 @@ def build_engine(
             max_window=tier.speculation.max_window,
         ),
         hold=hold,
+    )
+
+
+def _remote_options(tier: MeshTier) -> RemoteEngineOptions:
+    """The options of a remote tier's engine.
+
+    Raises:
+        SettingsError: The environment variable of the key is not set.
+    """
+    remote = tier.openai
+    key = environment_value(remote.key_env) if remote.key_env else ""
+    if key is None:
+        problem = f"the environment variable {remote.key_env} is not set"
+        raise SettingsError(f"tiers: {tier.name}: openai.key_env: {problem}")
+    return RemoteEngineOptions(
+        model=tier.model,
+        name=tier.served_name,
+        endpoints=remote.endpoints,
+        key=key,
+        extensions=frozenset(remote.extensions),
+        limit_field=remote.limit_field,
+        max_requests=tier.max_running + tier.max_queued,
+        max_context_tokens=tier.max_context_tokens or DEFAULT_REMOTE_CONTEXT,
+        silence_s=remote.silence_s,
+        start_timeout_s=remote.start_timeout_s,
     )
 
 

@@ -34,6 +34,11 @@ class AsyncClient:
         limit is at least three of the heartbeat intervals that the router announces; a router that announces none has no
         limit.
     keepalive_s: Interval between pings on a connection with active calls, at least 10; detects half-open connections.
+    load_balancing: pick_first: requests go to one router until it fails. round_robin: to all of them in turn, except those
+        that failed.
+    interceptors: gRPC's client interceptors, for the calls of routers.
+    context_metadata: called for each request, in the context of its caller: what it returns is metadata of the request's
+        calls. With `opentelemetry.propagate.inject` it carries the caller's trace.
 
         async with AsyncClient("127.0.0.1:50051") as client:
             reply = await client.generate("What is 12 + 30?", temperature=0)
@@ -52,15 +57,23 @@ class AsyncClient:
         retry: RetryPolicy | None = None,
         silence_s: float = connection.DEFAULT_SILENCE_S,
         keepalive_s: float = connection.DEFAULT_KEEPALIVE_S,
+        load_balancing: connection.LoadBalancing = "pick_first",
+        interceptors: Sequence[aio.ClientInterceptor] = (),
+        context_metadata: Callable[[], Mapping[str, str]] | None = None,
     ) -> None:
         self._timeout_s, self._retry = timeout_s, retry or RetryPolicy()
         connection.check_limits(silence_s, keepalive_s)
         self._silence_s = silence_s
         options = connection.channel_options(keepalive_s)
-        self._channels = [connection.aio_channel(name, tls, options) for name in connection.targets(target)]
+        self._channels = [
+            connection.aio_channel(name, tls, options, interceptors) for name in connection.targets(target)
+        ]
         admin_tls = connection.administrative(tls, "router")
         self._admins = [connection.aio_channel(name, admin_tls, options) for name in connection.admin_targets(admin)]
-        self._routers, self._budget = Routers(len(self._channels)), RetryBudget(self._retry)
+        round_robin = connection.is_round_robin(load_balancing)
+        self._routers = Routers(len(self._channels), round_robin=round_robin)
+        self._budget = RetryBudget(self._retry)
+        self._context_metadata = context_metadata
         self._metadata = connection.metadata(api_key, metadata)
         self._admin_routers = Routers(max(1, len(self._admins)))
         self._rng, self._closed = random.Random(), False
@@ -186,7 +199,11 @@ class AsyncClient:
     ) -> ResumableRequest:
         deadline_s = asyncio.get_running_loop().time() + (timeout_s if timeout_s is not None else self._timeout_s)
         merged = connection.merged(options, changes)
-        return ResumableRequest(prompt, merged, self._retry, self._routers, self._budget, deadline_s, self._rng)
+        request = ResumableRequest(prompt, merged, self._retry, self._routers, self._budget, deadline_s, self._rng)
+        request.metadata = connection.call_metadata(
+            self._metadata, request.metadata, self._context_metadata, merged.metadata
+        )
+        return request
 
     async def _run(self, request: ResumableRequest) -> AsyncGenerator[types.Event, None]:
         loop = asyncio.get_running_loop()
@@ -196,9 +213,7 @@ class AsyncClient:
             if self._closed:
                 raise errors.client_closed()
             message, timeout_s = request.message(), max(0.0, request.deadline_s - loop.time())
-            call = self._router(request.router).Generate(
-                message, timeout=timeout_s, metadata=(*request.metadata, *self._metadata)
-            )
+            call = self._router(request.router).Generate(message, timeout=timeout_s, metadata=request.metadata)
             watch = SilenceWatch(partial(request.silence_s, self._silence_s))
             watcher, cancelling = LoopWatcher(watch, call), _cancelling()
             try:

@@ -2,15 +2,18 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Literal
 
 import grpc
 from grpc import aio
 
 from penstock.client.types import Options
 
+Metadata = tuple[tuple[str, str], ...]
+LoadBalancing = Literal["pick_first", "round_robin"]
 ChannelOptions = tuple[tuple[str, int | str], ...]
 
 DEFAULT_TARGET = "127.0.0.1:50051"
@@ -129,20 +132,33 @@ def secure_options(tls: Tls | None, options: ChannelOptions) -> tuple[grpc.Chann
     return tls.credentials(), (*options, *name)
 
 
-def channel(target: str, tls: Tls | None, options: ChannelOptions) -> grpc.Channel:
+def channel(target: str, tls: Tls | None, options: ChannelOptions, interceptors: Sequence[Any] = ()) -> grpc.Channel:
     """A channel of the blocking API."""
     credentials, options = secure_options(tls, options)
     if credentials is None:
-        return grpc.insecure_channel(target, options=options)
-    return grpc.secure_channel(target, credentials, options=options)
+        created = grpc.insecure_channel(target, options=options)
+    else:
+        created = grpc.secure_channel(target, credentials, options=options)
+    return grpc.intercept_channel(created, *interceptors)
 
 
-def aio_channel(target: str, tls: Tls | None, options: ChannelOptions) -> aio.Channel:
+def aio_channel(
+    target: str, tls: Tls | None, options: ChannelOptions, interceptors: Sequence[aio.ClientInterceptor] = ()
+) -> aio.Channel:
     """A channel of the asyncio API."""
     credentials, options = secure_options(tls, options)
     if credentials is None:
-        return aio.insecure_channel(target, options=options)
-    return aio.secure_channel(target, credentials, options=options)
+        return aio.insecure_channel(target, options=options, interceptors=interceptors)
+    return aio.secure_channel(target, credentials, options=options, interceptors=interceptors)
+
+
+def is_round_robin(load_balancing: LoadBalancing) -> bool:
+    """Raises:
+    ValueError: There is no such way.
+    """
+    if load_balancing not in ("pick_first", "round_robin"):
+        raise ValueError(f"load_balancing: must be pick_first or round_robin, not '{load_balancing}'")
+    return load_balancing == "round_robin"
 
 
 def _read(path: Path | None, field: str) -> bytes | None:
@@ -152,10 +168,17 @@ def _read(path: Path | None, field: str) -> bytes | None:
         raise ValueError(f"tls.{field}: {path}: {error.strerror}") from None
 
 
-def metadata(api_key: str | None, more: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
+def metadata(api_key: str | None, more: Mapping[str, str] | None) -> Metadata:
     """The metadata of every request."""
     key = {"authorization": f"Bearer {api_key}"} if api_key else {}
     return tuple((key | dict(more or {})).items())
+
+
+def call_metadata(
+    client: Metadata, request: Metadata, context: Callable[[], Mapping[str, str]] | None, options: Mapping[str, str]
+) -> Metadata:
+    """The metadata of one call: the client's, the request's, that of the caller's context, and its own; the last one wins."""
+    return tuple({**dict(client), **dict(request), **(context() if context is not None else {}), **options}.items())
 
 
 def admin_targets(admin: str | Sequence[str]) -> tuple[str, ...]:

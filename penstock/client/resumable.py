@@ -19,18 +19,42 @@ from penstock.proto.router.v1 import router_pb2 as pb
 MISSED_HEARTBEATS = 3  # a router counts as silent only after it has missed this many
 SLO_WINDOW_TOKENS = 10  # the pace of an SLO is judged over this many tokens
 MIN_REMAINDER_S = 0.001  # of a time to first token that has passed: zero is not valid
+PROBE_TURNS = 16  # of a router that failed: so many turns without it before one request tries it
 _ID_CHARACTERS = 120  # of a request id to which a number is appended; 128 are allowed
 
 
 class Routers:
-    """The state of a client's routers, shared by its requests. Routers are identified by their index in `target`."""
+    """The state of a client's routers, shared by its requests. Routers are identified by their index in `target`.
 
-    def __init__(self, count: int) -> None:
-        self.count = count
+    round_robin: new requests begin at the routers in turn; one that failed is left out, except for every PROBE_TURNS-th turn,
+        until it has answered again.
+    """
+
+    def __init__(self, count: int, *, round_robin: bool = False) -> None:
+        self.count, self._round_robin = count, round_robin
+        self._turn = self._skipped = 0
+        self._failed: set[int] = set()
         self.preferred = 0
         """The router that new requests try first."""
         self.heartbeat_s: list[float | None] = [None] * count
         """Longest time between two messages of a stream that each router announced; None: not announced."""
+
+    def first(self) -> int:
+        """The router at which a new request begins."""
+        if not self._round_robin:
+            return self.preferred
+        for _ in range(self.count):
+            router, self._turn = self._turn % self.count, self._turn + 1
+            if router not in self._failed:
+                return router
+            self._skipped += 1
+            if self._skipped % PROBE_TURNS == 0:
+                return router
+        return self.preferred
+
+    def answered(self, router: int) -> None:
+        """A router has answered: it gets requests again."""
+        self._failed.discard(router)
 
     def in_order(self) -> list[int]:
         """All routers, the preferred one first."""
@@ -38,6 +62,7 @@ class Routers:
 
     def failed(self, router: int) -> None:
         """Let new requests try the next router first."""
+        self._failed.add(router)
         if self.preferred == router:
             self.preferred = (router + 1) % self.count
 
@@ -114,7 +139,7 @@ class ResumableRequest:
         self._request = transport.request_to_proto(self.prompt, self.options)
         self._request_id = self.options.request_id
         self.metadata = _sampled_trace() if self.options.trace else ()
-        self.router = self.routers.preferred
+        self.router = self.routers.first()
         self._tried = [_Router() for _ in range(self.routers.count)]
 
     @property
@@ -188,6 +213,8 @@ class ResumableRequest:
             "accepted"
         ):  # the router may have been replaced by an older version
             self.routers.heartbeat_s[self.router] = heartbeat_s
+        if response.HasField("accepted"):
+            self.routers.answered(self.router)
         event = transport.event_from_proto(response)
         match event:
             case types.Accepted():

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import grpc
 
@@ -39,15 +39,21 @@ class Client:
         retry: RetryPolicy | None = None,
         silence_s: float = connection.DEFAULT_SILENCE_S,
         keepalive_s: float = connection.DEFAULT_KEEPALIVE_S,
+        load_balancing: connection.LoadBalancing = "pick_first",
+        interceptors: Sequence[Any] = (),
+        context_metadata: Callable[[], Mapping[str, str]] | None = None,
     ) -> None:
         self._timeout_s, self._retry = timeout_s, retry or RetryPolicy()
         connection.check_limits(silence_s, keepalive_s)
         self._silence_s = silence_s
         options = connection.channel_options(keepalive_s)
-        self._channels = [connection.channel(name, tls, options) for name in connection.targets(target)]
+        self._channels = [connection.channel(name, tls, options, interceptors) for name in connection.targets(target)]
         admin_tls = connection.administrative(tls, "router")
         self._admins = [connection.channel(name, admin_tls, options) for name in connection.admin_targets(admin)]
-        self._routers, self._budget = Routers(len(self._channels)), RetryBudget(self._retry)
+        round_robin = connection.is_round_robin(load_balancing)
+        self._routers = Routers(len(self._channels), round_robin=round_robin)
+        self._budget = RetryBudget(self._retry)
+        self._context_metadata = context_metadata
         self._metadata = connection.metadata(api_key, metadata)
         self._admin_routers = Routers(max(1, len(self._admins)))
         self._rng, self._closed = random.Random(), False
@@ -168,7 +174,11 @@ class Client:
     ) -> ResumableRequest:
         deadline_s = time.monotonic() + (timeout_s if timeout_s is not None else self._timeout_s)
         merged = connection.merged(options, changes)
-        return ResumableRequest(prompt, merged, self._retry, self._routers, self._budget, deadline_s, self._rng)
+        request = ResumableRequest(prompt, merged, self._retry, self._routers, self._budget, deadline_s, self._rng)
+        request.metadata = connection.call_metadata(
+            self._metadata, request.metadata, self._context_metadata, merged.metadata
+        )
+        return request
 
     def _run(self, request: ResumableRequest) -> Iterator[types.Event]:
         while not request.finished:
@@ -177,9 +187,7 @@ class Client:
             if self._closed:
                 raise errors.client_closed()
             message, timeout_s = request.message(), max(0.0, request.deadline_s - time.monotonic())
-            call = self._router(request.router).Generate(
-                message, timeout=timeout_s, metadata=(*request.metadata, *self._metadata)
-            )
+            call = self._router(request.router).Generate(message, timeout=timeout_s, metadata=request.metadata)
             watch = SilenceWatch(partial(request.silence_s, self._silence_s))
             watch.waiting(time.monotonic())
             self._watcher.add(watch, call)

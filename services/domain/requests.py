@@ -244,8 +244,10 @@ class SamplingParams:
     def with_seed(self, seed: int) -> "SamplingParams":
         return self if self.seed is not None else replace(self, seed=seed)
 
-    def with_defaults(self, defaults: "SamplingDefaults") -> "SamplingParams":
-        """The parameters with which a model computes: its defaults where the client set nothing."""
+    def with_defaults(self, defaults: "SamplingDefaults | None") -> "SamplingParams":
+        """The parameters with which a model computes: its defaults where the client set nothing. None: it has its own."""
+        if defaults is None:
+            return self
         values = {name: value for name in self.unset if (value := getattr(defaults, name)) is not None}
         return replace(self, **values, unset=frozenset()) if self.unset else self
 
@@ -510,7 +512,7 @@ class GenerationRequest:
         offers_tools = isinstance(self.prompt, ChatPrompt) and bool(self.prompt.tool_use.offered)
         return offers_tools or self.sampling.structured_output is not None
 
-    def with_defaults(self, defaults: SamplingDefaults) -> "GenerationRequest":
+    def with_defaults(self, defaults: SamplingDefaults | None) -> "GenerationRequest":
         """As `SamplingParams.with_defaults`."""
         return replace(self, sampling=self.sampling.with_defaults(defaults)) if self.sampling.unset else self
 

@@ -60,7 +60,10 @@ class EngineUnusable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """The model and the capabilities of an engine. sampling_defaults: of the model, for what a request does not set."""
+    """The model and the capabilities of an engine.
+
+    sampling_defaults: of the model, for what a request does not set; None: the engine applies them itself.
+    """
 
     engine: str
     model: str
@@ -70,7 +73,7 @@ class EngineInfo:
     kv_block_tokens: int
     max_requests: int
     capabilities: frozenset[Capability]
-    sampling_defaults: SamplingDefaults = NO_DEFAULTS
+    sampling_defaults: SamplingDefaults | None = NO_DEFAULTS
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,13 +49,17 @@ class StreamedResponse:
     ) -> None:
         self._growing = GrowingResponse(shape.request, request_id)
         self._choice, self._send, self._tool_format, self._extension = choice, send, tool_format, extension
+        self._form: ToolFormat | None = None  # of the tier that answers
         self._number = 0
         self._opened = False
 
     def answer(self, index: int, tier: str, frame: TokenFrame) -> None:
         self._open()
-        if frame.text:
-            self._send_all(self._growing.text(frame.text, self._tool_format(tier)))
+        if not frame.text:
+            return
+        if self._form is None and self._growing.has_tools:
+            self._form = self._tool_format(tier)
+        self._send_all(self._growing.text(frame.text, self._form))
 
     def reasoning(self, index: int, text: str) -> None:
         self._open()
@@ -102,6 +106,10 @@ class GrowingResponse:
         self._open: Json | None = None  # the item that grows
         self.response = _envelope(request, request_id)
 
+    @property
+    def has_tools(self) -> bool:
+        return bool(self._request.tools)
+
     def begin(self) -> list[Json]:
         return [self._snapshot("response.created"), self._snapshot("response.in_progress")]
 
@@ -116,7 +124,7 @@ class GrowingResponse:
 
     def text(self, text: str, tool_format: ToolFormat | None) -> list[Json]:
         """More of the model's text, in which there may be calls."""
-        if not self._request.tools or tool_format is None:
+        if not self.has_tools or tool_format is None:
             return self._content(text)
         if self._parser is None:
             self._parser = ToolCallParser(tool_format)

@@ -1,0 +1,305 @@
+"""The engine of a remote tier: any endpoints of OpenAI's API.
+
+The endpoint renders prompts, samples and ends replies. Its replies are text; the bytes of the text take the place of tokens,
+so the positions of a reply are bytes, while usage is what the endpoint counts. Calls and reasoning, which endpoints send
+apart, are written into the text as models write them.
+
+A reply that is resumed is generated again from its beginning and compared: it continues only if the endpoint writes the same.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import math
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from services.domain.errors import AlreadyRunning, Overloaded, PenstockError, Unavailable, invalid
+from services.domain.instances import Load
+from services.domain.requests import ChatPrompt, FinishReason, GenerationRequest, TokenFrame, TokenUsage
+from services.event_streams import OnTokens
+from worker_service.engine import reply_rules
+from worker_service.engine.interface import Admitted, Capability, EngineEvent, EngineInfo, EngineUnusable, Finished
+from worker_service.engine.remote.client import RemoteClient, events
+from worker_service.engine.remote.deltas import RemoteReply
+from worker_service.engine.remote.requests import chat_body
+from worker_service.engine.remote.tokenizer import RemoteTokenizer
+from worker_service.engine.throughput import Throughput
+from worker_service.request_failures import request_failed
+from worker_service.text import ReplyText
+
+DEFAULT_REMOTE_CONTEXT = 131_072
+"""Of models whose context the mesh file does not state; the endpoint refuses what is too long for it."""
+CHARS_PER_TOKEN = 4  # an estimate, until the endpoint tells its own count
+POLL_S = 0.5
+RETRY_S = 1.0
+_REASONS = {"length": FinishReason.LENGTH}
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteEngineOptions:
+    """endpoints: base URLs, with /v1. key: sent to them; empty: none. extensions, limit_field: as in `chat_body`.
+
+    max_requests: limit on concurrent requests. silence_s: as in RemoteClient. start_timeout_s: until an endpoint answers.
+    """
+
+    model: str
+    name: str
+    endpoints: tuple[str, ...]
+    key: str = field(default="", repr=False)
+    extensions: frozenset[str] = frozenset()
+    limit_field: str = "max_tokens"
+    max_requests: int = 96
+    max_context_tokens: int = DEFAULT_REMOTE_CONTEXT
+    silence_s: float = 60.0
+    start_timeout_s: float = 60.0
+
+
+@dataclass(slots=True)
+class _Running:
+    """A request at the endpoint. prompt_tokens: an estimate. output: bytes of the reply so far. opening: its stream."""
+
+    prompt_tokens: int
+    output: int = 0
+    opening: asyncio.Task[aiohttp.ClientResponse] | None = None
+    aborted: bool = False
+    response: aiohttp.ClientResponse | None = None
+
+
+class RemoteEngine:
+    """An Engine around endpoints."""
+
+    def __init__(self, options: RemoteEngineOptions) -> None:
+        self.options = options
+        self._requests: dict[str, _Running] = {}
+        self._tokenizer = RemoteTokenizer()
+        self._throughput = Throughput(time.monotonic())
+        self._closed = False
+        self.preemptions = 0
+
+    @property
+    def info(self) -> EngineInfo:
+        options = self.options
+        identity = "\n".join([options.model, *sorted(options.endpoints)])
+        return EngineInfo(
+            engine="openai",
+            model=options.name,
+            model_digest=f"remote-{hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()}",
+            max_context_tokens=options.max_context_tokens,
+            kv_blocks=1,  # the endpoint's KV is not known
+            kv_block_tokens=options.max_context_tokens,
+            max_requests=options.max_requests,
+            capabilities=frozenset({Capability.STRUCTURED_OUTPUT}),
+            sampling_defaults=None,
+        )
+
+    @property
+    def tokenizer(self) -> RemoteTokenizer:
+        return self._tokenizer
+
+    @property
+    def steps(self) -> int | None:
+        return None
+
+    async def start(self) -> None:
+        options = self.options
+        self._client = RemoteClient(options.endpoints, options.key, options.silence_s)
+        self._failure: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+        try:
+            models = await self._models()
+        except BaseException:
+            await self._client.close()
+            raise
+        if models and options.model not in models:
+            await self._client.close()
+            listed = ", ".join(models[:10])
+            raise EngineUnusable(f"openai.endpoints: no model '{options.model}' there, but {listed}")
+
+    async def _models(self) -> list[str]:
+        """Wait until an endpoint answers; return its models.
+
+        Raises:
+            EngineUnusable: None answers in time.
+        """
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self.options.start_timeout_s
+        while True:
+            try:
+                return await self._client.models()
+            except Unavailable as error:
+                if loop.time() + POLL_S > until:
+                    raise EngineUnusable(f"openai.endpoints: {error}") from error
+            await asyncio.sleep(POLL_S)
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for request_id in list(self._requests):
+            await self.abort(request_id)
+        while self._requests:
+            await asyncio.sleep(0.01)
+        await self._client.close()
+
+    async def failed(self) -> BaseException:
+        return await asyncio.shield(self._failure)
+
+    async def abort(self, request_id: str) -> bool:
+        running = self._requests.get(request_id)
+        if running is None:
+            return False
+        running.aborted = True
+        if running.response is not None:
+            running.response.close()
+        elif running.opening is not None:
+            running.opening.cancel()
+        return True
+
+    def load(self) -> Load:
+        running = self._requests.values()
+        return Load(
+            running_tokens=tuple(r.prompt_tokens + r.output // CHARS_PER_TOKEN for r in running),
+            free_kv_blocks=1,
+            output_tokens_per_s=self._throughput.per_second(time.monotonic()),
+            input_tokens=tuple(r.prompt_tokens for r in running),
+        )
+
+    async def generate(
+        self, request: GenerationRequest, on_tokens: OnTokens | None = None
+    ) -> AsyncGenerator[EngineEvent, None]:
+        """As in `Engine`.
+
+        Raises:
+            UnsupportedByModel: The request needs something that the endpoint does not have, or it refuses the request.
+            Unavailable: No endpoint answers, a stream broke, or a resumed reply was written differently.
+        """
+        options = self.options
+        body = chat_body(request, options.model, options.extensions, options.limit_field)
+        resumed = request.resume_token_ids
+        if resumed and max(resumed) >= self._tokenizer.vocab_size:
+            raise invalid("resume_token_ids", "are not those of this tier")
+        text = reply_rules.resumed_text(request, self._tokenizer)
+        prompt_tokens = _estimate(request)
+        most = request.sampling.max_output_tokens or max(1, options.max_context_tokens - prompt_tokens)
+        with self._place(request.request_id, prompt_tokens) as running:
+            again, running.output = bytes(resumed), len(resumed)
+            if text.stopped:
+                yield Admitted(prompt_tokens, most)
+                yield Finished(FinishReason.STOP, TokenUsage(prompt_tokens, 0, 0), text.stopped_by)
+                return
+            reply, reason = RemoteReply(), None
+            try:
+                async with self._response(running, body) as response:
+                    yield Admitted(prompt_tokens, most)
+                    async for event in events(response):
+                        data, again = _beyond(reply.text(event).encode(), again)
+                        if frame := self._frame(running, data, text):
+                            if on_tokens is None:
+                                yield frame
+                            else:
+                                on_tokens(frame)
+                        if text.stopped_by is not None:
+                            reason = FinishReason.STOP
+                            break
+            except (PenstockError, asyncio.CancelledError):
+                if not running.aborted:
+                    raise
+                reason = FinishReason.ABORTED
+            except (KeyError, TypeError, ValueError, AttributeError) as error:  # no event of a chat completion
+                raise request_failed(request.request_id, error) from error
+            if reason is None:
+                if reply.finish_reason is None:
+                    raise Unavailable("the endpoint ended the stream early")
+                reason = _REASONS.get(reply.finish_reason, FinishReason.STOP)
+            rest, again = _beyond(reply.end().encode() if reason is FinishReason.STOP else b"", again)
+            if again and reason is not FinishReason.ABORTED:
+                raise Unavailable("the endpoint does not write the same reply again, so it cannot be resumed")
+            if frame := self._frame(running, rest, text, last=True):
+                if on_tokens is None:
+                    yield frame
+                else:
+                    on_tokens(frame)
+            usage = reply.usage or TokenUsage(prompt_tokens, 0, math.ceil(running.output / CHARS_PER_TOKEN))
+        yield Finished(reason, usage, text.stopped_by)
+
+    @contextlib.asynccontextmanager
+    async def _response(self, running: _Running, body: dict[str, Any]) -> AsyncIterator[aiohttp.ClientResponse]:
+        """The stream of a request, closed at the end of the context.
+
+        Raises:
+            PenstockError: As `RemoteClient.open`; Unavailable where the request is aborted meanwhile.
+        """
+        running.opening = asyncio.create_task(self._client.open(body))
+        try:
+            await asyncio.wait([running.opening])
+            if running.opening.cancelled():
+                raise Unavailable("aborted")
+            response = running.response = running.opening.result()
+        except asyncio.CancelledError:  # the caller has left
+            running.opening.cancel()
+            await asyncio.wait([running.opening])
+            if not running.opening.cancelled() and running.opening.exception() is None:
+                running.opening.result().close()
+            raise
+        try:
+            yield response
+        finally:
+            response.close()  # a reply that has not ended is no longer generated
+
+    @contextlib.contextmanager
+    def _place(self, request_id: str, prompt_tokens: int) -> Iterator[_Running]:
+        """Register a request.
+
+        Raises:
+            Unavailable: The engine has stopped.
+            AlreadyRunning: A request with this id is in the engine.
+            Overloaded: The limit on requests is reached.
+        """
+        if self._closed:
+            raise Unavailable("the engine has stopped")
+        if request_id in self._requests:
+            raise AlreadyRunning(request_id)
+        if len(self._requests) >= self.options.max_requests:
+            raise Overloaded(f"{len(self._requests)} requests are already running here", RETRY_S)
+        running = self._requests[request_id] = _Running(prompt_tokens)
+        try:
+            yield running
+        finally:
+            del self._requests[request_id]
+
+    def _frame(self, running: _Running, data: bytes, text: ReplyText, *, last: bool = False) -> TokenFrame | None:
+        """The next part of a reply; None if there is nothing."""
+        first, token_ids, new_text = running.output, list[int](), ""
+        for byte in data:
+            if text.stopped:
+                break
+            token_ids.append(byte)
+            new_text += text.push(byte)
+        if last:
+            new_text += text.finish()
+        running.output += len(token_ids)
+        self._throughput.add(math.ceil(len(token_ids) / CHARS_PER_TOKEN), time.monotonic())
+        return TokenFrame(first, tuple(token_ids), new_text) if token_ids or new_text else None
+
+
+def _estimate(request: GenerationRequest) -> int:
+    """About how many tokens a prompt has."""
+    prompt = request.prompt
+    characters = prompt.characters if isinstance(prompt, ChatPrompt) else 0
+    return max(1, math.ceil(characters / CHARS_PER_TOKEN))
+
+
+def _beyond(data: bytes, again: bytes) -> tuple[bytes, bytes]:
+    """What of `data` is beyond the part of the reply that there is already, and what of that part is still to come.
+
+    Raises:
+        Unavailable: The endpoint writes something else this time.
+    """
+    count = min(len(data), len(again))
+    if data[:count] != again[:count]:
+        raise Unavailable("the endpoint does not write the same reply again, so it cannot be resumed")
+    return data[count:], again[count:]

@@ -1,0 +1,140 @@
+"""Requests in the format of a remote endpoint. No I/O."""
+
+import json
+from collections.abc import Set
+from typing import Any
+
+from services.domain.errors import FieldProblem, UnsupportedByModel
+from services.domain.requests import NO_EFFORT, ChatMessage, ChatPrompt, GenerationRequest, SamplingParams
+from services.domain.structured import StructuredOutput, StructureKind
+from services.domain.tools import ToolMode, ToolUse
+from services.tool_calls.rendering import template_tool
+
+Json = dict[str, Any]
+
+EXTENSIONS = (
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "stop_token_ids",
+    "ignore_eos",
+    "reasoning_effort",
+    "chat_template_kwargs",
+    "structured_outputs",
+)
+"""Fields that OpenAI's models or their relatives do not all have; the mesh file names those that the endpoint takes."""
+
+
+def chat_body(request: GenerationRequest, model: str, extensions: Set[str], limit_field: str) -> Json:
+    """The body of a streamed chat completion.
+
+    extensions: of EXTENSIONS, those that the endpoint takes. limit_field: its name of the largest length of a reply.
+
+    Raises:
+        UnsupportedByModel: The request needs something that the endpoint does not have.
+    """
+    prompt, sampling = request.prompt, request.sampling
+    if not isinstance(prompt, ChatPrompt):
+        raise _unsupported("prompt", "this tier is a remote endpoint, which takes chats")
+    body: Json = {
+        "model": model,
+        "messages": [_message(message) for message in prompt.messages],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if sampling.max_output_tokens is not None:
+        body[limit_field] = sampling.max_output_tokens
+    body |= _sampling(sampling, extensions)
+    if sampling.structured_output is not None:
+        body |= _form(sampling.structured_output, extensions)
+    if prompt.tool_use.offered:
+        body |= _tools(prompt.tool_use)
+    return body | _reasoning(prompt, extensions)
+
+
+def _sampling(sampling: SamplingParams, extensions: Set[str]) -> Json:
+    if sampling.top_logprobs:
+        raise _unsupported("sampling.top_logprobs_count", "this tier is a remote endpoint, whose tokens are not known")
+    values: Json = {name: getattr(sampling, name) for name in ("temperature", "top_p") if name not in sampling.unset}
+    if sampling.seed is not None and not sampling.greedy:
+        values["seed"] = sampling.seed & 0x7FFFFFFF  # some endpoints take 32 bits
+    for name in ("frequency_penalty", "presence_penalty"):
+        if value := getattr(sampling, name):
+            values[name] = value
+    if sampling.logit_bias:
+        values["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
+    for name, neutral in (
+        ("top_k", 0),
+        ("min_p", 0.0),
+        ("repetition_penalty", 1.0),
+        ("stop_token_ids", ()),
+        ("ignore_eos", False),
+    ):
+        if (value := getattr(sampling, name)) != neutral:
+            _needs(name, f"sampling.{name}", extensions)
+            values[name] = value
+    return values
+
+
+def _form(form: StructuredOutput, extensions: Set[str]) -> Json:
+    match form.kind:
+        case StructureKind.JSON_OBJECT:
+            return {"response_format": {"type": "json_object"}}
+        case StructureKind.JSON_SCHEMA:
+            schema = {"name": "reply", "schema": json.loads(form.text), "strict": True}
+            return {"response_format": {"type": "json_schema", "json_schema": schema}}
+        case kind:
+            _needs("structured_outputs", "sampling.structured_output", extensions)
+            return {"structured_outputs": {kind.value: list(form.choices) or form.text}}
+
+
+def _tools(tool_use: ToolUse) -> Json:
+    choice = tool_use.choice
+    named = {"type": "function", "function": {"name": choice.function}}
+    tools = []
+    for tool in tool_use.offered:
+        described = template_tool(tool)
+        described["function"] |= {"strict": True} if tool.strict else {}
+        tools.append(described)
+    body: Json = {"tools": tools}
+    if choice.mode is ToolMode.REQUIRED:
+        body["tool_choice"] = named if choice.function else "required"
+    if not choice.parallel and not choice.function:
+        body["parallel_tool_calls"] = False
+    return body
+
+
+def _reasoning(prompt: ChatPrompt, extensions: Set[str]) -> Json:
+    wish, effort = prompt.wants_reasoning, prompt.reasoning_effort
+    if wish is None:
+        return {}
+    if effort and effort != NO_EFFORT:
+        _needs("reasoning_effort", "prompt.chat.reasoning_effort", extensions)
+        return {"reasoning_effort": effort}
+    if "chat_template_kwargs" in extensions:
+        return {"chat_template_kwargs": {"enable_thinking": wish, "thinking": wish}}
+    field = "prompt.chat.thinking" if prompt.thinking is not None else "prompt.chat.reasoning_effort"
+    _needs("reasoning_effort" if not wish else "chat_template_kwargs", field, extensions)
+    return {"reasoning_effort": NO_EFFORT}
+
+
+def _message(message: ChatMessage) -> Json:
+    body: Json = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        body["content"] = message.content or None
+        body["tool_calls"] = [
+            {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments or "{}"}}
+            for c in message.tool_calls
+        ]
+    if message.tool_call_id:
+        body["tool_call_id"] = message.tool_call_id
+    return body
+
+
+def _needs(extension: str, field: str, extensions: Set[str]) -> None:
+    if extension not in extensions:
+        raise _unsupported(field, f"this tier's endpoint does not take `{extension}` (openai.extensions)")
+
+
+def _unsupported(field: str, problem: str) -> UnsupportedByModel:
+    return UnsupportedByModel(FieldProblem(field, problem))
