@@ -296,5 +296,5 @@ def test_only_tenants_with_the_right_may_ignore_the_end_token() -> None:
     """It keeps a place for as many tokens as are asked for, whatever the model says: for benchmarks."""
     endless = SamplingParams(ignore_eos=True)
     with pytest.raises(InvalidRequest, match=r"sampling\.ignore_eos: not for tenant 'plain'"):
-        Tenant("plain").check("cascade", endless, 1, 0, slo=False)
-    Tenant("bench", ignore_eos=True).check("cascade", endless, 1, 0, slo=False)
+        Tenant("plain").check("cascade", endless, 1, 0, slo_class=None)
+    Tenant("bench", ignore_eos=True).check("cascade", endless, 1, 0, slo_class=None)

@@ -207,10 +207,10 @@ class ResponseRequest(SloField):
             structured_output=self._structured_output(),
         )
 
-    @property
     def predicted(self) -> str:
         return ""  # OpenAI has predictions for chats only
 
+    @property
     def _effort(self) -> str:
         return (self.reasoning.effort if self.reasoning is not None else None) or ""
 

@@ -13,6 +13,7 @@ class RemoteTokenizer:
 
     vocab_size = 256
     eos_ids: frozenset[int] = frozenset()
+    digest = "remote"
     characters_per_token = None
     tool_format = TOOL_FORMAT
     reasoning_format = REASONING_FORMAT
