@@ -13,7 +13,7 @@ from penstock.cli import options, targets
 from penstock.cli.extras import needs_extra
 from penstock.cli.output import cli_error_handling, console, fail, print_json
 from penstock.cli.planning import planner_error_handling
-from penstock.client.plans import Plan, Stage
+from penstock.client.plans import Plan, Stage, TierPlan
 
 if TYPE_CHECKING:
     from planner_service.stages import LengthSample, MoveCost, StagePlan, Verdict
@@ -112,6 +112,8 @@ def stages(
 
     if apply is not None and not replay:
         fail("--apply: only layouts that a replay favours are published; leave out --no-replay", 2)
+    if apply is not None:
+        _check_tier(apply, instances, admin)  # before the replay, which takes a while
     if plot:
         options.require_out("--plot", out)
     if method not in (methods := [m.value for m in Method]):
@@ -183,17 +185,29 @@ def stages(
     console.print("\n".join(lines), highlight=False)
 
 
+def _check_tier(tier: str, instances: int, admin: str | None) -> None:
+    """End the command if the current plan has no such tier or another number of its instances."""
+    listeners = targets.resolve_admin(admin)
+    with cli_error_handling(listeners), targets.planner_client(listeners) as planner:
+        _tier_of(planner.get_plan(), tier, instances)
+
+
+def _tier_of(plan: Plan, tier: str, instances: int) -> TierPlan:
+    planned = next((t for t in plan.tiers if t.name == tier), None)
+    if planned is None:
+        fail(f"--apply: no tier {tier}, the mesh has {', '.join(t.name for t in plan.tiers)}", 2)
+    if planned.instances != instances:
+        fail(f"--instances: the plan has {planned.instances} of {tier}, not {instances}", 2)
+    return planned
+
+
 def _publish(tier: str, stages: tuple[Stage, ...], qoe: tuple[float, ...], admin: str | None) -> Plan:
     """Publish the current plan with these stages for a tier."""
     listeners = targets.resolve_admin(admin)
     with cli_error_handling(listeners), targets.planner_client(listeners) as planner:
         current = planner.get_plan()
-        tier_plan = next((t for t in current.tiers if t.name == tier), None)
-        if tier_plan is None:
-            fail(f"--apply: no tier {tier}, the mesh has {', '.join(t.name for t in current.tiers)}", 2)
-        if tier_plan.instances != (laid_out := sum(stage.instances for stage in stages)):
-            fail(f"--instances: the plan has {tier_plan.instances} of {tier}, not {laid_out}", 2)
-        tiers = tuple(dataclasses.replace(t, stages=stages, qoe=qoe) if t is tier_plan else t for t in current.tiers)
+        planned = _tier_of(current, tier, sum(stage.instances for stage in stages))
+        tiers = tuple(dataclasses.replace(t, stages=stages, qoe=qoe) if t is planned else t for t in current.tiers)
         changed = dataclasses.replace(current, tiers=tiers, source="stages", note="")
         return planner.set_plan(changed, expected_revision=current.revision)
 

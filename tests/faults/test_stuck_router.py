@@ -115,12 +115,12 @@ async def test_a_stopped_router_stalls_nobody_for_longer_than_the_silence_limit_
             stopped_s = time.monotonic()
             os.kill(pid, signal.SIGSTOP)
             try:
-                await asyncio.gather(*tasks)
                 await asyncio.sleep(
                     max(0.0, stopped_s + STOPPED_S - time.monotonic())
                 )  # it must be stopped for so long
             finally:
-                os.kill(pid, signal.SIGCONT)
+                os.kill(pid, signal.SIGCONT)  # well before the clients' connections are closed, 10 s without an answer
+            await asyncio.gather(*tasks)
             await asyncio.gather(*stay)
 
         texts = simulated_texts(dict.fromkeys(PROMPTS, TOKENS))

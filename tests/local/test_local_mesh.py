@@ -10,16 +10,24 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 import yaml
 
+import planner_service.stages.replay as stage_replay
 from penstock import AsyncClient, AsyncPlannerClient
 from penstock.local import LocalMesh, MeshFailed, MeshOptions, read_run_file
+from planner_service.profiles import Profile, write_profile
+from planner_service.simulator import EngineLimits, Replica
 from services import background
+from services.domain import StepLatencyModel
+from services.domain.hardware import ReplicaShape
 from services.domain.instances import Role
+from services.domain.latency import StepLoad
 from services.domain.plans import Plan
+from services.domain.stages import QoeModel
 from services.domain.workload import RequestRecord, TierVisit, Window
 from services.processes import (
     FIRST_PAUSE_S,
@@ -294,24 +302,47 @@ def test_a_plan_file_is_applied_and_told_in_the_history(running: Path, tmp_path:
     assert "not a plan file" in " ".join(failed.stderr.split())
 
 
-def test_a_stage_layout_is_published_for_a_tier(running: Path, tmp_path: Path) -> None:
-    trace, out = tmp_path / "trace.csv", tmp_path / "stages.json"
-    rows = [f"{i / 20},{40 * i + 1},{i + 1}" for i in range(100)]
+def test_a_stage_layout_is_published_for_a_tier(running: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of replicas where short requests pay for long ones in their batch, so that the replay favours stages."""
+    monkeypatch.setattr(stage_replay, "SUSTAINED_REQUESTS", (400, 800))
+    latency = StepLatencyModel((0.0, 1.0), (0.005, 0.00501), 1e-7, 0.0, gap_s=5e-7)
+    replica = Replica(ReplicaShape(1, 1), latency, 60_000, EngineLimits(64, 512, 16))
+    qoe = QoeModel(0.005, 1e-5, 1e-8, 0.0, 2e-7)
+    measured = Profile(
+        "large", "torch", "here", replica, ((StepLoad(1, 1), 0.1),), 0.0, qoe=qoe, kv_bytes_per_token=1e5
+    )
+    profile, trace, out = tmp_path / "profile.json", tmp_path / "trace.csv", tmp_path / "stages.json"
+    write_profile(profile, measured)
+    random = Random(1)
+    rows, at_s = [], 0.0
+    for _ in range(300):  # one prompt in ten is long
+        tokens = random.randint(3000, 5000) if random.random() < 0.1 else random.randint(20, 200)
+        rows.append(f"{at_s},{tokens},{random.randint(50, 250)}")
+        at_s += random.expovariate(7.0)
     trace.write_text("\n".join(["arrival_s,input_tokens,output_tokens", *rows]) + "\n")
+    assert penstock("plan", "set", "--instances", "large=2", "-a", admin(running)).returncode == 0
     held = json.loads(penstock("plan", "show", "-a", admin(running), "--json").stdout)
     count = held["tiers"][1]["instances"]
-    command = ["stages", "--trace", str(trace), "--out", str(out), "--no-plot", "-a", admin(running)]
-    said = penstock(*command, "--instances", str(count), "--apply", "large", "--json")
-    assert said.returncode == 0, said.stderr
+    command = ["stages", "--trace", trace, "--profile", profile, "--bandwidth", 1000, "--out", out, "--no-plot"]
+    command += ["-a", admin(running)]
+    done = penstock(*command, "--instances", count, "--apply", "large", "--json")
+    assert done.returncode == 0, done.stderr
     plan = json.loads(penstock("plan", "show", "-a", admin(running), "--json").stdout)
-    assert (plan["revision"], plan["source"]) == (json.loads(said.stdout)["revision"], "stages")
+    assert (plan["revision"], plan["source"]) == (json.loads(done.stdout)["revision"], "stages")
     assert plan["tiers"][1]["stages"] == json.loads(out.read_text())["stages"]
+    assert len(plan["tiers"][1]["stages"]) == 2
     assert len(plan["tiers"][1]["qoe"]) == 5
     assert plan["tiers"][0] == held["tiers"][0]
-    failed = penstock(*command, "--instances", str(count + 1), "--apply", "large")
+    failed = penstock(*command, "--instances", count + 1, "--apply", "large")
     assert (failed.returncode, "--instances" in failed.stderr) == (2, True)
-    failed = penstock(*command, "--instances", str(count), "--apply", "huge")
+    failed = penstock(*command, "--instances", count, "--apply", "huge")
     assert (failed.returncode, "no tier huge" in failed.stderr) == (2, True)
+    rows = [f"{i / 4},{100 + i % 7},{40 + i % 11}" for i in range(200)]  # all alike: stages do not help
+    trace.write_text("\n".join(["arrival_s,input_tokens,output_tokens", *rows]) + "\n")
+    failed = penstock(*command, "--instances", count, "--apply", "large")
+    assert failed.returncode == 1
+    assert "not published. Keep one stage" in " ".join(failed.stderr.split())
+    assert json.loads(penstock("plan", "show", "-a", admin(running), "--json").stdout) == plan
 
 
 def test_errors_are_one_line_that_says_what_to_do(running: Path) -> None:

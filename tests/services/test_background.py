@@ -296,6 +296,7 @@ OWNED = {
     "penstock/cli/local.py": "waits of one function",
     "penstock/local/mesh.py": "waits of one function",
     "router_service/generation/attempt.py": "a move: ended with its reply",
+    "worker_service/engine/remote/engine.py": "the opening of one response: awaited by its context",
     "router_service/heartbeats.py": "the reader of one stream: ended with it",
     "judge_service/scorers/code.py": "the answers of one call: awaited by it",
     "judge_service/scorers/combined.py": "the parts of one call: awaited by it",

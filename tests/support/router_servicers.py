@@ -80,7 +80,7 @@ class ScriptedRouter(router_pb2_grpc.RouterServiceServicer):
         try:
             async for response in step(request, context):
                 yield response
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, GeneratorExit):  # the latter while an event was being written
             self.cancelled.set()
             raise
 

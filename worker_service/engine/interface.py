@@ -54,6 +54,10 @@ class Capability(enum.Enum):
     SLO_PREDICTED = "slo_predicted"
 
 
+BY_OWN_STEPS = frozenset(Capability) - {Capability.SLO_PREDICTED}
+"""What an engine can do that forms its steps itself and keeps SLOs."""
+
+
 class EngineUnusable(Exception):
     """The engine cannot serve the model; the message gives the reason."""
 
