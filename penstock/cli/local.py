@@ -187,13 +187,17 @@ def _detached(mesh: Path, folder: Path, worker: list[str], json: bool) -> None:
         child = lock.start_holder(arguments, out)
     until, shown = time.monotonic() + limit_s, 0
     try:
-        while (running := read_run_file(folder)) is None or running.pid != child.pid:
+        while True:
+            running = read_run_file(folder)
+            is_ready = running is not None and running.pid == child.pid
             has_ended = child.poll() is not None  # before the log is read, so that its last lines are in it
             text = log.read_text(errors="replace")
             complete, failed, reason = text.partition("penstock: ")
             if not json and (fresh := complete[shown : complete.rfind("\n") + 1]):
                 console.print(fresh.rstrip("\n"), highlight=False, markup=False, soft_wrap=True)
                 shown += len(fresh)
+            if running is not None and is_ready:
+                break
             if has_ended:
                 fail(reason.strip() if failed else f"the mesh ended with status {child.returncode}; see {log}")
             if time.monotonic() > until:

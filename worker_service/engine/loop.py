@@ -528,9 +528,9 @@ class LoopEngine:
                     self._decide()  # the answers do not wait for the step
                 outputs = self._gathered(core.step(allocation))
                 worked = core.steps > before
+                self._load = core.load()  # first: who has got the end of a reply does not find it in the load any more
                 if outputs:
                     self._loop.call_soon_threadsafe(self._deliver, outputs)
-                self._load = core.load()
         except BaseException as error:
             _log.exception("the engine failed")
             self._loop.call_soon_threadsafe(self._fail, error)
