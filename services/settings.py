@@ -133,6 +133,19 @@ class MeshSpeculation(BaseModel):
     """The most tokens that are drafted for a reply in one step."""
 
 
+RemoteExtension = Literal[
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "stop_token_ids",
+    "ignore_eos",
+    "reasoning_effort",
+    "chat_template_kwargs",
+    "structured_outputs",
+]
+"""A field that OpenAI's models or their relatives do not all have; the mesh file names those that an endpoint takes."""
+
+
 class RemoteMeshEngine(BaseModel):
     """The endpoints of OpenAI's API behind each worker of a tier: vLLM, llama.cpp, Ollama, a hosted API, another mesh."""
 
@@ -143,19 +156,7 @@ class RemoteMeshEngine(BaseModel):
     after the others for 5 s."""
     key_env: str = ""
     """Environment variable with the API key, which is sent to every endpoint. Empty: no key."""
-    extensions: tuple[
-        Literal[
-            "top_k",
-            "min_p",
-            "repetition_penalty",
-            "stop_token_ids",
-            "ignore_eos",
-            "reasoning_effort",
-            "chat_template_kwargs",
-            "structured_outputs",
-        ],
-        ...,
-    ] = ()
+    extensions: tuple[RemoteExtension, ...] = ()
     """Fields that the endpoints take besides those that all have. Requests that need another one are refused, or escalate.
     vLLM takes all of them."""
     limit_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"

@@ -54,8 +54,9 @@ class Capability(enum.Enum):
     SLO_PREDICTED = "slo_predicted"
 
 
-BY_OWN_STEPS = frozenset(Capability) - {Capability.SLO_PREDICTED}
-"""What an engine can do that forms its steps itself and keeps SLOs."""
+def capabilities_of_own_steps(*, keeps_slos: bool) -> frozenset[Capability]:
+    """What an engine can do that forms its steps itself."""
+    return frozenset(Capability) - {Capability.SLO_PREDICTED} - (set() if keeps_slos else {Capability.SLO})
 
 
 class EngineUnusable(Exception):

@@ -12,23 +12,12 @@ from services.tool_calls.rendering import template_tool
 
 Json = dict[str, Any]
 
-EXTENSIONS = (
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "stop_token_ids",
-    "ignore_eos",
-    "reasoning_effort",
-    "chat_template_kwargs",
-    "structured_outputs",
-)
-"""Fields that OpenAI's models or their relatives do not all have; the mesh file names those that the endpoint takes."""
-
 
 def chat_body(request: GenerationRequest, model: str, extensions: Set[str], limit_field: str) -> Json:
     """The body of a streamed chat completion.
 
-    extensions: of EXTENSIONS, those that the endpoint takes. limit_field: its name of the largest length of a reply.
+    extensions: of `services.settings.RemoteExtension`, those that the endpoint takes. limit_field: its name of the largest
+        length of a reply.
 
     Raises:
         UnsupportedByModel: The request needs something that the endpoint does not have.

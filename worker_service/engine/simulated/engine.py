@@ -18,7 +18,7 @@ from services.domain.latency import StepLatencyModel, StepLoad
 from services.domain.requests import SamplingParams
 from worker_service.engine.batch_policy import batch_policy
 from worker_service.engine.core import CoreLimits, EngineCore
-from worker_service.engine.interface import BY_OWN_STEPS, Capability, EngineInfo, KvLayout
+from worker_service.engine.interface import EngineInfo, KvLayout, capabilities_of_own_steps
 from worker_service.engine.loop import LoopEngine, OutputCoalescing
 from worker_service.engine.penalties import logit_changes
 from worker_service.engine.randomness import uniform
@@ -158,7 +158,7 @@ def simulated_core(options: SimulatedEngineOptions, clock: Clock) -> tuple[Engin
         kv_blocks=blocks,
         kv_block_tokens=options.kv_block_tokens,
         max_requests=options.max_running + options.max_queued,
-        capabilities=BY_OWN_STEPS if policy.keeps_slos else BY_OWN_STEPS - {Capability.SLO},
+        capabilities=capabilities_of_own_steps(keeps_slos=policy.keeps_slos),
     )
     return core, info
 

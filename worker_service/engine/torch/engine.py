@@ -15,7 +15,7 @@ from worker_service.engine.batch_policy import batch_policy
 from worker_service.engine.core import CoreLimits, EngineCore
 from worker_service.engine.digest import model_digest
 from worker_service.engine.generation_config import sampling_defaults
-from worker_service.engine.interface import BY_OWN_STEPS, Capability, EngineInfo, EngineUnusable, KvLayout
+from worker_service.engine.interface import EngineInfo, EngineUnusable, KvLayout, capabilities_of_own_steps
 from worker_service.engine.latency_fit import measured_latency
 from worker_service.engine.loop import LoopEngine, OutputCoalescing
 from worker_service.engine.torch.draft_loading import adaptive_drafter, load_draft_model
@@ -109,7 +109,7 @@ def torch_core(options: TorchEngineOptions, clock: Clock) -> tuple[EngineCore, E
         kv_blocks=blocks,
         kv_block_tokens=options.kv_block_tokens,
         max_requests=options.max_running + options.max_queued,
-        capabilities=BY_OWN_STEPS if core.scheduler.policy.keeps_slos else BY_OWN_STEPS - {Capability.SLO},
+        capabilities=capabilities_of_own_steps(keeps_slos=core.scheduler.policy.keeps_slos),
         sampling_defaults=defaults,
     )
     _log.info("%s: %.1f M parameters, %d KV blocks", options.name, model.num_parameters() / 1e6, blocks)
