@@ -20,8 +20,9 @@ from transformers import LlamaForCausalLM
 from models.training import answers, tasks
 from models.training.answers import Answered
 from models.training.data import ASSISTANT, BOS, END, PAD, USER, text_ids, turn_ids
+from models.training.hardware import autocast
 from models.training.smalltalk import SMALLTALK
-from models.training.train import CONTEXT_TOKENS, learn, optimisers, save
+from models.training.train import CONTEXT_TOKENS, learn, optimisers, save, set_attention
 
 SEED = 21
 BASE = "large"  # the tier whose weights it starts with: the best solver recognises errors best
@@ -158,14 +159,15 @@ def batches(collected: list[Lesson], rng: random.Random) -> Iterator[list[Lesson
 def loss_of(model: LlamaForCausalLM, batch: list[Lesson]) -> torch.Tensor:
     """Mean of -log p over tokens that agree, and of -log(1 - p) over first wrong tokens."""
     width = max(len(item.ids) for item in batch)
-    ids = torch.tensor([item.ids + [PAD] * (width - len(item.ids)) for item in batch])
-    model.set_attn_implementation("eager" if width <= 160 else "sdpa")
-    with torch.autocast("cpu", torch.bfloat16):
+    device = model.device
+    ids = torch.tensor([item.ids + [PAD] * (width - len(item.ids)) for item in batch], device=device)
+    set_attention(model, width)
+    with autocast(device):
         hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state  # (B, T, H)
-        place = torch.arange(1, width)[None, :]  # of the predicted token
-        reply_at = torch.tensor([item.reply_at for item in batch])[:, None]
-        length = torch.tensor([len(item.ids) for item in batch])[:, None]
-        good_until = torch.tensor([item.good_until for item in batch])[:, None]
+        place = torch.arange(1, width, device=device)[None, :]  # of the predicted token
+        reply_at = torch.tensor([item.reply_at for item in batch], device=device)[:, None]
+        length = torch.tensor([len(item.ids) for item in batch], device=device)[:, None]
+        good_until = torch.tensor([item.good_until for item in batch], device=device)[:, None]
         agrees = (place >= reply_at) & (place < torch.minimum(good_until, length))
         breaks = (place == good_until) & (place < length)
         taught = agrees | breaks

@@ -18,7 +18,7 @@ def exact_replies(model: LlamaForCausalLM, turns: list[tuple[list[int], list[int
         chosen = order[at : at + batch]
         rows = [[BOS, *turns[i][0], *turns[i][1]] for i in chosen]
         width = max(map(len, rows))
-        ids = torch.tensor([row + [PAD] * (width - len(row)) for row in rows])
+        ids = torch.tensor([row + [PAD] * (width - len(row)) for row in rows], device=model.device)
         best = model(input_ids=ids, use_cache=False).logits.argmax(-1)  # (B, T)
         for i, row, predicted in zip(chosen, rows, best.tolist(), strict=True):
             start = 1 + len(turns[i][0])

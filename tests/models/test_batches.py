@@ -3,8 +3,10 @@
 import random
 
 import pytest
+import torch
 
 from models.training.data import IGNORED, PAD, Row, pack
+from models.training.hardware import autocast, device_named
 
 
 @pytest.mark.parametrize("limit", [1, 16, 100, 10_000])
@@ -28,3 +30,20 @@ def test_packing_keeps_every_row_in_order_within_the_limit(limit: int) -> None:
 
 def test_packing_nothing_makes_no_batch() -> None:
     assert pack([], 100) == []
+
+
+def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert device_named("auto") == torch.device("cpu")
+    with pytest.raises(ValueError, match="device cuda: torch sees no GPU"):
+        device_named("cuda")
+
+
+@pytest.mark.parametrize("capability", [None, "avx512_bf16", "amx_bf16"])
+def test_a_cpu_that_would_emulate_bfloat16_computes_in_float32(
+    monkeypatch: pytest.MonkeyPatch, capability: str | None
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {capability: True} if capability else {})
+    with autocast(torch.device("cpu")):
+        product = torch.ones(2, 2) @ torch.ones(2, 2)
+    assert product.dtype == (torch.bfloat16 if capability else torch.float32)

@@ -10,6 +10,7 @@ import os
 import shutil
 from pathlib import Path
 
+from models.training.hardware import device_named
 from models.training.second import cards, judge, measure
 from models.training.second.train import RECIPES, train
 
@@ -23,6 +24,9 @@ def main() -> None:
         "--first", type=Path, default=Path("models/family"), help="the first edition, copied to work/first"
     )
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="where the models are trained"
+    )
     parser.add_argument("--only", choices=STEPS, action="append", help="steps to run, in this order; default: all")
     parser.add_argument(
         "--install", type=Path, metavar="FAMILY", help="install the finished models and their cards there"
@@ -32,6 +36,7 @@ def main() -> None:
     if args.install:
         cards.install(args.work, args.install)
         return
+    device = device_named(args.device)
     args.work.mkdir(parents=True, exist_ok=True)
     (args.work / "driver.pid").write_text(f"{os.getpid()}\n")
     if not (args.work / "first").exists():
@@ -44,9 +49,9 @@ def main() -> None:
         if name == "measure":
             figures = measure.measure(args.work, args.threads)
         elif name == "judge":
-            figures = judge.train(args.work, args.threads)
+            figures = judge.train(args.work, args.threads, device=device)
         else:
-            figures = train(name, args.work, args.threads, args.until_tokens)
+            figures = train(name, args.work, args.threads, args.until_tokens, device)
         path.write_text(json.dumps(figures, indent=1) + "\n")
         print(json.dumps(figures, indent=1), flush=True)
 

@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+import multiprocessing
 import statistics
 import time
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,10 +50,23 @@ class Answered:
 def answer_all(
     folder: Path, tier: str, problems: Iterable[Problem], *, temperature: float = 0.0, threads: int = 2
 ) -> list[Answered]:
-    """The replies to all problems, in order. Problem i is sampled with seed i."""
-    options = TorchEngineOptions(
-        folder, tier, max_running=TOGETHER, max_queued=TOGETHER, kv_tokens=KV_TOKENS, threads=threads
-    )
+    """The replies to all problems, in order. Problem i is sampled with seed i.
+
+    threads: as many processes of one thread each share the problems; one: this process.
+    """
+    if threads == 1:
+        return _answer(folder, tier, problems, temperature, 0)
+    every = list(problems)
+    size = max(1, -(-len(every) // threads))
+    starts = range(0, len(every), size)
+    with ProcessPoolExecutor(threads, multiprocessing.get_context("spawn")) as pool:
+        parts = [pool.submit(_answer, folder, tier, every[at : at + size], temperature, at) for at in starts]
+        return [answered for part in parts for answered in part.result()]
+
+
+def _answer(folder: Path, tier: str, problems: Iterable[Problem], temperature: float, first: int) -> list[Answered]:
+    """The replies to problems, the first of which has the seed `first`."""
+    options = TorchEngineOptions(folder, tier, max_running=TOGETHER, max_queued=TOGETHER, kv_tokens=KV_TOKENS)
     core, _ = torch_core(options, SystemClock())
     source = iter(enumerate(problems))
     batch_problems: list[Problem] = []
@@ -66,7 +81,7 @@ def answer_all(
                 break
             i, problem = item
             prompt = [BOS, *turn_ids(problem)[0]]
-            sampling = SamplingParams(temperature=temperature, seed=i, max_output_tokens=MAX_TOKENS)
+            sampling = SamplingParams(temperature=temperature, seed=first + i, max_output_tokens=MAX_TOKENS)
             core.add(GenerationRequest(str(i), TokenPrompt(tuple(prompt)), sampling), prompt)
             batch_problems.append(problem)
             pieces[str(i)], counts[str(i)] = [], 0

@@ -21,6 +21,7 @@ from models.training.second import tasks, tokenizer
 from models.training.second.answers import Answered, answer_all, read, write
 from models.training.second.data import turn_ids
 from models.training.second.problems import Problem, is_correct
+from models.training.second.train import CPU
 from models.training.train import learn, optimisers, save
 
 SEED = 41
@@ -75,18 +76,18 @@ def lessons(answered: Iterator[Answered], seed: int, *, right: int, wrong: int, 
     return usable
 
 
-def train(work: Path, threads: int, total: int = BATCHES) -> dict[str, object]:
+def train(work: Path, threads: int, total: int = BATCHES, device: torch.device = CPU) -> dict[str, object]:
     """Train the judge into work/judge; a checkpoint is taken up again. Returns the figures for the card."""
     collect(work, threads)
     torch.set_num_threads(threads)
     answered = itertools.chain.from_iterable(read(path) for path in sorted(work.glob("answers-*.jsonl")))
     collected = lessons(answered, SEED, right=RIGHT, wrong=BROKEN, elsewhere=MISPLACED)
-    model = LlamaForCausalLM.from_pretrained(str(work / BASE), dtype=torch.float32)
+    model = LlamaForCausalLM.from_pretrained(str(work / BASE), dtype=torch.float32).to(device)
     opts, peaks = optimisers(model, MUON_LR, ADAM_LR), [MUON_LR, ADAM_LR]
     step, cpu_s, cpu_from = 0, 0.0, time.process_time()
     checkpoint = work / "judge.pt"
     if checkpoint.exists():
-        state = torch.load(checkpoint, weights_only=True)
+        state = torch.load(checkpoint, map_location=device, weights_only=True)
         step, cpu_s = state["step"], state["cpu_s"]
         model.load_state_dict(state["model"])
         for opt, optimiser_state in zip(opts, state["opts"], strict=True):
@@ -116,5 +117,6 @@ def train(work: Path, threads: int, total: int = BATCHES) -> dict[str, object]:
         "steps": step,
         "cpu_s": round(cpu_s + time.process_time() - cpu_from),
         "threads": threads,
+        "device": device.type,
         "seed": SEED,
     }

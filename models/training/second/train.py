@@ -29,6 +29,7 @@ CHECKPOINT_S = 240
 LOG_STEPS = 50
 PROBE_STEPS = 500
 PROBE_PER_KIND = 2
+CPU = torch.device("cpu")
 # How often levels 1 to 5 are drawn: at first; later by the small tier, for which hard ones are lost; later by the others.
 EASY, MODEST, HARD = (3.0, 2.0, 1.0, 0.5, 0.3), (1.4, 1.2, 1.0, 0.7, 0.5), (0.6, 0.8, 1.0, 1.3, 1.5)
 
@@ -103,13 +104,13 @@ def by_task(problems: list[Problem], right: list[bool]) -> dict[str, float]:
 class Run:
     """One training run: its model, optimisers, and how far it is."""
 
-    def __init__(self, name: str, work: Path, threads: int) -> None:
+    def __init__(self, name: str, work: Path, threads: int, device: torch.device = CPU) -> None:
         self.name, self.work, self.recipe, self.threads = name, work, RECIPES[name], threads
         torch.set_num_threads(threads)
         torch.manual_seed(self.recipe.seed)
         self.checkpoint, self.log = work / f"{name}.pt", work / f"{name}.jsonl"
         seed = LlamaForCausalLM.from_pretrained(str(work / self.recipe.grows_from), dtype=torch.float32)
-        self.model = grow(seed, first.config(self.recipe))
+        self.model = grow(seed, first.config(self.recipe)).to(device)
         self.opts = first.optimisers(self.model, self.recipe.muon_lr, self.recipe.adam_lr)
         self.peaks = [group["lr"] for opt in self.opts for group in opt.param_groups]
         self.step, self.seen, self.cpu_s = 0, 0, 0.0
@@ -122,7 +123,7 @@ class Run:
             self._load()
 
     def _load(self) -> None:
-        state = torch.load(self.checkpoint, weights_only=True)
+        state = torch.load(self.checkpoint, map_location=self.model.device, weights_only=True)
         self.step, self.seen, self.cpu_s, self.exact = state["step"], state["seen"], state["cpu_s"], state["exact"]
         self.model.load_state_dict(state["model"])
         for opt, optimiser_state in zip(self.opts, state["opts"], strict=True):
@@ -198,10 +199,12 @@ class Run:
         self.keep()
 
 
-def train(name: str, work: Path, threads: int, until_tokens: int | None = None) -> dict[str, object]:
+def train(
+    name: str, work: Path, threads: int, until_tokens: int | None = None, device: torch.device = CPU
+) -> dict[str, object]:
     """Train one model of RECIPES into work/name; return its figures. `until_tokens` ends it early (to try a recipe)."""
     work.mkdir(parents=True, exist_ok=True)
-    run = Run(name, work, threads)
+    run = Run(name, work, threads, device)
     run.go(until_tokens)
     run.measure()
     first.save(run.model, work / name, tokenizer.save)
@@ -211,6 +214,7 @@ def train(name: str, work: Path, threads: int, until_tokens: int | None = None) 
         "steps": run.step,
         "cpu_s": round(run.spent_s()),
         "threads": threads,
+        "device": device.type,
         "exact": sum(run.exact.values()) / len(run.exact),
         "recipe": dataclasses.asdict(run.recipe),
     }
