@@ -301,7 +301,7 @@ def _admit(
             tpots_s,
             limits.max_running - standard,
             model,
-            model.reserve > 0,
+            True,  # best effort may come at any time
             accepted,
             release_s,
             float(limits.kv_tokens - lingering),

@@ -74,3 +74,29 @@ def test_no_admitted_request_misses_in_10_000_random_workloads() -> None:
         shares
     )  # load enough that not all are admitted, and most work is under promise
     assert min(itertools.islice(shares.values(), 2, None)) > 0.02, shares
+
+
+def test_requests_that_become_best_effort_do_not_harm_those_admitted_before() -> None:
+    """Without a reserve, too: what time is left over is used as soon as a request has been turned down.
+
+    Long replies on an OPT-13B-like replica at a rate of which four fifths are admitted. With certificates that assumed that
+    what is left over stays unused, five of a hundred workloads broke the pace of some twenty replies at a time.
+    """
+    latency = StepLatencyModel((1.0, 32.0, 256.0, 4096.0), (0.02, 0.021, 0.043, 0.39), 6e-7, 1.25e-8)
+    n, admitted_share = 150, []
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        arrival_s = np.cumsum(rng.exponential(1 / 2.6, n))
+        prompt = rng.integers(500, 1950, n)
+        output = np.clip(rng.exponential(250, n), 1, 1500).astype(np.int64)
+        due_s, tpot_s = arrival_s + 3 * (0.02 + 1e-4 * prompt), np.full(n, 0.1)
+        requests = FleetRequests(arrival_s, prompt, output, output, tpot_s, np.ones(n))
+        limits = FleetLimits(57_000, 256, 0, 0.001, False, True, n)
+        judgement, out = new_judgement(n), FleetOutcome(*np.zeros((2, n)), *np.zeros((3, n), np.int64))
+        slos = Slos(due_s, tpot_s, tpot_s, np.full(n, NEVER_LATER))
+        serve_fleet(requests, slos, PACES_S, step_model(latency, 4096, 0.0), 1, limits, judgement, out)
+        admitted = out.outcome == ADMITTED
+        assert not (admitted & (out.first_s > due_s + 1e-6)).any(), f"a first token is late, seed {seed}"
+        assert not judgement.misses[admitted].any(), f"a pace is broken, seed {seed}"
+        admitted_share.append(admitted.mean())
+    assert 0.7 < np.mean(admitted_share) < 0.9

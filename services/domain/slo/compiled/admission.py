@@ -10,13 +10,13 @@ request-throughput form of appendix C, `pb[i, n]`, at its cost.
 import numba
 import numpy as np
 
+from services.domain.slo.compiled.certificate import certified, columns, count_bits
 from services.domain.slo.compiled.layout import (
     CONTEXT,
     COUNTS,
     DECODING,
     DUE_S,
     KIND,
-    LEFT,
     PENDING,
     RELEASE_S,
     STANDARD,
@@ -117,7 +117,7 @@ def best_sets(
                         worth_s += value[e]
                         bits_s |= np.int64(1) << candidate[e]
                         used_s += memory[e] if binding else 0
-                        if used_s > free_memory or _count(bits_s) > free_places:
+                        if used_s > free_memory or count_bits(bits_s) > free_places:
                             continue
                 # of equal counts, keep what no other beats
                 k, beaten, before = head[at_s], False, -1
@@ -158,7 +158,7 @@ def best_sets(
     found_value[:] = -np.inf
     best_left = np.full(len(found_value), -np.inf)
     for s in range(states):
-        c = _count(bits[s])
+        c = count_bits(bits[s])
         if worth[s] > found_value[c] or (worth[s] == found_value[c] and left[s] > best_left[c]):
             found_value[c], found_set[c], best_left[c] = worth[s], bits[s], left[s]
     return True
@@ -192,7 +192,101 @@ def decide(
 
     KV is checked over time. The program only rules out sets whose prompts do not fit next to what is held now; the
     certificate follows what every request holds from step to step.
+
+    best_effort: whether requests without a promise are assumed to use what time is left over. They come and go, so a set must
+    pass in the other case, too. That is replayed at the end; if it fails, everything is decided once more with both cases
+    replayed for every set.
     """
+    tries = _decide(
+        now_s,
+        counts,
+        times,
+        running,
+        new_counts,
+        new_times,
+        value,
+        tpots_s,
+        free_places,
+        model,
+        best_effort,
+        False,
+        accepted,
+        release_s,
+        kv_tokens,
+        partial_tokens,
+        peak,
+    )
+    chosen = np.int64(0)
+    for c in range(new_counts.shape[1]):
+        chosen |= np.int64(accepted[c]) << c
+    if chosen == 0:
+        return tries
+    requests = running + count_bits(chosen)
+    all_counts, all_times = np.empty((COUNTS, requests), np.int64), np.empty((TIMES, requests))
+    columns(counts, times, running, new_counts, new_times, chosen, all_counts, all_times)
+    for i in range(requests):
+        all_times[RELEASE_S, i] = release_s[i]
+    released_s, held = np.empty(requests), np.zeros(1)
+    passes = keeps_promises(
+        now_s,
+        all_counts,
+        all_times,
+        requests,
+        model,
+        not best_effort,
+        False,
+        released_s,
+        kv_tokens,
+        partial_tokens,
+        held,
+    )
+    tries += 1
+    if passes:
+        peak[0] = max(peak[0], held[0])
+        return tries
+    peak[0] = np.inf
+    return tries + _decide(
+        now_s,
+        counts,
+        times,
+        running,
+        new_counts,
+        new_times,
+        value,
+        tpots_s,
+        free_places,
+        model,
+        best_effort,
+        True,
+        accepted,
+        release_s,
+        kv_tokens,
+        partial_tokens,
+        peak,
+    )
+
+
+@numba.njit(cache=True, nogil=True)
+def _decide(
+    now_s: float,
+    counts: N,  # (COUNTS, >= running) of the running requests, as they will be when the current step ends
+    times: F,  # (TIMES, >= running)
+    running: int,
+    new_counts: N,  # (COUNTS, C) of the candidates, by arrival; at most MAX_CANDIDATES
+    new_times: F,  # (TIMES, C)
+    value: F,  # (C)
+    tpots_s: F,  # (L) paces, ascending; the first is the tightest of the requests
+    free_places: int,
+    model: StepModel,
+    best_effort: bool,
+    both: bool,  # replay every set with and without best effort
+    accepted: N,  # (C) out: 1 or 0
+    release_s: F,  # (running + C) out: release times, of the running requests and behind them of those accepted
+    kv_tokens: float,  # for all promised requests at any time
+    partial_tokens: int,  # see keeps_promises
+    peak: F,  # (1) out: the most KV tokens that the running and the accepted requests hold at any time, where that is known
+) -> int:
+    """`decide` without the replay at the end."""
     candidates = new_counts.shape[1]
     accepted[:] = 0
     for i in range(running):
@@ -252,7 +346,7 @@ def decide(
                 best = c
         if best == 0:
             break
-        passed, took, short = _certified(
+        passed, took, short = certified(
             now_s,
             counts,
             times,
@@ -262,6 +356,7 @@ def decide(
             found_set[best],
             model,
             best_effort,
+            both,
             release_s,
             kv_tokens,
             partial_tokens,
@@ -274,7 +369,7 @@ def decide(
         for c in range(best - max(1, best // (SKIPPED_SHARE_KV if short else SKIPPED_SHARE)) + 1, best + 1):
             found_value[c] = -np.inf
     if chosen == 0:  # no candidate fits in addition to running requests that are late already
-        passed, took, _ = _certified(
+        passed, took, _ = certified(
             now_s,
             counts,
             times,
@@ -284,6 +379,7 @@ def decide(
             chosen,
             model,
             best_effort,
+            both,
             release_s,
             kv_tokens,
             partial_tokens,
@@ -296,10 +392,10 @@ def decide(
     for c in by_worth:
         if chosen >> c & 1 or tries >= MAX_CERTIFICATES:
             continue
-        if _count(chosen) >= free_places:
+        if count_bits(chosen) >= free_places:
             continue
         wider = chosen | np.int64(1) << c
-        passed, took, _ = _certified(
+        passed, took, _ = certified(
             now_s,
             counts,
             times,
@@ -309,6 +405,7 @@ def decide(
             wider,
             model,
             best_effort,
+            both,
             release_s,
             kv_tokens,
             partial_tokens,
@@ -320,101 +417,6 @@ def decide(
     for c in range(candidates):
         accepted[c] = chosen >> c & 1
     return tries
-
-
-@numba.njit(cache=True, nogil=True)
-def _certified(
-    now_s: float,
-    counts: N,
-    times: F,
-    running: int,
-    new_counts: N,
-    new_times: F,
-    chosen: int,
-    model: StepModel,
-    best_effort: bool,
-    release_s: F,
-    kv_tokens: float,
-    partial_tokens: int,
-    peak: F,
-) -> tuple[bool, int, bool]:
-    """Replay the running requests with the chosen candidates; release_s and peak are written only where they pass.
-
-    Returns whether they pass, how many replays that took, and whether KV is what they fail by.
-    """
-    requests = running + _count(chosen)
-    all_counts, all_times = np.empty((COUNTS, requests), np.int64), np.empty((TIMES, requests))
-    found_s, again_s, held = np.empty(requests), np.empty(requests), np.zeros(1)
-    tries = 0
-    for hold in range(2):
-        found_s[:], held[0] = -np.inf, 0.0
-        _columns(counts, times, running, new_counts, new_times, chosen, all_counts, all_times)
-        whole = 0.0
-        for i in range(requests):
-            if all_counts[KIND, i] == STANDARD:
-                whole += all_counts[CONTEXT, i] + all_counts[PENDING, i] + all_counts[LEFT, i] + partial_tokens
-        passes = keeps_promises(
-            now_s,
-            all_counts,
-            all_times,
-            requests,
-            model,
-            best_effort,
-            hold == 1,
-            found_s,
-            kv_tokens,
-            partial_tokens,
-            held,
-        )
-        tries += 1
-        if passes and whole > kv_tokens:
-            # How long steps take depends on best effort, and with it which tokens are held together: try the other case, too.
-            at = _columns(counts, times, running, new_counts, new_times, chosen, all_counts, all_times)
-            for i in range(at):
-                all_times[RELEASE_S, i] = found_s[i]
-            assumed = held[0]
-            passes = keeps_promises(
-                now_s,
-                all_counts,
-                all_times,
-                requests,
-                model,
-                not best_effort,
-                False,
-                again_s,
-                kv_tokens,
-                partial_tokens,
-                held,
-            )
-            held[0] = max(held[0], assumed)
-            tries += 1
-        if passes:
-            peak[0] = held[0]
-            for i in range(requests):
-                release_s[i] = found_s[i]
-            return True, tries, False
-        if held[0] > kv_tokens:
-            return False, tries, True
-    return False, tries, False
-
-
-@numba.njit(cache=True, nogil=True)
-def _columns(
-    counts: N, times: F, running: int, new_counts: N, new_times: F, chosen: int, all_counts: N, all_times: F
-) -> int:
-    """Copy the columns of the running requests and of the chosen candidates, without release times; how many they are."""
-    at = 0
-    for i in range(running + new_counts.shape[1]):
-        c = i - running
-        if c >= 0 and chosen >> c & 1 == 0:
-            continue
-        for row in range(COUNTS):
-            all_counts[row, at] = counts[row, i] if c < 0 else new_counts[row, c]
-        for row in range(TIMES):
-            all_times[row, at] = times[row, i] if c < 0 else new_times[row, c]
-        all_times[RELEASE_S, at] = -np.inf
-        at += 1
-    return at
 
 
 @numba.njit(cache=True, nogil=True)
@@ -436,12 +438,3 @@ def _tier(tpot_s: float, tpots_s: F) -> int:
         if tpots_s[t] <= tpot_s:
             tier = t
     return tier
-
-
-@numba.njit(cache=True, nogil=True)
-def _count(bits: int) -> int:
-    count = 0
-    while bits > 0:
-        bits &= bits - 1
-        count += 1
-    return count

@@ -42,6 +42,8 @@ def keeps_promises(
 ) -> bool:
     """Whether no standard request misses a deadline, from now to its last token (LEFT), and their KV fits all the time.
 
+    best_effort: requests without a promise may use what time is left over in a step, so that decodes do not get ahead.
+
     A request holds the KV of its tokens so far until its last one. A prompt that is not complete counts as a whole, since the
     progress of prompts depends on best effort. A request that was promised only a first token counts with its whole reply.
     """

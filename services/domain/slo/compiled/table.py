@@ -226,7 +226,7 @@ def decide(
         tpots_s,
         free_places,
         model,
-        model.reserve > 0,
+        True,  # best effort may come at any time
         accepted,
         release_s,
         float(kv_tokens),
