@@ -92,14 +92,15 @@ def plan_step(counts: N, running: N, waiting: N, requests: Requests, limits: N) 
     """
     load, preemptions = Load(0, 0, 0.0, 0, 0, 0), 0
     prompts_first = limits[POLICY] == PREFILL_FIRST
+    decodes, prompts = np.bool_(True), np.bool_(False)  # numba would compile the callee for each constant
     if not prompts_first:
-        load, preemptions = _continue_running(True, load, preemptions, counts, running, waiting, requests, limits)
+        load, preemptions = _continue_running(decodes, load, preemptions, counts, running, waiting, requests, limits)
     if load.decodes < counts[RUNNING]:
-        load, preemptions = _continue_running(False, load, preemptions, counts, running, waiting, requests, limits)
+        load, preemptions = _continue_running(prompts, load, preemptions, counts, running, waiting, requests, limits)
     if preemptions == 0:
         load = _start_waiting(load, counts, running, waiting, requests, limits)
     if prompts_first and load.tokens == 0:
-        load, preemptions = _continue_running(True, load, preemptions, counts, running, waiting, requests, limits)
+        load, preemptions = _continue_running(decodes, load, preemptions, counts, running, waiting, requests, limits)
     return load, preemptions
 
 

@@ -185,10 +185,13 @@ def serve_fleet(
         if n == 0:
             continue
         prompts = prompts_by_deadline(one.counts, one.times, n, order)
-        left_over = NONE
+        left_over = np.int64(NONE)  # numba would compile `form_batch` once more for a constant; likewise below
         for i in range(n):
-            left_over = PRESENT if one.counts[KIND, i] == BEST_EFFORT else left_over
-        took_s, _ = form_batch(turn_s, one.counts, one.times, n, order, prompts, model, left_over, False, grants)
+            if one.counts[KIND, i] == BEST_EFFORT:
+                left_over = np.int64(PRESENT)
+        took_s, _ = form_batch(
+            turn_s, one.counts, one.times, n, order, prompts, model, left_over, np.bool_(False), grants
+        )
         held = _held(one, grants, memory)
         if held > _reserved(one.sizes):  # more than certified: take KV from best effort, and form the step again
             one.sizes[_PEAK] = held
@@ -305,7 +308,7 @@ def _admit(
             accepted,
             release_s,
             float(limits.kv_tokens - lingering),
-            0,
+            np.int64(0),
             peak,
         )
         if peak[0] < np.inf:
