@@ -53,7 +53,7 @@ class FleetRequests(NamedTuple):
 
 class FleetLimits(NamedTuple):
     """kv_tokens, max_running: of each replica. hops: replicas that are tried behind the first. hop_s: until the next one
-    has the request. decline: requests that nobody admits end; otherwise they are served as best effort. least_loaded: the
+    has the request. decline: requests that no replica admits end; otherwise they are served as best effort. least_loaded: the
     first choice is the replica with the fewest prompt tokens before it, else they take turns.
     misses_allowed: the simulation is given up once more requests missed.
     """
