@@ -233,16 +233,16 @@ def _trace(trace: pb.Trace, at: str) -> Workload:
         raise invalid(f"{at}.arrival_s", "no requests")
     if not np.isfinite(arrival_s).all():
         raise invalid(f"{at}.arrival_s", "must be finite")
-    columns = []
+    arrays = []
     for name, column in columns.items():
         values = np.array(column, np.int64)
         if len(values) != len(arrival_s):
             raise invalid(f"{at}.{name}", f"{len(arrival_s)} requests arrive, {len(values)} have it")
         if values.min() < 1:
             raise invalid(f"{at}.{name}[{int(values.argmin())}]", "must be at least 1")
-        columns.append(values)
+        arrays.append(values)
     order = np.argsort(arrival_s, kind="stable")
-    return Workload(arrival_s[order], columns[0][order], columns[1][order])
+    return Workload(arrival_s[order], arrays[0][order], arrays[1][order])
 
 
 def _judged(workload: pb.Workload, tiers: tuple[str, ...], at: str) -> JudgedSample:

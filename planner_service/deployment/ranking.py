@@ -62,8 +62,8 @@ def promising_triples(
 ) -> N:
     """The `keep` most promising multisets of three kinds: rows of (i, n, j, m, k, p), as in promising_pairs.
 
-    Of two of the kinds, j and k, there are at most MAX_OTHERS replicas; i fills the rest, and no room is left for one more of the
-    smallest of the three. A multiset may come twice, with another of its kinds as i.
+    Of two of the kinds, j and k, there are at most MAX_OTHERS replicas; i fills the rest, and no room is left for one more
+    of the smallest of the three. A multiset may come twice, with another of its kinds as i.
     """
     rows, estimates, stored = np.zeros((keep, 6), np.int64), np.full(keep, np.inf), 0
     row = np.zeros(6, np.int64)
