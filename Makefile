@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Test files that run side by side: more than two cores, for tests that wait for processes compute nothing meanwhile.
 JOBS ?= 4
+KERNELS := $(shell grep -rl --include='*.py' 'numba\.njit' planner_service services worker_service)
 PIP := $(BIN)/pip --disable-pip-version-check
 
 .PHONY: help install demo test test-sglang test-compat mutants test-compose check format stubs settings-page compose-check bench models clean
@@ -40,7 +41,12 @@ install: $(VENV)/.dev
 demo: $(VENV)/.mesh
 	$(BIN)/penstock demo $(DEMO)
 
-test: $(VENV)/.dev
+# Once, where processes side by side would each compile their own.
+$(VENV)/.kernels: $(VENV)/.dev $(KERNELS)
+	$(BIN)/python -m scripts.compile_kernels
+	@touch $@
+
+test: $(VENV)/.kernels
 	$(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(TESTS)
 
 test-sglang: $(VENV)/.dev

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.stats import t
+from scipy.special import stdtrit
 
 CONFIDENCE = 0.95
 
@@ -29,5 +29,5 @@ def interval(values: Sequence[float]) -> dict[str, float]:
     """The mean of values over rounds, and between which it lies with CONFIDENCE (Student's t); one value has no width."""
     mean, half = float(np.mean(values)), 0.0
     if len(values) > 1:
-        half = float(t.ppf((1 + CONFIDENCE) / 2, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values)))
+        half = float(stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2) * np.std(values, ddof=1) / np.sqrt(len(values)))
     return {"mean": mean, "low": mean - half, "high": mean + half, "rounds": len(values)}

@@ -56,12 +56,12 @@ def stretch_of(trace: Workload, requests: int, seed: int, rate: float | None) ->
 
 def workload_digest(demand: Demand) -> str:
     """Of what was planned for: equal digests, equal judged prompts, requests and arrivals."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for sample in (demand.judged, demand.requests):
         for values in (sample.input_tokens, sample.output_tokens, sample.scores):
-            found.update(np.ascontiguousarray(values).tobytes())
-    found.update(np.ascontiguousarray(demand.arrival_s).tobytes())
-    return found.hexdigest()[:16]
+            digest.update(np.ascontiguousarray(values).tobytes())
+    digest.update(np.ascontiguousarray(demand.arrival_s).tobytes())
+    return digest.hexdigest()[:16]
 
 
 def draw_demand(judged: JudgedSample, arrival_s: Floats, seed: int) -> Demand:

@@ -99,7 +99,7 @@ class ModelEntry(_Part):
 
 
 class TierEntry(_Part):
-    """profiles: files of `penstock profile`, beside this one; the tier is planned with these replicas only."""
+    """profiles: files of `penstock profile`, next to this one; the tier is planned with these replicas only."""
 
     name: Annotated[str, Field(min_length=1)]
     model: str | ModelEntry
@@ -147,8 +147,8 @@ class CascadeFile(_Part):
 def catalogue(name: str) -> dict[str, Any]:
     """`gpus` or `models`: entries by name."""
     text = (files("planner_service.catalogue") / f"{name}.yaml").read_text()
-    found: dict[str, Any] = yaml.safe_load(text)
-    return found
+    result: dict[str, Any] = yaml.safe_load(text)
+    return result
 
 
 def gpu_of_catalogue(name: str) -> GpuSpec:
@@ -203,12 +203,12 @@ def read_replica(profile: Path | None, model: str, gpu: str, work: Workload) -> 
     """
     if profile is not None:
         try:
-            found = read_profile(profile)
+            result = read_profile(profile)
         except ProfileError as error:
             raise FileError(str(error)) from None
-        qoe = found.qoe or fit_qoe(batches_of(found.replica, work))
+        qoe = result.qoe or fit_qoe(batches_of(result.replica, work))
         return StageReplica(
-            found.replica, qoe, found.kv_bytes_per_token, f"{found.model} as measured on {found.machine}"
+            result.replica, qoe, result.kv_bytes_per_token, f"{result.model} as measured on {result.machine}"
         )
     for kind, name in (("models", model), ("gpus", gpu)):
         if name not in (known := catalogue(kind)):
@@ -244,9 +244,9 @@ def read_quality(path: Path, tiers: tuple[str, ...]) -> JudgedSample:
 
     An empty answer counts as one token: it costs a step to find out.
     """
-    wanted = ("input_tokens", *(f"{tier}_{what}" for tier in tiers for what in ("output_tokens", "judge_score")))
+    expected = ("input_tokens", *(f"{tier}_{what}" for tier in tiers for what in ("output_tokens", "judge_score")))
     inputs, outputs, scores = [], [], []
-    for line, row in csv_rows(path, wanted):
+    for line, row in csv_rows(path, expected):
         inputs.append(csv_count(path, line, row, "input_tokens", 0))
         outputs.append([csv_count(path, line, row, f"{tier}_output_tokens", 0) for tier in tiers])
         scores.append([csv_number(path, line, row, f"{tier}_judge_score", 0, 100) for tier in tiers])
@@ -274,12 +274,12 @@ def _said(error: Exception) -> str:
     return str(error)
 
 
-def csv_rows(path: Path, wanted: tuple[str, ...]) -> Iterator[tuple[int, dict[str, str]]]:
+def csv_rows(path: Path, expected: tuple[str, ...]) -> Iterator[tuple[int, dict[str, str]]]:
     """(line number, row) of a CSV file, gzip or not; FileError for missing columns or no rows."""
     try:
         with gzip.open(path, "rt", newline="") if path.suffix == ".gz" else path.open(newline="") as file:
             reader = csv.DictReader(file)
-            missing = [column for column in wanted if column not in (reader.fieldnames or ())]
+            missing = [column for column in expected if column not in (reader.fieldnames or ())]
             if missing:
                 raise FileError(f"{path}: line 1: no column {', '.join(missing)}")
             empty = True
@@ -299,8 +299,8 @@ def csv_number(
     try:
         value = float(text)
     except (TypeError, ValueError):
-        said = "is missing" if text in (None, "") else f"'{text}' is not a number"
-        raise FileError(f"{path}: line {line}: {column} {said}") from None
+        message = "is missing" if text in (None, "") else f"'{text}' is not a number"
+        raise FileError(f"{path}: line {line}: {column} {message}") from None
     if not least <= value <= most or not np.isfinite(value):
         raise FileError(f"{path}: line {line}: {column} must be from {least:g} to {most:g}, not {text}")
     return value

@@ -63,11 +63,11 @@ def plan_over_horizon(
     if short >= LEAST_REQUESTS:
         sample = drawn(short, 0)
         count = min(most, max(short, _requests_for(LOADED * _alone_s(site, sample), sample)))
-    found = planned(count)
-    again = min(most, _requests_for(found[0].felt_p95_s, found[1]))
-    if found[1].seconds < ENOUGH_LATENCIES * found[0].felt_p95_s and again > count:
-        found = planned(again)
-    return found
+    best = planned(count)
+    again = min(most, _requests_for(best[0].felt_p95_s, best[1]))
+    if best[1].seconds < ENOUGH_LATENCIES * best[0].felt_p95_s and again > count:
+        best = planned(again)
+    return best
 
 
 def _requests_for(latency_s: float, demand: Demand) -> int:

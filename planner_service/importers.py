@@ -70,56 +70,56 @@ class Wanted:
     engine: str = "distserve"
 
 
-def import_vidur(paths: Sequence[Path], wanted: Wanted) -> Profile:
+def import_vidur(paths: Sequence[Path], target: Wanted) -> Profile:
     """From the linear and attention tables and, for more than one GPU, the collectives, in any order.
 
     Raises:
         FileError: a table that is missing, malformed, or has nothing for this model, shape or GPU; a model that does not fit.
     """
     tables = {_kind(path): path for path in paths}
-    needed = ("linear", "attention", *(("collectives",) if wanted.shape.gpus > 1 else ()))
+    needed = ("linear", "attention", *(("collectives",) if target.shape.gpus > 1 else ()))
     if missing := [kind for kind in needed if kind not in tables]:
         raise FileError(f"no {' and no '.join(missing)} table among {', '.join(map(str, paths))}")
-    linear_s = _linear(tables["linear"], wanted)
-    shape, layers, overhead = wanted.shape, wanted.model.layers, wanted.runtime.step_overhead_s
-    beside = 2 if shape.gpus <= wanted.cluster.gpus_per_node else 1
+    linear_s = _linear(tables["linear"], target)
+    shape, layers, overhead = target.shape, target.model.layers, target.runtime.step_overhead_s
+    beside = 2 if shape.gpus <= target.cluster.gpus_per_node else 1
     network = tables.get("collectives")
-    reduce_s = _collective(network, "all_reduce", shape.tp, shape.tp, wanted) if network and shape.tp > 1 else _nothing
-    handover_s = _collective(network, "send_recv", 2, beside, wanted) if network and shape.pp > 1 else _nothing
+    reduce_s = _collective(network, "all_reduce", shape.tp, shape.tp, target) if network and shape.tp > 1 else _nothing
+    handover_s = _collective(network, "send_recv", 2, beside, target) if network and shape.pp > 1 else _nothing
     samples = []
-    for load, attention_s in _attention(tables["attention"], wanted):
-        sent = load.tokens * wanted.model.hidden * 2.0
+    for load, attention_s in _attention(tables["attention"], target):
+        sent = load.tokens * target.model.hidden * 2.0
         layer_s, embedding_s = linear_s(load.tokens)
         whole = layers * (layer_s + attention_s + 2 * reduce_s(sent)) + embedding_s
         samples.append((load, overhead + whole + (shape.pp - 1) * handover_s(sent / shape.tp)))
-    return _profile(wanted, "vidur's tables", samples)
+    return _profile(target, "vidur's tables", samples)
 
 
-def import_distserve(path: Path, wanted: Wanted) -> Profile:
+def import_distserve(path: Path, target: Wanted) -> Profile:
     """From the JSON of fitted formulas.
 
     Raises:
         FileError: no such engine, model or degree; a coefficient that is no number; a formula that gives no time.
     """
     try:
-        found: Any = json.loads(path.read_text())
+        result: Any = json.loads(path.read_text())
     except OSError as error:
         raise FileError(f"{path}: {error.strerror}") from None
     except ValueError as error:  # names the line and column
         raise FileError(f"{path}: not JSON: {error}") from None
     keys: list[str] = []
-    for key in (wanted.engine, wanted.called, str(wanted.shape.tp)):
-        if not isinstance(found, dict) or key not in found:
-            known = [k for k in found if not k.startswith("_")] if isinstance(found, dict) else []
+    for key in (target.engine, target.called, str(target.shape.tp)):
+        if not isinstance(result, dict) or key not in result:
+            known = [k for k in result if not k.startswith("_")] if isinstance(result, dict) else []
             raise FileError(f"{path}: {'.'.join(keys) or 'file'}: no '{key}'; there are {', '.join(known) or 'none'}")
         keys.append(key)
-        found = found[key]
+        result = result[key]
     where = f"{path}: {'.'.join(keys)}"
-    if isinstance(found, dict) and "_warning" in found:
-        raise FileError(f"{where}: the file itself warns: {found['_warning']}")
-    prefill = _coefficients(where, found, "prefill")
-    small, large = (_coefficients(where, found, f"decode_{name}_batch") for name in ("small", "large"))
-    threshold = found.get("threshold")
+    if isinstance(result, dict) and "_warning" in result:
+        raise FileError(f"{where}: the file itself warns: {result['_warning']}")
+    prefill = _coefficients(where, result, "prefill")
+    small, large = (_coefficients(where, result, f"decode_{name}_batch") for name in ("small", "large"))
+    threshold = result.get("threshold")
     if not isinstance(threshold, int) or threshold < 1:
         raise FileError(f"{where}.threshold: must be a whole number from 1, not {threshold!r}")
     samples: list[Sample] = []
@@ -136,17 +136,17 @@ def import_distserve(path: Path, wanted: Wanted) -> Profile:
             ms = _formula(terms, batch * context, batch)
             samples.append((StepLoad(batch, batch * context), ms / 1e3))
             _checked(ms, f"{where}.decode_{name}_batch", f"{batch} contexts of {context} tokens")
-    return _profile(wanted, f"{wanted.engine}, by DistServe's formulas", samples)
+    return _profile(target, f"{target.engine}, by DistServe's formulas", samples)
 
 
-def _profile(wanted: Wanted, engine: str, samples: Sequence[Sample]) -> Profile:
-    room = fit(wanted.model, wanted.shape, wanted.cluster, wanted.runtime, 1)
+def _profile(target: Wanted, engine: str, samples: Sequence[Sample]) -> Profile:
+    room = fit(target.model, target.shape, target.cluster, target.runtime, 1)
     if not room.ok:
         raise FileError(room.reason)
     latency, fitted, held_out = fit_held_out(samples)
-    replica = Replica(wanted.shape, latency, room.kv_tokens, wanted.limits)
+    replica = Replica(target.shape, latency, room.kv_tokens, target.limits)
     error = mean_error(latency, fitted)
-    return Profile(wanted.called, engine, wanted.cluster.gpu.name, replica, tuple(fitted), error, held_out)
+    return Profile(target.called, engine, target.cluster.gpu.name, replica, tuple(fitted), error, held_out)
 
 
 def _kind(path: Path) -> str:
@@ -158,24 +158,24 @@ def _kind(path: Path) -> str:
     raise FileError(f"{path}: line {line - 1}: none of Vidur's tables: columns {', '.join(row)}")
 
 
-def _linear(path: Path, wanted: Wanted) -> Callable[[float], tuple[float, float]]:
+def _linear(path: Path, target: Wanted) -> Callable[[float], tuple[float, float]]:
     """Tokens -> (seconds of one layer's linear operations, of the embedding)."""
-    found: list[tuple[int, float, float]] = []
+    result: list[tuple[int, float, float]] = []
     known: dict[str, set[str]] = defaultdict(set)
-    kind = wanted.cluster.gpu.name.split("-")[0]  # the tables say a100, the catalogue a100-80gb
+    kind = target.cluster.gpu.name.split("-")[0]  # the tables say a100, the catalogue a100-80gb
     for line, row in csv_rows(path, LINEAR):
         known[row["gpu"]].add(row["model"])
-        if (row["gpu"], row["model"], row["tp"]) != (kind, wanted.called, str(wanted.shape.tp)):
+        if (row["gpu"], row["model"], row["tp"]) != (kind, target.called, str(target.shape.tp)):
             continue
         layers = csv_count(path, line, row, "n_layers", 1)
-        if layers != wanted.model.layers:
-            raise FileError(f"{path}: line {line}: n_layers is {layers}, {wanted.model.name} has {wanted.model.layers}")
+        if layers != target.model.layers:
+            raise FileError(f"{path}: line {line}: n_layers is {layers}, {target.model.name} has {target.model.layers}")
         layer_ms, embedding_ms = (csv_number(path, line, row, name, 0) for name in ("layer_linear_ms", "emb_ms"))
-        found.append((csv_count(path, line, row, "num_tokens", 1), layer_ms, embedding_ms))
-    if not found:
+        result.append((csv_count(path, line, row, "num_tokens", 1), layer_ms, embedding_ms))
+    if not result:
         there = "; ".join(f"{gpu}: {', '.join(sorted(models))}" for gpu, models in known.items())
-        raise FileError(f"{path}: no rows for {wanted.called} on {kind} with TP={wanted.shape.tp}; there are {there}")
-    tokens, layers_ms, embeddings_ms = (np.array(column, float) for column in zip(*sorted(found), strict=True))
+        raise FileError(f"{path}: no rows for {target.called} on {kind} with TP={target.shape.tp}; there are {there}")
+    tokens, layers_ms, embeddings_ms = (np.array(column, float) for column in zip(*sorted(result), strict=True))
 
     def seconds(count: float) -> tuple[float, float]:
         return _between(count, tokens, layers_ms) / 1e3, _between(count, tokens, embeddings_ms) / 1e3
@@ -183,10 +183,10 @@ def _linear(path: Path, wanted: Wanted) -> Callable[[float], tuple[float, float]
     return seconds
 
 
-def _attention(path: Path, wanted: Wanted) -> list[Sample]:
+def _attention(path: Path, target: Wanted) -> list[Sample]:
     """(load, seconds of one layer's attention), scaled to this model's heads per shard."""
-    model, tp = wanted.model, wanted.shape.tp
-    found = []
+    model, tp = target.model, target.shape.tp
+    result = []
     for line, row in csv_rows(path, ATTENTION):
         hidden, heads, kv_heads, measured_tp = (csv_count(path, line, row, name, 1) for name in ATTENTION_SHAPE)
         head_dim = hidden / heads
@@ -199,27 +199,27 @@ def _attention(path: Path, wanted: Wanted) -> list[Sample]:
             ms = csv_number(path, line, row, "attn_decode_ms", 0)
             ms *= max(model.kv_heads, tp) * model.head_dim / (max(kv_heads, measured_tp) * head_dim)
             load = StepLoad(batch, batch * (cached + 1))
-        found.append((load, ms * measured_tp / tp / 1e3))
-    return found
+        result.append((load, ms * measured_tp / tp / 1e3))
+    return result
 
 
-def _collective(path: Path, name: str, workers: int, per_node: int, wanted: Wanted) -> Callable[[float], float]:
+def _collective(path: Path, name: str, workers: int, per_node: int, target: Wanted) -> Callable[[float], float]:
     """Bytes -> seconds of one collective among so many workers, so many of them in each node."""
-    found: dict[str, list[tuple[int, float]]] = defaultdict(list)
-    kind = wanted.cluster.gpu.name.split("-")[0]
+    result: dict[str, list[tuple[int, float]]] = defaultdict(list)
+    kind = target.cluster.gpu.name.split("-")[0]
     for line, row in csv_rows(path, COLLECTIVES):
-        if wanted.topology is None and not row["topology"].startswith(kind + "_"):
+        if target.topology is None and not row["topology"].startswith(kind + "_"):
             continue
         if (row["collective"], row["num_workers"], row["devices_per_node"]) == (name, str(workers), str(per_node)):
             at = csv_count(path, line, row, "bytes", 1), csv_number(path, line, row, "time_ms", 0)
-            found[row["topology"]].append(at)
-    if wanted.topology is not None:
-        found = {topology: rows for topology, rows in found.items() if topology == wanted.topology}
-    if len(found) != 1:
-        said = f"has several topologies with {name}, name one: {', '.join(found)}" if found else f"has no {name}"
-        asked = wanted.topology or kind
-        raise FileError(f"{path}: {asked} {said} (num_workers {workers}, devices_per_node {per_node})")
-    sizes, ms = (np.array(column, float) for column in zip(*sorted(*found.values()), strict=True))
+            result[row["topology"]].append(at)
+    if target.topology is not None:
+        result = {topology: rows for topology, rows in result.items() if topology == target.topology}
+    if len(result) != 1:
+        text = f"has several topologies with {name}, name one: {', '.join(result)}" if result else f"has no {name}"
+        request = target.topology or kind
+        raise FileError(f"{path}: {request} {text} (num_workers {workers}, devices_per_node {per_node})")
+    sizes, ms = (np.array(column, float) for column in zip(*sorted(*result.values()), strict=True))
     return lambda count: _between(count, sizes, ms) / 1e3
 
 
@@ -232,8 +232,8 @@ def _between(at: float, x: "np.ndarray[Any, Any]", y: "np.ndarray[Any, Any]") ->
     return float(np.interp(at, x, y) if at <= x[-1] else y[-1] * at / x[-1])
 
 
-def _coefficients(where: str, found: Any, key: str) -> tuple[float, float, float]:
-    values = found.get(key) if isinstance(found, dict) else None
+def _coefficients(where: str, result: Any, key: str) -> tuple[float, float, float]:
+    values = result.get(key) if isinstance(result, dict) else None
     if not isinstance(values, list) or len(values) != 3:
         raise FileError(f"{where}.{key}: must be three numbers, not {values!r}")
     for i, value in enumerate(values):

@@ -21,7 +21,7 @@ MOST_STRETCHED = 4.0  # a borrowed reply is lengthened or shortened by at most s
 
 
 def imputed(profile: JudgedSample, records: Sequence[RequestRecord], prompts: int, seed: int) -> JudgedSample:
-    """`prompts` prompts like `records`, judged on every tier: records drawn by weight, each time with a donor drawn anew.
+    """`prompts` prompts like `records`, judged on every tier: records drawn by weight, each time with a newly drawn donor.
 
     profile: the stored sample, N prompts judged on every tier. A borrowed reply's length is scaled by how the record's own
     replies compare with the donor's.
@@ -48,8 +48,8 @@ def imputed(profile: JudgedSample, records: Sequence[RequestRecord], prompts: in
     for r in np.unique(drawn):
         apart = np.nansum(((features - seen[r]) / scale) ** 2, axis=1)
         nearest = np.argsort(apart, kind="stable")[:NEAREST]
-        mine = drawn == r
-        donor[mine] = rng.choice(nearest, int(mine.sum()))
+        own = drawn == r
+        donor[own] = rng.choice(nearest, int(own.sum()))
     known_out, known_score = outputs[drawn], scores[drawn]  # (prompts, C)
     lent = profile.output_tokens[donor].astype(float)
     with np.errstate(invalid="ignore"):

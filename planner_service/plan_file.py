@@ -145,15 +145,15 @@ def report_json(report: Report) -> dict[str, Any]:
 def read_plan(path: Path) -> ReadPlan:
     """FileError for anything that is not a plan of ours."""
     try:
-        found = json.loads(path.read_text())
+        result = json.loads(path.read_text())
         return ReadPlan(
-            PlanInputs(**found["inputs"]),
-            tuple(SKIPPED if h is None else float(h) for h in found["thresholds"]),
+            PlanInputs(**result["inputs"]),
+            tuple(SKIPPED if h is None else float(h) for h in result["thresholds"]),
             tuple(
                 tuple((ReplicaShape(int(r["tp"]), int(r["pp"])), int(r["count"])) for r in tier["replicas"])
-                for tier in found["tiers"]
+                for tier in result["tiers"]
             ),
-            Dispatch(found["dispatch"]),
+            Dispatch(result["dispatch"]),
         )
     except OSError as error:
         raise FileError(f"{path}: {error.strerror}") from None
@@ -164,19 +164,19 @@ def read_plan(path: Path) -> ReadPlan:
 def read_figures(path: Path) -> dict[str, Any]:
     """All of a plan file, with what is needed to publish it; FileError for anything that is not a plan of ours."""
     read_plan(path)
-    found: dict[str, Any] = json.loads(path.read_text())
-    wanted = ("objective", "quality", "latency_p95_s", "end_to_end_p95_s")
-    missing = [name for name in wanted if name not in found]
-    for i, tier in enumerate(found["tiers"]):
+    result: dict[str, Any] = json.loads(path.read_text())
+    expected = ("objective", "quality", "latency_p95_s", "end_to_end_p95_s")
+    missing = [name for name in expected if name not in result]
+    for i, tier in enumerate(result["tiers"]):
         missing += [f"tiers[{i}].{name}" for name in ("name", "model", "gpus") if name not in tier]
     if missing:
         raise FileError(f"{path}: not a plan file: {', '.join(missing)} missing")
-    return found
+    return result
 
 
 def strategies_of(shapes: Sequence[Sequence[tuple[ReplicaShape, int]]], site: Site) -> tuple[Strategy, ...]:
     """Replicas (shape, count) of each tier, on a site. InvalidRequest where one does not fit."""
-    found = []
+    result = []
     for tier, parts in enumerate(shapes):
         replicas = []
         for j, (shape, count) in enumerate(parts):
@@ -184,5 +184,5 @@ def strategies_of(shapes: Sequence[Sequence[tuple[ReplicaShape, int]]], site: Si
             if replica is None:
                 raise invalid(f"tiers[{tier}].replicas[{j}]", reason)
             replicas.append((replica, count))
-        found.append(Strategy(tuple(replicas), 0.0))
-    return tuple(found)
+        result.append(Strategy(tuple(replicas), 0.0))
+    return tuple(result)

@@ -72,7 +72,7 @@ class PlanPublisher(AbstractAsyncContextManager["PlanPublisher"]):
         problems = [*self._too_many(plan)]
         nobody = not any(tier.instances for tier in plan.tiers)
         if nobody and any(tier.instances for tier in self._seed.tiers):  # else workers are started by other means
-            problems.append(FieldProblem("plan.tiers", "no tier has an instance: nobody could answer"))
+            problems.append(FieldProblem("plan.tiers", "no tier has an instance: no request could be answered"))
         if plan.scorer and plan.scorer not in self._scorers:
             has = ", ".join(self._scorers) or "no scorer at all"
             problems.append(FieldProblem("plan.scorer", f"the judge has {has}, not '{plan.scorer[:80]}'"))
@@ -87,11 +87,11 @@ class PlanPublisher(AbstractAsyncContextManager["PlanPublisher"]):
             ),
         )
         known = self.current
-        made = await self._store.publish(
+        plan_revision = await self._store.publish(
             stamped, expected=expected, at_least=known.revision if known is not None else 0
         )
-        _log.info("plan %d from %s", made.revision, made.provenance.source)
-        return made
+        _log.info("plan %d from %s", plan_revision.revision, plan_revision.provenance.source)
+        return plan_revision
 
     def _too_many(self, plan: Plan) -> Iterator[FieldProblem]:
         for i, tier in enumerate(plan.tiers):

@@ -94,14 +94,14 @@ def inputs_from_proto(inputs: pb.PlanningInputs) -> tuple[Site, Demand]:
 
 def site_from_proto(cluster: pb.Cluster, cascade: pb.Cascade) -> Site:
     at = "inputs.cluster"
-    told = _fields(cluster, "gpu_name", "gpu_spec")
+    message = _fields(cluster, "gpu_name", "gpu_spec")
     if cluster.HasField("gpu_spec"):
-        told["gpu"] = _checked(GpuEntry, _fields(cluster.gpu_spec), f"{at}.gpu_spec")
+        message["gpu"] = _checked(GpuEntry, _fields(cluster.gpu_spec), f"{at}.gpu_spec")
     elif cluster.HasField("gpu_name"):
-        told["gpu"] = cluster.gpu_name
+        message["gpu"] = cluster.gpu_name
     else:
         raise invalid(f"{at}.gpu", "give either gpu_name or gpu_spec")
-    where = _spec(_checked(ClusterFile, told, at), f"{at}.gpu_name")
+    where = _spec(_checked(ClusterFile, message, at), f"{at}.gpu_name")
     at = "inputs.cascade"
     entries, measured = [], []
     for i, tier in enumerate(cascade.tiers):
@@ -114,11 +114,11 @@ def site_from_proto(cluster: pb.Cluster, cascade: pb.Cascade) -> Site:
             raise invalid(f"{here}.model", "give either model_name or model_spec")
         entries.append(_checked(TierEntry, {"name": tier.name, "model": model}, here))
         measured.append(tuple(_replica(m, f"{here}.measured[{j}]") for j, m in enumerate(tier.measured)))
-    told = _fields(cascade) | {"tiers": entries}
-    found = _checked(CascadeFile, told, at)
-    specs = tuple(_spec(tier, f"{at}.tiers[{i}].model_name") for i, tier in enumerate(found.tiers))
-    names = tuple(tier.name for tier in found.tiers)
-    return Site(where, names, specs, found.runtime.spec(), _limits(found.engine), found.judge_s, tuple(measured))
+    message = _fields(cascade) | {"tiers": entries}
+    models = _checked(CascadeFile, message, at)
+    specs = tuple(_spec(tier, f"{at}.tiers[{i}].model_name") for i, tier in enumerate(models.tiers))
+    names = tuple(tier.name for tier in models.tiers)
+    return Site(where, names, specs, models.runtime.spec(), _limits(models.engine), models.judge_s, tuple(measured))
 
 
 def demand_from_proto(workload: pb.Workload, tiers: tuple[str, ...]) -> Demand:
@@ -143,7 +143,7 @@ def demand_from_proto(workload: pb.Workload, tiers: tuple[str, ...]) -> Demand:
 
 
 def plan_to_proto(plan: CascadePlan, demand: Demand, took_s: float) -> pb.CascadePlan:
-    made = pb.CascadePlan(
+    created = pb.CascadePlan(
         tiers=[
             pb.PlannedTier(
                 name=tier.name,
@@ -178,12 +178,12 @@ def plan_to_proto(plan: CascadePlan, demand: Demand, took_s: float) -> pb.Cascad
         dollars_per_hour=plan.dollars_per_hour,
         dispatch=pb.DISPATCH_CAPACITY if plan.dispatch is Dispatch.CAPACITY else pb.DISPATCH_ROUND_ROBIN,
     )
-    made.goal = next(value for value, goal in _GOALS.items() if goal is plan.goal)
+    created.goal = next(value for value, goal in _GOALS.items() if goal is plan.goal)
     if plan.load is not None:
-        made.breaks_at_rate_per_s = plan.load.sustained_per_s
+        created.breaks_at_rate_per_s = plan.load.sustained_per_s
     if plan.promise is not None:
-        made.tested_quality = plan.promise.tested_quality
-    return made
+        created.tested_quality = plan.promise.tested_quality
+    return created
 
 
 def shapes_from_proto(
@@ -233,16 +233,16 @@ def _trace(trace: pb.Trace, at: str) -> Workload:
         raise invalid(f"{at}.arrival_s", "no requests")
     if not np.isfinite(arrival_s).all():
         raise invalid(f"{at}.arrival_s", "must be finite")
-    found = []
+    arrays = []
     for name, column in columns.items():
         values = np.array(column, np.int64)
         if len(values) != len(arrival_s):
             raise invalid(f"{at}.{name}", f"{len(arrival_s)} requests arrive, {len(values)} have it")
         if values.min() < 1:
             raise invalid(f"{at}.{name}[{int(values.argmin())}]", "must be at least 1")
-        found.append(values)
+        arrays.append(values)
     order = np.argsort(arrival_s, kind="stable")
-    return Workload(arrival_s[order], found[0][order], found[1][order])
+    return Workload(arrival_s[order], arrays[0][order], arrays[1][order])
 
 
 def _judged(workload: pb.Workload, tiers: tuple[str, ...], at: str) -> JudgedSample:
@@ -283,8 +283,8 @@ def _limits(engine: EngineEntry) -> EngineLimits:
 
 def _fields(message: Message, *without: str) -> dict[str, Any]:
     """The fields that a message sets."""
-    told = MessageToDict(message, preserving_proto_field_name=True)
-    return {name: value for name, value in told.items() if name not in without}
+    fields = MessageToDict(message, preserving_proto_field_name=True)
+    return {name: value for name, value in fields.items() if name not in without}
 
 
 def _under(at: str, error: InvalidRequest) -> InvalidRequest:
@@ -294,10 +294,10 @@ def _under(at: str, error: InvalidRequest) -> InvalidRequest:
     )
 
 
-def _checked(kind: type[_Part], told: Mapping[str, Any], at: str) -> _Part:
+def _checked(kind: type[_Part], fields: Mapping[str, Any], at: str) -> _Part:
     """`told` as one part of a file; InvalidRequest with every fault under its path."""
     try:
-        return kind.model_validate(told)
+        return kind.model_validate(fields)
     except ValidationError as error:
         raise InvalidRequest(*(FieldProblem(_path(at, e["loc"]), e["msg"]) for e in error.errors())) from None
 

@@ -79,15 +79,15 @@ def fit_latency(samples: list[tuple[StepLoad, float]]) -> tuple[StepLatencyModel
     rest = np.array([(load.context_tokens, load.pairs, load.longest_gap) for load, _ in samples], float)
     scale = np.maximum(rest.max(axis=0), 1.0)
     table = np.hstack([hats, rest / scale])
-    scale_s, kept = seconds, np.ones(len(samples), np.bool_)
+    scale_s, remaining = seconds, np.ones(len(samples), np.bool_)
     for _ in range(1 + REFITS):
-        found, _ = nnls(table[kept] / scale_s[kept, None], seconds[kept] / scale_s[kept])
-        fitted_s = table @ found
-        kept = seconds < STALL * fitted_s
+        coefficients, _ = nnls(table[remaining] / scale_s[remaining, None], seconds[remaining] / scale_s[remaining])
+        fitted_s = table @ coefficients
+        remaining = seconds < STALL * fitted_s
         scale_s = np.maximum(fitted_s, 1e-9)
-    context_s, pair_s, gap_s = (float(x) for x in found[len(used) :] / scale)
+    context_s, pair_s, gap_s = (float(x) for x in coefficients[len(used) :] / scale)
     model = StepLatencyModel(
-        tuple(float(k) for k in used), tuple(float(x) for x in found[: len(used)]), context_s, pair_s, gap_s
+        tuple(float(k) for k in used), tuple(float(x) for x in coefficients[: len(used)]), context_s, pair_s, gap_s
     )
     return model, mean_error(model, samples)
 
@@ -117,8 +117,8 @@ def fit_qoe(samples: Sequence[tuple[BatchLoad, float]]) -> QoeModel:
     seconds = np.array([cost for _, cost in samples], float)
     table = np.array([(1.0, *load) for load, _ in samples], float)
     scale = np.maximum(table.max(axis=0), 1.0)
-    found, _ = nnls(table / scale / seconds[:, None], np.ones(len(samples)))
-    return QoeModel(*(float(x) for x in found / scale))
+    coefficients, _ = nnls(table / scale / seconds[:, None], np.ones(len(samples)))
+    return QoeModel(*(float(x) for x in coefficients / scale))
 
 
 def qoe_errors(model: QoeModel, samples: Sequence[tuple[BatchLoad, float]]) -> Floats:
@@ -153,26 +153,26 @@ def write_profile(path: Path, profile: Profile) -> None:
 def read_profile(path: Path) -> Profile:
     """ProfileError says what is wrong with the file."""
     try:
-        found = json.loads(path.read_text())
-        if found.get("format") != FORMAT:
-            raise ProfileError(f"{path}: format: must be {FORMAT}, not {found.get('format')!r}")
-        said = found["latency"]
+        content = json.loads(path.read_text())
+        if content.get("format") != FORMAT:
+            raise ProfileError(f"{path}: format: must be {FORMAT}, not {content.get('format')!r}")
+        latency_fields = content["latency"]
         latency = StepLatencyModel(
-            tuple(map(float, said["knot_tokens"])),
-            tuple(map(float, said["knot_s"])),
-            *(float(said[name]) for name in ("context_token_s", "pair_s", "gap_s")),
+            tuple(map(float, latency_fields["knot_tokens"])),
+            tuple(map(float, latency_fields["knot_s"])),
+            *(float(latency_fields[name]) for name in ("context_token_s", "pair_s", "gap_s")),
         )
-        limits = EngineLimits(*(int(found[name]) for name in EngineLimits.__slots__))
-        shape = ReplicaShape(int(found["tp"]), int(found["pp"]))
-        replica = Replica(shape, latency, int(found["kv_tokens"]), limits)
-        samples = tuple((StepLoad(int(t), int(c), float(p), int(g)), float(s)) for t, c, p, g, s in found["samples"])
-        about = (found["model"], found["engine"], found["machine"])
-        made = Profile(*about, replica, samples, float(found["mean_error"]), found.get("held_out_error"))
-        kv_bytes, batches = float(found.get("kv_bytes_per_token", 0.0)), found.get("qoe")
+        limits = EngineLimits(*(int(content[name]) for name in EngineLimits.__slots__))
+        shape = ReplicaShape(int(content["tp"]), int(content["pp"]))
+        replica = Replica(shape, latency, int(content["kv_tokens"]), limits)
+        samples = tuple((StepLoad(int(t), int(c), float(p), int(g)), float(s)) for t, c, p, g, s in content["samples"])
+        about = (content["model"], content["engine"], content["machine"])
+        profile = Profile(*about, replica, samples, float(content["mean_error"]), content.get("held_out_error"))
+        kv_bytes, batches = float(content.get("kv_bytes_per_token", 0.0)), content.get("qoe")
         if batches is None:
-            return replace(made, kv_bytes_per_token=kv_bytes)
+            return replace(profile, kv_bytes_per_token=kv_bytes)
         qoe = QoeModel(*(float(batches[name]) for name in QoeModel.__slots__))
-        return replace(made, qoe=qoe, qoe_error=float(batches["mean_error"]), kv_bytes_per_token=kv_bytes)
+        return replace(profile, qoe=qoe, qoe_error=float(batches["mean_error"]), kv_bytes_per_token=kv_bytes)
     except OSError as error:
         raise ProfileError(f"{path}: {error.strerror}") from None
     except (KeyError, TypeError, ValueError, AttributeError) as error:

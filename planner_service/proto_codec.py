@@ -56,7 +56,7 @@ def plan_from_proto(plan: pb.Plan) -> Plan:
     at_most(plan.tiers, MAX_TIERS, "plan.tiers", "tiers")
     for i, tier in enumerate(plan.tiers):
         at_most(tier.stages, MAX_STAGES, f"plan.tiers[{i}].stages", "stages")
-    made = Plan(
+    created = Plan(
         revision=plan.revision,
         tiers=tuple(
             TierPlan(
@@ -79,12 +79,12 @@ def plan_from_proto(plan: pb.Plan) -> Plan:
             _prediction(plan.provenance.prediction) if plan.provenance.HasField("prediction") else None,
         ),
     )
-    made.validate()
-    return made
+    created.validate()
+    return created
 
 
-def _prediction(told: pb.Prediction) -> Prediction:
-    return Prediction(**{field.name: getattr(told, field.name) for field in dataclasses.fields(Prediction)})
+def _prediction(message: pb.Prediction) -> Prediction:
+    return Prediction(**{field.name: getattr(message, field.name) for field in dataclasses.fields(Prediction)})
 
 
 def stage_to_proto(stage: Stage) -> pb.Stage:
@@ -122,24 +122,24 @@ def completed(request: pb.PlanStagesRequest, tier: TierPlan, workers: Sequence[I
 
     InvalidRequest naming what is missing there too.
     """
-    made = pb.PlanStagesRequest()
-    made.CopyFrom(request)
+    created = pb.PlanStagesRequest()
+    created.CopyFrom(request)
     if not request.HasField("instance_count"):
-        made.instance_count = tier.instances
+        created.instance_count = tier.instances
     elif request.publish and request.instance_count != tier.instances:
         raise invalid("instance_count", f"must be the tier's, {tier.instances}, for the layout to be published")
     if not request.HasField("qoe"):
         if tier.qoe is None:
             raise invalid("qoe", f"missing, and the plan has none for tier {tier.name}")
-        made.qoe.CopyFrom(qoe_to_proto(tier.qoe))
+        created.qoe.CopyFrom(qoe_to_proto(tier.qoe))
     if not request.sequences:
         held = [s for w in workers if w.load is not None for s in w.load.in_flight]
         if not held:
             raise invalid("sequences", f"missing, and the instances of tier {tier.name} hold none at this moment")
-        made.sequences.extend(pb.SequenceInFlight(input_tokens=s.input_tokens, tokens=s.tokens) for s in held)
+        created.sequences.extend(pb.SequenceInFlight(input_tokens=s.input_tokens, tokens=s.tokens) for s in held)
     if not request.HasField("max_tokens"):
         contexts = [w.model.max_context_tokens for w in workers if w.model is not None]
         if not contexts:
             raise invalid("max_tokens", f"missing, and tier {tier.name} has no instance to tell its context")
-        made.max_tokens = min(contexts) + 1
-    return made
+        created.max_tokens = min(contexts) + 1
+    return created

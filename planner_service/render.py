@@ -47,7 +47,7 @@ class Group:
 
 def groups(site: Site, shapes: Sequence[Sequence[tuple[ReplicaShape, int]]]) -> list[Group]:
     """InvalidRequest for a replica whose shards do not fit a node."""
-    found = []
+    result = []
     for tier, parts in enumerate(shapes):
         for j, (shape, count) in enumerate(parts):
             room = site.cluster.gpus_per_node
@@ -56,8 +56,8 @@ def groups(site: Site, shapes: Sequence[Sequence[tuple[ReplicaShape, int]]]) -> 
             # as few nodes as hold equal numbers of stages
             nodes = next(n for n in range(1, shape.pp + 1) if shape.pp % n == 0 and shape.gpus // n <= room)
             name = f"{_dns(site.tiers[tier])}-tp{shape.tp}pp{shape.pp}"
-            found.append(Group(tier, name, site.models[tier].name, shape, count, nodes, shape.gpus // nodes))
-    return found
+            result.append(Group(tier, name, site.models[tier].name, shape, count, nodes, shape.gpus // nodes))
+    return result
 
 
 def mesh_file(
@@ -166,10 +166,10 @@ def kubernetes(
     """Kubernetes objects, in the order to apply them.
 
     A replica within one node is a pod of server and worker, and a group a Deployment of these. One over several nodes is a
-    StatefulSet whose pods are its nodes, each knowing its rank by its number, with a worker beside it.
+    StatefulSet whose pods are its nodes, each knowing its rank by its number, with a worker next to it.
     """
     name = {"name": namespace}
-    found: list[Manifest] = [
+    manifests: list[Manifest] = [
         {"apiVersion": "v1", "kind": "Namespace", "metadata": name},
         _object("v1", "ConfigMap", "mesh", namespace, data={"mesh.yaml": mesh_yaml}),
         _workload(
@@ -179,28 +179,28 @@ def kubernetes(
     ]
     for role, ports in (("planner", ()), ("judge", ()), ("router", (GRPC_PORT, HTTP_PORT))):
         container = _penstock(role, {}) | ({"ports": _ports(*ports)} if ports else {})
-        found.append(_workload("Deployment", role, namespace, 1, [container]))
+        manifests.append(_workload("Deployment", role, namespace, 1, [container]))
         if ports:
-            found.append(_service(role, namespace, list(ports)))
+            manifests.append(_service(role, namespace, list(ports)))
     first_of_tier = set[int]()
     for group in groups(site, shapes):
         tier = _dns(site.tiers[group.tier])
         if group.nodes == 1:
             server = _server(group, server_arguments(site, group))
             worker = _penstock("worker", _worker_environment(site, group, f"http://127.0.0.1:{PORT}"))
-            found.append(
+            manifests.append(
                 _workload("Deployment", group.name, namespace, group.count, [server, worker], {"penstock/tier": tier})
             )
             if group.tier not in first_of_tier:
-                found.append(_service(f"{tier}-server", namespace, [PORT], selector={"app": group.name}))
+                manifests.append(_service(f"{tier}-server", namespace, [PORT], selector={"app": group.name}))
         else:
             for i in range(group.count):
-                found += _over_nodes(site, group, f"{group.name}-{i}", namespace)
+                manifests += _over_nodes(site, group, f"{group.name}-{i}", namespace)
             if group.tier not in first_of_tier:
                 first = {"statefulset.kubernetes.io/pod-name": f"{group.name}-0-0"}
-                found.append(_service(f"{tier}-server", namespace, [PORT], selector=first))
+                manifests.append(_service(f"{tier}-server", namespace, [PORT], selector=first))
         first_of_tier.add(group.tier)
-    return found
+    return manifests
 
 
 def _over_nodes(site: Site, group: Group, name: str, namespace: str) -> Iterator[Manifest]:
@@ -212,11 +212,11 @@ def _over_nodes(site: Site, group: Group, name: str, namespace: str) -> Iterator
     server = _server(group, arguments) | {"env": [{"name": "NODE_RANK", "valueFrom": rank}]}
     for probe in ("startupProbe", "readinessProbe"):
         server.pop(probe)  # only the first node answers; the worker waits for it
-    made = _workload(
+    workload = _workload(
         "StatefulSet", name, namespace, group.nodes, [server], {"penstock/tier": _dns(site.tiers[group.tier])}
     )
-    made["spec"] |= {"serviceName": name, "podManagementPolicy": "Parallel"}
-    yield made
+    workload["spec"] |= {"serviceName": name, "podManagementPolicy": "Parallel"}
+    yield workload
     headless = _service(name, namespace, [PORT, RENDEZVOUS_PORT])
     headless["spec"] |= {"clusterIP": "None", "publishNotReadyAddresses": True}
     yield headless
@@ -243,13 +243,13 @@ def _server(group: Group, arguments: list[str]) -> Manifest:
 
 
 def _penstock(role: str, environment: dict[str, str]) -> Manifest:
-    told = {"REDIS_URL": "redis://redis:6379/0"} | PRIVATE_NETWORK | environment
+    variables = {"REDIS_URL": "redis://redis:6379/0"} | PRIVATE_NETWORK | environment
     address = {"name": "PENSTOCK_ADVERTISE_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
     return {
         "name": role,
         "image": PENSTOCK_IMAGES[role],
         "args": [f"{role}_service"],
-        "env": [*({"name": key, "value": value} for key, value in told.items()), address],
+        "env": [*({"name": key, "value": value} for key, value in variables.items()), address],
         **_probes(role),
         "volumeMounts": [
             {"name": "mesh", "mountPath": MESH_FILE, "subPath": "mesh.yaml"},

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import t
+from scipy.special import stdtrit
 
 from planner_service.cascade_simulation import simulate_cascade
 from planner_service.deployment.search import Strategy
@@ -28,7 +28,7 @@ class Interval:
         mean = float(np.mean(values))
         if len(values) < 2:
             return cls(mean, mean, mean, len(values))
-        half = float(t.ppf((1 + CONFIDENCE) / 2, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values)))
+        half = float(stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2) * np.std(values, ddof=1) / np.sqrt(len(values)))
         return cls(mean, max(0.0, mean - half), mean + half, len(values))
 
 

@@ -34,7 +34,7 @@ class Replanner(AbstractAsyncContextManager["Replanner"]):
     """Reads windows as they end, asks the drift rule, plans in the background, publishes.
 
     Windows that a plan was made after only move the rule's reference: so a restart finds the state again.
-    Somebody who publishes a plan meanwhile wins: the one under way is dropped.
+    A plan that is published meanwhile wins: the one being computed is dropped.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Replanner(AbstractAsyncContextManager["Replanner"]):
                 self._wanted.put_nowait(drift)
 
     def _stale(self, window: Window, plan: Plan) -> bool:
-        """Whether the plan was made knowing the window: by somebody else, or before this process was started."""
+        """Whether the plan was made knowing the window: by another publisher, or before this process was started."""
         ours = plan.provenance.source == SOURCE and window.end_s > self._started_s
         return window.end_s <= plan.provenance.created_at and not ours
 
@@ -150,17 +150,17 @@ def job_maker(
     return make
 
 
-def _follow_up(before: Plan, found: pb.CascadePlan, drift: Drift, job: ReplanJob) -> Plan:
+def _follow_up(before: Plan, plan: pb.CascadePlan, drift: Drift, job: ReplanJob) -> Plan:
     """The plan that held, with the thresholds and instance counts that were found. Its note says which stages went."""
     from planner_service.mesh_tiers import mesh_tiers  # brings numpy and numba
 
-    thresholds = [t.threshold if t.HasField("threshold") else None for t in found.tiers[:-1]]
-    said = mesh_tiers(thresholds, [sum(group.count for group in t.replicas) for t in found.tiers])
-    wanted = f"quality >= {job.min_quality:g}" if job.min_quality is not None else f"latency <= {job.max_latency_s:g}"
+    thresholds = [t.threshold if t.HasField("threshold") else None for t in plan.tiers[:-1]]
+    settings = mesh_tiers(thresholds, [sum(group.count for group in t.replicas) for t in plan.tiers])
+    target = f"quality >= {job.min_quality:g}" if job.min_quality is not None else f"latency <= {job.max_latency_s:g}"
     prediction = Prediction(
-        "largest-tier", wanted, found.workload_digest, found.quality, found.latency_p95_s, found.end_to_end_p95_s
+        "largest-tier", target, plan.workload_digest, plan.quality, plan.latency_p95_s, plan.end_to_end_p95_s
     )
-    tiers = tuple(_changed(t, threshold, count) for t, (threshold, count) in zip(before.tiers, said, strict=True))
+    tiers = tuple(_changed(t, threshold, count) for t, (threshold, count) in zip(before.tiers, settings, strict=True))
     without_stages = [
         f"{new.name} has fewer instances than length stages and serves all lengths with each"
         for old, new in zip(before.tiers, tiers, strict=True)

@@ -130,21 +130,21 @@ def figures(windows: Sequence[Window], rule: DriftRule) -> dict[str, _Figure]:
     spread = [_dispersion(window.arrivals) for window in windows if sum(window.arrivals)]
     dispersion = max(1.0, sum(spread) / len(spread)) if spread else 1.0
     seconds = sum(window.seconds for window in windows)
-    found = {RATE: _Figure(math.log(max(total, 0.5) / seconds), dispersion, max(total, 0.5))}
+    result = {RATE: _Figure(math.log(max(total, 0.5) / seconds), dispersion, max(total, 0.5))}
     records = [record for window in windows for record in window.records]
     if len(records) < rule.least_records:
-        return found
-    found["input tokens"] = _mean((r.weight, math.log(max(1, r.input_tokens))) for r in records)
+        return result
+    result["input tokens"] = _mean((r.weight, math.log(max(1, r.input_tokens))) for r in records)
     whole = sum(record.weight for record in records)
     for tier in {visit.tier for record in records for visit in record.visits}:
         here = [(r, v) for r in records for v in r.visits if v.tier == tier]
         if sum(r.weight for r, _ in here) < VISITED_BY_ALL * whole:
             continue
-        found[f"output tokens of {tier}"] = _mean((r.weight, math.log(max(1, v.output_tokens))) for r, v in here)
+        result[f"output tokens of {tier}"] = _mean((r.weight, math.log(max(1, v.output_tokens))) for r, v in here)
         judged = [(r.weight, v.score) for r, v in here if v.score is not None]
         if len(judged) >= rule.least_records and sum(w for w, _ in judged) >= VISITED_BY_ALL * whole:
-            found[f"score of {tier}"] = _mean(judged)
-    return found
+            result[f"score of {tier}"] = _mean(judged)
+    return result
 
 
 def rate_per_s(windows: Sequence[Window]) -> float:

@@ -68,16 +68,16 @@ class PlannerServicer(planner_pb2_grpc.PlannerServiceServicer):
         tier = plan.tier(request.tier)
         if tier is None:
             raise invalid("tier", f"must be {' or '.join(t.name for t in plan.tiers)}, not '{request.tier}'")
-        wanted = codec.completed(request, tier, self._publisher.workers(tier.name))
-        answer = pb.PlanStagesResponse.FromString(await self._solvers.once("PlanStages", wanted.SerializeToString()))
+        completed = codec.completed(request, tier, self._publisher.workers(tier.name))
+        answer = pb.PlanStagesResponse.FromString(await self._solvers.once("PlanStages", completed.SerializeToString()))
         if request.publish:
             staged = dataclasses.replace(
-                tier, stages=codec.stages_from_proto(answer.stages), qoe=codec.qoe_from_proto(wanted.qoe)
+                tier, stages=codec.stages_from_proto(answer.stages), qoe=codec.qoe_from_proto(completed.qoe)
             )
             tiers = tuple(staged if t is tier else t for t in plan.tiers)
             about = Provenance("stages", f"tier {tier.name} in {len(staged.stages)} stages")
-            made = await self._publisher.publish(
+            revision = await self._publisher.publish(
                 dataclasses.replace(plan, tiers=tiers, provenance=about), plan.revision
             )
-            answer.plan.CopyFrom(codec.plan_to_proto(made))
+            answer.plan.CopyFrom(codec.plan_to_proto(revision))
         return answer

@@ -160,8 +160,8 @@ def fewest_gpus(
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (low, middle) if served(kind, middle).attainment(asking) >= attainment else (middle, high)
-        found = (high * kind.shape.gpus, -served(kind, high).attainment(asking), kind, high)
-        best = found if best is None or found[:2] < best[:2] else best
+        candidate = (high * kind.shape.gpus, -served(kind, high).attainment(asking), kind, high)
+        best = candidate if best is None or candidate[:2] < best[:2] else best
     if best is None:
         raise Unreachable(
             f"{site.cluster.gpus} GPUs attain {nearest:.1%} of the SLOs of this trace, not {attainment:.1%}",

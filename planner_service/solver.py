@@ -1,8 +1,8 @@
-"""`python -m planner_service.solver METHOD`: one job in a process of its own, so that whoever waits for it can kill it.
+"""`python -m planner_service.solver METHOD`: one job in a process of its own, so that its caller can kill it.
 
 It reads one request (4 bytes of length, big-endian, then the message) from stdin and writes frames to stdout: a byte that
 says what follows, 4 bytes of length, the content. RESPONSE is a serialised response, FAULTS what is wrong with the request,
-as JSON [[field, problem], ...]; DONE ends a job that went well. It ends by itself when its stdin does: nobody waits any more.
+as JSON [[field, problem], ...]; DONE ends a job that went well. It ends by itself when its stdin does: then no caller waits.
 """
 
 import json
@@ -51,15 +51,15 @@ def plan(payload: bytes, emit: Emit) -> None:
         now = time.monotonic()
         if evaluations == 0 or now - told_at >= PROGRESS_EVERY_S:
             told_at = now
-            told = pb.PlanProgress(evaluations=evaluations, elapsed=duration(now - began))
-            emit(pb.PlanCascadeResponse(progress=told))
+            message = pb.PlanProgress(evaluations=evaluations, elapsed=duration(now - began))
+            emit(pb.PlanCascadeResponse(progress=message))
 
     options = codec.options_from_proto(request)
     site, demand = codec.inputs_from_proto(request.inputs)
     progress(0)
     try:
-        found = plan_cascade(site, demand, options, on_evaluation=progress)
-        finished = pb.PlanFinished(plan=codec.plan_to_proto(found, demand, time.monotonic() - began))
+        result = plan_cascade(site, demand, options, on_evaluation=progress)
+        finished = pb.PlanFinished(plan=codec.plan_to_proto(result, demand, time.monotonic() - began))
     except Unreachable as error:
         finished = pb.PlanFinished(unreachable=pb.Unreachable(reason=str(error), best=error.best))
     emit(pb.PlanCascadeResponse(finished=finished))
@@ -121,15 +121,15 @@ def stages(payload: bytes, emit: Emit) -> None:
     qoe = qoe_from_proto(request.qoe)
     began = time.monotonic()
     min_gain = PUBLISHED_GAIN if request.publish else 0.0
-    found = plan_stages(sample, qoe, request.instance_count, request.max_tokens, move, min_gain=min_gain)
+    result = plan_stages(sample, qoe, request.instance_count, request.max_tokens, move, min_gain=min_gain)
     emit(
         pb.PlanStagesResponse(
-            stages=map(stage_to_proto, found.layout.stages),
-            quality=found.quality,
-            one_stage_quality=found.one_stage_quality,
-            chain_quality=found.chain_quality,
-            method=found.method.value,
-            gap=found.gap,
+            stages=map(stage_to_proto, result.layout.stages),
+            quality=result.quality,
+            one_stage_quality=result.one_stage_quality,
+            chain_quality=result.chain_quality,
+            method=result.method.value,
+            gap=result.gap,
             elapsed_seconds=time.monotonic() - began,
         )
     )

@@ -1,4 +1,4 @@
-"""Planning jobs in processes of their own: the event loop stays free, and a job that nobody waits for is killed at once."""
+"""Planning jobs in processes of their own: the event loop stays free, and a job without a caller is killed at once."""
 
 import asyncio
 import contextlib

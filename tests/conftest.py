@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +23,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # on busy cores, torch's threads wait for each other most of the time
 os.environ.pop("REDIS_URL", None)
+# Tests start many processes, and each worker of pytest-xdist loads every test: without bytecode files, each compiles it all.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+gc.disable()  # until everything is imported: collections would look at what stays anyway
 
 # Properties are tried on the same examples in every run, however slow the machine is.
 settings.register_profile("tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -32,7 +37,6 @@ FAMILY = ROOT / "models" / "family"
 TIERS = ("small", "medium", "large")
 
 FIRST = (
-    # These two compile the kernels that other files then read from the cache: compiled by several at once they cost twice.
     "planner/test_plan_cascade.py",
     "domain/slo/test_guarantee.py",
     "local/test_demo.py",
@@ -85,6 +89,7 @@ def pytest_collection_finish() -> None:
     """What is imported stays: garbage collections need not look at it again and again."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -28,7 +28,6 @@ from services.state import MeshFeed
 from services.state.keys import tier_group
 from worker_service.engine.interface import Capability, Engine, EngineUnusable, Interruptible, KvTransferring
 from worker_service.engine.loop import OutputCoalescing
-from worker_service.engine.remote import DEFAULT_REMOTE_CONTEXT, RemoteEngine, RemoteEngineOptions
 from worker_service.engine.simulated import SimulatedEngineOptions, simulated_engine
 from worker_service.load_tracker import LoadTracker
 from worker_service.migration.receiver import KvReceiver
@@ -42,6 +41,7 @@ from worker_service.stage_tracker import StageTracker
 from worker_service.transfer_queue import TransferQueue
 
 if TYPE_CHECKING:
+    from worker_service.engine.remote import RemoteEngineOptions
     from worker_service.engine.sglang.launch import ServerShape
 
 HEARTBEAT_S = 2.0
@@ -232,6 +232,8 @@ def build_engine(
             f"tiers: {tier.name}: batch_policy: '{tier.batch_policy}' is not for the {tier.engine} engine"
         )
     if tier.engine == "openai":
+        from worker_service.engine.remote import RemoteEngine
+
         return RemoteEngine(_remote_options(tier))
     if tier.engine == "sglang":
         from worker_service.engine.sglang import SglangEngine, SglangEngineOptions
@@ -281,12 +283,14 @@ def build_engine(
     )
 
 
-def _remote_options(tier: MeshTier) -> RemoteEngineOptions:
+def _remote_options(tier: MeshTier) -> "RemoteEngineOptions":
     """The options of a remote tier's engine.
 
     Raises:
         SettingsError: The environment variable of the key is not set.
     """
+    from worker_service.engine.remote import DEFAULT_REMOTE_CONTEXT, RemoteEngineOptions
+
     remote = tier.openai
     key = environment_value(remote.key_env) if remote.key_env else ""
     if key is None:

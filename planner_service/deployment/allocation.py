@@ -53,14 +53,15 @@ def solve_milp(
     if {i for i, _ in places} != set(range(len(tables))):
         return None
     seconds = [tables[i][f] for i, f in places]
-    found = _solve(places, seconds, gpus, use_all=use_all, sum_of_latencies=False)
-    if found is None:
+    result = _solve(places, seconds, gpus, use_all=use_all, sum_of_latencies=False)
+    if result is None:
         return None
-    slowest = max(tables[i][f] for i, f in enumerate(found))
+    slowest = max(tables[i][f] for i, f in enumerate(result))
     if use_all:
-        kept = [(place, s) for place, s in zip(places, seconds, strict=True) if s <= slowest]
-        found = _solve([p for p, _ in kept], [s for _, s in kept], gpus, use_all=True, sum_of_latencies=True) or found
-    return found, slowest
+        remaining = [(place, s) for place, s in zip(places, seconds, strict=True) if s <= slowest]
+        fast_places, fast_s = [p for p, _ in remaining], [s for _, s in remaining]
+        result = _solve(fast_places, fast_s, gpus, use_all=True, sum_of_latencies=True) or result
+    return result, slowest
 
 
 def _solve(
@@ -73,7 +74,7 @@ def _solve(
     slack = np.zeros((tiers, n + 1))
     slack[[i for i, _ in places], range(n)] = [-s for s in seconds]
     slack[:, n] = 1.0
-    found = milp(
+    result = milp(
         np.array([*seconds, 0.0] if sum_of_latencies else [0.0] * n + [1.0]),
         integrality=np.array([1] * n + [0]),
         bounds=Bounds(np.zeros(n + 1), np.array([1.0] * n + [np.inf])),
@@ -83,10 +84,10 @@ def _solve(
             LinearConstraint(slack, 0.0, np.inf),
         ],
     )
-    if found.x is None:
+    if result.x is None:
         return None
     counts = [0] * tiers
-    for (i, f), x in zip(places, found.x[:n], strict=True):
+    for (i, f), x in zip(places, result.x[:n], strict=True):
         if x > 0.5:
             counts[i] = f
     return tuple(counts)

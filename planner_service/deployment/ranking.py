@@ -8,7 +8,7 @@ F = npt.NDArray[np.float64]
 N = npt.NDArray[np.int64]
 
 LEAST_SPARE = 0.1  # of the capacity: below it the guess grows no further, for queues then depend on how long it lasts
-BESIDE = 4  # in mixes of three kinds, replicas of each kind but the one that fills the rest, at most
+MAX_OTHERS = 4  # in mixes of three kinds, replicas of each kind but the one that fills the rest, at most
 
 
 @numba.njit(cache=True)
@@ -40,7 +40,7 @@ def promising_pairs(
 
     n and m: counts, m before it is cut to `most`. Ordered by estimate, ties by (i, j, n).
     """
-    rows, estimates, kept = np.zeros((keep, 4), np.int64), np.full(keep, np.inf), 0
+    rows, estimates, stored = np.zeros((keep, 4), np.int64), np.full(keep, np.inf), 0
     row = np.zeros(4, np.int64)
     for i in range(len(sizes)):
         for j in range(i + 1, len(sizes)):
@@ -52,8 +52,8 @@ def promising_pairs(
                 one, other = capacity[i] * n, capacity[j] * m
                 weighted = one * alone_mean[i] + other * alone_mean[j]
                 row[0], row[1], row[2], row[3] = i, n, j, m
-                kept = _keep(row, estimate_s(one + other, weighted, rate_per_s, span_s), rows, estimates, kept)
-    return rows[:kept]
+                stored = _keep(row, estimate_s(one + other, weighted, rate_per_s, span_s), rows, estimates, stored)
+    return rows[:stored]
 
 
 @numba.njit(cache=True)
@@ -62,10 +62,10 @@ def promising_triples(
 ) -> N:
     """The `keep` most promising multisets of three kinds: rows of (i, n, j, m, k, p), as in promising_pairs.
 
-    Of two of the kinds, j and k, there are at most BESIDE replicas; i fills the rest, and no room is left for one more of the
-    smallest of the three. A multiset may come twice, with another of its kinds as i.
+    Of two of the kinds, j and k, there are at most MAX_OTHERS replicas; i fills the rest, and no room is left for one more
+    of the smallest of the three. A multiset may come twice, with another of its kinds as i.
     """
-    rows, estimates, kept = np.zeros((keep, 6), np.int64), np.full(keep, np.inf), 0
+    rows, estimates, stored = np.zeros((keep, 6), np.int64), np.full(keep, np.inf), 0
     row = np.zeros(6, np.int64)
     for i in range(len(sizes)):
         for j in range(len(sizes)):
@@ -73,8 +73,8 @@ def promising_triples(
                 if i in (j, k):
                     continue
                 smallest = min(sizes[i], sizes[j], sizes[k])
-                for m in range(1, min(most, BESIDE) + 1):
-                    for p in range(1, min(most, BESIDE) + 1):
+                for m in range(1, min(most, MAX_OTHERS) + 1):
+                    for p in range(1, min(most, MAX_OTHERS) + 1):
                         left = gpus - m * sizes[j] - p * sizes[k]
                         if left < sizes[i]:
                             break
@@ -85,21 +85,21 @@ def promising_triples(
                         weighted = one * alone_mean[i] + two * alone_mean[j] + three * alone_mean[k]
                         row[0], row[1], row[2], row[3], row[4], row[5] = i, n, j, m, k, p
                         guess = estimate_s(one + two + three, weighted, rate_per_s, span_s)
-                        kept = _keep(row, guess, rows, estimates, kept)
-    return rows[:kept]
+                        stored = _keep(row, guess, rows, estimates, stored)
+    return rows[:stored]
 
 
 @numba.njit(cache=True)
-def _keep(row: N, estimate: float, rows: N, estimates: F, kept: int) -> int:
+def _keep(row: N, estimate: float, rows: N, estimates: F, stored: int) -> int:
     """Insert a row by its estimate, behind equal ones, dropping the last where there are too many; how many there are now."""
-    if kept == len(rows) and estimate >= estimates[kept - 1]:
-        return kept
-    at = min(kept, len(rows) - 1)
+    if stored == len(rows) and estimate >= estimates[stored - 1]:
+        return stored
+    at = min(stored, len(rows) - 1)
     while at > 0 and estimates[at - 1] > estimate:
         estimates[at], rows[at] = estimates[at - 1], rows[at - 1]
         at -= 1
     estimates[at], rows[at] = estimate, row
-    return min(kept + 1, len(rows))
+    return min(stored + 1, len(rows))
 
 
 @numba.njit(cache=True)

@@ -189,7 +189,7 @@ class LatencyTable:
     def _candidates(self, gpus: int) -> list[Parts]:
         """One kind each, then the most promising of two and of three; those that sustain the rate."""
         if gpus not in self._parts:
-            most = len(self._work)  # more replicas than requests serve nobody
+            most = len(self._work)  # more replicas than requests are idle
             span_s = float(self._work.arrival_s[-1] - self._work.arrival_s[0])
             traffic = (self._sustained, self._alone_means, self._work.rate_per_s, span_s)
             cluster = (self._sizes, *traffic, gpus, most)

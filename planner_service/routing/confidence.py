@@ -76,7 +76,7 @@ def promised(
     order = np.random.default_rng(seed).permutation(len(judged))
     half = len(judged) // 2
     chosen_on, tested_on = judged.subset(order[:half]), judged.subset(order[half:])
-    found: Promise | None = None
+    result: Promise | None = None
     top = max(chosen_on.best, min_quality)
     for target in np.linspace(top, min_quality, RUNGS).tolist():
         try:
@@ -86,15 +86,15 @@ def promised(
         scores = answered_scores(tested_on, solution.thresholds)
         if p_value(scores, min_quality) > 1 - confidence:
             break
-        found = Promise(solution, confidence, target, float(scores.mean()), len(scores))
-    if found is None:
+        result = Promise(solution, confidence, target, float(scores.mean()), len(scores))
+    if result is None:
         best = float(tested_on.best)
         raise Unreachable(
             f"quality {min_quality:g} cannot be promised with {confidence:.0%} on {len(judged)} judged prompts: "
             f"the last tier alone has {best:.2f} on those that test it",
             best,
         )
-    return found
+    return result
 
 
 def answered_scores(sample: JudgedSample, thresholds: tuple[float, ...]) -> Floats:

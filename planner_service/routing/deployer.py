@@ -88,7 +88,7 @@ class Deployer:
             return None
         for tier in sorted(
             range(len(tables)), key=lambda i: -tables[i].least_gpus
-        ):  # the dearest are the likeliest to fail
+        ):  # the dearest are the most likely to fail
             table = tables[tier]
             count = table.least_gpus_within(limit_s, table.least_gpus + left)
             if count is None:

@@ -51,8 +51,8 @@ class JudgedSample:
 
         At a threshold an answer of just that score stands. Threshold 0 lets everything stand.
         """
-        found = np.unique(self.scores[:, tier])
-        return np.concatenate(([0.0], found[found > 0], [SKIPPED]))
+        values = np.unique(self.scores[:, tier])
+        return np.concatenate(([0.0], values[values > 0], [SKIPPED]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,21 +96,21 @@ def route(sample: JudgedSample, thresholds: Sequence[float]) -> Routed:
 def proportional(sample: JudgedSample) -> tuple[float, ...]:
     """Thresholds with which tier i processes about 1/i of the prompts: where CASCADIA's loop starts."""
     escalating = np.ones(len(sample), np.bool_)
-    found = []
+    thresholds = []
     for tier in range(len(sample.tiers) - 1):
         levels = sample.levels(tier)
-        wanted = len(sample) / (tier + 2)
+        expected = len(sample) / (tier + 2)
         counts = np.array([(escalating & (sample.scores[:, tier] < level)).sum() for level in levels])
-        threshold = float(levels[int(np.abs(counts - wanted).argmin())])
+        threshold = float(levels[int(np.abs(counts - expected).argmin())])
         escalating = escalating & (sample.scores[:, tier] < threshold)
-        found.append(threshold)
-    return tuple(found)
+        thresholds.append(threshold)
+    return tuple(thresholds)
 
 
-def chebyshev(latency_s: float, quality: float, wanted: float, best: float, worst: float, weight: float) -> float:
+def chebyshev(latency_s: float, quality: float, target: float, best: float, worst: float, weight: float) -> float:
     """J = L + weight * max(0, (wanted - Q) / (best - worst)) (CASCADIA, section 3.3)."""
     spread = best - worst
-    shortfall = max(0.0, wanted - quality)
+    shortfall = max(0.0, target - quality)
     if shortfall == 0.0:
         return latency_s
     return latency_s + weight * shortfall / (spread if spread > 0 else 1.0)

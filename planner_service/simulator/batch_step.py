@@ -3,7 +3,7 @@
 The twin of `worker_service.scheduling.BatchScheduler` without prefix reuse, with the policies `DecodeFirst` and
 `PrefillFirst`. Three kernels run it: `kernel` a replica from its first request to its last, `instance_kernel` an instance
 that can be stopped and relieved of sequences, `judged_replica` a replica whose tokens are judged by their SLOs.
-Property tests drive the original beside it. It keeps counts where the original keeps blocks and tokens.
+Property tests drive the original next to it. It keeps counts where the original keeps blocks and tokens.
 """
 
 from typing import NamedTuple
@@ -32,7 +32,7 @@ class Requests(NamedTuple):
     """Requests of a simulation, by number: (R) each.
 
     rank: the lower goes first; of one priority the order of arrival. length: tokens of prompt and output so far; computed:
-    those whose KV is there. chunk: tokens in the step under way.
+    those whose KV is there. chunk: tokens in the current step.
     """
 
     prompt: N
@@ -92,14 +92,15 @@ def plan_step(counts: N, running: N, waiting: N, requests: Requests, limits: N) 
     """
     load, preemptions = Load(0, 0, 0.0, 0, 0, 0), 0
     prompts_first = limits[POLICY] == PREFILL_FIRST
+    decodes, prompts = np.bool_(True), np.bool_(False)  # numba would compile the callee for each constant
     if not prompts_first:
-        load, preemptions = _continue_running(True, load, preemptions, counts, running, waiting, requests, limits)
+        load, preemptions = _continue_running(decodes, load, preemptions, counts, running, waiting, requests, limits)
     if load.decodes < counts[RUNNING]:
-        load, preemptions = _continue_running(False, load, preemptions, counts, running, waiting, requests, limits)
+        load, preemptions = _continue_running(prompts, load, preemptions, counts, running, waiting, requests, limits)
     if preemptions == 0:
         load = _start_waiting(load, counts, running, waiting, requests, limits)
     if prompts_first and load.tokens == 0:
-        load, preemptions = _continue_running(True, load, preemptions, counts, running, waiting, requests, limits)
+        load, preemptions = _continue_running(decodes, load, preemptions, counts, running, waiting, requests, limits)
     return load, preemptions
 
 
@@ -226,7 +227,7 @@ def commit(counts: N, running: N, requests: Requests, end_s: float, ended: N) ->
     """
     prompt, output, length, computed = requests.prompt, requests.output, requests.length, requests.computed
     blocks, chunk = requests.blocks, requests.chunk
-    kept, n_ended = 0, 0
+    remaining, n_ended = 0, 0
     for i in range(counts[RUNNING]):
         r = running[i]
         computed[r] += chunk[r]
@@ -242,9 +243,9 @@ def commit(counts: N, running: N, requests: Requests, end_s: float, ended: N) ->
             ended[n_ended] = r
             n_ended += 1
         else:
-            running[kept] = r
-            kept += 1
-    counts[RUNNING] = kept
+            running[remaining] = r
+            remaining += 1
+    counts[RUNNING] = remaining
     return n_ended
 
 
@@ -264,10 +265,10 @@ def quiet_steps(counts: N, running: N, waiting: N, requests: Requests, limits: N
     length, prompt, output, computed = requests.length, requests.prompt, requests.output, requests.computed
     for i in range(n):
         r = running[i]
-        made = length[r] - prompt[r]
-        if length[r] - computed[r] != 1 or made == 0:
+        produced = length[r] - prompt[r]
+        if length[r] - computed[r] != 1 or produced == 0:
             return 0, 0, 0
-        shortest = min(shortest, output[r] - made)
+        shortest = min(shortest, output[r] - produced)
         context += computed[r] + 1
         longest = max(longest, computed[r] + 1)
     by_blocks = (counts[FREE] - n) * limits[BLOCK_TOKENS] // n

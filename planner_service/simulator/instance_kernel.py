@@ -41,7 +41,7 @@ def advance(
     waiting: N,  # (capacity) likewise
     coming: N,  # (capacity) in order of their time
     coming_s: F,  # (capacity) when they are there
-    ready_s: F,  # (1) when the step under way ends
+    ready_s: F,  # (1) when the current step ends
     engine: Engine,
     priority: N,  # (R) of all requests of the cluster
     requests: Requests,

@@ -93,7 +93,7 @@ class SloReplicas:
     """Replicas with the SLO policy.
 
     reserve: share of each step that best effort has. hops: replicas that are tried behind the first. decline: requests that
-    nobody admits end. least_loaded: where a request goes first, else they take turns.
+    no replica admits end. least_loaded: where a request goes first, else they take turns.
     """
 
     replica: Replica

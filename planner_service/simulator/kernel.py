@@ -1,7 +1,7 @@
 """A replica from its first request to its last in virtual time, compiled. No I/O.
 
 Its steps are those of `batch_step`. What makes it fast: while nothing can change but contexts that grow (all decode,
-nobody ends, nobody can start), steps are *quiet*: step i of a run takes a + b i, so k of them take k a + b k (k - 1) /
+no request ends, none can start), steps are *quiet*: step i of a run takes a + b i, so k of them take k a + b k (k - 1) /
 2, and a whole run up to the next arrival is one jump (with several lanes, whose steps interleave, one addition per
 step).
 
@@ -103,7 +103,7 @@ def simulate_replica(
             return late
         start = max(start, entry_free)
         arrived = upcoming[lane] < count and arrival_s[upcoming[lane]] <= start
-        # behind one that cannot start nobody can, unless it is of a higher priority
+        # behind one that cannot start none can, unless it is of a higher priority
         watch_arrivals = lanes[lane, WAITING] == 0 or not in_order
         if quiet[lane] > 0 and not (arrived and watch_arrivals):
             n = lanes[lane, RUNNING]
@@ -188,23 +188,23 @@ def simulate_tier(
         rows[place[owner[r]]] = r
         place[owner[r]] += 1
     for one in range(replicas):
-        mine = rows[ends[one] : ends[one + 1]]
-        if len(mine) == 0:
+        own = rows[ends[one] : ends[one + 1]]
+        if len(own) == 0:
             continue
         k = kind[one]
-        first, finish = np.zeros(len(mine)), np.zeros(len(mine))
+        first, finish = np.zeros(len(own)), np.zeros(len(own))
         late_allowed -= simulate_replica(
-            arrival_s[mine],
-            prompt[mine],
-            output[mine],
-            priority[mine],
+            arrival_s[own],
+            prompt[own],
+            output[own],
+            priority[own],
             whole[k, :2],
             whole[k, 2:],
             rates[k],
             kx[k],
             ky[k],
             True,
-            due_s[mine],
+            due_s[own],
             late_allowed,
             first,
             finish,
@@ -212,8 +212,8 @@ def simulate_tier(
         )
         if late_allowed < 0:
             return False
-        first_s[mine] = first
-        finish_s[mine] = finish
+        first_s[own] = first
+        finish_s[own] = finish
     return True
 
 
@@ -305,7 +305,7 @@ def alone_s(
     ky: F,
     context_token_s: float,
     pair_s: float,
-    found: F,  # (N) out
+    out_s: F,  # (N) out
 ) -> None:
     """Seconds from arrival to last token of each request with a replica for itself: prompt by chunks, then decodes."""
     one = base_s(1.0, kx, ky)
@@ -317,4 +317,4 @@ def alone_s(
             pairs = 0.0 if prompt[r] - (done - c) == 1 else c * (done - c + 0.5 * (c + 1))
             total += base_s(c, kx, ky) + context_token_s * done + pair_s * pairs
         k = output[r] - 1
-        found[r] = total + _run_s(k, one + context_token_s * (prompt[r] + 1), context_token_s)
+        out_s[r] = total + _run_s(k, one + context_token_s * (prompt[r] + 1), context_token_s)

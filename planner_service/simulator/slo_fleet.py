@@ -53,7 +53,7 @@ class FleetRequests(NamedTuple):
 
 class FleetLimits(NamedTuple):
     """kv_tokens, max_running: of each replica. hops: replicas that are tried behind the first. hop_s: until the next one
-    has the request. decline: requests that nobody admits end; otherwise they are served as best effort. least_loaded: the
+    has the request. decline: requests that no replica admits end; otherwise they are served as best effort. least_loaded: the
     first choice is the replica with the fewest prompt tokens before it, else they take turns.
     misses_allowed: the simulation is given up once more requests missed.
     """
@@ -185,10 +185,13 @@ def serve_fleet(
         if n == 0:
             continue
         prompts = prompts_by_deadline(one.counts, one.times, n, order)
-        left_over = NONE
+        left_over = np.int64(NONE)  # numba would compile `form_batch` once more for a constant; likewise below
         for i in range(n):
-            left_over = PRESENT if one.counts[KIND, i] == BEST_EFFORT else left_over
-        took_s, _ = form_batch(turn_s, one.counts, one.times, n, order, prompts, model, left_over, False, grants)
+            if one.counts[KIND, i] == BEST_EFFORT:
+                left_over = np.int64(PRESENT)
+        took_s, _ = form_batch(
+            turn_s, one.counts, one.times, n, order, prompts, model, left_over, np.bool_(False), grants
+        )
         held = _held(one, grants, memory)
         if held > _reserved(one.sizes):  # more than certified: take KV from best effort, and form the step again
             one.sizes[_PEAK] = held
@@ -301,11 +304,11 @@ def _admit(
             tpots_s,
             limits.max_running - standard,
             model,
-            True,  # best effort may come at any time
+            np.bool_(True),  # best effort may come at any time
             accepted,
             release_s,
             float(limits.kv_tokens - lingering),
-            0,
+            np.int64(0),
             peak,
         )
         if peak[0] < np.inf:

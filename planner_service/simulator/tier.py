@@ -110,7 +110,7 @@ def serve(work: Workload, replicas: Sequence[Replica], dispatch: Dispatch = Disp
 
 
 def serve_kinds(work: Workload, table: "KindTable", kind: Ints, capacity: Floats, dispatch: Dispatch) -> Served:
-    """serve(), with replicas given as (R) indices into a table of kinds: for whoever simulates often."""
+    """serve(), with replicas given as (R) indices into a table of kinds: for callers that simulate often."""
     owner = assign(len(work), kind, capacity, dispatch)
     _check_room(work, owner, kind, table)
     first, finish, counters = np.zeros(len(work)), np.zeros(len(work)), np.zeros(kernel.COUNTERS)
@@ -159,7 +159,7 @@ def _check_room(work: Workload, owner: Ints, kind: Ints, table: KindTable) -> No
 
 def alone_latency(work: Workload, replica: Replica) -> Floats:
     """(N) seconds from arrival to last token if each request had the replica for itself: what no dispatch can beat."""
-    found, latency = np.zeros(len(work)), replica.latency
+    result, latency = np.zeros(len(work)), replica.latency
     kernel.alone_s(
         work.input_tokens,
         work.output_tokens,
@@ -168,6 +168,6 @@ def alone_latency(work: Workload, replica: Replica) -> Floats:
         np.array(latency.knot_s),
         latency.context_token_s,
         latency.pair_s,
-        found,
+        result,
     )
-    return found
+    return result

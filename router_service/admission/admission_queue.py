@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 
@@ -30,8 +31,15 @@ class HeldPlaces(AbstractAsyncContextManager[Places]):
 
     __slots__ = ("_queue", "_request", "_ticket")
 
-    def __init__(self, queue: "AdmissionQueue", priority: int, deadline_s: float, places: int) -> None:
-        self._queue, self._request = queue, (priority, deadline_s, places)
+    def __init__(
+        self,
+        queue: "AdmissionQueue",
+        priority: int,
+        deadline_s: float,
+        places: int,
+        on_wait: Callable[[], None] | None = None,
+    ) -> None:
+        self._queue, self._request = queue, (priority, deadline_s, places, on_wait)
 
     async def __aenter__(self) -> Places:
         self._ticket = await self._queue.enter(*self._request)
@@ -71,17 +79,23 @@ class AdmissionQueue:
             return None
         return self._refused(1, asyncio.get_running_loop().time())
 
-    def entered(self, priority: int, deadline_s: float, places: int = 1) -> "HeldPlaces":
+    def entered(
+        self, priority: int, deadline_s: float, places: int = 1, on_wait: Callable[[], None] | None = None
+    ) -> "HeldPlaces":
         """Hold `places` places, all or none, as long as the context lasts.
+
+        on_wait: called once if the request is queued: from then on it is not refused as Overloaded.
 
         Entering it raises:
             InvalidRequest: more places than there are; names `n`.
             Overloaded: the queue is full.
             DeadlineExceeded: while waiting.
         """
-        return HeldPlaces(self, priority, deadline_s, places)
+        return HeldPlaces(self, priority, deadline_s, places, on_wait)
 
-    async def enter(self, priority: int, deadline_s: float, places: int) -> Ticket:
+    async def enter(
+        self, priority: int, deadline_s: float, places: int, on_wait: Callable[[], None] | None = None
+    ) -> Ticket:
         """Wait for places; they are held until `leave`. Raises as `entered` does."""
         if places > self._admission.max_active:
             limit = self._admission.max_active
@@ -89,6 +103,8 @@ class AdmissionQueue:
         ticket = self._enter(priority, places, asyncio.get_running_loop().time())
         if ticket.state is TicketState.WAITING:
             try:
+                if on_wait is not None:
+                    on_wait()
                 await self._turn(ticket, deadline_s)
             except BaseException:
                 self.leave(ticket)

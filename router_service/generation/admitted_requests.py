@@ -21,10 +21,12 @@ class AdmittedRequests(AbstractAsyncContextManager[Places]):
         live: LiveRequests,
         requests: Sequence[RouterRequest],
         on_refused: Callable[[RouterRequest, PenstockError], None],
+        on_wait: Callable[[], None] | None = None,
     ) -> None:
+        """on_wait: called once if they are queued."""
         self._queue, self._live, self._requests, self._on_refused = queue, live, requests, on_refused
         self._live_ids: list[str] = []
-        self._places = queue.entered(requests[0].priority, requests[0].deadline_s, len(requests))
+        self._places = queue.entered(requests[0].priority, requests[0].deadline_s, len(requests), on_wait)
 
     async def __aenter__(self) -> Places:
         try:

@@ -1,7 +1,7 @@
 """One request from its arrival to its end: admission, the cascade, and what is recorded of it."""
 
 import asyncio
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 
 from opentelemetry.trace import Tracer, format_trace_id
 
@@ -56,8 +56,12 @@ class RequestDriver:
         async with self.admitted([request]) as places:
             return await self.run(request, places, output)
 
-    def admitted(self, requests: Sequence[RouterRequest]) -> AdmittedRequests:
+    def admitted(
+        self, requests: Sequence[RouterRequest], on_wait: Callable[[], None] | None = None
+    ) -> AdmittedRequests:
         """Wait until requests that belong together, of one priority and deadline, may run: all of them or none.
+
+        on_wait: called once if they are queued.
 
         Entering it raises:
             AlreadyRunning: A request with one of these ids is active here, and this one does not resume it.
@@ -65,7 +69,7 @@ class RequestDriver:
             Overloaded: The queue is full.
             DeadlineExceeded: The deadline passed while waiting.
         """
-        return AdmittedRequests(self._queue, self._live, requests, self._count)
+        return AdmittedRequests(self._queue, self._live, requests, self._count, on_wait)
 
     async def run(self, request: RouterRequest, places: Places, output: RequestOutput) -> Finished:
         """Run an admitted request: pass its events and its answer to `output`; return the last event, which is passed, too.

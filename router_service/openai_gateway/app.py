@@ -129,7 +129,7 @@ class OpenAiGateway:
         app.router.add_post("/v1/responses", self._responses)
         app.router.add_post("/v1/embeddings", self._embeddings)
         app.router.add_get("/version", self._version)
-        TokenizationRoutes(self._view, self._tokens, self._bodies, self._tenancy.allows_model).add_to(app)
+        TokenizationRoutes(self._view, self._tokens, self._bodies, self._tenancy).add_to(app)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/v1/models/{model}", self._model)
         HealthRoutes(lambda: readiness(self._view, draining=self._draining.closed)).add_to(app)
@@ -327,14 +327,14 @@ class OpenAiGateway:
             for choice in choices
         ]
         with self._draining:
+            if body.stream:
+                async with self._tenancy.admitted(requests) as admission:
+                    return await self._stream(request, body, shape, request_id, choices, admission)
             async with (
                 self._tenancy.admitted(requests) as admission,
                 self._driver.admitted(admission.requests) as places,
             ):
                 requests = list(admission.requests)
-                if body.stream:
-                    return await self._stream(request, body, shape, request_id, choices, admission, places)
-
                 await _all(
                     [
                         admission.counted(
@@ -362,12 +362,12 @@ class OpenAiGateway:
         request_id: str,
         choices: list[Choice],
         admission: Admission,
-        places: Places,
     ) -> web.StreamResponse:
         """Server-sent events.
 
-        Headers are sent with the first event, or with a comment once a tier has admitted a request whose answer will be held,
-        or after `heartbeat_s`. An error before that has its own status.
+        Headers are sent with the first event, or with a comment: once the request is queued, once a tier has admitted a
+        request whose answer will be held, or after `heartbeat_s`. An error before that has its own status. A request with an
+        SLO has only the last of these comments, so that the status can say that it is declined.
         """
         requests = list(admission.requests)
         response = web.StreamResponse(headers=_EVENT_STREAM | dict(admission.headers))
@@ -400,37 +400,37 @@ class OpenAiGateway:
 
             held = self._held_tiers(requests[0])
 
-            def admitted(tier: str) -> None:
-                if tier in held and not writer.begun:
+            def begin() -> None:
+                if not writer.begun:
                     writer.send(COMMENT)
 
+            def queued() -> None:
+                if requests[0].promise is None and any(m.id == body.model for m in models_of(self._view)):
+                    begin()
+
+            def admitted(tier: str) -> None:
+                if tier in held:
+                    begin()
+
+            def run(index: int, each: RouterRequest, places: Places) -> Coroutine[Any, Any, None]:
+                output = ChoiceOutput(reply, index, writer.sent, admitted)
+                separated = self._separated(each, output, partial(reply.reasoning, index), shape)
+                return admission.counted(self._driver.run(each, places, separated))
+
             try:
-                await _all(
-                    [
-                        admission.counted(
-                            self._driver.run(
-                                each,
-                                places,
-                                self._separated(
-                                    each,
-                                    ChoiceOutput(reply, index, writer.sent, admitted),
-                                    partial(reply.reasoning, index),
-                                    shape,
-                                ),
-                            )
-                        )
-                        for index, each in enumerate(requests)
-                    ]
-                )
-                replies.check_not_declined(choices)
-                reply.end()
+                async with self._driver.admitted(requests, queued) as places:
+                    await _all([run(index, each, places) for index, each in enumerate(requests)])
+                    replies.check_not_declined(choices)
+                    reply.end()
+                    await writer.sent()
             except PeerNotReading:
                 raise
             except PenstockError as error:
                 if not writer.begun:
                     raise
-                reply.error(error_body(error))
-            await writer.sent()
+                admission.failed()
+                reply.error(error_body(body.in_own_fields(error) if isinstance(error, InvalidRequest) else error))
+                await writer.sent()
         return response
 
     def _held_tiers(self, request: RouterRequest) -> frozenset[str]:

@@ -9,7 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from router_service.clients.token_client import TokenClient
 from router_service.openai_gateway.bodies import RequestBodies
 from router_service.openai_gateway.schema import Message, TokenId, checked, renamed_problems
-from services.domain.errors import FieldProblem, NotFound, PermissionDenied, Unavailable
+from router_service.tenancy.tenancy import Tenancy
+from services.access.tenants import estimated_tokens
+from services.domain.errors import FieldProblem, NotFound, Unavailable
 from services.domain.mesh_view import MeshView
 from services.domain.plans import CASCADE_MODEL
 from services.domain.requests import MAX_MODEL_CHARS, MAX_PROMPT_TOKENS, ChatPrompt, Prompt, TextPrompt, prompt_problems
@@ -60,12 +62,10 @@ class DetokenizeRequest(BaseModel):
 
 
 class TokenizationRoutes:
-    """allows: whether the caller may use a model. `cascade` stands for its first tier."""
+    """`cascade` stands for its first tier. A call counts as one request of its tenant, with the tokens of its text."""
 
-    def __init__(
-        self, view: MeshView, tokens: TokenClient, bodies: RequestBodies, allows: Callable[[str], bool]
-    ) -> None:
-        self._view, self._tokens, self._bodies, self._allows = view, tokens, bodies, allows
+    def __init__(self, view: MeshView, tokens: TokenClient, bodies: RequestBodies, tenancy: Tenancy) -> None:
+        self._view, self._tokens, self._bodies, self._tenancy = view, tokens, bodies, tenancy
 
     def add_to(self, app: web.Application) -> None:
         app.router.add_post("/tokenize", self._tokenize)
@@ -73,27 +73,29 @@ class TokenizationRoutes:
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         body = await self._bodies.parsed(request, lambda content: checked(TokenizeRequest, content))
-        ids, context = await self._at_worker(
-            body.model, lambda address: self._tokens.tokens(address, body.plain(), TIMEOUT_S)
-        )
+        prompt = body.plain()
+        async with self._tenancy.admitted_text(body.model, estimated_tokens(prompt)) as admission:
+            ids, context = await self._at_worker(
+                body.model, lambda address: self._tokens.tokens(address, prompt, TIMEOUT_S)
+            )
+            admission.counted(len(ids))
         reply: dict[str, Any] = {"count": len(ids), "max_model_len": context, "tokens": list(ids), "token_strs": None}
-        return web.json_response(reply)
+        return web.json_response(reply, headers=admission.headers)
 
     async def _detokenize(self, request: web.Request) -> web.Response:
         body = await self._bodies.parsed(request, lambda content: checked(DetokenizeRequest, content))
-        text = await self._at_worker(body.model, lambda address: self._tokens.text(address, body.tokens, TIMEOUT_S))
-        return web.json_response({"prompt": text})
+        async with self._tenancy.admitted_text(body.model, len(body.tokens)) as admission:
+            text = await self._at_worker(body.model, lambda address: self._tokens.text(address, body.tokens, TIMEOUT_S))
+            admission.counted(len(body.tokens))
+        return web.json_response({"prompt": text}, headers=admission.headers)
 
     async def _at_worker(self, model: str, call: Callable[[str], Awaitable[_T]]) -> _T:
         """The result of the first worker of a model's tier that answers.
 
         Raises:
             NotFound: There is no such model.
-            PermissionDenied: The caller may not use it.
             Unavailable: No worker of the tier answers.
         """
-        if not self._allows(model):
-            raise PermissionDenied(f"model: this key may not use '{model}'")
         tiers = self._view.plan.tiers if self._view.plan is not None else ()
         tier = next((tier.name for tier in tiers if model in (tier.name, CASCADE_MODEL)), None)
         if tier is None:

@@ -18,7 +18,7 @@ from services.access.api_keys import bearer
 from services.access.tenants import Caller, Tenant, rate_limit_headers, reserved_tokens
 from services.background import end, supervise
 from services.counters import LabelledCounter
-from services.domain.errors import PenstockError, RateLimited, Unauthenticated
+from services.domain.errors import PenstockError, PermissionDenied, RateLimited, Unauthenticated
 from services.state.connection import StateUnavailable
 from services.state.limits import HOLD_S, SharedLimits
 from services.state.usage import UsageOf, UsageStore
@@ -46,10 +46,28 @@ class Admission:
     headers: Mapping[str, str] = field(default_factory=dict)
     finished: Callable[[Finished], None] = lambda _: None
     """To be called with the last event of each request, unless `counted` runs it."""
+    failed: Callable[[], None] = lambda: None
+    """To be called if the mesh fails the requests and the error does not leave the context."""
 
     async def counted(self, run: Awaitable[Finished]) -> None:
         """Run one of the requests, and count what it has used."""
         self.finished(await run)
+
+
+@dataclass(slots=True)
+class TextAdmission:
+    """A call about a text that was admitted. headers: as of Admission. counted: to be called with its number of tokens."""
+
+    headers: Mapping[str, str] = field(default_factory=dict)
+    counted: Callable[[int], None] = lambda _: None
+
+
+@dataclass(slots=True)
+class _Use:
+    """What a call has used. known: whether `tokens` is all of it; otherwise, what was reserved counts."""
+
+    tokens: int = 0
+    known: bool = False
 
 
 class _TenantState:
@@ -178,32 +196,68 @@ class Tenancy(AbstractAsyncContextManager["Tenancy"]):
             slo_class = None if request.promise is None else request.promise.class_name
             tenant.check(request.model, request.sampling, len(requests), request.priority, slo_class=slo_class)
         allowed = tuple(_within(request, tenant.max_tokens) for request in requests)
-        reserved = [reserved_tokens(request.prompt, request.sampling) for request in allowed]
-        async with AsyncExitStack() as stack:
-            try:
-                await state.begin(len(allowed))
-                stack.callback(self._end, state, len(allowed))
-                taken = await self._take(state, len(allowed), sum(reserved))
-            except RateLimited as error:
-                self._limited.add(1, {"penstock.tenant": tenant.name})
-                raise RateLimited(str(error).partition(";")[0], error.retry_after_s, _headers(state)) from None
-            used = 0
+        reserved = sum(reserved_tokens(request.prompt, request.sampling) for request in allowed)
+        async with self._within_limits(state, len(allowed), reserved) as use:
             ended = 0
 
             def finished(event: Finished) -> None:
-                nonlocal used, ended
-                used += event.usage.prompt_tokens + event.usage.output_tokens
+                nonlocal ended
+                use.tokens += event.usage.prompt_tokens + event.usage.output_tokens
                 ended += 1
+                use.known |= ended == len(allowed)  # otherwise the client has left
                 self._count(current, event)
 
+            def failed() -> None:
+                use.known = True
+
+            yield Admission(allowed, _headers(state), finished, failed)
+
+    @asynccontextmanager
+    async def admitted_text(self, model: str, tokens: int) -> AsyncIterator[TextAdmission]:
+        """Admit a call about a text of about `tokens` tokens, as long as the context lasts: as one request with its tokens.
+
+        Raises:
+            PermissionDenied: The tenant may not use the model.
+            RateLimited: The tenant has used up a limit.
+        """
+        current = caller.get()
+        if current is None:
+            yield TextAdmission()
+            return
+        if not current.tenant.allows_model(model):
+            raise PermissionDenied(f"model: tenant '{current.tenant.name}' may not use it")
+        state = self._states[current.tenant.name]
+        async with self._within_limits(state, 1, tokens) as use:
+
+            def counted(number: int) -> None:
+                use.tokens, use.known = number, True
+
+            yield TextAdmission(_headers(state), counted)
+
+    @asynccontextmanager
+    async def _within_limits(self, state: _TenantState, requests: int, tokens: int) -> AsyncIterator[_Use]:
+        """Hold places for requests and reserve their tokens; at the end, what was used counts.
+
+        Raises:
+            RateLimited: The tenant has used up a limit.
+        """
+        async with AsyncExitStack() as stack:
             try:
-                yield Admission(allowed, _headers(state), finished)
+                await state.begin(requests)
+                stack.callback(self._end, state, requests)
+                taken = await self._take(state, requests, tokens)
+            except RateLimited as error:
+                self._limited.add(1, {"penstock.tenant": state.tenant.name})
+                raise RateLimited(str(error).partition(";")[0], error.retry_after_s, _headers(state)) from None
+            use = _Use()
+            try:
+                yield use
             except PenstockError:  # what the mesh did not serve costs nothing
-                self._settle(state, used - taken)
+                use.known = True
                 raise
-            else:
-                if ended == len(allowed):  # otherwise the client has left: what was reserved counts
-                    self._settle(state, used - taken)
+            finally:
+                if use.known:
+                    self._settle(state, use.tokens - taken)
 
     async def _take(self, state: _TenantState, requests: int, tokens: int) -> int:
         """Take requests and tokens from their limits; return the tokens taken."""

@@ -82,15 +82,18 @@ class Caller:
     key_id: str
 
 
+def estimated_tokens(prompt: Prompt) -> int:
+    """Tokens of a prompt that is not tokenized yet."""
+    if isinstance(prompt, ChatPrompt):
+        return math.ceil(prompt.characters / CHARS_PER_TOKEN)
+    if isinstance(prompt, TextPrompt):
+        return math.ceil(len(prompt.text) / CHARS_PER_TOKEN)
+    return len(prompt.token_ids)
+
+
 def reserved_tokens(prompt: Prompt, sampling: SamplingParams) -> int:
     """Tokens to reserve for one request until its reply has ended and their number is known."""
-    if isinstance(prompt, ChatPrompt):
-        prompt_tokens = math.ceil(prompt.characters / CHARS_PER_TOKEN)
-    elif isinstance(prompt, TextPrompt):
-        prompt_tokens = math.ceil(len(prompt.text) / CHARS_PER_TOKEN)
-    else:
-        prompt_tokens = len(prompt.token_ids)
-    return prompt_tokens + (sampling.max_output_tokens or RESERVED_OUTPUT_TOKENS)
+    return estimated_tokens(prompt) + (sampling.max_output_tokens or RESERVED_OUTPUT_TOKENS)
 
 
 WINDOW_S = 60

@@ -298,3 +298,32 @@ def test_only_tenants_with_the_right_may_ignore_the_end_token() -> None:
     with pytest.raises(InvalidRequest, match=r"sampling\.ignore_eos: not for tenant 'plain'"):
         Tenant("plain").check("cascade", endless, 1, 0, slo_class=None)
     Tenant("bench", ignore_eos=True).check("cascade", endless, 1, 0, slo_class=None)
+
+
+async def test_texts_to_tokenize_count_as_requests_with_their_tokens(keyed: Keyed) -> None:
+    """The worker computes them, too. A text that is refused counts nothing."""
+
+    async def tokenize(tenant: str, text: str, **fields: Any) -> tuple[int, Any, Any]:
+        headers = {"Authorization": f"Bearer {keyed.keys[tenant]}"}
+        async with (
+            aiohttp.ClientSession(headers=headers) as session,
+            session.post(keyed.url("/tokenize"), json={"model": "small", "prompt": text, **fields}) as response,
+        ):
+            return response.status, await response.json(), response.headers
+
+    status, reply, headers = await tokenize("few", "hello")
+    assert (status, headers["x-ratelimit-remaining-requests"]) == (200, "2")
+    headers_of_key = {"Authorization": f"Bearer {keyed.keys['few']}"}
+    async with aiohttp.ClientSession(headers=headers_of_key) as session:
+        content = {"model": "small", "tokens": reply["tokens"]}
+        async with session.post(keyed.url("/detokenize"), json=content) as response:
+            assert (response.status, response.headers["x-ratelimit-remaining-requests"]) == (200, "1")
+    assert (await tokenize("few", "hello"))[0] == 200
+    status, reply, headers = await tokenize("few", "hello")
+    assert (status, reply["error"]["code"]) == (429, "rate_limit_exceeded")
+    assert (await posted(keyed, "few", chat(model="small")))[0] == 429
+    status, reply, _ = await tokenize("tokens", "x" * 50)
+    assert (status, reply["count"] > 15) == (200, True), "more than a quarter of a token per character"
+    assert (await tokenize("tokens", "x" * 4 * (61 - reply["count"])))[0] == 429
+    assert (await tokenize("small", "hello", model="large"))[0] == 403
+    assert (await tokenize("open", "hello"))[0] == 200, "others are not affected"

@@ -38,7 +38,7 @@ def test_the_most_promising_pairs_are_those_of_a_full_enumeration() -> None:
             for n, m, p in itertools.product(range(1, most + 1), repeat=3)
             for parts in [((i, n), (j, m), (k, p))]
             for left in [gpus - n * sizes[i] - m * sizes[j] - p * sizes[k]]
-            if 0 <= left < min(sizes[i], sizes[j], sizes[k]) and sorted((n, m, p))[1] <= ranking.BESIDE
+            if 0 <= left < min(sizes[i], sizes[j], sizes[k]) and sorted((n, m, p))[1] <= ranking.MAX_OTHERS
         }
         rows = ranking.promising_triples(sizes, capacity, alone, rate, 20.0, gpus, most, 10_000).tolist()
         named = [tuple(sorted(((i, n), (j, m), (k, p)))) for i, n, j, m, k, p in rows]

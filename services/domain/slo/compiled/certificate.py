@@ -78,7 +78,7 @@ def certified(
                 requests,
                 model,
                 not best_effort,
-                False,
+                np.bool_(False),  # numba would compile the replay once more for a constant
                 again_s,
                 kv_tokens,
                 partial_tokens,
