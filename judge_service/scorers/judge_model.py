@@ -98,6 +98,22 @@ class JudgeModelScorer:
                 entry.answer.cancel()
         return [RawScore(raw, 100.0 * (_exp(raw) if self._likelihood else 1.0 / (1.0 + _exp(-raw)))) for raw in raws]
 
+    @torch.inference_mode()
+    def token_logprobs(self, answers: Seq[JudgedAnswer]) -> list[tuple[int, list[float]]]:
+        """(tokens of the prompt, logprobs of the answer's tokens, the end token included) of each answer.
+
+        For measurements, with a language model that has been started: it blocks until all are computed.
+        """
+        rows = [self._encode(item, i) for i, item in enumerate(answers)]
+        order = sorted(range(len(rows)), key=lambda i: len(rows[i][0]))
+        found: list[tuple[int, list[float]]] = [(0, [])] * len(rows)
+        for begin in range(0, len(rows), self._options.max_batch):
+            chosen = order[begin : begin + self._options.max_batch]
+            batch = [rows[i] for i in chosen]
+            for i, logprobs in zip(chosen, self._answer_logprobs(batch, *self._padded(batch)), strict=True):
+                found[i] = rows[i][1], logprobs
+        return found
+
     def _load(self) -> None:
         use_one_arena()
         torch.set_num_threads(self._threads)
@@ -240,19 +256,30 @@ class JudgeModelScorer:
         # The classifier finds the end of a row by its padding.
         if not self._likelihood and not self._has_pad and len(batch) > 1:
             return [score for row in batch for score in self._forward([row])]
+        ids, mask = self._padded(batch)
+        if not self._likelihood:
+            logits: list[float] = self._model(input_ids=ids, attention_mask=mask).logits[:, 0].float().tolist()
+            return logits
+        return [min(logprobs) for logprobs in self._answer_logprobs(batch, ids, mask)]
+
+    def _padded(self, batch: list[tuple[list[int], int]]) -> tuple[torch.Tensor, torch.Tensor]:
+        """(token ids (B, T), mask (B, T)) of rows."""
         rows = [row for row, _ in batch]
         width = max(map(len, rows))
         ids = torch.tensor([row + [self._pad] * (width - len(row)) for row in rows], device=self._device)
         mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows], device=self._device)
-        if not self._likelihood:
-            logits: list[float] = self._model(input_ids=ids, attention_mask=mask).logits[:, 0].float().tolist()
-            return logits
+        return ids, mask
+
+    def _answer_logprobs(
+        self, batch: list[tuple[list[int], int]], ids: torch.Tensor, mask: torch.Tensor
+    ) -> list[list[float]]:
+        """The logprobs of the answers' tokens, the end token included."""
         hidden = self._model.base_model(input_ids=ids, attention_mask=mask).last_hidden_state  # (B, T, H)
         head = self._model.get_output_embeddings()
         scores = []
         for b, (row, start) in enumerate(batch):  # logits of answers only: (answer, V)
             logprobs = torch.log_softmax(head(hidden[b, start - 1 : len(row) - 1]).float(), dim=-1)
-            scores.append(float(logprobs.gather(1, ids[b, start : len(row), None]).min()))
+            scores.append(logprobs.gather(1, ids[b, start : len(row), None])[:, 0].tolist())
         return scores
 
 
