@@ -226,7 +226,8 @@ def _direct(data: Data, test: JudgedSample, fitted: JudgedSample, compute: float
     assert test.predicted is not None
 
     def chosen(predicted: Floats, limit: float) -> Ints:
-        return np.argmax(np.column_stack([predicted[:, :-1] >= limit, np.ones(len(predicted), np.bool_)]), axis=1)
+        able = np.column_stack([predicted[:, :-1] >= limit, np.ones(len(predicted), np.bool_)])
+        return np.asarray(np.argmax(able, axis=1), np.int64)
 
     def cost(sample: JudgedSample, tiers: Ints) -> float:
         return float((sample.output_tokens[np.arange(len(tiers)), tiers] * np.array(PARAMETERS)[tiers]).mean())
