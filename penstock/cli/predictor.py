@@ -8,12 +8,14 @@ import typer
 from rich.table import Table
 
 from penstock.cli import options, targets
+from penstock.cli.extras import needs_extra
 from penstock.cli.held_out import QuestionsError, read_questions
 from penstock.cli.output import console, fail, print_json, print_written
 
 SCORE = "_judge_score"
 
 
+@needs_extra("predictor", "planner")
 def predictor(
     prompts: Annotated[Path, typer.Argument(help="The JSONL file of prompts that `penstock measure` was given.")],
     quality: Annotated[

@@ -98,7 +98,9 @@ def test_training_finds_what_the_prompts_tell_and_is_calibrated() -> None:
     predicted = np.array([[trained.predictor.predict(text)[t] for t in TIERS] for text in fresh])
     hard = np.array([text.split()[0] in HARD for text in fresh])
     for group in (hard, ~hard):
-        assert predicted[group].mean(axis=0) == pytest.approx(fresh_scores[group].mean(axis=0), abs=9.0)  # three standard errors
+        assert predicted[group].mean(axis=0) == pytest.approx(
+            fresh_scores[group].mean(axis=0), abs=9
+        )  # 3 standard errors
     assert predicted[hard, 0].max() < predicted[~hard, 0].min()
 
 
