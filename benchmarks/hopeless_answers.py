@@ -138,9 +138,9 @@ def _figures(outcomes: Sequence[Outcome], plain: Sequence[Outcome]) -> dict[str,
 
 def _interval(values: Iterable[float]) -> tuple[float, float, float]:
     """(mean, 2.5th and 97.5th percentile over splits)."""
-    found = np.array([*values])
-    low, high = np.percentile(found, (2.5, 97.5))
-    return round(float(found.mean()), 5), round(float(low), 5), round(float(high), 5)
+    array = np.array([*values])
+    low, high = np.percentile(array, (2.5, 97.5))
+    return round(float(array.mean()), 5), round(float(low), 5), round(float(high), 5)
 
 
 def _text(interval: tuple[float, float, float]) -> str:
@@ -194,8 +194,8 @@ def _outcome(
         wrong_rejections, accepted = wrong_rejections + int((rejected & stands).sum()), accepted + int(stands.sum())
         for k, after in enumerate(CHECKS):
             if any(check.after_tokens == after for check in of_tier):
-                made = (sample.output_tokens[:, t] > after) & (stopped >= k)
-                asked_checks[:, t] += np.where(made, sample.input_tokens + after, 0)
+                is_made = (sample.output_tokens[:, t] > after) & (stopped >= k)
+                asked_checks[:, t] += np.where(is_made, sample.input_tokens + after, 0)
         at = np.array([*CHECKS, 0])[stopped] + LAG_TOKENS
         tokens[:, t] = np.where(rejected, np.minimum(tokens[:, t], at), tokens[:, t])
         judged[:, t] = np.where(rejected, 0, judged[:, t])  # it is not scored once more
@@ -285,8 +285,8 @@ def _answered(tier: str) -> list[dict[str, Any]]:
     if not path.is_file():
         KEPT.mkdir(parents=True, exist_ok=True)
         problems = _problems()
-        found = {a.problem.key: a for a in answers.answer_all(FAMILY / tier, tier, problems, threads=1)}
-        rows = asyncio.run(_judged([found[problem.key] for problem in problems]))
+        by_key = {a.problem.key: a for a in answers.answer_all(FAMILY / tier, tier, problems, threads=1)}
+        rows = asyncio.run(_judged([by_key[problem.key] for problem in problems]))
         partial = path.with_suffix(".tmp")
         partial.write_text("".join(json.dumps(row) + "\n" for row in rows))
         partial.replace(path)

@@ -106,13 +106,13 @@ class JudgeModelScorer:
         """
         rows = [self._encode(item, i) for i, item in enumerate(answers)]
         order = sorted(range(len(rows)), key=lambda i: len(rows[i][0]))
-        found: list[tuple[int, list[float]]] = [(0, [])] * len(rows)
+        results: list[tuple[int, list[float]]] = [(0, [])] * len(rows)
         for begin in range(0, len(rows), self._options.max_batch):
             chosen = order[begin : begin + self._options.max_batch]
             batch = [rows[i] for i in chosen]
             for i, logprobs in zip(chosen, self._answer_logprobs(batch, *self._padded(batch)), strict=True):
-                found[i] = rows[i][1], logprobs
-        return found
+                results[i] = rows[i][1], logprobs
+        return results
 
     def _load(self) -> None:
         use_one_arena()

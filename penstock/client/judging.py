@@ -59,9 +59,8 @@ class AsyncJudge:
             PenstockError: The call failed, as it does with a scorer that does not score unfinished answers.
         """
         items = [_beginning(answered, count) for count in tokens]
-        scores = iter(
-            await self._scores(scorer, made) if (made := [item for item in items if item is not None]) else ()
-        )
+        to_score = [item for item in items if item is not None]
+        scores = iter(await self._scores(scorer, to_score) if to_score else ())
         return [None if item is None else next(scores) for item in items]
 
     async def _scores(self, scorer: str, items: Sequence[pb.ScoreItem]) -> list[float]:

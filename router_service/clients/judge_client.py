@@ -100,10 +100,10 @@ class JudgeClient:
                     self._pool.eject(judge.instance_id)
                     continue
                 name = scorer or listed.default_scorer
-                found = next((s for s in listed.scorers if s.name == name), None)
-                if found is None:
+                match = next((s for s in listed.scorers if s.name == name), None)
+                if match is None:
                     return None
-                self._scorers[key] = found
+                self._scorers[key] = match
             return self._scorers[key]
         return None
 

@@ -51,8 +51,8 @@ def _names(text: str) -> Iterator[str]:
     words = _WORD.findall(read.lower())
     if len(words) > 2 * MAX_WORDS:
         words = words[:MAX_WORDS] + words[-MAX_WORDS:]
-    numbers = [word for word in words if word.isdigit()]
-    shapes = ["0" * min(len(word), 6) if word.isdigit() else word for word in words]
+    numbers = [part for part in words if part.isdigit()]
+    shapes = ["0" * min(len(part), 6) if part.isdigit() else part for part in words]
     opening = " ".join(shapes[:OPENING_WORDS])
     yield f"o {opening}"
     for shape in shapes:
@@ -65,7 +65,7 @@ def _names(text: str) -> Iterator[str]:
         "commas": words.count(","),
         "numbers": len(numbers),
         "longest number": max(map(len, numbers), default=0),
-        "longest word": max((len(word) for word in words), default=0),
+        "longest word": max(map(len, words), default=0),
     }
     for name, size in sizes.items():
         for step in STEPS:
@@ -94,9 +94,9 @@ class ScorePredictor:
         """The score, 0 to 100, that the answer of each tier is expected to get."""
         logits = list(self.intercepts)
         for feature in features(text, self.buckets):
-            found = self.weights.get(feature)
-            if found is not None:
-                for tier, weight in enumerate(found):
+            row = self.weights.get(feature)
+            if row is not None:
+                for tier, weight in enumerate(row):
                     logits[tier] += weight
         return {tier: expected_score(logit) for tier, logit in zip(self.tiers, logits, strict=True)}
 
