@@ -27,7 +27,7 @@ EASY, HARD = ("upper", "reverse", "copy"), ("multiply", "sort", "translate")
 def sample(seed: int, count: int = 60) -> JudgedSample:
     """Random scores, few of them distinct, and predictions that know something of them."""
     rng = np.random.default_rng(seed)
-    scores = rng.integers(0, 6, (count, 3)) * 20.0
+    scores = np.asarray(rng.integers(0, 6, (count, 3)) * 20.0, np.float64)
     predicted = np.asarray(np.clip(scores + rng.normal(0, 25, scores.shape), 0, 100), np.float64)
     return JudgedSample(TIERS, rng.integers(1, 50, count), rng.integers(1, 90, (count, 3)), scores, predicted)
 
