@@ -43,6 +43,8 @@ def answers_from_proto(request: pb.ScoreRequest) -> list[JudgedAnswer]:
             raise InvalidRequest(*problems)
         if len(item.answer) > MAX_ANSWER_CHARS:
             raise invalid(f"items[{i}].answer", f"longer than {MAX_ANSWER_CHARS} characters")
+        if item.unfinished and not item.answer.strip():
+            raise invalid(f"items[{i}].answer", "must not be blank where it is unfinished")
         summary = None
         if item.HasField("logprobs"):
             logprobs = item.logprobs
@@ -57,6 +59,7 @@ def answers_from_proto(request: pb.ScoreRequest) -> list[JudgedAnswer]:
                 reference=item.reference if item.HasField("reference") else None,
                 tool_format=item.tool_format,
                 structured_output=structured,
+                unfinished=item.unfinished,
             )
         )
     return answers
@@ -73,4 +76,5 @@ def scorer_to_proto(registered: RegisteredScorer) -> pb.Scorer:
         calibrated=registered.calibration is not None,
         needs_logprobs=registered.scorer.needs_logprobs,
         needs_reference=registered.scorer.needs_reference,
+        scores_unfinished=registered.scorer.scores_unfinished,
     )

@@ -10,7 +10,7 @@ from judge_service.backlog import Backlog
 from judge_service.calibration import Calibration
 from judge_service.guards import ALL_GUARDS, Guard, objection
 from judge_service.scorers import JudgedAnswer, Scorer
-from services.domain.errors import DeadlineExceeded, FieldProblem, InvalidRequest, NotFound
+from services.domain.errors import DeadlineExceeded, FieldProblem, InvalidRequest, NotFound, invalid
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,7 @@ class ScorerRegistry:
 
         Raises:
             NotFound: There is no such scorer.
+            InvalidRequest: An answer is unfinished, and the scorer does not score such answers.
             Overloaded: The scorer's queue is full, or too long for the deadline.
             DeadlineExceeded: The deadline has passed; answers that were not started are dropped.
             PenstockError: The scorer failed.
@@ -62,6 +63,9 @@ class ScorerRegistry:
         registered = self._scorers.get(name or self.default)
         if registered is None:
             raise NotFound("scorer", name)
+        for i, item in enumerate(answers):
+            if item.unfinished and not registered.scorer.scores_unfinished:
+                raise invalid(f"items[{i}].unfinished", f"scorer {registered.name} does not score unfinished answers")
         objections = [objection(item, self._guards) for item in answers]
         scored = [i for i, reason in enumerate(objections) if reason is None]
         results = [ScoreResult(0.0, 0.0, reason or "") for reason in objections]

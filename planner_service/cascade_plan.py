@@ -42,6 +42,7 @@ class CascadePlan:
 
     latency_interval, end_to_end_interval: both on other stretches of the trace with other prompts; None where none were
     given. seconds: that the arrivals last. rate_per_s: at which they come, for the goal rate the one that was found.
+    skip_below: by predicted scores, of the tiers but the last; empty for a plan without a skip rule.
     """
 
     tiers: tuple[TierOutcome, ...]
@@ -66,6 +67,7 @@ class CascadePlan:
     seconds: float = 0.0
     rate_per_s: float | None = None
     dollars_per_gpu_hour: float | None = None
+    skip_below: tuple[float | None, ...] = ()
 
     @property
     def gpus(self) -> int:

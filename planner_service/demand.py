@@ -30,7 +30,7 @@ def demand_of(
     if lengths != "trace":
         raise invalid("lengths", f"must be quality or trace, not {lengths}")
     outputs = np.repeat(part.output_tokens[:, None], len(judged.tiers), axis=1)
-    drawn = JudgedSample(judged.tiers, part.input_tokens, outputs, demand.requests.scores)
+    drawn = JudgedSample(judged.tiers, part.input_tokens, outputs, demand.requests.scores, demand.requests.predicted)
     return Demand(judged, drawn, arrival_s)
 
 

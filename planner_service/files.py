@@ -242,20 +242,26 @@ def read_trace(path: Path) -> Workload:
 def read_quality(path: Path, tiers: tuple[str, ...]) -> JudgedSample:
     """Columns input_tokens and, for each tier, {tier}_output_tokens and {tier}_judge_score (0 to 100).
 
+    Also {tier}_predicted_score (0 to 100), if every tier has it: see `penstock predictor`.
+
     An empty answer counts as one token: it costs a step to find out.
     """
     expected = ("input_tokens", *(f"{tier}_{what}" for tier in tiers for what in ("output_tokens", "judge_score")))
-    inputs, outputs, scores = [], [], []
+    inputs, outputs, scores, predicted = [], [], [], []
+    predictions = [f"{tier}_predicted_score" for tier in tiers]
     for line, row in csv_rows(path, expected):
         inputs.append(csv_count(path, line, row, "input_tokens", 0))
         outputs.append([csv_count(path, line, row, f"{tier}_output_tokens", 0) for tier in tiers])
         scores.append([csv_number(path, line, row, f"{tier}_judge_score", 0, 100) for tier in tiers])
+        if all(column in row for column in predictions):
+            predicted.append([csv_number(path, line, row, column, 0, 100) for column in predictions])
     shape = (len(inputs), len(tiers))
     return JudgedSample(
         tiers,
         np.maximum(1, np.array(inputs, np.int64)),
         np.maximum(1, np.array(outputs, np.int64).reshape(shape)),
         np.array(scores, float).reshape(shape),
+        np.array(predicted, float) if predicted else None,
     )
 
 

@@ -14,9 +14,10 @@ from planner_service.routing.confidence import Promise, promised
 from planner_service.routing.deployer import Deployer
 from planner_service.routing.end_to_end import EndToEnd
 from planner_service.routing.goals import any_within, cheapest, least_latency, most_quality, rounded_down, rounded_up
-from planner_service.routing.solution import Solution, Unreachable
+from planner_service.routing.solution import Proof, Solution, Unreachable
 from planner_service.simulator import Dispatch
 from planner_service.site import Demand, Site, replica_kinds
+from planner_service.skip_search import Limits, best_rule, rules_tried
 from services.domain.errors import invalid
 
 TIGHTENED = 8  # times that a limit is lowered because a plan missed it on the other stretches
@@ -49,6 +50,8 @@ def plan_cascade(
     options.check(len(site.tiers))
     if len(demand.arrival_s) < LEAST_REQUESTS:
         raise invalid("requests", f"must be at least {LEAST_REQUESTS} to plan on, not {len(demand.arrival_s)}")
+    if options.skip:
+        return _with_skip_rule(site, demand, options, runs, on_evaluation)
     planner = _Planner(site, options, on_evaluation)
     if options.aim is Goal.RATE:
         return _most_rate(planner, demand, runs)
@@ -56,6 +59,29 @@ def plan_cascade(
         return planner.checked_plan(demand, runs)
     except Unreachable as error:
         raise _rate_binds(site, demand, options, runs) or error from None
+
+
+def _with_skip_rule(
+    site: Site, demand: Demand, options: Options, runs: Sequence[Demand], on_evaluation: Callable[[int], None]
+) -> CascadePlan:
+    """The best plan over skip rules."""
+    confidence = options.confidence
+    if confidence is not None:  # a guarantee for each of so many plans, so that it holds for the one that is taken
+        confidence = 1 - (1 - confidence) / rules_tried(len(site.tiers))
+    within = dataclasses.replace(options, skip=False, confidence=confidence)
+
+    def plan(limits: Limits) -> CascadePlan:
+        skipping = [run.skipping(limits) for run in runs]
+        return plan_cascade(site, demand.skipping(limits), within, runs=skipping, on_evaluation=on_evaluation)
+
+    limits, best = best_rule(plan, demand.judged, options.aim)
+    if best.promise is not None and confidence != options.confidence:
+        assert options.confidence is not None
+        best = dataclasses.replace(best, promise=dataclasses.replace(best.promise, confidence=options.confidence))
+    if any(limit is not None for limit in limits):  # other rules may be better than those that were tried
+        solution = dataclasses.replace(best.solution, proof=Proof.SEARCHED, gap=None)
+        best = dataclasses.replace(best, solution=solution)
+    return dataclasses.replace(best, skip_below=limits)
 
 
 def _rate_binds(site: Site, demand: Demand, options: Options, runs: Sequence[Demand]) -> Unreachable | None:

@@ -42,6 +42,7 @@ class ReadPlan:
     thresholds: tuple[float, ...]
     shapes: tuple[tuple[tuple[ReplicaShape, int], ...], ...]
     dispatch: Dispatch
+    skip_below: tuple[float | None, ...] = ()
 
 
 def plan_json(plan: CascadePlan, inputs: PlanInputs, seconds: float, target: str, digest: str) -> dict[str, Any]:
@@ -53,6 +54,7 @@ def plan_json(plan: CascadePlan, inputs: PlanInputs, seconds: float, target: str
     solution = plan.solution
     return {
         "thresholds": [None if h > 100 else h for h in plan.thresholds],  # None: the tier is passed over
+        "skip_below": list(plan.skip_below or (None,) * len(plan.thresholds)),
         "tiers": [
             {
                 "name": tier.name,
@@ -154,6 +156,7 @@ def read_plan(path: Path) -> ReadPlan:
                 for tier in result["tiers"]
             ),
             Dispatch(result["dispatch"]),
+            tuple(None if s is None else float(s) for s in result.get("skip_below", ())),
         )
     except OSError as error:
         raise FileError(f"{path}: {error.strerror}") from None

@@ -45,6 +45,7 @@ class Options:
     confidence: min_quality holds for new requests with this probability, see routing.confidence; None for the sample's mean.
     seed: of the split that a confidence needs. budget: EXACT gives every GPU to a tier, which the MILP decides.
     max_utilisation: of what a tier sustains, the share that its requests may take; None lets a plan be overloaded.
+    skip: tiers may be passed over by predicted scores; the rule is chosen with the plan, see skip_search.
     """
 
     gpus: int | None = None
@@ -57,6 +58,7 @@ class Options:
     dispatch: Dispatch = Dispatch.CAPACITY
     budget: Budget = Budget.AT_MOST
     max_utilisation: float | None = None
+    skip: bool = False
 
     @property
     def aim(self) -> Goal:

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 
 from penstock.proto.planner.v1 import planner_pb2 as pb
+from services.domain.early_checks import MAX_EARLY_CHECKS, EarlyCheck
 from services.domain.errors import invalid
 from services.domain.instances import InstanceRecord
 from services.domain.plans import JudgeUnavailable, Plan, Prediction, Provenance, TierPlan
@@ -34,6 +35,10 @@ def plan_to_proto(plan: Plan) -> pb.Plan:
                 instance_count=t.instances,
                 stages=map(stage_to_proto, t.stages),
                 qoe=None if t.qoe is None else qoe_to_proto(t.qoe),
+                skip_below=t.skip_below,
+                early_checks=[
+                    pb.EarlyCheck(after_tokens=c.after_tokens, reject_below=c.reject_below) for c in t.early_checks
+                ],
             )
             for t in plan.tiers
         ],
@@ -56,6 +61,7 @@ def plan_from_proto(plan: pb.Plan) -> Plan:
     at_most(plan.tiers, MAX_TIERS, "plan.tiers", "tiers")
     for i, tier in enumerate(plan.tiers):
         at_most(tier.stages, MAX_STAGES, f"plan.tiers[{i}].stages", "stages")
+        at_most(tier.early_checks, MAX_EARLY_CHECKS, f"plan.tiers[{i}].early_checks", "checks")
     created = Plan(
         revision=plan.revision,
         tiers=tuple(
@@ -66,6 +72,8 @@ def plan_from_proto(plan: pb.Plan) -> Plan:
                 t.instance_count,
                 stages_from_proto(t.stages),
                 qoe_from_proto(t.qoe) if t.HasField("qoe") else None,
+                t.skip_below if t.HasField("skip_below") else None,
+                tuple(EarlyCheck(c.after_tokens, c.reject_below) for c in t.early_checks),
             )
             for t in plan.tiers
         ),

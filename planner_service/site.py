@@ -1,5 +1,6 @@
 """What a cascade is planned for: where it is to run, and what it is to serve. No I/O."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from planner_service.routing.quality import JudgedSample
@@ -66,6 +67,10 @@ class Demand:
     def rate_per_s(self) -> float | None:
         """Arrivals per second; None where they come all at once."""
         return (len(self.arrival_s) - 1) / self.seconds if self.seconds > 0 else None
+
+    def skipping(self, skip_below: Sequence[float | None]) -> "Demand":
+        """The same requests where tiers are passed over; see JudgedSample.skipping."""
+        return Demand(self.judged.skipping(skip_below), self.requests.skipping(skip_below), self.arrival_s)
 
     def scaled(self, factor: float) -> "Demand":
         """The same requests, `factor` times as fast."""

@@ -14,6 +14,7 @@ from router_service.clients.judge_client import JudgeClient, JudgeLimits
 from router_service.clients.reply_multiplexer import MultiplexerPool
 from router_service.clients.token_client import TokenClient
 from router_service.clients.worker_client import WorkerClient
+from router_service.generation.early_rejection import EarlyCheckCounter
 from router_service.generation.in_flight_requests import InFlightRequests
 from router_service.generation.request_driver import RequestDriver
 from router_service.generation.slo_hops import HopLimits
@@ -38,8 +39,10 @@ from services.channels import ChannelPool
 from services.clock import SystemClock
 from services.domain.instances import Role
 from services.domain.mesh_view import MeshView
+from services.domain.score_prediction import PredictorError, ScorePredictor
 from services.health import Health
 from services.runtime import Chassis
+from services.score_predictor_file import read_score_predictor
 from services.settings import SettingsError
 from services.state import MeshFeed, TraceStore, WorkloadStore
 from services.state.limits import SharedLimits
@@ -90,7 +93,18 @@ async def compose(chassis: Chassis) -> None:
         chassis.guard.authenticate = tenancy.authenticate
     undrafted = frozenset(tier.name for tier in chassis.mesh.tiers if not tier.escalation_drafts)
     driver = RequestDriver(
-        view, queue, tiers, judge, stats, tracer, late_traces, sampler, options.flag_below, undrafted
+        view,
+        queue,
+        tiers,
+        judge,
+        stats,
+        tracer,
+        late_traces,
+        sampler,
+        options.flag_below,
+        undrafted,
+        _predictor(chassis),
+        EarlyCheckCounter(chassis.telemetry.meter),
     )
     chassis.interceptor.refuse_early(f"/{ROUTER_SERVICE}/Generate", driver.refusal)
     draining, batching = InFlightRequests(), AnswerBatching()
@@ -149,6 +163,25 @@ async def compose(chassis: Chassis) -> None:
     chassis.supervise("readiness", lambda: _report_readiness(chassis.health, pool, draining))
     chassis.supervise("channel-sweep", lambda: _sweep(channels, view, sessions))
     chassis.supervise("lease-probe", LeaseProbe(pool, channels).run)
+
+
+def _predictor(chassis: Chassis) -> ScorePredictor | None:
+    """The score predictor of the mesh file, if it names one.
+
+    Raises:
+        SettingsError: The file is no score predictor, or not for the tiers of the mesh that need it.
+    """
+    path = chassis.mesh.router.score_predictor
+    if not path:
+        return None
+    try:
+        predictor = read_score_predictor(chassis.settings.resolve(path))
+    except PredictorError as error:
+        raise SettingsError(f"router.score_predictor: {error}") from None
+    for i, tier in enumerate(chassis.mesh.tiers):
+        if tier.skip_below is not None and tier.name not in predictor.tiers:
+            raise SettingsError(f"tiers[{i}].skip_below: {path} predicts no scores of tier {tier.name}")
+    return predictor
 
 
 async def _tenancy(chassis: Chassis) -> Tenancy:

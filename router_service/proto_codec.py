@@ -47,6 +47,8 @@ _ESCALATIONS = {
     EscalationReason.UNSUPPORTED_BY_MODEL: pb.ESCALATION_REASON_UNSUPPORTED_BY_MODEL,
     EscalationReason.TOO_LATE: pb.ESCALATION_REASON_TOO_LATE,
     EscalationReason.SLO_DECLINED: pb.ESCALATION_REASON_SLO_DECLINED,
+    EscalationReason.PREDICTED_SCORE_LOW: pb.ESCALATION_REASON_PREDICTED_SCORE_LOW,
+    EscalationReason.REJECTED_EARLY: pb.ESCALATION_REASON_REJECTED_EARLY,
 }
 _SLO_CLASSES = {
     SloClass.STANDARD: common_pb2.SLO_CLASS_STANDARD,
@@ -154,7 +156,10 @@ def event_to_proto(event: RouterEvent | Heartbeat, heartbeat_s: float) -> pb.Gen
             return pb.GenerateResponse(judged=judged)
         case Escalated():
             escalated = pb.Escalated(
-                from_tier=event.from_tier, to_tier=event.to_tier, reason=_ESCALATIONS[event.reason]
+                from_tier=event.from_tier,
+                to_tier=event.to_tier,
+                reason=_ESCALATIONS[event.reason],
+                predicted_score=event.predicted_score,
             )
             return pb.GenerateResponse(escalated=escalated)
         case InstanceChanged():

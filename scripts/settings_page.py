@@ -9,6 +9,7 @@ from pydantic_core import PydanticUndefined
 
 from services.settings import (
     MeshAccess,
+    MeshEarlyCheck,
     MeshFile,
     MeshJudge,
     MeshPlanner,
@@ -41,6 +42,7 @@ error that names the field. `make settings-page` generates this page from the do
 SECTIONS: tuple[tuple[str, type[Any]], ...] = (
     ("The mesh file", MeshFile),
     ("`tiers[]`", MeshTier),
+    ("`tiers[].early_checks[]`", MeshEarlyCheck),
     ("`tiers[].speculation`", MeshSpeculation),
     ("`tiers[].simulated`", SimulatedMeshEngine),
     ("`tiers[].sglang`", SglangMeshEngine),

@@ -9,10 +9,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from services.domain.errors import FieldProblem
+from services.domain.score_prediction import PredictorError
 from services.field_problems import field_problems
 from services.mesh_file import read_mesh_data
 from services.mesh_rules import disagreements
 from services.model_folder import looks_like_hub_id
+from services.score_predictor_file import read_score_predictor
 from services.settings import MeshFile, ServiceSettings, SettingsError, environment_value
 
 MAX_REPAIRS = 5  # passes that repair bad fields to find the problems behind them
@@ -75,6 +77,11 @@ def _missing_outside(mesh: MeshFile, settings: ServiceSettings) -> Iterator[Fiel
             yield FieldProblem(f"{where}.schema_file", f"no file {settings.resolve(scorer.schema_file)}")
         if scorer.api_key_env and environment_value(scorer.api_key_env) is None:
             yield FieldProblem(f"{where}.api_key_env", f"the environment variable {scorer.api_key_env} is not set")
+    if mesh.router.score_predictor:
+        try:
+            read_score_predictor(settings.resolve(mesh.router.score_predictor))
+        except PredictorError as error:
+            yield FieldProblem("router.score_predictor", str(error))
     replan = mesh.planner.replan
     for name in ("cluster", "models", "trace", "quality") if replan.enabled else ():
         file = settings.resolve(getattr(replan, name))

@@ -68,6 +68,8 @@ def _tier_problems(mesh: MeshFile) -> Iterator[FieldProblem]:
             yield from _endpoint_problems(tier.openai.endpoints, f"tiers[{i}].openai.endpoints")
         yield from _flag_problems(tier.sglang, f"tiers[{i}].sglang")
         yield from _drafter_problems(mesh, i)
+        if tier.skip_below is not None and not mesh.router.score_predictor:
+            yield FieldProblem(f"tiers[{i}].skip_below", "needs router.score_predictor, which is not set")
         needed, gpus = tier.sglang.tp * tier.sglang.pp * tier.sglang.dp, len(tier.sglang.gpus)
         if gpus and gpus < needed * tier.workers:
             yield FieldProblem(f"tiers[{i}].sglang.gpus", f"{gpus} for {tier.workers} workers of {needed}")

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from services.domain.early_checks import EarlyCheck
 from services.domain.errors import FieldProblem, invalid, shortened
 from services.domain.plans import JudgeUnavailable, Plan, Provenance, TierPlan
 from services.domain.requests import (
@@ -167,6 +168,17 @@ class RemoteMeshEngine(BaseModel):
     """How long a worker waits at its start for an endpoint to answer."""
 
 
+class MeshEarlyCheck(BaseModel):
+    """Scoring of an answer that is not finished."""
+
+    model_config = _FROZEN
+
+    after_tokens: int = Field(ge=1)
+    """How many tokens the answer has when it is scored."""
+    reject_below: float = Field(ge=0, le=100)
+    """With a lower score, the answer is cancelled and the request escalates."""
+
+
 class MeshTier(BaseModel):
     """One tier of the cascade."""
 
@@ -183,6 +195,12 @@ class MeshTier(BaseModel):
     """Worker processes."""
     threshold: float | None = Field(default=None, ge=0, le=100)
     """Answers with at least this score are accepted. Required on every tier but the last."""
+    skip_below: float | None = Field(default=None, ge=0, le=100)
+    """The tier is passed over for prompts whose predicted score is lower. Needs router.score_predictor; not for the last
+    tier. None: never."""
+    early_checks: tuple[MeshEarlyCheck, ...] = ()
+    """When answers that are not finished are scored, and which of them are rejected, in ascending order of after_tokens. Not
+    for the last tier. Only scorers that score unfinished answers reject any. Empty: no answer is."""
     engine: Literal["torch", "sglang", "simulated", "openai"] = "torch"
     """What runs the model: torch is the built-in engine, sglang an SGLang server, simulated a latency model, openai any
     endpoint of OpenAI's API."""
@@ -372,6 +390,9 @@ class MeshRouter(BaseModel):
     """Answers of the last tier (and of a tier that a request names) are judged at their end, too, and flagged to the client
     and counted if they score less than this. The end of a reply then waits for the judge, its tokens do not. Empty: these
     answers are not judged."""
+    score_predictor: str = ""
+    """File of `penstock predictor`, which predicts from a prompt the score of each tier's answer, for skip_below of tiers.
+    A relative path is resolved against the mesh file's folder. Empty: no tier is passed over by prediction."""
     worker_silence_s: float = Field(default=15.0, gt=0)
     """A worker that sends nothing on a stream for this long counts as failed for that request."""
     heartbeat_s: float = Field(default=5.0, ge=0.05)
@@ -681,7 +702,17 @@ class MeshFile(BaseModel):
 
     def plan(self, input_digest: str) -> Plan:
         """The plan that this file describes."""
-        tiers = tuple(TierPlan(t.name, t.served_name, t.threshold, t.workers) for t in self.tiers)
+        tiers = tuple(
+            TierPlan(
+                t.name,
+                t.served_name,
+                t.threshold,
+                t.workers,
+                skip_below=t.skip_below,
+                early_checks=tuple(EarlyCheck(c.after_tokens, c.reject_below) for c in t.early_checks),
+            )
+            for t in self.tiers
+        )
         return Plan(
             revision=0,
             tiers=tiers,

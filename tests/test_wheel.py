@@ -186,6 +186,7 @@ NEEDS = {
     "simulate --plan plan.json --trace t": "planner",
     "stages --instances 2 --trace t": "planner",
     "import-profile distserve t.json --model m --as opt-13b": "planner",
+    "predictor prompts.jsonl judged.csv": "planner",
     "profile folder": "mesh",
     "keys create tenant": "service",
     "keys list": "service",

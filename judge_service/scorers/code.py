@@ -25,6 +25,7 @@ class CodeScorer:
     kind = ScorerKind.CODE
     needs_logprobs = False
     needs_reference = True
+    scores_unfinished = False
 
     def __init__(self, sandbox: Sandbox, *, concurrency: int) -> None:
         self._sandbox, self._slots = sandbox, asyncio.Semaphore(concurrency)

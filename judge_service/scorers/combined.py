@@ -12,6 +12,7 @@ class CombinedScorer:
     """raw: the logit of the model for the answer's tier. Score: its probability in percent, which needs no calibration."""
 
     kind = ScorerKind.COMBINED
+    scores_unfinished = False
 
     def __init__(self, parts: Seq[Scorer], combination: Combination) -> None:
         """parts: the scorers of the combination, in its order. They are started and closed by others."""

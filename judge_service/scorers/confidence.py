@@ -20,6 +20,7 @@ class ConfidenceScorer:
     kind = ScorerKind.CONFIDENCE
     needs_logprobs = True
     needs_reference = False
+    scores_unfinished = True
 
     def __init__(self, statistic: Statistic = "mean") -> None:
         self._statistic = statistic

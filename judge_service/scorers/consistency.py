@@ -53,6 +53,7 @@ class ConsistencyScorer:
     kind = ScorerKind.CONSISTENCY
     needs_logprobs = False
     needs_reference = False
+    scores_unfinished = False
 
     def __init__(self, sampler: Sampler, options: SampleOptions, *, concurrency: int) -> None:
         self._sampler, self._options, self._slots = sampler, options, asyncio.Semaphore(concurrency)

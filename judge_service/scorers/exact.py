@@ -43,6 +43,7 @@ class ExactScorer:
     kind = ScorerKind.EXACT
     needs_logprobs = False
     needs_reference = True
+    scores_unfinished = False
 
     def __init__(self, compare: Compare, tolerance: float = EQUAL_NUMBERS) -> None:
         """tolerance: largest relative difference of numbers."""

@@ -36,7 +36,7 @@ class JudgedAnswer:
 
     reference: the expected answer, if known.
     tool_format: how the answering model writes tool calls; empty if unknown.
-    structured_output: the form that was requested.
+    structured_output: the form that was requested. unfinished: the answer is the beginning of one that is being generated.
     """
 
     prompt: Prompt
@@ -47,6 +47,7 @@ class JudgedAnswer:
     reference: str | None = None
     tool_format: str = ""
     structured_output: StructuredOutput | None = None
+    unfinished: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,9 @@ class Scorer(Protocol):
 
     @property
     def needs_reference(self) -> bool: ...
+
+    @property
+    def scores_unfinished(self) -> bool: ...
 
     async def start(self) -> None:
         """Load the model or connect to it."""

@@ -17,6 +17,7 @@ class JsonSchemaScorer:
     kind = ScorerKind.JSON_SCHEMA
     needs_logprobs = False
     needs_reference = False
+    scores_unfinished = False
 
     def __init__(self, file: Path | None) -> None:
         """file: of the schema. None: each answer needs a schema in `structured_output`."""

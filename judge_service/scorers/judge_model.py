@@ -1,7 +1,8 @@
 """Scores (prompt, answer) in one forward pass of a model in Hugging Face format, of one of two kinds.
 
 With a causal language model, raw is the log-probability of the answer's least likely token, the end token included: one wrong
-step makes an answer wrong, and a better model assigns that step a low probability. A classifier would have to learn to
+step makes an answer wrong, and a better model assigns that step a low probability. So the score of an unfinished answer,
+where the end token does not count, is never lower than that of the finished one. A classifier would have to learn to
 compare every token with the one it expects (docs/adr/0012).
 With a sequence-classification model with one label, raw is its logit.
 """
@@ -59,6 +60,11 @@ class JudgeModelScorer:
     needs_logprobs = False
     needs_reference = False
 
+    @property
+    def scores_unfinished(self) -> bool:
+        """A language model scores token by token; a classifier was trained on whole answers. Known after the start."""
+        return self._likelihood
+
     def __init__(self, folder: Path, options: BatchOptions, *, threads: int, device: str) -> None:
         self._folder, self._options, self._threads, self._device = folder, options, threads, device
         self._queue: list[_Waiting] = []
@@ -66,6 +72,7 @@ class JudgeModelScorer:
         self._task: asyncio.Task[None] | None = None
         self._thread = TextThread("tokenize")
         self._heap = HeapRelease()
+        self._likelihood = False
 
     async def start(self) -> None:
         await asyncio.to_thread(self._load)
@@ -90,6 +97,22 @@ class JudgeModelScorer:
             for entry in waiting:
                 entry.answer.cancel()
         return [RawScore(raw, 100.0 * (_exp(raw) if self._likelihood else 1.0 / (1.0 + _exp(-raw)))) for raw in raws]
+
+    @torch.inference_mode()
+    def token_logprobs(self, answers: Seq[JudgedAnswer]) -> list[tuple[int, list[float]]]:
+        """(tokens of the prompt, logprobs of the answer's tokens, the end token included) of each answer.
+
+        For measurements, with a language model that has been started: it blocks until all are computed.
+        """
+        rows = [self._encode(item, i) for i, item in enumerate(answers)]
+        order = sorted(range(len(rows)), key=lambda i: len(rows[i][0]))
+        results: list[tuple[int, list[float]]] = [(0, [])] * len(rows)
+        for begin in range(0, len(rows), self._options.max_batch):
+            chosen = order[begin : begin + self._options.max_batch]
+            batch = [rows[i] for i in chosen]
+            for i, logprobs in zip(chosen, self._answer_logprobs(batch, *self._padded(batch)), strict=True):
+                results[i] = rows[i][1], logprobs
+        return results
 
     def _load(self) -> None:
         use_one_arena()
@@ -157,7 +180,7 @@ class JudgeModelScorer:
             render = self._tokenizer.apply_chat_template
             question: str = render(chat, tools=tools, tokenize=False, add_generation_prompt=True)
             chat.append({"role": "assistant", "content": answer})
-            rendered: str = render(chat, tools=tools, tokenize=False)
+            rendered: str = question + answer if item.unfinished else render(chat, tools=tools, tokenize=False)
         except Exception as error:  # templates are code: any error is caused by these messages
             problem = f"the judge model's chat template refuses them ({type(error).__name__})"
             raise invalid(f"items[{index}].prompt.chat.messages", problem) from None
@@ -168,6 +191,8 @@ class JudgeModelScorer:
         if len(start) >= self._context:
             raise PromptTooLong.by(f"items[{index}].prompt", len(start), self._context - 1)
         ids = self._tokens(rendered)[: self._context]  # an answer beyond the context is scored by the part that fits
+        if item.unfinished and len(ids) > len(start) + 1:
+            ids.pop()  # what comes next may become part of this token
         return ids, min(len(start), len(ids) - 1)
 
     def _tokens(self, text: str) -> list[int]:
@@ -231,19 +256,30 @@ class JudgeModelScorer:
         # The classifier finds the end of a row by its padding.
         if not self._likelihood and not self._has_pad and len(batch) > 1:
             return [score for row in batch for score in self._forward([row])]
+        ids, mask = self._padded(batch)
+        if not self._likelihood:
+            logits: list[float] = self._model(input_ids=ids, attention_mask=mask).logits[:, 0].float().tolist()
+            return logits
+        return [min(logprobs) for logprobs in self._answer_logprobs(batch, ids, mask)]
+
+    def _padded(self, batch: list[tuple[list[int], int]]) -> tuple[torch.Tensor, torch.Tensor]:
+        """(token ids (B, T), mask (B, T)) of rows."""
         rows = [row for row, _ in batch]
         width = max(map(len, rows))
         ids = torch.tensor([row + [self._pad] * (width - len(row)) for row in rows], device=self._device)
         mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows], device=self._device)
-        if not self._likelihood:
-            logits: list[float] = self._model(input_ids=ids, attention_mask=mask).logits[:, 0].float().tolist()
-            return logits
+        return ids, mask
+
+    def _answer_logprobs(
+        self, batch: list[tuple[list[int], int]], ids: torch.Tensor, mask: torch.Tensor
+    ) -> list[list[float]]:
+        """The logprobs of the answers' tokens, the end token included."""
         hidden = self._model.base_model(input_ids=ids, attention_mask=mask).last_hidden_state  # (B, T, H)
         head = self._model.get_output_embeddings()
         scores = []
         for b, (row, start) in enumerate(batch):  # logits of answers only: (answer, V)
             logprobs = torch.log_softmax(head(hidden[b, start - 1 : len(row) - 1]).float(), dim=-1)
-            scores.append(float(logprobs.gather(1, ids[b, start : len(row), None]).min()))
+            scores.append(logprobs.gather(1, ids[b, start : len(row), None])[:, 0].tolist())
         return scores
 
 

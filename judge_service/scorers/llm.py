@@ -50,6 +50,7 @@ class LlmScorer:
 
     kind = ScorerKind.LLM
     needs_logprobs = False
+    scores_unfinished = False
 
     def __init__(self, chat: Chat, *, concurrency: int, rubric: str = "", pairwise: bool = False) -> None:
         """rubric: what to look at; added to the task."""

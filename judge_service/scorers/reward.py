@@ -30,6 +30,7 @@ class RewardScorer:
     kind = ScorerKind.REWARD
     needs_logprobs = False
     needs_reference = False
+    scores_unfinished = False
 
     def __init__(self, endpoint: str, folder: Path, *, api_key: str | None, timeout_s: float, concurrency: int) -> None:
         """endpoint: base URL of the server, without `/v1`. folder: the model's tokenizer and configuration."""

@@ -158,6 +158,8 @@ def _line(event: object) -> str:
             because = f" ({event.reason.replace('_', ' ')})" if event.reason else ""
             score = f"scored {event.score:.0f}{because} by {event.scorer}, threshold {event.threshold:.0f}"
             return f"  {event.tier}: {score}: {decision}"
+        case Escalated(predicted_score=float() as predicted):
+            return f"  {event.from_tier} -> {event.to_tier}: passed over, predicted score {predicted:.0f}"
         case Escalated():
             return f"  {event.from_tier} -> {event.to_tier}: {event.reason.replace('_', ' ')}"
         case InstanceChanged():

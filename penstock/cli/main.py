@@ -16,6 +16,7 @@ from penstock.cli import (
     measure,
     plan,
     planning,
+    predictor,
     profile,
     stages,
     top,
@@ -40,6 +41,7 @@ app.command("profile")(profile.profile)
 app.command("stages")(stages.stages)
 app.command("import-profile")(importing.import_profile)
 app.command("measure")(measure.measure)
+app.command("predictor")(predictor.predictor)
 app.command("usage")(usage.usage)
 app.add_typer(plan.app, name="plan")
 app.add_typer(keys.app, name="keys")

@@ -4,7 +4,8 @@ import asyncio
 import csv
 import json as json_module
 import statistics
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,11 +14,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from penstock.cli import options, targets
+from penstock.cli.extras import needs_extra
 from penstock.cli.held_out import Question, QuestionsError, read_questions
 from penstock.cli.output import cli_error_handling, console, errors, fail, print_json, print_written
 from penstock.client.aio import AsyncClient
 from penstock.client.judging import Answered, AsyncJudge
 from penstock.client.types import Options
+
+MAX_EARLY_CHECKS = 16  # of a plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +29,14 @@ class _Scored:
     question: Question
     answered: Answered
     score: float
+    beginnings: list[float | None]
 
     @property
     def good(self) -> bool:
         return self.question.answered_by(self.answered.reply.text)
 
 
+@needs_extra("measure --early-after", "planner")
 def measure(
     prompts: Annotated[
         Path, typer.Argument(help="JSONL file with prompt, or the messages of a chat, and, if known, answer.")
@@ -45,6 +51,22 @@ def measure(
         ),
     ] = None,
     scorer: Annotated[str, typer.Option("--scorer", help="Scorer to use; default: the judge's default scorer.")] = "",
+    early_after: Annotated[
+        str,
+        typer.Option(
+            "--early-after",
+            help="Also fit early checks: the tokens after which unfinished answers are scored, such as 16,64.",
+        ),
+    ] = "",
+    early_error: Annotated[
+        float,
+        options.number(
+            "--early-error",
+            help="The share of answers that would be accepted which early checks may reject.",
+            least=0.001,
+            most=0.5,
+        ),
+    ] = 0.01,
     max_tokens: Annotated[
         int | None,
         options.number("--max-tokens", help="Largest length of a reply, in tokens.", least=1, most=options.MAX_TOKENS),
@@ -65,16 +87,24 @@ def measure(
         fail(f"{prompts}: --labelled needs an answer with every prompt", 2)
     if labelled is not None and any(not isinstance(question.prompt, str) for question in questions):
         fail(f"{prompts}: --labelled needs prompts of one message: samples for calibration hold no chats", 2)
+    after = _token_counts(early_after)
+    if after:
+        import planner_service.early_checks  # noqa: F401 - what is missing is said before anything is measured
     routers, listeners = targets.resolve(target), targets.resolve_admin(admin)
     generation = Options(temperature=0, max_tokens=max_tokens, top_logprobs=0)
     with cli_error_handling(routers):
-        scores = asyncio.run(_measure(routers, listeners, questions, generation, scorer, concurrency, quiet=json))
+        measured = _measure(routers, listeners, questions, generation, scorer, concurrency, after, quiet=json)
+        scores, thresholds = asyncio.run(measured)
     _write_quality(out, scores)
     if labelled is not None:
         _write_labelled(labelled, scores)
     figures = [_figures(tier, scored) for tier, scored in scores.items()]
+    checks = (
+        {tier: _early_checks(scores[tier], after, thresholds[tier], early_error) for tier in scores} if after else {}
+    )
     if json:
-        print_json({"prompts": len(questions), "out": str(out), "tiers": figures})
+        fitted = {"early_checks": checks} if after else {}
+        print_json({"prompts": len(questions), "out": str(out), "tiers": figures} | fitted)
         return
     table = Table(title=f"{len(questions)} prompts")
     for column in ("tier", "mean score", "output tokens", "right"):
@@ -83,6 +113,9 @@ def measure(
         right = "-" if row["right"] is None else f"{row['right']:.0%}"
         table.add_row(row["tier"], f"{row['mean_score']:.1f}", f"{row['mean_output_tokens']:.0f}", right)
     console.print(table)
+    for tier, fitted_checks in checks.items():
+        if fitted_checks is not None:
+            _show_checks(tier, fitted_checks)
     print_written(out, labelled)
 
 
@@ -93,10 +126,11 @@ async def _measure(
     generation: Options,
     scorer: str,
     concurrency: int,
+    early_after: Sequence[int],
     *,
     quiet: bool,
-) -> dict[str, list[_Scored]]:
-    """The scored answers by tier, in the order of the prompts. Tiers are in the plan's order."""
+) -> tuple[dict[str, list[_Scored]], dict[str, float | None]]:
+    """The scored answers by tier, in the order of the prompts, and the thresholds. Tiers are in the plan's order."""
     slots = asyncio.Semaphore(concurrency)
     async with AsyncClient(routers, admin=admin, api_key=targets.api_key(), tls=targets.tls()) as client:
         status = await client.status()
@@ -115,13 +149,70 @@ async def _measure(
                         reply = await client.generate(question.prompt, generation, model=tier)
                         answered = Answered(question.prompt, reply, question.answer)
                         (score,) = await judge.score([answered], scorer)
+                        beginnings = await judge.score_beginnings(answered, early_after, scorer)
                     progress.advance(bar)
-                    return _Scored(question, answered, score)
+                    return _Scored(question, answered, score, beginnings)
 
-                return {
+                scores = {
                     tier.name: await asyncio.gather(*(one(tier.name, question) for question in questions))
                     for tier in status.tiers
                 }
+                return scores, {tier.name: tier.threshold for tier in status.tiers}
+
+
+def _token_counts(text: str) -> list[int]:
+    if not text:
+        return []
+    try:
+        counts = [int(part) for part in text.split(",")]
+    except ValueError:
+        counts = []
+    if not counts or counts[0] < 1 or counts != sorted(set(counts)) or len(counts) > MAX_EARLY_CHECKS:
+        fail(f"--early-after {text}: must be 1 to {MAX_EARLY_CHECKS} ascending numbers of tokens, such as 16,64", 2)
+    return counts
+
+
+def _early_checks(
+    scored: list[_Scored], after: Sequence[int], threshold: float | None, error: float
+) -> dict[str, Any] | None:
+    """The checks of a tier, fitted to all answers; and what checks that were fitted to every other answer do to the rest.
+
+    None for the last tier.
+    """
+    if threshold is None:
+        return None
+    import numpy as np
+
+    from planner_service.early_checks import first_rejection, fit_early_checks
+
+    parts = np.array([[np.nan if s is None else s for s in answer.beginnings] for answer in scored], float)
+    accepted = np.array([answer.score >= threshold for answer in scored])
+    of_half = fit_early_checks(after, parts[::2], accepted[::2], error)
+    rejected, stands = first_rejection(of_half, after, parts[1::2]) < len(after), accepted[1::2]
+    return {
+        "checks": [asdict(check) for check in fit_early_checks(after, parts, accepted, error)],
+        "stated_error": error,
+        "held_out_error": float(rejected[stands].mean()) if stands.any() else None,
+        "held_out_rejected": float(rejected[~stands].mean()) if not stands.all() else None,
+    }
+
+
+def _show_checks(tier: str, fitted: dict[str, Any]) -> None:
+    if not fitted["checks"]:
+        console.print(f"early checks of {tier}: too few accepted answers to fit any with this error")
+        return
+    limits = ", ".join(
+        f"{{after_tokens: {c['after_tokens']}, reject_below: {c['reject_below']:.4g}}}" for c in fitted["checks"]
+    )
+    shares = [
+        "-" if fitted[name] is None else f"{fitted[name]:.1%}" for name in ("held_out_rejected", "held_out_error")
+    ]
+    console.print(
+        f"early_checks of {tier}: [{limits}]; held out, they reject {shares[0]} of the answers that would not be accepted, "
+        f"and {shares[1]} of those that would",
+        highlight=False,
+        markup=False,
+    )
 
 
 def _write_quality(path: Path, scores: dict[str, list[_Scored]]) -> None:

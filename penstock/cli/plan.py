@@ -128,6 +128,13 @@ def plan(
     lengths: options.Lengths = "quality",
     rate: options.TraceRate = None,
     dispatch: options.Dispatch = "capacity",
+    skip: Annotated[
+        bool,
+        typer.Option(
+            "--skip/--no-skip",
+            help="Also choose below which predicted score a tier is passed over; --quality then needs predicted scores.",
+        ),
+    ] = False,
     slo: Annotated[
         list[str] | None,
         options.slo_classes("--slo", help="A class of requests with SLOs: their attainment is reported. Repeatable."),
@@ -195,6 +202,7 @@ def plan(
         lengths=lengths,
         rate=rate,
         dispatch=dispatch,
+        skip=skip,
         slo=slo or [],
         out=out,
         plot=plot,
@@ -431,10 +439,13 @@ def _apply(figures: dict[str, Any], note: str, admin: str | None, *, force: bool
             figures["latency_p95_s"],
             figures["end_to_end_p95_s"],
         )
-        tiers = zip(current.tiers, per_tier, strict=True)
+        changed = [_changed(t, threshold, count) for t, (threshold, count) in zip(current.tiers, per_tier, strict=True)]
+        if "skip_below" in figures:
+            limits = [*figures["skip_below"], None]
+            changed = [dataclasses.replace(t, skip_below=limit) for t, limit in zip(changed, limits, strict=True)]
         plan = dataclasses.replace(
             current,
-            tiers=tuple(_changed(t, threshold, count) for t, (threshold, count) in tiers),
+            tiers=tuple(changed),
             source="planned",
             note=note,
             prediction=prediction,

@@ -46,6 +46,7 @@ def plan(
     lengths: str,
     rate: float | None,
     dispatch: str,
+    skip: bool,
     slo: list[str],
     out: Path | None,
     plot: bool,
@@ -86,6 +87,7 @@ def plan(
             dispatch=Dispatch(dispatch),
             budget=Budget(budget),
             max_utilisation=max_utilisation,
+            skip=skip,
         )
         began = time.monotonic()
         columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
@@ -109,10 +111,12 @@ def plan(
                 runs=runs,
             )
             took_s = time.monotonic() - began
+            if planned.skip_below:
+                demand = demand.skipping(planned.skip_below)
             unguaranteed = planned
             if planned.promise is not None:
                 progress.update(bar, description="planning without the guarantee, for comparison")
-                unguaranteed = plan_cascade(site, demand, chosen, confidence=None)
+                unguaranteed = plan_cascade(site, demand, chosen, confidence=None, skip=False)
             inputs = PlanInputs(
                 cluster=str(cluster.resolve()),
                 models=str(models.resolve()),
@@ -237,6 +241,8 @@ def simulate(
         planned = read_plan(plan)
         paths = (Path(planned.inputs.cluster), Path(planned.inputs.models), trace, Path(planned.inputs.quality))
         site, demand = _read(*paths, requests or DEFAULT_REPLAY, seed, lengths, rate, requests is None)
+        if planned.skip_below:
+            demand = demand.skipping(planned.skip_below)
         strategies = strategies_of(planned.shapes, site)
         reports, total_s = simulate_cascade(site, demand, planned.thresholds, strategies, planned.dispatch)
         attainments = _attainments(site, demand, planned.thresholds, strategies, classes, seed)
@@ -397,6 +403,7 @@ def _show(
         ", ".join(f"{tier.name}: {tier.model}" for tier in plan.tiers),
         f"quality {plan.quality:.2f} (first tier alone {demand.judged.worst:.2f}, last alone {demand.judged.best:.2f})",
         f"p95 of the slowest tier {seconds(plan.latency_p95_s)}, end to end {seconds(plan.end_to_end_p95_s)}",
+        *_skip_lines(plan),
         *_interval_lines(plan),
         f"{plan.binds}; dispatch by {plan.dispatch.value}",
         _cost_line(plan),
@@ -423,6 +430,17 @@ def _proof(plan: "CascadePlan") -> str:
     else:
         text = f"not proved: the best plan is at most {gap:.0%} faster"
     return text if plan.gpu_step == 1 else f"{text}; counts of GPUs up to {plan.gpu_step} apart"
+
+
+def _skip_lines(plan: "CascadePlan") -> list[str]:
+    if not plan.skip_below:
+        return []
+    limits = [
+        f"{tier.name} below {limit:g}"
+        for tier, limit in zip(plan.tiers, plan.skip_below, strict=False)
+        if limit is not None
+    ]
+    return [f"passed over by predicted score: {', '.join(limits) or 'no tier, which would not help'}"]
 
 
 def _interval_lines(plan: "CascadePlan") -> list[str]:

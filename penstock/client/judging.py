@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Self
 
 from penstock.client import chat, connection, errors
-from penstock.client.types import Options, Prompt, Reply
+from penstock.client.types import Options, PositionLogprobs, Prompt, Reply
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.judge.v1 import judge_pb2 as pb
 from penstock.proto.judge.v1 import judge_pb2_grpc
@@ -47,7 +47,24 @@ class AsyncJudge:
         Raises:
             PenstockError: The call failed.
         """
-        request = pb.ScoreRequest(scorer=scorer, items=[_item(answered) for answered in answers])
+        return await self._scores(scorer, [_item(answered) for answered in answers])
+
+    async def score_beginnings(self, answered: Answered, tokens: Sequence[int], scorer: str = "") -> list[float | None]:
+        """The scores that a reply would have had when it had so many tokens and was not finished.
+
+        None where it has no more tokens than that, or where their text is not the beginning of the reply's. The reply must
+        have logprobs.
+
+        Raises:
+            PenstockError: The call failed, as it does with a scorer that does not score unfinished answers.
+        """
+        items = [_beginning(answered, count) for count in tokens]
+        to_score = [item for item in items if item is not None]
+        scores = iter(await self._scores(scorer, to_score) if to_score else ())
+        return [None if item is None else next(scores) for item in items]
+
+    async def _scores(self, scorer: str, items: Sequence[pb.ScoreItem]) -> list[float]:
+        request = pb.ScoreRequest(scorer=scorer, items=items)
         with errors.raised_from_rpc():
             response = await judge_pb2_grpc.JudgeServiceStub(self._channel).Score(request, timeout=self._timeout_s)
         return [result.score for result in response.results]
@@ -63,8 +80,27 @@ def _item(answered: Answered) -> pb.ScoreItem:
         reference=answered.reference,
     )
     if reply.logprobs:
-        values = [position.chosen.logprob for position in reply.logprobs]
-        item.logprobs.CopyFrom(
-            pb.LogprobSummary(token_count=len(values), mean_logprob=sum(values) / len(values), min_logprob=min(values))
-        )
+        item.logprobs.CopyFrom(_summary(reply.logprobs))
     return item
+
+
+def _beginning(answered: Answered, tokens: int) -> pb.ScoreItem | None:
+    reply = answered.reply
+    if len(reply.logprobs) <= tokens:
+        return None
+    positions = reply.logprobs[:tokens]
+    text = b"".join(position.chosen.token_bytes for position in positions).decode("utf-8", "ignore")
+    if not text.strip() or not reply.text.startswith(text):
+        return None
+    return pb.ScoreItem(
+        prompt=chat.prompt_to_proto(answered.prompt, Options()),
+        answer=text,
+        tier=reply.tier,
+        logprobs=_summary(positions),
+        unfinished=True,
+    )
+
+
+def _summary(positions: Sequence[PositionLogprobs]) -> pb.LogprobSummary:
+    values = [position.chosen.logprob for position in positions]
+    return pb.LogprobSummary(token_count=len(values), mean_logprob=sum(values) / len(values), min_logprob=min(values))

@@ -15,11 +15,20 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
+class EarlyCheck:
+    """An answer that has after_tokens tokens and is not finished is rejected if it scores less than reject_below."""
+
+    after_tokens: int
+    reject_below: float
+
+
+@dataclass(frozen=True, slots=True)
 class TierPlan:
     """One tier of a plan. threshold: lowest score at which an answer is accepted; None for the last tier.
 
     stages: the length stages; without any, every instance serves all lengths. qoe: D0 to D4 of the QoE model of the stages,
-    in seconds.
+    in seconds. skip_below: the tier is passed over for prompts whose predicted score is lower; None: never. early_checks: of
+    answers that are not finished.
     """
 
     name: str
@@ -28,6 +37,8 @@ class TierPlan:
     instances: int
     stages: tuple[Stage, ...] = ()
     qoe: tuple[float, ...] = ()
+    skip_below: float | None = None
+    early_checks: tuple[EarlyCheck, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,7 +125,8 @@ def event_from_proto(response: pb.GenerateResponse) -> types.Event | None:
             )
         case "escalated":
             reason = pb.EscalationReason.Name(event.reason).removeprefix("ESCALATION_REASON_").lower()
-            return types.Escalated(event.from_tier, event.to_tier, reason)
+            predicted = event.predicted_score if event.HasField("predicted_score") else None
+            return types.Escalated(event.from_tier, event.to_tier, reason, predicted)
         case "instance_changed":
             return types.InstanceChanged(
                 event.tier, event.from_instance_id, event.to_instance_id, event.offset, event.reason
@@ -279,6 +280,8 @@ def plan_from_proto(plan: planner_pb2.Plan) -> plans.Plan:
                 t.instance_count,
                 tuple(plans.Stage(s.from_tokens, s.to_tokens, s.instance_count) for s in t.stages),
                 tuple(getattr(t.qoe, name) for name in _QOE) if t.HasField("qoe") else (),
+                t.skip_below if t.HasField("skip_below") else None,
+                tuple(plans.EarlyCheck(c.after_tokens, c.reject_below) for c in t.early_checks),
             )
             for t in plan.tiers
         ),
@@ -324,6 +327,11 @@ def plan_to_proto(plan: plans.Plan) -> planner_pb2.Plan:
                     for s in t.stages
                 ],
                 qoe=planner_pb2.QoeModel(**dict(zip(_QOE, t.qoe, strict=True))) if t.qoe else None,
+                skip_below=t.skip_below,
+                early_checks=[
+                    planner_pb2.EarlyCheck(after_tokens=c.after_tokens, reject_below=c.reject_below)
+                    for c in t.early_checks
+                ],
             )
             for t in plan.tiers
         ],

@@ -262,11 +262,12 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Escalated:
-    """The request goes to the next tier."""
+    """The request goes to the next tier. predicted_score: for which the tier was passed over; None for other reasons."""
 
     from_tier: str
     to_tier: str
     reason: str
+    predicted_score: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,6 +79,8 @@ class Grid:
 
         sample: the requests that arrive. alone_s (C, N).
         """
+        if sample.passed_over is not None:  # each tier's percentile is over fewer requests: any latency is possible
+            return np.zeros(self.shape)
         tiers = len(sample.tiers)
         everyone = np.zeros(len(sample))
         shape = (*self.shape, *([1] * (MOST_TIERS - 1 - len(self.shape))))

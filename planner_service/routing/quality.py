@@ -1,30 +1,40 @@
 """What thresholds do to a profiled sample: who escalates how far, and the quality of what stands. Exact counts. No I/O."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from planner_service.simulator.workload import Bools, Floats, Ints
 from services.domain.errors import invalid
+from services.domain.score_prediction import passes_over
 
 SKIPPED = 101.0  # a threshold that no score meets: the tier is not asked at all
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JudgedSample:
-    """N prompts answered and scored by all C tiers. scores (N, C), from 0 to 100; output_tokens (N, C); input_tokens (N)."""
+    """N prompts answered and scored by all C tiers. scores (N, C), from 0 to 100; output_tokens (N, C); input_tokens (N).
+
+    predicted (N, C): scores predicted from the prompts alone, by a model that has not seen them; None without any.
+    passed_over (N, C): tiers that are not asked, see `skipping`; None if all are.
+    """
 
     tiers: tuple[str, ...]
     input_tokens: Ints
     output_tokens: Ints
     scores: Floats
+    predicted: Floats | None = None
+    passed_over: Bools | None = None
 
     def __post_init__(self) -> None:
         shape = (len(self.input_tokens), len(self.tiers))
         if self.scores.shape != shape or self.output_tokens.shape != shape:
             raise invalid("quality", f"scores and output tokens must be of shape {shape}")
+        for name in ("predicted", "passed_over"):
+            if (values := getattr(self, name)) is not None and values.shape != shape:
+                raise invalid("quality", f"{name} must be of shape {shape}")
         if not len(self):
             raise invalid("quality", "no prompts")
         if not ((self.scores >= 0) & (self.scores <= 100)).all():
@@ -44,7 +54,38 @@ class JudgedSample:
         return float(self.scores[:, -1].mean())
 
     def subset(self, rows: Ints) -> "JudgedSample":
-        return JudgedSample(self.tiers, self.input_tokens[rows], self.output_tokens[rows], self.scores[rows])
+        return JudgedSample(
+            self.tiers,
+            self.input_tokens[rows],
+            self.output_tokens[rows],
+            self.scores[rows],
+            None if self.predicted is None else self.predicted[rows],
+            None if self.passed_over is None else self.passed_over[rows],
+        )
+
+    def skipping(self, skip_below: Sequence[float | None]) -> "JudgedSample":
+        """The same prompts where tiers are passed over as routers do it. skip_below (C - 1): of the tiers but the last.
+
+        Raises:
+            InvalidRequest: A limit without predicted scores, or not one for each tier but the last.
+        """
+        if len(skip_below) != len(self.tiers) - 1:
+            raise invalid(
+                "skip_below", f"{len(self.tiers)} tiers have {len(self.tiers) - 1} limits, not {len(skip_below)}"
+            )
+        if all(limit is None for limit in skip_below):
+            return replace(self, passed_over=None)
+        if self.predicted is None:
+            raise invalid("skip_below", "needs predicted scores, which the judged prompts do not have")
+        mask = np.zeros(self.scores.shape, np.bool_)
+        for tier, limit in enumerate(skip_below):
+            mask[:, tier] = [passes_over(score, limit) for score in self.predicted[:, tier].tolist()]
+        return replace(self, passed_over=mask)
+
+    @property
+    def comparable(self) -> Floats:
+        """(N, C) the scores that thresholds are compared with: below all of them where the tier is passed over."""
+        return self.scores if self.passed_over is None else np.where(self.passed_over, -1.0, self.scores)
 
     def levels(self, tier: int) -> Floats:
         """Thresholds of `tier` that differ in what they do: 0, its distinct scores ascending, and SKIPPED.
@@ -84,8 +125,8 @@ def route(sample: JudgedSample, thresholds: Sequence[float]) -> Routed:
     for tier, threshold in enumerate(thresholds):
         if threshold > 100:
             continue
-        processed[tier] = escalating
-        stands = escalating & (sample.scores[:, tier] >= threshold)
+        processed[tier] = escalating if sample.passed_over is None else escalating & ~sample.passed_over[:, tier]
+        stands = processed[tier] & (sample.scores[:, tier] >= threshold)
         answered[stands] = tier
         escalating = escalating & ~stands
     processed[-1] = escalating
@@ -138,7 +179,8 @@ def all_qualities(sample: JudgedSample) -> tuple[list[Floats], npt.NDArray[np.fl
     levels = [sample.levels(tier) for tier in range(len(sample.tiers) - 1)]
     if not levels:
         return [], np.array(scores[:, 0].mean())
-    below: list[Bools] = [scores[None, :, t] < level[:, None] for t, level in enumerate(levels)]  # (levels, N)
+    compared = sample.comparable
+    below: list[Bools] = [compared[None, :, t] < level[:, None] for t, level in enumerate(levels)]  # (levels, N)
     first = (~below[0] * scores[:, 0]).sum(axis=1)
     if len(levels) == 1:
         return levels, (first + (below[0] * scores[:, 1]).sum(axis=1)) / n

@@ -67,7 +67,7 @@ class JudgeClient:
         self, channels: ChannelPool, pool: InstancePool, tracer: Tracer, meter: Meter, limits: JudgeLimits
     ) -> None:
         self._channels, self._pool, self._tracer, self._limits = channels, pool, tracer, limits
-        self._needs: dict[tuple[str, str], bool] = {}  # (judge, scorer) -> needs logprobs
+        self._scorers: dict[tuple[str, str], pb.Scorer] = {}  # by judge and scorer
         self._places = asyncio.Semaphore(limits.concurrency)
         self._breaker_limits = BreakerLimits(TIMEOUTS_TO_OPEN, limits.open_s, MAX_OPEN_S)
         self._breakers: dict[str, CircuitBreaker] = {}  # by judge
@@ -80,9 +80,19 @@ class JudgeClient:
 
     async def needs_logprobs(self, scorer: str) -> bool:
         """Whether a scorer needs the answer's token logprobs; False while no judge can be reached."""
+        listed = await self._listed(scorer)
+        return listed is not None and listed.needs_logprobs
+
+    async def scores_unfinished(self, scorer: str) -> bool:
+        """Whether a scorer scores unfinished answers; False while no judge can be reached."""
+        listed = await self._listed(scorer)
+        return listed is not None and listed.scores_unfinished
+
+    async def _listed(self, scorer: str) -> pb.Scorer | None:
+        """What the first judge that can be reached says of a scorer; None without one, or if the judge has no such scorer."""
         for judge in self._pool.judges():
             key = (judge.instance_id, scorer)
-            if key not in self._needs:
+            if key not in self._scorers:
                 stub = judge_pb2_grpc.JudgeServiceStub(self._channels.get(judge.address, Role.JUDGE))
                 try:
                     listed = await stub.ListScorers(pb.ListScorersRequest(), timeout=1.0)
@@ -90,9 +100,12 @@ class JudgeClient:
                     self._pool.eject(judge.instance_id)
                     continue
                 name = scorer or listed.default_scorer
-                self._needs[key] = any(s.needs_logprobs for s in listed.scorers if s.name == name)
-            return self._needs[key]
-        return False
+                match = next((s for s in listed.scorers if s.name == name), None)
+                if match is None:
+                    return None
+                self._scorers[key] = match
+            return self._scorers[key]
+        return None
 
     async def score(
         self,
@@ -105,21 +118,30 @@ class JudgeClient:
         deadline_s: float,
         tool_format: str = "",
         structured_output: StructuredOutput | None = None,
+        *,
+        unfinished: bool = False,
     ) -> Verdict | None:
         """The verdict, or None if no judge gives one in time or this answer cannot be judged.
 
-        tool_format: how the tier's model writes tool calls. structured_output: the requested form.
+        tool_format: how the tier's model writes tool calls. structured_output: the requested form. unfinished: the answer is
+        the beginning of one; it has no score if no place is free, and that is not counted as a failure.
         """
+        if unfinished and self._places.locked():
+            return None
         until = min(deadline_s, asyncio.get_running_loop().time() + self._limits.timeout_s)
         request = _request(scorer, prompt, answer, tier, finish_reason, logprobs)
         request.items[0].tool_format = tool_format
         if structured_output is not None:
             request.items[0].structured_output.CopyFrom(common.structured_output_to_proto(structured_output))
+        request.items[0].unfinished = unfinished
         try:
             async with asyncio.timeout_at(until), self._place(until):
                 return await self._ask_in_turn(request, tier, until)
         except (TimeoutError, PenstockError) as error:
             reason = _reason(error)
+            if unfinished:
+                _log.debug("an unfinished answer of %s has no score (%s): %s", tier, reason, error)
+                return None
             level = logging.DEBUG if isinstance(error, NoJudgeAsked) else logging.WARNING
             _log.log(level, "an answer of %s has no score (%s): %s", tier, reason, error)
             self._failures.add(1, {"penstock.tier": tier, "penstock.reason": reason})

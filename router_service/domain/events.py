@@ -44,6 +44,8 @@ class EscalationReason(enum.Enum):
     UNSUPPORTED_BY_MODEL = "unsupported_by_model"
     TOO_LATE = "too_late"
     SLO_DECLINED = "slo_declined"
+    PREDICTED_SCORE_LOW = "predicted_score_low"
+    REJECTED_EARLY = "rejected_early"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +109,12 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Escalated:
+    """predicted_score: for which the tier was passed over; None for other reasons."""
+
     from_tier: str
     to_tier: str
     reason: EscalationReason
+    predicted_score: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,12 @@
 """Which tiers a request may use, and whether an answer is accepted. No I/O."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from router_service.domain.events import EscalationReason
 from services.domain.errors import NotFound
 from services.domain.plans import CASCADE_MODEL, JudgeUnavailable, Plan, TierPlan
+from services.domain.score_prediction import passes_over
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,15 @@ def decide(plan: Plan, tiers: tuple[TierPlan, ...], at: int, score: float | None
     if score >= threshold:
         return Accept("score_at_least_threshold")
     return Escalate(at + 1, EscalationReason.SCORE_BELOW_THRESHOLD)
+
+
+def passed_over(tiers: tuple[TierPlan, ...], at: int, predicted: Mapping[str, float]) -> float | None:
+    """The predicted score for which tier `at` is passed over; None if it is asked.
+
+    predicted: the score predicted for each tier's answer, 0 to 100; tiers without a prediction are asked.
+    """
+    score = predicted.get(tiers[at].name)
+    return score if judged_at(tiers, at) and passes_over(score, tiers[at].skip_below) else None
 
 
 def flagged(score: float | None, flag_below: float) -> bool:

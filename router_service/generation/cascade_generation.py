@@ -1,9 +1,11 @@
 """One request through the tiers of its route, until an answer is accepted."""
 
 import asyncio
+import logging
 import secrets
-from collections.abc import Container
+from collections.abc import Container, Coroutine
 from dataclasses import replace
+from typing import Any
 
 from opentelemetry import context as otel_context
 from opentelemetry.trace import INVALID_SPAN, Tracer
@@ -21,12 +23,15 @@ from router_service.domain.events import (
 from router_service.domain.failures import FailureHistory
 from router_service.domain.reply_promise import ReplyPromise
 from router_service.generation import cascade
+from router_service.generation.attempt import TierDone
 from router_service.generation.cascade import Escalate
+from router_service.generation.early_rejection import EARLY_INTERVAL_S, EarlyCheckCounter, EarlyRejection
 from router_service.generation.reply_assembler import TierEvent
 from router_service.generation.tier_answer import TierAnswer, offers_tools, span_name
 from router_service.generation.tier_generation import TierGeneration
 from router_service.generation.tier_times import TierTimes
 from services import telemetry
+from services.background import end
 from services.domain.errors import (
     DeadlineExceeded,
     NotFound,
@@ -38,9 +43,20 @@ from services.domain.errors import (
 )
 from services.domain.mesh_view import MeshView
 from services.domain.plans import Plan, TierPlan
-from services.domain.requests import Draft, GenerationRequest, SamplingParams, SloFallback
+from services.domain.requests import (
+    Draft,
+    FinishReason,
+    GenerationRequest,
+    SamplingParams,
+    SloFallback,
+    TokenFrame,
+    TokenUsage,
+)
+from services.domain.score_prediction import ScorePredictor, prompt_text
 from services.domain.slo.promises import Promise
 from services.reasoning import reasoning_parser
+
+_log = logging.getLogger(__name__)
 
 UNSTREAMED_INTERVAL_S = 0.25
 """How long tokens of a reply that is not streamed may wait at the worker for others. If the worker dies, those that have not
@@ -58,14 +74,19 @@ class CascadeGeneration:
         tracer: Tracer,
         flag_below: float | None = None,
         undrafted: Container[str] = (),
+        predictor: ScorePredictor | None = None,
+        early_checks: EarlyCheckCounter | None = None,
     ) -> None:
         """flag_below: answers that are returned without being judged before are judged, too, and flagged below this score.
 
-        undrafted: tiers that are not given rejected answers as drafts.
+        undrafted: tiers that are not given rejected answers as drafts. predictor: of the scores for which tiers are passed
+        over; None: none is. early_checks: counts them; None: no answer is scored before it is finished.
         """
         self._view, self._tiers, self._judge, self._tracer = view, tiers, judge, tracer
         self._times = TierTimes()
         self._flag_below, self._undrafted = flag_below, undrafted
+        self._predictor, self._early_checks = predictor, early_checks
+        self._unpredicted_revision = -1  # of the last plan that asks for predictions which this router cannot make
 
     async def generate(self, request: RouterRequest, output: RequestOutput, answers: list[TierAnswer]) -> TierAnswer:
         """The accepted answer, after it has been passed to `output`. The plan is the current one for the whole request.
@@ -86,11 +107,18 @@ class CascadeGeneration:
         history = FailureHistory()
         prediction = Draft(request.prediction) if request.prediction else None
         rejected: Draft | None = None
+        predicted = self._predicted(plan, route, request)
         while True:
             tier = route[at]
             # An answer that is resumed has been accepted before.
             is_resumed = _resumed_ids(request, tier) is not None
             held = cascade.judged_at(route, at) and not is_resumed
+            low_score = cascade.passed_over(route, at, predicted) if held else None
+            if low_score is not None:
+                reason = EscalationReason.PREDICTED_SCORE_LOW
+                output.event(Escalated(tier.name, route[at + 1].name, reason, low_score))
+                at += 1
+                continue
             promise = self._promise(request, route, at, held=held)
             if held and promise is None and request.promise is not None:
                 output.event(Escalated(tier.name, route[at + 1].name, EscalationReason.TOO_LATE))
@@ -105,6 +133,8 @@ class CascadeGeneration:
                 await self._answer(request, plan, sampling, answer, output, history, draft)
                 if answer.declined:
                     escalation = cascade.unable(route, at, EscalationReason.SLO_DECLINED) if held else None
+                elif answer.rejected_early:
+                    escalation = cascade.unable(route, at, EscalationReason.REJECTED_EARLY)
                 else:
                     escalation = await self._judged(request, plan, route, at, answer, output) if held else None
                     if stored:
@@ -142,6 +172,7 @@ class CascadeGeneration:
         is_judged = answer.held or answer.stored
         if is_judged and sampling.top_logprobs is None and await self._judge.needs_logprobs(plan.scorer):
             sampling = replace(sampling, top_logprobs=0)
+        early = await self._early(request, plan, answer)
         # Tokens with a promised pace do not wait for others, although their client may read them at the end only.
         has_pace = answer.promise is not None and answer.promise.has_pace
         may_wait = answer.held or not (request.streamed or has_pace)
@@ -151,7 +182,7 @@ class CascadeGeneration:
             sampling=sampling,
             resume_token_ids=_resumed_ids(request, answer.tier) or (),
             priority=request.priority,
-            output_interval_s=UNSTREAMED_INTERVAL_S if may_wait else None,
+            output_interval_s=(UNSTREAMED_INTERVAL_S if early is None else EARLY_INTERVAL_S) if may_wait else None,
             draft=draft,
         )
 
@@ -164,20 +195,54 @@ class CascadeGeneration:
                 )
             output.event(event)
 
-        answer.done = await self._tiers.generate(
+        def on_tokens(frame: TokenFrame) -> None:
+            answer.take(frame)
+            if early is not None:
+                early.has(answer.output_tokens)
+
+        generating = self._tiers.generate(
             tier,
             generation,
             request.deadline_s,
             telemetry.context_of(answer.span),
             on_event=on_event,
-            on_tokens=answer.take,
+            on_tokens=on_tokens,
             may_give_up=answer.held,
             history=history,
             promise=answer.promise,
         )
-        if answer.first_token_at is not None:
+        answer.done = await generating if early is None else await _unless_rejected(generating, early, answer)
+        if answer.first_token_at is not None and not answer.rejected_early:
             now_s = asyncio.get_running_loop().time()
             self._times.answered(tier, answer.started_at, answer.first_token_at, now_s)
+
+    def _predicted(self, plan: Plan, route: tuple[TierPlan, ...], request: RouterRequest) -> dict[str, float]:
+        """The predicted score of each tier's answer; empty if no tier could be passed over for it."""
+        if all(tier.skip_below is None for tier in route[:-1]):
+            return {}
+        if self._predictor is None:
+            if plan.revision != self._unpredicted_revision:
+                self._unpredicted_revision = plan.revision
+                _log.warning("plan %d has skip_below, but router.score_predictor is not set", plan.revision)
+            return {}
+        text = prompt_text(request.prompt)
+        return {} if text is None else self._predictor.predict(text)
+
+    async def _early(self, request: RouterRequest, plan: Plan, answer: TierAnswer) -> EarlyRejection | None:
+        """The early checks of an answer; None without any, and where the scorer does not score unfinished answers."""
+        checks = answer.tier.early_checks
+        if not answer.held or not checks or self._early_checks is None:
+            return None
+        if not await self._judge.scores_unfinished(plan.scorer):
+            return None
+
+        async def score() -> float | None:
+            if not answer.content.strip():  # nothing, or reasoning only
+                return None
+            verdict = await self._score(request, plan, answer, unfinished=True)
+            return None if verdict is None else verdict.score
+
+        return EarlyRejection(answer.tier.name, checks, score, self._early_checks)
 
     def _promise(
         self, request: RouterRequest, route: tuple[TierPlan, ...], at: int, *, held: bool
@@ -246,8 +311,10 @@ class CascadeGeneration:
             )
         )
 
-    async def _score(self, request: RouterRequest, plan: Plan, answer: TierAnswer) -> Verdict | None:
-        assert answer.done is not None
+    async def _score(
+        self, request: RouterRequest, plan: Plan, answer: TierAnswer, *, unfinished: bool = False
+    ) -> Verdict | None:
+        assert unfinished or answer.done is not None
         token = otel_context.attach(telemetry.context_of(answer.span))
         try:
             return await self._judge.score(
@@ -255,11 +322,12 @@ class CascadeGeneration:
                 request.prompt,
                 answer.content,
                 answer.tier.name,
-                answer.done.reason,
+                answer.done.reason if answer.done is not None else FinishReason.STOP,
                 [position for frame in answer.frames for position in frame.logprobs],
                 request.deadline_s,
                 answer.tool_format,
                 request.sampling.structured_output,
+                unfinished=unfinished,
             )
         finally:
             otel_context.detach(token)
@@ -325,6 +393,27 @@ def _resumed_ids(request: RouterRequest, tier: TierPlan) -> tuple[int, ...] | No
     if request.resume is None or request.resume.tier != tier.name:
         return None
     return request.resume.token_ids
+
+
+async def _unless_rejected(
+    generating: Coroutine[Any, Any, TierDone], early: EarlyRejection, answer: TierAnswer
+) -> TierDone:
+    """The end of an answer, which is cancelled at its worker if an early check rejects it.
+
+    Raises:
+        PenstockError: That of the generation.
+    """
+    generation = asyncio.ensure_future(generating)
+    rejection = asyncio.ensure_future(early.rejecting_score())
+    try:
+        await asyncio.wait((generation, rejection), return_when=asyncio.FIRST_COMPLETED)
+        if not generation.done() and (score := await rejection) is not None:
+            answer.rejected_early, answer.score_reason = True, "rejected_early"
+            answer.span.add_event("rejected early", {"penstock.score": score, "penstock.tokens": answer.output_tokens})
+            return TierDone(FinishReason.ABORTED, TokenUsage(answer.prompt_tokens, 0, answer.output_tokens), None)
+        return await generation
+    finally:
+        await end(generation, rejection)
 
 
 def _why_unable(error: PenstockError) -> EscalationReason:

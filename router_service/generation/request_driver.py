@@ -10,6 +10,7 @@ from router_service.clients.judge_client import JudgeClient
 from router_service.domain.events import Finished, RequestOutput, RouterEvent, RouterRequest
 from router_service.generation.admitted_requests import AdmittedRequests
 from router_service.generation.cascade_generation import CascadeGeneration
+from router_service.generation.early_rejection import EarlyCheckCounter
 from router_service.generation.live_requests import LiveRequests
 from router_service.generation.tier_answer import OnAnswer, TierAnswer, offers_tools
 from router_service.generation.tier_generation import TierGeneration
@@ -19,6 +20,7 @@ from router_service.telemetry.stats import RouterStats
 from services import telemetry
 from services.domain.errors import Overloaded, PenstockError
 from services.domain.mesh_view import MeshView
+from services.domain.score_prediction import ScorePredictor
 from services.tool_calls import FORMATS, parse_reply
 
 
@@ -37,10 +39,12 @@ class RequestDriver:
         sampler: WindowSampler | None = None,
         flag_below: float | None = None,
         undrafted: Container[str] = (),
+        predictor: ScorePredictor | None = None,
+        early_checks: EarlyCheckCounter | None = None,
     ) -> None:
-        """flag_below, undrafted: see CascadeGeneration."""
+        """flag_below, undrafted, predictor, early_checks: see CascadeGeneration."""
         self._queue, self._stats = queue, stats
-        self._cascade = CascadeGeneration(view, tiers, judge, tracer, flag_below, undrafted)
+        self._cascade = CascadeGeneration(view, tiers, judge, tracer, flag_below, undrafted, predictor, early_checks)
         self._late_traces, self._sampler = late_traces, sampler
         self._live = LiveRequests()
 

@@ -36,7 +36,8 @@ class TierAnswer:
 
     held: for the judge; its frames are kept until it is accepted. stored: passed on, and also stored to be judged at its end.
     answered_at: when the first token was passed on. with_logprobs: whether the client asked for them. texts: of an answer
-    that is not held, if it may contain tool calls. score_reason, flagged: as in Judged. promise: the SLO of the tier's
+    that is not held, if it may contain tool calls. score_reason, flagged: as in Judged. rejected_early: its beginning scored
+    too low, and the rest was not generated. output_tokens: of all frames. promise: the SLO of the tier's
     reply; None without one. first_token_at: when it came from the worker. tokenizer_digest: of the model that began it.
     reasoning: separates the answer of a model that reasons.
     """
@@ -62,7 +63,9 @@ class TierAnswer:
     score: float | None = None
     score_reason: str = ""
     flagged: bool = False
+    rejected_early: bool = False
     accepted: bool = False
+    output_tokens: int = 0
     failure: str = ""
     ended_at: float = 0.0
 
@@ -101,6 +104,7 @@ class TierAnswer:
 
     def take(self, frame: TokenFrame) -> None:
         """Hold the next tokens, or pass them on."""
+        self.output_tokens += len(frame.token_ids)
         if self.promise is not None:
             self.promise.take(frame, asyncio.get_running_loop().time())
         if self.first_token_at is None:

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from services.domain.early_checks import EarlyCheck, early_check_problems
 from services.domain.errors import FieldProblem, InvalidRequest
 from services.domain.stages import QoeModel, Stage, stage_problems
 
@@ -25,7 +26,8 @@ class TierPlan:
     """One tier. threshold: from 0 to 100; None for the last tier, whose answers are always accepted.
 
     stages: the length stages; without any, every instance serves all lengths. qoe: the QoE model by which stages are planned
-    and refined.
+    and refined. skip_below: the tier is passed over for prompts whose predicted score is lower; None: never. early_checks:
+    when answers that are not finished are scored, and which of them are rejected.
     """
 
     name: str
@@ -34,6 +36,8 @@ class TierPlan:
     instances: int
     stages: tuple[Stage, ...] = ()
     qoe: QoeModel | None = None
+    skip_below: float | None = None
+    early_checks: tuple[EarlyCheck, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +113,16 @@ class Plan:
                 yield FieldProblem(f"{path}.threshold", "missing: required for every tier but the last")
             elif tier.threshold is not None and not 0 <= tier.threshold <= 100:
                 yield FieldProblem(f"{path}.threshold", f"must be from 0 to 100, not {tier.threshold}")
+            if last and tier.skip_below is not None:
+                yield FieldProblem(f"{path}.skip_below", "must not be set: the last tier is never passed over")
+            elif tier.skip_below is not None and not 0 <= tier.skip_below <= 100:
+                yield FieldProblem(f"{path}.skip_below", f"must be from 0 to 100, not {tier.skip_below}")
+            if last and tier.early_checks:
+                yield FieldProblem(
+                    f"{path}.early_checks", "must be empty: answers of the last tier are always accepted"
+                )
+            else:
+                yield from early_check_problems(tier.early_checks, f"{path}.early_checks")
             if not 0 <= tier.instances <= MAX_INSTANCES:
                 yield FieldProblem(f"{path}.instance_count", f"must be from 0 to {MAX_INSTANCES}, not {tier.instances}")
             yield from stage_problems(tier.stages, f"{path}.stages")

@@ -4,6 +4,7 @@ import dataclasses
 import json
 from typing import Any
 
+from services.domain.early_checks import EarlyCheck
 from services.domain.instances import InstanceRecord, Load, ModelCard, Role, SloHeadroom
 from services.domain.plans import JudgeUnavailable, Plan, Prediction, Provenance, TierPlan
 from services.domain.stages import QoeModel, Stage
@@ -120,6 +121,8 @@ def plan_from_json(data: bytes) -> Plan:
                     QoeModel(**{f.name: t["qoe"][f.name] for f in dataclasses.fields(QoeModel)})
                     if t.get("qoe")
                     else None,
+                    t.get("skip_below"),
+                    tuple(EarlyCheck(c["after_tokens"], c["reject_below"]) for c in t.get("early_checks", ())),
                 )
                 for t in raw["tiers"]
             ),

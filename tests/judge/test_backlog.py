@@ -89,7 +89,7 @@ class Held:
     """A scorer that answers when it is told to, one answer at a time."""
 
     kind = ScorerKind.LLM
-    needs_logprobs = needs_reference = False
+    needs_logprobs = needs_reference = scores_unfinished = False
 
     def __init__(self) -> None:
         self.begun: list[str] = []

@@ -203,12 +203,18 @@ class TierPlan(_message.Message):
     INSTANCE_COUNT_FIELD_NUMBER: _builtins.int
     STAGES_FIELD_NUMBER: _builtins.int
     QOE_FIELD_NUMBER: _builtins.int
+    SKIP_BELOW_FIELD_NUMBER: _builtins.int
+    EARLY_CHECKS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """1 to 63 characters of a-z, 0-9, -, _, .; `cascade` is reserved."""
     model: _builtins.str
     threshold: _builtins.float
     """Answers with at least this score are accepted, 0 to 100. Required for every tier but the last, which must not have it."""
     instance_count: _builtins.int
+    skip_below: _builtins.float
+    """The tier is passed over for prompts for which the router's score predictor expects less, 0 to 100. Unset: never. Must not
+    be set for the last tier.
+    """
     @_builtins.property
     def stages(self) -> _containers.RepeatedCompositeFieldContainer[Global___Stage]:
         """The length stages, in order from 0 without gaps; the sum of their instance counts is that of the tier. Empty: every
@@ -219,6 +225,10 @@ class TierPlan(_message.Message):
     def qoe(self) -> Global___QoeModel:
         """The QoE model by which stages are planned and refined. Required with stages."""
 
+    @_builtins.property
+    def early_checks(self) -> _containers.RepeatedCompositeFieldContainer[Global___EarlyCheck]:
+        """When an answer that is not finished is scored, in ascending order. Must be empty for the last tier."""
+
     def __init__(
         self,
         *,
@@ -228,16 +238,49 @@ class TierPlan(_message.Message):
         instance_count: _builtins.int = ...,
         stages: _abc.Iterable[Global___Stage] | None = ...,
         qoe: Global___QoeModel | None = ...,
+        skip_below: _builtins.float | None = ...,
+        early_checks: _abc.Iterable[Global___EarlyCheck] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "qoe", b"qoe", "threshold", b"threshold"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below", "_threshold", b"_threshold", "qoe", b"qoe", "skip_below", b"skip_below", "threshold", b"threshold"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "instance_count", b"instance_count", "model", b"model", "name", b"name", "qoe", b"qoe", "stages", b"stages", "threshold", b"threshold"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below", "_threshold", b"_threshold", "early_checks", b"early_checks", "instance_count", b"instance_count", "model", b"model", "name", b"name", "qoe", b"qoe", "skip_below", b"skip_below", "stages", b"stages", "threshold", b"threshold"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__skip_below: _TypeAlias = _typing.Literal["skip_below"]  # noqa: Y015
+    _WhichOneofArgType__skip_below: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below"]  # noqa: Y015
     _WhichOneofReturnType__threshold: _TypeAlias = _typing.Literal["threshold"]  # noqa: Y015
     _WhichOneofArgType__threshold: _TypeAlias = _typing.Literal["_threshold", b"_threshold"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__skip_below) -> _WhichOneofReturnType__skip_below | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__threshold) -> _WhichOneofReturnType__threshold | None: ...
 
 Global___TierPlan: _TypeAlias = TierPlan  # noqa: Y015
+
+@_typing.final
+class EarlyCheck(_message.Message):
+    """An answer that has after_tokens tokens and is not finished is rejected if the judge gives it less than reject_below, 0 to
+    100.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AFTER_TOKENS_FIELD_NUMBER: _builtins.int
+    REJECT_BELOW_FIELD_NUMBER: _builtins.int
+    after_tokens: _builtins.int
+    reject_below: _builtins.float
+    def __init__(
+        self,
+        *,
+        after_tokens: _builtins.int = ...,
+        reject_below: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_tokens", b"after_tokens", "reject_below", b"reject_below"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EarlyCheck: _TypeAlias = EarlyCheck  # noqa: Y015
 
 @_typing.final
 class Stage(_message.Message):

@@ -41,6 +41,10 @@ class _EscalationReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Esca
     """The tier's answer would come too late for the first token that the SLO asks for."""
     ESCALATION_REASON_SLO_DECLINED: _EscalationReason.ValueType  # 7
     """No instance of the tier can keep the SLO."""
+    ESCALATION_REASON_PREDICTED_SCORE_LOW: _EscalationReason.ValueType  # 8
+    """The score predicted for the tier's answer is below the plan's skip_below: the tier was not asked."""
+    ESCALATION_REASON_REJECTED_EARLY: _EscalationReason.ValueType  # 9
+    """The unfinished answer scored less than one of the plan's early checks asks for, and was cancelled."""
 
 class EscalationReason(_EscalationReason, metaclass=_EscalationReasonEnumTypeWrapper): ...
 
@@ -57,6 +61,10 @@ ESCALATION_REASON_TOO_LATE: EscalationReason.ValueType  # 6
 """The tier's answer would come too late for the first token that the SLO asks for."""
 ESCALATION_REASON_SLO_DECLINED: EscalationReason.ValueType  # 7
 """No instance of the tier can keep the SLO."""
+ESCALATION_REASON_PREDICTED_SCORE_LOW: EscalationReason.ValueType  # 8
+"""The score predicted for the tier's answer is below the plan's skip_below: the tier was not asked."""
+ESCALATION_REASON_REJECTED_EARLY: EscalationReason.ValueType  # 9
+"""The unfinished answer scored less than one of the plan's early checks asks for, and was cancelled."""
 Global___EscalationReason: _TypeAlias = EscalationReason  # noqa: Y015
 
 class _InstanceState:
@@ -446,21 +454,27 @@ class Escalated(_message.Message):
     FROM_TIER_FIELD_NUMBER: _builtins.int
     TO_TIER_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    PREDICTED_SCORE_FIELD_NUMBER: _builtins.int
     from_tier: _builtins.str
     to_tier: _builtins.str
     reason: Global___EscalationReason.ValueType
+    predicted_score: _builtins.float
+    """The score predicted for the tier's answer, where the reason is PREDICTED_SCORE_LOW."""
     def __init__(
         self,
         *,
         from_tier: _builtins.str = ...,
         to_tier: _builtins.str = ...,
         reason: Global___EscalationReason.ValueType = ...,
+        predicted_score: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_predicted_score", b"_predicted_score", "predicted_score", b"predicted_score"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_tier", b"from_tier", "reason", b"reason", "to_tier", b"to_tier"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_predicted_score", b"_predicted_score", "from_tier", b"from_tier", "predicted_score", b"predicted_score", "reason", b"reason", "to_tier", b"to_tier"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__predicted_score: _TypeAlias = _typing.Literal["predicted_score"]  # noqa: Y015
+    _WhichOneofArgType__predicted_score: _TypeAlias = _typing.Literal["_predicted_score", b"_predicted_score"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__predicted_score) -> _WhichOneofReturnType__predicted_score | None: ...
 
 Global___Escalated: _TypeAlias = Escalated  # noqa: Y015
 

@@ -1,0 +1,85 @@
+"""`penstock predictor`: train the score predictor of routers on what `penstock measure` has measured."""
+
+import csv
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from penstock.cli import options, targets
+from penstock.cli.extras import needs_extra
+from penstock.cli.held_out import QuestionsError, read_questions
+from penstock.cli.output import console, fail, print_json, print_written
+
+SCORE = "_judge_score"
+
+
+@needs_extra("predictor", "planner")
+def predictor(
+    prompts: Annotated[Path, typer.Argument(help="The JSONL file of prompts that `penstock measure` was given.")],
+    quality: Annotated[
+        Path, typer.Argument(help="The quality file that it wrote: a row for each prompt, in their order.")
+    ],
+    out: Annotated[Path, options.new_file("--out", help="The file to write, for router.score_predictor.")] = Path(
+        "predictor.json"
+    ),
+    quality_out: Annotated[
+        Path | None,
+        options.new_file(
+            "--quality-out",
+            help="Also write the quality file with a column of predicted scores for each tier, for `penstock plan --skip`.",
+        ),
+    ] = None,
+    seed: options.SelectionSeed = 1,
+    json: targets.Json = False,
+) -> None:
+    """Train a model that predicts from a prompt the score of each tier's answer."""
+    from planner_service.files import FileError, csv_number, csv_rows
+    from planner_service.score_predictor import train
+    from services.domain.errors import InvalidRequest
+
+    try:
+        texts = [question.text for question in read_questions(prompts)]
+        rows = [*csv_rows(quality, ())]
+        tiers = [name.removesuffix(SCORE) for name in rows[0][1] if name and name.endswith(SCORE)]
+        if not tiers:
+            fail(f"{quality}: line 1: no column {{tier}}{SCORE}", 2)
+        if len(rows) != len(texts):
+            fail(f"{quality}: {len(rows)} rows, but {prompts} has {len(texts)} prompts", 2)
+        import numpy as np
+
+        scores = np.array([[csv_number(quality, line, row, t + SCORE, 0, 100) for t in tiers] for line, row in rows])
+        trained = train(texts, tiers, scores, seed=seed)
+    except (QuestionsError, FileError, InvalidRequest) as error:
+        fail(str(error), 2)
+    out.write_text(trained.predictor.to_json())
+    if quality_out is not None:
+        _write(quality_out, [row for _, row in rows], tiers, trained.predicted.tolist())
+    figures = [
+        {"tier": tier, "mean_score": float(scores[:, t].mean()), "auc": trained.predictor.auc[t]}
+        | {"log_loss": trained.log_loss[t], "log_loss_of_the_mean": trained.constant_loss[t]}
+        for t, tier in enumerate(tiers)
+    ]
+    if json:
+        print_json({"prompts": len(texts), "out": str(out), "tiers": figures})
+        return
+    table = Table(title=f"{len(texts)} prompts, predictions of those held out")
+    for column in ("tier", "mean score", "AUC", "log loss", "of the mean"):
+        table.add_column(column, justify="left" if column == "tier" else "right")
+    for row in figures:
+        losses = f"{row['log_loss']:.3f}", f"{row['log_loss_of_the_mean']:.3f}"
+        table.add_row(str(row["tier"]), f"{row['mean_score']:.1f}", f"{row['auc']:.3f}", *losses)
+    console.print(table)
+    print_written(out, quality_out)
+
+
+def _write(path: Path, rows: list[dict[str, str]], tiers: list[str], predicted: list[list[float]]) -> None:
+    """The rows with a column of predicted scores for each tier."""
+    with path.open("w", newline="") as file:
+        names = [f"{tier}_predicted_score" for tier in tiers]
+        writer = csv.DictWriter(file, [*(name for name in rows[0] if name not in names), *names])
+        writer.writeheader()
+        for row, scores in zip(rows, predicted, strict=True):
+            cells: dict[str, Any] = dict(row)
+            writer.writerow(cells | {name: f"{score:.4g}" for name, score in zip(names, scores, strict=True)})

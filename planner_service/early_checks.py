@@ -1,0 +1,66 @@
+"""Fits early checks: below which score an unfinished answer is rejected, with a stated error. No I/O.
+
+The error is the share of the answers that would be accepted and are rejected before they are finished. It is spent evenly
+over the checks. For each, the limit is that order statistic of the scores of accepted answers below which a further one
+falls with at most its part of the error, whatever the scores' distribution (split conformal prediction; Vovk et al. 2005);
+by the union bound the checks together reject at most the error, on average over samples to fit. It needs accepted answers
+like those to come, and as many that a part of the error is at least one of them: else a check rejects nothing.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from planner_service.simulator.workload import Bools, Floats, Ints
+from services.domain.early_checks import MAX_EARLY_CHECKS, EarlyCheck, rejected_early
+from services.domain.errors import invalid
+
+
+def fit_early_checks(
+    after_tokens: Sequence[int], part_scores: Floats, accepted: Bools, error: float
+) -> tuple[EarlyCheck, ...]:
+    """The checks of one tier. after_tokens (K), ascending. part_scores (N, K): of the first so many tokens of N answers;
+    NaN where an answer has no more than these. accepted (N): those that stand when they are finished.
+
+    Checks that would reject nothing are left out.
+
+    Raises:
+        InvalidRequest: Shapes that do not fit, an error that is none, or too many checks.
+    """
+    if part_scores.shape != (len(accepted), len(after_tokens)):
+        raise invalid("part_scores", f"must have a row for each of {len(accepted)} answers and a column for each check")
+    if not 0 < error < 1:
+        raise invalid("error", f"must be over 0 and under 1, not {error:g}")
+    if not 1 <= len(after_tokens) <= MAX_EARLY_CHECKS:
+        raise invalid("after_tokens", f"1 to {MAX_EARLY_CHECKS} checks, not {len(after_tokens)}")
+    checks = []
+    good = int(accepted.sum())
+    for k, tokens in enumerate(after_tokens):
+        # an accepted answer that has ended before the check cannot be rejected by it: it counts as a score of infinity
+        scores = np.sort(np.where(np.isnan(part_scores[accepted, k]), np.inf, part_scores[accepted, k]))
+        rank = math.floor(
+            error / len(after_tokens) * (good + 1)
+        )  # P(a further one < the rank-th smallest) <= rank / (n + 1)
+        if rank < 1:
+            continue
+        limit = min(100.0, float(scores[rank - 1]))
+        if np.nanmin(part_scores[:, k], initial=np.inf) < limit:
+            checks.append(EarlyCheck(tokens, limit))
+    return tuple(checks)
+
+
+def first_rejection(checks: Sequence[EarlyCheck], after_tokens: Sequence[int], part_scores: Floats) -> Ints:
+    """(N) index, among after_tokens (K), of the check that rejects each answer; K for those that none rejects.
+
+    part_scores (N, K): see fit_early_checks. The decision is that of the routers.
+    """
+    first: Ints = np.full(len(part_scores), len(after_tokens), np.int64)
+    for k in reversed(range(len(after_tokens))):
+        check = next((check for check in checks if check.after_tokens == after_tokens[k]), None)
+        if check is None:
+            continue
+        for i, score in enumerate(part_scores[:, k].tolist()):
+            if rejected_early(check, None if math.isnan(score) else score):
+                first[i] = k
+    return first

@@ -1,0 +1,120 @@
+"""Predicted scores: features, the file, the rule by which a tier is passed over. Pure."""
+
+import json
+import time
+
+import pytest
+
+from services.domain import ChatMessage, ChatPrompt, TextPrompt
+from services.domain.early_checks import EarlyCheck, early_check_problems, next_check, rejected_early
+from services.domain.requests import TokenPrompt
+from services.domain.score_prediction import (
+    PredictorError,
+    ScorePredictor,
+    expected_score,
+    features,
+    passes_over,
+    prompt_text,
+)
+
+BUCKETS = 512
+HARD = features("multiply", BUCKETS)[0]
+
+
+def predictor() -> ScorePredictor:
+    return ScorePredictor(("small", "large"), BUCKETS, (2.0, 3.0), {HARD: (-4.0, -0.5)}, 100, (0.9, 0.8))
+
+
+def test_features_are_the_same_in_every_process_and_do_not_depend_on_digits() -> None:
+    """Plans and files outlive processes; sums of other numbers are equally hard."""
+    assert features("Add 12 and 30", BUCKETS) == features("add 45 and 67", BUCKETS)
+    assert features("Add 12 and 30", BUCKETS) != features("Add 12 and 3000", BUCKETS)
+    assert features("Add 12", 2**14) == sorted(features("Add 12", 2**14))
+    assert features("", BUCKETS) == features("", BUCKETS)
+
+
+def test_a_prediction_is_the_logit_of_the_features_that_are_known() -> None:
+    found = predictor().predict("multiply")
+    assert found == {"small": expected_score(-2.0), "large": expected_score(2.5)}
+    assert expected_score(0.0) == 50.0
+    assert expected_score(-1e9) >= 0.0
+    assert expected_score(1e9) <= 100.0
+
+
+def test_a_prediction_takes_about_a_millisecond_however_long_the_prompt_is() -> None:
+    began = time.process_time()
+    for _ in range(10):
+        predictor().predict("word another 33, " * 100_000)
+    assert (time.process_time() - began) / 10 < 0.02, "many times what it takes on an idle machine"
+
+
+def test_the_file_gives_back_the_predictor() -> None:
+    assert ScorePredictor.from_json(predictor().to_json()) == predictor()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": "other"}, "format"),
+        ({"tiers": []}, "tiers"),
+        ({"tiers": ["small", "small"]}, "tiers: a name occurs twice"),
+        ({"buckets": 0}, "buckets"),
+        ({"buckets": True}, "buckets"),
+        ({"intercepts": [1.0]}, "intercepts: must be 2 numbers"),
+        ({"weights": {"9999": [1, 2]}}, "weights: '9999'"),
+        ({"weights": {"1": [1, "x"]}}, "weights.1: must be finite numbers"),
+        ({"weights": {"1": [1, float("nan")]}}, "weights.1: must be finite numbers"),
+        ({"samples": None}, "samples"),
+    ],
+)
+def test_what_is_no_predictor_is_refused_by_its_field(change: dict[str, object], message: str) -> None:
+    data = json.loads(predictor().to_json()) | change
+    with pytest.raises(PredictorError, match=message):
+        ScorePredictor.from_json(json.dumps(data))
+    with pytest.raises(PredictorError, match="not JSON"):
+        ScorePredictor.from_json("{")
+
+
+def test_only_a_known_score_below_the_limit_passes_a_tier_over() -> None:
+    assert passes_over(29.9, 30.0)
+    assert not passes_over(30.0, 30.0)
+    assert not passes_over(None, 30.0)
+    assert not passes_over(0.0, None)
+
+
+def test_the_text_is_that_of_the_last_message() -> None:
+    chat = ChatPrompt((ChatMessage("system", "be brief"), ChatMessage("user", "hello")))
+    assert prompt_text(chat) == "hello"
+    assert prompt_text(TextPrompt("text")) == "text"
+    assert prompt_text(TokenPrompt((1, 2))) is None
+
+
+CHECKS = (EarlyCheck(8, 5.0), EarlyCheck(16, 10.0), EarlyCheck(32, 20.0))
+
+
+def test_the_last_check_that_is_due_is_made_once() -> None:
+    assert next_check(CHECKS, 7, 0) is None
+    assert next_check(CHECKS, 8, 0) == 0
+    assert next_check(CHECKS, 20, 0) == 1, "the one at 8 says less"
+    assert next_check(CHECKS, 20, 2) is None
+    assert next_check(CHECKS, 99, 2) == 2
+
+
+def test_an_answer_without_a_score_is_not_rejected() -> None:
+    assert rejected_early(CHECKS[0], 4.9)
+    assert not rejected_early(CHECKS[0], 5.0)
+    assert not rejected_early(CHECKS[0], None)
+
+
+@pytest.mark.parametrize(
+    ("checks", "field"),
+    [
+        ((EarlyCheck(0, 5.0),), "checks[0].after_tokens"),
+        ((EarlyCheck(8, 101.0),), "checks[0].reject_below"),
+        ((EarlyCheck(8, 5.0), EarlyCheck(8, 6.0)), "checks"),
+        (tuple(EarlyCheck(i, 5.0) for i in range(1, 18)), "checks"),
+    ],
+)
+def test_bad_checks_are_named(checks: tuple[EarlyCheck, ...], field: str) -> None:
+    assert [problem.field for problem in early_check_problems(checks, "checks")] == [field]
+    assert not [*early_check_problems(CHECKS, "checks")]
