@@ -39,6 +39,7 @@ BENCHMARKS = (
     "state",
     "stage_moves",
     "migration",
+    "transport",
     "faults",
     "soak",
     "sglang_flags",

@@ -2,13 +2,14 @@
 
 import asyncio
 import functools
+import logging
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.proto.worker.v1 import worker_pb2_grpc
 from services.channels import ChannelPool
-from services.domain.errors import NotFound
+from services.domain.errors import NotFound, PenstockError
 from services.domain.instances import ModelCard
 from services.domain.latency import StepLatencyModel
 from services.domain.mesh_view import MeshView
@@ -44,7 +45,11 @@ from worker_service.transfer_queue import TransferQueue
 if TYPE_CHECKING:
     from worker_service.engine.sglang.launch import ServerShape
 
+_log = logging.getLogger(__name__)
+
 HEARTBEAT_S = 2.0
+MEASURE_AGAIN_S = 1.0
+"""After this long without another worker, or after a measurement that failed, it is tried again."""
 GIB = 1 << 30
 
 
@@ -91,7 +96,17 @@ async def compose(chassis: Chassis) -> None:
     receiver: KvReceiver | None = None
     if isinstance(engine, KvTransferring):
         channels = await chassis.stack.enter_async_context(ChannelPool(chassis.certificates))
-        sender = KvSender(engine, PeerClient(channels).dial, chassis.telemetry.meter, options.max_transfers)
+        fixed = options.kv_bandwidth_gb_per_s
+        sender = KvSender(
+            engine,
+            PeerClient(channels).dial,
+            chassis.telemetry.meter,
+            options.max_transfers,
+            shares_memory=options.shared_memory,
+            bytes_per_s=None if fixed is None else fixed * 1e9,
+        )
+        bandwidth = sender.bandwidth
+        tracker.kv_bytes_per_s = lambda: bandwidth.bytes_per_s
         receiver = KvReceiver(engine, options.max_transfers)
         chassis.stack.push_async_callback(sender.close)
         chassis.stack.push_async_callback(receiver.close)
@@ -134,10 +149,16 @@ async def compose(chassis: Chassis) -> None:
         tokenizer_digest=engine.tokenizer.digest,
         takes_drafts=Capability.DRAFTS in info.capabilities,
         reasoning_format=marks.name if (marks := engine.tokenizer.reasoning_format) is not None else "",
+        kv_bytes_per_token=engine.kv_layout.token_bytes if isinstance(engine, KvTransferring) else 0.0,
     )
     chassis.on_drain.append(servicer.drained)
     chassis.supervise("announce-drain", lambda: _announce_drain(servicer, chassis), endless=False)
     chassis.supervise("stage-watch", lambda: _watch(stages, feed, tracker, servicer, options.look_s))
+    if isinstance(engine, KvTransferring) and sender is not None:
+        measuring = functools.partial(
+            _measure_bandwidth, sender, feed, view, tier.name, chassis.instance_id, engine.kv_layout.token_bytes
+        )
+        chassis.supervise("kv-bandwidth", measuring, endless=False)
     if isinstance(engine, Interruptible):
         interruptible = engine
         chassis.supervise("engine-availability", lambda: _announce_availability(interruptible, servicer, chassis))
@@ -165,6 +186,27 @@ async def _announce_availability(engine: Interruptible, servicer: WorkerServicer
     """Announce the instance as draining while its engine is unavailable."""
     async for available in engine.availability():
         chassis.announce_drain(servicer.draining.is_set() or not available)
+
+
+async def _measure_bandwidth(
+    sender: KvSender, feed: MeshFeed, view: MeshView, tier: str, instance_id: str, token_bytes: float
+) -> None:
+    """Measure once at which rate KV moves, to the next worker of the tier by id: so each measures with another one."""
+    if token_bytes == 0:
+        return
+    await feed.synced.wait()
+    failures = 0
+    while not sender.bandwidth.known:
+        others = [record for record in view.workers(tier) if record.instance_id != instance_id]
+        after = [record for record in others if record.instance_id > instance_id] or others
+        if others:
+            try:
+                await sender.measure(after[failures % len(after)].address)
+            except PenstockError as error:
+                failures += 1
+                _log.info("KV bandwidth is not measured yet: %s", error)
+        if not sender.bandwidth.known:
+            await asyncio.sleep(MEASURE_AGAIN_S)
 
 
 async def _watch(
