@@ -14,6 +14,7 @@ from services.domain.instances import ModelCard
 from services.domain.latency import StepLatencyModel
 from services.domain.mesh_view import MeshView
 from services.domain.stages import bidding
+from services.domain.stages.worth import move_s
 from services.model_folder import model_folder
 from services.runtime import Chassis
 from services.settings import (
@@ -79,7 +80,14 @@ async def compose(chassis: Chassis) -> None:
         MeshFeed(chassis.redis, chassis.keys, view, group=tier_group(tier.name))
     )
     bids = bidding.Sender(slots)
-    stages = StageTracker(chassis.instance_id, tier.name, view, bids, refine_s=options.refine_s)
+    stages = StageTracker(
+        chassis.instance_id,
+        tier.name,
+        view,
+        bids,
+        refine_s=options.refine_s,
+        move_s=functools.partial(_move_s, tracker, _kv_token_bytes(engine)),
+    )
     transfers = TransferQueue(
         chassis.instance_id,
         slots,
@@ -149,14 +157,14 @@ async def compose(chassis: Chassis) -> None:
         tokenizer_digest=engine.tokenizer.digest,
         takes_drafts=Capability.DRAFTS in info.capabilities,
         reasoning_format=marks.name if (marks := engine.tokenizer.reasoning_format) is not None else "",
-        kv_bytes_per_token=engine.kv_layout.token_bytes if isinstance(engine, KvTransferring) else 0.0,
+        kv_bytes_per_token=_kv_token_bytes(engine),
     )
     chassis.on_drain.append(servicer.drained)
     chassis.supervise("announce-drain", lambda: _announce_drain(servicer, chassis), endless=False)
     chassis.supervise("stage-watch", lambda: _watch(stages, feed, tracker, servicer, options.look_s))
     if isinstance(engine, KvTransferring) and sender is not None:
         measuring = functools.partial(
-            _measure_bandwidth, sender, feed, view, tier.name, chassis.instance_id, engine.kv_layout.token_bytes
+            _measure_bandwidth, sender, feed, view, tier.name, chassis.instance_id, _kv_token_bytes(engine)
         )
         chassis.supervise("kv-bandwidth", measuring, endless=False)
     if isinstance(engine, Interruptible):
@@ -186,6 +194,17 @@ async def _announce_availability(engine: Interruptible, servicer: WorkerServicer
     """Announce the instance as draining while its engine is unavailable."""
     async for available in engine.availability():
         chassis.announce_drain(servicer.draining.is_set() or not available)
+
+
+def _kv_token_bytes(engine: Engine) -> float:
+    """KV that a move sends per token; 0 if requests move without KV, or not at all."""
+    return engine.kv_layout.token_bytes if isinstance(engine, KvTransferring) else 0.0
+
+
+def _move_s(tracker: LoadTracker, token_bytes: float, tokens: int) -> float | None:
+    """How long a move takes; None while the bandwidth is not known."""
+    bytes_per_s = tracker.kv_bytes_per_s()
+    return move_s(tokens, token_bytes, bytes_per_s) if bytes_per_s > 0 or token_bytes == 0 else None
 
 
 async def _measure_bandwidth(

@@ -1,10 +1,13 @@
 """KV on its way: chunks in shared memory and in messages give the same KV, and a worker that cannot share gets messages."""
 
 import asyncio
+import gc
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +22,7 @@ from worker_service.migration import bandwidth, outgoing
 from worker_service.migration.bandwidth import LEAST_MOVED_BYTES, BandwidthEstimate
 from worker_service.migration.messages import Chunk, Closing, MovedOut, NotMoved, Opening, Report, ToSource, ToTarget
 from worker_service.migration.receiver import KvReceiver
-from worker_service.migration.segment import supported
+from worker_service.migration.segment import NotShared, TargetSegment, supported
 from worker_service.migration.sender import KvSender
 from worker_service.migration.source import Accepted, Failed, Received
 
@@ -31,7 +34,7 @@ REQUEST = GenerationRequest("r", TokenPrompt((1,)), SamplingParams())
 class LocalWire:
     """A stream to a receiver in this process; every message goes through protobuf."""
 
-    def __init__(self, receiver: KvReceiver, seen: list[ToTarget], changed: dict[str, int]) -> None:
+    def __init__(self, receiver: KvReceiver, seen: list[ToTarget], changed: dict[str, Any]) -> None:
         self._inbox: asyncio.Queue[ToTarget] = asyncio.Queue()
         self._receiver, self._seen, self._changed = receiver, seen, changed
 
@@ -54,11 +57,11 @@ class LocalWire:
 class Pair:
     """A sender and a receiver over pools of KV. changed: what of the segment's address is falsified on the way."""
 
-    def __init__(self, tokens: int = TOKENS, shares: bool = True, **changed: int) -> None:
+    def __init__(self, tokens: int = TOKENS, shares: bool = True, changed: dict[str, Any] | None = None) -> None:
         self.source, self.target = (PoolEngine(LAYOUT, tokens, compiled=True) for _ in range(2))
         self.target.clear()
         self.receiver, self.seen = KvReceiver(self.target, 3), list[ToTarget]()
-        self._changed = changed
+        self._changed = changed or {}
         self.sender = KvSender(self.source, self._dial, NoOpMeter("test"), 3, shares_memory=shares)
 
     @asynccontextmanager
@@ -98,7 +101,7 @@ async def test_shared_chunks_carry_no_bytes_and_messages_carry_the_same_kv() -> 
 @pytest.mark.parametrize("changed", [{"process_id": 1}, {"descriptor": 9999}, {"size_bytes": 5 << 20}])
 async def test_a_target_that_does_not_find_the_segment_gets_messages(changed: dict[str, int]) -> None:
     """As a worker of another host or container; it is offered no memory again."""
-    pair = Pair(**changed)
+    pair = Pair(changed=changed)
     assert isinstance(await pair.move(), MovedOut)
     assert pair.whole
     assert all(c.shared_offset is None for c in pair.chunks)
@@ -136,6 +139,34 @@ async def test_a_chunk_outside_the_segment_ends_the_transfer() -> None:
     assert "not within" in report.reason
     assert not pair.whole
     assert isinstance(await pair.move("again"), MovedOut)
+
+
+@pytest.mark.skipif(not supported(), reason="needs sealed files in memory, which Linux has")
+async def test_a_target_that_dies_midway_leaves_nothing_open() -> None:
+    """The source's transfer fails, and it holds neither the file nor the memory."""
+    pair = Pair()
+    real, sent = LocalWire.send, 0
+
+    async def dies(wire: LocalWire, message: ToTarget) -> None:
+        nonlocal sent
+        sent += isinstance(message, Chunk)
+        if sent == 2:
+            raise Unavailable("the target is gone")
+        await real(wire, message)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LocalWire, "send", dies)
+        report = await pair.move()
+    assert report == NotMoved("the target is gone")
+    opening = pair.seen[0]
+    assert isinstance(opening, Opening)
+    assert opening.shared is not None
+    pair.seen.clear()
+    await asyncio.sleep(0.1)
+    gc.collect()
+    assert "penstock-kv" not in Path("/proc/self/maps").read_text()
+    with pytest.raises(NotShared):
+        TargetSegment(opening.shared)
 
 
 async def test_a_chunk_in_memory_that_was_never_shared_is_refused() -> None:
