@@ -284,6 +284,17 @@ async def _move(source: _Sender) -> tuple[int, float]:
     raise RuntimeError("the move did not end")
 
 
+async def _warm_up(source: _Sender) -> None:
+    """Move until a move succeeds: the first ones compile, and touch the pages of the pools, which may take seconds."""
+    for _ in range(5):
+        try:
+            await _move(source)
+            return
+        except RuntimeError:
+            await asyncio.sleep(1.0)
+    await _move(source)
+
+
 async def measure(shape: str, rounds: int) -> dict[str, Any]:
     """Rates of all ways, which take turns."""
     layout, tokens = SHAPES[shape]
@@ -299,7 +310,7 @@ async def measure(shape: str, rounds: int) -> dict[str, Any]:
             process.start()
             targets[way] = (process, here)
             sources[way] = _source(shape, way, await asyncio.to_thread(here.recv))
-            await _move(sources[way])  # warm-up: compilation, and the pages of the pools
+            await _warm_up(sources[way])
         for _ in range(rounds):
             for way in WAYS:
                 process, here = targets[way]

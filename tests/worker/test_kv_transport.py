@@ -31,6 +31,11 @@ TOKENS = 16 * 700 + 5  # 11 MB: more than the segment
 REQUEST = GenerationRequest("r", TokenPrompt((1,)), SamplingParams())
 
 
+def mapped() -> bool:
+    """Whether this process has shared memory of a transfer."""
+    return "penstock-kv" in Path("/proc/self/maps").read_text()
+
+
 class LocalWire:
     """A stream to a receiver in this process; every message goes through protobuf."""
 
@@ -164,7 +169,7 @@ async def test_a_target_that_dies_midway_leaves_nothing_open() -> None:
     pair.seen.clear()
     await asyncio.sleep(0.1)
     gc.collect()
-    assert "penstock-kv" not in Path("/proc/self/maps").read_text()
+    assert not mapped()
     with pytest.raises(NotShared):
         TargetSegment(opening.shared)
 

@@ -16,7 +16,10 @@ ROUND_TRIP_S = 0.001
 
 
 def move_s(tokens: int, kv_bytes_per_token: float, bytes_per_s: float) -> float:
-    """Seconds that a move of a request of this length takes; 0 bytes per second: not known, as if there were no KV."""
+    """Seconds that a move of a request of this length takes.
+
+    bytes_per_s: 0 only without KV.
+    """
     sending_s = tokens * kv_bytes_per_token / bytes_per_s if bytes_per_s > 0 else 0.0
     return sending_s + ROUND_TRIP_S
 
