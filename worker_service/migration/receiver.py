@@ -251,7 +251,7 @@ class KvReceiver:
         if opening.layout != self._engine.kv_layout:
             yield source.Failed(f"this engine has {self._engine.kv_layout}, not {opening.layout}")
         elif self._measuring:
-            yield source.Failed("another measurement is under way")
+            yield source.Failed("another measurement is running")
         else:
             self._measuring = True
             try:

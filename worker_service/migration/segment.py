@@ -1,9 +1,9 @@
 """Memory that two workers of one host share for the KV of one transfer.
 
 The source creates an anonymous file in memory, and tells the target its process id, the number of the file's descriptor, its
-size and a secret that stands at the file's beginning. The target opens it through /proc. Whoever finds the secret there is on
-the same host, and sees the source's own processes; another host, another container or another user does not, and KV then
-moves as bytes in messages.
+size and a secret that stands at the file's beginning. The target opens it through /proc. A target that finds the secret there
+is on the same host, and sees the source's own processes; another host, another container or another user does not, and KV
+then moves as bytes in messages.
 
 What the target is told is not trusted. It opens nothing but a regular file of its own user, maps nothing but a file that can
 neither shrink nor grow (sealed), of the announced size, within limits, and reads nothing without the secret. So an access
@@ -80,7 +80,7 @@ class SourceSegment:
         self._free.append(self._used.pop(0))
 
     def close(self) -> None:
-        """Close the file: nobody else can open it any more. Idempotent."""
+        """Close the file: no other process can open it any more. Idempotent."""
         self._close()
 
 
@@ -118,8 +118,8 @@ def _mapped(address: SegmentAddress) -> mmap.mmap:
     path = f"/proc/{address.process_id:d}/fd/{address.descriptor:d}"
     place = os.open(path, os.O_PATH | os.O_CLOEXEC)  # opens nothing yet: it may be a device, or a pipe that waits
     try:
-        found = os.fstat(place)
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_size != address.size_bytes:
+        status = os.fstat(place)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_size != address.size_bytes:
             raise ValueError("another kind of file")
         descriptor = os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_CLOEXEC)
         try:
