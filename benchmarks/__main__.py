@@ -40,6 +40,7 @@ BENCHMARKS = (
     "state",
     "stage_moves",
     "migration",
+    "transport",
     "faults",
     "soak",
     "sglang_flags",

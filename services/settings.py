@@ -566,6 +566,11 @@ class MeshStages(BaseModel):
     """Interval between two refinements of a worker's length boundary."""
     max_transfers: int = Field(default=MAX_TRANSFERS, ge=2)
     """Requests that one worker sends and receives at once."""
+    shared_memory: bool = True
+    """Whether workers of one host move KV through memory that they share; otherwise in messages, as between hosts."""
+    kv_bandwidth_gb_per_s: float | None = Field(default=None, gt=0, lt=math.inf)
+    """At which rate KV moves between two workers. None: each worker measures it, when it meets the first other of its tier,
+    and with every move."""
     bid_timeout_s: float = Field(default=0.5, gt=0)
     """How long a router waits for the first bid; those that come 50 ms after it or later are ignored."""
     turn_timeout_s: float = Field(default=10.0, gt=0)

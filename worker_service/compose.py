@@ -2,17 +2,19 @@
 
 import asyncio
 import functools
+import logging
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.proto.worker.v1 import worker_pb2_grpc
 from services.channels import ChannelPool
-from services.domain.errors import NotFound
+from services.domain.errors import NotFound, PenstockError
 from services.domain.instances import ModelCard
 from services.domain.latency import StepLatencyModel
 from services.domain.mesh_view import MeshView
 from services.domain.stages import bidding
+from services.domain.stages.worth import move_s
 from services.model_folder import model_folder
 from services.runtime import Chassis
 from services.settings import (
@@ -44,7 +46,11 @@ if TYPE_CHECKING:
     from worker_service.engine.remote import RemoteEngineOptions
     from worker_service.engine.sglang.launch import ServerShape
 
+_log = logging.getLogger(__name__)
+
 HEARTBEAT_S = 2.0
+MEASURE_AGAIN_S = 1.0
+"""After this long without another worker, or after a measurement that failed, it is tried again."""
 GIB = 1 << 30
 
 
@@ -74,7 +80,14 @@ async def compose(chassis: Chassis) -> None:
         MeshFeed(chassis.redis, chassis.keys, view, group=tier_group(tier.name))
     )
     bids = bidding.Sender(slots)
-    stages = StageTracker(chassis.instance_id, tier.name, view, bids, refine_s=options.refine_s)
+    stages = StageTracker(
+        chassis.instance_id,
+        tier.name,
+        view,
+        bids,
+        refine_s=options.refine_s,
+        move_s=functools.partial(_move_s, tracker, _kv_token_bytes(engine)),
+    )
     transfers = TransferQueue(
         chassis.instance_id,
         slots,
@@ -91,7 +104,17 @@ async def compose(chassis: Chassis) -> None:
     receiver: KvReceiver | None = None
     if isinstance(engine, KvTransferring):
         channels = await chassis.stack.enter_async_context(ChannelPool(chassis.certificates))
-        sender = KvSender(engine, PeerClient(channels).dial, chassis.telemetry.meter, options.max_transfers)
+        fixed = options.kv_bandwidth_gb_per_s
+        sender = KvSender(
+            engine,
+            PeerClient(channels).dial,
+            chassis.telemetry.meter,
+            options.max_transfers,
+            shares_memory=options.shared_memory,
+            bytes_per_s=None if fixed is None else fixed * 1e9,
+        )
+        bandwidth = sender.bandwidth
+        tracker.kv_bytes_per_s = lambda: bandwidth.bytes_per_s
         receiver = KvReceiver(engine, options.max_transfers)
         chassis.stack.push_async_callback(sender.close)
         chassis.stack.push_async_callback(receiver.close)
@@ -134,10 +157,16 @@ async def compose(chassis: Chassis) -> None:
         tokenizer_digest=engine.tokenizer.digest,
         takes_drafts=Capability.DRAFTS in info.capabilities,
         reasoning_format=marks.name if (marks := engine.tokenizer.reasoning_format) is not None else "",
+        kv_bytes_per_token=_kv_token_bytes(engine),
     )
     chassis.on_drain.append(servicer.drained)
     chassis.supervise("announce-drain", lambda: _announce_drain(servicer, chassis), endless=False)
     chassis.supervise("stage-watch", lambda: _watch(stages, feed, tracker, servicer, options.look_s))
+    if isinstance(engine, KvTransferring) and sender is not None:
+        measuring = functools.partial(
+            _measure_bandwidth, sender, feed, view, tier.name, chassis.instance_id, _kv_token_bytes(engine)
+        )
+        chassis.supervise("kv-bandwidth", measuring, endless=False)
     if isinstance(engine, Interruptible):
         interruptible = engine
         chassis.supervise("engine-availability", lambda: _announce_availability(interruptible, servicer, chassis))
@@ -165,6 +194,38 @@ async def _announce_availability(engine: Interruptible, servicer: WorkerServicer
     """Announce the instance as draining while its engine is unavailable."""
     async for available in engine.availability():
         chassis.announce_drain(servicer.draining.is_set() or not available)
+
+
+def _kv_token_bytes(engine: Engine) -> float:
+    """KV that a move sends per token; 0 if requests move without KV, or not at all."""
+    return engine.kv_layout.token_bytes if isinstance(engine, KvTransferring) else 0.0
+
+
+def _move_s(tracker: LoadTracker, token_bytes: float, tokens: int) -> float | None:
+    """How long a move takes; None while the bandwidth is not known."""
+    bytes_per_s = tracker.kv_bytes_per_s()
+    return move_s(tokens, token_bytes, bytes_per_s) if bytes_per_s > 0 or token_bytes == 0 else None
+
+
+async def _measure_bandwidth(
+    sender: KvSender, feed: MeshFeed, view: MeshView, tier: str, instance_id: str, token_bytes: float
+) -> None:
+    """Measure once at which rate KV moves, to the next worker of the tier by id: so each measures with another one."""
+    if token_bytes == 0:
+        return
+    await feed.synced.wait()
+    failures = 0
+    while not sender.bandwidth.known:
+        others = [record for record in view.workers(tier) if record.instance_id != instance_id]
+        after = [record for record in others if record.instance_id > instance_id] or others
+        if others:
+            try:
+                await sender.measure(after[failures % len(after)].address)
+            except PenstockError as error:
+                failures += 1
+                _log.info("KV bandwidth is not measured yet: %s", error)
+        if not sender.bandwidth.known:
+            await asyncio.sleep(MEASURE_AGAIN_S)
 
 
 async def _watch(

@@ -1,6 +1,7 @@
 """The load of this worker, as published to Redis, by RPC and as metrics."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
@@ -58,6 +59,15 @@ class LoadTracker:
 
         if isinstance(engine, Speculating):
             self._count_drafts(engine, meter)
+        self.kv_bytes_per_s: Callable[[], float] = lambda: 0.0
+        """At which rate KV moves from here; 0 while unknown."""
+        self._gauge(
+            meter,
+            "penstock.worker.kv_bandwidth",
+            "By/s",
+            "Rate at which KV moves to another worker; 0 while unknown.",
+            lambda load: load.kv_bytes_per_s,
+        )
 
     def _count_drafts(self, engine: Speculating, meter: Meter) -> None:
         """Metrics of speculative decoding."""
@@ -92,10 +102,10 @@ class LoadTracker:
         )
 
     def load(self) -> Load:
-        return self._engine.load()
+        return replace(self._engine.load(), kv_bytes_per_s=self.kv_bytes_per_s())
 
     def _gauge(self, meter: Meter, name: str, unit: str, description: str, read: _Read) -> None:
         def observe(_: CallbackOptions) -> Iterable[Observation]:
-            return [Observation(read(self._engine.load()), self._labels)]
+            return [Observation(read(self.load()), self._labels)]
 
         meter.create_observable_gauge(name, callbacks=[observe], unit=unit, description=description)

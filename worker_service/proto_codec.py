@@ -24,6 +24,7 @@ from worker_service.migration.messages import (
     Opening,
     Report,
     RoundCopied,
+    SegmentAddress,
     ToSource,
     ToTarget,
 )
@@ -135,6 +136,7 @@ def load_to_proto(load: Load, *, draining: bool, preemptions: int, steps: int) -
         step_count=steps,
         cached_tokens=load.cached_tokens,
         slo_headroom=headroom,
+        kv_bytes_per_second=load.kv_bytes_per_s,
     )
 
 
@@ -190,13 +192,23 @@ def to_target_to_proto(message: ToTarget) -> pb.MigrateInRequest:
                 block_tokens=layout.block_tokens,
                 dtype=layout.dtype,
             )
-            opening = pb.TransferOpening(transfer_id=message.transfer_id, layout=kv_layout, token_ids=message.tokens)
+            opening = pb.TransferOpening(
+                transfer_id=message.transfer_id,
+                layout=kv_layout,
+                token_ids=message.tokens,
+                shared_segment=None if message.shared is None else _segment_to_proto(message.shared),
+                measurement=message.measurement,
+            )
             return pb.MigrateInRequest(opening=opening)
         case Chunk():
-            return pb.MigrateInRequest(chunk=_chunk_to_proto(message))
+            request = pb.MigrateInRequest()
+            _set_chunk(request.chunk, message)
+            return request
         case _:
-            last = None if message.last is None else _chunk_to_proto(message.last)
-            return pb.MigrateInRequest(closing=pb.TransferClosing(token_ids=message.tokens, last=last))
+            request = pb.MigrateInRequest(closing=pb.TransferClosing(token_ids=message.tokens))
+            if message.last is not None:
+                _set_chunk(request.closing.last, message.last)
+            return request
 
 
 def to_target_from_proto(message: pb.MigrateInRequest) -> ToTarget:
@@ -214,7 +226,9 @@ def to_target_from_proto(message: pb.MigrateInRequest) -> ToTarget:
                 layout_message.block_tokens,
                 layout_message.dtype,
             )
-            return Opening(message.opening.transfer_id, layout, tuple(message.opening.token_ids))
+            opening = message.opening
+            shared = _segment_from_proto(opening.shared_segment) if opening.HasField("shared_segment") else None
+            return Opening(opening.transfer_id, layout, tuple(opening.token_ids), shared, opening.measurement)
         case "chunk":
             return _chunk_from_proto(message.chunk)
         case "closing":
@@ -224,18 +238,38 @@ def to_target_from_proto(message: pb.MigrateInRequest) -> ToTarget:
             raise invalid("step", "is missing")
 
 
-def _chunk_to_proto(chunk: Chunk) -> pb.KvChunk:
-    return pb.KvChunk(first_block=chunk.first_block, blocks=chunk.blocks, data=chunk.data)
+def _set_chunk(proto: pb.KvChunk, chunk: Chunk) -> None:
+    """Fill in place: a message that is given to the constructor of another one is copied, with its data."""
+    proto.first_block, proto.blocks = chunk.first_block, chunk.blocks
+    if chunk.shared_offset is None:
+        proto.data = chunk.data
+    else:
+        proto.shared_offset = chunk.shared_offset
 
 
 def _chunk_from_proto(chunk: pb.KvChunk) -> Chunk:
-    return Chunk(chunk.first_block, chunk.blocks, chunk.data)
+    shared = chunk.HasField("shared_offset")
+    return Chunk(chunk.first_block, chunk.blocks, chunk.data, chunk.shared_offset if shared else None)
+
+
+def _segment_to_proto(address: SegmentAddress) -> pb.SharedSegment:
+    return pb.SharedSegment(
+        process_id=address.process_id,
+        descriptor=address.descriptor,
+        size_bytes=address.size_bytes,
+        secret=address.secret,
+    )
+
+
+def _segment_from_proto(segment: pb.SharedSegment) -> SegmentAddress:
+    return SegmentAddress(segment.process_id, segment.descriptor, segment.size_bytes, segment.secret)
 
 
 def to_source_to_proto(answer: ToSource) -> pb.MigrateInResponse:
     match answer:
         case Accepted():
-            return pb.MigrateInResponse(accepted=pb.TransferAccepted(present_blocks=answer.present))
+            accepted = pb.TransferAccepted(present_blocks=answer.present, shares_segment=answer.shares_segment)
+            return pb.MigrateInResponse(accepted=accepted)
         case Received():
             return pb.MigrateInResponse(chunk_received=pb.ChunkReceived(blocks=answer.blocks))
         case Committed():
@@ -247,7 +281,7 @@ def to_source_to_proto(answer: ToSource) -> pb.MigrateInResponse:
 def to_source_from_proto(answer: pb.MigrateInResponse) -> ToSource:
     match answer.WhichOneof("event"):
         case "accepted":
-            return Accepted(answer.accepted.present_blocks)
+            return Accepted(answer.accepted.present_blocks, answer.accepted.shares_segment)
         case "chunk_received":
             return Received(answer.chunk_received.blocks)
         case "committed":

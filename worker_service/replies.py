@@ -269,7 +269,7 @@ class _Reply:
                 self.first_s = now
                 self.span.add_event("first token")
             self._count_tokens(len(frame.token_ids))
-            self._stages.grew(self.request.request_id, self.prompt_tokens + frame.end)
+            self._stages.grew(self.request.request_id, self.prompt_tokens + frame.end, self.prompt_tokens)
         advice = self._stages.advice(self.request.request_id, now)
         if advice is not None:
             reason = {"penstock.reason": advice.reason.value}

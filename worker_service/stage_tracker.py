@@ -4,6 +4,7 @@ No I/O: the view and the time are arguments (CascadeInfer, sections 3.1, 4.3 and
 for itself, from the records that its tier publishes.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from services.domain.instances import InstanceRecord, Load
@@ -14,7 +15,9 @@ from services.domain.stages.advice import MoveAdvice, MoveReason
 from services.domain.stages.bidding import Sender
 from services.domain.stages.overload import excess_tokens, to_hand_over
 from services.domain.stages.places import StagePlace, assign, outgrown_to, peers, successors
+from services.domain.stages.qoe import BatchLoad, InFlight, QoeModel
 from services.domain.stages.refinement import averaged, refine
+from services.domain.stages.worth import worth_moving
 
 ADVICE_PAUSE_S = 1.0  # time before advice for a request that did not move is repeated
 
@@ -24,14 +27,28 @@ class _TrackedRequest:
     """A request that is decoding here."""
 
     tokens: int
+    input_tokens: int
     quiet_until: float = float("-inf")
 
 
 class StageTracker:
     """Tracks the stage of one instance. Call `look` periodically, and `advice` whenever a request has new tokens."""
 
-    def __init__(self, instance_id: str, tier: str, view: MeshView, sender: Sender, *, refine_s: float) -> None:
-        """refine_s: interval between refinements of the boundary."""
+    def __init__(
+        self,
+        instance_id: str,
+        tier: str,
+        view: MeshView,
+        sender: Sender,
+        *,
+        refine_s: float,
+        move_s: Callable[[int], float | None] = lambda _: None,
+    ) -> None:
+        """refine_s: interval between refinements of the boundary. move_s: expected time of a move by the request's tokens;
+        None while it is not known: then moves are advised whatever they take."""
+        self._move_s = move_s
+        self._qoe: QoeModel | None = None
+        self._batch, self._batches = BatchLoad(), dict[str, BatchLoad]()  # of this instance and the others, at `look`
         self._instance_id, self._tier, self._view, self._sender = instance_id, tier, view, sender
         self._refine_s = refine_s
         self._requests: dict[str, _TrackedRequest] = {}
@@ -43,11 +60,11 @@ class StageTracker:
         """The stage of this instance; None if the plan has no stages for the tier."""
         self.draining = False
 
-    def grew(self, request_id: str, tokens: int) -> None:
-        """Record the length of a decoding request, prompt and output."""
+    def grew(self, request_id: str, tokens: int, input_tokens: int = 0) -> None:
+        """Record the length of a decoding request, prompt and output, and of its prompt."""
         request = self._requests.get(request_id)
         if request is None:
-            self._requests[request_id] = _TrackedRequest(tokens)
+            self._requests[request_id] = _TrackedRequest(tokens, input_tokens)
         else:
             request.tokens = tokens
 
@@ -66,6 +83,9 @@ class StageTracker:
             self._withdraw(request_id)
             return None
         request.quiet_until = now + ADVICE_PAUSE_S
+        if reason is not MoveReason.DRAINING and not self._pays(request, reason):
+            self._withdraw(request_id)
+            return None
         self._sender.offer(request_id, request.tokens)
         return MoveAdvice(reason, request.tokens, self._sender.tokens)
 
@@ -76,6 +96,10 @@ class StageTracker:
         self._others = {i: record.place for i, record in others.items()}
         plan = self._view.plan
         tier = plan.tier(self._tier) if plan is not None else None
+        self._qoe = tier.qoe if tier is not None else None
+        if self._qoe is not None:
+            self._batch = BatchLoad.of(load.in_flight)
+            self._batches = {i: BatchLoad.of(r.load.in_flight) for i, r in others.items() if r.load is not None}
         if tier is None or not tier.stages:
             self.place = self._layout = None
             return
@@ -92,6 +116,21 @@ class StageTracker:
         if tokens >= place.to_tokens and outgrown_to(others, place.stage, tokens):
             return MoveReason.RANGE_CROSSED
         return MoveReason.OVERLOADED if request_id == self._outlier else None
+
+    def _pays(self, request: _TrackedRequest, reason: MoveReason) -> bool:
+        """Whether a move saves more time than it takes."""
+        takes_s = self._move_s(request.tokens)
+        if takes_s is None or self._qoe is None or self.place is None:
+            return True
+        candidates = self._candidates(request.tokens, reason)
+        there = [self._batches[i] for i in candidates if i in self._batches]
+        return worth_moving(InFlight(request.tokens, request.input_tokens), self._batch, there, self._qoe, takes_s)
+
+    def _candidates(self, tokens: int, reason: MoveReason) -> Sequence[str]:
+        assert self.place is not None
+        if reason is MoveReason.RANGE_CROSSED:
+            return outgrown_to(self._others, self.place.stage, tokens)
+        return peers(self._others, self.place.stage)
 
     def _take_place(self, layout: StageLayout, now: float) -> None:
         current = {i: place.stage if place is not None else None for i, place in self._others.items()}

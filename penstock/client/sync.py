@@ -322,8 +322,8 @@ class PlannerClient:
         self,
         tier: str,
         *,
-        kv_bytes_per_token: float,
-        bandwidth_bytes_per_s: float,
+        kv_bytes_per_token: float = 0.0,
+        bandwidth_bytes_per_s: float = 0.0,
         instances: int | None = None,
         qoe: Sequence[float] = (),
         sequences: Iterable[plans.SequenceInFlight] = (),
@@ -332,8 +332,8 @@ class PlannerClient:
     ) -> plans.StageLayout:
         """Assign the instances of a tier to length stages; with `publish`, publish the result as a plan revision.
 
-        Defaults: instances and qoe (D0 to D4, seconds) of the current plan, the sequences that the instances hold, and their
-        context length as max_tokens.
+        Defaults: instances and qoe (D0 to D4, seconds) of the current plan, the sequences that the instances hold, their
+        context length as max_tokens, the KV of their model, and the bandwidth that they measured.
 
         Raises:
             InvalidRequestError: The inputs are invalid; `fields` names the problems.

@@ -18,8 +18,7 @@ from planner_service.simulator.tier import Replica
 from planner_service.simulator.workload import Ints, Workload
 from services.domain.errors import invalid
 from services.domain.stages import InFlight
-
-ROUND_TRIP_S = 0.001  # of a message between instances; a move's last round waits for one
+from services.domain.stages.worth import ROUND_TRIP_S, move_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +37,7 @@ class Moves:
     refine_s: float = 5.0
 
     def transfer_s(self, tokens: int) -> float:
-        return tokens * self.kv_bytes_per_token / self.bandwidth_bytes_per_s + ROUND_TRIP_S
+        return move_s(tokens, self.kv_bytes_per_token, self.bandwidth_bytes_per_s)
 
 
 @dataclass(slots=True)

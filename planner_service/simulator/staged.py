@@ -13,7 +13,9 @@ from services.domain.stages import InFlight, QoeModel, StageLayout
 from services.domain.stages.bidding import Ask, Bid, Go, Receiver, Sender, TransferSlots, choose
 from services.domain.stages.overload import excess_tokens, to_hand_over
 from services.domain.stages.places import StagePlace, by_preference, outgrown_to, peers, successors
+from services.domain.stages.qoe import BatchLoad
 from services.domain.stages.refinement import RefineBy, averaged, refine
+from services.domain.stages.worth import worth_moving
 
 
 class Refinement(enum.Enum):
@@ -52,6 +54,7 @@ class Staged(Policy):
         self._receivers = [Receiver(name, slot) for name, slot in zip(self._names, slots, strict=True)]
         self._target: dict[int, int] = {}  # of requests that are won or on their way
         self._load = [0] * cluster.instances  # tokens of the requests there, as published
+        self._batch = [BatchLoad()] * cluster.instances  # the same, as the QoE model sees them
         self._dispatch = Dispatch(cluster)
         self._refined_s = 0.0
         self._throughput = cluster.moves.bandwidth_bytes_per_s / max(cluster.moves.kv_bytes_per_token, 1e-9)
@@ -68,6 +71,7 @@ class Staged(Policy):
         self._dispatch.publish()
         held = [cluster.held(i) for i in range(cluster.instances)]
         self._load = [sum(s.tokens for s in one) for one in held]
+        self._batch = [BatchLoad.of(one) for one in held]
         if self._refinement is not Refinement.NONE and cluster.now_s - self._refined_s >= cluster.moves.refine_s:
             self._refined_s = cluster.now_s
             self._refine(held)
@@ -123,7 +127,8 @@ class Staged(Policy):
         movable = [r for r in cluster.decoding(source).tolist() if r not in self._target]
         for r in movable:
             tokens = int(cluster.length[r])
-            if tokens >= place.to_tokens and (able := outgrown_to(others, place.stage, tokens)):
+            able = outgrown_to(others, place.stage, tokens) if tokens >= place.to_tokens else []
+            if able and self._worth(r, source, able):
                 self._ask(r, source, able)
         if not self._within:
             return
@@ -131,8 +136,15 @@ class Staged(Policy):
         excess = excess_tokens(self._load[source] - sender.tokens, [self._load[self._number[n]] for n in beside])
         left = {str(r): int(cluster.length[r]) for r in movable if r not in self._target}
         chosen = to_hand_over(left, excess)
-        if chosen is not None:
+        if chosen is not None and self._worth(int(chosen), source, beside):
             self._ask(int(chosen), source, beside)
+
+    def _worth(self, request: int, source: int, candidates: Sequence[str]) -> bool:
+        cluster = self.cluster
+        sequence = InFlight(int(cluster.length[request]), int(cluster.work.input_tokens[request]))
+        there = [self._batch[self._number[name]] for name in candidates]
+        takes_s = cluster.moves.transfer_s(sequence.tokens)
+        return worth_moving(sequence, self._batch[source], there, self._qoe, takes_s)
 
     def _ask(self, request: int, source: int, candidates: Sequence[str]) -> None:
         cluster, name = self.cluster, str(request)

@@ -22,6 +22,7 @@ class ModelCard:
     tool_format: how the model writes tool calls (`services.tool_calls`); empty if its chat template takes no tools.
     tokenizer_digest: equal for models that encode and decode alike. takes_drafts: the engine verifies the drafts of requests.
     reasoning_format: how it marks its reasoning (`services.reasoning`); empty if its chat template has no such marks.
+    kv_bytes_per_token: that a move sends, over all layers; 0 if requests move without KV, or not at all.
     """
 
     tier: str
@@ -36,6 +37,7 @@ class ModelCard:
     tokenizer_digest: str = ""
     takes_drafts: bool = False
     reasoning_format: str = ""
+    kv_bytes_per_token: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,7 @@ class Load:
     slo: of an engine that keeps SLOs.
     pending_tokens: of prompts, still to be computed; None if the engine does not tell. prompt_tokens_per_s: as measured in
     the last steps with prompts; 0 if unknown.
+    kv_bytes_per_s: at which KV moves from here to another worker, as measured or set; 0 if unknown.
     """
 
     running_tokens: tuple[int, ...] = ()
@@ -71,6 +74,7 @@ class Load:
     slo: SloHeadroom | None = None
     pending_tokens: int | None = None
     prompt_tokens_per_s: float = 0.0
+    kv_bytes_per_s: float = 0.0
 
     @property
     def prompt_tokens(self) -> int:

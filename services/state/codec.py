@@ -39,6 +39,8 @@ def record_to_json(record: InstanceRecord) -> bytes:
             "pending_tokens": record.load.pending_tokens,
             "prompt_tokens_per_s": round(record.load.prompt_tokens_per_s, 1),
         }
+        if record.load.kv_bytes_per_s:
+            data["load"]["kv_bytes_per_s"] = float(f"{record.load.kv_bytes_per_s:.2g}")  # what follows is noise
         if record.load.slo is not None:
             slo = record.load.slo
             data["load"]["slo"] = {
@@ -81,6 +83,7 @@ def record_from_json(data: bytes) -> InstanceRecord:
                 slo=_headroom(load.get("slo")),
                 pending_tokens=load.get("pending_tokens"),
                 prompt_tokens_per_s=load.get("prompt_tokens_per_s", 0.0),
+                kv_bytes_per_s=load.get("kv_bytes_per_s", 0.0),
             )
             if load
             else None,

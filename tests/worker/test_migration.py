@@ -120,6 +120,30 @@ async def test_a_reply_moves_and_goes_on_at_the_next_token(pair: tuple[Stub, Stu
     await idle(source, target)
 
 
+async def test_workers_measure_at_which_rate_kv_moves_between_them(pair: tuple[Stub, Stub, Chassis]) -> None:
+    """Both, without a request; and publish it, with the KV per token."""
+    source, target, place = pair
+    async with asyncio.timeout(60):
+        for stub in (source, target):
+            while (await stub.GetLoad(pb.GetLoadRequest())).kv_bytes_per_second <= 0:
+                await asyncio.sleep(0.05)
+    assert place.load is not None
+    assert place.load().kv_bytes_per_s > 0
+    assert place.model is not None
+    assert place.model.kv_bytes_per_token > 0
+    await idle(source, target)
+
+
+async def test_a_setting_replaces_the_measurement(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
+    file = mesh_file([{"name": "only", "model": "sim"}], stages={"kv_bandwidth_gb_per_s": 2.5})
+    async with (
+        serving(Role.WORKER, COMPOSE[Role.WORKER], file, redis.url, tier="only", instance_id="one") as one,
+        aio.insecure_channel(one.address) as channel,
+    ):
+        load = await worker_pb2_grpc.WorkerServiceStub(channel).GetLoad(pb.GetLoadRequest())
+        assert load.kv_bytes_per_second == 2.5e9
+
+
 async def refused(source: Stub, place: Chassis, transfer: str = "t", name: str = "r") -> str:
     """Why a move fails."""
     order = pb.MigrateOutRequest(request_id=name, transfer_id=transfer, target_instance_id=place.instance_id)

@@ -141,3 +141,29 @@ def test_what_is_being_sent_is_not_withdrawn() -> None:
     assert tier.sender.start("r") is Go.NOW
     tier.tracker.left("r")
     assert tier.sender.transmitting == "r", "until the transfer itself has ended"
+
+
+def test_a_move_is_advised_only_where_it_saves_more_than_it_takes() -> None:
+    """The request has 100 of 110 tokens as its output; QOE costs the tokens of a batch times its requests."""
+    takes_s: list[float | None] = [1e9]
+    tier = Tier()
+    tier.tracker = StageTracker("me", "only", tier.view, tier.sender, refine_s=1e9, move_s=lambda _: takes_s[0])
+    tier.hear("a", StagePlace(0, 0, 100))
+    tier.hear("z", StagePlace(1, 100, 400), 50)
+    tier.look(110, 60, 60)
+    tier.tracker.grew("r", 110, 10)
+    assert tier.tracker.advice("r", 0.0) is None, "the transfer takes too long"
+    takes_s[0] = 1.0
+    assert tier.tracker.advice("r", ADVICE_PAUSE_S / 2) is None, "not looked at again at once"
+    advice = tier.tracker.advice("r", ADVICE_PAUSE_S)
+    assert advice is not None
+    assert advice.reason is MoveReason.RANGE_CROSSED
+    tier.hear("z", StagePlace(1, 100, 400), *[390] * 9)
+    tier.look(110, 60, 60)
+    assert tier.tracker.advice("r", 2 * ADVICE_PAUSE_S) is None, "it would be worse off there"
+    takes_s[0] = None
+    assert tier.tracker.advice("r", 3 * ADVICE_PAUSE_S) is not None, "while the time is not known"
+    tier.tracker.draining, takes_s[0] = True, 1e9
+    advice = tier.tracker.advice("r", 4 * ADVICE_PAUSE_S)
+    assert advice is not None, "a worker that drains asks for no gain"
+    assert advice.reason is MoveReason.DRAINING

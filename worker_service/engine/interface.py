@@ -233,7 +233,10 @@ class Speculating(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KvLayout:
-    """The KV layout, which two engines must share to exchange blocks: (layers, 2, block_tokens, kv_heads, head_dim)."""
+    """The KV layout, which two engines must share to exchange blocks: (layers, 2, elements).
+
+    A block's keys and values of a layer have block_tokens * kv_heads * head_dim elements, in the order of the engine's pool.
+    """
 
     model_digest: str
     layers: int
@@ -247,21 +250,25 @@ class KvLayout:
         size = {"float32": 4, "float16": 2, "bfloat16": 2}[self.dtype]
         return self.layers * 2 * self.block_tokens * self.kv_heads * self.head_dim * size
 
-    def blocks_from(self, data: bytes, blocks: int) -> "Blocks":
-        """The array with the content of `data`.
+    @property
+    def token_bytes(self) -> float:
+        return self.block_bytes / self.block_tokens
+
+    def blocks_from(self, data: bytes | memoryview, blocks: int) -> "Blocks":
+        """The memory of `data` as an array: read-only if `data` is.
 
         Raises:
             ValueError: The length does not match the number of blocks.
         """
         if len(data) != blocks * self.block_bytes:
             raise ValueError(f"{len(data)} bytes for {blocks} blocks of {self.block_bytes}")
-        shape = (blocks, self.layers, 2, self.block_tokens, self.kv_heads, self.head_dim)
+        shape = (blocks, self.layers, 2, self.block_tokens * self.kv_heads * self.head_dim)
         kind = np.dtype("uint16" if self.dtype == "bfloat16" else self.dtype)
-        return np.frombuffer(bytearray(data), kind).reshape(shape)  # a copy, because torch needs writable memory
+        return np.frombuffer(data, kind).reshape(shape)
 
 
 Blocks = npt.NDArray[np.generic]
-"""KV of consecutive blocks: (blocks, layers, 2, block_tokens, kv_heads, head_dim); bfloat16 is transferred as uint16."""
+"""KV of consecutive blocks: (blocks, layers, 2, elements); bfloat16 is transferred as uint16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,13 +307,17 @@ class KvTransferring(Protocol):
         """
         ...
 
-    async def read_kv(self, request_id: str, first_block: int, blocks: int) -> Blocks:
-        """Copy full blocks of a decoding request, concurrently with steps.
+    async def read_kv(self, request_id: str, first_block: int, blocks: int, out: Blocks | None = None) -> Blocks:
+        """Copy full blocks of a decoding request, concurrently with steps; into `out` if it is given.
 
         Raises:
             NotFound: The request is not decoding here.
             InvalidRequest: The blocks are not full.
         """
+        ...
+
+    async def rehearse_read(self, out: Blocks) -> None:
+        """Copy as many blocks as `out` has room for, whatever they hold: takes as long as `read_kv`. For measurements."""
         ...
 
     async def pause(self, request_id: str, first_block: int) -> Stopped:
@@ -343,7 +354,7 @@ class KvTransferring(Protocol):
         ...
 
     async def write_kv(self, transfer_id: str, first_block: int, data: Blocks) -> None:
-        """Write reserved blocks, and further ones as needed, concurrently with steps.
+        """Write reserved blocks, and further ones as needed, concurrently with steps. `data` may be read-only.
 
         Raises:
             NotFound: There is no such reservation.

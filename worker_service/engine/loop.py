@@ -237,12 +237,16 @@ class LoopEngine:
     async def computed_tokens(self, request_id: str) -> tuple[int, ...]:
         return await self._call(request_id, lambda core: core.transfers.computed_tokens(request_id))
 
-    async def read_kv(self, request_id: str, first_block: int, blocks: int) -> Blocks:
+    async def read_kv(self, request_id: str, first_block: int, blocks: int, out: Blocks | None = None) -> Blocks:
         return await self._on_copy_thread(
             request_id,
             lambda core: core.transfers.hold(request_id, first_block, blocks),
-            lambda runner, blocks_held: runner.read_blocks(blocks_held),
+            lambda runner, blocks_held: runner.read_blocks(blocks_held, out),
         )
+
+    async def rehearse_read(self, out: Blocks) -> None:
+        blocks = [i % self._info.kv_blocks for i in range(len(out))]
+        await asyncio.wrap_future(self._copier.submit(self._core.runner.read_blocks, blocks, out))
 
     async def pause(self, request_id: str, first_block: int) -> Stopped:
         def stop(core: EngineCore) -> Stopped:

@@ -74,8 +74,10 @@ class ModelRunner(Protocol):
         """
         ...
 
-    def read_blocks(self, blocks: Seq[int]) -> npt.NDArray[np.generic]:
-        """A copy of blocks: (blocks, layers, 2, block_tokens, kv_heads, head_dim)."""
+    def read_blocks(self, blocks: Seq[int], out: npt.NDArray[np.generic] | None = None) -> npt.NDArray[np.generic]:
+        """A copy of blocks: (blocks, layers, 2, elements); in `out` if it is given."""
         ...
 
-    def write_blocks(self, blocks: Seq[int], data: npt.NDArray[np.generic]) -> None: ...
+    def write_blocks(self, blocks: Seq[int], data: npt.NDArray[np.generic]) -> None:
+        """Write blocks; `data` may be read-only."""
+        ...

@@ -10,21 +10,40 @@ from worker_service.migration.source import Accepted, Committed, Failed, Receive
 
 
 @dataclass(frozen=True, slots=True)
+class SegmentAddress:
+    """Where a shared segment is found on its host (`segment`). size_bytes: of the whole file. secret: its first bytes."""
+
+    process_id: int
+    descriptor: int
+    size_bytes: int
+    secret: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Opening:
-    """The first message of a transfer. tokens: the tokens with KV, from position 0 on."""
+    """The first message of a transfer. tokens: the tokens with KV, from position 0 on.
+
+    shared: memory through which chunks may come. measurement: no request moves, the chunks are read and forgotten.
+    """
 
     transfer_id: str
     layout: KvLayout
     tokens: tuple[int, ...]
+    shared: SegmentAddress | None = None
+    measurement: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """`blocks` consecutive blocks; data: their bytes, for KvLayout.blocks_from."""
+    """`blocks` consecutive blocks; data: their bytes, for KvLayout.blocks_from.
+
+    shared_offset: where they begin in the shared segment instead, where they stay until the chunk is received.
+    """
 
     first_block: int
     blocks: int
-    data: bytes
+    data: bytes = b""
+    shared_offset: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

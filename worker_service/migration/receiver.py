@@ -10,9 +10,12 @@ from services.background import end
 from services.domain.errors import AlreadyRunning, Overloaded, PenstockError, Unavailable
 from services.domain.requests import GenerationRequest
 from services.event_streams import OnTokens
-from worker_service.engine.interface import Declined, EngineEvent, KvTransferring, LastBlocks
+from worker_service.engine.interface import Blocks, Declined, EngineEvent, KvTransferring, LastBlocks
 from worker_service.migration import source, target
+from worker_service.migration.bandwidth import absorb
+from worker_service.migration.incoming import content, opened
 from worker_service.migration.messages import Chunk, Closing, Opening, ToSource, ToTarget
+from worker_service.migration.segment import TargetSegment
 from worker_service.migration.sender import ANSWER_S, MAX_TRANSFER_S
 
 _log = logging.getLogger(__name__)
@@ -38,6 +41,7 @@ class IncomingReply:
         self._entered: asyncio.Future[_Entered] = asyncio.get_running_loop().create_future()
         self._taken = False
         self._preparing: asyncio.Task[None] | None = None
+        self._segment: TargetSegment | None = None
         self.answers: asyncio.Queue[ToSource | None] = asyncio.Queue()
         """Messages to the source; None: the end."""
 
@@ -113,6 +117,7 @@ class IncomingReply:
             self.answers.put_nowait(source.Failed("internal error"))
             await self._release()
         finally:
+            self._segment = None
             if self._preparing is not None:
                 await end(self._preparing)
             if not self._entered.done():
@@ -132,14 +137,13 @@ class IncomingReply:
         match effect:
             case target.Reserve():
                 present = await engine.reserve(name, opening.layout, opening.tokens)
+                self._segment = opened(opening.shared)
                 self._preparing = asyncio.create_task(engine.prepare_entry(name, self._request))
                 self._preparing.add_done_callback(_retrieve_error)
                 return target.Reserved(present)
             case target.Write():
                 assert isinstance(message, Chunk)
-                await engine.write_kv(
-                    name, message.first_block, opening.layout.blocks_from(message.data, message.blocks)
-                )
+                await engine.write_kv(name, message.first_block, self._blocks(message, opening))
                 return target.Written(message.blocks)
             case target.Enter():
                 assert isinstance(message, Closing)
@@ -147,8 +151,7 @@ class IncomingReply:
                 await self._preparing
                 last = None
                 if message.last is not None:
-                    data = opening.layout.blocks_from(message.last.data, message.last.blocks)
-                    last = LastBlocks(message.last.first_block, data)
+                    last = LastBlocks(message.last.first_block, self._blocks(message.last, opening))
                 self._events = engine.enter(name, self._request, message.tokens, last, self._on_tokens)
                 self._admitted = await anext(self._events)
                 if isinstance(self._admitted, Declined):
@@ -159,7 +162,7 @@ class IncomingReply:
                 self._entered.set_result((self._admitted, self._events))
                 self.answers.put_nowait(source.Committed())
             case target.TellAccepted(present):
-                self.answers.put_nowait(source.Accepted(present))
+                self.answers.put_nowait(source.Accepted(present, self._segment is not None))
             case target.TellReceived(blocks):
                 self.answers.put_nowait(source.Received(blocks))
             case target.TellRefused(reason):
@@ -172,6 +175,9 @@ class IncomingReply:
             case target.Abort():
                 await self._events.aclose()
         return None
+
+    def _blocks(self, chunk: Chunk, opening: Opening) -> Blocks:
+        return opening.layout.blocks_from(content(chunk, opening.layout, self._segment), chunk.blocks)
 
     async def _release(self) -> None:
         if self._preparing is not None:
@@ -192,6 +198,7 @@ class KvReceiver:
         self._engine, self._max_transfers = engine, max_transfers
         self._incoming: dict[str, IncomingReply] = {}
         self._drivers: set[asyncio.Task[None]] = set()
+        self._measuring = False
 
     @asynccontextmanager
     async def expect(
@@ -220,6 +227,10 @@ class KvReceiver:
         if not isinstance(opening, Opening):
             yield source.Failed("the first message must be an opening")
             return
+        if opening.measurement:
+            async for answer in self._measured(opening, messages):
+                yield answer
+            return
         incoming = self._incoming.get(opening.transfer_id)
         if incoming is None or not incoming.open():
             yield source.Failed(f"no router expects transfer '{opening.transfer_id}' here")
@@ -234,6 +245,20 @@ class KvReceiver:
         finally:
             await end(pump)
             incoming.put(target.SourceLost())
+
+    async def _measured(self, opening: Opening, messages: AsyncIterator[ToTarget]) -> AsyncGenerator[ToSource, None]:
+        """Take part in the measurement of another worker: one at a time, so that they do not slow each other down."""
+        if opening.layout != self._engine.kv_layout:
+            yield source.Failed(f"this engine has {self._engine.kv_layout}, not {opening.layout}")
+        elif self._measuring:
+            yield source.Failed("another measurement is running")
+        else:
+            self._measuring = True
+            try:
+                async for answer in absorb(opening.layout, opened(opening.shared), messages):
+                    yield answer
+            finally:
+                self._measuring = False
 
     async def close(self) -> None:
         await end(*self._drivers)

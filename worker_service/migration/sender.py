@@ -3,54 +3,53 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, suppress
-from typing import Protocol
+from collections.abc import AsyncGenerator
+from contextlib import suppress
 
 from opentelemetry.metrics import Meter
 
 from services.background import end
-from services.domain.errors import PenstockError
+from services.domain.errors import PenstockError, Unavailable
 from worker_service.engine.interface import KvTransferring
 from worker_service.migration import source
+from worker_service.migration.bandwidth import BandwidthEstimate, measure
 from worker_service.migration.messages import (
-    Chunk,
     Closing,
     MovedOut,
     NotMoved,
     Opening,
     Report,
     RoundCopied,
-    ToSource,
-    ToTarget,
 )
+from worker_service.migration.outgoing import OutgoingChunks
+from worker_service.migration.wire import Dial, Wire
 
 _log = logging.getLogger(__name__)
 
 ANSWER_S = 5.0  # a peer that is silent for this long counts as lost
 MAX_TRANSFER_S = 120.0  # limit of a whole move, the wait for the transfer ahead of it at the source included
-CHUNK_BYTES = 1 << 20  # of KV in one message; a larger block is a message of its own
-
-
-class Wire(Protocol):
-    """A stream to a target. Its methods raise Unavailable when it is broken."""
-
-    async def send(self, message: ToTarget) -> None: ...
-
-    def answers(self) -> AsyncIterator[ToSource]:
-        """The messages of the target, until the stream ends."""
-        ...
-
-
-Dial = Callable[[str], AbstractAsyncContextManager[Wire]]
-"""Opens a stream to the target at an address; leaving the context closes it."""
 
 
 class KvSender:
-    """Sends requests with their KV to other workers, at most `max_transfers` at once."""
+    """Sends requests with their KV to other workers, at most `max_transfers` at once.
 
-    def __init__(self, engine: KvTransferring, dial: Dial, meter: Meter, max_transfers: int) -> None:
+    shares_memory: with workers of the same host, through shared memory. bytes_per_s: at which KV moves; None: measured.
+    """
+
+    def __init__(
+        self,
+        engine: KvTransferring,
+        dial: Dial,
+        meter: Meter,
+        max_transfers: int,
+        *,
+        shares_memory: bool = True,
+        bytes_per_s: float | None = None,
+    ) -> None:
         self._engine, self._dial, self._max_transfers = engine, dial, max_transfers
+        self._shares_memory = shares_memory
+        self._elsewhere: set[str] = set()  # addresses of workers that share no memory with this one
+        self.bandwidth = BandwidthEstimate(bytes_per_s)
         self._under_way: dict[str, asyncio.Task[None]] = {}
         self._moves = meter.create_counter("penstock.worker.moves_out", unit="{move}")
         self._bytes = meter.create_counter("penstock.worker.moved_bytes", unit="By")
@@ -64,7 +63,8 @@ class KvSender:
         if len(self._under_way) >= self._max_transfers:
             yield NotMoved(f"{self._max_transfers} transfers are already active here")
             return
-        transfer = _Transfer(self._engine, self._dial, request_id, transfer_id, address)
+        shares = self._shares_memory and address not in self._elsewhere
+        transfer = _Transfer(self._engine, self._dial, request_id, transfer_id, address, shares_memory=shares)
         task = asyncio.create_task(transfer.run(), name=f"move {request_id}")
         self._under_way[request_id] = task
         task.add_done_callback(lambda _: self._under_way.pop(request_id, None))
@@ -72,7 +72,7 @@ class KvSender:
             while True:
                 report = await transfer.reports.get()
                 if not isinstance(report, RoundCopied):
-                    self._count(report, transfer.sent_bytes)
+                    self._count(report, transfer)
                     yield report
                     return
                 yield report
@@ -82,9 +82,24 @@ class KvSender:
     async def close(self) -> None:
         await end(*self._under_way.values())
 
-    def _count(self, report: Report, sent_bytes: int) -> None:
+    async def measure(self, address: str) -> None:
+        """Measure at which rate KV moves to a worker, without a request; at most 32 MiB, and about 0.3 s.
+
+        Raises:
+            Unavailable: The worker does not answer, or is taking another measurement.
+        """
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                self.bandwidth.measured(await measure(self._engine, self._dial, address, shares=self._shares_memory))
+        except TimeoutError:
+            raise Unavailable(f"the measurement took more than {ANSWER_S:g} s") from None
+
+    def _count(self, report: Report, transfer: "_Transfer") -> None:
+        if transfer.declined_memory:
+            self._elsewhere.add(transfer.address)
+        self.bandwidth.moved(transfer.copied_bytes, transfer.copied_s)
         self._moves.add(1, {"penstock.outcome": "moved" if isinstance(report, MovedOut) else "failed"})
-        self._bytes.add(sent_bytes)
+        self._bytes.add(transfer.sent_bytes)
         if isinstance(report, MovedOut):
             self._stall.record(report.stall_s)
 
@@ -92,25 +107,40 @@ class KvSender:
 class _Transfer:
     """The transfer of one request."""
 
-    def __init__(self, engine: KvTransferring, dial: Dial, request_id: str, transfer_id: str, address: str) -> None:
+    def __init__(
+        self,
+        engine: KvTransferring,
+        dial: Dial,
+        request_id: str,
+        transfer_id: str,
+        address: str,
+        *,
+        shares_memory: bool,
+    ) -> None:
         self._engine, self._dial = engine, dial
-        self._request_id, self._transfer_id, self._address = request_id, transfer_id, address
-        self._layout = engine.kv_layout
-        self._chunk_blocks = max(1, CHUNK_BYTES // max(1, self._layout.block_bytes))  # block_bytes is 0 without layers
+        self._request_id, self._transfer_id, self.address = request_id, transfer_id, address
+        self._layout, self._shares_memory = engine.kv_layout, shares_memory
+        self._chunks = OutgoingChunks(self._layout)
         self._state = source.SourceState()
         self._stopped_at = 0.0
         self._offset = 0
         self.events: asyncio.Queue[source.SourceEvent] = asyncio.Queue()
         self.reports: asyncio.Queue[Report] = asyncio.Queue()
         self.sent_bytes = 0
+        self.declined_memory = False
+        """Whether the target was offered shared memory and could not use it."""
+        self._accepted_at = 0.0
+        self.copied_bytes, self.copied_s = 0, 0.0
+        """What was sent in whole rounds, and how long that took."""
 
     async def run(self) -> None:
         try:
             tokens = await self._engine.computed_tokens(self._request_id)
-            async with self._dial(self._address) as wire:
+            shared = await self._chunks.share(len(tokens) // self._layout.block_tokens) if self._shares_memory else None
+            async with self._dial(self.address) as wire:
                 reader = asyncio.create_task(self._read(wire))
                 try:
-                    await wire.send(Opening(self._transfer_id, self._layout, tokens))
+                    await wire.send(Opening(self._transfer_id, self._layout, tokens, shared))
                     await self._drive(wire)
                 finally:
                     await end(reader)
@@ -120,6 +150,8 @@ class _Transfer:
             _log.exception("moving %s failed", self._request_id)
             self.reports.put_nowait(NotMoved(f"internal error: {type(error).__name__}"))
             await self._engine.resume(self._request_id)
+        finally:
+            self._chunks.close()
 
     async def _read(self, wire: Wire) -> None:
         try:
@@ -135,7 +167,8 @@ class _Transfer:
             with suppress(TimeoutError):
                 async with asyncio.timeout(ANSWER_S):
                     event = await self.events.get()
-            self._state, effects = source.advance(self._state, event, self._chunk_blocks)
+            self._note(event)
+            self._state, effects = source.advance(self._state, event, self._chunks.blocks)
             try:
                 for effect in effects:
                     await self._perform(effect, wire)
@@ -144,6 +177,15 @@ class _Transfer:
                     self.reports.put_nowait(NotMoved(str(error)))
                 self.events.put_nowait(source.Failed(str(error)))
 
+    def _note(self, event: source.SourceEvent) -> None:
+        match event:
+            case source.Accepted():
+                self.declined_memory = self._chunks.sharing and not event.shares_segment
+                self._chunks.accepted(event.shares_segment)
+                self._accepted_at = time.monotonic()
+            case source.Received():
+                self._chunks.received()
+
     async def _perform(self, effect: source.SourceEffect, wire: Wire) -> None:
         engine, request_id = self._engine, self._request_id
         match effect:
@@ -151,24 +193,24 @@ class _Transfer:
                 computed = len(await engine.computed_tokens(request_id))
                 self.events.put_nowait(source.Measured(computed // self._layout.block_tokens))
             case source.SendChunk(first, blocks):
-                data = await engine.read_kv(request_id, first, blocks)
-                await self._send(wire, Chunk(first, blocks, data.tobytes()))
+                offset, out = self._chunks.slot(blocks) or (None, None)
+                data = await engine.read_kv(request_id, first, blocks, out)
+                await wire.send(self._chunks.chunk(first, blocks, data, offset))
+                self.sent_bytes += data.nbytes
             case source.StopAndSendRest(first):
                 stopped = await engine.pause(request_id, first)
                 self._stopped_at = time.monotonic()
-                last: Chunk | None = None
-                for at in range(0, len(stopped.data), self._chunk_blocks):
-                    if last is not None:
-                        await self._send(wire, last)
-                    part = stopped.data[at : at + self._chunk_blocks]
-                    last = Chunk(first + at, len(part), part.tobytes())
-                await wire.send(Closing(stopped.tokens, last))
-                self.sent_bytes += len(last.data) if last is not None else 0
+                chunks = self._chunks.rest(first, stopped.data)
+                for chunk in chunks[:-1]:
+                    await wire.send(chunk)
+                await wire.send(Closing(stopped.tokens, chunks[-1] if chunks else None))
+                self.sent_bytes += stopped.data.nbytes
             case source.Delete():
                 self._offset = (await engine.leave(request_id)).offset
             case source.Resume():
                 await engine.resume(request_id)
             case source.TellRound(number, blocks):
+                self.copied_bytes, self.copied_s = self.sent_bytes, time.monotonic() - self._accepted_at
                 self.reports.put_nowait(RoundCopied(number, blocks, self.sent_bytes))
             case source.TellHandedOver():
                 self.reports.put_nowait(MovedOut(self._offset, time.monotonic() - self._stopped_at))
@@ -176,7 +218,3 @@ class _Transfer:
                 self.reports.put_nowait(NotMoved(reason))
             case source.HangUp():
                 pass  # the stream is closed when the state machine has ended
-
-    async def _send(self, wire: Wire, chunk: Chunk) -> None:
-        await wire.send(chunk)
-        self.sent_bytes += len(chunk.data)

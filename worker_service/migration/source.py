@@ -42,9 +42,10 @@ class SourceState:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The target has room; the first `present` blocks are present there."""
+    """The target has room; the first `present` blocks are present there. shares_segment: it reads the shared memory."""
 
     present: int
+    shares_segment: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +141,7 @@ SourceEffect = (
 def advance(state: SourceState, event: SourceEvent, chunk_blocks: int) -> tuple[SourceState, list[SourceEffect]]:
     """The next state, and the effects in order. chunk_blocks: limit of blocks per chunk. Late events have no effect."""
     match state.phase, event:
-        case SourcePhase.OPENING, Accepted(present):
+        case SourcePhase.OPENING, Accepted(present=present):
             return replace(state, phase=SourcePhase.COPYING, sent=present, received=present, goal=present), [Measure()]
         case SourcePhase.COPYING, Measured(blocks):
             if blocks - state.sent <= LAST_BLOCKS or state.round >= MAX_ROUNDS:

@@ -129,11 +129,14 @@ class MovingRequests:
     async def computed_tokens(self, request_id: str) -> tuple[int, ...]:
         return tuple(self._decoding(request_id).tokens[:-1])
 
-    async def read_kv(self, request_id: str, first_block: int, blocks: int) -> Blocks:
+    async def read_kv(self, request_id: str, first_block: int, blocks: int, out: Blocks | None = None) -> Blocks:
         full = (len(self._decoding(request_id).tokens) - 1) // self._info.kv_block_tokens
         if not 0 <= first_block < first_block + blocks <= full:
             raise invalid("first_block", f"blocks {first_block} to {first_block + blocks - 1} of {full} full ones")
         return _empty(self.kv_layout, blocks)
+
+    async def rehearse_read(self, out: Blocks) -> None:
+        """Do nothing: there is no KV to copy."""
 
     async def pause(self, request_id: str, first_block: int) -> Stopped:
         running = self._decoding(request_id)
@@ -323,7 +326,7 @@ def _record(action: str, request_id: str, tokens: int, piece: Piece) -> None:
 
 
 def _empty(layout: KvLayout, blocks: int) -> Blocks:
-    shape = (blocks, layout.layers, 2, layout.block_tokens, layout.kv_heads, layout.head_dim)
+    shape = (blocks, layout.layers, 2, layout.block_tokens * layout.kv_heads * layout.head_dim)
     return np.empty(shape, np.float32)
 
 

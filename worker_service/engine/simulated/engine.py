@@ -65,12 +65,16 @@ class SimulatedRunner:
         self._clock.sleep(self._options.latency.step_s(StepLoad(tokens, context)))
         return [self._row(row) for row in rows]
 
-    def read_blocks(self, blocks: Seq[int]) -> npt.NDArray[np.generic]:
+    def read_blocks(self, blocks: Seq[int], out: npt.NDArray[np.generic] | None = None) -> npt.NDArray[np.generic]:
         data = self._kv[list(blocks)]
-        return np.stack((data, data), axis=1)[:, None, :, :, None, None]
+        copied = np.stack((data, data), axis=1)[:, None]
+        if out is None:
+            return copied
+        out[...] = copied
+        return out
 
     def write_blocks(self, blocks: Seq[int], data: npt.NDArray[np.generic]) -> None:
-        self._kv[list(blocks)] = data[:, 0, 0, :, 0, 0]
+        self._kv[list(blocks)] = data[:, 0, 0]
 
     def _row(self, row: Row) -> RowResult:
         size = self._options.kv_block_tokens

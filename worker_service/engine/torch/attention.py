@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from worker_service.engine.torch import kernels
+from worker_service.engine.torch import block_copies, kernels
 
 KERNEL_TOKENS = 16
 """Up to this many tokens of a sequence use the compiled kernel one by one, as decoded ones do: measured break-even at a
@@ -53,21 +53,42 @@ class KvPool:
         self.arrays = [(numbers(k), numbers(v)) for k, v in zip(self.k, self.v, strict=True)] if device == "cpu" else []
         """The same memory for the compiled kernels, per layer; on a CPU only."""
 
-    def read(self, blocks: list[int]) -> torch.Tensor:
-        """A copy: (blocks, layers, 2, block_tokens, Hkv, D), on the CPU."""
+    def read(self, blocks: list[int], out: torch.Tensor | None = None) -> torch.Tensor:
+        """A copy: (blocks, layers, 2, elements), on the CPU; in `out` if it is given. Elements in the order of k and v."""
+        if self.stacked is not None:
+            if out is None:
+                out = torch.empty((len(blocks), self.layers, 2, self._elements), dtype=self.k[0].dtype)
+            block_copies.gather(*self._bits(), np.array(blocks, np.int64), self._moving(numbers(out)))
+            return out
         at = torch.tensor(blocks, dtype=torch.long, device=self.k[0].device)
-        layers = [
-            torch.stack((k[at].permute(0, 3, 1, 2), v[at].permute(0, 2, 1, 3)), dim=1)
-            for k, v in zip(self.k, self.v, strict=True)
-        ]
-        return torch.stack(layers, dim=1).cpu()
+        layers = [torch.stack((k[at].flatten(1), v[at].flatten(1)), dim=1) for k, v in zip(self.k, self.v, strict=True)]
+        data = torch.stack(layers, dim=1)
+        return data.cpu() if out is None else out.copy_(data)
 
-    def write(self, blocks: list[int], data: torch.Tensor) -> None:
+    def write(self, blocks: list[int], data: npt.NDArray[Any]) -> None:
+        """Write blocks as they were read: bfloat16 as uint16. `data` may be read-only."""
+        if self.stacked is not None:
+            block_copies.scatter(*self._bits(), np.array(blocks, np.int64), self._moving(data))
+            return
         at = torch.tensor(blocks, dtype=torch.long, device=self.k[0].device)
-        data = data.to(self.k[0].device)
+        tensor = torch.from_numpy(data if data.flags.writeable else data.copy()).view(self.k[0].dtype)
+        tensor = tensor.to(self.k[0].device)
         for layer, (k, v) in enumerate(zip(self.k, self.v, strict=True)):
-            k[at] = data[:, layer, 0].permute(0, 2, 3, 1)
-            v[at] = data[:, layer, 1].permute(0, 2, 1, 3)
+            k[at] = tensor[:, layer, 0].unflatten(1, k.shape[1:])
+            v[at] = tensor[:, layer, 1].unflatten(1, v.shape[1:])
+
+    @property
+    def _elements(self) -> int:
+        return self.block_tokens * self.kv_heads * self.head_dim
+
+    def _bits(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """Keys and values of all layers, each (layers, blocks, elements)."""
+        assert self.stacked is not None
+        keys, values = (block_copies.bits(array, self.layers, self.blocks, self._elements) for array in self.stacked)
+        return keys, values
+
+    def _moving(self, data: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return block_copies.bits(data, len(data), self.layers, 2, self._elements)
 
 
 class KernelThreads:

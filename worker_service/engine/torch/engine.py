@@ -165,7 +165,8 @@ def _checked_config(folder: Path) -> PretrainedConfig:
 
 
 def _warm_up(core: EngineCore) -> None:
-    """Run one prompt and one decode, so that the first request does not wait for compilation."""
+    """Run one prompt and one decode, and copy a block, so that neither the first request nor the first move waits for
+    compilation."""
     from services.domain.requests import GenerationRequest, SamplingParams, TokenPrompt
 
     sampling = SamplingParams(temperature=0.0, max_output_tokens=2, ignore_eos=True)
@@ -173,4 +174,8 @@ def _warm_up(core: EngineCore) -> None:
     core.add(GenerationRequest("warm-up", TokenPrompt((1,)), sampling), [1] * max(1, length))
     while not core.idle:
         core.step()
+    block = core.runner.read_blocks([0])
+    core.runner.write_blocks([0], block)
+    block.flags.writeable = False  # as KV that arrives: another type for the compiler
+    core.runner.write_blocks([0], block)
     core.restart_throughput()

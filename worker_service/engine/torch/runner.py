@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from worker_service.engine.interface import KvLayout
 from worker_service.engine.runner import RawLogprobs, Row, RowResult
 from worker_service.engine.torch import sampling
-from worker_service.engine.torch.attention import KERNEL_DTYPES, KernelThreads, KvPool, PagedBatch, Segment
+from worker_service.engine.torch.attention import KERNEL_DTYPES, KernelThreads, KvPool, PagedBatch, Segment, numbers
 from worker_service.engine.torch.compiled_draft import CompiledDraft, can_compile
 from worker_service.engine.torch.forward import Forward, FusedForward, ModuleForward, can_fuse
 from worker_service.engine.torch.uploads import uploaded
@@ -88,17 +88,15 @@ class TorchRunner:
         logits = self._model.lm_head(hidden).float()
         return self._read(rows, logits)
 
-    def read_blocks(self, blocks: Seq[int]) -> npt.NDArray[np.generic]:
-        data = self._pool.read(list(blocks))
-        if data.dtype == torch.bfloat16:
-            return data.view(torch.uint16).numpy()
-        return data.numpy()
+    def read_blocks(self, blocks: Seq[int], out: npt.NDArray[np.generic] | None = None) -> npt.NDArray[np.generic]:
+        into = None
+        if out is not None:
+            into = torch.from_numpy(out)
+            into = into.view(torch.bfloat16) if self._model.dtype == torch.bfloat16 else into
+        return numbers(self._pool.read(list(blocks), into))
 
     def write_blocks(self, blocks: Seq[int], data: npt.NDArray[np.generic]) -> None:
-        tensor = torch.from_numpy(np.ascontiguousarray(data))
-        if self._model.dtype == torch.bfloat16:
-            tensor = tensor.view(torch.bfloat16)
-        self._pool.write(list(blocks), tensor)
+        self._pool.write(list(blocks), np.ascontiguousarray(data))
 
     def _read(self, rows: Seq[Row], logits: torch.Tensor) -> list[RowResult]:
         """Convert (positions, V) logits to tokens, logprobs and distributions of their rows.

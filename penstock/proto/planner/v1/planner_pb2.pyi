@@ -1636,9 +1636,9 @@ class PlanStagesRequest(_message.Message):
     instance_count: _builtins.int
     """Default: those of the tier's plan. Published stages must have exactly these."""
     kv_bytes_per_token: _builtins.float
-    """Of one token over all layers of the model."""
+    """Of one token over all layers of the model. 0: of the tier's model."""
     bandwidth_bytes_per_second: _builtins.float
-    """Between two instances."""
+    """Between two instances. 0: the median of what the tier's instances measured."""
     max_tokens: _builtins.int
     """End of the last stage. Default: the smallest context of the tier's instances."""
     publish: _builtins.bool

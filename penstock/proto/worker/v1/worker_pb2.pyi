@@ -859,6 +859,7 @@ class GetLoadResponse(_message.Message):
     STEP_COUNT_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     SLO_HEADROOM_FIELD_NUMBER: _builtins.int
+    KV_BYTES_PER_SECOND_FIELD_NUMBER: _builtins.int
     free_kv_blocks: _builtins.int
     output_tokens_per_second: _builtins.float
     """Output tokens, averaged over the last seconds."""
@@ -867,6 +868,8 @@ class GetLoadResponse(_message.Message):
     step_count: _builtins.int
     cached_tokens: _builtins.int
     """KV of finished requests that new ones with the same prefix can reuse."""
+    kv_bytes_per_second: _builtins.float
+    """At which KV moves from here to another worker; 0 if unknown."""
     @_builtins.property
     def running_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Lengths in tokens, prompt and output so far, one per request."""
@@ -889,10 +892,11 @@ class GetLoadResponse(_message.Message):
         step_count: _builtins.int = ...,
         cached_tokens: _builtins.int = ...,
         slo_headroom: Global___SloHeadroom | None = ...,
+        kv_bytes_per_second: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["slo_headroom", b"slo_headroom"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "draining", b"draining", "free_kv_blocks", b"free_kv_blocks", "output_tokens_per_second", b"output_tokens_per_second", "preemption_count", b"preemption_count", "queued_tokens", b"queued_tokens", "running_tokens", b"running_tokens", "slo_headroom", b"slo_headroom", "step_count", b"step_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "draining", b"draining", "free_kv_blocks", b"free_kv_blocks", "kv_bytes_per_second", b"kv_bytes_per_second", "output_tokens_per_second", b"output_tokens_per_second", "preemption_count", b"preemption_count", "queued_tokens", b"queued_tokens", "running_tokens", b"running_tokens", "slo_headroom", b"slo_headroom", "step_count", b"step_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1445,13 +1449,23 @@ class TransferOpening(_message.Message):
     TRANSFER_ID_FIELD_NUMBER: _builtins.int
     LAYOUT_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    SHARED_SEGMENT_FIELD_NUMBER: _builtins.int
+    MEASUREMENT_FIELD_NUMBER: _builtins.int
     transfer_id: _builtins.str
     """Of a Generate call that waits at the target and has the request."""
+    measurement: _builtins.bool
+    """No request moves: the target reads the chunks as fast as it can and forgets them, until the call ends. Without a
+    `transfer_id`.
+    """
     @_builtins.property
     def layout(self) -> Global___KvLayout: ...
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The tokens with computed KV, which the target looks up in its prefix tree."""
+        """The tokens with computed KV, which the target looks up in its prefix tree. None for a measurement."""
+
+    @_builtins.property
+    def shared_segment(self) -> Global___SharedSegment:
+        """Memory through which chunks may come, if the target is on the same host."""
 
     def __init__(
         self,
@@ -1459,18 +1473,55 @@ class TransferOpening(_message.Message):
         transfer_id: _builtins.str = ...,
         layout: Global___KvLayout | None = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        shared_segment: Global___SharedSegment | None = ...,
+        measurement: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_shared_segment", b"_shared_segment", "layout", b"layout", "shared_segment", b"shared_segment"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout", "token_ids", b"token_ids", "transfer_id", b"transfer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_shared_segment", b"_shared_segment", "layout", b"layout", "measurement", b"measurement", "shared_segment", b"shared_segment", "token_ids", b"token_ids", "transfer_id", b"transfer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__shared_segment: _TypeAlias = _typing.Literal["shared_segment"]  # noqa: Y015
+    _WhichOneofArgType__shared_segment: _TypeAlias = _typing.Literal["_shared_segment", b"_shared_segment"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__shared_segment) -> _WhichOneofReturnType__shared_segment | None: ...
 
 Global___TransferOpening: _TypeAlias = TransferOpening  # noqa: Y015
 
 @_typing.final
+class SharedSegment(_message.Message):
+    """A sealed file in memory of the source: /proc/<process_id>/fd/<descriptor>."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROCESS_ID_FIELD_NUMBER: _builtins.int
+    DESCRIPTOR_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    SECRET_FIELD_NUMBER: _builtins.int
+    process_id: _builtins.int
+    descriptor: _builtins.int
+    size_bytes: _builtins.int
+    secret: _builtins.bytes
+    """The first bytes of the file."""
+    def __init__(
+        self,
+        *,
+        process_id: _builtins.int = ...,
+        descriptor: _builtins.int = ...,
+        size_bytes: _builtins.int = ...,
+        secret: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["descriptor", b"descriptor", "process_id", b"process_id", "secret", b"secret", "size_bytes", b"size_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SharedSegment: _TypeAlias = SharedSegment  # noqa: Y015
+
+@_typing.final
 class KvLayout(_message.Message):
-    """The shape of one KV block: (layers, 2, block_tokens, kv_heads, head_dim)."""
+    """The shape of one KV block: (layers, 2, block_tokens * kv_heads * head_dim), in the order of the engine's pool: of the built-in
+    engine, keys (kv_heads, head_dim, block_tokens) and values (kv_heads, block_tokens, head_dim).
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1514,21 +1565,27 @@ class KvChunk(_message.Message):
     FIRST_BLOCK_FIELD_NUMBER: _builtins.int
     BLOCKS_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
+    SHARED_OFFSET_FIELD_NUMBER: _builtins.int
     first_block: _builtins.int
     blocks: _builtins.int
     data: _builtins.bytes
+    shared_offset: _builtins.int
+    """In place of `data`: where the blocks begin in the shared segment. They stay there until the chunk is received."""
     def __init__(
         self,
         *,
         first_block: _builtins.int = ...,
         blocks: _builtins.int = ...,
         data: _builtins.bytes = ...,
+        shared_offset: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_shared_offset", b"_shared_offset", "shared_offset", b"shared_offset"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "data", b"data", "first_block", b"first_block"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_shared_offset", b"_shared_offset", "blocks", b"blocks", "data", b"data", "first_block", b"first_block", "shared_offset", b"shared_offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__shared_offset: _TypeAlias = _typing.Literal["shared_offset"]  # noqa: Y015
+    _WhichOneofArgType__shared_offset: _TypeAlias = _typing.Literal["_shared_offset", b"_shared_offset"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__shared_offset) -> _WhichOneofReturnType__shared_offset | None: ...
 
 Global___KvChunk: _TypeAlias = KvChunk  # noqa: Y015
 
@@ -1602,15 +1659,19 @@ class TransferAccepted(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PRESENT_BLOCKS_FIELD_NUMBER: _builtins.int
+    SHARES_SEGMENT_FIELD_NUMBER: _builtins.int
     present_blocks: _builtins.int
+    shares_segment: _builtins.bool
+    """The target reads the shared segment. Otherwise chunks must have their data with them."""
     def __init__(
         self,
         *,
         present_blocks: _builtins.int = ...,
+        shares_segment: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["present_blocks", b"present_blocks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["present_blocks", b"present_blocks", "shares_segment", b"shares_segment"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

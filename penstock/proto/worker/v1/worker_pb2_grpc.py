@@ -210,7 +210,7 @@ class WorkerServiceServicer:
 
     def MigrateIn(self, request_iterator, context):
         """Receives a request from another worker: opening, chunks, closing; answered by accepted, chunk_received for each
-        chunk and committed, or by a refusal at any time. UNIMPLEMENTED (not supported by the engine).
+        chunk and committed, or by a refusal at any time. Also measures how fast KV moves. UNIMPLEMENTED (not supported by the engine).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -84,7 +84,7 @@ class WorkerServiceStub:
     """
     MigrateIn: _grpc.StreamStreamMultiCallable[_worker_pb2.MigrateInRequest, _worker_pb2.MigrateInResponse]
     """Receives a request from another worker: opening, chunks, closing; answered by accepted, chunk_received for each
-    chunk and committed, or by a refusal at any time. UNIMPLEMENTED (not supported by the engine).
+    chunk and committed, or by a refusal at any time. Also measures how fast KV moves. UNIMPLEMENTED (not supported by the engine).
     """
 
 @_typing.type_check_only
@@ -143,7 +143,7 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     """
     MigrateIn: _aio.StreamStreamMultiCallable[_worker_pb2.MigrateInRequest, _worker_pb2.MigrateInResponse]  # type: ignore[assignment]
     """Receives a request from another worker: opening, chunks, closing; answered by accepted, chunk_received for each
-    chunk and committed, or by a refusal at any time. UNIMPLEMENTED (not supported by the engine).
+    chunk and committed, or by a refusal at any time. Also measures how fast KV moves. UNIMPLEMENTED (not supported by the engine).
     """
 
 class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -277,7 +277,7 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_worker_pb2.MigrateInResponse], _abc.AsyncIterator[_worker_pb2.MigrateInResponse]]:
         """Receives a request from another worker: opening, chunks, closing; answered by accepted, chunk_received for each
-        chunk and committed, or by a refusal at any time. UNIMPLEMENTED (not supported by the engine).
+        chunk and committed, or by a refusal at any time. Also measures how fast KV moves. UNIMPLEMENTED (not supported by the engine).
         """
 
 def add_WorkerServiceServicer_to_server(servicer: WorkerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
