@@ -3,18 +3,21 @@
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from typing import TypedDict
 
 import numpy as np
 
 from planner_service.cascade_plan import CascadePlan, outcome, with_runs
 from planner_service.cascade_simulation import simulate_cascade
+from planner_service.deployment.mixed import GpuTypes
 from planner_service.deployment.search import Strategy
 from planner_service.planning_options import LEAST_REQUESTS, Budget, Goal, Objective, Options
 from planner_service.routing.confidence import Promise, promised
 from planner_service.routing.deployer import Deployer
 from planner_service.routing.end_to_end import EndToEnd
 from planner_service.routing.goals import any_within, cheapest, least_latency, most_quality, rounded_down, rounded_up
-from planner_service.routing.solution import Solution, Unreachable
+from planner_service.routing.mixed_deployer import EXACT_IS_FOR_ONE, MixedDeployer
+from planner_service.routing.solution import Binds, Solution, Unreachable
 from planner_service.simulator import Dispatch
 from planner_service.site import Demand, Site, replica_kinds
 from services.domain.errors import invalid
@@ -49,6 +52,8 @@ def plan_cascade(
     options.check(len(site.tiers))
     if len(demand.arrival_s) < LEAST_REQUESTS:
         raise invalid("requests", f"must be at least {LEAST_REQUESTS} to plan on, not {len(demand.arrival_s)}")
+    if site.more and options.budget is Budget.EXACT:
+        raise invalid("budget", EXACT_IS_FOR_ONE)
     planner = _Planner(site, options, on_evaluation)
     if options.aim is Goal.RATE:
         return _most_rate(planner, demand, runs)
@@ -74,9 +79,10 @@ def _rate_binds(site: Site, demand: Demand, options: Options, runs: Sequence[Dem
         return None
     return Unreachable(
         f"the rate binds: {demand.rate_per_s:.3g} requests/s are more than any plan of these targets sustains on "
-        f"{options.gpus or site.cluster.gpus} GPUs at {options.max_utilisation:.0%}; the plan that lets them wait is "
+        f"{options.gpus or site.gpus} GPUs at {options.max_utilisation:.0%}; the plan that lets them wait is "
         f"good for {rate:.3g}/s, limited by {plan.load.tier}",
         rate,
+        Binds.RATE,
     )
 
 
@@ -113,6 +119,7 @@ class _Planner:
             f"max latency binds: no plan was found whose p95 is {options.max_latency_s:g} s on {len(runs)} other stretches "
             f"of the trace: the least was {rounded_up(least_s)} s",
             least_s,
+            Binds.MAX_LATENCY,
         )
 
     def deployer(self, demand: Demand, options: Options) -> tuple[Deployer, dict[str, str]]:
@@ -136,7 +143,7 @@ class _Planner:
             promise, solution = self._solve(demand, deployer, options)
         except Unreachable as error:
             if reasons:
-                raise Unreachable(f"{error} ({'; '.join(reasons.values())})", error.best) from None
+                raise Unreachable(f"{error} ({'; '.join(reasons.values())})", error.best, error.binds) from None
             raise
         if options.budget is Budget.EXACT and (whole := deployer.spread(solution.thresholds)) is not None:
             solution = dataclasses.replace(solution, deployment=whole)
@@ -206,6 +213,7 @@ def _latency_binds(least_s: float, limit_s: float, min_quality: float, quality: 
         f"max latency binds: at quality {min_quality:g} the least latency is {rounded_up(least_s)} s, not {limit_s:g} s"
         f"{within}",
         least_s,
+        Binds.MAX_LATENCY,
     )
 
 
@@ -235,6 +243,14 @@ def _most_rate(planner: _Planner, demand: Demand, runs: Sequence[Demand]) -> Cas
     return best
 
 
+class DeployerOptions(TypedDict):
+    """See Deployer."""
+
+    dispatch: Dispatch
+    max_utilisation: float | None
+    on_evaluation: Callable[[int], None]
+
+
 def deployer_for(
     site: Site,
     demand: Demand,
@@ -245,9 +261,9 @@ def deployer_for(
     on_evaluation: Callable[[int], None] = lambda _: None,
 ) -> tuple[Deployer, dict[str, str]]:
     """(the deployment solver, tiers that fit nowhere with the reason)."""
-    gpus = site.cluster.gpus if gpus is None else gpus
-    if not 1 <= gpus <= site.cluster.gpus:
-        raise invalid("gpus", f"the cluster has {site.cluster.gpus}, not {gpus}")
+    gpus = site.gpus if gpus is None else gpus
+    if not 1 <= gpus <= site.gpus:
+        raise invalid("gpus", f"the cluster has {site.gpus}, not {gpus}")
     if demand.judged.tiers != site.tiers:
         raise invalid("quality", f"judged are the tiers {', '.join(demand.judged.tiers)}, not {', '.join(site.tiers)}")
     kinds, reasons = [], {}
@@ -257,15 +273,26 @@ def deployer_for(
         kinds.append(able)
         if not able:
             reasons[name] = reason
-    return Deployer(
-        demand.requests,
-        demand.arrival_s,
-        kinds,
+    place = (demand.requests, demand.arrival_s, kinds)
+    how: DeployerOptions = {
+        "dispatch": dispatch,
+        "max_utilisation": max_utilisation,
+        "on_evaluation": on_evaluation,
+    }
+    if site.more:
+        return MixedDeployer(*place, gpu_types(site, gpus), **how), reasons
+    return Deployer(*place, gpus, **how), reasons
+
+
+def gpu_types(site: Site, gpus: int) -> GpuTypes:
+    """The types of GPU of a site, of which `gpus` may be used; where none of them has a price, each GPU costs 1."""
+    prices = [each.dollars_per_gpu_hour or 0.0 for each in site.types]
+    return GpuTypes(
+        tuple(each.name for each in site.types),
+        tuple(each.gpus for each in site.types),
+        tuple(prices) if any(prices) else (1.0,) * len(prices),
         gpus,
-        dispatch=dispatch,
-        max_utilisation=max_utilisation,
-        on_evaluation=on_evaluation,
-    ), reasons
+    )
 
 
 def frontier(

@@ -375,7 +375,7 @@ def _read(
 def _show(
     plan: "CascadePlan", unguaranteed: "CascadePlan", site: "Site", demand: "Demand", took_s: float, written: list[Path]
 ) -> None:
-    table = Table(title=f"Cascade on up to {site.cluster.gpus} x {site.cluster.gpu.name}")
+    table = Table(title=f"Cascade on up to {_cluster_words(site)}")
     for column in ("tier", "GPUs", "strategy", "processes", "answers", "p95", "load", "threshold"):
         table.add_column(column, justify="left" if column in ("tier", "strategy") else "right")
     for i, (tier, utilisation) in enumerate(zip(plan.tiers, plan.utilisation, strict=True)):
@@ -407,6 +407,11 @@ def _show(
     console.print("\n".join(lines), highlight=False)
     if written:
         print_written(*written)
+
+
+def _cluster_words(site: "Site") -> str:
+    """`32 x h100`, `16 x h100, 32 x l4-spot`."""
+    return ", ".join(f"{each.gpus} x {each.name or each.gpu.name}" for each in site.types)
 
 
 def _proof(plan: "CascadePlan") -> str:
