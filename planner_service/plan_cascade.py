@@ -20,6 +20,7 @@ from planner_service.routing.mixed_deployer import EXACT_IS_FOR_ONE, MixedDeploy
 from planner_service.routing.solution import Binds, Solution, Unreachable
 from planner_service.simulator import Dispatch
 from planner_service.site import Demand, Site, replica_kinds
+from planner_service.sustained_load import rate_text
 from services.domain.errors import invalid
 
 TIGHTENED = 8  # times that a limit is lowered because a plan missed it on the other stretches
@@ -78,9 +79,9 @@ def _rate_binds(site: Site, demand: Demand, options: Options, runs: Sequence[Dem
     if rate >= demand.rate_per_s:
         return None
     return Unreachable(
-        f"the rate binds: {demand.rate_per_s:.3g} requests/s are more than any plan of these targets sustains on "
+        f"the rate binds: {rate_text(demand.rate_per_s)} requests/s are more than any plan of these targets sustains on "
         f"{options.gpus or site.gpus} GPUs at {options.max_utilisation:.0%}; the plan that lets them wait is "
-        f"good for {rate:.3g}/s, limited by {plan.load.tier}",
+        f"good for {rate_text(rate)}/s, limited by {plan.load.tier}",
         rate,
         Binds.RATE,
     )
@@ -293,20 +294,3 @@ def gpu_types(site: Site, gpus: int) -> GpuTypes:
         tuple(prices) if any(prices) else (1.0,) * len(prices),
         gpus,
     )
-
-
-def frontier(
-    site: Site, demand: Demand, plan: CascadePlan, gpus: int | None, points: int, max_utilisation: float | None = None
-) -> list[tuple[float, float]]:
-    """(quality, latency_p95_s) of the best plans for `points` targets between the first and the last tier's quality."""
-    worst, best = demand.judged.worst, demand.judged.best
-    plans = {(plan.quality, plan.latency_p95_s)}
-    deployer, _ = deployer_for(site, demand, gpus=gpus, dispatch=plan.dispatch, max_utilisation=max_utilisation)
-    for target in np.linspace(worst, best, points):
-        try:
-            solution = least_latency(deployer, float(target), demand.judged)
-        except Unreachable:
-            continue
-        plans.add((solution.quality, solution.deployment.latency_s))
-    # what is beaten in both is no best plan
-    return sorted(p for p in plans if not any(q[0] >= p[0] and q[1] <= p[1] and q != p for q in plans))

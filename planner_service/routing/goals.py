@@ -60,9 +60,15 @@ def least_latency(
 
 
 def cheapest(
-    deployer: Deployer, min_quality: float, max_latency_s: float, judged: JudgedSample | None = None
+    deployer: Deployer,
+    min_quality: float,
+    max_latency_s: float,
+    judged: JudgedSample | None = None,
+    most: int | None = None,
 ) -> Solution:
     """The routing and deployment of the least cost that meet both targets, and sustain the rate.
+
+    most: routings that are tried of a large grid, see grid.search.
 
     Raises:
         Unreachable: no routing reaches the quality, or none that does is so fast on the deployer's GPUs.
@@ -77,7 +83,7 @@ def cheapest(
         return deployer.cost_within(grid.thresholds(point), max_latency_s, under)
 
     points = [p for p in points if bounds[p] < INFEASIBLE]
-    result = search(grid, points, bounds, evaluate) if points else None
+    result = search(grid, points, bounds, evaluate, most) if points else None
     if result is None:
         least = least_latency(deployer, min_quality, judged)
         raise _too_slow(max_latency_s, least.deployment.latency_s, f"quality {min_quality:g}", deployer)
