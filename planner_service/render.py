@@ -115,7 +115,7 @@ def compose(site: Site, shapes: Sequence[Sequence[tuple[ReplicaShape, int]]], me
     if len(used) > 1:
         names = " and ".join(each.name for each in used)
         raise invalid("render", f"compose is for one machine: the plan needs GPUs of {names}; kubernetes can do it")
-    room = next(iter(used)).gpus_per_node
+    room = next(iter(used), site.cluster).gpus_per_node
     if needed > room:
         problem = f"compose is for one machine: the plan needs {needed} GPUs, a node has {room}"
         raise invalid("render", f"{problem}; kubernetes can do it")

@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 
 from benchmarks.brute_force import instance, kinds, wanted_quality
+from penstock.proto.planner.v1 import planner_pb2 as pb
 from planner_service.deployment import mixed
 from planner_service.deployment.mixed import GpuTypes, MixedTable
 from planner_service.deployment.search import Strategy
 from planner_service.files import FileError, read_site
 from planner_service.plan_cascade import plan_cascade
+from planner_service.planning_codec import site_from_proto
 from planner_service.planning_options import Budget, Objective
 from planner_service.routing.goals import cheapest, least_latency
 from planner_service.routing.mixed_deployer import TOLERANCE, MixedDeployer
@@ -250,3 +252,29 @@ def test_a_plan_of_two_types_is_within_the_latency_and_costs_what_it_says(tmp_pa
     assert "h100-spot" in {shape.gpu for shape, _ in parts}
     with pytest.raises(InvalidRequest, match="exact is for a cluster of one type"):
         plan_cascade(site, demand, min_quality=75.0, budget=Budget.EXACT)
+
+
+def test_types_of_gpu_come_by_rpc_as_in_files(tmp_path: Path) -> None:
+    cascade = pb.Cascade(
+        tiers=[
+            pb.CascadeTier(name="small", model_name="llama-3.1-8b"),
+            pb.CascadeTier(name="large", model_name="llama-3.1-70b"),
+        ]
+    )
+    h100 = pb.GpuType(gpu_name="h100", nodes=1, gpus_per_node=8, dollars_per_gpu_hour=4)
+    spot = pb.GpuType(name="h100-spot", gpu_name="h100", nodes=1, gpus_per_node=4, dollars_per_gpu_hour=1.5)
+    assert site_from_proto(pb.Cluster(types=[h100, spot]), cascade) == typed_site(tmp_path)
+    unknown, unnamed = pb.GpuType(), pb.GpuType()
+    unknown.CopyFrom(spot)
+    unknown.gpu_name = "h900"
+    unnamed.CopyFrom(spot)
+    unnamed.name = ""
+    for cluster, field in (
+        (pb.Cluster(types=[h100, unknown]), "inputs.cluster.types[1].gpu_name"),
+        (pb.Cluster(types=[h100, unnamed]), "inputs.cluster"),
+        (pb.Cluster(types=[h100], nodes=2), "inputs.cluster.nodes"),
+        (pb.Cluster(types=[pb.GpuType(nodes=1)]), "inputs.cluster.types[0].gpu"),
+    ):
+        with pytest.raises(InvalidRequest) as caught:
+            site_from_proto(cluster, cascade)
+        assert caught.value.problems[0].field == field
