@@ -1,6 +1,6 @@
 """What it takes to go from one plan to another: replicas to start and to stop, in which order, for how long. No I/O.
 
-Replicas of the same tier, model and shape stay. New ones start on free GPUs beside the old ones, which are stopped when the
+Replicas of the same tier, model and shape stay. New ones start on free GPUs next to the old ones, which are stopped when the
 new ones of their tier are ready, as `penstock up` does. Where too few GPUs are free for all, that goes in waves: what is no
 longer needed is stopped to make room, even of a tier whose new replicas are not ready, which then serves less for a time.
 """
@@ -52,14 +52,14 @@ class MoveStep:
 class PlanMove:
     """steps: in order. loaded_bytes: weights of the replicas that start.
 
-    gpus_beside, bytes_beside: GPUs that hold new replicas while those that they replace still run, and the weights on them.
+    extra_gpus, extra_bytes: GPUs that hold new replicas while those that they replace still run, and the weights on them.
     """
 
     steps: tuple[MoveStep, ...]
     kept: int
     loaded_bytes: float
-    gpus_beside: int
-    bytes_beside: float
+    extra_gpus: int
+    extra_bytes: float
 
     @property
     def seconds(self) -> float:
@@ -68,7 +68,7 @@ class PlanMove:
 
 @dataclass(frozen=True, slots=True)
 class MoveSpeed:
-    """load_bytes_per_s: of the weights of one replica. start_s: of an engine, beside loading."""
+    """load_bytes_per_s: of the weights of one replica. start_s: of an engine, in addition to loading."""
 
     load_bytes_per_s: float = LOAD_BYTES_PER_S
     start_s: float = START_S
@@ -103,7 +103,7 @@ class _Mover:
 
     def move(self) -> PlanMove:
         steps: list[MoveStep] = []
-        loaded, beside_gpus, beside_bytes = 0.0, 0, 0.0
+        loaded, most_gpus, most_bytes = 0.0, 0, 0.0
         started: Counter[_Key] = Counter()
         while self.starts or self.stops:
             stops = self._take(self.stops, self._replaced())
@@ -121,13 +121,13 @@ class _Mover:
             own = sum(self._bytes(tier) * n for (tier, _), n in starts.items())
             loaded += own
             started += starts
-            beside = {key: n for key, n in started.items() if key[0] in waiting}
-            beside_gpus = max(beside_gpus, sum(shape.gpus * n for (_, shape), n in beside.items()))
-            beside_bytes = max(beside_bytes, sum(self._bytes(tier) * n for (tier, _), n in beside.items()))
+            extra = {key: n for key, n in started.items() if key[0] in waiting}
+            most_gpus = max(most_gpus, sum(shape.gpus * n for (_, shape), n in extra.items()))
+            most_bytes = max(most_bytes, sum(self._bytes(tier) * n for (tier, _), n in extra.items()))
             seconds = max((self._start_s(tier) for tier, _ in starts), default=0.0)
             less = tuple(dict.fromkeys(self.site.tiers[tier] for tier, _ in sorted(early)))
             steps.append(MoveStep(self._said(stops + early), self._said(starts), seconds, less))
-        return PlanMove(tuple(steps), self.kept, loaded, beside_gpus, beside_bytes)
+        return PlanMove(tuple(steps), self.kept, loaded, most_gpus, most_bytes)
 
     def _replaced(self) -> "Counter[_Key]":
         """What may stop: replicas of tiers of which nothing is left to start."""

@@ -73,15 +73,15 @@ def sweep(axis: Axis, values: Sequence[float], options: Options, plan_at: PlanAt
     check_sweep(axis, values, options)
     points = []
     for value in values:
-        asked, rate = options, None
+        requested, rate = options, None
         if axis is Axis.RATE:
             rate = value
         elif axis is Axis.QUALITY:
-            asked = dataclasses.replace(options, min_quality=value)
+            requested = dataclasses.replace(options, min_quality=value)
         else:
-            asked = dataclasses.replace(options, gpus=int(value))
+            requested = dataclasses.replace(options, gpus=int(value))
         try:
-            points.append(SweepPoint(value, plan_at(asked, rate)))
+            points.append(SweepPoint(value, plan_at(requested, rate)))
         except Unreachable as error:
             points.append(SweepPoint(value, None, str(error)))
     return points

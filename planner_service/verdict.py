@@ -18,7 +18,7 @@ Plan = Callable[[Demand, Options], CascadePlan]
 class NextStep:
     """What at least QUALITY_STEP more quality takes, all else as it is planned. None where no plan has it.
 
-    min_quality: that is asked for. gpus, dollars_per_hour, latency_s, rate_per_s: more than this plan has; dollars None
+    min_quality: that was requested. gpus, dollars_per_hour, latency_s, rate_per_s: more than this plan has; dollars None
     without prices, a rate None where the arrivals have none. reason: why there is no plan; else empty.
     """
 
@@ -36,13 +36,13 @@ def next_step(plan: CascadePlan, demand: Demand, options: Options, planned: Plan
     planned: plans for a demand and options.
     """
     wanted = plan.quality + QUALITY_STEP
-    asked = dataclasses.replace(options, min_quality=min(wanted, 100.0), goal=plan.goal)
+    requested = dataclasses.replace(options, min_quality=min(wanted, 100.0), goal=plan.goal)
     if plan.goal is Goal.QUALITY:
-        asked = dataclasses.replace(asked, goal=Goal.LATENCY, max_latency_s=None)
+        requested = dataclasses.replace(requested, goal=Goal.LATENCY, max_latency_s=None)
     if wanted > 100:
         return NextStep(wanted, reason="scores end at 100")
     try:
-        more = planned(demand, asked)
+        more = planned(demand, requested)
     except Unreachable as error:
         return NextStep(wanted, reason=str(error))
     rates = more.rate_per_s, plan.rate_per_s

@@ -250,7 +250,9 @@ def diff(
     ] = 2.0,
     start_s: Annotated[
         float,
-        options.number("--start-s", help="Seconds that an engine takes to start beside loading.", least=0, most=86_400),
+        options.number(
+            "--start-s", help="Seconds that an engine takes to start, in addition to loading.", least=0, most=86_400
+        ),
     ] = 30.0,
     json: targets.Json = False,
 ) -> None:

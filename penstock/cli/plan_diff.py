@@ -55,8 +55,8 @@ def _json(figures: list[dict[str, Any]], move: "PlanMove") -> dict[str, Any]:
             "seconds": move.seconds,
             "replicas_kept": move.kept,
             "loaded_gb": move.loaded_bytes / 1e9,
-            "gpus_beside": move.gpus_beside,
-            "memory_beside_gb": move.bytes_beside / 1e9,
+            "extra_gpus": move.extra_gpus,
+            "extra_memory_gb": move.extra_bytes / 1e9,
             "steps": [
                 {
                     "stops": [_replicas(one) for one in step.stops],
@@ -106,7 +106,7 @@ def _show(figures: list[dict[str, Any]], move: "PlanMove", old: str, new: str) -
         console.print(f"{number}. {step}", highlight=False, soft_wrap=True)
     console.print(
         f"about {move.seconds:.0f} s; {move.kept} replicas stay; {move.loaded_bytes / 1e9:.0f} GB of weights are loaded, "
-        f"{move.bytes_beside / 1e9:.0f} GB of them on {move.gpus_beside} GPUs beside replicas that still run",
+        f"{move.extra_bytes / 1e9:.0f} GB of them on {move.extra_gpus} GPUs in addition to those of replicas that still run",
         highlight=False,
         soft_wrap=True,
     )

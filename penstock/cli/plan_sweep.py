@@ -44,7 +44,7 @@ def run(text: str, swept: Swept, *, out: Path | None, plot: bool, json: bool) ->
     if axis_name not in (names := [axis.value for axis in Axis]):
         fail(f"--sweep must be {' or '.join(names)}, or one of them with values as rate=5,10,20, not {text}", 2)
     axis = Axis(axis_name)
-    site, judged, asked = swept.site, swept.judged, swept.options
+    site, judged, chosen_options = swept.site, swept.judged, swept.options
     if listed or "=" in text:
         try:
             values = sorted({float(value) for value in listed.split(",")})
@@ -53,7 +53,7 @@ def run(text: str, swept: Swept, *, out: Path | None, plot: bool, json: bool) ->
     else:
         trace_rate = swept.arrivals.rate_per_s
         rate = swept.rate or (trace_rate if 0 < trace_rate < float("inf") else None)
-        values = sweep_values(axis, asked, rate, (judged.worst, judged.best), site.gpus)
+        values = sweep_values(axis, chosen_options, rate, (judged.worst, judged.best), site.gpus)
     to_stdout = out == options.STDOUT
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=errors, transient=True, disable=json or to_stdout) as progress:
@@ -73,8 +73,8 @@ def run(text: str, swept: Swept, *, out: Path | None, plot: bool, json: bool) ->
                 **swept.drawn,
             )[0]
 
-        points = sweep(axis, values, asked, plan_at)
-    figures = {"sweep": axis.value, "goal": asked.aim.value, "points": [_json(point) for point in points]}
+        points = sweep(axis, values, chosen_options, plan_at)
+    figures = {"sweep": axis.value, "goal": chosen_options.aim.value, "points": [_json(point) for point in points]}
     written = []
     if out is not None and not to_stdout:
         out.write_text(json_module.dumps(figures, indent=1) + "\n")

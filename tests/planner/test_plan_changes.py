@@ -67,7 +67,7 @@ def test_a_move_ends_at_the_new_plan_within_the_gpus(seed: int, site: Site) -> N
     after, most = replayed(site, old, move)
     assert after == Counter({(t, s): n for t, parts in zip(site.tiers, new, strict=True) for s, n in parts})
     assert most <= site.gpus
-    assert move.gpus_beside <= site.gpus
+    assert move.extra_gpus <= site.gpus
 
 
 def test_replicas_start_beside_the_old_ones_where_there_is_room(site: Site) -> None:
@@ -77,7 +77,7 @@ def test_replicas_start_beside_the_old_ones_where_there_is_room(site: Site) -> N
     assert [str(one) for one in move.steps[1].stops] == ["1 x large (TP=2)"]
     weights = site.models[1].weight_bytes
     assert move.seconds == pytest.approx(10 + weights / 1e9)
-    assert (move.kept, move.gpus_beside, move.bytes_beside) == (1, 4, weights)
+    assert (move.kept, move.extra_gpus, move.extra_bytes) == (1, 4, weights)
     full = plan_move(site, [[(FOUR, 1)], [(FOUR, 1)]], [[(FOUR, 1)], [(TWO, 2)]], names, speed)
     assert full.steps[0].early == ("large",)
     other = plan_move(site, [[(ONE, 1)], []], [[(ONE, 1)], []], ["another", names[1]], speed)
@@ -119,7 +119,7 @@ def test_the_verdict_says_gpus_what_breaks_first_and_the_next_step(site: Site, d
     demand = demand.scaled(8.0)
     plan = plan_cascade(site, demand, options)
     assert plan.quality < 89
-    step = next_step(plan, demand, options, lambda demand, asked: plan_cascade(site, demand, asked))
+    step = next_step(plan, demand, options, lambda demand, options: plan_cascade(site, demand, options))
     more = plan_cascade(site, demand, dataclasses.replace(options, min_quality=plan.quality + 1))
     assert step.gpus == more.gpus - plan.gpus
     assert plan.load is not None
@@ -129,7 +129,7 @@ def test_the_verdict_says_gpus_what_breaks_first_and_the_next_step(site: Site, d
     )
     assert "1 point more quality costs" in text
     best = plan_cascade(site, demand, dataclasses.replace(options, min_quality=90.0))
-    none = next_step(best, demand, options, lambda demand, asked: plan_cascade(site, demand, asked))
+    none = next_step(best, demand, options, lambda demand, options: plan_cascade(site, demand, options))
     assert "min quality binds" in none.reason
     assert "no plan has a quality of 91.0" in verdict(site, best, none)
 
