@@ -111,9 +111,9 @@ def site_from_proto(cluster: pb.Cluster, cascade: pb.Cascade) -> Site:
     specs = tuple(_spec(tier, f"{at}.tiers[{i}].model_name") for i, tier in enumerate(found.tiers))
     names = tuple(tier.name for tier in found.tiers)
     if len(where) > 1 and any(measured):
-        tier = next(i for i, one in enumerate(measured) if one)
+        first = next(i for i, replicas in enumerate(measured) if replicas)
         raise invalid(
-            f"{at}.tiers[{tier}].measured", "step times are measured on one type of GPU, the cluster has several"
+            f"{at}.tiers[{first}].measured", "step times are measured on one type of GPU, the cluster has several"
         )
     limits = _limits(found.engine)
     return Site(where[0], names, specs, found.runtime.spec(), limits, found.judge_s, tuple(measured), where[1:])

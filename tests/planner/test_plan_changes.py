@@ -136,11 +136,11 @@ def test_the_verdict_says_gpus_what_breaks_first_and_the_next_step(site: Site, d
 
 def test_what_binds_is_said_with_the_nearest(site: Site, demand: Demand) -> None:
     for options, binds in (
-        ({"min_quality": 99.0}, Binds.MIN_QUALITY),
-        ({"min_quality": 85.0, "max_latency_s": 0.01}, Binds.MAX_LATENCY),
+        (Options(min_quality=99.0), Binds.MIN_QUALITY),
+        (Options(min_quality=85.0, max_latency_s=0.01), Binds.MAX_LATENCY),
     ):
         with pytest.raises(Unreachable) as caught:
-            plan_cascade(site, demand, Options(**options))
+            plan_cascade(site, demand, options)
         assert caught.value.binds is binds
         assert caught.value.best > 0
     with pytest.raises(Unreachable) as caught:
