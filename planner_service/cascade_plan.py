@@ -66,7 +66,7 @@ class CascadePlan:
     requests: int = 0
     seconds: float = 0.0
     rate_per_s: float | None = None
-    dollars_per_gpu_hour: float | None = None
+    dollars_per_hour: float | None = None
     skip_below: tuple[float | None, ...] = ()
 
     @property
@@ -77,10 +77,6 @@ class CascadePlan:
     def utilisation(self) -> tuple[float, ...]:
         """By tier, the rate offered to it over what it sustains; 0 where arrivals have no rate."""
         return (0.0,) * len(self.tiers) if self.load is None else self.load.utilisation
-
-    @property
-    def dollars_per_hour(self) -> float | None:
-        return None if self.dollars_per_gpu_hour is None else self.gpus * self.dollars_per_gpu_hour
 
     @property
     def felt_p95_s(self) -> float:
@@ -138,7 +134,9 @@ def outcome(
         requests=len(demand.arrival_s),
         seconds=demand.seconds,
         rate_per_s=demand.rate_per_s,
-        dollars_per_gpu_hour=site.cluster.dollars_per_gpu_hour,
+        dollars_per_hour=site.dollars_per_hour(
+            (replica.shape, count) for strategy in strategies for replica, count in strategy.replicas
+        ),
     )
 
 

@@ -51,8 +51,8 @@ def _replanner(chassis: Chassis, replan: MeshReplan, publisher: PlanPublisher, s
     tiers = tuple(tier.name for tier in chassis.mesh.tiers)
     if site.tiers != tiers:
         raise SettingsError(f"planner.replan.models: has the tiers {', '.join(site.tiers)}, not {', '.join(tiers)}")
-    if replan.gpus is not None and replan.gpus > site.cluster.gpus:
-        raise SettingsError(f"planner.replan.gpus: the cluster has {site.cluster.gpus}, not {replan.gpus}")
+    if replan.gpus is not None and replan.gpus > site.gpus:
+        raise SettingsError(f"planner.replan.gpus: the cluster has {site.gpus}, not {replan.gpus}")
     rule = DriftRule(
         rate_change=replan.rate_change,
         length_change=replan.length_change,

@@ -3,7 +3,7 @@
 import csv
 import gzip
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -55,17 +55,67 @@ class GpuEntry(_Part):
         )
 
 
-class ClusterFile(_Part):
+class NodesEntry(_Part):
+    """Nodes with GPUs of one type."""
+
     gpu: str | GpuEntry
     nodes: Count
     gpus_per_node: Count
     node_link_gb_per_s: Positive = 25.0
     dollars_per_gpu_hour: Annotated[float, Field(ge=0)] | None = None
 
-    def spec(self) -> ClusterSpec:
+    def spec(self, name: str = "") -> ClusterSpec:
         gpu = gpu_of_catalogue(self.gpu) if isinstance(self.gpu, str) else self.gpu.spec(self.gpu.name or "gpu")
         link_bytes_per_s = self.node_link_gb_per_s * 1e9
-        return ClusterSpec(gpu, self.nodes, self.gpus_per_node, link_bytes_per_s, self.dollars_per_gpu_hour)
+        return ClusterSpec(gpu, self.nodes, self.gpus_per_node, link_bytes_per_s, self.dollars_per_gpu_hour, name)
+
+
+class TypeEntry(NodesEntry):
+    """One of several types of GPU. name: what plans call it, else the GPU's; spot GPUs are a type with its own price."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]{0,38}[a-z0-9])?$")] = ""
+
+    @property
+    def called(self) -> str:
+        return self.name or (self.gpu if isinstance(self.gpu, str) else self.gpu.name)
+
+
+class ClusterFile(_Part):
+    """`types`: the GPUs by type, where there are several; all of them have a price or none has one."""
+
+    types: Annotated[list[TypeEntry], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _sound(self) -> Self:
+        names = [entry.called for entry in self.types]
+        for i, entry in enumerate(self.types):
+            if len(names) > 1 and not entry.called:
+                raise ValueError(f"types.{i}.name: is needed for a GPU that has no name")
+            if names.index(entry.called) < i:
+                raise ValueError(f"types.{i}.name: '{entry.called}' is the name of types.{names.index(entry.called)}")
+            if (entry.dollars_per_gpu_hour is None) != (self.types[0].dollars_per_gpu_hour is None):
+                raise ValueError(f"types.{i}.dollars_per_gpu_hour: give it for all types or for none")
+        return self
+
+    def specs(self) -> tuple[ClusterSpec, ...]:
+        """The GPUs by type. ValueError for a GPU that the catalogue does not have."""
+        if len(self.types) == 1:
+            return (self.types[0].spec(),)
+        return tuple(_type_spec(entry, i) for i, entry in enumerate(self.types))
+
+
+def _type_spec(entry: TypeEntry, i: int) -> ClusterSpec:
+    try:
+        return entry.spec(entry.called)
+    except ValueError as error:
+        raise ValueError(f"types.{i}.{error}") from None
+
+
+def cluster_types(content: Any) -> tuple[ClusterSpec, ...]:
+    """The GPUs by type of a cluster file: of one, or under `types` of several. ValueError names the field at fault."""
+    if isinstance(content, dict) and "types" in content:
+        return ClusterFile.model_validate(content).specs()
+    return (NodesEntry.model_validate(content).spec(),)
 
 
 class ModelEntry(_Part):
@@ -170,20 +220,35 @@ def model_of_catalogue(name: str) -> ModelSpec:
 def read_site(cluster: Path, models: Path) -> Site:
     """FileError names the file and every field at fault."""
     try:
-        where = ClusterFile.model_validate(_yaml(cluster)).spec()
+        where = cluster_types(_yaml(cluster))
     except (ValidationError, ValueError) as error:
         raise FileError(f"{cluster}: {_said(error)}") from None
     try:
         cascade = CascadeFile.model_validate(_yaml(models))
         specs = tuple(tier.spec() for tier in cascade.tiers)
         measured = tuple(
-            tuple(read_profile(models.parent / path).replica for path in tier.profiles) for tier in cascade.tiers
+            tuple(
+                _measured(models.parent / path, where, f"tiers.{i}.profiles.{j}") for j, path in enumerate(t.profiles)
+            )
+            for i, t in enumerate(cascade.tiers)
         )
     except (ValidationError, ValueError, ProfileError) as error:
         raise FileError(f"{models}: {_said(error)}") from None
     limits = EngineLimits(cascade.engine.max_running, cascade.engine.max_step_tokens, cascade.engine.block_tokens)
     names = tuple(tier.name for tier in cascade.tiers)
-    return Site(where, names, specs, cascade.runtime.spec(), limits, cascade.judge_s, measured)
+    return Site(where[0], names, specs, cascade.runtime.spec(), limits, cascade.judge_s, measured, where[1:])
+
+
+def _measured(path: Path, types: tuple[ClusterSpec, ...], at: str) -> Replica:
+    """A profile's replica, on the type of GPU that it was measured on. ValueError where that is none of the cluster's."""
+    profile = read_profile(path)
+    if len(types) == 1:
+        return profile.replica
+    kind = next((each for each in types if each.gpu.name == profile.machine), None)
+    if kind is None:
+        gpus = ", ".join(each.gpu.name for each in types)
+        raise ValueError(f"{at}: measured on '{profile.machine}', which is none of the cluster's GPUs: {gpus}")
+    return replace(profile.replica, shape=replace(profile.replica.shape, gpu=kind.name))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,21 +3,25 @@
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from typing import TypedDict
 
 import numpy as np
 
 from planner_service.cascade_plan import CascadePlan, outcome, with_runs
 from planner_service.cascade_simulation import simulate_cascade
+from planner_service.deployment.mixed import GpuTypes
 from planner_service.deployment.search import Strategy
 from planner_service.planning_options import LEAST_REQUESTS, Budget, Goal, Objective, Options
 from planner_service.routing.confidence import Promise, promised
 from planner_service.routing.deployer import Deployer
 from planner_service.routing.end_to_end import EndToEnd
 from planner_service.routing.goals import any_within, cheapest, least_latency, most_quality, rounded_down, rounded_up
-from planner_service.routing.solution import Proof, Solution, Unreachable
+from planner_service.routing.mixed_deployer import EXACT_IS_FOR_ONE, MixedDeployer
+from planner_service.routing.solution import Binds, Proof, Solution, Unreachable
 from planner_service.simulator import Dispatch
 from planner_service.site import Demand, Site, replica_kinds
 from planner_service.skip_search import Limits, best_rule, rules_tried
+from planner_service.sustained_load import rate_text
 from services.domain.errors import invalid
 
 TIGHTENED = 8  # times that a limit is lowered because a plan missed it on the other stretches
@@ -50,6 +54,8 @@ def plan_cascade(
     options.check(len(site.tiers))
     if len(demand.arrival_s) < LEAST_REQUESTS:
         raise invalid("requests", f"must be at least {LEAST_REQUESTS} to plan on, not {len(demand.arrival_s)}")
+    if site.more and options.budget is Budget.EXACT:
+        raise invalid("budget", EXACT_IS_FOR_ONE)
     if options.skip:
         return _with_skip_rule(site, demand, options, runs, on_evaluation)
     planner = _Planner(site, options, on_evaluation)
@@ -99,10 +105,11 @@ def _rate_binds(site: Site, demand: Demand, options: Options, runs: Sequence[Dem
     if rate >= demand.rate_per_s:
         return None
     return Unreachable(
-        f"the rate binds: {demand.rate_per_s:.3g} requests/s are more than any plan of these targets sustains on "
-        f"{options.gpus or site.cluster.gpus} GPUs at {options.max_utilisation:.0%}; the plan that lets them wait is "
-        f"good for {rate:.3g}/s, limited by {plan.load.tier}",
+        f"the rate binds: {rate_text(demand.rate_per_s)} requests/s are more than any plan of these targets sustains on "
+        f"{options.gpus or site.gpus} GPUs at {options.max_utilisation:.0%}; the plan that lets them wait is "
+        f"good for {rate_text(rate)}/s, limited by {plan.load.tier}",
         rate,
+        Binds.RATE,
     )
 
 
@@ -139,6 +146,7 @@ class _Planner:
             f"max latency binds: no plan was found whose p95 is {options.max_latency_s:g} s on {len(runs)} other stretches "
             f"of the trace: the least was {rounded_up(least_s)} s",
             least_s,
+            Binds.MAX_LATENCY,
         )
 
     def deployer(self, demand: Demand, options: Options) -> tuple[Deployer, dict[str, str]]:
@@ -162,7 +170,7 @@ class _Planner:
             promise, solution = self._solve(demand, deployer, options)
         except Unreachable as error:
             if reasons:
-                raise Unreachable(f"{error} ({'; '.join(reasons.values())})", error.best) from None
+                raise Unreachable(f"{error} ({'; '.join(reasons.values())})", error.best, error.binds) from None
             raise
         if options.budget is Budget.EXACT and (whole := deployer.spread(solution.thresholds)) is not None:
             solution = dataclasses.replace(solution, deployment=whole)
@@ -232,6 +240,7 @@ def _latency_binds(least_s: float, limit_s: float, min_quality: float, quality: 
         f"max latency binds: at quality {min_quality:g} the least latency is {rounded_up(least_s)} s, not {limit_s:g} s"
         f"{within}",
         least_s,
+        Binds.MAX_LATENCY,
     )
 
 
@@ -261,6 +270,14 @@ def _most_rate(planner: _Planner, demand: Demand, runs: Sequence[Demand]) -> Cas
     return best
 
 
+class DeployerOptions(TypedDict):
+    """See Deployer."""
+
+    dispatch: Dispatch
+    max_utilisation: float | None
+    on_evaluation: Callable[[int], None]
+
+
 def deployer_for(
     site: Site,
     demand: Demand,
@@ -271,9 +288,9 @@ def deployer_for(
     on_evaluation: Callable[[int], None] = lambda _: None,
 ) -> tuple[Deployer, dict[str, str]]:
     """(the deployment solver, tiers that fit nowhere with the reason)."""
-    gpus = site.cluster.gpus if gpus is None else gpus
-    if not 1 <= gpus <= site.cluster.gpus:
-        raise invalid("gpus", f"the cluster has {site.cluster.gpus}, not {gpus}")
+    gpus = site.gpus if gpus is None else gpus
+    if not 1 <= gpus <= site.gpus:
+        raise invalid("gpus", f"the cluster has {site.gpus}, not {gpus}")
     if demand.judged.tiers != site.tiers:
         raise invalid("quality", f"judged are the tiers {', '.join(demand.judged.tiers)}, not {', '.join(site.tiers)}")
     kinds, reasons = [], {}
@@ -283,29 +300,23 @@ def deployer_for(
         kinds.append(able)
         if not able:
             reasons[name] = reason
-    return Deployer(
-        demand.requests,
-        demand.arrival_s,
-        kinds,
+    place = (demand.requests, demand.arrival_s, kinds)
+    how: DeployerOptions = {
+        "dispatch": dispatch,
+        "max_utilisation": max_utilisation,
+        "on_evaluation": on_evaluation,
+    }
+    if site.more:
+        return MixedDeployer(*place, gpu_types(site, gpus), **how), reasons
+    return Deployer(*place, gpus, **how), reasons
+
+
+def gpu_types(site: Site, gpus: int) -> GpuTypes:
+    """The types of GPU of a site, of which `gpus` may be used; where none of them has a price, each GPU costs 1."""
+    prices = [each.dollars_per_gpu_hour or 0.0 for each in site.types]
+    return GpuTypes(
+        tuple(each.name for each in site.types),
+        tuple(each.gpus for each in site.types),
+        tuple(prices) if any(prices) else (1.0,) * len(prices),
         gpus,
-        dispatch=dispatch,
-        max_utilisation=max_utilisation,
-        on_evaluation=on_evaluation,
-    ), reasons
-
-
-def frontier(
-    site: Site, demand: Demand, plan: CascadePlan, gpus: int | None, points: int, max_utilisation: float | None = None
-) -> list[tuple[float, float]]:
-    """(quality, latency_p95_s) of the best plans for `points` targets between the first and the last tier's quality."""
-    worst, best = demand.judged.worst, demand.judged.best
-    plans = {(plan.quality, plan.latency_p95_s)}
-    deployer, _ = deployer_for(site, demand, gpus=gpus, dispatch=plan.dispatch, max_utilisation=max_utilisation)
-    for target in np.linspace(worst, best, points):
-        try:
-            solution = least_latency(deployer, float(target), demand.judged)
-        except Unreachable:
-            continue
-        plans.add((solution.quality, solution.deployment.latency_s))
-    # what is beaten in both is no best plan
-    return sorted(p for p in plans if not any(q[0] >= p[0] and q[1] <= p[1] and q != p for q in plans))
+    )

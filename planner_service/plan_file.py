@@ -60,10 +60,7 @@ def plan_json(plan: CascadePlan, inputs: PlanInputs, seconds: float, target: str
                 "name": tier.name,
                 "model": tier.model,
                 "gpus": tier.gpus,
-                "replicas": [
-                    {"tp": replica.shape.tp, "pp": replica.shape.pp, "count": count}
-                    for replica, count in tier.strategy.replicas
-                ],
+                "replicas": [group_json(replica.shape, count) for replica, count in tier.strategy.replicas],
                 "share_processed": tier.share_processed,
                 "share_answered": tier.share_answered,
                 "p95_s": tier.strategy.latency_s,
@@ -122,6 +119,15 @@ def plan_json(plan: CascadePlan, inputs: PlanInputs, seconds: float, target: str
     }
 
 
+def group_json(shape: ReplicaShape, count: int) -> dict[str, Any]:
+    """Equal replicas. gpu: the type, in a cluster of several."""
+    return {"tp": shape.tp, "pp": shape.pp, **({"gpu": shape.gpu} if shape.gpu else {}), "count": count}
+
+
+def _shape(group: dict[str, Any]) -> ReplicaShape:
+    return ReplicaShape(int(group["tp"]), int(group["pp"]), str(group.get("gpu", "")))
+
+
 def _interval(interval: Interval | None) -> dict[str, float] | None:
     if interval is None:
         return None
@@ -151,10 +157,7 @@ def read_plan(path: Path) -> ReadPlan:
         return ReadPlan(
             PlanInputs(**result["inputs"]),
             tuple(SKIPPED if h is None else float(h) for h in result["thresholds"]),
-            tuple(
-                tuple((ReplicaShape(int(r["tp"]), int(r["pp"])), int(r["count"])) for r in tier["replicas"])
-                for tier in result["tiers"]
-            ),
+            tuple(tuple((_shape(r), int(r["count"])) for r in tier["replicas"]) for tier in result["tiers"]),
             Dispatch(result["dispatch"]),
             tuple(None if s is None else float(s) for s in result.get("skip_below", ())),
         )

@@ -11,13 +11,13 @@ from pydantic import BaseModel, ValidationError
 from penstock.proto.planner.v1 import planner_pb2 as pb
 from planner_service.cascade_plan import CascadePlan
 from planner_service.demand import demand_of, workload_digest
-from planner_service.files import CascadeFile, ClusterFile, EngineEntry, GpuEntry, ModelEntry, TierEntry
+from planner_service.files import CascadeFile, ClusterFile, EngineEntry, GpuEntry, ModelEntry, NodesEntry, TierEntry
 from planner_service.planning_options import Budget, Goal, Objective, Options
 from planner_service.routing.quality import SKIPPED, JudgedSample
 from planner_service.simulator import Dispatch, EngineLimits, Percentiles, Replica, Report, Workload
 from planner_service.site import Demand, Site
 from services.domain.errors import FieldProblem, InvalidRequest, invalid
-from services.domain.hardware import ReplicaShape
+from services.domain.hardware import ClusterSpec, ReplicaShape
 from services.domain.latency import StepLatencyModel
 from services.proto_codec import duration
 
@@ -93,15 +93,7 @@ def inputs_from_proto(inputs: pb.PlanningInputs) -> tuple[Site, Demand]:
 
 
 def site_from_proto(cluster: pb.Cluster, cascade: pb.Cascade) -> Site:
-    at = "inputs.cluster"
-    message = _fields(cluster, "gpu_name", "gpu_spec")
-    if cluster.HasField("gpu_spec"):
-        message["gpu"] = _checked(GpuEntry, _fields(cluster.gpu_spec), f"{at}.gpu_spec")
-    elif cluster.HasField("gpu_name"):
-        message["gpu"] = cluster.gpu_name
-    else:
-        raise invalid(f"{at}.gpu", "give either gpu_name or gpu_spec")
-    where = _spec(_checked(ClusterFile, message, at), f"{at}.gpu_name")
+    where = _cluster_types(cluster)
     at = "inputs.cascade"
     entries, measured = [], []
     for i, tier in enumerate(cascade.tiers):
@@ -115,10 +107,41 @@ def site_from_proto(cluster: pb.Cluster, cascade: pb.Cascade) -> Site:
         entries.append(_checked(TierEntry, {"name": tier.name, "model": model}, here))
         measured.append(tuple(_replica(m, f"{here}.measured[{j}]") for j, m in enumerate(tier.measured)))
     message = _fields(cascade) | {"tiers": entries}
-    models = _checked(CascadeFile, message, at)
-    specs = tuple(_spec(tier, f"{at}.tiers[{i}].model_name") for i, tier in enumerate(models.tiers))
-    names = tuple(tier.name for tier in models.tiers)
-    return Site(where, names, specs, models.runtime.spec(), _limits(models.engine), models.judge_s, tuple(measured))
+    cascade_file = _checked(CascadeFile, message, at)
+    specs = tuple(_spec(tier, f"{at}.tiers[{i}].model_name") for i, tier in enumerate(cascade_file.tiers))
+    names = tuple(tier.name for tier in cascade_file.tiers)
+    if len(where) > 1 and any(measured):
+        first = next(i for i, replicas in enumerate(measured) if replicas)
+        raise invalid(
+            f"{at}.tiers[{first}].measured", "step times are measured on one type of GPU, the cluster has several"
+        )
+    limits = _limits(cascade_file.engine)
+    return Site(where[0], names, specs, cascade_file.runtime.spec(), limits, cascade_file.judge_s, tuple(measured), where[1:])
+
+
+def _cluster_types(cluster: pb.Cluster) -> tuple[ClusterSpec, ...]:
+    at = "inputs.cluster"
+    if not cluster.types:
+        return (_spec(_checked(NodesEntry, _nodes(cluster, at), at), f"{at}.gpu_name"),)
+    if others := sorted(_fields(cluster, "types")):
+        raise invalid(f"{at}.{others[0]}", "give either types or the fields of one type")
+    message = {"types": [_nodes(kind, f"{at}.types[{i}]") for i, kind in enumerate(cluster.types)]}
+    cluster_file = _checked(ClusterFile, message, at)
+    for i, entry in enumerate(cluster_file.types):
+        _spec(entry, f"{at}.types[{i}].gpu_name")
+    return cluster_file.specs()
+
+
+def _nodes(nodes: pb.Cluster | pb.GpuType, at: str) -> dict[str, Any]:
+    """What NodesEntry reads."""
+    message = _fields(nodes, "gpu_name", "gpu_spec")
+    if nodes.HasField("gpu_spec"):
+        message["gpu"] = _checked(GpuEntry, _fields(nodes.gpu_spec), f"{at}.gpu_spec")
+    elif nodes.HasField("gpu_name"):
+        message["gpu"] = nodes.gpu_name
+    else:
+        raise invalid(f"{at}.gpu", "give either gpu_name or gpu_spec")
+    return message
 
 
 def demand_from_proto(workload: pb.Workload, tiers: tuple[str, ...]) -> Demand:
@@ -150,7 +173,7 @@ def plan_to_proto(plan: CascadePlan, demand: Demand, took_s: float) -> pb.Cascad
                 model=tier.model,
                 gpus=tier.gpus,
                 replicas=[
-                    pb.ReplicaGroup(tp=replica.shape.tp, pp=replica.shape.pp, count=count)
+                    pb.ReplicaGroup(tp=replica.shape.tp, pp=replica.shape.pp, count=count, gpu=replica.shape.gpu)
                     for replica, count in tier.strategy.replicas
                 ],
                 threshold=threshold if threshold is not None and threshold <= 100 else None,
@@ -205,7 +228,7 @@ def shapes_from_proto(
             for name in ("tp", "pp", "count"):
                 if getattr(group, name) < 1:
                     raise invalid(f"tiers[{i}].replicas[{j}].{name}", "must be at least 1")
-        shapes.append(tuple((ReplicaShape(g.tp, g.pp), g.count) for g in tier.replicas))
+        shapes.append(tuple((ReplicaShape(g.tp, g.pp, g.gpu), g.count) for g in tier.replicas))
     return tuple(thresholds), tuple(shapes)
 
 

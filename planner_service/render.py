@@ -12,7 +12,7 @@ from typing import Any
 from planner_service.mesh_tiers import mesh_tiers
 from planner_service.site import Site
 from services.domain.errors import invalid
-from services.domain.hardware import ReplicaShape
+from services.domain.hardware import ClusterSpec, ReplicaShape
 
 PRIVATE_NETWORK = {"PENSTOCK_OPEN_ACCESS": "true", "PENSTOCK_ADMIN_HOST": "0.0.0.0"}
 """The manifests have neither keys nor certificates: only the network protects the services."""
@@ -50,14 +50,22 @@ def groups(site: Site, shapes: Sequence[Sequence[tuple[ReplicaShape, int]]]) -> 
     result = []
     for tier, parts in enumerate(shapes):
         for j, (shape, count) in enumerate(parts):
-            room = site.cluster.gpus_per_node
+            room = _type_of(site, shape, f"tiers[{tier}].replicas[{j}]").gpus_per_node
             if shape.tp > room:
                 raise invalid(f"tiers[{tier}].replicas[{j}]", f"{shape} does not fit nodes of {room} GPUs")
             # as few nodes as hold equal numbers of stages
             nodes = next(n for n in range(1, shape.pp + 1) if shape.pp % n == 0 and shape.gpus // n <= room)
-            name = f"{_dns(site.tiers[tier])}-tp{shape.tp}pp{shape.pp}"
+            name = f"{_dns(site.tiers[tier])}-tp{shape.tp}pp{shape.pp}" + (f"-{_dns(shape.gpu)}" if shape.gpu else "")
             result.append(Group(tier, name, site.models[tier].name, shape, count, nodes, shape.gpus // nodes))
     return result
+
+
+def _type_of(site: Site, shape: ReplicaShape, field: str) -> ClusterSpec:
+    """The GPUs that a shape runs on. InvalidRequest where the cluster has none of that type."""
+    cluster = site.type_of(shape)
+    if cluster is None:
+        raise invalid(field, f"the cluster has no GPUs of type '{shape.gpu}': {site.type_names}")
+    return cluster
 
 
 def mesh_file(
@@ -83,7 +91,7 @@ def mesh_file(
 
 def server_arguments(site: Site, group: Group) -> list[str]:
     """SGLang's launch flags for one replica; CASCADIA's strategy and the limits that the plan was simulated with."""
-    cluster, runtime, limits = site.cluster, site.runtime, site.limits
+    cluster, runtime, limits = _type_of(site, group.shape, group.name), site.runtime, site.limits
     share = runtime.memory_share - runtime.activation_bytes / cluster.gpu.memory_bytes  # weights and KV
     flags = {
         "--model-path": f"/models/{group.model}",
@@ -103,8 +111,13 @@ def server_arguments(site: Site, group: Group) -> list[str]:
 def compose(site: Site, shapes: Sequence[Sequence[tuple[ReplicaShape, int]]], mesh_path: str) -> Manifest:
     """A compose file for one machine. InvalidRequest for a plan that needs more GPUs than a node has."""
     needed = sum(shape.gpus * count for parts in shapes for shape, count in parts)
-    if needed > site.cluster.gpus_per_node:
-        problem = f"compose is for one machine: the plan needs {needed} GPUs, a node has {site.cluster.gpus_per_node}"
+    used = {_type_of(site, shape, "tiers"): None for parts in shapes for shape, count in parts if count}
+    if len(used) > 1:
+        names = " and ".join(each.name for each in used)
+        raise invalid("render", f"compose is for one machine: the plan needs GPUs of {names}; kubernetes can do it")
+    room = next(iter(used), site.cluster).gpus_per_node
+    if needed > room:
+        problem = f"compose is for one machine: the plan needs {needed} GPUs, a node has {room}"
         raise invalid("render", f"{problem}; kubernetes can do it")
     penstock: Manifest = {
         "restart": "unless-stopped",
@@ -187,9 +200,18 @@ def kubernetes(
         tier = _dns(site.tiers[group.tier])
         if group.nodes == 1:
             server = _server(group, server_arguments(site, group))
+            selector = _node_selector(group)
             worker = _penstock("worker", _worker_environment(site, group, f"http://127.0.0.1:{PORT}"))
             manifests.append(
-                _workload("Deployment", group.name, namespace, group.count, [server, worker], {"penstock/tier": tier})
+                _workload(
+                    "Deployment",
+                    group.name,
+                    namespace,
+                    group.count,
+                    [server, worker],
+                    {"penstock/tier": tier},
+                    selector,
+                )
             )
             if group.tier not in first_of_tier:
                 manifests.append(_service(f"{tier}-server", namespace, [PORT], selector={"app": group.name}))
@@ -212,9 +234,8 @@ def _over_nodes(site: Site, group: Group, name: str, namespace: str) -> Iterator
     server = _server(group, arguments) | {"env": [{"name": "NODE_RANK", "valueFrom": rank}]}
     for probe in ("startupProbe", "readinessProbe"):
         server.pop(probe)  # only the first node answers; the worker waits for it
-    workload = _workload(
-        "StatefulSet", name, namespace, group.nodes, [server], {"penstock/tier": _dns(site.tiers[group.tier])}
-    )
+    labels = {"penstock/tier": _dns(site.tiers[group.tier])}
+    workload = _workload("StatefulSet", name, namespace, group.nodes, [server], labels, _node_selector(group))
     workload["spec"] |= {"serviceName": name, "podManagementPolicy": "Parallel"}
     yield workload
     headless = _service(name, namespace, [PORT, RENDEZVOUS_PORT])
@@ -222,6 +243,11 @@ def _over_nodes(site: Site, group: Group, name: str, namespace: str) -> Iterator
     yield headless
     worker = _penstock("worker", _worker_environment(site, group, f"http://{head}:{PORT}"))
     yield _workload("Deployment", f"{name}-worker", namespace, 1, [worker])
+
+
+def _node_selector(group: Group) -> dict[str, str]:
+    """In a cluster of several types of GPU: the label by which an operator marks the nodes of a type."""
+    return {"penstock/gpu-type": group.shape.gpu} if group.shape.gpu else {}
 
 
 def _server(group: Group, arguments: list[str]) -> Manifest:
@@ -277,6 +303,7 @@ def _workload(
     replicas: int,
     containers: list[Manifest],
     labels: dict[str, str] | None = None,
+    node_selector: dict[str, str] | None = None,
 ) -> Manifest:
     selector = {"app": name}
     volumes = [
@@ -288,6 +315,8 @@ def _workload(
         "metadata": {"labels": selector | (labels or {})},
         "spec": {"terminationGracePeriodSeconds": 60, "containers": containers, "volumes": volumes},
     }
+    if node_selector:
+        pod["spec"]["nodeSelector"] = node_selector
     spec = {"replicas": replicas, "selector": {"matchLabels": selector}, "template": pod}
     return _object("apps/v1", kind, name, namespace, spec=spec)
 

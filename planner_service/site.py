@@ -1,6 +1,6 @@
 """What a cascade is planned for: where it is to run, and what it is to serve. No I/O."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from planner_service.routing.quality import JudgedSample
@@ -15,6 +15,7 @@ PIPELINES = (1, 2, 3, 4, 6, 8)
 class Site:
     """Where a cascade is to run. models: by tier, in the cascade's order. judge_s: to judge one answer.
 
+    cluster: the GPUs of the first type. more: those of further types, each with a name; no replica spans two types.
     measured: by tier, replicas whose step times were measured; a tier that has some uses only those, else a roofline.
     """
 
@@ -25,6 +26,30 @@ class Site:
     limits: EngineLimits = field(default_factory=EngineLimits)
     judge_s: float = 0.0
     measured: tuple[tuple[Replica, ...], ...] = ()
+    more: tuple[ClusterSpec, ...] = ()
+
+    @property
+    def types(self) -> tuple[ClusterSpec, ...]:
+        """The GPUs by type."""
+        return (self.cluster, *self.more)
+
+    @property
+    def gpus(self) -> int:
+        return sum(each.gpus for each in self.types)
+
+    def type_of(self, shape: ReplicaShape) -> ClusterSpec | None:
+        """The type of GPU that a shape names; None where the cluster does not have it."""
+        return next((each for each in self.types if each.name == shape.gpu), None)
+
+    def dollars_per_hour(self, replicas: Iterable[tuple[ReplicaShape, int]]) -> float | None:
+        """What so many replicas of each shape cost; None where a type of GPU that is used has no price."""
+        total = 0.0
+        for shape, count in replicas:
+            kind = self.type_of(shape)
+            if kind is None or kind.dollars_per_gpu_hour is None:
+                return None
+            total += kind.dollars_per_gpu_hour * shape.gpus * count
+        return total
 
     def replica(self, tier: int, shape: ReplicaShape, longest_tokens: int) -> tuple[Replica | None, str]:
         """(a replica of tier `tier` with room for such a request in each lane, or None; why not)."""
@@ -39,11 +64,18 @@ class Site:
                     f"{self.tiers[tier]} was measured with KV for {room} tokens, a request has {longest_tokens}",
                 )
             return measured, ""
-        model = self.models[tier]
-        fits = fit(model, shape, self.cluster, self.runtime, longest_tokens * shape.pp)
+        model, kind = self.models[tier], self.type_of(shape)
+        if kind is None:
+            return None, f"the cluster has no GPUs of type '{shape.gpu}': {self.type_names}"
+        fits = fit(model, shape, kind, self.runtime, longest_tokens * shape.pp)
         if not fits.ok:
             return None, fits.reason
-        return Replica(shape, roofline(model, shape, self.cluster, self.runtime), fits.kv_tokens, self.limits), ""
+        return Replica(shape, roofline(model, shape, kind, self.runtime), fits.kv_tokens, self.limits), ""
+
+    @property
+    def type_names(self) -> str:
+        """The types of GPU in words."""
+        return ", ".join(each.name or each.gpu.name for each in self.types)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,15 +112,16 @@ class Demand:
 def replica_kinds(site: Site, tier: int, gpus: int, longest_tokens: int) -> tuple[list[Replica], str]:
     """(the replicas that a tier can have on so many GPUs, why the last shape that failed did not fit)."""
     kinds, reason = [], ""
-    tp = 1
-    while tp <= site.cluster.gpus_per_node:
-        for pp in PIPELINES:
-            shape = ReplicaShape(tp, pp)
-            if shape.gpus > gpus:
-                continue
-            replica, why = site.replica(tier, shape, longest_tokens)
-            if replica is not None:
-                kinds.append(replica)
-            reason = why or reason
-        tp *= 2
+    for cluster in site.types:
+        tp = 1
+        while tp <= cluster.gpus_per_node:
+            for pp in PIPELINES:
+                shape = ReplicaShape(tp, pp, cluster.name)
+                if shape.gpus > min(gpus, cluster.gpus):
+                    continue
+                replica, why = site.replica(tier, shape, longest_tokens)
+                if replica is not None:
+                    kinds.append(replica)
+                reason = why or reason
+            tp *= 2
     return kinds, reason

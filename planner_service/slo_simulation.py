@@ -134,7 +134,7 @@ def fewest_gpus(
         raise invalid("slo", "at least one class must ask for a time to first token")
     if not 0 < attainment <= 1:
         raise invalid("attainment", f"must be over 0 and at most 1, not {attainment:g}")
-    kinds, reason = replica_kinds(site, tier, site.cluster.gpus, work.longest_tokens + 1)
+    kinds, reason = replica_kinds(site, tier, site.gpus, work.longest_tokens + 1)
     kinds = [kind for kind in kinds if kind.shape.pp == 1]
     if not kinds:
         raise Unreachable(f"no replica of {site.tiers[tier]} fits: {reason}", 0.0)
@@ -149,7 +149,9 @@ def fewest_gpus(
     best: tuple[int, float, Replica, int] | None = None
     nearest = 0.0
     for kind in kinds:
-        most = (site.cluster.gpus if best is None else best[0]) // kind.shape.gpus
+        cluster = site.type_of(kind.shape)
+        assert cluster is not None
+        most = min(cluster.gpus, cluster.gpus if best is None else best[0]) // kind.shape.gpus
         low, high = 0, most
         if most == 0:
             continue
@@ -164,7 +166,7 @@ def fewest_gpus(
         best = candidate if best is None or candidate[:2] < best[:2] else best
     if best is None:
         raise Unreachable(
-            f"{site.cluster.gpus} GPUs attain {nearest:.1%} of the SLOs of this trace, not {attainment:.1%}",
+            f"{site.gpus} GPUs attain {nearest:.1%} of the SLOs of this trace, not {attainment:.1%}",
             nearest,
         )
     _, _, kind, count = best

@@ -35,10 +35,12 @@ class SustainedLoad:
     def __str__(self) -> str:
         if not self.overloaded:
             share = self.sustained_per_s / self.offered_per_s
-            return f"{self.tier} breaks first, at {_rate(self.sustained_per_s)} requests/s, {share:.2f} times the rate"
+            return (
+                f"{self.tier} breaks first, at {rate_text(self.sustained_per_s)} requests/s, {share:.2f} times the rate"
+            )
         return (
-            f"overloaded: {_rate(self.offered_per_s)} requests/s are offered, and {self.tier} keeps up with "
-            f"{_rate(self.sustained_per_s)}: requests that go on coming wait longer and longer"
+            f"overloaded: {rate_text(self.offered_per_s)} requests/s are offered, and {self.tier} keeps up with "
+            f"{rate_text(self.sustained_per_s)}: requests that go on coming wait longer and longer"
         )
 
 
@@ -83,5 +85,6 @@ def tier_sustains_per_s(strategy: Strategy, work: Workload, dispatch: Dispatch) 
     return total * min(per_s / weight for per_s, weight in zip(saturated, weights, strict=True))
 
 
-def _rate(per_s: float) -> str:
+def rate_text(per_s: float) -> str:
+    """A rate with three digits, or in whole requests."""
     return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.3g}"

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from penstock.cli import options, plan_changes, planning, rendering, targets
+from penstock.cli import options, plan_changes, plan_diff, planning, rendering, targets
 from penstock.cli.extras import needs_extra
 from penstock.cli.output import (
     cli_error_handling,
@@ -145,9 +145,16 @@ def plan(
     plot: Annotated[
         bool,
         typer.Option(
-            "--plot/--no-plot", help="Plot quality against latency, as PNG and SVG next to the file of --out."
+            "--plot/--no-plot", help="Plot latency and cost against quality, as PNG and SVG next to the file of --out."
         ),
     ] = False,
+    sweep: Annotated[
+        str | None,
+        typer.Option(
+            "--sweep",
+            help="rate, quality or gpus: a plan for each of several values, as a table. With values: rate=5,10,20.",
+        ),
+    ] = None,
     apply: Annotated[
         bool, typer.Option("--apply", help="Publish the plan: the mesh adopts its thresholds and instance counts.")
     ] = False,
@@ -175,6 +182,8 @@ def plan(
     for name, requested in (("--plot", plot), ("--render", render is not None)):
         if requested:
             options.require_out(name, out)
+    if sweep is not None and (apply or render is not None or slo):
+        fail("--sweep computes several plans: it goes without --apply, --render and --slo", 2)
     if render is not None:
         rendering.check(render)
     if apply:  # check first whether the mesh would refuse the plan
@@ -206,6 +215,7 @@ def plan(
         slo=slo or [],
         out=out,
         plot=plot,
+        sweep=sweep,
         json=json,
     )
     if render is not None:
@@ -233,6 +243,29 @@ def apply_(
     with planning.planner_error_handling():
         figures = read_figures(file)
     _apply(figures, note, admin, force=force, json=json, quiet=False)
+
+
+@app.command("diff")
+@needs_extra("plan diff", "planner")
+def diff(
+    old: Annotated[Path, typer.Argument(help="A plan file of `penstock plan`: what runs.")],
+    new: Annotated[Path, typer.Argument(help="A plan file of `penstock plan`: what is to run.")],
+    load_gb_per_s: Annotated[
+        float,
+        options.number(
+            "--load-gb-per-s", help="Rate at which a replica loads its weights.", least=0, most=10_000, above=True
+        ),
+    ] = 2.0,
+    start_s: Annotated[
+        float,
+        options.number(
+            "--start-s", help="Seconds that an engine takes to start, in addition to loading.", least=0, most=86_400
+        ),
+    ] = 30.0,
+    json: targets.Json = False,
+) -> None:
+    """Compare two plan files, and say what the move costs before it is applied: steps, time, memory. Needs no mesh."""
+    plan_diff.diff(old, new, load_gb_per_s, start_s, json=json)
 
 
 @app.command("capacity")

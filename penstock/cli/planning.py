@@ -1,9 +1,12 @@
 """`penstock plan --cluster ...` and `penstock simulate`: run the planner without a mesh."""
 
+import dataclasses
 import json as json_module
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,18 +14,17 @@ import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from penstock.cli import options, targets
+from penstock.cli import options, plan_plots, plan_report, plan_sweep, targets
 from penstock.cli.extras import needs_extra
-from penstock.cli.output import console, errors, fail, print_json, print_written, seconds
+from penstock.cli.output import console, errors, fail, print_json, seconds
 from penstock.cli.plan_changes import PlannedTier
 
 if TYPE_CHECKING:
-    from planner_service.cascade_plan import CascadePlan
     from planner_service.deployment.search import Strategy
     from planner_service.site import Demand, Site
     from planner_service.slo_classes import ClassAttainment, WorkloadClass
 
-FRONTIER_POINTS = 16
+FRONTIER_POINTS, TYPED_FRONTIER_POINTS = 16, 8  # with one type of GPU, with several
 DEFAULT_REQUESTS, DEFAULT_REPLAY = 500, 2000
 
 
@@ -50,17 +52,23 @@ def plan(
     slo: list[str],
     out: Path | None,
     plot: bool,
+    sweep: str | None,
     json: bool,
 ) -> dict[str, Any]:
-    """Compute and show a plan, write the plan file and the plot if requested. Returns the content of the plan file."""
+    """Compute and show a plan, write the plan file and the plot if requested. Returns the content of the plan file.
+
+    sweep: compute and show plans for several rates, qualities or numbers of GPUs instead.
+    """
     from planner_service.demand import workload_digest
     from planner_service.files import read_quality, read_site, read_trace
+    from planner_service.frontiers import frontiers
     from planner_service.horizon import plan_over_horizon
-    from planner_service.plan_cascade import frontier, plan_cascade
+    from planner_service.plan_cascade import plan_cascade
     from planner_service.plan_file import PlanInputs, plan_json
     from planner_service.planning_options import Budget, Goal, Objective, Options
     from planner_service.routing.grid import MOST_TIERS
     from planner_service.simulator import Dispatch
+    from planner_service.verdict import next_step, verdict
 
     if min_quality is None and max_latency is None:
         fail("give --min-quality, --max-latency or both", 2)
@@ -69,7 +77,7 @@ def plan(
         if value is not None and value not in (names := [member.value for member in kind]):
             fail(f"{flag} must be {' or '.join(names)}, not {value}", 2)
     to_stdout = out == options.STDOUT
-    with planner_error_handling():
+    with planner_error_handling(json=json or to_stdout):
         classes = _slo_classes(slo)
         site = read_site(cluster, models)
         judged, arrivals = read_quality(quality, site.tiers), read_trace(trace)
@@ -89,6 +97,10 @@ def plan(
             max_utilisation=max_utilisation,
             skip=skip,
         )
+        if sweep is not None:
+            drawn = {"requests": requests, "seed": seed, "lengths": lengths, "runs": runs}
+            workload = plan_sweep.Swept(site, arrivals, judged, chosen, rate, drawn)
+            return plan_sweep.run(sweep, workload, out=out, plot=plot, json=json)
         began = time.monotonic()
         columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
         with Progress(*columns, console=errors, transient=True, disable=json or to_stdout) as progress:
@@ -117,6 +129,10 @@ def plan(
             if planned.promise is not None:
                 progress.update(bar, description="planning without the guarantee, for comparison")
                 unguaranteed = plan_cascade(site, demand, chosen, confidence=None, skip=False)
+            progress.update(bar, description="planning for more quality, for comparison")
+            step = (
+                None if planned.promise is not None else next_step(planned, demand, chosen, partial(plan_cascade, site))
+            )
             inputs = PlanInputs(
                 cluster=str(cluster.resolve()),
                 models=str(models.resolve()),
@@ -131,6 +147,8 @@ def plan(
                 runs=runs,
             )
             figures = plan_json(planned, inputs, took_s, _target(min_quality, max_latency), workload_digest(demand))
+            figures["verdict"] = verdict(site, planned, step)
+            figures["next_step"] = None if step is None else dataclasses.asdict(step)
             attainments = _attainments(
                 site, demand, planned.thresholds, [tier.strategy for tier in planned.tiers], classes, seed
             )
@@ -142,12 +160,13 @@ def plan(
                 written.append(out)
             if plot and out is not None:
                 progress.update(bar, description="drawing the frontier")
-                points = frontier(site, demand, planned, gpus, FRONTIER_POINTS, max_utilisation)
-                written += _plot(points, planned, out)
+                points = FRONTIER_POINTS if len(site.types) == 1 else TYPED_FRONTIER_POINTS
+                best = frontiers(site, demand, planned, gpus, points, max_utilisation)
+                written += plan_plots.plot_frontiers(*best, planned, out)
     if json or to_stdout:
         print_json(figures)
     else:
-        _show(planned, unguaranteed, site, demand, took_s, written)
+        plan_report.show(planned, unguaranteed, site, demand, took_s, written, step)
         _show_attainments(attainments)
     return figures
 
@@ -329,8 +348,11 @@ def capacity(
 
 
 @contextmanager
-def planner_error_handling() -> Iterator[None]:
-    """End the command with one line on an error of the planner: status 2 for bad input, 3 if no plan meets the target."""
+def planner_error_handling(*, json: bool = False) -> Iterator[None]:
+    """End the command with one line on an error of the planner: status 2 for bad input, 3 if no plan meets the target.
+
+    json: then also say on standard output which target binds, and the nearest that can be had.
+    """
     from planner_service.files import FileError
     from planner_service.routing.solution import Unreachable
     from services.domain.errors import InvalidRequest
@@ -342,6 +364,10 @@ def planner_error_handling() -> Iterator[None]:
     except InvalidRequest as error:
         fail(str(error), 2)
     except Unreachable as error:
+        if json:
+            known = math.isfinite(error.best)
+            nearest = {error.binds.value: error.best} if known and error.binds.value != "gpus" else None
+            print_json({"feasible": False, "binds": error.binds.value, "nearest": nearest, "reason": str(error)})
         fail(str(error), 3)
 
 
@@ -376,116 +402,3 @@ def _read(
     judged, arrivals = read_quality(quality, site.tiers), read_trace(trace)
     count = min(requests, len(arrivals)) if fewer else requests
     return site, demand_of(arrivals, judged, requests=count, seed=seed, lengths=lengths, rate=rate)
-
-
-def _show(
-    plan: "CascadePlan", unguaranteed: "CascadePlan", site: "Site", demand: "Demand", took_s: float, written: list[Path]
-) -> None:
-    table = Table(title=f"Cascade on up to {site.cluster.gpus} x {site.cluster.gpu.name}")
-    for column in ("tier", "GPUs", "strategy", "processes", "answers", "p95", "load", "threshold"):
-        table.add_column(column, justify="left" if column in ("tier", "strategy") else "right")
-    for i, (tier, utilisation) in enumerate(zip(plan.tiers, plan.utilisation, strict=True)):
-        threshold = "all" if i == len(plan.thresholds) else f"{plan.thresholds[i]:.4g}"
-        if not tier.gpus:
-            threshold = "not used"
-        table.add_row(
-            tier.name,
-            str(tier.gpus),
-            str(tier.strategy),
-            f"{tier.share_processed:.0%}",
-            f"{tier.share_answered:.0%}",
-            seconds(tier.strategy.latency_s) if tier.gpus else "-",
-            f"{utilisation:.0%}" if tier.gpus and plan.load is not None else "-",
-            threshold,
-        )
-    console.print(table)
-    lines = [
-        ", ".join(f"{tier.name}: {tier.model}" for tier in plan.tiers),
-        f"quality {plan.quality:.2f} (first tier alone {demand.judged.worst:.2f}, last alone {demand.judged.best:.2f})",
-        f"p95 of the slowest tier {seconds(plan.latency_p95_s)}, end to end {seconds(plan.end_to_end_p95_s)}",
-        *_skip_lines(plan),
-        *_interval_lines(plan),
-        f"{plan.binds}; dispatch by {plan.dispatch.value}",
-        _cost_line(plan),
-        f"{_proof(plan)}; {plan.solution.evaluations} routings, {plan.simulations} simulations, {took_s:.1f} s",
-        *_promise_lines(plan, unguaranteed),
-        *(f"tier {name} cannot be used: {reason}" for name, reason in plan.infeasible.items()),
-    ]
-    console.print("\n".join(lines), highlight=False)
-    if written:
-        print_written(*written)
-
-
-def _proof(plan: "CascadePlan") -> str:
-    """What is known of better plans: over routings at the judged scores, and the replica mixes that are searched."""
-    proof, gap = plan.solution.proof.value, plan.solution.gap
-    if proof == "enumerated":
-        text = "the best of what is searched: every routing that meets the targets was tried"
-    elif proof == "bounded":
-        text = "the best of what is searched: no other routing can be better, even with each request alone"
-    elif gap is None:
-        text = "not proved: how far the best plan may be is unknown"
-    elif plan.goal.value == "quality":
-        text = f"not proved: the best plan has at most {gap:.2f} points more"
-    else:
-        text = f"not proved: the best plan is at most {gap:.0%} faster"
-    return text if plan.gpu_step == 1 else f"{text}; counts of GPUs up to {plan.gpu_step} apart"
-
-
-def _skip_lines(plan: "CascadePlan") -> list[str]:
-    if not plan.skip_below:
-        return []
-    limits = [
-        f"{tier.name} below {limit:g}"
-        for tier, limit in zip(plan.tiers, plan.skip_below, strict=False)
-        if limit is not None
-    ]
-    return [f"passed over by predicted score: {', '.join(limits) or 'no tier, which would not help'}"]
-
-
-def _interval_lines(plan: "CascadePlan") -> list[str]:
-    interval, latencies = plan.felt_interval, plan.seconds / plan.felt_p95_s if plan.felt_p95_s > 0 else 0.0
-    made_for = f"made for {plan.requests:,} requests in {plan.seconds:,.0f} s, {latencies:,.0f} latencies"
-    if interval is None:
-        return [made_for]
-    which = "end to end" if plan.objective.value == "end-to-end" else "of the slowest tier"
-    spread = f"p95 {which} {seconds(interval.mean)} ({seconds(interval.low)} to {seconds(interval.high)})"
-    return [f"{made_for}; on {interval.runs} other stretches of the trace {spread}"]
-
-
-def _cost_line(plan: "CascadePlan") -> str:
-    dollars = "" if plan.dollars_per_hour is None else f", {plan.dollars_per_hour:,.2f} dollars per hour"
-    return f"{plan.gpus} GPUs{dollars}"
-
-
-def _promise_lines(plan: "CascadePlan", unguaranteed: "CascadePlan") -> list[str]:
-    promise = plan.promise
-    if promise is None:
-        return []
-    return [
-        f"guaranteed for new requests with confidence {promise.confidence:.0%}: quality {promise.tested_quality:.2f} on "
-        f"{promise.tested_prompts} held-out prompts; without the guarantee p95 is {seconds(unguaranteed.latency_p95_s)}"
-    ]
-
-
-def _plot(points: list[tuple[float, float]], plan: "CascadePlan", out: Path) -> list[Path]:
-    """Plot quality against latency with this plan marked, as PNG and SVG next to the plan file."""
-    import matplotlib as mpl
-
-    mpl.use("agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
-    axes.step([q for q, _ in points], [s for _, s in points], where="pre", color="#1f6f78", label="best plans")
-    axes.plot([q for q, _ in points], [s for _, s in points], "o", color="#1f6f78", markersize=4)
-    axes.plot(plan.quality, plan.latency_p95_s, "D", color="#e07a3f", markersize=9, label="this plan")
-    axes.set_xlabel("quality: mean score of the accepted answers")
-    axes.set_ylabel("p95 latency of the slowest tier (s)")
-    axes.set_ylim(bottom=0)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
-    written = [out.with_suffix(suffix) for suffix in options.PICTURES]
-    for path in written:
-        figure.savefig(path, dpi=120)
-    plt.close(figure)
-    return written

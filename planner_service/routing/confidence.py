@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner_service.routing.quality import JudgedSample, route
-from planner_service.routing.solution import Solution, Unreachable
+from planner_service.routing.solution import Binds, Solution, Unreachable
 from planner_service.simulator.workload import Floats
 from services.domain.errors import invalid
 
@@ -93,6 +93,7 @@ def promised(
             f"quality {min_quality:g} cannot be promised with {confidence:.0%} on {len(judged)} judged prompts: "
             f"the last tier alone has {best:.2f} on those that test it",
             best,
+            Binds.MIN_QUALITY,
         )
     return result
 

@@ -1,5 +1,6 @@
 """The deployment of a cascade under given thresholds: GPUs and replicas of every tier. No I/O."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -74,7 +75,37 @@ class Deployer:
         deployment = self.deploy(thresholds)
         return INFEASIBLE if deployment is None else deployment.latency_s
 
-    def counts_within(self, thresholds: Sequence[float], limit_s: float, gpus: int | None = None) -> list[int] | None:
+    @property
+    def least_cost(self) -> float:
+        """What no deployment of requests costs less than; see `cost`."""
+        return 1.0
+
+    @property
+    def most_cost(self) -> float:
+        """What all GPUs cost."""
+        return float(self.gpus)
+
+    @property
+    def tolerance(self) -> float:
+        """The share by which the latency of `deploy` may be over the least."""
+        return 0.0
+
+    def cost(self, deployment: Deployment) -> float:
+        """What a cheapest plan has least of: GPUs."""
+        return float(sum(deployment.gpus))
+
+    def cost_within(self, thresholds: Sequence[float], limit_s: float, under: float = INFEASIBLE) -> float:
+        """The least cost with which no tier's latency exceeds limit_s; infinite where it is not under `under`."""
+        most = self.gpus if under == INFEASIBLE else math.ceil(under) - 1
+        counts = self._counts_within(thresholds, limit_s, min(most, self.gpus))
+        return INFEASIBLE if counts is None else float(sum(counts))
+
+    def cheapest_within(self, thresholds: Sequence[float], limit_s: float) -> Deployment | None:
+        """The deployment of cost_within; of those that cost the same, one with the best strategy of each tier."""
+        counts = self._counts_within(thresholds, limit_s)
+        return None if counts is None else self._at(thresholds, counts)
+
+    def _counts_within(self, thresholds: Sequence[float], limit_s: float, gpus: int | None = None) -> list[int] | None:
         """The fewest GPUs of each tier with which no tier's latency exceeds limit_s; None where more than `gpus` are needed.
 
         A tier's latency depends on its own GPUs alone, so the fewest of each are the fewest of all.
@@ -97,7 +128,7 @@ class Deployer:
             left -= count - table.least_gpus
         return counts
 
-    def at(self, thresholds: Sequence[float], counts: Sequence[int]) -> Deployment | None:
+    def _at(self, thresholds: Sequence[float], counts: Sequence[int]) -> Deployment | None:
         """The best strategy of each tier on at most so many GPUs; None where a tier that has requests cannot run on its."""
         _, tables = self._routed(thresholds)
         if not all(table.feasible for table in tables):
@@ -105,8 +136,20 @@ class Deployer:
         strategies = [table.best(count) for table, count in zip(tables, counts, strict=True)]
         return _deployment([s for s in strategies if s is not None], len(tables))
 
-    def shifts(self, thresholds: Sequence[float], counts: Sequence[int]) -> Iterator[list[int]]:
-        """Counts with one tier made faster: by spare GPUs, or by those of another tier, which gets slower."""
+    def shifted(self, thresholds: Sequence[float], deployment: Deployment) -> Iterator[Deployment]:
+        """Deployments with one tier made faster: by spare GPUs, or by those of another tier, which gets slower."""
+        for counts in self._shifts(thresholds, deployment.gpus):
+            if (moved := self._at(thresholds, counts)) is not None:
+                yield moved
+
+    def reduced(self, thresholds: Sequence[float], deployment: Deployment) -> Iterator[Deployment]:
+        """Deployments that cost less, with one tier made slower."""
+        for counts in self._reductions(thresholds, deployment.gpus):
+            lean = self._at(thresholds, counts)
+            if lean is not None and sum(lean.gpus) < sum(deployment.gpus):
+                yield lean
+
+    def _shifts(self, thresholds: Sequence[float], counts: Sequence[int]) -> Iterator[list[int]]:
         _, tables = self._routed(thresholds)
         spare = self.gpus - sum(counts)
         for tier, table in enumerate(tables):
@@ -119,8 +162,7 @@ class Deployer:
                     if (more := table.next_better(counts[tier], most)) is not None:
                         yield [more if t == tier else fewer if t == giver else c for t, c in enumerate(counts)]
 
-    def reductions(self, thresholds: Sequence[float], counts: Sequence[int]) -> Iterator[list[int]]:
-        """Counts with one tier made slower, by fewer GPUs."""
+    def _reductions(self, thresholds: Sequence[float], counts: Sequence[int]) -> Iterator[list[int]]:
         _, tables = self._routed(thresholds)
         for tier, fewer in enumerate(self._fewer(tables, counts)):
             if fewer is not None:
@@ -172,10 +214,11 @@ class Deployer:
     def _table(self, tier: int, chosen: Bools) -> LatencyTable:
         key = (tier, chosen.tobytes())
         if key not in self._tables:
-            work = self.workload(tier, chosen)
-            sustain = self._sustain_of(tier)
-            self._tables[key] = self.table(work, self.kinds[tier], self.dispatch, self.percentile, sustain)
+            self._tables[key] = self._new_table(tier, self.workload(tier, chosen))
         return self._tables[key]
+
+    def _new_table(self, tier: int, work: Workload) -> LatencyTable:
+        return self.table(work, self.kinds[tier], self.dispatch, self.percentile, self._sustain_of(tier))
 
     def _sustain_of(self, tier: int) -> Sustain | None:
         """What simulation says of arithmetic capacities, over all requests: taken to hold for those that reach the tier."""

@@ -18,7 +18,7 @@ from planner_service.deployment.search import Strategy
 from planner_service.routing.deployer import Deployer
 from planner_service.routing.grid import INFEASIBLE, Grid, Point, lowest
 from planner_service.routing.quality import JudgedSample, route
-from planner_service.routing.solution import Deployment, Proof, Solution, Unreachable
+from planner_service.routing.solution import Binds, Deployment, Proof, Solution, Unreachable
 from planner_service.simulator.workload import Floats
 
 TotalSeconds = Callable[[Sequence[float], Sequence[Strategy]], float]
@@ -58,7 +58,7 @@ class EndToEnd:
         return self._solution(point, deployment, gap)
 
     def cheapest(self, min_quality: float, max_latency_s: float, start: Solution) -> Solution:
-        """The fewest GPUs for both targets.
+        """The least cost for both targets.
 
         Raises:
             Unreachable: no plan that was found is so fast.
@@ -71,7 +71,7 @@ class EndToEnd:
                 if fastest is None or fastest[0] > limit_s:
                     return None if fastest is None else ((fastest[0] - limit_s, 0.0, 0.0), fastest[1])
                 seconds, lean = self._lean(point, fastest, limit_s)
-                return (0.0, float(sum(lean.gpus)), seconds), lean
+                return (0.0, self._deployer.cost(lean), seconds), lean
 
             return tried
 
@@ -112,8 +112,10 @@ class EndToEnd:
             least_s = min(least_s, *(seconds for seconds, _, _ in plans))
             limit_s *= 0.98 * max_latency_s / plans[0][0]
         raise Unreachable(
-            f"no plan was found whose end-to-end latency is at most {max_latency_s:g} s: the least is {least_s:.4g} s",
+            f"max latency binds: no plan was found whose end-to-end latency is at most {max_latency_s:g} s: the least is "
+            f"{least_s:.4g} s",
             least_s,
+            Binds.MAX_LATENCY,
         )
 
     def _best(
@@ -156,9 +158,8 @@ class EndToEnd:
         thresholds, improved = self.grid.thresholds(point), True
         while improved:
             improved = False
-            for counts in self._deployer.shifts(thresholds, deployment.gpus):
-                moved = self._deployer.at(thresholds, counts)
-                if moved is not None and (moved_s := self._whole(point, moved)[0]) < seconds:
+            for moved in self._deployer.shifted(thresholds, deployment):
+                if (moved_s := self._whole(point, moved)[0]) < seconds:
                     seconds, deployment, improved = moved_s, moved, True
                     break
         return seconds, point, deployment
@@ -182,9 +183,8 @@ class EndToEnd:
                 improved = True
                 while improved:
                     improved = False
-                    for counts in self._deployer.shifts(thresholds, best[1].gpus):
-                        moved = self._deployer.at(thresholds, counts)
-                        if moved is not None and (seconds := self._seconds(thresholds, moved)) < best[0]:
+                    for moved in self._deployer.shifted(thresholds, best[1]):
+                        if (seconds := self._seconds(thresholds, moved)) < best[0]:
                             best, improved = (seconds, moved), True
                             break
                 self._fastest[point] = best
@@ -195,12 +195,10 @@ class EndToEnd:
         thresholds, (seconds, deployment) = self.grid.thresholds(point), fastest
         while True:
             fewer = []
-            for counts in self._deployer.reductions(thresholds, deployment.gpus):
-                lean = self._deployer.at(thresholds, counts)
-                if lean is not None and sum(lean.gpus) < sum(deployment.gpus):
-                    lean_s = self._seconds(thresholds, lean)
-                    if lean_s <= limit_s:
-                        fewer.append((sum(lean.gpus), lean_s, lean))
+            for lean in self._deployer.reduced(thresholds, deployment):
+                lean_s = self._seconds(thresholds, lean)
+                if lean_s <= limit_s:
+                    fewer.append((self._deployer.cost(lean), lean_s, lean))
             if not fewer:
                 return seconds, deployment
             _, seconds, deployment = min(fewer, key=lambda one: one[:2])

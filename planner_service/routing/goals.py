@@ -24,7 +24,7 @@ from planner_service.routing.grid import (
 )
 from planner_service.routing.pattern_search import EXCESS_PENALTY, PENALTY, chebyshev_search, pattern_search
 from planner_service.routing.quality import SKIPPED, JudgedSample, chebyshev_quality, route
-from planner_service.routing.solution import Proof, Solution, Unreachable
+from planner_service.routing.solution import Binds, Proof, Solution, Unreachable
 from planner_service.simulator.workload import Floats
 
 MOST_TRIED = 100  # routings that a search for the highest rate tries at each
@@ -47,7 +47,7 @@ def least_latency(
 
     def evaluate(point: Point, under: float) -> float:
         thresholds = grid.thresholds(point)
-        if under < INFEASIBLE and deployer.counts_within(thresholds, math.nextafter(under, 0.0)) is None:
+        if under < INFEASIBLE and deployer.cost_within(thresholds, math.nextafter(under, 0.0)) == INFEASIBLE:
             return INFEASIBLE
         return deployer.latency_s(thresholds)
 
@@ -56,13 +56,19 @@ def least_latency(
         raise _no_deployment(
             deployer, f"no routing of quality {min_quality:g}", float(max(grid.qualities[p] for p in points))
         )
-    return _solution(deployer, grid, result, gap=result.gap)
+    return _solution(deployer, grid, result, gap=max(result.gap, deployer.tolerance))
 
 
 def cheapest(
-    deployer: Deployer, min_quality: float, max_latency_s: float, judged: JudgedSample | None = None
+    deployer: Deployer,
+    min_quality: float,
+    max_latency_s: float,
+    judged: JudgedSample | None = None,
+    most: int | None = None,
 ) -> Solution:
-    """The routing and deployment with the fewest GPUs that meet both targets, and sustain the rate.
+    """The routing and deployment of the least cost that meet both targets, and sustain the rate.
+
+    most: routings that are tried of a large grid, see grid.search.
 
     Raises:
         Unreachable: no routing reaches the quality, or none that does is so fast on the deployer's GPUs.
@@ -71,21 +77,18 @@ def cheapest(
     if len(judged.tiers) > MOST_TIERS:
         return _searched_cheapest(deployer, min_quality, max_latency_s, judged)
     grid, points = _able(judged, min_quality)
-    bounds = np.where(latency_bounds(deployer, grid) > max_latency_s, INFEASIBLE, 1.0)  # GPUs
+    bounds = np.where(latency_bounds(deployer, grid) > max_latency_s, INFEASIBLE, deployer.least_cost)
 
     def evaluate(point: Point, under: float) -> float:
-        most = deployer.gpus if under == INFEASIBLE else int(under) - 1
-        counts = deployer.counts_within(grid.thresholds(point), max_latency_s, most)
-        return INFEASIBLE if counts is None else float(sum(counts))
+        return deployer.cost_within(grid.thresholds(point), max_latency_s, under)
 
     points = [p for p in points if bounds[p] < INFEASIBLE]
-    result = search(grid, points, bounds, evaluate) if points else None
+    result = search(grid, points, bounds, evaluate, most) if points else None
     if result is None:
         least = least_latency(deployer, min_quality, judged)
         raise _too_slow(max_latency_s, least.deployment.latency_s, f"quality {min_quality:g}", deployer)
     thresholds = grid.thresholds(result.point)
-    counts = deployer.counts_within(thresholds, max_latency_s, int(result.value))
-    deployment = None if counts is None else deployer.at(thresholds, counts)
+    deployment = deployer.cheapest_within(thresholds, max_latency_s)
     assert deployment is not None
     gap = 0.0 if result.proof is not Proof.SEARCHED else None
     quality = float(grid.qualities[result.point])
@@ -113,7 +116,7 @@ def any_within(
     able = [p for p in points if bounds[p] <= max_latency_s]
 
     def fits(point: Point) -> bool:
-        return deployer.counts_within(grid.thresholds(point), max_latency_s) is not None
+        return deployer.cost_within(grid.thresholds(point), max_latency_s) < INFEASIBLE
 
     point = first_within(grid, able, fits, [p for p in map(grid.nearest, begin) if p in able], MOST_TRIED)
     if point is None:
@@ -121,6 +124,7 @@ def any_within(
             f"max latency binds: no routing of quality {min_quality:g} was found within {max_latency_s:g} s on "
             f"{deployer.gpus} GPUs",
             INFEASIBLE,
+            Binds.MAX_LATENCY,
         )
     return _solution(deployer, grid, Searched(point, 0.0, Proof.SEARCHED, 1.0), gap=None)
 
@@ -150,7 +154,7 @@ def most_quality(deployer: Deployer, max_latency_s: float, judged: JudgedSample 
             passed_over = point if passed_over is None else passed_over
             continue
         tried += 1
-        if deployer.counts_within(grid.thresholds(point), max_latency_s) is not None:
+        if deployer.cost_within(grid.thresholds(point), max_latency_s) < INFEASIBLE:
             deployment = deployer.deploy(grid.thresholds(point))
             assert deployment is not None
             proof = Proof.ENUMERATED if len(points) == grid.qualities.size else Proof.BOUNDED
@@ -172,7 +176,7 @@ def _able(judged: JudgedSample, min_quality: float) -> tuple[Grid, list[Point]]:
     if not points:
         best = float(grid.qualities.max())
         reason = f"no thresholds reach quality {min_quality:g}: the best is {rounded_down(best)}"
-        raise Unreachable(f"min quality binds: {reason}", best)
+        raise Unreachable(f"min quality binds: {reason}", best, Binds.MIN_QUALITY)
     return grid, points
 
 
@@ -194,6 +198,7 @@ def _too_slow(max_latency_s: float, least_s: float, of: str, deployer: Deployer)
         f"max latency binds: no routing of {of} has a latency of {max_latency_s:g} s on {deployer.gpus} GPUs: the least is "
         f"{rounded_up(least_s)} s",
         least_s,
+        Binds.MAX_LATENCY,
     )
 
 
@@ -208,7 +213,7 @@ def _fastest_within(deployer: Deployer, max_latency_s: float, judged: JudgedSamp
     if least_s <= max_latency_s:
         return fastest
     reason = f"no routing has a latency of {max_latency_s:g} s: the least is {rounded_up(least_s)} s"
-    raise Unreachable(f"max latency binds: {reason}", least_s)
+    raise Unreachable(f"max latency binds: {reason}", least_s, Binds.MAX_LATENCY)
 
 
 def rounded_up(value: float) -> str:
@@ -232,7 +237,7 @@ def _lowest_too_slow(
         while at_least < known:
             middle = (at_least + known) // 2
             tried = [*low[:t], middle, *low[t + 1 :]]
-            if deployer.counts_within(grid.thresholds(tried), max_latency_s) is None:
+            if deployer.cost_within(grid.thresholds(tried), max_latency_s) == INFEASIBLE:
                 known = middle
             else:
                 at_least = middle + 1
@@ -257,12 +262,11 @@ def _searched_cheapest(deployer: Deployer, min_quality: float, max_latency_s: fl
 
     def score(thresholds: Sequence[float]) -> float:
         missing = max(0.0, min_quality - route(judged, thresholds).quality) / spread
-        counts = deployer.counts_within(thresholds, max_latency_s)
-        return (2.0 * deployer.gpus if counts is None else float(sum(counts))) + PENALTY * missing
+        cost = deployer.cost_within(thresholds, max_latency_s)
+        return min(cost / deployer.most_cost, 2.0) * deployer.gpus + PENALTY * missing
 
     thresholds, _ = pattern_search(judged, score)
-    counts, quality = deployer.counts_within(thresholds, max_latency_s), route(judged, thresholds).quality
-    deployment = None if counts is None else deployer.at(thresholds, counts)
+    deployment, quality = deployer.cheapest_within(thresholds, max_latency_s), route(judged, thresholds).quality
     if deployment is None or quality < min_quality - EPSILON:
         least = _searched(deployer, min_quality, judged)
         raise _too_slow(max_latency_s, least.deployment.latency_s, f"quality {min_quality:g}", deployer)
@@ -290,4 +294,4 @@ def _check_alone(judged: JudgedSample, min_quality: float) -> None:
     best = float(judged.scores.mean(axis=0).max())
     if judged.best < min_quality and judged.worst < min_quality:
         reason = f"no tier alone reaches quality {min_quality:g}: the best has {rounded_down(best)}"
-        raise Unreachable(f"min quality binds: {reason}", best)
+        raise Unreachable(f"min quality binds: {reason}", best, Binds.MIN_QUALITY)

@@ -42,9 +42,22 @@ class Solution:
     evaluations: int
 
 
-class Unreachable(Exception):
-    """No plan meets the targets. best: the nearest that can be had, a quality, a latency in seconds, or GPUs."""
+class Binds(enum.Enum):
+    """What is in the way of a plan: a target, the rate that it has to sustain, or that models do not fit the GPUs."""
 
-    def __init__(self, message: str, best: float) -> None:
+    MIN_QUALITY = "min_quality"
+    MAX_LATENCY = "max_latency_s"
+    RATE = "rate_per_s"
+    GPUS = "gpus"
+
+
+class Unreachable(Exception):
+    """No plan meets the targets. binds: what is in the way.
+
+    best: of what binds, the nearest with which there is a plan: a quality, a latency in seconds, or a rate. Infinite where
+    none is known; where the GPUs bind, the quality that was reached.
+    """
+
+    def __init__(self, message: str, best: float, binds: Binds = Binds.GPUS) -> None:
         super().__init__(message)
-        self.best = best
+        self.best, self.binds = best, binds

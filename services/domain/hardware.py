@@ -54,24 +54,30 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaShape:
-    """Parallelism of one replica: pp pipeline stages of tp shards each."""
+    """Parallelism of one replica: pp pipeline stages of tp shards each.
+
+    gpu: the cluster's type of GPU that it runs on; empty in a cluster of one type.
+    """
 
     tp: int
     pp: int
+    gpu: str = ""
 
     @property
     def gpus(self) -> int:
         return self.tp * self.pp
 
     def __str__(self) -> str:
-        return f"TP={self.tp}" + (f", PP={self.pp}" if self.pp > 1 else "")
+        on = f" on {self.gpu}" if self.gpu else ""
+        return f"TP={self.tp}" + (f", PP={self.pp}" if self.pp > 1 else "") + on
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterSpec:
-    """`nodes` nodes with `gpus_per_node` GPUs each. node_link_bytes_per_s: bandwidth between nodes, one way, per GPU.
+    """`nodes` nodes with `gpus_per_node` GPUs each, all of one type.
 
-    dollars_per_gpu_hour: price of a GPU; None if it is unknown.
+    node_link_bytes_per_s: bandwidth between nodes, one way, per GPU. dollars_per_gpu_hour: price of a GPU; None if it is
+    unknown. name: of the type in a cluster of several; empty in a cluster of one.
     """
 
     gpu: GpuSpec
@@ -79,6 +85,7 @@ class ClusterSpec:
     gpus_per_node: int
     node_link_bytes_per_s: float
     dollars_per_gpu_hour: float | None = None
+    name: str = ""
 
     @property
     def gpus(self) -> int:

@@ -132,3 +132,34 @@ def test_kubernetes_objects_hold_together(tmp_path: Path) -> None:
     assert [t.workers for t in mesh.tiers] == [4, 2, 2]
     hosts = {t.sglang.endpoint.removeprefix("http://").partition(":")[0] for t in mesh.tiers}
     assert hosts <= set(services)
+
+
+def typed_plan_file(folder: Path, gpus: tuple[str, str]) -> Path:
+    path = plan_file(folder, SHAPES)
+    types = [{"name": name, "gpu": "h100", "nodes": 1, "gpus_per_node": 8} for name in ("reserved", "spot")]
+    (folder / "cluster.yaml").write_text(yaml.safe_dump({"types": types}))
+    content = json.loads(path.read_text())
+    for tier, gpu in zip((content["tiers"][0], content["tiers"][2]), gpus, strict=True):
+        tier["replicas"] = [group | {"gpu": gpu} for group in tier["replicas"]]
+    path.write_text(json.dumps(content))
+    return path
+
+
+def test_replicas_go_to_nodes_of_their_type_of_gpu(tmp_path: Path) -> None:
+    done = run("plan", "render", typed_plan_file(tmp_path, ("spot", "reserved")), "--to", "kubernetes")
+    assert done.exit_code == 0, done.output
+    objects = list(yaml.safe_load_all((tmp_path / "plan.kubernetes.yaml").read_text()))
+    selectors = {
+        o["metadata"]["name"]: o["spec"]["template"]["spec"].get("nodeSelector")
+        for o in objects
+        if o["kind"] == "Deployment"
+    }
+    assert selectors["small-tp1pp1-spot"] == {"penstock/gpu-type": "spot"}
+    assert selectors["large-tp4pp1-reserved"] == {"penstock/gpu-type": "reserved"}
+    assert selectors["router"] is None
+    both = run("plan", "render", typed_plan_file(tmp_path, ("spot", "reserved")), "--to", "compose")
+    assert both.exit_code == 2
+    assert "compose is for one machine: the plan needs GPUs of spot and reserved" in both.output
+    unknown = run("plan", "render", typed_plan_file(tmp_path, ("spot", "l4")), "--to", "kubernetes")
+    assert unknown.exit_code == 2
+    assert "tiers[2].replicas[0]: the cluster has no GPUs of type 'l4': reserved, spot" in unknown.output

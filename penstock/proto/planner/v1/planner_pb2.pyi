@@ -646,6 +646,7 @@ class Cluster(_message.Message):
     GPUS_PER_NODE_FIELD_NUMBER: _builtins.int
     NODE_LINK_GB_PER_S_FIELD_NUMBER: _builtins.int
     DOLLARS_PER_GPU_HOUR_FIELD_NUMBER: _builtins.int
+    TYPES_FIELD_NUMBER: _builtins.int
     gpu_name: _builtins.str
     """A name in the catalogue: h100, a100-80gb, ..."""
     nodes: _builtins.int
@@ -656,6 +657,10 @@ class Cluster(_message.Message):
     """What a GPU costs, for CascadePlan.dollars_per_hour."""
     @_builtins.property
     def gpu_spec(self) -> Global___Gpu: ...
+    @_builtins.property
+    def types(self) -> _containers.RepeatedCompositeFieldContainer[Global___GpuType]:
+        """The GPUs by type where there are several types; then none of the other fields is set. All have a price or none has."""
+
     def __init__(
         self,
         *,
@@ -665,10 +670,11 @@ class Cluster(_message.Message):
         gpus_per_node: _builtins.int = ...,
         node_link_gb_per_s: _builtins.float | None = ...,
         dollars_per_gpu_hour: _builtins.float | None = ...,
+        types: _abc.Iterable[Global___GpuType] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_dollars_per_gpu_hour", b"_dollars_per_gpu_hour", "_node_link_gb_per_s", b"_node_link_gb_per_s", "dollars_per_gpu_hour", b"dollars_per_gpu_hour", "gpu", b"gpu", "gpu_name", b"gpu_name", "gpu_spec", b"gpu_spec", "node_link_gb_per_s", b"node_link_gb_per_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dollars_per_gpu_hour", b"_dollars_per_gpu_hour", "_node_link_gb_per_s", b"_node_link_gb_per_s", "dollars_per_gpu_hour", b"dollars_per_gpu_hour", "gpu", b"gpu", "gpu_name", b"gpu_name", "gpu_spec", b"gpu_spec", "gpus_per_node", b"gpus_per_node", "node_link_gb_per_s", b"node_link_gb_per_s", "nodes", b"nodes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dollars_per_gpu_hour", b"_dollars_per_gpu_hour", "_node_link_gb_per_s", b"_node_link_gb_per_s", "dollars_per_gpu_hour", b"dollars_per_gpu_hour", "gpu", b"gpu", "gpu_name", b"gpu_name", "gpu_spec", b"gpu_spec", "gpus_per_node", b"gpus_per_node", "node_link_gb_per_s", b"node_link_gb_per_s", "nodes", b"nodes", "types", b"types"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__dollars_per_gpu_hour: _TypeAlias = _typing.Literal["dollars_per_gpu_hour"]  # noqa: Y015
     _WhichOneofArgType__dollars_per_gpu_hour: _TypeAlias = _typing.Literal["_dollars_per_gpu_hour", b"_dollars_per_gpu_hour"]  # noqa: Y015
@@ -684,6 +690,60 @@ class Cluster(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_gpu) -> _WhichOneofReturnType_gpu | None: ...
 
 Global___Cluster: _TypeAlias = Cluster  # noqa: Y015
+
+@_typing.final
+class GpuType(_message.Message):
+    """Nodes with GPUs of one of several types. Spot GPUs are a type with its own price."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    GPU_NAME_FIELD_NUMBER: _builtins.int
+    GPU_SPEC_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    GPUS_PER_NODE_FIELD_NUMBER: _builtins.int
+    NODE_LINK_GB_PER_S_FIELD_NUMBER: _builtins.int
+    DOLLARS_PER_GPU_HOUR_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """What plans call it. [gpu_name, or the name of gpu_spec]"""
+    gpu_name: _builtins.str
+    """A name in the catalogue: h100, a100-80gb, ..."""
+    nodes: _builtins.int
+    gpus_per_node: _builtins.int
+    node_link_gb_per_s: _builtins.float
+    """Between nodes, one way and per GPU. [25]"""
+    dollars_per_gpu_hour: _builtins.float
+    @_builtins.property
+    def gpu_spec(self) -> Global___Gpu: ...
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        gpu_name: _builtins.str = ...,
+        gpu_spec: Global___Gpu | None = ...,
+        nodes: _builtins.int = ...,
+        gpus_per_node: _builtins.int = ...,
+        node_link_gb_per_s: _builtins.float | None = ...,
+        dollars_per_gpu_hour: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_dollars_per_gpu_hour", b"_dollars_per_gpu_hour", "_node_link_gb_per_s", b"_node_link_gb_per_s", "dollars_per_gpu_hour", b"dollars_per_gpu_hour", "gpu", b"gpu", "gpu_name", b"gpu_name", "gpu_spec", b"gpu_spec", "node_link_gb_per_s", b"node_link_gb_per_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dollars_per_gpu_hour", b"_dollars_per_gpu_hour", "_node_link_gb_per_s", b"_node_link_gb_per_s", "dollars_per_gpu_hour", b"dollars_per_gpu_hour", "gpu", b"gpu", "gpu_name", b"gpu_name", "gpu_spec", b"gpu_spec", "gpus_per_node", b"gpus_per_node", "name", b"name", "node_link_gb_per_s", b"node_link_gb_per_s", "nodes", b"nodes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__dollars_per_gpu_hour: _TypeAlias = _typing.Literal["dollars_per_gpu_hour"]  # noqa: Y015
+    _WhichOneofArgType__dollars_per_gpu_hour: _TypeAlias = _typing.Literal["_dollars_per_gpu_hour", b"_dollars_per_gpu_hour"]  # noqa: Y015
+    _WhichOneofReturnType__node_link_gb_per_s: _TypeAlias = _typing.Literal["node_link_gb_per_s"]  # noqa: Y015
+    _WhichOneofArgType__node_link_gb_per_s: _TypeAlias = _typing.Literal["_node_link_gb_per_s", b"_node_link_gb_per_s"]  # noqa: Y015
+    _WhichOneofReturnType_gpu: _TypeAlias = _typing.Literal["gpu_name", "gpu_spec"]  # noqa: Y015
+    _WhichOneofArgType_gpu: _TypeAlias = _typing.Literal["gpu", b"gpu"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__dollars_per_gpu_hour) -> _WhichOneofReturnType__dollars_per_gpu_hour | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__node_link_gb_per_s) -> _WhichOneofReturnType__node_link_gb_per_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_gpu) -> _WhichOneofReturnType_gpu | None: ...
+
+Global___GpuType: _TypeAlias = GpuType  # noqa: Y015
 
 @_typing.final
 class Gpu(_message.Message):
@@ -1443,19 +1503,23 @@ class ReplicaGroup(_message.Message):
     TP_FIELD_NUMBER: _builtins.int
     PP_FIELD_NUMBER: _builtins.int
     COUNT_FIELD_NUMBER: _builtins.int
+    GPU_FIELD_NUMBER: _builtins.int
     tp: _builtins.int
     pp: _builtins.int
     count: _builtins.int
+    gpu: _builtins.str
+    """The type of GPU, in a cluster of several; else empty."""
     def __init__(
         self,
         *,
         tp: _builtins.int = ...,
         pp: _builtins.int = ...,
         count: _builtins.int = ...,
+        gpu: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "pp", b"pp", "tp", b"tp"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "gpu", b"gpu", "pp", b"pp", "tp", b"tp"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

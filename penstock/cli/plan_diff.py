@@ -1,0 +1,130 @@
+"""`penstock plan diff`: what changes from one plan file to another, and what the move costs."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from penstock.cli.output import console, fail, print_json, seconds
+
+if TYPE_CHECKING:
+    from planner_service.plan_move import PlanMove
+
+FIGURES = (("quality", "quality"), ("latency_p95_s", "p95 of the slowest tier"), ("end_to_end_p95_s", "p95 end to end"))
+
+
+def diff(old: Path, new: Path, load_gb_per_s: float, start_s: float, *, json: bool) -> None:
+    """Show both plans side by side, and the steps, time and memory of the move."""
+    from penstock.cli.planning import planner_error_handling
+    from planner_service.files import read_site
+    from planner_service.plan_file import read_figures, read_plan
+    from planner_service.plan_move import MoveSpeed, plan_move
+
+    with planner_error_handling():
+        figures, plans = [read_figures(path) for path in (old, new)], [read_plan(path) for path in (old, new)]
+        names, others = ([tier["name"] for tier in each["tiers"]] for each in figures)
+        if names != others:
+            fail(f"{old} has the tiers {', '.join(names)}, {new} has {', '.join(others)}: they cannot be compared", 2)
+        site = read_site(Path(plans[1].inputs.cluster), Path(plans[1].inputs.models))
+        if list(site.tiers) != others:
+            fail(
+                f"{new}: {plans[1].inputs.models} has the tiers {', '.join(site.tiers)}, no longer those of the plan", 2
+            )
+        models = [tier["model"] for tier in figures[0]["tiers"]]
+        move = plan_move(site, plans[0].shapes, plans[1].shapes, models, MoveSpeed(load_gb_per_s * 1e9, start_s))
+    if json:
+        print_json(_json(figures, move))
+        return
+    _show(figures, move, old.name, new.name)
+
+
+def _json(figures: list[dict[str, Any]], move: "PlanMove") -> dict[str, Any]:
+    tiers = [
+        {
+            "name": old["name"],
+            **{name: [old[name], new[name]] for name in ("model", "gpus", "replicas", "share_processed")},
+            "threshold": thresholds,
+        }
+        for old, new, thresholds in zip(figures[0]["tiers"], figures[1]["tiers"], _thresholds(figures), strict=True)
+    ]
+    names = ("quality", "latency_p95_s", "end_to_end_p95_s", "cost", "rate_per_s", "breaks_at_rate")
+    return {
+        "tiers": tiers,
+        **{name: [each.get(name) for each in figures] for name in names},
+        "move": {
+            "seconds": move.seconds,
+            "replicas_kept": move.kept,
+            "loaded_gb": move.loaded_bytes / 1e9,
+            "extra_gpus": move.extra_gpus,
+            "extra_memory_gb": move.extra_bytes / 1e9,
+            "steps": [
+                {
+                    "stops": [_replicas(one) for one in step.stops],
+                    "starts": [_replicas(one) for one in step.starts],
+                    "seconds": step.seconds,
+                    "tiers_that_serve_less": step.early,
+                }
+                for step in move.steps
+            ],
+        },
+    }
+
+
+def _replicas(one: Any) -> dict[str, Any]:
+    from planner_service.plan_file import group_json
+
+    return {"tier": one.tier, **group_json(one.shape, one.count)}
+
+
+def _thresholds(figures: list[dict[str, Any]]) -> list[list[float | None]]:
+    """By tier, the old threshold and the new; None for one that is not used, and for the last."""
+    return [list(pair) for pair in zip(*([*each["thresholds"], None] for each in figures), strict=True)]
+
+
+def _show(figures: list[dict[str, Any]], move: "PlanMove", old: str, new: str) -> None:
+    table = Table(title=f"From {old} to {new}")
+    for column in ("", old, new):
+        table.add_column(column, overflow="fold")
+    for i, (before, after) in enumerate(zip(figures[0]["tiers"], figures[1]["tiers"], strict=True)):
+        name, thresholds = before["name"], _thresholds(figures)[i]
+        if before["model"] != after["model"]:
+            table.add_row(f"{name}: model", before["model"], after["model"])
+        table.add_row(f"{name}: replicas", _groups(before), _groups(after))
+        if thresholds[0] != thresholds[1]:
+            table.add_row(f"{name}: threshold", *("not used" if h is None else f"{h:.4g}" for h in thresholds))
+    for field, words in FIGURES:
+        table.add_row(
+            words, *(f"{each[field]:.2f}" if field == "quality" else seconds(each[field]) for each in figures)
+        )
+    table.add_row("cost", *(_cost(each) for each in figures))
+    table.add_row("breaks at, requests/s", *(_rate(each.get("breaks_at_rate")) for each in figures))
+    console.print(table)
+    if not move.steps:
+        console.print("No replica starts or stops: only thresholds change, at once.")
+        return
+    for number, step in enumerate(move.steps, 1):
+        console.print(f"{number}. {step}", highlight=False, soft_wrap=True)
+    console.print(
+        f"about {move.seconds:.0f} s; {move.kept} replicas stay; {move.loaded_bytes / 1e9:.0f} GB of weights are loaded, "
+        f"{move.extra_bytes / 1e9:.0f} GB of them on {move.extra_gpus} GPUs in addition to those of replicas that still run",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _groups(tier: dict[str, Any]) -> str:
+    def one(group: dict[str, Any]) -> str:
+        pipeline = f", PP={group['pp']}" if group["pp"] > 1 else ""
+        return f"{group['count']} x TP={group['tp']}{pipeline}" + (f" on {group['gpu']}" if "gpu" in group else "")
+
+    return "; ".join(map(one, tier["replicas"])) or "-"
+
+
+def _cost(figures: dict[str, Any]) -> str:
+    cost = figures.get("cost") or {"gpus": sum(tier["gpus"] for tier in figures["tiers"]), "dollars_per_hour": None}
+    dollars = "" if cost["dollars_per_hour"] is None else f", {cost['dollars_per_hour']:,.2f} dollars per hour"
+    return f"{cost['gpus']} GPUs{dollars}"
+
+
+def _rate(rate: float | None) -> str:
+    return "-" if rate is None else f"{rate:.3g}"

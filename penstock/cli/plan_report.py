@@ -1,0 +1,118 @@
+"""What `penstock plan` says of a plan: a verdict, a table and what is known of it."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from penstock.cli.output import console, print_written, seconds
+
+if TYPE_CHECKING:
+    from planner_service.cascade_plan import CascadePlan
+    from planner_service.site import Demand, Site
+    from planner_service.verdict import NextStep
+
+
+def show(
+    plan: "CascadePlan",
+    unguaranteed: "CascadePlan",
+    site: "Site",
+    demand: "Demand",
+    took_s: float,
+    written: list[Path],
+    step: "NextStep | None",
+) -> None:
+    """Print a plan. unguaranteed: the one without --confidence. step: what more quality takes."""
+    from planner_service.verdict import verdict
+
+    console.print(f"{verdict(site, plan, step)}.", highlight=False, soft_wrap=True, style="bold")
+    table = Table(title=_title(plan, site))
+    for column in ("tier", "GPUs", "strategy", "processes", "answers", "p95", "load", "threshold"):
+        left = column in ("tier", "strategy")
+        table.add_column(column, justify="left" if left else "right", overflow="fold" if left else "ellipsis")
+    for i, (tier, utilisation) in enumerate(zip(plan.tiers, plan.utilisation, strict=True)):
+        threshold = "all" if i == len(plan.thresholds) else f"{plan.thresholds[i]:.4g}"
+        if not tier.gpus:
+            threshold = "not used"
+        table.add_row(
+            tier.name,
+            str(tier.gpus),
+            str(tier.strategy),
+            f"{tier.share_processed:.0%}",
+            f"{tier.share_answered:.0%}",
+            seconds(tier.strategy.latency_s) if tier.gpus else "-",
+            f"{utilisation:.0%}" if tier.gpus and plan.load is not None else "-",
+            threshold,
+        )
+    console.print(table)
+    lines = [
+        ", ".join(f"{tier.name}: {tier.model}" for tier in plan.tiers),
+        f"quality {plan.quality:.2f} (first tier alone {demand.judged.worst:.2f}, last alone {demand.judged.best:.2f})",
+        f"p95 of the slowest tier {seconds(plan.latency_p95_s)}, end to end {seconds(plan.end_to_end_p95_s)}",
+        *_skip_lines(plan),
+        *_interval_lines(plan),
+        f"{plan.binds}; dispatch by {plan.dispatch.value}",
+        f"{_proof(plan)}; {plan.solution.evaluations} routings, {plan.simulations} simulations, {took_s:.1f} s",
+        *_promise_lines(plan, unguaranteed),
+        *(f"tier {name} cannot be used: {reason}" for name, reason in plan.infeasible.items()),
+    ]
+    console.print("\n".join(lines), highlight=False)
+    if written:
+        print_written(*written)
+
+
+def _title(plan: "CascadePlan", site: "Site") -> str:
+    rate = "" if plan.rate_per_s is None else f" at {plan.rate_per_s:.3g} requests/s"
+    return f"Cascade on up to {_cluster_words(site)}{rate}"
+
+
+def _cluster_words(site: "Site") -> str:
+    """`32 x h100`, `16 x h100, 32 x l4-spot`."""
+    return ", ".join(f"{each.gpus} x {each.name or each.gpu.name}" for each in site.types)
+
+
+def _proof(plan: "CascadePlan") -> str:
+    """What is known of better plans: over routings at the judged scores, and the replica mixes that are searched."""
+    proof, gap = plan.solution.proof.value, plan.solution.gap
+    if proof == "enumerated":
+        text = "the best of what is searched: every routing that meets the targets was tried"
+    elif proof == "bounded":
+        text = "the best of what is searched: no other routing can be better, even with each request alone"
+    elif gap is None:
+        text = "not proved: how far the best plan may be is unknown"
+    elif plan.goal.value == "quality":
+        text = f"not proved: the best plan has at most {gap:.2f} points more"
+    else:
+        text = f"not proved: the best plan is at most {gap:.0%} faster"
+    return text if plan.gpu_step == 1 else f"{text}; counts of GPUs up to {plan.gpu_step} apart"
+
+
+def _skip_lines(plan: "CascadePlan") -> list[str]:
+    if not plan.skip_below:
+        return []
+    limits = [
+        f"{tier.name} below {limit:g}"
+        for tier, limit in zip(plan.tiers, plan.skip_below, strict=False)
+        if limit is not None
+    ]
+    return [f"passed over by predicted score: {', '.join(limits) or 'no tier, which would not help'}"]
+
+
+def _interval_lines(plan: "CascadePlan") -> list[str]:
+    interval, latencies = plan.felt_interval, plan.seconds / plan.felt_p95_s if plan.felt_p95_s > 0 else 0.0
+    made_for = f"made for {plan.requests:,} requests in {plan.seconds:,.0f} s, {latencies:,.0f} latencies"
+    if interval is None:
+        return [made_for]
+    which = "end to end" if plan.objective.value == "end-to-end" else "of the slowest tier"
+    spread = f"p95 {which} {seconds(interval.mean)} ({seconds(interval.low)} to {seconds(interval.high)})"
+    return [f"{made_for}; on {interval.runs} other stretches of the trace {spread}"]
+
+
+def _promise_lines(plan: "CascadePlan", unguaranteed: "CascadePlan") -> list[str]:
+    promise = plan.promise
+    if promise is None:
+        return []
+    return [
+        f"guaranteed for new requests with confidence {promise.confidence:.0%}: quality {promise.tested_quality:.2f} on "
+        f"{promise.tested_prompts} held-out prompts; without the guarantee p95 is {seconds(unguaranteed.latency_p95_s)}"
+    ]

@@ -1,0 +1,235 @@
+"""Parallelism search on several types of GPU: the replicas, of any types, that serve a tier's workload. No I/O.
+
+With one type, a tier's GPUs are a number, and `search.LatencyTable` has the least latency of each. With several they are a
+number of each type, and what counts is what they cost. So the multisets of replicas are ordered by cost, and the first
+that is fast enough is the cheapest (as Melange chooses GPU types, by simulation instead of measured rates).
+
+Where there are at most EVERY multisets, all of them are candidates. Else: all of one kind of replica and of two kinds,
+of the same type of GPU or of two, in counts up to SINGLE_COUNTS and beyond in steps of 1/COUNT_STEP; of those that take the
+same GPUs of each type, the KEPT most promising. Of more than MOST_KINDS kinds, those are kept that serve most per dollar and
+those that are fastest, by type.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner_service.deployment.search import INFEASIBLE, NOTHING, LatencyTable, Parts, Strategy, Sustain
+from planner_service.simulator.tier import Dispatch, Replica
+from planner_service.simulator.workload import Bools, Floats, Ints, Workload
+
+EVERY = 600
+SINGLE_COUNTS = 12
+COUNT_STEP = 6
+KEPT = 2
+MOST_KINDS = 12
+KINDS_OF_TYPE = 3  # that are kept of each type for what they serve per dollar, and as many for their latency
+LEAST_SPARE = 0.1  # of the capacity, in guesses; see ranking.LEAST_SPARE
+
+Room = tuple[int, ...]  # GPUs of each type
+
+
+@dataclass(frozen=True, slots=True)
+class GpuTypes:
+    """The types of GPU of a cluster: names, how many there are of each, and what one costs (its price, or 1 for each).
+
+    most: GPUs of all types together that may be used.
+    """
+
+    names: tuple[str, ...]
+    gpus: Room
+    cost: tuple[float, ...]
+    most: int
+
+    def of(self, strategy: Strategy) -> Room:
+        """GPUs of each type that a strategy takes."""
+        taken = [0] * len(self.names)
+        for replica, count in strategy.replicas:
+            taken[self.names.index(replica.shape.gpu)] += replica.shape.gpus * count
+        return tuple(taken)
+
+    def price(self, room: Sequence[int]) -> float:
+        return float(sum(n * cost for n, cost in zip(room, self.cost, strict=True)))
+
+
+class MixedTable(LatencyTable):
+    """What one tier costs at which latency, under one workload."""
+
+    def __init__(
+        self,
+        work: Workload,
+        kinds: Sequence[Replica],
+        dispatch: Dispatch,
+        percentile: float,
+        sustain: Sustain | None,
+        types: GpuTypes,
+    ) -> None:
+        super().__init__(work, kinds, dispatch, percentile, sustain)
+        self.types = types
+        self._type = np.array([types.names.index(kind.shape.gpu) for kind in self._kinds], np.int64)
+        self._of_cost: list[Parts] = []  # candidates, from the cheapest up
+        self._by_guess: list[int] = []
+        self._taken: Ints = np.zeros((0, len(types.names)), np.int64)  # (M, P) GPUs of each type
+        self._costs: Floats = np.zeros(0)  # (M)
+        self._listed = False
+        self._options: dict[float, tuple[list[int], Iterator[int]]] = {}
+
+    @property
+    def least_alone_s(self) -> float:
+        """What no replicas can beat: the percentile of each request alone on the kind that is fastest for it."""
+        return float(np.percentile(self.alone_s(), self._percentile)) if len(self._work) else 0.0
+
+    def option(self, limit_s: float, number: int) -> tuple[Strategy, Room, float] | None:
+        """(strategy, GPUs of each type, cost) of the number-th cheapest candidate whose latency is at most limit_s, of those
+        of which no cheaper one takes as few GPUs of every type; None where there are no more."""
+        if not len(self._work):
+            return None if number else (NOTHING, (0,) * len(self.types.names), 0.0)
+        if limit_s not in self._options:
+            self._options[limit_s] = ([], self._within(limit_s))
+        known, more = self._options[limit_s]
+        while len(known) <= number:
+            if (following := next(more, None)) is None:
+                return None
+            known.append(following)
+        m = known[number]
+        return self._at(m), tuple(self._taken[m].tolist()), float(self._costs[m])
+
+    def fastest(self, room: Sequence[int], most: int, under_cost: float = INFEASIBLE) -> Strategy | None:
+        """The candidate with the least latency in this room, on at most so many GPUs, that costs less than under_cost."""
+        if not len(self._work):
+            return NOTHING
+        self._list()
+        able = self._fits(room, most) & (self._costs < under_cost)
+        best, seconds = None, INFEASIBLE
+        for m in self._by_guess:
+            if able[m] and (latency := self.simulate(self._of_cost[m], seconds)) < seconds:
+                best, seconds = m, latency
+        return None if best is None else self._strategy(self._of_cost[best], seconds)
+
+    def faster(self, room: Sequence[int], most: int, than_s: float) -> Strategy | None:
+        """The cheapest candidate in this room, on at most so many GPUs, with a latency under than_s."""
+        if not len(self._work):
+            return None
+        self._list()
+        for m in np.flatnonzero(self._fits(room, most)).tolist():
+            if (latency := self.simulate(self._of_cost[m], than_s)) < than_s:
+                return self._strategy(self._of_cost[m], latency)
+        return None
+
+    def _fits(self, room: Sequence[int], most: int) -> Bools:
+        return np.asarray((self._taken <= np.array(room)).all(axis=1) & (self._taken.sum(axis=1) <= most))
+
+    def _at(self, m: int) -> Strategy:
+        return self._strategy(self._of_cost[m], self.simulate(self._of_cost[m]))
+
+    def _within(self, limit_s: float) -> Iterator[int]:
+        self._list()
+        under = float(np.nextafter(limit_s, INFEASIBLE))
+        superfluous = np.zeros(len(self._of_cost), np.bool_)
+        for m, parts in enumerate(self._of_cost):
+            if not superfluous[m] and self.simulate(parts, under) <= limit_s:
+                superfluous |= (self._taken >= self._taken[m]).all(axis=1)
+                yield m
+
+    def _list(self) -> None:
+        """Find the candidates, once."""
+        if self._listed:
+            return
+        self._listed = True
+        parts, guesses = self._every()
+        if parts is None:
+            parts, guesses = self._promising()
+        taken = np.zeros((len(parts), len(self.types.names)), np.int64)
+        for m, one in enumerate(parts):
+            for k, n in one:
+                taken[m, self._type[k]] += n * int(self._sizes[k])
+        costs = taken @ np.array(self.types.cost)
+        order = np.lexsort((np.array(guesses), taken.sum(axis=1), costs))
+        self._of_cost = [parts[m] for m in order]
+        self._taken, self._costs = taken[order], costs[order]
+        self._by_guess = np.argsort(np.array(guesses)[order], kind="stable").tolist()
+
+    def _every(self) -> tuple[list[Parts] | None, list[float]]:
+        """All multisets that fit and sustain the rate, with guesses; (None, []) where there are more than EVERY."""
+        made: list[Parts] = [()]
+        room = np.array(self.types.gpus)
+        for k, size in enumerate(self._sizes.tolist()):
+            longer = []
+            for parts in made:
+                left = min(self._left(parts, room)[self._type[k]], self._left_of_all(parts))
+                longer += [(*parts, (k, n)) if n else parts for n in range(left // size + 1)]
+            made = longer
+            if len(made) > EVERY:
+                return None, []
+        kept = [parts for parts in made if parts and self._sustains(parts)]
+        return kept, [self._guess(parts) for parts in kept]
+
+    def _left(self, parts: Parts, room: Ints) -> list[int]:
+        left = room.copy()
+        for k, n in parts:
+            left[self._type[k]] -= n * int(self._sizes[k])
+        return [int(n) for n in left]
+
+    def _left_of_all(self, parts: Parts) -> int:
+        return self.types.most - sum(n * int(self._sizes[k]) for k, n in parts)
+
+    def _guess(self, parts: Parts) -> float:
+        capacity = sum(float(self._sustained[k]) * n for k, n in parts)
+        alone = sum(float(self._sustained[k]) * n * float(self._alone_means[k]) for k, n in parts)
+        load = self._work.rate_per_s / capacity
+        return alone / capacity / max(1 - load, LEAST_SPARE) + max(0.0, load - 1) * float(self._alone_means.max())
+
+    def _promising(self) -> tuple[list[Parts], list[float]]:
+        """One kind and two kinds, the best KEPT of each number of GPUs of each type."""
+        best: dict[bytes, list[tuple[float, Parts]]] = {}
+        kinds = self._kinds_kept()
+        for place, i in enumerate(kinds):
+            for j in kinds[place:]:
+                for parts, guess, taken in self._of_two(i, j):
+                    few = best.setdefault(taken, [])
+                    few.append((guess, parts))
+        found = [one for few in best.values() for one in sorted(few)[:KEPT]]
+        return [parts for _, parts in found], [guess for guess, _ in found]
+
+    def _of_two(self, i: int, j: int) -> Iterator[tuple[Parts, float, bytes]]:
+        """(replicas, guess, GPUs taken of each type) of kinds i and j, or of i alone where both are the same."""
+        counts = [np.array(self._counts_of(k), np.int64) for k in (i, j)]
+        n, m = (
+            a.ravel() for a in np.meshgrid(counts[0], counts[1] if j != i else np.zeros(1, np.int64), indexing="ij")
+        )
+        taken = np.zeros((len(n), len(self.types.names)), np.int64)
+        taken[:, self._type[i]] += n * self._sizes[i]
+        taken[:, self._type[j]] += m * self._sizes[j]
+        capacity = n * self._sustained[i] + m * self._sustained[j]
+        alone = n * self._sustained[i] * self._alone_means[i] + m * self._sustained[j] * self._alone_means[j]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            load = self._work.rate_per_s / capacity
+            guess = alone / capacity / np.maximum(1 - load, LEAST_SPARE)
+        guess += np.maximum(0.0, load - 1) * self._alone_means.max()
+        fits = (taken <= np.array(self.types.gpus)).all(axis=1) & (taken.sum(axis=1) <= self.types.most)
+        fits &= capacity * (1 + 1e-9) >= self._needed_per_s
+        for at in np.flatnonzero(fits).tolist():
+            parts: Parts = ((i, int(n[at])),) if j == i else ((i, int(n[at])), (j, int(m[at])))
+            if self._sustains(parts):
+                yield parts, float(guess[at]), taken[at].tobytes()
+
+    def _counts_of(self, kind: int) -> list[int]:
+        """Numbers of replicas of a kind that are tried."""
+        room = min(self.types.gpus[self._type[kind]], self.types.most)
+        most = min(room // int(self._sizes[kind]), len(self._work))
+        counts = list(range(1, min(most, SINGLE_COUNTS) + 1))
+        while counts and counts[-1] >= SINGLE_COUNTS and counts[-1] + counts[-1] // COUNT_STEP <= most:
+            counts.append(counts[-1] + counts[-1] // COUNT_STEP)
+        return counts
+
+    def _kinds_kept(self) -> list[int]:
+        if len(self._kinds) <= MOST_KINDS:
+            return list(range(len(self._kinds)))
+        per_gpu = self._sustained / self._sizes
+        kept = set[int]()
+        for t in range(len(self.types.names)):
+            of_type = np.flatnonzero(self._type == t)
+            kept |= set(of_type[np.argsort(-per_gpu[of_type], kind="stable")][:KINDS_OF_TYPE].tolist())
+            kept |= set(of_type[np.argsort(self._alone_means[of_type], kind="stable")][:KINDS_OF_TYPE].tolist())
+        return sorted(kept)

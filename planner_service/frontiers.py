@@ -1,0 +1,56 @@
+"""The best plans of all qualities: the least latency of each, and the least cost. No I/O."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from planner_service.cascade_plan import CascadePlan
+from planner_service.plan_cascade import deployer_for
+from planner_service.routing.goals import cheapest, least_latency
+from planner_service.routing.solution import Solution, Unreachable
+from planner_service.site import Demand, Site
+
+Points = list[tuple[float, float]]
+TRIED = 30  # routings of a large grid that are tried for one point
+
+
+def frontiers(
+    site: Site, demand: Demand, plan: CascadePlan, gpus: int | None, points: int, max_utilisation: float | None = None
+) -> tuple[Points, Points]:
+    """Of the best plans for `points` targets between the first and the last tier's quality, and of the plan itself.
+
+    First (quality, latency of the slowest tier in seconds); then (quality, cost) of those whose slowest tier is as fast
+    as the plan's, in dollars per hour where the GPUs have prices, else in GPUs. gpus, max_utilisation: see Options.
+    """
+    deployer, _ = deployer_for(site, demand, gpus=gpus, dispatch=plan.dispatch, max_utilisation=max_utilisation)
+    targets = [float(target) for target in np.linspace(demand.judged.worst, demand.judged.best, points)]
+    limit_s = plan.latency_p95_s * (1 + 1e-9)
+
+    def cost(solution: Solution) -> float:
+        strategies = solution.deployment.strategies
+        dollars = site.dollars_per_hour((kind.shape, count) for s in strategies for kind, count in s.replicas)
+        return float(sum(solution.deployment.gpus)) if dollars is None else dollars
+
+    fastest = _solved(targets, lambda q: least_latency(deployer, q, demand.judged, TRIED))
+    leanest = _solved(targets, lambda q: cheapest(deployer, q, limit_s, demand.judged, TRIED))
+    own_cost = float(plan.gpus) if plan.dollars_per_hour is None else plan.dollars_per_hour
+    return (
+        _best({(plan.quality, plan.latency_p95_s), *((s.quality, s.deployment.latency_s) for s in fastest)}),
+        _best({(plan.quality, own_cost), *((s.quality, cost(s)) for s in leanest)}),
+    )
+
+
+def _solved(targets: list[float], solve: Callable[[float], Solution]) -> list[Solution]:
+    """One for each target that can be met. Targets are ascending: beyond the first that cannot, none can."""
+    found = []
+    for target in targets:
+        try:
+            found.append(solve(target))
+        except Unreachable:
+            break
+    return found
+
+
+def _best(plans: set[tuple[float, float]]) -> Points:
+    """Those that no other beats in both."""
+    return sorted(p for p in plans if not any(q[0] >= p[0] and q[1] <= p[1] and q != p for q in plans))

@@ -1,0 +1,202 @@
+"""The deployment of a cascade on several types of GPU: types and replicas of every tier. No I/O.
+
+Each tier has options within a latency, from the cheapest up (`deployment.mixed`). A branch and bound over them finds those
+that together cost least and fit the GPUs of each type: exact over the options, as with the least that the tiers still open
+cost, no other combination can be cheaper. The least latency of the slowest tier is found by bisection of that.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+from planner_service.deployment.mixed import GpuTypes, MixedTable, Room
+from planner_service.deployment.search import INFEASIBLE, LatencyTable, Strategy
+from planner_service.routing.deployer import Deployer
+from planner_service.routing.quality import JudgedSample
+from planner_service.routing.solution import Deployment
+from planner_service.simulator.tier import Dispatch, Replica
+from planner_service.simulator.workload import Floats, Workload
+from services.domain.errors import invalid
+
+TOLERANCE = 1e-3  # of the least latency
+EXACT_IS_FOR_ONE = "exact is for a cluster of one type of GPU"
+
+
+class MixedDeployer(Deployer):
+    """As Deployer, with `types` of GPU: each replica's shape names its own. Costs are in their prices."""
+
+    def __init__(
+        self,
+        sample: JudgedSample,
+        arrival_s: Floats,
+        kinds: Sequence[Sequence[Replica]],
+        types: GpuTypes,
+        *,
+        dispatch: Dispatch = Dispatch.CAPACITY,
+        percentile: float = 95.0,
+        max_utilisation: float | None = None,
+        on_evaluation: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        super().__init__(
+            sample,
+            arrival_s,
+            kinds,
+            types.most,
+            dispatch=dispatch,
+            percentile=percentile,
+            max_utilisation=max_utilisation,
+            on_evaluation=on_evaluation,
+        )
+        self.types = types
+        self._chosen: dict[tuple[tuple[MixedTable, ...], float], tuple[float, tuple[Strategy, ...]] | None] = {}
+
+    @property
+    def gpu_step(self) -> int:
+        return 1
+
+    @property
+    def least_cost(self) -> float:
+        return min(self.types.cost)
+
+    @property
+    def most_cost(self) -> float:
+        return self.types.price(self.types.gpus)
+
+    @property
+    def tolerance(self) -> float:
+        return TOLERANCE
+
+    def cost(self, deployment: Deployment) -> float:
+        return sum(self.types.price(self.types.of(strategy)) for strategy in deployment.strategies)
+
+    def cost_within(self, thresholds: Sequence[float], limit_s: float, under: float = INFEASIBLE) -> float:
+        chosen = self._cheapest(self._mixed(thresholds), limit_s)
+        return INFEASIBLE if chosen is None or chosen[0] >= under else chosen[0]
+
+    def cheapest_within(self, thresholds: Sequence[float], limit_s: float) -> Deployment | None:
+        tables = self._mixed(thresholds)
+        chosen = self._cheapest(tables, limit_s)
+        return None if chosen is None else self._improved(tables, chosen[1])
+
+    def shifted(self, thresholds: Sequence[float], deployment: Deployment) -> Iterator[Deployment]:
+        tables, strategies = self._mixed(thresholds), deployment.strategies
+        taken = [self.types.of(strategy) for strategy in strategies]
+        for tier, table in enumerate(tables):
+            if (faster := table.faster(*self._room(taken, tier), strategies[tier].latency_s)) is not None:
+                yield _with(deployment, {tier: faster})
+        for giver, table in enumerate(tables):
+            own = taken[giver]
+            slower = table.fastest(own, sum(own), self.types.price(own)) if sum(own) else None
+            if slower is None:
+                continue
+            left = [self.types.of(slower) if t == giver else one for t, one in enumerate(taken)]
+            for tier, other in enumerate(tables):
+                if tier == giver:
+                    continue
+                if (faster := other.faster(*self._room(left, tier), strategies[tier].latency_s)) is not None:
+                    yield _with(deployment, {tier: faster, giver: slower})
+
+    def reduced(self, thresholds: Sequence[float], deployment: Deployment) -> Iterator[Deployment]:
+        taken = [self.types.of(strategy) for strategy in deployment.strategies]
+        for tier, table in enumerate(self._mixed(thresholds)):
+            if sum(taken[tier]):  # on GPUs of any type that are free
+                slower = table.fastest(*self._room(taken, tier), self.types.price(taken[tier]))
+                if slower is not None:
+                    yield _with(deployment, {tier: slower})
+
+    def spread(self, thresholds: Sequence[float]) -> Deployment | None:
+        """Raises InvalidRequest: to use all GPUs whatever they cost is a budget for one type."""
+        raise invalid("budget", EXACT_IS_FOR_ONE)
+
+    def _room(self, taken: Sequence[Room], tier: int) -> tuple[Room, int]:
+        """(GPUs of each type that the other tiers leave to a tier, GPUs of all types that they leave)."""
+        others = [sum(one[p] for t, one in enumerate(taken) if t != tier) for p in range(len(self.types.names))]
+        room = tuple(have - other for have, other in zip(self.types.gpus, others, strict=True))
+        return room, self.types.most - sum(others)
+
+    def _new_table(self, tier: int, work: Workload) -> LatencyTable:
+        sustain = self._sustain_of(tier)
+        return MixedTable(work, self.kinds[tier], self.dispatch, self.percentile, sustain, self.types)
+
+    def _mixed(self, thresholds: Sequence[float]) -> tuple[MixedTable, ...]:
+        return tuple(table for table in self._routed(thresholds)[1] if isinstance(table, MixedTable))
+
+    def _solve(self, tables: Sequence[LatencyTable]) -> Deployment | None:
+        """The least latency of the slowest tier, by bisection of the limit within which something fits."""
+        mixed = tuple(table for table in tables if isinstance(table, MixedTable))
+        chosen = self._cheapest(mixed, INFEASIBLE)
+        if chosen is None:
+            return None
+        low = max(table.least_alone_s for table in mixed)
+        high = max(strategy.latency_s for strategy in chosen[1])
+        if (fits := self._cheapest(mixed, low)) is not None:
+            return self._improved(mixed, fits[1])
+        while high > low * (1 + TOLERANCE):
+            middle = math.sqrt(low * high)
+            fits = self._cheapest(mixed, middle)
+            if fits is None:
+                low = middle
+            else:
+                chosen, high = fits, max(strategy.latency_s for strategy in fits[1])
+        return self._improved(mixed, chosen[1])
+
+    def _improved(self, tables: Sequence[MixedTable], strategies: Sequence[Strategy]) -> Deployment:
+        """Every tier's fastest strategy on the GPUs that it has."""
+        best = []
+        for table, strategy in zip(tables, strategies, strict=True):
+            own = self.types.of(strategy)
+            faster = table.fastest(own, sum(own))
+            best.append(strategy if faster is None or faster.latency_s >= strategy.latency_s else faster)
+        return _deployed(best)
+
+    def _cheapest(self, tables: tuple[MixedTable, ...], limit_s: float) -> tuple[float, tuple[Strategy, ...]] | None:
+        """(cost, strategies) of the cheapest deployment within a latency; None where none fits."""
+        key = (tables, limit_s)
+        if key not in self._chosen:
+            self._chosen[key] = self._branch_and_bound(tables, limit_s)
+        return self._chosen[key]
+
+    def _branch_and_bound(
+        self, tables: Sequence[MixedTable], limit_s: float
+    ) -> tuple[float, tuple[Strategy, ...]] | None:
+        if not all(table.feasible for table in tables):
+            return None
+        order = sorted(range(len(tables)), key=lambda i: -tables[i].least_gpus)
+        least = [0.0] * (len(order) + 1)  # what the tiers from this one on cost at least
+        for at in reversed(range(len(order))):
+            first = tables[order[at]].option(limit_s, 0)
+            if first is None:
+                return None
+            least[at] = least[at + 1] + first[2]
+        best: tuple[float, tuple[Strategy, ...]] | None = None
+        chosen: list[Strategy] = [Strategy((), 0.0)] * len(tables)
+
+        def extend(at: int, room: Room, most: int, cost: float) -> None:
+            nonlocal best
+            if best is not None and cost + least[at] >= best[0]:
+                return
+            if at == len(order):
+                best = cost, tuple(chosen)
+                return
+            number = 0
+            while (option := tables[order[at]].option(limit_s, number)) is not None:
+                strategy, taken, own = option
+                if best is not None and cost + own + least[at + 1] >= best[0]:
+                    return
+                left = tuple(have - n for have, n in zip(room, taken, strict=True))
+                if min(left) >= 0 and sum(taken) <= most:
+                    chosen[order[at]] = strategy
+                    extend(at + 1, left, most - sum(taken), cost + own)
+                number += 1
+
+        extend(0, self.types.gpus, self.types.most, 0.0)
+        return best
+
+
+def _deployed(strategies: Sequence[Strategy]) -> Deployment:
+    return Deployment(
+        tuple(s.gpus for s in strategies), tuple(strategies), max(strategy.latency_s for strategy in strategies)
+    )
+
+
+def _with(deployment: Deployment, changed: dict[int, Strategy]) -> Deployment:
+    return _deployed([changed.get(tier, one) for tier, one in enumerate(deployment.strategies)])

@@ -1,0 +1,148 @@
+"""Sweeps, the verdict, and the move from one plan to another."""
+
+import dataclasses
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from planner_service.cascade_plan import CascadePlan
+from planner_service.files import gpu_of_catalogue, model_of_catalogue
+from planner_service.plan_cascade import plan_cascade
+from planner_service.plan_move import MoveSpeed, PlanMove, Shapes, plan_move
+from planner_service.planning_options import Goal, Objective, Options
+from planner_service.routing.quality import JudgedSample
+from planner_service.routing.solution import Binds, Unreachable
+from planner_service.site import Demand, Site
+from planner_service.sweep import Axis, check_sweep, sweep, sweep_values
+from planner_service.verdict import next_step, verdict
+from services.domain import InvalidRequest
+from services.domain.hardware import ClusterSpec, ReplicaShape
+
+ONE, TWO, FOUR = (ReplicaShape(tp, 1) for tp in (1, 2, 4))
+
+
+@pytest.fixture(scope="module")
+def site() -> Site:
+    models = (model_of_catalogue("llama-3.1-8b"), model_of_catalogue("llama-3.1-70b"))
+    cluster = ClusterSpec(gpu_of_catalogue("h100"), 1, 8, 25e9, 3.0)
+    return Site(cluster, ("small", "large"), models)
+
+
+@pytest.fixture(scope="module")
+def demand(site: Site) -> Demand:
+    rng = np.random.default_rng(5)
+    scores = np.column_stack([rng.uniform(20, 90, 80), np.full(80, 90.0)])
+    judged = JudgedSample(site.tiers, rng.integers(50, 400, 80), rng.integers(20, 200, (80, 2)), scores)
+    return Demand(judged, judged, np.cumsum(rng.exponential(0.2, 80)))
+
+
+def replayed(site: Site, old: Shapes, move: PlanMove) -> tuple[Counter[tuple[str, ReplicaShape]], int]:
+    """(what runs after the steps, the most GPUs that are used at any time)."""
+    running: Counter[tuple[str, ReplicaShape]] = Counter()
+    for name, parts in zip(site.tiers, old, strict=True):
+        running.update({(name, shape): n for shape, n in parts})
+    most = 0
+    for step in move.steps:
+        for one in step.stops:
+            assert running[one.tier, one.shape] >= one.count
+            running[one.tier, one.shape] -= one.count
+        running.update({(one.tier, one.shape): one.count for one in step.starts})
+        most = max(most, sum(shape.gpus * n for (_, shape), n in running.items()))
+    return +running, most
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_move_ends_at_the_new_plan_within_the_gpus(seed: int, site: Site) -> None:
+    rng = np.random.default_rng(seed)
+
+    def drawn() -> Shapes:
+        while True:
+            shapes = [[(shape, int(n)) for shape in (ONE, TWO, FOUR) if (n := rng.integers(0, 3))] for _ in range(2)]
+            if sum(shape.gpus * n for parts in shapes for shape, n in parts) <= site.gpus:
+                return shapes
+
+    old, new = drawn(), drawn()
+    move = plan_move(site, old, new, [model.name for model in site.models])
+    after, most = replayed(site, old, move)
+    assert after == Counter({(t, s): n for t, parts in zip(site.tiers, new, strict=True) for s, n in parts})
+    assert most <= site.gpus
+    assert move.extra_gpus <= site.gpus
+
+
+def test_replicas_start_beside_the_old_ones_where_there_is_room(site: Site) -> None:
+    names, speed = [model.name for model in site.models], MoveSpeed(1e9, 10.0)
+    move = plan_move(site, [[(ONE, 1)], [(TWO, 1)]], [[(ONE, 1)], [(FOUR, 1)]], names, speed)
+    assert [(step.stops, [str(s) for s in step.starts]) for step in move.steps[:1]] == [((), ["1 x large (TP=4)"])]
+    assert [str(one) for one in move.steps[1].stops] == ["1 x large (TP=2)"]
+    weights = site.models[1].weight_bytes
+    assert move.seconds == pytest.approx(10 + weights / 1e9)
+    assert (move.kept, move.extra_gpus, move.extra_bytes) == (1, 4, weights)
+    full = plan_move(site, [[(FOUR, 1)], [(FOUR, 1)]], [[(FOUR, 1)], [(TWO, 2)]], names, speed)
+    assert full.steps[0].early == ("large",)
+    other = plan_move(site, [[(ONE, 1)], []], [[(ONE, 1)], []], ["another", names[1]], speed)
+    assert other.kept == 0
+    assert other.loaded_bytes == site.models[0].weight_bytes
+
+
+def test_a_sweep_has_a_plan_or_a_reason_for_every_value(site: Site, demand: Demand) -> None:
+    options = Options(min_quality=80.0, objective=Objective.LARGEST_TIER, max_utilisation=0.75)
+
+    def plan_at(chosen: Options, rate: float | None) -> CascadePlan:
+        assert demand.rate_per_s is not None
+        return plan_cascade(site, demand.scaled(1.0 if rate is None else rate / demand.rate_per_s), chosen)
+
+    points = sweep(Axis.RATE, [2.5, 5.0, 5000.0], options, plan_at)
+    assert [point.plan is None for point in points] == [False, False, True]
+    assert "rate binds" in points[2].reason
+    assert points[0].plan is not None
+    assert points[1].plan is not None
+    assert points[0].plan.rate_per_s == pytest.approx(2.5)
+    qualities = sweep(Axis.QUALITY, [60.0, 80.0, 99.0], options, plan_at)
+    assert [point.plan.quality >= point.value for point in qualities if point.plan] == [True, True]
+    assert "min quality binds" in qualities[2].reason
+    gpus = sweep(Axis.GPUS, [3.0, 8.0], options, plan_at)
+    assert [point.plan.gpus <= point.value for point in gpus if point.plan] == [True, True]
+    assert sweep_values(Axis.GPUS, options, None, (0, 1), 8)[-1] == 8
+    for axis, value, goal, problem in (
+        (Axis.RATE, 0.0, Goal.LATENCY, "over 0"),
+        (Axis.GPUS, 2.5, Goal.LATENCY, "whole"),
+        (Axis.QUALITY, 101.0, Goal.LATENCY, "from 0 to 100"),
+        (Axis.RATE, 1.0, Goal.RATE, "goal rate"),
+    ):
+        with pytest.raises(InvalidRequest, match=problem):
+            check_sweep(axis, [value], dataclasses.replace(options, goal=goal, max_latency_s=9.0))
+
+
+def test_the_verdict_says_gpus_what_breaks_first_and_the_next_step(site: Site, demand: Demand) -> None:
+    options = Options(min_quality=70.0, max_latency_s=8.0, max_utilisation=0.75)
+    demand = demand.scaled(8.0)
+    plan = plan_cascade(site, demand, options)
+    assert plan.quality < 89
+    step = next_step(plan, demand, options, lambda demand, options: plan_cascade(site, demand, options))
+    more = plan_cascade(site, demand, dataclasses.replace(options, min_quality=plan.quality + 1))
+    assert step.gpus == more.gpus - plan.gpus
+    assert plan.load is not None
+    text = verdict(site, plan, step)
+    assert text.startswith(
+        f"{plan.gpus} of 8 GPUs for {3 * plan.gpus:.2f} dollars per hour; {plan.load.tier} breaks first"
+    )
+    assert "1 point more quality costs" in text
+    best = plan_cascade(site, demand, dataclasses.replace(options, min_quality=90.0))
+    none = next_step(best, demand, options, lambda demand, options: plan_cascade(site, demand, options))
+    assert "min quality binds" in none.reason
+    assert "no plan has a quality of 91.0" in verdict(site, best, none)
+
+
+def test_what_binds_is_said_with_the_nearest(site: Site, demand: Demand) -> None:
+    for options, binds in (
+        (Options(min_quality=99.0), Binds.MIN_QUALITY),
+        (Options(min_quality=85.0, max_latency_s=0.01), Binds.MAX_LATENCY),
+    ):
+        with pytest.raises(Unreachable) as caught:
+            plan_cascade(site, demand, options)
+        assert caught.value.binds is binds
+        assert caught.value.best > 0
+    with pytest.raises(Unreachable) as caught:
+        plan_cascade(site, demand.scaled(1e4), Options(min_quality=85.0, max_utilisation=0.5))
+    assert caught.value.binds is Binds.RATE
