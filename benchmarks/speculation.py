@@ -8,6 +8,7 @@ loop of the small models or without it ("stepwise").
 import statistics
 import time
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ class _Static(Chooser):
     def least(self, replies: int) -> float:
         return 0.0
 
-    def explore(self, replies: int, missing: Callable[[int], int]) -> Candidate | None:
+    def explore(self, replies: int, missing: Callable[[Seq[int]], Seq[int]]) -> Candidate | None:
         return None
 
 
@@ -84,7 +85,7 @@ def _contenders(windows: tuple[int, ...]) -> dict[str, EngineCore]:
             drafter = core.proposals.drafter
             assert isinstance(drafter, AdaptiveDrafter)
             estimates = [model.estimate for model in drafter.models]
-            drafter.chooser = _Static(drafter.chooser.target, estimates, MAX_WINDOW).fix(Candidate(0, window))
+            drafter.chooser = _Static(drafter.chooser.target, estimates, MAX_WINDOW).fix(Candidate((0,), window))
     cores["adaptive, stepwise"] = _core(DRAFTERS, compiled=False)
     cores["adaptive"] = _core(DRAFTERS)
     return cores

@@ -75,7 +75,7 @@ class LoadTracker:
 
         def window(_: CallbackOptions) -> Iterable[Observation]:
             state = engine.speculation()
-            yield Observation(state.window, self._labels | {"penstock.draft.model": state.model or "none"})
+            yield Observation(state.window, self._labels | {"penstock.draft.chain": " > ".join(state.chain) or "none"})
 
         for name, callback, unit, description in (
             ("tokens", tokens, "{token}", "Drafted tokens that were verified."),

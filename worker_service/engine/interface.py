@@ -215,12 +215,13 @@ class StepPredicting(Protocol):
 @dataclass(frozen=True, slots=True)
 class SpeculationState:
     """Counts of drafted tokens since the start, by source: `model` for models that draft, `given` for drafts that came with
-    requests. model, window: what drafts now; empty and 0 where the engine's model computes alone."""
+    requests. chain, window: the models that draft now, small to large, and how many tokens the first one drafts; empty and 0
+    where the engine's model computes alone."""
 
     verified: Mapping[str, int]
     accepted: Mapping[str, int]
     failures: Mapping[str, int]
-    model: str
+    chain: tuple[str, ...]
     window: int
 
 

@@ -52,14 +52,14 @@ class Proposals:
         """The counts, and what drafts now. May be called by any thread."""
         counts = {"model": self.of_drafter, "given": self.of_sources}
         drafter = self.drafter
-        model, window = drafter.current if drafter is not None else ("", 0)
+        chain, window = drafter.current if drafter is not None else ((), 0)
         failures = {name: count.failures for name, count in counts.items()}
         failures["model"] += drafter.failures if drafter is not None else 0
         return SpeculationState(
             verified={name: count.verified for name, count in counts.items()},
             accepted={name: count.accepted for name, count in counts.items()},
             failures=failures,
-            model=model,
+            chain=chain,
             window=window,
         )
 

@@ -1,22 +1,27 @@
-"""Which model drafts and how far ahead, by predicted tokens per second. No I/O.
+"""Which models draft and how far ahead, by predicted tokens per second. No I/O.
+
+A chain is a list of models, small to large: the first one drafts, each further one verifies what the one before it proposes
+and hands on what it draws as well, with its own token behind. So what a model rejects, the next one never sees.
 
 SpecRouter (section 4) chooses the chain with the least predicted time per token. Here a pass that verifies is priced as one
-pass over all its rows, not as single steps (its equation 7); the target alone is the default; and what exploring other
+pass over all its rows, not as single steps (its equation 7); the probability to reach a position (its P(reach), which it does
+not define) is the product of the shares that stand before it; the target alone is the default; and what exploring other
 choices may cost is limited, for which the paper gives no rule.
 """
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from worker_service.speculation.estimates import Acceptance, DraftCost, PassCost
 
 GAIN = 1.03
 """Least predicted gain over the target alone for which there is drafting at all."""
 SWITCH_GAIN = 1.05
-"""Least predicted gain for which one model is left for another, which has to compute the prompts first."""
+"""Least predicted gain for which one chain is left for another, whose models have to compute the prompts first."""
 WINDOW_GAIN = 1.01
-"""The same for another window of the same model, which costs nothing."""
+"""The same for another window of the same chain, which costs nothing."""
 EXPLORED_SHARE = 0.01
 """Share of the time that exploring may cost."""
 EXPLORED_WINDOW = 3
@@ -28,44 +33,111 @@ MOST_CREDIT_STEPS = 4
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A way of drafting: the index of the model, and how many tokens it drafts."""
+    """A way of drafting: the indices of a chain's models, small to large, and how many tokens the first one drafts."""
 
-    model: int
+    chain: tuple[int, ...]
     window: int
+
+    @property
+    def last(self) -> int:
+        """The model whose tokens the target verifies."""
+        return self.chain[-1]
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What is known of one model that drafts."""
+    """What is known of one model that drafts.
+
+    acceptance: of its tokens by the target. cost: of its drafts. passes: of its passes that verify; None if it verifies
+    nothing. by: acceptance of its tokens by other models, by their index.
+    """
 
     acceptance: Acceptance
     cost: DraftCost
+    passes: PassCost | None = None
+    by: dict[int, Acceptance] = field(default_factory=dict)
+
+    def accepted_by(self, model: int) -> Acceptance:
+        """Acceptance of its tokens by another model."""
+        return self.by.setdefault(model, Acceptance(self.acceptance.max_window))
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Of one step of a batch. tokens: that the replies get. seconds: drafting and the pass. drafted_s: drafting."""
+
+    tokens: float
+    seconds: float
+    drafted_s: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.seconds
+
+
+def predicted(replies: int, target: PassCost, models: Seq[Estimate], candidate: Candidate | None) -> Prediction:
+    """The step of a batch of so many replies; candidate None: of the target alone."""
+    if candidate is None:
+        return Prediction(replies, target.seconds(replies, replies), 0.0)
+    chain, window = candidate.chain, candidate.window
+    first = models[chain[0]]
+    if len(chain) == 1:
+        length, tokens = first.acceptance.drafted(window), first.acceptance.tokens(window)
+        drafted_s = first.cost.seconds(replies, replies * length)
+    else:
+        present = [1.0] * window  # at each position, the probability that the proposal has a token there
+        drafted_s = first.cost.seconds(replies, replies * window)
+        for lower, upper in itertools.pairwise(chain):
+            passes = models[upper].passes
+            assert passes is not None  # of those that verify, `chains` yields no other
+            drafted_s += passes.seconds(replies, replies * (1 + sum(present)))
+            # A proposal of the upper model has its own token behind as many as it accepts.
+            present = [1.0, *_standing(present, models[lower].accepted_by(upper))]
+        length, tokens = sum(present), 1 + sum(_standing(present, models[chain[-1]].acceptance))
+    drafted = replies * length
+    return Prediction(replies * tokens, target.seconds(replies, replies + drafted) + drafted_s, drafted_s)
+
+
+def _standing(present: Seq[float], acceptance: Acceptance) -> list[float]:
+    """The probability that a proposal stands up to and with each position."""
+    reached = itertools.accumulate((acceptance.share(i) for i in range(len(present))), lambda a, b: a * b)
+    return [there * stands for there, stands in zip(present, reached, strict=True)]
 
 
 def tokens_per_s(replies: int, target: PassCost, models: Seq[Estimate], candidate: Candidate | None) -> float:
     """Predicted tokens per second of a batch; None: of the target alone."""
-    if candidate is None:
-        return replies / target.seconds(replies, replies)
-    estimate = models[candidate.model]
-    drafted = replies * estimate.acceptance.drafted(candidate.window)
-    seconds = target.seconds(replies, replies + drafted) + estimate.cost.seconds(replies, drafted)
-    return replies * estimate.acceptance.tokens(candidate.window) / seconds
+    return predicted(replies, target, models, candidate).tokens_per_s
+
+
+def chains(models: Seq[Estimate]) -> list[tuple[int, ...]]:
+    """All subsets of the models, small to large, in which each but the first can verify."""
+    indices = range(len(models))
+    subsets = (c for size in range(1, len(models) + 1) for c in itertools.combinations(indices, size))
+    return [chain for chain in subsets if all(models[m].passes is not None for m in chain[1:])]
+
+
+def candidates(models: Seq[Estimate], windows: Seq[int]) -> Iterator[Candidate]:
+    """Each chain with each window, so that no more than the greatest window is proposed to the target."""
+    for chain in chains(models):
+        for window in windows:
+            if window + len(chain) - 1 <= windows[-1]:
+                yield Candidate(chain, window)
 
 
 def best(replies: int, target: PassCost, models: Seq[Estimate], windows: Seq[int]) -> tuple[Candidate | None, float]:
     """The candidate with the most predicted tokens per second, and these. None, the target alone, wins ties."""
-    candidates = (Candidate(model, window) for model in range(len(models)) for window in windows)
-    rates = [(tokens_per_s(replies, target, models, c), c) for c in candidates]
+    rates = [(tokens_per_s(replies, target, models, c), c) for c in candidates(models, windows)]
     rate, candidate = max(rates, key=lambda pair: pair[0], default=(0.0, None))
     alone = tokens_per_s(replies, target, models, None)
     return (candidate, rate) if rate > alone else (None, alone)
 
 
 class Chooser:
-    """Chooses before each step, and decides when another candidate is tried."""
+    """Chooses before each step, and decides when another chain is tried."""
 
     def __init__(self, target: PassCost, models: Seq[Estimate], max_window: int) -> None:
-        self.target, self.models = target, models
+        """models: small to large."""
+        self.target, self.models = target, list(models)
         self._windows = windows(max_window)
         self._credit_s = 0.0
         self._explored = 0
@@ -87,8 +159,8 @@ class Chooser:
         if self.current is None or current < alone:
             self._switch(candidate if pays else None)
         elif candidate is not None:
-            same_model = candidate.model == self.current.model
-            if rate > (WINDOW_GAIN if same_model else SWITCH_GAIN) * current:
+            same_chain = candidate.chain == self.current.chain
+            if rate > (WINDOW_GAIN if same_chain else SWITCH_GAIN) * current:
                 self._switch(candidate)
         return self.current
 
@@ -104,41 +176,50 @@ class Chooser:
         return max(0.0, 1 / tokens_per_s(replies, self.target, self.models, None) - 1 / current)
 
     def least(self, replies: int) -> float:
-        """The chance to stand from which on one more token is worth its row in the pass and its drafting."""
-        if self.current is None:
+        """The chance to stand from which on one more token is worth its row in the pass and its drafting; 0 in a chain, whose
+        tokens the next model verifies."""
+        if self.current is None or len(self.current.chain) > 1:
             return 0.0
-        estimate = self.models[self.current.model]
+        estimate = self.models[self.current.last]
         most = replies * self._windows[-1]  # over the whole range, since measured points vary
         row_s = (self.target.seconds(replies, replies + most) - self.target.seconds(replies, replies)) / most
         rate = tokens_per_s(replies, self.target, self.models, self.current)
         return max(0.0, row_s + estimate.cost.token_s) * rate
 
-    def explore(self, replies: int, missing: Callable[[int], int]) -> Candidate | None:
-        """A model to try with one reply in the next step; None: none is to be tried, or it would cost too much.
+    def explore(self, replies: int, missing: Callable[[Seq[int]], Seq[int]]) -> Candidate | None:
+        """A chain to try with one reply in the next step; None: none is to be tried, or it would cost too much.
 
-        missing: by model, the tokens that it has to compute before it can draft for that reply.
+        missing: the tokens that each of these models has to compute before it can draft for that reply.
         """
         step_s = self.target.seconds(replies, replies)
         self._credit_s = min(MOST_CREDIT_STEPS * step_s, self._credit_s + EXPLORED_SHARE * step_s)
-        others = [m for m in range(len(self.models)) if self.current is None or m != self.current.model]
+        present = self.current.chain if self.current is not None else ()
+        others = [c for c in chains(self.models) if c != present and len(c) <= self._windows[-1]]
         if not others:
             return None
-        model = others[self._explored % len(others)]
-        cost, window = self.models[model].cost, min(EXPLORED_WINDOW, self._windows[-1])
-        price_s = cost.seconds(1, window) + max(0.0, self.target.seconds(replies, replies + window) - step_s)
+        chain = others[self._explored % len(others)]
+        window = min(EXPLORED_WINDOW, self._windows[-1] - len(chain) + 1)
+        drafted_s = predicted(1, self.target, self.models, Candidate(chain, window)).drafted_s
+        rows = replies + window + len(chain) - 1
+        price_s = drafted_s + max(0.0, self.target.seconds(replies, rows) - step_s)
         if price_s <= self._credit_s:
-            price_s += cost.catch_up_s(missing(model))
+            counts = missing(chain)
+            price_s += sum(self.models[m].cost.catch_up_s(n) for m, n in zip(chain, counts, strict=True))
         if price_s > self._credit_s:
-            if price_s > MOST_CREDIT_STEPS * step_s:  # it cannot be saved up: another model may cost less
+            if price_s > MOST_CREDIT_STEPS * step_s:  # it cannot be saved up: another chain may cost less
                 self._explored += 1
             return None
         self._credit_s -= price_s
         self._explored += 1
-        return Candidate(model, window)
+        return Candidate(chain, window)
 
     def remove(self, model: int) -> None:
         """A model has failed; the indices of those behind it change."""
         self.models = [estimate for i, estimate in enumerate(self.models) if i != model]
+        for estimate in self.models:
+            kept = {i - (i > model): known for i, known in estimate.by.items() if i != model}
+            estimate.by.clear()
+            estimate.by.update(kept)
         self.current, self._chosen_for = None, (0, 0)
 
 

@@ -19,14 +19,18 @@ MOST_CHANGE = 2.0
 class Acceptance:
     """How far the drafts of one model stand, by position.
 
-    A draft may end before its window, where its own model is unsure, so two shares are measured: at each position, of the
-    drafts that stand so far, those that have a token there which stands; and of all drafts, those that have a token there.
+    A draft may end before its window, where its own model is unsure, so three shares are measured at each position: of the
+    drafts that stand so far, those that have a token there which stands; of those with a token there, those whose token
+    stands; and of all drafts, those that have a token there.
     """
 
     def __init__(self, max_window: int) -> None:
+        self.max_window = max_window
         self._standing = [PRIOR] * max_window
         self._length = [1.0] * max_window
         self._drafts = [PRIOR_DRAFTS] * max_window
+        self._share = [PRIOR] * max_window  # as `_standing`, of the drafts that have a token there
+        self._tokens = [PRIOR_DRAFTS] * max_window
 
     def observe(self, window: int, verified: int, accepted: int, replies: int) -> None:
         """A draft for `window` tokens had `verified`, none if it ended at once, of which `accepted` stand.
@@ -42,6 +46,16 @@ class Acceptance:
                 self._drafts[i] += 1
             else:  # not reached, so that what is known of it is old: it follows the position before it
                 self._standing[i] += 2 * weight * (self._standing[i - 1] - self._standing[i])
+            part = 1 / (min(memory, self._tokens[i]) + 1)
+            if verified > i and accepted >= i:
+                self._share[i] += part * ((accepted > i) - self._share[i])
+                self._tokens[i] += 1
+            elif i:
+                self._share[i] += 2 * part * (self._share[i - 1] - self._share[i])
+
+    def share(self, position: int) -> float:
+        """Of the drafts that stand before a position and have a token there, those whose token there stands."""
+        return self._share[position]
 
     def tokens(self, window: int) -> float:
         """Expected tokens of a pass: the accepted ones and the verifier's own behind them.
