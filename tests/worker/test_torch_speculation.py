@@ -14,6 +14,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader, NumberDataPoi
 from models.training import tasks
 from services.clock import SystemClock
 from services.domain import ChatMessage, ChatPrompt, GenerationRequest, SamplingParams, TokenFrame, TokenPrompt
+from services.domain.instances import Drafting
 from services.mesh_rules import disagreements
 from services.settings import MeshFile, MeshSpeculation, MeshTier, ServiceSettings
 from tests.conftest import FAMILY
@@ -410,7 +411,11 @@ async def test_a_tiers_drafters_draft_for_its_requests(
             ("failures", "model"): 0,
             ("failures", "given"): 0,
             ("window", "small"): 3,
+            ("acceptance",): state.accepted_share,
         }
+        assert state.accepted_share is not None
+        assert 0.5 < state.accepted_share <= 1
+        assert engine.load().drafting == Drafting(("small",), 3, state.accepted_share)
     finally:
         await engine.close()
 

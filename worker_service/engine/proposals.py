@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+from services.domain.instances import Drafting
 from services.domain.requests import FinishReason, PositionLogprobs
 from worker_service.engine.interface import SpeculationState
 from worker_service.scheduling import BatchScheduler, Chunk, StepPlan
@@ -21,6 +22,10 @@ class DraftCounts:
     verified: int = 0
     accepted: int = 0
     failures: int = 0
+
+
+RECENT_TOKENS = 512
+"""Drafted tokens after which an older one counts for about a third in the share that is shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,7 @@ class Proposals:
         self._watching = False  # whether there was a source or a drafter when the step was planned
         self.drafter: Drafter | None = None
         self.of_sources, self.of_drafter = DraftCounts(), DraftCounts()
+        self._accepted_share: float | None = None
 
     def state(self) -> SpeculationState:
         """The counts, and what drafts now. May be called by any thread."""
@@ -61,7 +67,16 @@ class Proposals:
             failures=failures,
             chain=chain,
             window=window,
+            accepted_share=self._accepted_share,
+            drafts=drafter is not None,
         )
+
+    def drafting(self) -> Drafting | None:
+        """What drafts now, for the engine's load; None without a drafter."""
+        if self.drafter is None:
+            return None
+        chain, window = self.drafter.current
+        return Drafting(chain, window, self._accepted_share)
 
     def attach(self, request_id: str, source: DraftSource) -> None:
         """From now on, `source` proposes tokens of this request."""
@@ -70,6 +85,10 @@ class Proposals:
     def gave(self, request_id: str) -> bool:
         """Whether what is proposed for a request in this step is its own source's."""
         return request_id in self._sources and request_id not in self._by_drafter
+
+    def drafted(self, request_id: str) -> bool:
+        """Whether what is proposed for a request in this step is a drafting model's."""
+        return request_id in self._by_drafter
 
     def forget(self, request_id: str) -> None:
         """A request has ended or moved away; no error if it has no source."""
@@ -120,6 +139,8 @@ class Proposals:
             counts = self.of_drafter if drafted else self.of_sources
             counts.verified += verified
             counts.accepted += continuation.accepted
+            if drafted:
+                self._count_share(verified, continuation.accepted)
             if drafted and continuation.reason is None:  # what stands behind the end of a reply is not known
                 verdicts[request_id] = (verified, continuation.accepted)
         if self.drafter is None or not continuations:
@@ -131,6 +152,12 @@ class Proposals:
             self.drafter.observe(step)
         except Exception:
             self._drop_drafter()
+
+    def _count_share(self, verified: int, accepted: int) -> None:
+        """Add drafted tokens to the share of the last ones."""
+        known = self._accepted_share
+        share, weight = accepted / verified, min(1.0, verified / RECENT_TOKENS)
+        self._accepted_share = share if known is None else known + weight * (share - known)
 
     def failed(self, request_id: str) -> None:
         """A pass with proposed tokens of this request has failed: its source is dropped."""
