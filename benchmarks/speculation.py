@@ -18,13 +18,13 @@ from benchmarks.spread import median_and_range
 from models.training import tasks
 from services.clock import SystemClock
 from services.domain import ChatMessage, ChatPrompt, GenerationRequest, SamplingParams, TokenFrame, TokenPrompt
+from services.domain.speculation.choice import Candidate, Chooser, tokens_per_s
 from worker_service.engine.core import EngineCore
 from worker_service.engine.torch import TorchEngineOptions
 from worker_service.engine.torch.draft_loading import adaptive_drafter, load_draft_model
 from worker_service.engine.torch.draft_model import DraftModel
 from worker_service.engine.torch.engine import load_model, torch_core
 from worker_service.speculation.adaptive import AdaptiveDrafter
-from worker_service.speculation.choice import Candidate, Chooser, tokens_per_s
 
 FAMILY = Path("models/family")
 TARGET, DRAFTERS = "large", ("small", "medium")

@@ -7,9 +7,7 @@ from collections.abc import Sequence as Seq
 import pytest
 
 from services.domain.requests import SamplingParams
-from worker_service.speculation.acceptance import matching
-from worker_service.speculation.adaptive import AdaptiveDrafter, SpeculatingModel
-from worker_service.speculation.choice import (
+from services.domain.speculation.choice import (
     EXPLORED_SHARE,
     Candidate,
     Estimate,
@@ -20,7 +18,9 @@ from worker_service.speculation.choice import (
     tokens_per_s,
     windows,
 )
-from worker_service.speculation.estimates import Acceptance, DraftCost, PassCost
+from services.domain.speculation.estimates import Acceptance, DraftCost, PassCost
+from worker_service.speculation.acceptance import matching
+from worker_service.speculation.adaptive import AdaptiveDrafter, SpeculatingModel
 from worker_service.speculation.sources import DraftRequest, VerifiedStep
 
 MAX_WINDOW = 7

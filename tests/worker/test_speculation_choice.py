@@ -11,9 +11,9 @@ import pytest
 from services.domain.hardware import ClusterSpec, GpuSpec, ModelSpec, ReplicaShape, Runtime, roofline
 from services.domain.latency import StepLoad
 from services.domain.requests import SamplingParams
+from services.domain.speculation.choice import GAIN, Candidate, Chooser, Estimate, best, tokens_per_s, windows
+from services.domain.speculation.estimates import Acceptance, DraftCost, PassCost
 from worker_service.speculation.adaptive import AdaptiveDrafter, SpeculatingModel
-from worker_service.speculation.choice import GAIN, Candidate, Chooser, Estimate, best, tokens_per_s, windows
-from worker_service.speculation.estimates import Acceptance, DraftCost, PassCost
 from worker_service.speculation.sources import DraftRequest, VerifiedStep
 
 MAX_WINDOW = 7

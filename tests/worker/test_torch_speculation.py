@@ -15,6 +15,7 @@ from models.training import tasks
 from services.clock import SystemClock
 from services.domain import ChatMessage, ChatPrompt, GenerationRequest, SamplingParams, TokenFrame, TokenPrompt
 from services.domain.instances import Drafting
+from services.domain.speculation.choice import Candidate
 from services.mesh_rules import disagreements
 from services.settings import MeshFile, MeshSpeculation, MeshTier, ServiceSettings
 from tests.conftest import FAMILY
@@ -27,7 +28,6 @@ from worker_service.engine.torch.draft_model import DraftModel
 from worker_service.engine.torch.engine import torch_core
 from worker_service.load_tracker import LoadTracker
 from worker_service.speculation.adaptive import AdaptiveDrafter
-from worker_service.speculation.choice import Candidate
 from worker_service.speculation.sources import DraftRequest
 
 MOST = 28

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from services.domain.instances import Drafting
 from services.domain.requests import FinishReason, PositionLogprobs
+from services.domain.slo.draft_windows import FIRST_PACE, DraftPace
 from worker_service.engine.interface import SpeculationState
 from worker_service.scheduling import BatchScheduler, Chunk, StepPlan
 from worker_service.speculation.sources import Drafter, DraftRequest, DraftSource, VerifiedStep
@@ -102,7 +103,7 @@ class Proposals:
         self._watching = bool(self._sources) or self.drafter is not None
         if not self._watching or not allowed:
             return plan
-        limits = scheduler.proposal_limits(plan)
+        limits = scheduler.proposal_limits(plan, lambda: self._pace(len(plan.chunks)))
         proposals = dict[str, Seq[int]]()
         undrafted = list[DraftRequest]()
         for chunk in plan.chunks:
@@ -165,6 +166,10 @@ class Proposals:
             self.of_drafter.failures += 1
             return
         self._drop(request_id)
+
+    def _pace(self, replies: int) -> DraftPace:
+        """What drafts are worth now; FIRST_PACE of those that come with requests."""
+        return self.drafter.pace(replies) if self.drafter is not None and replies else FIRST_PACE
 
     def _of_source(self, request_id: str, tokens: Seq[int], limit: int) -> Seq[int]:
         source = self._sources.get(request_id)

@@ -10,9 +10,10 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol
 
+from services.domain.slo.draft_windows import DraftPace
+from services.domain.speculation.choice import Candidate, Chooser, Estimate
+from services.domain.speculation.estimates import Acceptance, DraftCost, PassCost
 from worker_service.speculation.acceptance import matching
-from worker_service.speculation.choice import Candidate, Chooser, Estimate
-from worker_service.speculation.estimates import Acceptance, DraftCost, PassCost
 from worker_service.speculation.sources import DraftRequest, VerifiedStep
 
 _log = logging.getLogger(__name__)
@@ -93,6 +94,10 @@ class AdaptiveDrafter:
         self._drafted: dict[str, _Drafted] = {}
         self._offsets: dict[str, int] = {}  # output tokens of running replies, as of their last draft request
         self._mean_length = float(FIRST_LENGTH)
+
+    def pace(self, replies: int) -> DraftPace:
+        """Of the chain that drafts now or, while none does, of the best one."""
+        return self.chooser.pace(replies)
 
     def propose(self, requests: Seq[DraftRequest]) -> list[Seq[int]]:
         began_s = self._now()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from services.domain.requests import SamplingParams
+from services.domain.slo.draft_windows import DraftPace
 
 
 class DraftSource(Protocol):
@@ -77,6 +78,10 @@ class Drafter(Protocol):
 
     failures: int
     current: tuple[tuple[str, ...], int]
+
+    def pace(self, replies: int) -> DraftPace:
+        """What drafts of so many replies are worth now."""
+        ...
 
     def propose(self, requests: Seq[DraftRequest]) -> Seq[Seq[int]]:
         """Tokens for each request; none where nothing is worth verifying."""

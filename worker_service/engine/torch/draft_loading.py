@@ -11,6 +11,7 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from services.domain.requests import SamplingParams
+from services.domain.speculation.estimates import DraftCost, PassCost
 from worker_service.engine.core import EngineCore
 from worker_service.engine.interface import EngineUnusable, KvLayout
 from worker_service.engine.runner import ModelRunner, Row
@@ -18,7 +19,6 @@ from worker_service.engine.torch.draft_model import DraftModel
 from worker_service.engine.torch.runner import TorchRunner, kv_layout
 from worker_service.scheduling import BlockPool
 from worker_service.speculation.adaptive import AdaptiveDrafter, SpeculatingModel
-from worker_service.speculation.estimates import DraftCost, PassCost
 from worker_service.speculation.sources import DraftRequest
 from worker_service.text.hf import HfTokenizer
 

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from worker_service.speculation.estimates import Acceptance, DraftCost, PassCost
+from services.domain.slo.draft_windows import FIRST_PACE, DraftPace
+from services.domain.speculation.estimates import Acceptance, DraftCost, PassCost
 
 GAIN = 1.03
 """Least predicted gain over the target alone for which there is drafting at all."""
@@ -104,6 +105,15 @@ def _standing(present: Seq[float], acceptance: Acceptance) -> list[float]:
     return [there * stands for there, stands in zip(present, reached, strict=True)]
 
 
+def _share(tokens: float, length: int) -> float:
+    """The share a of tokens that stand for which 1 + a + ... + a^length is `tokens`, by halving."""
+    low, high = 0.0, 1.0
+    for _ in range(20):
+        middle = (low + high) / 2
+        low, high = (middle, high) if sum(middle**k for k in range(length + 1)) < tokens else (low, middle)
+    return low
+
+
 def tokens_per_s(replies: int, target: PassCost, models: Seq[Estimate], candidate: Candidate | None) -> float:
     """Predicted tokens per second of a batch; None: of the target alone."""
     return predicted(replies, target, models, candidate).tokens_per_s
@@ -167,6 +177,19 @@ class Chooser:
     def _switch(self, candidate: Candidate | None) -> None:
         self.switches += candidate != self.current
         self.current = candidate
+
+    def pace(self, replies: int) -> DraftPace:
+        """What a drafted token is worth and what it costs, on average over the window of the chain that drafts now, or of the
+        best one while none does."""
+        candidate = self.current
+        if candidate is None:
+            every = candidates(self.models, self._windows)
+            candidate = max(every, key=lambda c: tokens_per_s(replies, self.target, self.models, c), default=None)
+        if candidate is None:
+            return FIRST_PACE
+        prediction = predicted(replies, self.target, self.models, candidate)
+        length = candidate.window + len(candidate.chain) - 1
+        return DraftPace(_share(prediction.tokens / replies, length), prediction.drafted_s / length)
 
     def saved_s(self, replies: int) -> float:
         """Predicted seconds that drafting as chosen saves per token of a reply."""

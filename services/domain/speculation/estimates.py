@@ -32,6 +32,14 @@ class Acceptance:
         self._share = [PRIOR] * max_window  # as `_standing`, of the drafts that have a token there
         self._tokens = [PRIOR_DRAFTS] * max_window
 
+    @classmethod
+    def known(cls, share: float, max_window: int) -> "Acceptance":
+        """Of a model whose tokens stand with this probability at every position, and whose drafts never end early."""
+        acceptance = cls(max_window)
+        acceptance._standing = [share] * max_window
+        acceptance._share = [share] * max_window
+        return acceptance
+
     def observe(self, window: int, verified: int, accepted: int, replies: int) -> None:
         """A draft for `window` tokens had `verified`, none if it ended at once, of which `accepted` stand.
 
