@@ -147,7 +147,8 @@ def measure(batches: tuple[int, ...], windows: tuple[int, ...], rounds: int) -> 
                 "adaptive_tokens_per_s": medians["adaptive"],
                 "adaptive_stepwise_tokens_per_s": medians["adaptive, stepwise"],
                 "adaptive_by_target_alone": medians["adaptive"] / medians["target alone"],
-                "chosen_at_the_end": drafter.current,
+                "chain_at_the_end": drafter.current[0],
+                "window_at_the_end": drafter.current[1],
                 "prediction_error": statistics.mean(errors),
                 "differing_replies": differing,
                 "replies": len(prompts),
@@ -162,7 +163,11 @@ def measure(batches: tuple[int, ...], windows: tuple[int, ...], rounds: int) -> 
         )
     adaptive = cores["adaptive"].proposals.drafter
     assert isinstance(adaptive, AdaptiveDrafter)
+    error = statistics.mean(row["prediction_error"] for row in rows)
+    print(f"predicted tokens per second: {100 * error:.1f} % off on average, at most 10 % wanted", flush=True)
     return {
+        "mean_prediction_error": error,
+        "prediction_within_10_percent": error <= 0.1,
         "target": TARGET,
         "drafters": {
             m.name: {"compiled": isinstance(m.model, DraftModel) and m.model.compiled} for m in adaptive.models

@@ -4,10 +4,25 @@ from dataclasses import dataclass, field
 
 from planner_service.routing.quality import JudgedSample
 from planner_service.simulator import EngineLimits, Replica
+from planner_service.simulator.speculation import MAX_WINDOW, SimulatedDrafter, speculating_latency
 from planner_service.simulator.workload import Floats
 from services.domain.hardware import ClusterSpec, ModelSpec, ReplicaShape, Runtime, fit, roofline
 
 PIPELINES = (1, 2, 3, 4, 6, 8)
+
+
+DRAFT_RUNTIME = Runtime(step_overhead_s=0.0005)
+"""Of a drafter, whose steps do nothing else than compute the next token of a batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class TierSpeculation:
+    """What drafts for a tier. drafters: models, small to large, each with the probability that the tier's model draws its
+    token as well. context_tokens: of a reply, for which the chain and the window are chosen."""
+
+    drafters: tuple[tuple[ModelSpec, float], ...] = ()
+    max_window: int = MAX_WINDOW
+    context_tokens: int = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +30,7 @@ class Site:
     """Where a cascade is to run. models: by tier, in the cascade's order. judge_s: to judge one answer.
 
     measured: by tier, replicas whose step times were measured; a tier that has some uses only those, else a roofline.
+    speculation: by tier, what drafts for it; empty for none at all. Profiles have it already.
     """
 
     cluster: ClusterSpec
@@ -24,6 +40,7 @@ class Site:
     limits: EngineLimits = field(default_factory=EngineLimits)
     judge_s: float = 0.0
     measured: tuple[tuple[Replica, ...], ...] = ()
+    speculation: tuple[TierSpeculation, ...] = ()
 
     def replica(self, tier: int, shape: ReplicaShape, longest_tokens: int) -> tuple[Replica | None, str]:
         """(a replica of tier `tier` with room for such a request in each lane, or None; why not)."""
@@ -39,10 +56,24 @@ class Site:
                 )
             return measured, ""
         model = self.models[tier]
-        fits = fit(model, shape, self.cluster, self.runtime, longest_tokens * shape.pp)
+        speculation = self.speculation[tier] if self.speculation else TierSpeculation()
+        drafters = [drafter for drafter, _ in speculation.drafters]
+        fits = fit(model, shape, self.cluster, self.runtime, longest_tokens * shape.pp, drafters)
         if not fits.ok:
             return None, fits.reason
-        return Replica(shape, roofline(model, shape, self.cluster, self.runtime), fits.kv_tokens, self.limits), ""
+        latency = roofline(model, shape, self.cluster, self.runtime)
+        drafting = [
+            SimulatedDrafter(roofline(drafter, ReplicaShape(1, 1), self.cluster, DRAFT_RUNTIME), acceptance)
+            for drafter, acceptance in speculation.drafters
+        ]
+        latency = speculating_latency(
+            latency,
+            drafting,
+            context_tokens=speculation.context_tokens,
+            max_running=self.limits.max_running,
+            max_window=speculation.max_window,
+        )
+        return Replica(shape, latency, fits.kv_tokens, self.limits), ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

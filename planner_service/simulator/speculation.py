@@ -4,13 +4,14 @@ The choice is the worker's own: `services.domain.speculation.choice` chooses the
 of the target and the drafters, and from the shares of drafted tokens that stand.
 """
 
+import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from planner_service.simulator.workload import Ints
+from planner_service.simulator.workload import Floats, Ints
 from services.domain.errors import invalid
 from services.domain.latency import StepLatencyModel, StepLoad
 from services.domain.speculation.choice import Candidate, Chooser, Estimate, best, predicted, windows
@@ -18,6 +19,8 @@ from services.domain.speculation.estimates import Acceptance, DraftCost, PassCos
 
 MAX_WINDOW = 7
 """The default of `tiers[].speculation.max_window`."""
+KNOWN_TOKENS = 8
+"""Tokens that a drafter computes along with its next draft; more are computed first, as a prompt."""
 CATCH_UP_TOKENS = 512
 """Tokens of a prompt in one pass of a drafter: by these its price per token is known."""
 
@@ -99,6 +102,8 @@ def simulated(
 ) -> BatchSpeculation:
     """A batch of endless replies that starts without knowing how much is accepted, as a worker does, and learns it.
 
+    What is learned is drawn; the tokens of a step are those expected of what was chosen, so that the result is about the
+    choices and not about the draws. Exploring, and what a chain has to compute when it is chosen, cost their time.
     steps: so many to learn in, and as many that count.
     """
     cost, truth = known_models(target, drafters, replies, context_tokens, max_window)
@@ -108,63 +113,53 @@ def simulated(
     learned = [Estimate(Acceptance(max_window), estimate.cost, estimate.passes) for estimate in learned]
     chooser, rng = Chooser(cost, learned, max_window), np.random.default_rng(seed)
     tokens = seconds = 0.0
+    missing = np.full(len(drafters), float(context_tokens))  # tokens of each reply that a model has not computed
+    tried = missing.copy()  # the same of the one reply that chains are tried with
     for step in range(2 * steps):
         if step == steps:
             tokens = seconds = 0.0
         chosen = chooser.choose(replies)
-        more, took_s = _step(chosen, replies, cost, chooser.models, drafters, rng)
-        explored = chooser.explore(replies, lambda models: [context_tokens] * len(models))
-        if explored is not None:  # by one reply, in the same pass
-            took_s += _explored(explored, replies, cost, chooser.models, drafters, rng, context_tokens)
-        tokens, seconds = tokens + more, seconds + took_s
+        if chosen is not None:
+            for m in chosen.chain:
+                seconds += replies * truth[m].cost.catch_up_s(int(missing[m])) if missing[m] > KNOWN_TOKENS else 0.0
+                missing[m] = tried[m] = 0.0
+        _learn(chosen, replies, chooser.models, drafters, rng)
+        expected = predicted(replies, cost, truth, chosen)
+        missing += expected.tokens / replies
+        tried += expected.tokens / replies
+        tokens, seconds = tokens + expected.tokens, seconds + expected.seconds
+        explored = chooser.explore(replies, functools.partial(_tokens_of, tried))
+        if explored is not None:  # by one reply, in the same pass; what stands of its draft is left out
+            _learn(explored, 1, chooser.models, drafters, rng)
+            rows = replies + explored.window + len(explored.chain) - 1
+            seconds += predicted(1, cost, truth, explored).drafted_s
+            seconds += max(0.0, cost.seconds(replies, rows) - cost.seconds(replies, replies))
+            seconds += sum(truth[m].cost.catch_up_s(int(tried[m])) for m in explored.chain)
+            tried[list(explored.chain)] = 0.0
     return BatchSpeculation(replies, alone_per_s, best_per_s, candidate, tokens / seconds)
 
 
-def _step(
+def _tokens_of(missing: Floats, models: Sequence[int]) -> list[int]:
+    return [int(missing[m]) for m in models]
+
+
+def _learn(
     candidate: Candidate | None,
     replies: int,
-    cost: PassCost,
     models: Sequence[Estimate],
     drafters: Sequence[SimulatedDrafter],
     rng: np.random.Generator,
-) -> tuple[int, float]:
-    """(tokens, seconds) of a step of the whole batch; what is accepted is observed."""
+) -> None:
+    """Draw what is accepted in a step, and have the estimates observe it."""
     if candidate is None:
-        return replies, cost.seconds(replies, replies)
+        return
     lengths = np.full(replies, candidate.window)
-    seconds = models[candidate.chain[0]].cost.seconds(replies, replies * candidate.window)
     for lower, upper in itertools.pairwise(candidate.chain):
-        passes = models[upper].passes
-        assert passes is not None
-        seconds += passes.seconds(replies, replies + int(lengths.sum()))
         accepted = _accepted(lengths, drafters[lower].acceptance, rng)
         _observe(models[lower].accepted_by(upper), lengths, accepted, replies)
         lengths = accepted + 1
-    accepted = _accepted(lengths, drafters[candidate.last].acceptance, rng)
-    _observe(models[candidate.last].acceptance, lengths, accepted, replies)
-    seconds += cost.seconds(replies, replies + int(lengths.sum()))
-    return replies + int(accepted.sum()), seconds
-
-
-def _explored(
-    candidate: Candidate,
-    replies: int,
-    cost: PassCost,
-    models: Sequence[Estimate],
-    drafters: Sequence[SimulatedDrafter],
-    rng: np.random.Generator,
-    context_tokens: int,
-) -> float:
-    """Seconds more of a step in which one reply tries a chain, whose prompt its models compute first.
-
-    What stands of its draft is left out: it may have had another one.
-    """
-    rows = candidate.window + len(candidate.chain) - 1
-    drafted_s = predicted(1, cost, models, candidate).drafted_s
-    _step(candidate, 1, cost, models, drafters, rng)
-    prompts_s = sum(models[m].cost.catch_up_s(context_tokens) for m in candidate.chain)
-    more_s = cost.seconds(replies, replies + rows) - cost.seconds(replies, replies)
-    return drafted_s + prompts_s + max(0.0, more_s)
+    last = candidate.last
+    _observe(models[last].acceptance, lengths, _accepted(lengths, drafters[last].acceptance, rng), replies)
 
 
 def _accepted(lengths: Ints, share: float, rng: np.random.Generator) -> Ints:
@@ -204,19 +199,26 @@ def speculating_latency(
     A step of n decodes takes the time of a pass with the best candidate's drafts, divided by the tokens that each reply gets
     by it. So a simulation that gives each decode a token per step sees their mean pace. Steps of more tokens than can decode
     at once are prompts and keep their times; the chunk of a prompt that is shorter than that is priced as decodes, which is
-    too little by what drafts gain at that batch size. context_tokens: of each reply, for the choice.
+    too little by what drafts gain at that batch size. Reading a cached token is priced as in the largest batch. context_tokens: of
+    each reply, for the choice; at this length, times are exact.
     """
     if not drafters:
         return target
     sizes = [2**i for i in range(max_running.bit_length()) if 2**i < max_running] + [max_running]
-    knots = dict[float, float]()
+    totals_s = dict[int, float]()
+    passes_per_token = 1.0
     for replies in sizes:
         cost, models = known_models(target, drafters, replies, context_tokens, max_window)
-        _, per_s = best(replies, cost, models, windows(max_window))
-        knots[float(replies)] = max(0.0, replies / per_s - target.context_token_s * replies * (context_tokens + 1))
+        candidate, per_s = best(replies, cost, models, windows(max_window))
+        totals_s[replies] = replies / per_s
+        passes_per_token = replies / predicted(replies, cost, models, candidate).tokens
+    context_token_s = target.context_token_s * passes_per_token  # of the largest batch, in which contexts weigh most
+    knots, least_s = dict[float, float](), 0.0
+    for replies, total_s in totals_s.items():  # a step never gets faster by one more token
+        least_s = knots[float(replies)] = max(least_s, total_s - context_token_s * replies * (context_tokens + 1))
     knots |= {x: y for x, y in zip(target.knot_tokens, target.knot_s, strict=True) if x > max_running}
     if len(knots) < 2 or max(knots) <= max_running:  # prompts go on as without drafts
         for tokens in (max_running + 1.0, 2.0 * max_running + 1):
             knots[tokens] = target.base_s(tokens)
     xs = tuple(sorted(knots))
-    return StepLatencyModel(xs, tuple(knots[x] for x in xs), target.context_token_s, target.pair_s, target.gap_s)
+    return StepLatencyModel(xs, tuple(knots[x] for x in xs), context_token_s, target.pair_s, target.gap_s)

@@ -26,6 +26,8 @@ WINDOW_GAIN = 1.01
 EXPLORED_SHARE = 0.01
 """Share of the time that exploring may cost."""
 EXPLORED_WINDOW = 3
+EXPLORED_DRAFTS = 8
+"""Drafts in a row for which a chain is tried: most of the price is the first one's, for which it computes a prompt."""
 CHOSEN_STEPS = 4
 """Steps for which a choice holds if the number of replies stays: choosing takes a few hundredths of a small model's step."""
 MOST_CREDIT_STEPS = 4
@@ -220,7 +222,7 @@ class Chooser:
         others = [c for c in chains(self.models) if c != present and len(c) <= self._windows[-1]]
         if not others:
             return None
-        chain = others[self._explored % len(others)]
+        chain = others[self._explored // EXPLORED_DRAFTS % len(others)]
         window = min(EXPLORED_WINDOW, self._windows[-1] - len(chain) + 1)
         drafted_s = predicted(1, self.target, self.models, Candidate(chain, window)).drafted_s
         rows = replies + window + len(chain) - 1
@@ -230,7 +232,7 @@ class Chooser:
             price_s += sum(self.models[m].cost.catch_up_s(n) for m, n in zip(chain, counts, strict=True))
         if price_s > self._credit_s:
             if price_s > MOST_CREDIT_STEPS * step_s:  # it cannot be saved up: another chain may cost less
-                self._explored += 1
+                self._explored += EXPLORED_DRAFTS - self._explored % EXPLORED_DRAFTS
             return None
         self._credit_s -= price_s
         self._explored += 1

@@ -4,7 +4,13 @@ import bisect
 from collections.abc import Mapping
 
 MEMORY = 16
-"""Verified drafts after which an older one counts for about a third."""
+"""Verified drafts after which an older one counts for about a third, where the share changes."""
+STEADY = 8
+"""While the last drafts are as those before them, the memory is so many times longer: two models may be nearly equal."""
+CHANGED = 4.5
+"""They are not where their share differs by three standard deviations: an average over the last m drafts has the variance of
+one draft over 2 m."""
+MIN_VARIANCE = 0.02
 REPLIES_PER_MEMORY = 4
 """In larger batches a step verifies many drafts; the memory grows so that one step does not replace all that is known."""
 PRIOR = 0.8
@@ -29,6 +35,7 @@ class Acceptance:
         self._standing = [PRIOR] * max_window
         self._length = [1.0] * max_window
         self._drafts = [PRIOR_DRAFTS] * max_window
+        self._recent = [PRIOR] * max_window  # as `_standing`, of the last drafts
         self._share = [PRIOR] * max_window  # as `_standing`, of the drafts that have a token there
         self._tokens = [PRIOR_DRAFTS] * max_window
 
@@ -46,20 +53,31 @@ class Acceptance:
         replies: of the step.
         """
         memory = MEMORY * max(1, replies // REPLIES_PER_MEMORY)
+        steady, follows = STEADY * memory, 2 / (memory + 1)
         for i in range(window):
-            weight = 1 / (min(memory, self._drafts[i]) + 1)
-            self._length[i] += weight * ((verified > i) - self._length[i])
-            if accepted >= i:
-                self._standing[i] += weight * ((accepted > i) - self._standing[i])
+            drafts = self._drafts[i]
+            recently = 1 / (min(memory, drafts) + 1)
+            self._length[i] += recently * ((verified > i) - self._length[i])
+            if accepted < i:  # not reached, so that what is known of it is old: it follows the position before it
+                self._standing[i] += follows * (self._standing[i - 1] - self._standing[i])
+                self._share[i] += follows * (self._share[i - 1] - self._share[i])
+                continue
+            stands, standing = accepted > i, self._standing[i]
+            self._recent[i] += recently * (stands - self._recent[i])
+            differs = self._recent[i] - standing
+            if differs * differs > CHANGED * max(MIN_VARIANCE, standing * (1 - standing)) * recently:
+                self._standing[i], self._drafts[i] = self._recent[i], min(drafts, memory // 2) + 1
+                self._share[i], self._tokens[i] = self._recent[i], min(self._tokens[i], memory // 2)
+            else:
+                self._standing[i] += (stands - standing) / (min(steady, drafts) + 1)
                 self._drafts[i] += 1
-            else:  # not reached, so that what is known of it is old: it follows the position before it
-                self._standing[i] += 2 * weight * (self._standing[i - 1] - self._standing[i])
-            part = 1 / (min(memory, self._tokens[i]) + 1)
-            if verified > i and accepted >= i:
-                self._share[i] += part * ((accepted > i) - self._share[i])
+            if verified > i:
+                self._share[i] += (stands - self._share[i]) / (min(steady, self._tokens[i]) + 1)
                 self._tokens[i] += 1
-            elif i:
-                self._share[i] += 2 * part * (self._share[i - 1] - self._share[i])
+        if accepted == window:  # beyond the window, nothing is known but that drafts come so far: it follows, slowly
+            for i in range(max(1, window), self.max_window):
+                for shares in (self._standing, self._share):
+                    shares[i] += (shares[i - 1] - shares[i]) / memory
 
     def share(self, position: int) -> float:
         """Of the drafts that stand before a position and have a token there, those whose token there stands."""
