@@ -199,8 +199,9 @@ def speculating_latency(
     A step of n decodes takes the time of a pass with the best candidate's drafts, divided by the tokens that each reply gets
     by it. So a simulation that gives each decode a token per step sees their mean pace. Steps of more tokens than can decode
     at once are prompts and keep their times; the chunk of a prompt that is shorter than that is priced as decodes, which is
-    too little by what drafts gain at that batch size. Reading a cached token is priced as in the largest batch. context_tokens: of
-    each reply, for the choice; at this length, times are exact.
+    too little by what drafts gain at that batch size. Reading a cached token is priced as in the largest batch.
+
+    context_tokens: of each reply, for the choice; at this length, times are exact unless a larger batch would be faster.
     """
     if not drafters:
         return target
