@@ -145,6 +145,19 @@ def test_replies_are_the_same_with_a_chain_of_two_models(sampling: SamplingParam
     assert all(model.model._pool.free == model.model._pool.count for model in drafter.models)  # type: ignore[attr-defined]
 
 
+def test_sampled_replies_equal_the_undrafted_ones_for_a_thousand_seeds(prompts: list[list[int]]) -> None:
+    """Drafter and target draw with the same random number at the same position."""
+    sampling = replace(SAMPLED, max_output_tokens=6)
+    many = [prompts[0][-12:]] * 1000  # request i has seed i
+    options = {"max_running": 64, "max_step_tokens": 1024}
+    plain = run_all(build(FAMILY / "medium", **options), many, sampling, 64)
+    core = build(FAMILY / "medium", FAMILY / "small", **options)
+    always(core, 3)
+    assert run_all(core, many, sampling, 64) == plain
+    assert len({tuple(reply) for reply in plain}) > 100
+    assert core.proposals.of_drafter.accepted > 100
+
+
 def test_a_middle_model_that_fails_is_dropped_and_replies_go_on(
     prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,7 +63,7 @@ def longest_windows(
         return [max_window] * len(decodes)
     paces = [tightened_pace(decode.tpot_s, decode.late_s) for decode in decodes]
     tiers = sorted(set(paces))
-    asked = [SpeculationTier(paces.count(tpot_s), tpot_s, pace.acceptance) for tpot_s in tiers]
+    requested = [SpeculationTier(paces.count(tpot_s), tpot_s, pace.acceptance) for tpot_s in tiers]
     with_drafts = StepLatencyModel(
         latency.knot_tokens,
         latency.knot_s,
@@ -73,7 +73,7 @@ def longest_windows(
         draft_step_s=pace.step_s,
     )
     plan = speculation_lengths(
-        asked,
+        requested,
         with_drafts,
         context_tokens=context_tokens,
         max_step_tokens=max_step_tokens,
