@@ -83,12 +83,15 @@ class LoadTracker:
                 yield Observation(state.accepted_share, self._labels)
 
         for name, callback, unit, description in (
-            ("tokens", tokens, "{token}", "Drafted tokens that were verified."),
-            ("failures", failures, "{failure}", "Models and sources of drafts that failed and are not used any more."),
+            ("penstock.worker.draft_tokens", tokens, "{token}", "Drafted tokens that were verified."),
+            (
+                "penstock.worker.draft_failures",
+                failures,
+                "{failure}",
+                "Models and sources of drafts that failed and are not used any more.",
+            ),
         ):
-            meter.create_observable_counter(
-                f"penstock.worker.draft_{name}", callbacks=[callback], unit=unit, description=description
-            )
+            meter.create_observable_counter(name, callbacks=[callback], unit=unit, description=description)
         meter.create_observable_gauge(
             "penstock.worker.draft_window",
             callbacks=[window],

@@ -166,7 +166,7 @@ def _accepted(lengths: Ints, share: float, rng: np.random.Generator) -> Ints:
     """(B) how many tokens of drafts of these lengths stand, each with this probability if those before it do."""
     stands = rng.random((len(lengths), int(lengths.max()))) < share
     counts = np.cumprod(stands, axis=1).sum(axis=1)
-    return np.minimum(counts, lengths)
+    return np.asarray(np.minimum(counts, lengths), np.int64)
 
 
 def _observe(

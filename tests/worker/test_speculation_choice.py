@@ -132,6 +132,9 @@ class FakeModel:
         self.drafted += sum(counts)
         return [[7] * count for count in counts]
 
+    def verify(self, requests: Seq[DraftRequest], drafts: Seq[Seq[int]]) -> list[list[int]]:
+        raise AssertionError("no model verifies here: none has a cost of passes")
+
     def forget(self, request_id: str) -> None:
         self.computed.discard(request_id)
 
