@@ -115,7 +115,7 @@ def _run(core: EngineCore, prompts: list[list[int]], batch: int) -> _Result:
 def measure(batches: tuple[int, ...], windows: tuple[int, ...], rounds: int) -> dict[str, Any]:
     cores = _contenders(windows)
     tokenizer = cores["target alone"].tokenizer
-    rows = []
+    rows = list[dict[str, Any]]()
     for batch in batches:
         questions = tasks.held_out(max(LEAST_PROMPTS, 2 * batch), seed=SEED)
         prompts = [tokenizer.encode(ChatPrompt((ChatMessage("user", q.prompt),))) for q in questions]
