@@ -15,6 +15,7 @@ from tests.worker.test_slo_engine import LATENCY, options, pace, request, run
 from worker_service.engine.core import EngineCore
 from worker_service.engine.interface import Admitted, Finished
 from worker_service.engine.simulated.engine import simulated_core
+from worker_service.scheduling import PolicyName
 
 PACE = DraftPace(0.8, 1e-4)
 
@@ -69,7 +70,7 @@ def served(
 ) -> "Run":
     """In virtual time. wrong_share: of the drafted tokens; None without drafts."""
     clock = VirtualClock()
-    core, _ = simulated_core(options(**changes), clock)
+    core, _ = simulated_core(options(PolicyName.SLO, **changes), clock)
     known = replies(arrivals)
     if wrong_share is not None:
         for i, (_, asked, prompt) in enumerate(arrivals):
