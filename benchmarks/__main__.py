@@ -13,6 +13,7 @@ from benchmarks.public_data import NO_GPU_STATUS, DataMissing, GpuMissing
 BENCHMARKS = (
     "engine",
     "speculation",
+    "speculation_simulated",
     "grammars",
     "escalation_drafts",
     "hopeless_answers",

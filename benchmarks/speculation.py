@@ -8,6 +8,7 @@ loop of the small models or without it ("stepwise").
 import statistics
 import time
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,13 @@ from benchmarks.spread import median_and_range
 from models.training import tasks
 from services.clock import SystemClock
 from services.domain import ChatMessage, ChatPrompt, GenerationRequest, SamplingParams, TokenFrame, TokenPrompt
+from services.domain.speculation.choice import Candidate, Chooser, tokens_per_s
 from worker_service.engine.core import EngineCore
 from worker_service.engine.torch import TorchEngineOptions
 from worker_service.engine.torch.draft_loading import adaptive_drafter, load_draft_model
 from worker_service.engine.torch.draft_model import DraftModel
 from worker_service.engine.torch.engine import load_model, torch_core
 from worker_service.speculation.adaptive import AdaptiveDrafter
-from worker_service.speculation.choice import Candidate, Chooser, tokens_per_s
 
 FAMILY = Path("models/family")
 TARGET, DRAFTERS = "large", ("small", "medium")
@@ -48,7 +49,7 @@ class _Static(Chooser):
     def least(self, replies: int) -> float:
         return 0.0
 
-    def explore(self, replies: int, missing: Callable[[int], int]) -> Candidate | None:
+    def explore(self, replies: int, missing: Callable[[Seq[int]], Seq[int]]) -> Candidate | None:
         return None
 
 
@@ -84,7 +85,7 @@ def _contenders(windows: tuple[int, ...]) -> dict[str, EngineCore]:
             drafter = core.proposals.drafter
             assert isinstance(drafter, AdaptiveDrafter)
             estimates = [model.estimate for model in drafter.models]
-            drafter.chooser = _Static(drafter.chooser.target, estimates, MAX_WINDOW).fix(Candidate(0, window))
+            drafter.chooser = _Static(drafter.chooser.target, estimates, MAX_WINDOW).fix(Candidate((0,), window))
     cores["adaptive, stepwise"] = _core(DRAFTERS, compiled=False)
     cores["adaptive"] = _core(DRAFTERS)
     return cores
@@ -114,7 +115,7 @@ def _run(core: EngineCore, prompts: list[list[int]], batch: int) -> _Result:
 def measure(batches: tuple[int, ...], windows: tuple[int, ...], rounds: int) -> dict[str, Any]:
     cores = _contenders(windows)
     tokenizer = cores["target alone"].tokenizer
-    rows = []
+    rows = list[dict[str, Any]]()
     for batch in batches:
         questions = tasks.held_out(max(LEAST_PROMPTS, 2 * batch), seed=SEED)
         prompts = [tokenizer.encode(ChatPrompt((ChatMessage("user", q.prompt),))) for q in questions]
@@ -146,7 +147,8 @@ def measure(batches: tuple[int, ...], windows: tuple[int, ...], rounds: int) -> 
                 "adaptive_tokens_per_s": medians["adaptive"],
                 "adaptive_stepwise_tokens_per_s": medians["adaptive, stepwise"],
                 "adaptive_by_target_alone": medians["adaptive"] / medians["target alone"],
-                "chosen_at_the_end": drafter.current,
+                "chain_at_the_end": drafter.current[0],
+                "window_at_the_end": drafter.current[1],
                 "prediction_error": statistics.mean(errors),
                 "differing_replies": differing,
                 "replies": len(prompts),
@@ -161,7 +163,11 @@ def measure(batches: tuple[int, ...], windows: tuple[int, ...], rounds: int) -> 
         )
     adaptive = cores["adaptive"].proposals.drafter
     assert isinstance(adaptive, AdaptiveDrafter)
+    error = statistics.mean(row["prediction_error"] for row in rows)
+    print(f"predicted tokens per second: {100 * error:.1f} % off on average, at most 10 % wanted", flush=True)
     return {
+        "mean_prediction_error": error,
+        "prediction_within_10_percent": error <= 0.1,
         "target": TARGET,
         "drafters": {
             m.name: {"compiled": isinstance(m.model, DraftModel) and m.model.compiled} for m in adaptive.models

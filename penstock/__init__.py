@@ -15,6 +15,7 @@ from penstock.client.errors import (
     UnavailableError,
 )
 from penstock.client.mesh_status import (
+    Drafting,
     InstanceStatus,
     MeshStatus,
     Move,
@@ -86,6 +87,7 @@ __all__ = [
     "Client",
     "ConflictError",
     "DeadlineError",
+    "Drafting",
     "Escalated",
     "Event",
     "FinishReason",

@@ -15,7 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from planner_service.profiles import ProfileError, fit_qoe, read_profile
 from planner_service.routing.quality import JudgedSample
 from planner_service.simulator import EngineLimits, Replica, Workload
-from planner_service.site import Site
+from planner_service.simulator.speculation import MAX_WINDOW
+from planner_service.site import Site, TierSpeculation
 from planner_service.stages import batches_of
 from services.domain.hardware import ClusterSpec, GpuSpec, ModelSpec, ReplicaShape, Runtime, fit, roofline
 from services.domain.stages import QoeModel
@@ -148,12 +149,43 @@ class ModelEntry(_Part):
         )
 
 
+class DrafterEntry(_Part):
+    """A model that drafts. acceptance: the share of its tokens that the tier's model accepts, from 0 to 1."""
+
+    model: str | ModelEntry
+    acceptance: Annotated[float, Field(ge=0, le=1)]
+
+    def spec(self) -> ModelSpec:
+        if isinstance(self.model, ModelEntry):
+            return self.model.spec(self.model.name or "drafter")
+        return model_of_catalogue(self.model)
+
+
+class SpeculationEntry(_Part):
+    """See TierSpeculation."""
+
+    drafters: tuple[DrafterEntry, ...] = ()
+    max_window: Count = MAX_WINDOW
+    context_tokens: Count = 512
+
+    def spec(self) -> TierSpeculation:
+        drafters = sorted(((d.spec(), d.acceptance) for d in self.drafters), key=lambda pair: pair[0].parameters)
+        return TierSpeculation(tuple(drafters), self.max_window, self.context_tokens)
+
+
 class TierEntry(_Part):
     """profiles: files of `penstock profile`, next to this one; the tier is planned with these replicas only."""
 
     name: Annotated[str, Field(min_length=1)]
     model: str | ModelEntry
     profiles: tuple[Path, ...] = ()
+    speculation: SpeculationEntry = SpeculationEntry()
+
+    @model_validator(mode="after")
+    def _not_both(self) -> Self:
+        if self.profiles and self.speculation.drafters:
+            raise ValueError("speculation: not with profiles, which are measured with what drafts")
+        return self
 
     def spec(self) -> ModelSpec:
         if isinstance(self.model, ModelEntry):
@@ -236,7 +268,10 @@ def read_site(cluster: Path, models: Path) -> Site:
         raise FileError(f"{models}: {_said(error)}") from None
     limits = EngineLimits(cascade.engine.max_running, cascade.engine.max_step_tokens, cascade.engine.block_tokens)
     names = tuple(tier.name for tier in cascade.tiers)
-    return Site(where[0], names, specs, cascade.runtime.spec(), limits, cascade.judge_s, measured, where[1:])
+    speculation = tuple(tier.speculation.spec() for tier in cascade.tiers)
+    return Site(
+        where[0], names, specs, cascade.runtime.spec(), limits, cascade.judge_s, measured, where[1:], speculation
+    )
 
 
 def _measured(path: Path, types: tuple[ClusterSpec, ...], at: str) -> Replica:

@@ -116,7 +116,9 @@ def site_from_proto(cluster: pb.Cluster, cascade: pb.Cascade) -> Site:
             f"{at}.tiers[{first}].measured", "step times are measured on one type of GPU, the cluster has several"
         )
     limits = _limits(cascade_file.engine)
-    return Site(where[0], names, specs, cascade_file.runtime.spec(), limits, cascade_file.judge_s, tuple(measured), where[1:])
+    return Site(
+        where[0], names, specs, cascade_file.runtime.spec(), limits, cascade_file.judge_s, tuple(measured), where[1:]
+    )
 
 
 def _cluster_types(cluster: pb.Cluster) -> tuple[ClusterSpec, ...]:

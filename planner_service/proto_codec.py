@@ -152,7 +152,9 @@ def completed(request: pb.PlanStagesRequest, tier: TierPlan, workers: Sequence[I
             raise invalid("max_tokens", f"missing, and tier {tier.name} has no instance to tell its context")
         created.max_tokens = min(contexts) + 1
     if request.kv_bytes_per_token == 0:
-        created.kv_bytes_per_token = max((w.model.kv_bytes_per_token for w in workers if w.model is not None), default=0.0)
+        created.kv_bytes_per_token = max(
+            (w.model.kv_bytes_per_token for w in workers if w.model is not None), default=0.0
+        )
     if request.bandwidth_bytes_per_second == 0:
         measured = [w.load.kv_bytes_per_s for w in workers if w.load is not None and w.load.kv_bytes_per_s > 0]
         if not measured:

@@ -5,10 +5,25 @@ from dataclasses import dataclass, field
 
 from planner_service.routing.quality import JudgedSample
 from planner_service.simulator import EngineLimits, Replica
+from planner_service.simulator.speculation import MAX_WINDOW, SimulatedDrafter, speculating_latency
 from planner_service.simulator.workload import Floats
 from services.domain.hardware import ClusterSpec, ModelSpec, ReplicaShape, Runtime, fit, roofline
 
 PIPELINES = (1, 2, 3, 4, 6, 8)
+
+
+DRAFT_RUNTIME = Runtime(step_overhead_s=0.0005)
+"""Of a drafter, whose steps do nothing else than compute the next token of a batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class TierSpeculation:
+    """What drafts for a tier. drafters: models, small to large, each with the probability that the tier's model draws its
+    token as well. context_tokens: of a reply, for which the chain and the window are chosen."""
+
+    drafters: tuple[tuple[ModelSpec, float], ...] = ()
+    max_window: int = MAX_WINDOW
+    context_tokens: int = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +32,7 @@ class Site:
 
     cluster: the GPUs of the first type. more: those of further types, each with a name; no replica spans two types.
     measured: by tier, replicas whose step times were measured; a tier that has some uses only those, else a roofline.
+    speculation: by tier, what drafts for it; empty for none at all. Profiles have it already.
     """
 
     cluster: ClusterSpec
@@ -27,6 +43,7 @@ class Site:
     judge_s: float = 0.0
     measured: tuple[tuple[Replica, ...], ...] = ()
     more: tuple[ClusterSpec, ...] = ()
+    speculation: tuple[TierSpeculation, ...] = ()
 
     @property
     def types(self) -> tuple[ClusterSpec, ...]:
@@ -67,10 +84,24 @@ class Site:
         model, kind = self.models[tier], self.type_of(shape)
         if kind is None:
             return None, f"the cluster has no GPUs of type '{shape.gpu}': {self.type_names}"
-        fits = fit(model, shape, kind, self.runtime, longest_tokens * shape.pp)
+        speculation = self.speculation[tier] if self.speculation else TierSpeculation()
+        drafters = [drafter for drafter, _ in speculation.drafters]
+        fits = fit(model, shape, kind, self.runtime, longest_tokens * shape.pp, drafters)
         if not fits.ok:
             return None, fits.reason
-        return Replica(shape, roofline(model, shape, kind, self.runtime), fits.kv_tokens, self.limits), ""
+        latency = roofline(model, shape, kind, self.runtime)
+        drafting = [
+            SimulatedDrafter(roofline(drafter, ReplicaShape(1, 1), kind, DRAFT_RUNTIME), acceptance)
+            for drafter, acceptance in speculation.drafters
+        ]
+        latency = speculating_latency(
+            latency,
+            drafting,
+            context_tokens=speculation.context_tokens,
+            max_running=self.limits.max_running,
+            max_window=speculation.max_window,
+        )
+        return Replica(shape, latency, fits.kv_tokens, self.limits), ""
 
     @property
     def type_names(self) -> str:

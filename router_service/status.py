@@ -147,6 +147,15 @@ class MeshStatus:
             status.running_count, status.queued_count = len(record.load.running_tokens), len(record.load.queued_tokens)
             status.free_kv_blocks = record.load.free_kv_blocks
             status.output_tokens_per_second = record.load.output_tokens_per_s
+            drafting = record.load.drafting
+            if drafting is not None:
+                status.drafting.CopyFrom(
+                    pb.Drafting(
+                        chain=drafting.chain,
+                        window_tokens=drafting.window,
+                        accepted_share=drafting.accepted_share,
+                    )
+                )
         return status
 
     def _state(self, record: InstanceRecord) -> pb.InstanceState.ValueType:

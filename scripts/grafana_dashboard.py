@@ -141,6 +141,35 @@ PANELS: tuple[tuple[str, str, list[tuple[str, str]], int], ...] = (
         12,
     ),
     (
+        "Tokens drafted by models per second",
+        "short",
+        [
+            (
+                "sum by (penstock_tier, penstock_draft_outcome) "
+                '(rate(penstock_worker_draft_tokens_total{penstock_draft_source="model"}[1m]))',
+                "{{penstock_tier}}: {{penstock_draft_outcome}}",
+            )
+        ],
+        12,
+    ),
+    (
+        "Chain that drafts, and its window",
+        "short",
+        [
+            (
+                "max by (penstock_tier, penstock_draft_chain) (penstock_worker_draft_window)",
+                "{{penstock_tier}}: {{penstock_draft_chain}}",
+            )
+        ],
+        12,
+    ),
+    (
+        "Accepted share of drafted tokens",
+        "percentunit",
+        [("avg by (penstock_tier) (penstock_worker_draft_acceptance)", "{{penstock_tier}}")],
+        12,
+    ),
+    (
         "RPC errors per second",
         "reqps",
         [

@@ -79,6 +79,8 @@ def _drafter_problems(mesh: MeshFile, index: int) -> Iterator[FieldProblem]:
     tier, field = mesh.tiers[index], f"tiers[{index}].speculation.drafters"
     if tier.speculation.drafters and tier.engine != "torch":
         yield FieldProblem(field, f"only torch engines draft, and this tier's engine is {tier.engine}")
+    if tier.speculation.drafters == "auto":
+        return
     models = {other.name: other.model for other in mesh.tiers}
     for j, drafter in enumerate(tier.speculation.drafters):
         model = models.get(drafter, drafter)

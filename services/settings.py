@@ -126,12 +126,19 @@ class MeshSpeculation(BaseModel):
 
     model_config = _FROZEN
 
-    drafters: tuple[str, ...] = ()
+    drafters: Literal["auto"] | tuple[str, ...] = ()
     """The models that may draft, each the name of another tier, a folder or an id at the hub. They are loaded in each worker,
-    with a KV cache of as many tokens as the tier's, and must have the tokens of the tier's model. Which of them drafts, and
-    whether any does, is decided by measured speed and acceptance. Empty: none; for engines that are torch."""
+    with a KV cache of as many tokens as the tier's, and must have the tokens of the tier's model. Which of them draft, alone
+    or in a chain, and whether any does, is decided by measured speed and acceptance. `auto`: the models of the torch tiers
+    before this one, but for those with other tokens. Empty: none; for engines that are torch."""
     max_window: int = Field(default=7, ge=1, le=MAX_DRAFT_WINDOW)
     """The most tokens that are drafted for a reply in one step."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_form(cls, value: object) -> object:
+        """`speculation: auto` is short for `speculation: {drafters: auto}`."""
+        return {"drafters": "auto"} if value == "auto" else value
 
 
 RemoteExtension = Literal[
@@ -242,7 +249,7 @@ class MeshTier(BaseModel):
     output_price: float = Field(default=0.0, ge=0)
     """The same for output tokens."""
     speculation: MeshSpeculation = MeshSpeculation()
-    """Models that draft for the tier's model. Replies stay the same, token for token."""
+    """Models that draft for the tier's model; `auto`: those of the tiers before it. Replies stay the same."""
     openai: RemoteMeshEngine = RemoteMeshEngine()
     """For engine openai: the endpoints."""
     simulated: SimulatedMeshEngine = SimulatedMeshEngine()

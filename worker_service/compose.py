@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import itertools
 import logging
 import sys
 from pathlib import Path
@@ -247,7 +248,12 @@ def drafter_folders(mesh: MeshFile, tier: MeshTier, settings: ServiceSettings) -
         SettingsError: A model cannot be downloaded.
     """
     models = {other.name: other.model for other in mesh.tiers}
-    return tuple(model_folder(settings, models.get(name, name)) for name in tier.speculation.drafters)
+    names = tier.speculation.drafters
+    if names == "auto":
+        before = itertools.takewhile(lambda other: other.name != tier.name, mesh.tiers)
+        names = tuple(o.name for o in before if o.engine == "torch" and o.model != tier.model)
+    # Tiers may share a model, which is loaded once.
+    return tuple(dict.fromkeys(model_folder(settings, models.get(name, name)) for name in names))
 
 
 def build_engine(
@@ -338,6 +344,7 @@ def build_engine(
             batch_policy=PolicyName(tier.batch_policy),
             best_effort_reserve=tier.best_effort_reserve,
             drafters=drafters,
+            skips_drafters=tier.speculation.drafters == "auto",
             max_window=tier.speculation.max_window,
         ),
         hold=hold,

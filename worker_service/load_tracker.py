@@ -85,20 +85,33 @@ class LoadTracker:
 
         def window(_: CallbackOptions) -> Iterable[Observation]:
             state = engine.speculation()
-            yield Observation(state.window, self._labels | {"penstock.draft.model": state.model or "none"})
+            yield Observation(state.window, self._labels | {"penstock.draft.chain": " > ".join(state.chain) or "none"})
+
+        def share(_: CallbackOptions) -> Iterable[Observation]:
+            state = engine.speculation()
+            if state.accepted_share is not None:
+                yield Observation(state.accepted_share, self._labels)
 
         for name, callback, unit, description in (
-            ("tokens", tokens, "{token}", "Drafted tokens that were verified."),
-            ("failures", failures, "{failure}", "Models and sources of drafts that failed and are not used any more."),
+            ("penstock.worker.draft_tokens", tokens, "{token}", "Drafted tokens that were verified."),
+            (
+                "penstock.worker.draft_failures",
+                failures,
+                "{failure}",
+                "Models and sources of drafts that failed and are not used any more.",
+            ),
         ):
-            meter.create_observable_counter(
-                f"penstock.worker.draft_{name}", callbacks=[callback], unit=unit, description=description
-            )
+            meter.create_observable_counter(name, callbacks=[callback], unit=unit, description=description)
         meter.create_observable_gauge(
             "penstock.worker.draft_window",
             callbacks=[window],
             unit="{token}",
-            description="Tokens that the model which drafts now drafts for a reply in a step.",
+            description="Tokens that the chain which drafts now drafts for a reply in a step; 0 while none does.",
+        )
+        meter.create_observable_gauge(
+            "penstock.worker.draft_acceptance",
+            callbacks=[share],
+            description="Share of the last tokens of drafting models that the tier's model accepted.",
         )
 
     def load(self) -> Load:

@@ -14,7 +14,7 @@ from services.domain.errors import InstanceDraining, InternalError, NotServed, R
 from services.domain.requests import Draft, FinishReason, GenerationRequest, TokenFrame, TokenUsage
 from services.domain.slo.promises import SloClass
 from worker_service import proto_codec as codec
-from worker_service.engine.interface import Admitted, Capability, Declined, Engine, Finished, HandedOver
+from worker_service.engine.interface import Admitted, Capability, Declined, Engine, Finished, HandedOver, Speculating
 from worker_service.migration.receiver import KvReceiver
 from worker_service.output_coalescing import OutputCoalescer
 from worker_service.stage_tracker import StageTracker
@@ -222,6 +222,15 @@ class Replies:
                 {
                     "penstock.accepted_draft_tokens": done.usage.accepted_draft_tokens,
                     "penstock.rejected_draft_tokens": done.usage.rejected_draft_tokens,
+                }
+            )
+        if isinstance(self._engine, Speculating) and (state := self._engine.speculation()).drafts:
+            reply.span.set_attributes(
+                {
+                    "penstock.draft.chain": list(state.chain),
+                    "penstock.draft.window": state.window,
+                    "penstock.draft.tokens": done.drafted_tokens,
+                    "penstock.draft.accepted_tokens": done.accepted_drafted_tokens,
                 }
             )
         total_s = time.monotonic() - reply.began_s

@@ -156,8 +156,10 @@ def _drafted(tier: TierStatus) -> str:
 
 def _instances(instances: tuple[InstanceStatus, ...]) -> Table:
     staged = any(i.place is not None for i in instances)
+    drafting = any(i.drafting is not None for i in instances)
     table = _table("instance", *(("tier", "address") if _wide() else ()), *(("lengths",) if staged else ()), "state",
-                   "running", "queued", "KV", "tokens/s", "age")  # fmt: skip
+                   "running", "queued", "KV", "tokens/s", *(("drafted by", "accepted") if drafting else ()),
+                   "age")  # fmt: skip
     styles = {"ready": "green", "draining": "yellow", "ejected": "red"}
     for i in sorted(instances, key=lambda i: (i.role != "worker", i.role, i.tier, i.instance_id)):
         worker = i.role == "worker"
@@ -171,9 +173,19 @@ def _instances(instances: tuple[InstanceStatus, ...]) -> Table:
             str(i.queued) if worker else "-",
             used,
             f"{i.output_tokens_per_s:.0f}" if worker else "-",
+            *(_drafting(i) if drafting else ()),
             f"{i.age_s:.1f} s",
         )
     return table
+
+
+def _drafting(instance: InstanceStatus) -> tuple[str, str]:
+    """The models that draft there and their window, and the share of their tokens that is accepted."""
+    drafting = instance.drafting
+    if drafting is None:
+        return "-", "-"
+    chain = f"{' > '.join(drafting.chain)}, {drafting.window}" if drafting.chain else "none now"
+    return chain, "-" if drafting.accepted_share is None else f"{100 * drafting.accepted_share:.0f} %"
 
 
 def _lengths(instance: InstanceStatus) -> str:

@@ -34,11 +34,22 @@ class StagePlace:
 
 
 @dataclass(frozen=True, slots=True)
+class Drafting:
+    """What drafts at a worker. chain: the models that draft now, small to large; empty while none does. window: how many
+    tokens the first one drafts for a reply in a step. accepted_share: of the last drafted tokens, 0 to 1; None before the
+    first."""
+
+    chain: tuple[str, ...] = ()
+    window: int = 0
+    accepted_share: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class InstanceStatus:
     """One service of the mesh. state: ready, draining or ejected. place: the length stage that a worker serves.
 
     processes: that serve under this id and address; 1 but for routers of several processes. admin_address: of its
-    administrative listener.
+    administrative listener. drafting: None of a worker without drafting models.
     """
 
     instance_id: str
@@ -56,6 +67,7 @@ class InstanceStatus:
     place: StagePlace | None = None
     processes: int = 1
     admin_address: str = ""
+    drafting: Drafting | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -206,6 +206,7 @@ def status_from_proto(status: pb.MeshStatus) -> mesh_status.MeshStatus:
                 else None,
                 admin_address=i.admin_address,
                 processes=i.process_count or 1,  # 0: of a router that knows no such field
+                drafting=_drafting_from_proto(i.drafting) if i.HasField("drafting") else None,
             )
             for i in status.instances
         ),
@@ -238,6 +239,11 @@ def status_from_proto(status: pb.MeshStatus) -> mesh_status.MeshStatus:
             declined=router.slo.declined_count,
         ),
     )
+
+
+def _drafting_from_proto(drafting: pb.Drafting) -> mesh_status.Drafting:
+    share = drafting.accepted_share if drafting.HasField("accepted_share") else None
+    return mesh_status.Drafting(tuple(drafting.chain), drafting.window_tokens, share)
 
 
 def move_from_proto(response: pb.MoveReplyResponse) -> mesh_status.Move:

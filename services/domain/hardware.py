@@ -5,6 +5,7 @@ traffic. Communication is that of Megatron-style tensor parallelism (two all-red
 transfer per boundary).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.domain.latency import StepLatencyModel
@@ -124,8 +125,19 @@ class Fit:
         return not self.reason
 
 
-def fit(model: ModelSpec, shape: ReplicaShape, cluster: ClusterSpec, runtime: Runtime, longest_tokens: int) -> Fit:
-    """Whether the weights and the KV of the longest request fit on a replica of this shape, and its KV capacity."""
+def fit(
+    model: ModelSpec,
+    shape: ReplicaShape,
+    cluster: ClusterSpec,
+    runtime: Runtime,
+    longest_tokens: int,
+    drafters: Sequence[ModelSpec] = (),
+) -> Fit:
+    """Whether the weights and the KV of the longest request fit on a replica of this shape, and its KV capacity.
+
+    drafters: models that draft for it, each whole on one GPU of the replica, with KV for as many tokens. All are on the same
+    GPU, which is then the one with the least room.
+    """
     if shape.tp > cluster.gpus_per_node:
         return Fit(0, f"TP={shape.tp} exceeds the {cluster.gpus_per_node} GPUs of a node")
     if model.heads % shape.tp:
@@ -138,8 +150,13 @@ def fit(model: ModelSpec, shape: ReplicaShape, cluster: ClusterSpec, runtime: Ru
     if weights > room:
         needed = -(-model.weight_bytes // max(1.0, room))
         return Fit(0, f"{model.name} needs {needed:.0f} x {gigabytes:.0f} GB for its weights, has {shape.gpus}")
+    drafter_weights = sum(drafter.weight_bytes for drafter in drafters)
+    if weights + drafter_weights > room:
+        names = ", ".join(drafter.name for drafter in drafters)
+        return Fit(0, f"{names}: no room for its weights on a {gigabytes:.0f} GB GPU next to {model.name}'s at {shape}")
     copies = max(1.0, shape.tp / model.kv_heads)
-    kv_tokens = int((room - weights) * shape.gpus / (model.kv_bytes_per_token * copies))
+    token_bytes = model.kv_bytes_per_token * copies / shape.gpus + sum(d.kv_bytes_per_token for d in drafters)
+    kv_tokens = int((room - weights - drafter_weights) / token_bytes)
     if kv_tokens < longest_tokens:
         return Fit(
             kv_tokens,

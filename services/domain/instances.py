@@ -54,12 +54,25 @@ class SloHeadroom:
 
 
 @dataclass(frozen=True, slots=True)
+class Drafting:
+    """What drafts in an engine whose model can have drafts by other models.
+
+    chain: the models that draft now, small to large; empty while none does. window: how many tokens the first one drafts for
+    a reply in a step. accepted_share: of the last drafted tokens that the engine's model verified; None before the first.
+    """
+
+    chain: tuple[str, ...] = ()
+    window: int = 0
+    accepted_share: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
     """A worker's load. Lengths are tokens per request, prompt and output so far.
 
     input_tokens: lengths of the prompts, running requests first, then queued ones.
     cached_tokens: KV of finished requests that new requests with the same prefix can reuse.
-    slo: of an engine that keeps SLOs.
+    slo: of an engine that keeps SLOs. drafting: of one that has drafting models.
     pending_tokens: of prompts, still to be computed; None if the engine does not tell. prompt_tokens_per_s: as measured in
     the last steps with prompts; 0 if unknown.
     kv_bytes_per_s: at which KV moves from here to another worker, as measured or set; 0 if unknown.
@@ -75,6 +88,7 @@ class Load:
     pending_tokens: int | None = None
     prompt_tokens_per_s: float = 0.0
     kv_bytes_per_s: float = 0.0
+    drafting: Drafting | None = None
 
     @property
     def prompt_tokens(self) -> int:

@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 from services.domain.early_checks import EarlyCheck
-from services.domain.instances import InstanceRecord, Load, ModelCard, Role, SloHeadroom
+from services.domain.instances import Drafting, InstanceRecord, Load, ModelCard, Role, SloHeadroom
 from services.domain.plans import JudgeUnavailable, Plan, Prediction, Provenance, TierPlan
 from services.domain.stages import QoeModel, Stage
 from services.domain.stages.places import StagePlace
@@ -48,6 +48,14 @@ def record_to_json(record: InstanceRecord) -> bytes:
                 "prompt_tokens_per_s": round(slo.prompt_tokens_per_s, 1),
                 "free_kv_tokens": slo.free_kv_tokens,
             }
+        if record.load.drafting is not None:
+            drafting = record.load.drafting
+            share = drafting.accepted_share
+            data["load"]["drafting"] = {
+                "chain": drafting.chain,
+                "window": drafting.window,
+                "accepted_share": None if share is None else round(share, 3),
+            }
     if record.place is not None:
         data["place"] = dataclasses.asdict(record.place)
     return json.dumps(data, separators=(",", ":")).encode()
@@ -84,6 +92,7 @@ def record_from_json(data: bytes) -> InstanceRecord:
                 pending_tokens=load.get("pending_tokens"),
                 prompt_tokens_per_s=load.get("prompt_tokens_per_s", 0.0),
                 kv_bytes_per_s=load.get("kv_bytes_per_s", 0.0),
+                drafting=_drafting(load.get("drafting")),
             )
             if load
             else None,
@@ -97,6 +106,12 @@ def record_from_json(data: bytes) -> InstanceRecord:
 
 def _headroom(slo: dict[str, Any] | None) -> SloHeadroom | None:
     return SloHeadroom(slo["backlog_s"], slo["prompt_tokens_per_s"], slo["free_kv_tokens"]) if slo else None
+
+
+def _drafting(drafting: dict[str, Any] | None) -> Drafting | None:
+    if not drafting:
+        return None
+    return Drafting(tuple(drafting["chain"]), drafting["window"], drafting["accepted_share"])
 
 
 def plan_to_json(plan: Plan) -> bytes:

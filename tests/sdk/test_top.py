@@ -4,7 +4,7 @@ from collections import deque
 
 from rich.console import Console
 
-from penstock import InstanceStatus, MeshStatus, RouterProcessStatus, StagePlace
+from penstock import Drafting, InstanceStatus, MeshStatus, RouterProcessStatus, StagePlace
 from penstock.cli.top import screen
 
 
@@ -33,6 +33,23 @@ def test_a_mesh_without_stages_shows_none() -> None:
     text = drawn(None, None)
     assert "stage" not in text
     assert "lengths" not in text
+
+
+def test_workers_show_what_drafts_and_how_much_of_it_is_accepted() -> None:
+    drafting = (Drafting(("small", "medium"), 5, 0.834), Drafting(), None)
+    instances = tuple(
+        InstanceStatus(f"w{i}", "worker", "t", "h:1", "torch", "ready", 0, 0, 0, 0, 0.0, 0.1, drafting=each)
+        for i, each in enumerate(drafting)
+    )
+    console = Console(width=100)
+    with console.capture() as captured:
+        console.print(screen(MeshStatus("r", 3, True, 0.0, (), instances, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0), deque()))
+    rows = {line.split()[0]: line for line in captured.get().splitlines() if line.strip().startswith("w")}
+    assert "small > medium, 5" in rows["w0"]
+    assert "83 %" in rows["w0"]
+    assert "none now" in rows["w1"]
+    assert "%" not in rows["w1"] + rows["w2"]
+    assert "drafted by" not in drawn(None)
 
 
 def test_a_router_of_several_processes_is_one_line_and_says_how_many_answer() -> None:

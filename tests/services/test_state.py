@@ -10,7 +10,7 @@ import pytest
 from redis.asyncio import Redis
 
 from services.domain import InstanceRecord, Load, MeshView, ModelCard, NotFound, Plan, RevisionConflict, Role, TierPlan
-from services.domain.instances import SloHeadroom
+from services.domain.instances import Drafting, SloHeadroom
 from services.domain.stages.places import StagePlace
 from services.stalls import STALL_S, TICK_S
 from services.state import MeshFeed, PlanStore, Registrar, SpanRecord, StateUnavailable, TraceStore, codec, connect
@@ -48,7 +48,9 @@ async def until(condition: object) -> None:
 
 
 def test_records_and_plans_survive_json() -> None:
-    load = Load((1, 2), (3,), 4, 5.5, (1, 1, 3), slo=SloHeadroom(0.25, 1000.0, 64))
+    load = Load(
+        (1, 2), (3,), 4, 5.5, (1, 1, 3), slo=SloHeadroom(0.25, 1000.0, 64), drafting=Drafting(("s", "m"), 5, 0.75)
+    )
     full = dataclasses.replace(record("w"), load=load, draining=True, place=StagePlace(1, 8, 64), http_address="h:2")
     assert codec.record_from_json(codec.record_to_json(full)) == full
     plain = InstanceRecord("j", Role.JUDGE, "h:1", 1.0, 2, 3.0)

@@ -14,6 +14,7 @@ from services.domain.latency import StepLatencyModel
 from services.domain.requests import (
     ChatMessage,
     ChatPrompt,
+    Draft,
     FinishReason,
     GenerationRequest,
     Prompt,
@@ -200,6 +201,30 @@ async def test_drafts_are_verified_under_the_form(engine: LoopEngine) -> None:
     broken = [*draft[:2], next(iter(engine.tokenizer.eos_ids)), *draft[3:]]
     verified = await engine.verify("v", prefix, broken, sampling, offset=4)
     assert (verified.accepted, verified.next_token) == (2, tokens[6])
+
+
+@pytest.mark.parametrize("wrong", [False, True], ids=["the reply", "another text"])
+async def test_a_reply_with_a_form_is_the_same_with_a_draft(engine: LoopEngine, wrong: bool) -> None:
+    """Masks follow the proposed tokens: right ones stand, and those that break the form are never taken."""
+    text, tokens, reason = await _reply(engine, JSON_FORM, seed=6)
+    before = engine.speculation()
+    draft = Draft(text=text[: len(text) // 2] + "] not JSON any more {" + text[len(text) // 2 :] if wrong else text)
+    sampling = SamplingParams(1.0, 1.0, 6, 400, structured_output=JSON_FORM)
+    request, found, ended = GenerationRequest("drafted", HELLO, sampling, draft=draft), list[int](), None
+    async for event in engine.generate(request):
+        if isinstance(event, TokenFrame):
+            found += event.token_ids
+        if isinstance(event, Finished):
+            ended = event
+    assert found == tokens
+    assert ended is not None
+    assert ended.reason is reason
+    after = engine.speculation()
+    verified, accepted = (
+        getattr(after, name)["given"] - getattr(before, name)["given"] for name in ("verified", "accepted")
+    )
+    assert accepted > 0
+    assert (accepted < verified) == wrong
 
 
 TOOLS = (

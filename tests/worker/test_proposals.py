@@ -237,14 +237,9 @@ def test_an_explicit_allocation_is_followed_without_proposals() -> None:
     assert source.observed == [[token] for token in tokens_of(expected_outputs())[:2]]
 
 
-def test_a_promised_pace_is_planned_without_proposals() -> None:
-    """Steps with promises are planned to the token; without them, the same engine verifies proposals."""
+def test_proposals_are_verified_under_a_promise_that_leaves_time_for_them() -> None:
+    """`test_slo_drafts` tells when it does not."""
     expected = expected_outputs()
-    core = engine(batch_policy=PolicyName.SLO)
-    drafted(core, tokens_of(expected))
-    core.step()
-    verified = core.proposals.of_sources.verified
-    assert verified > 0
     core = engine(batch_policy=PolicyName.SLO)
     drafted(core, tokens_of(expected))
     sequence = core.scheduler.get("a")
@@ -254,7 +249,8 @@ def test_a_promised_pace_is_planned_without_proposals() -> None:
     outputs = run(core)["a"]
     assert sequence.slo.granted is SloClass.STANDARD
     assert tokens_of(outputs) == tokens_of(expected)
-    assert core.proposals.of_sources.verified == 0
+    assert core.proposals.of_sources.accepted > 0
+    nothing_held(core)
 
 
 def test_a_reply_moves_in_the_middle_of_a_draft() -> None:

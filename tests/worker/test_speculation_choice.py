@@ -11,9 +11,9 @@ import pytest
 from services.domain.hardware import ClusterSpec, GpuSpec, ModelSpec, ReplicaShape, Runtime, roofline
 from services.domain.latency import StepLoad
 from services.domain.requests import SamplingParams
+from services.domain.speculation.choice import GAIN, Candidate, Chooser, Estimate, best, tokens_per_s, windows
+from services.domain.speculation.estimates import Acceptance, DraftCost, PassCost
 from worker_service.speculation.adaptive import AdaptiveDrafter, SpeculatingModel
-from worker_service.speculation.choice import GAIN, Candidate, Chooser, Estimate, best, tokens_per_s, windows
-from worker_service.speculation.estimates import Acceptance, DraftCost, PassCost
 from worker_service.speculation.sources import DraftRequest, VerifiedStep
 
 MAX_WINDOW = 7
@@ -102,7 +102,7 @@ def test_the_choice_is_the_best_of_all(replies: int, share: float, token_us: flo
             drafted = replies * window
             cost = draft_s(replies, drafted, model.cost.token_s)
             seconds = pass_s(replies, replies + drafted) + cost
-            rates[Candidate(index, window)] = replies * tokens / seconds
+            rates[Candidate((index,), window)] = replies * tokens / seconds
     candidate, rate = best(replies, target(), models, windows(MAX_WINDOW))
     # As a draft's length is learned, too, equal candidates may differ in the last digits.
     assert rates[candidate] == pytest.approx(max(rates.values()), rel=1e-3)
@@ -131,6 +131,9 @@ class FakeModel:
         counts = [min(window, r.limit) if self.missing(r) <= self.known_tokens else 0 for r in requests]
         self.drafted += sum(counts)
         return [[7] * count for count in counts]
+
+    def verify(self, requests: Seq[DraftRequest], drafts: Seq[Seq[int]]) -> list[list[int]]:
+        raise AssertionError("no model verifies here: none has a cost of passes")
 
     def forget(self, request_id: str) -> None:
         self.computed.discard(request_id)
@@ -197,7 +200,7 @@ def test_drafting_is_chosen_where_it_pays_and_left_where_it_does_not(replies: in
     rate = machine.run(300, replies, lambda _: 0.95)
     estimate = machine.drafter.models[0].estimate
     static = max(
-        tokens_per_s(replies, target(), [Estimate(learned(0.95), estimate.cost)], Candidate(0, w))
+        tokens_per_s(replies, target(), [Estimate(learned(0.95), estimate.cost)], Candidate((0,), w))
         for w in windows(MAX_WINDOW)
     )
     assert rate >= 0.95 * static
@@ -217,7 +220,7 @@ def test_a_load_that_changes_is_served_faster_than_by_any_static_choice() -> Non
             machine.run(1, replies, {"m0": share}.__getitem__)
         machine.phase += 1
     cost = machine.drafter.models[0].estimate.cost
-    for candidate in (None, *(Candidate(0, window) for window in windows(MAX_WINDOW))):
+    for candidate in (None, *(Candidate((0,), window) for window in windows(MAX_WINDOW))):
         seconds = sum(
             tokens_per_phase / tokens_per_s(replies, target(), [Estimate(learned(share), cost)], candidate)
             for replies, share in phases
@@ -268,7 +271,7 @@ def test_a_better_model_is_found_while_another_drafts() -> None:
     machine = Machine(models=2)
     shares = {"m0": 0.4, "m1": 0.95}
     machine.run(400, 1, lambda model: shares[model])
-    assert machine.drafter.current[0] == "m1"
+    assert machine.drafter.current[0] == ("m1",)
 
 
 def test_drafting_starts_again_when_it_pays_again() -> None:
@@ -285,11 +288,11 @@ def test_a_model_that_fails_is_dropped_and_the_others_go_on() -> None:
     machine.run(100, 2, lambda _: 0.9)
     assert machine.drafter.failures == 1
     assert [model.name for model in machine.drafter.models] == ["m1"]
-    assert machine.drafter.current[0] == "m1"
+    assert machine.drafter.current[0] == ("m1",)
     machine.fakes[1].fails = True
     machine.run(20, 2, lambda _: 0.9)
     assert machine.drafter.failures == 2
-    assert machine.drafter.current == ("", 0)
+    assert machine.drafter.current == ((), 0)
 
 
 def test_a_prompt_is_computed_for_drafts_only_where_the_reply_repays_it() -> None:

@@ -14,6 +14,8 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader, NumberDataPoi
 from models.training import tasks
 from services.clock import SystemClock
 from services.domain import ChatMessage, ChatPrompt, GenerationRequest, SamplingParams, TokenFrame, TokenPrompt
+from services.domain.instances import Drafting
+from services.domain.speculation.choice import Candidate
 from services.mesh_rules import disagreements
 from services.settings import MeshFile, MeshSpeculation, MeshTier, ServiceSettings
 from tests.conftest import FAMILY
@@ -26,7 +28,6 @@ from worker_service.engine.torch.draft_model import DraftModel
 from worker_service.engine.torch.engine import torch_core
 from worker_service.load_tracker import LoadTracker
 from worker_service.speculation.adaptive import AdaptiveDrafter
-from worker_service.speculation.choice import Candidate
 from worker_service.speculation.sources import DraftRequest
 
 MOST = 28
@@ -67,11 +68,11 @@ def run_all(core: EngineCore, prompts: list[list[int]], sampling: SamplingParams
     return list(replies.values())
 
 
-def always(core: EngineCore, window: int) -> AdaptiveDrafter:
-    """Have the first model draft in every step, whatever is measured."""
+def always(core: EngineCore, window: int, chain: tuple[int, ...] = (0,)) -> AdaptiveDrafter:
+    """Have a chain of models draft in every step, whatever is measured."""
     drafter = core.proposals.drafter
     assert isinstance(drafter, AdaptiveDrafter)
-    drafter.chooser.current = Candidate(0, window)
+    drafter.chooser.current = Candidate(chain, window)
     drafter.chooser.choose = lambda replies: drafter.chooser.current  # type: ignore[method-assign]  # noqa: ARG005
     drafter.chooser.least = lambda replies: 0.0  # type: ignore[method-assign]  # noqa: ARG005
     drafter._pays = lambda *_: True  # type: ignore[method-assign]
@@ -125,6 +126,54 @@ def test_replies_are_the_same_with_and_without_drafts(
             assert core.steps - steps < 0.7 * tokens
     assert core.proposals.of_drafter.accepted > 0.5 * core.proposals.of_drafter.verified
     assert core.scheduler.pool.free == core.scheduler.pool.count
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_replies_are_the_same_with_a_chain_of_two_models(sampling: SamplingParams, prompts: list[list[int]]) -> None:
+    """One at a time and eight together. The medium model hands on its own tokens only, most of which the large one draws."""
+    expected = run_all(build(FAMILY / "large"), prompts, sampling)
+    core = build(FAMILY / "large", FAMILY / "medium", FAMILY / "small")
+    drafter = always(core, 4, (0, 1))
+    assert [model.name for model in drafter.models] == ["small", "medium"], "small to large, whatever the order given"
+    for together in (1, 8):
+        assert run_all(core, prompts, sampling, together) == expected
+    small, medium = drafter.models
+    assert 0.5 * small.verified < small.accepted <= small.verified
+    assert medium.accepted > 0.6 * medium.verified
+    assert core.proposals.of_drafter.verified >= medium.verified  # those at the end of a reply teach nothing
+    assert core.scheduler.pool.free == core.scheduler.pool.count
+    assert all(model.model._pool.free == model.model._pool.count for model in drafter.models)  # type: ignore[attr-defined]
+
+
+def test_sampled_replies_equal_the_undrafted_ones_for_a_thousand_seeds(prompts: list[list[int]]) -> None:
+    """Drafter and target draw with the same random number at the same position."""
+    sampling = replace(SAMPLED, max_output_tokens=6)
+    many = [prompts[0][-12:]] * 1000  # request i has seed i
+    options = {"max_running": 64, "max_step_tokens": 1024}
+    plain = run_all(build(FAMILY / "medium", **options), many, sampling, 64)
+    core = build(FAMILY / "medium", FAMILY / "small", **options)
+    always(core, 3)
+    assert run_all(core, many, sampling, 64) == plain
+    assert len({tuple(reply) for reply in plain}) > 100
+    assert core.proposals.of_drafter.accepted > 100
+
+
+def test_a_middle_model_that_fails_is_dropped_and_replies_go_on(
+    prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = run_all(build(FAMILY / "large"), prompts[:4], GREEDY)
+    core = build(FAMILY / "large", FAMILY / "small", FAMILY / "medium")
+    drafter = always(core, 4, (0, 1))
+
+    def fails(*_: object) -> list[list[int] | None]:
+        drafter.chooser.current = Candidate((0,), 4)  # `always` chooses no more
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(drafter.models[1].model, "verify", fails)
+    assert run_all(core, prompts[:4], GREEDY, 2) == expected
+    assert [model.name for model in drafter.models] == ["small"]
+    assert core.proposals.state().failures["model"] == 1
+    assert core.proposals.of_drafter.accepted > 0
 
 
 def test_replies_are_the_same_with_preemptions(
@@ -280,24 +329,60 @@ def test_a_model_that_fails_is_dropped_and_replies_go_on(
     monkeypatch.setattr(drafter.models[0].model, method, fails_later)
     assert run_all(core, prompts, GREEDY, 2) == expected[GREEDY]
     assert drafter.failures == core.proposals.state().failures["model"] == 1
-    assert core.proposals.state().model == ""
+    assert core.proposals.state().chain == ()
 
 
-def test_models_that_cannot_draft_are_refused_by_name(tmp_path: Path, tiny_models: dict[str, Path]) -> None:
-    with pytest.raises(EngineUnusable, match=r"config\.json"):
-        build(tiny_models["llama"], tmp_path)
-    other = tmp_path / "other"
-    other.mkdir()
-    for file in tiny_models["llama"].iterdir():
+def with_other_tokens(model: Path, folder: Path) -> Path:
+    """A copy of a model with another vocabulary."""
+    folder.mkdir()
+    for file in model.iterdir():
         content = file.read_bytes()
         if file.name == "tokenizer.json":
             tokenizer = json.loads(content)
             vocabulary = tokenizer["model"]["vocab"]
             vocabulary["another"] = vocabulary.pop("a")
             content = json.dumps(tokenizer).encode()
-        (other / file.name).write_bytes(content)
+        (folder / file.name).write_bytes(content)
+    return folder
+
+
+def test_models_that_cannot_draft_are_refused_by_name(tmp_path: Path, tiny_models: dict[str, Path]) -> None:
+    with pytest.raises(EngineUnusable, match=r"config\.json"):
+        build(tiny_models["llama"], tmp_path)
+    other = with_other_tokens(tiny_models["llama"], tmp_path / "other")
     with pytest.raises(EngineUnusable, match=r"speculation\.drafters: .*other: its tokenizer has other tokens"):
         build(tiny_models["llama"], other)
+
+
+def test_auto_takes_the_models_of_the_tiers_before_that_have_the_same_tokens(
+    tmp_path: Path, tiny_models: dict[str, Path]
+) -> None:
+    """Once each; tiers of other engines, the tier's own model and those behind it are left out."""
+    other = with_other_tokens(tiny_models["llama"], tmp_path / "other")
+    mesh = MeshFile.model_validate(
+        {
+            "tiers": [
+                {"name": "a", "model": str(FAMILY / "small"), "threshold": 50},
+                {"name": "b", "model": str(FAMILY / "small"), "threshold": 50},
+                {"name": "other", "engine": "simulated", "threshold": 50},
+                {"name": "c", "model": str(other), "threshold": 50},
+                {"name": "last", "model": str(FAMILY / "medium"), "threshold": 50, "speculation": "auto"},
+                {"name": "behind", "model": str(FAMILY / "large")},
+            ]
+        }
+    )
+    assert list(disagreements(mesh)) == []
+    folders = drafter_folders(mesh, mesh.tiers[4], ServiceSettings())
+    assert folders == (FAMILY / "small", other)
+    with pytest.raises(EngineUnusable, match="other tokens"):
+        build(FAMILY / "medium", *folders)
+    drafter = build(FAMILY / "medium", *folders, skips_drafters=True).proposals.drafter
+    assert isinstance(drafter, AdaptiveDrafter)
+    assert [model.name for model in drafter.models] == ["small"]
+    (problem,) = disagreements(
+        MeshFile.model_validate({"tiers": [{"name": "a", "engine": "simulated", "speculation": "auto"}]})
+    )
+    assert problem.field == "tiers[0].speculation.drafters"
 
 
 async def test_a_tiers_drafters_draft_for_its_requests(
@@ -327,7 +412,7 @@ async def test_a_tiers_drafters_draft_for_its_requests(
 
         assert await asyncio.gather(*map(reply, requests(prompts, GREEDY))) == expected[GREEDY]
         state = engine.speculation()
-        assert state.model == "small"
+        assert state.chain == ("small",)
         assert state.window == 3
         assert state.verified["model"] >= state.accepted["model"] > 0
         assert state.verified["given"] == 0
@@ -339,7 +424,11 @@ async def test_a_tiers_drafters_draft_for_its_requests(
             ("failures", "model"): 0,
             ("failures", "given"): 0,
             ("window", "small"): 3,
+            ("acceptance",): state.accepted_share,
         }
+        assert state.accepted_share is not None
+        assert 0.5 < state.accepted_share <= 1
+        assert engine.load().drafting == Drafting(("small",), 3, state.accepted_share)
     finally:
         await engine.close()
 
@@ -356,7 +445,7 @@ def _metrics(reader: InMemoryMetricReader) -> dict[tuple[str, ...], float]:
             labels = {key: str(value) for key, value in (point.attributes or {}).items()}
             assert labels.pop("penstock.tier") == "last"
             assert isinstance(point, NumberDataPoint)
-            parts = (labels.get(f"penstock.draft.{label}") for label in ("source", "model", "outcome"))
+            parts = (labels.get(f"penstock.draft.{label}") for label in ("source", "chain", "outcome"))
             values[name, *(part for part in parts if part)] = point.value
     return values
 

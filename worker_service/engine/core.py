@@ -77,7 +77,7 @@ class _Request:
     """The state of a request in addition to its sequence.
 
     declines: where its SLO cannot be kept it is declined. given, given_accepted: tokens that its own source proposed and that
-        were verified, and those of them that stand.
+        were verified, and those of them that stand. drafted, drafted_accepted: the same of drafting models.
     """
 
     sequence: Sequence
@@ -90,6 +90,8 @@ class _Request:
     declines: bool = False
     given: int = 0
     given_accepted: int = 0
+    drafted: int = 0
+    drafted_accepted: int = 0
 
 
 StepOutput = EngineEvent | Verification | RequestFailed
@@ -391,6 +393,7 @@ class EngineCore:
                 pending for s in (*self.scheduler.running, *self.scheduler.waiting) if (pending := s.pending) > 1
             ),
             prompt_tokens_per_s=self._prompt_throughput.per_second,
+            drafting=self.proposals.drafting(),
         )
 
     def restart_throughput(self) -> None:
@@ -516,6 +519,9 @@ class EngineCore:
         if chunk.proposed and self.proposals.gave(sequence.request_id):
             request.given += len(chunk.proposed)
             request.given_accepted += min(accepted, count)
+        elif chunk.proposed and self.proposals.drafted(sequence.request_id):
+            request.drafted += len(chunk.proposed)
+            request.drafted_accepted += min(accepted, count)
         tokens = result.tokens[:count]
         pairs = zip(tokens, result.logprobs, strict=False)  # without logprobs, there are none
         logprobs = tuple(self._logprobs(token, raw) for token, raw in pairs)
@@ -582,4 +588,4 @@ class EngineCore:
             request.given - request.given_accepted,
         )
         stop = request.text.stopped_by if request.text is not None else None
-        return Finished(reason, usage, stop, sequence.preemptions)
+        return Finished(reason, usage, stop, sequence.preemptions, request.drafted, request.drafted_accepted)

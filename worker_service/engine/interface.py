@@ -103,12 +103,15 @@ NOT_KEPT = "the SLO cannot be kept here"
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """Last event of a request."""
+    """Last event of a request. drafted_tokens, accepted_drafted_tokens: of drafting models, verified and accepted; drafts
+    that came with the request are in its usage."""
 
     reason: FinishReason
     usage: TokenUsage
     stop: str | None = None
     preemptions: int = 0
+    drafted_tokens: int = 0
+    accepted_drafted_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,13 +218,17 @@ class StepPredicting(Protocol):
 @dataclass(frozen=True, slots=True)
 class SpeculationState:
     """Counts of drafted tokens since the start, by source: `model` for models that draft, `given` for drafts that came with
-    requests. model, window: what drafts now; empty and 0 where the engine's model computes alone."""
+    requests. chain, window: the models that draft now, small to large, and how many tokens the first one drafts; empty and 0
+    where the engine's model computes alone. accepted_share: of the last tokens of drafting models that were verified; None
+    before the first. drafts: whether there are drafting models."""
 
     verified: Mapping[str, int]
     accepted: Mapping[str, int]
     failures: Mapping[str, int]
-    model: str
+    chain: tuple[str, ...]
     window: int
+    accepted_share: float | None = None
+    drafts: bool = False
 
 
 @runtime_checkable

@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+from services.domain.instances import Drafting
 from services.domain.requests import FinishReason, PositionLogprobs
+from services.domain.slo.draft_windows import FIRST_PACE, DraftPace
 from worker_service.engine.interface import SpeculationState
 from worker_service.scheduling import BatchScheduler, Chunk, StepPlan
 from worker_service.speculation.sources import Drafter, DraftRequest, DraftSource, VerifiedStep
@@ -21,6 +23,10 @@ class DraftCounts:
     verified: int = 0
     accepted: int = 0
     failures: int = 0
+
+
+RECENT_TOKENS = 512
+"""Drafted tokens after which an older one counts for about a third in the share that is shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,21 +53,31 @@ class Proposals:
         self._watching = False  # whether there was a source or a drafter when the step was planned
         self.drafter: Drafter | None = None
         self.of_sources, self.of_drafter = DraftCounts(), DraftCounts()
+        self._accepted_share: float | None = None
 
     def state(self) -> SpeculationState:
         """The counts, and what drafts now. May be called by any thread."""
         counts = {"model": self.of_drafter, "given": self.of_sources}
         drafter = self.drafter
-        model, window = drafter.current if drafter is not None else ("", 0)
+        chain, window = drafter.current if drafter is not None else ((), 0)
         failures = {name: count.failures for name, count in counts.items()}
         failures["model"] += drafter.failures if drafter is not None else 0
         return SpeculationState(
             verified={name: count.verified for name, count in counts.items()},
             accepted={name: count.accepted for name, count in counts.items()},
             failures=failures,
-            model=model,
+            chain=chain,
             window=window,
+            accepted_share=self._accepted_share,
+            drafts=drafter is not None,
         )
+
+    def drafting(self) -> Drafting | None:
+        """What drafts now, for the engine's load; None without a drafter."""
+        if self.drafter is None:
+            return None
+        chain, window = self.drafter.current
+        return Drafting(chain, window, self._accepted_share)
 
     def attach(self, request_id: str, source: DraftSource) -> None:
         """From now on, `source` proposes tokens of this request."""
@@ -70,6 +86,10 @@ class Proposals:
     def gave(self, request_id: str) -> bool:
         """Whether what is proposed for a request in this step is its own source's."""
         return request_id in self._sources and request_id not in self._by_drafter
+
+    def drafted(self, request_id: str) -> bool:
+        """Whether what is proposed for a request in this step is a drafting model's."""
+        return request_id in self._by_drafter
 
     def forget(self, request_id: str) -> None:
         """A request has ended or moved away; no error if it has no source."""
@@ -83,7 +103,7 @@ class Proposals:
         self._watching = bool(self._sources) or self.drafter is not None
         if not self._watching or not allowed:
             return plan
-        limits = scheduler.proposal_limits(plan)
+        limits = scheduler.proposal_limits(plan, lambda: self._pace(len(plan.chunks)))
         proposals = dict[str, Seq[int]]()
         undrafted = list[DraftRequest]()
         for chunk in plan.chunks:
@@ -120,6 +140,8 @@ class Proposals:
             counts = self.of_drafter if drafted else self.of_sources
             counts.verified += verified
             counts.accepted += continuation.accepted
+            if drafted:
+                self._count_share(verified, continuation.accepted)
             if drafted and continuation.reason is None:  # what stands behind the end of a reply is not known
                 verdicts[request_id] = (verified, continuation.accepted)
         if self.drafter is None or not continuations:
@@ -132,12 +154,22 @@ class Proposals:
         except Exception:
             self._drop_drafter()
 
+    def _count_share(self, verified: int, accepted: int) -> None:
+        """Add drafted tokens to the share of the last ones."""
+        known = self._accepted_share
+        share, weight = accepted / verified, min(1.0, verified / RECENT_TOKENS)
+        self._accepted_share = share if known is None else known + weight * (share - known)
+
     def failed(self, request_id: str) -> None:
         """A pass with proposed tokens of this request has failed: its source is dropped."""
         if request_id in self._by_drafter:
             self.of_drafter.failures += 1
             return
         self._drop(request_id)
+
+    def _pace(self, replies: int) -> DraftPace:
+        """What drafts are worth now; FIRST_PACE of those that come with requests."""
+        return self.drafter.pace(replies) if self.drafter is not None and replies else FIRST_PACE
 
     def _of_source(self, request_id: str, tokens: Seq[int], limit: int) -> Seq[int]:
         source = self._sources.get(request_id)

@@ -5,11 +5,12 @@ its own allocation instead.
 """
 
 import bisect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
 from services.domain.requests import FinishReason
+from services.domain.slo.draft_windows import FIRST_PACE, DraftPace
 from worker_service.scheduling.blocks import ROOT, BlockPool, OutOfBlocks
 from worker_service.scheduling.policies import DecodeFirst
 from worker_service.scheduling.sequence import Phase, Sequence
@@ -195,18 +196,19 @@ class BatchScheduler:
             step.give(sequence, count, keep=named)
         return step.plan()
 
-    def proposal_limits(self, plan: StepPlan) -> dict[str, int]:
+    def proposal_limits(self, plan: StepPlan, pace: Callable[[], DraftPace] = lambda: FIRST_PACE) -> Mapping[str, int]:
         """How many tokens may be proposed in a step, by request; only requests that may propose any.
 
         Proposals take what the step's budget leaves, in equal shares, and no more than the reply may still have behind the
-        token that the step yields anyway.
+        token that the step yields anyway. The policy may allow less.
+
+        pace: what drafts are worth now.
         """
-        if not self.policy.verifies_proposals():
-            return {}
         able = [chunk.sequence for chunk in plan.chunks if chunk.may_propose]
         share = (self.limits.max_step_tokens - plan.tokens) // max(1, len(able))
         limits = {s.request_id: min(share, s.max_output_tokens - s.output_tokens - 1) for s in able}
-        return {request_id: limit for request_id, limit in limits.items() if limit > 0}
+        limits = {request_id: limit for request_id, limit in limits.items() if limit > 0}
+        return self.policy.proposal_limits(self, limits, pace)
 
     def propose(self, plan: StepPlan, proposals: Mapping[str, Seq[int]]) -> StepPlan:
         """The step with proposed tokens, by request, as far as free blocks hold them. No request is preempted for them.

@@ -9,6 +9,7 @@ started only with room for one token more.
 """
 
 import math
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 
@@ -20,10 +21,12 @@ from services.domain.slo.compiled.admission import budget_per_s
 from services.domain.slo.compiled.layout import KIND, STANDARD, StepModel, step_model
 from services.domain.slo.compiled.table import RequestTable, Snapshot, TableRequest, decide
 from services.domain.slo.correction import LatencyCorrection
+from services.domain.slo.draft_windows import FIRST_PACE, DraftPace
 from services.domain.slo.promises import SloClass
 from worker_service.scheduling.batching import BatchScheduler
 from worker_service.scheduling.policies import DecodeFirst
 from worker_service.scheduling.sequence import Phase, Sequence
+from worker_service.scheduling.slo_drafts import PlannedStep, allowed_windows, verifying_s
 from worker_service.scheduling.steps import BatchPolicy, Chunk, StepInProgress, queue_key
 
 PROMPTS_AHEAD = 4
@@ -58,6 +61,7 @@ class SloPolicy(BatchPolicy):
         self._planned: list[str] | None = None  # ids that the table gave tokens to, in the current step
         self._chunks: Seq[Chunk] = ()  # of a current step that the table has not planned
         self._planned_s = self._begun_s = 0.0
+        self._pace = FIRST_PACE  # of drafts, in the step planned last
         self._headroom: SloHeadroom | None = None
         self._headroom_at_s = -math.inf
         self.replays = 0
@@ -211,12 +215,41 @@ class SloPolicy(BatchPolicy):
             if sequence is not None:
                 step.give(sequence, count)
 
-    def verifies_proposals(self) -> bool:
-        """Only without promises: steps with promises are planned to the token, one for each decode."""
-        return self._planned is None
+    def proposal_limits(
+        self, scheduler: BatchScheduler, limits: Mapping[str, int], pace: Callable[[], DraftPace]
+    ) -> Mapping[str, int]:
+        """With promises, only for requests under one, and as far as all promises are kept even if no drafted token stands."""
+        if self._planned is None or not limits:
+            return limits
+        block = scheduler.pool.block_tokens
+        if sum(_whole_blocks(s, block) for s in self._promised.values()) > scheduler.pool.count:
+            return {}  # KV is promised over time: replies that grow faster than planned may not fit together
+        tokens = sum(self._table.grants())
+        step = PlannedStep(
+            self._begun_s + self._planned_s,
+            lambda end_s: self._table.snapshot(planned=True, end_s=end_s),
+            self._table.yields(),
+            tokens,
+            limits,
+        )
+        self._pace = pace()
+        return allowed_windows(
+            step,
+            self._pace,
+            self._latency,
+            self._step_model(scheduler),
+            correction=self._corrected,
+            prompts_wait=bool(scheduler.waiting) or any(s.pending > 1 for s in scheduler.running),
+        )
 
     def proposed(self, chunks: Seq[Chunk]) -> None:
         self._chunks = chunks
+        if self._planned is None:
+            return
+        drafted = [len(chunk.proposed) for chunk in chunks]
+        tokens = sum(chunk.count for chunk in chunks)
+        self._planned_s += verifying_s(self._latency, self._corrected, tokens, sum(drafted))
+        self._planned_s += self._pace.step_s * max(drafted)
 
     def committed(self, chunks: Seq[Chunk], end_s: float) -> None:
         if self._planned is None:
@@ -224,6 +257,10 @@ class SloPolicy(BatchPolicy):
         done = {chunk.sequence.request_id for chunk in chunks}
         skipped = [request_id for request_id in self._planned if request_id not in done]
         self._table.commit(end_s, skipped)
+        for chunk in chunks:
+            accepted = chunk.sequence.computed - chunk.start - chunk.count
+            if accepted > 0 and chunk.sequence.request_id in self._columns:
+                self._table.advance(chunk.sequence.request_id, accepted, end_s)
         if not skipped:
             self._observe(end_s - self._begun_s)
         self._planned = None

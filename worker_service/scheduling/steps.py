@@ -1,10 +1,12 @@
 """One step of an engine, and the interface of policies that plan steps. No I/O."""
 
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from services.domain.instances import SloHeadroom
+from services.domain.slo.draft_windows import DraftPace
 from worker_service.scheduling.sequence import Sequence
 
 if TYPE_CHECKING:
@@ -116,9 +118,14 @@ class BatchPolicy:
     def committed(self, chunks: Seq[Chunk], end_s: float) -> None:
         """These chunks of the step planned last were computed by `end_s`."""
 
-    def verifies_proposals(self) -> bool:
-        """Whether the step planned last may verify proposed tokens as well; by default it may."""
-        return True
+    def proposal_limits(
+        self, scheduler: "BatchScheduler", limits: Mapping[str, int], pace: Callable[[], DraftPace]
+    ) -> Mapping[str, int]:
+        """How many tokens may be proposed in the step planned last, by request; by default, what its budget leaves.
+
+        limits: what that is. pace: what drafts are worth now.
+        """
+        return limits
 
     def proposed(self, chunks: Seq[Chunk]) -> None:
         """The step planned last now has these chunks: proposed tokens have been added."""

@@ -1,16 +1,19 @@
-"""Drafts for the running replies of an engine with the model and window that are predicted to be fastest. No I/O.
+"""Drafts for the running replies of an engine with the chain and window that are predicted to be fastest. No I/O.
 
-Models that fail are dropped one by one; without any, the target computes alone.
+Models that fail are dropped one by one, so that chains become shorter; without any, the target computes alone.
 """
 
+import itertools
 import logging
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol
 
-from worker_service.speculation.choice import Candidate, Chooser, Estimate
-from worker_service.speculation.estimates import Acceptance, DraftCost, PassCost
+from services.domain.slo.draft_windows import DraftPace
+from services.domain.speculation.choice import Candidate, Chooser, Estimate
+from services.domain.speculation.estimates import Acceptance, DraftCost, PassCost
+from worker_service.speculation.acceptance import matching
 from worker_service.speculation.sources import DraftRequest, VerifiedStep
 
 _log = logging.getLogger(__name__)
@@ -19,6 +22,8 @@ FIRST_LENGTH = 64
 """Tokens that a reply is expected to have before any has ended."""
 LEAST_REMAINING = 8
 """Tokens that a reply is expected to have left, however long it is already."""
+NO_DRAFTS: tuple[tuple[str, ...], int] = ((), 0)
+"""What `Drafter.current` is while nothing drafts."""
 
 
 class DraftingModel(Protocol):
@@ -32,6 +37,8 @@ class DraftingModel(Protocol):
     def catch_up(self, requests: Seq[DraftRequest]) -> None: ...
 
     def draft(self, requests: Seq[DraftRequest], window: int, least: float = 0.0) -> Seq[Seq[int] | None]: ...
+
+    def verify(self, requests: Seq[DraftRequest], drafts: Seq[Seq[int]]) -> Seq[Seq[int] | None]: ...
 
     def forget(self, request_id: str) -> None: ...
 
@@ -47,18 +54,31 @@ class SpeculatingModel:
     accepted: int = 0
 
     @classmethod
-    def measured(cls, name: str, model: DraftingModel, cost: DraftCost, max_window: int) -> "SpeculatingModel":
-        """A model of which only the cost of drafting is known."""
-        return cls(name, model, Estimate(Acceptance(max_window), cost))
+    def measured(
+        cls, name: str, model: DraftingModel, cost: DraftCost, max_window: int, passes: PassCost | None = None
+    ) -> "SpeculatingModel":
+        """A model of which only the cost of drafting is known, and that of its passes where it can verify."""
+        return cls(name, model, Estimate(Acceptance(max_window), cost, passes))
 
 
 @dataclass(frozen=True, slots=True)
 class _Drafted:
-    """A draft of the current step. window: how long it could have been; tokens: how long it is."""
+    """A proposal of the current step. model: the last one of the chain. window: how long it could have been; tokens: how long
+    it is."""
 
     model: SpeculatingModel
     window: int
     tokens: int
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A draft on its way through a chain. level: the model of the chain whose tokens it has."""
+
+    request: DraftRequest
+    level: int
+    window: int
+    tokens: Seq[int]
 
 
 class AdaptiveDrafter:
@@ -67,13 +87,17 @@ class AdaptiveDrafter:
     def __init__(
         self, target: PassCost, models: Seq[SpeculatingModel], max_window: int, now: Callable[[], float]
     ) -> None:
-        """now: seconds, monotonic."""
+        """models: small to large. now: seconds, monotonic."""
         self.models, self._now = list(models), now
         self.chooser = Chooser(target, [model.estimate for model in models], max_window)
-        self.failures, self.current = 0, ("", 0)
+        self.failures, self.current = 0, NO_DRAFTS
         self._drafted: dict[str, _Drafted] = {}
         self._offsets: dict[str, int] = {}  # output tokens of running replies, as of their last draft request
         self._mean_length = float(FIRST_LENGTH)
+
+    def pace(self, replies: int) -> DraftPace:
+        """Of the chain that drafts now or, while none does, of the best one."""
+        return self.chooser.pace(replies)
 
     def propose(self, requests: Seq[DraftRequest]) -> list[Seq[int]]:
         began_s = self._now()
@@ -82,17 +106,17 @@ class AdaptiveDrafter:
         proposals: list[Seq[int]] = [()] * len(requests)
         replies, chooser = len(requests), self.chooser
         current = chooser.choose(replies)
-        self.current = (self.models[current.model].name, current.window) if current is not None else ("", 0)
+        self.current = self._named(current)
         if current is not None:
             least, saved_s = chooser.least(replies), chooser.saved_s(replies)
             worth = [i for i, request in enumerate(requests) if self._pays(request, current, saved_s)]
             self._draft(requests, worth, current, least, proposals, began_s)
         at = 0
 
-        def missing(model: int) -> int:
+        def missing(chain: Seq[int]) -> list[int]:
             nonlocal at
-            counts = [self.models[model].model.missing(request) for request in requests]
-            at = min(range(replies), key=counts.__getitem__)
+            counts = [[self.models[m].model.missing(request) for m in chain] for request in requests]
+            at = min(range(replies), key=lambda i: sum(counts[i]))
             return counts[at]
 
         explored = chooser.explore(replies, missing)
@@ -120,14 +144,22 @@ class AdaptiveDrafter:
         for speculating in self.models:
             speculating.model.forget(request_id)
 
+    def _named(self, candidate: Candidate | None) -> tuple[tuple[str, ...], int]:
+        if candidate is None:
+            return NO_DRAFTS
+        return tuple(self.models[m].name for m in candidate.chain), candidate.window
+
     def _pays(self, request: DraftRequest, candidate: Candidate, saved_s: float) -> bool:
         """Whether the tokens that the reply still has save more time than computing its prompt takes."""
-        speculating = self.models[candidate.model]
-        missing = speculating.model.missing(request)
-        if missing <= speculating.model.known_tokens:
+        price_s = 0.0
+        for m in candidate.chain:
+            speculating = self.models[m]
+            missing = speculating.model.missing(request)
+            if missing > speculating.model.known_tokens:
+                price_s += speculating.estimate.cost.catch_up_s(missing)
+        if not price_s:
             return True
-        remaining = max(LEAST_REMAINING, self._mean_length - request.offset)
-        return speculating.estimate.cost.catch_up_s(missing) <= saved_s * remaining
+        return price_s <= saved_s * max(LEAST_REMAINING, self._mean_length - request.offset)
 
     def _draft(
         self,
@@ -138,34 +170,98 @@ class AdaptiveDrafter:
         proposals: list[Seq[int]],
         began_s: float,
     ) -> None:
-        """Draft for some of the requests, into `proposals`. The time since `began_s` is the price."""
+        """Draft for some of the requests, into `proposals`. The time since `began_s` is the price of the first model."""
         if not chosen:
             return
-        speculating = self.models[candidate.model]
-        model, own = speculating.model, [requests[i] for i in chosen]
-        try:
-            late = [request for request in own if model.missing(request) > model.known_tokens]
-            if late:
-                model.catch_up(late)
-                began_s = self._now()
-            drafts = model.draft(own, candidate.window, least)
-        except Exception:
-            self._drop(candidate.model)
-            return
-        for i, request, draft in zip(chosen, own, drafts, strict=True):
-            window = min(candidate.window, request.limit)
-            if draft:
-                proposals[i] = draft
-                self._drafted[request.request_id] = _Drafted(speculating, window, len(draft))
-            elif draft is not None:  # the model is unsure of its first token already
-                speculating.estimate.acceptance.observe(window, 0, 0, len(requests))
-        drafted = sum(len(draft) for draft in drafts if draft)
-        speculating.estimate.cost.observe(len(own), drafted, self._now() - began_s)
+        chain = [self.models[m] for m in candidate.chain]
+        drafts = self._first(chain[0], [requests[i] for i in chosen], candidate, least, began_s, len(requests))
+        for level, (lower, upper) in enumerate(itertools.pairwise(chain), 1):
+            verifiable = [draft for draft in drafts if draft.level == level - 1]
+            if not verifiable or not self._verified(level, lower, upper, verifiable, len(requests)):
+                break  # what the models below propose, if anything, goes to the target
+        by_id = {draft.request.request_id: draft for draft in drafts}
+        for i in chosen:
+            draft = by_id.get(requests[i].request_id)
+            if draft is not None and draft.tokens:
+                proposals[i] = draft.tokens
+                drafted = _Drafted(chain[draft.level], draft.window, len(draft.tokens))
+                self._drafted[draft.request.request_id] = drafted
 
-    def _drop(self, model: int) -> None:
+    def _first(
+        self,
+        speculating: SpeculatingModel,
+        requests: Seq[DraftRequest],
+        candidate: Candidate,
+        least: float,
+        began_s: float,
+        replies: int,
+    ) -> list[_Draft]:
+        """The drafts of a chain's first model; none if it fails. They leave room for the tokens of those behind it."""
+        model, behind = speculating.model, len(candidate.chain) - 1
+        try:
+            if self._catch_up(model, requests):
+                began_s = self._now()
+            drafts = model.draft(requests, candidate.window, least)
+        except Exception:
+            self._drop(speculating)
+            return []
+        result = list[_Draft]()
+        for request, tokens in zip(requests, drafts, strict=True):
+            window = min(candidate.window, request.limit)
+            if tokens:
+                room = max(1, request.limit - behind)
+                result.append(_Draft(request, 0, window, tokens[:room] if behind else tokens))
+            elif tokens is not None:  # the model is unsure of its first token already
+                speculating.estimate.acceptance.observe(window, 0, 0, replies)
+        drafted = sum(len(draft) for draft in drafts if draft)
+        speculating.estimate.cost.observe(len(requests), drafted, self._now() - began_s)
+        return result
+
+    def _verified(
+        self, level: int, lower: SpeculatingModel, upper: SpeculatingModel, drafts: Seq[_Draft], replies: int
+    ) -> bool:
+        """Replace drafts by what the next model of the chain draws along them; False if it fails.
+
+        A reply of which it has to compute more than a few tokens keeps its draft.
+        """
+        requests = [draft.request for draft in drafts]
+        try:
+            self._catch_up(upper.model, requests)
+            began_s = self._now()
+            results = upper.model.verify(requests, [draft.tokens for draft in drafts])
+            seconds = self._now() - began_s
+        except Exception:
+            self._drop(upper)
+            return False
+        known = lower.estimate.accepted_by(self.models.index(upper))
+        computed = 0
+        for draft, own in zip(drafts, results, strict=True):
+            if own is None:
+                continue
+            count = len(draft.tokens)
+            accepted, _ = matching(draft.tokens, own)
+            known.observe(count, count, accepted, replies)
+            lower.verified, lower.accepted = lower.verified + count, lower.accepted + accepted
+            tokens = own[: min(accepted + 1, draft.request.limit)]
+            draft.tokens, draft.window, draft.level = tokens, len(tokens), level
+            computed += 1 + count
+        if computed and upper.estimate.passes is not None:
+            upper.estimate.passes.observe(len(drafts), computed, seconds)
+        return True
+
+    @staticmethod
+    def _catch_up(model: DraftingModel, requests: Seq[DraftRequest]) -> bool:
+        """Have a model compute prompts that it needs; whether there were any."""
+        late = [request for request in requests if model.missing(request) > model.known_tokens]
+        if late:
+            model.catch_up(late)
+        return bool(late)
+
+    def _drop(self, dropped: SpeculatingModel) -> None:
         """Drop a model that failed."""
         self.failures += 1
-        self.current = ("", 0)
-        self.chooser.remove(model)
-        dropped = self.models.pop(model)
+        self.current = NO_DRAFTS
+        index = self.models.index(dropped)
+        self.chooser.remove(index)
+        del self.models[index]
         _log.exception("draft model %s failed and is dropped", dropped.name)

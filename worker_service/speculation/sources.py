@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from services.domain.requests import SamplingParams
+from services.domain.slo.draft_windows import DraftPace
 
 
 class DraftSource(Protocol):
@@ -71,12 +72,16 @@ class VerifiedStep:
 class Drafter(Protocol):
     """Proposes the next tokens of all running replies of an engine, by smaller models. Called between two steps.
 
-    failures: models that failed and are not used any more. current: the model that drafts and how many tokens, ("", 0) while
-    none does. Both may be read by any thread.
+    failures: models that failed and are not used any more. current: the chain that drafts, small to large, and how many
+    tokens its first model drafts; ((), 0) while none does. Both may be read by any thread.
     """
 
     failures: int
-    current: tuple[str, int]
+    current: tuple[tuple[str, ...], int]
+
+    def pace(self, replies: int) -> DraftPace:
+        """What drafts of so many replies are worth now."""
+        ...
 
     def propose(self, requests: Seq[DraftRequest]) -> Seq[Seq[int]]:
         """Tokens for each request; none where nothing is worth verifying."""

@@ -11,13 +11,14 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from services.domain.requests import SamplingParams
+from services.domain.speculation.estimates import DraftCost, PassCost
 from worker_service.engine.core import EngineCore
 from worker_service.engine.interface import EngineUnusable, KvLayout
-from worker_service.engine.runner import Row
+from worker_service.engine.runner import ModelRunner, Row
 from worker_service.engine.torch.draft_model import DraftModel
 from worker_service.engine.torch.runner import TorchRunner, kv_layout
+from worker_service.scheduling import BlockPool
 from worker_service.speculation.adaptive import AdaptiveDrafter, SpeculatingModel
-from worker_service.speculation.estimates import DraftCost, PassCost
 from worker_service.speculation.sources import DraftRequest
 from worker_service.text.hf import HfTokenizer
 
@@ -27,6 +28,10 @@ REPEATS = 3
 CONTEXT_TOKENS = 64
 """Tokens before those whose passes are measured."""
 GREEDY = SamplingParams(temperature=0.0)
+
+
+class OtherTokens(EngineUnusable):
+    """A model cannot draft for another one, because its tokens differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +49,12 @@ def load_draft_model(
     """Load a model that drafts. load: as the engine loads its own model.
 
     Raises:
-        EngineUnusable: It cannot be loaded, or its tokens differ from those of `tokenizer`, the target's.
+        EngineUnusable: It cannot be loaded.
+        OtherTokens: Its tokens differ from those of `tokenizer`, the target's.
     """
     model = load(folder)
     if not HfTokenizer(folder, model.config.vocab_size).has_tokens_of(tokenizer):
-        raise EngineUnusable(f"speculation.drafters: {folder}: its tokenizer has other tokens than the tier's model")
+        raise OtherTokens(f"speculation.drafters: {folder}: its tokenizer has other tokens than the tier's model")
     return LoadedDraftModel(folder.name, model, kv_layout(model, block_tokens, ""))
 
 
@@ -68,7 +74,7 @@ def adaptive_drafter(
     """
     limits = core.limits.batch
     models = list[SpeculatingModel]()
-    for entry in loaded:
+    for entry in sorted(loaded, key=lambda entry: entry.model.num_parameters()):
         try:
             runner = TorchRunner(entry.model, blocks, entry.layout, threads=threads)
         except RuntimeError as error:
@@ -77,27 +83,34 @@ def adaptive_drafter(
         model = DraftModel(
             runner, blocks, max_context_tokens=context, max_step_tokens=limits.max_step_tokens, compiled=compiled
         )
+        passes = None  # the smallest model verifies nothing
+        if models:
+            pool = BlockPool(blocks, entry.layout.block_tokens, reuse=False)
+            passes = pass_cost(runner, pool, limits.max_running, max_window, context)
         cost = draft_cost(model, min(limits.max_running, 8), max_window)
-        models.append(SpeculatingModel.measured(entry.name, model, cost, max_window))
+        models.append(SpeculatingModel.measured(entry.name, model, cost, max_window, passes))
         _log.info(
             "%s drafts: %.3f ms a token%s", entry.name, cost.token_s * 1e3, ", compiled" if model.compiled else ""
         )
-    return AdaptiveDrafter(pass_cost(core, max_window), models, max_window, time.perf_counter)
+    target = pass_cost(core.runner, core.scheduler.pool, limits.max_running, max_window, core.limits.max_context_tokens)
+    return AdaptiveDrafter(target, models, max_window, time.perf_counter)
 
 
-def pass_cost(core: EngineCore, max_window: int) -> PassCost:
-    """The cost of the core's passes by replies and tokens per reply, measured while it is idle."""
-    most, pool = core.limits.batch.max_running, core.scheduler.pool
+def pass_cost(runner: ModelRunner, pool: BlockPool, most: int, max_window: int, max_context_tokens: int) -> PassCost:
+    """The cost of a model's passes by replies, up to `most`, and tokens per reply, measured while it is idle.
+
+    pool: of the runner's blocks, of which some are overwritten.
+    """
     widths = sorted({1, 2, min(4, max_window + 1), max_window + 1})
     replies = [n for n in (1, 2, 4, 8, 16, 32, 64, 128) if n < most] + [min(most, 256)]
-    context = min(CONTEXT_TOKENS, core.limits.max_context_tokens - max_window - 1, pool.count * pool.block_tokens // 2)
+    context = min(CONTEXT_TOKENS, max_context_tokens - max_window - 1, pool.count * pool.block_tokens // 2)
     blocks = pool.take(min(pool.count, -(-(context + max_window + 1) // pool.block_tokens)))
     measured = dict[tuple[int, int], float]()
     try:
         for count in replies:
             for width in widths:
                 rows = [Row([0] * width, context, blocks, width, GREEDY, 0)] * count
-                measured[count, width] = _seconds(functools.partial(core.runner.run, rows))
+                measured[count, width] = _seconds(functools.partial(runner.run, rows))
     finally:
         pool.release(blocks)
     return PassCost(measured)

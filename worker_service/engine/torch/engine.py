@@ -18,7 +18,12 @@ from worker_service.engine.generation_config import sampling_defaults
 from worker_service.engine.interface import EngineInfo, EngineUnusable, KvLayout, capabilities_of_own_steps
 from worker_service.engine.latency_fit import measured_latency
 from worker_service.engine.loop import LoopEngine, OutputCoalescing
-from worker_service.engine.torch.draft_loading import adaptive_drafter, load_draft_model
+from worker_service.engine.torch.draft_loading import (
+    LoadedDraftModel,
+    OtherTokens,
+    adaptive_drafter,
+    load_draft_model,
+)
 from worker_service.engine.torch.runner import TorchRunner, kv_layout
 from worker_service.scheduling import BatchLimits, BlockPool, PolicyName
 from worker_service.text.hf import HfTokenizer
@@ -32,7 +37,8 @@ KV_SHARE_OF_FREE_MEMORY = 0.9  # the rest is for the activations of a step
 @dataclass(frozen=True, slots=True)
 class TorchEngineOptions:
     """folder: a model in Hugging Face format. kernel, fused: as in TorchRunner. drafters: folders of smaller models that
-    draft, max_window tokens at most. The rest is as in the tier of a mesh file."""
+    draft, max_window tokens at most. skips_drafters: do without those that have other tokens. The rest is as in the tier of a
+    mesh file."""
 
     folder: Path
     name: str
@@ -51,6 +57,7 @@ class TorchEngineOptions:
     batch_policy: PolicyName = PolicyName.DECODE_FIRST
     best_effort_reserve: float = 0.0
     drafters: tuple[Path, ...] = ()
+    skips_drafters: bool = False
     max_window: int = 7
 
 
@@ -68,10 +75,16 @@ def torch_core(options: TorchEngineOptions, clock: Clock) -> tuple[EngineCore, E
     model = load_model(options.folder, options)
     tokenizer = HfTokenizer(options.folder, config.vocab_size, options.tool_format)
     layout = kv_layout(model, options.kv_block_tokens, model_digest(options.folder))
-    drafters = [
-        load_draft_model(folder, lambda folder: load_model(folder, options), tokenizer, options.kv_block_tokens)
-        for folder in options.drafters
-    ]
+    drafters = list[LoadedDraftModel]()
+    for folder in options.drafters:
+        try:
+            drafters.append(
+                load_draft_model(folder, lambda folder: load_model(folder, options), tokenizer, options.kv_block_tokens)
+            )
+        except OtherTokens as error:
+            if not options.skips_drafters:
+                raise
+            _log.warning("%s: it does not draft", error)
     drafter_bytes = sum(drafter.layout.block_bytes for drafter in drafters)
     blocks = kv_blocks(options.kv_tokens, layout, _free_bytes(model.device), drafter_bytes)
     context = min(

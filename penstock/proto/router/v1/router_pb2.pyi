@@ -973,6 +973,7 @@ class InstanceStatus(_message.Message):
     PLACE_FIELD_NUMBER: _builtins.int
     PROCESS_COUNT_FIELD_NUMBER: _builtins.int
     ADMIN_ADDRESS_FIELD_NUMBER: _builtins.int
+    DRAFTING_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     role: _builtins.str
     """worker, judge, planner, router."""
@@ -995,6 +996,10 @@ class InstanceStatus(_message.Message):
     def place(self) -> Global___StagePlace:
         """The length stage of a worker; unset if its tier has none."""
 
+    @_builtins.property
+    def drafting(self) -> Global___Drafting:
+        """Of a worker whose model can have drafts by other models."""
+
     def __init__(
         self,
         *,
@@ -1013,14 +1018,49 @@ class InstanceStatus(_message.Message):
         place: Global___StagePlace | None = ...,
         process_count: _builtins.int = ...,
         admin_address: _builtins.str = ...,
+        drafting: Global___Drafting | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "place", b"place"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "drafting", b"drafting", "place", b"place"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "admin_address", b"admin_address", "age", b"age", "engine", b"engine", "free_kv_blocks", b"free_kv_blocks", "instance_id", b"instance_id", "kv_blocks", b"kv_blocks", "output_tokens_per_second", b"output_tokens_per_second", "place", b"place", "process_count", b"process_count", "queued_count", b"queued_count", "role", b"role", "running_count", b"running_count", "state", b"state", "tier", b"tier"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "admin_address", b"admin_address", "age", b"age", "drafting", b"drafting", "engine", b"engine", "free_kv_blocks", b"free_kv_blocks", "instance_id", b"instance_id", "kv_blocks", b"kv_blocks", "output_tokens_per_second", b"output_tokens_per_second", "place", b"place", "process_count", b"process_count", "queued_count", b"queued_count", "role", b"role", "running_count", b"running_count", "state", b"state", "tier", b"tier"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___InstanceStatus: _TypeAlias = InstanceStatus  # noqa: Y015
+
+@_typing.final
+class Drafting(_message.Message):
+    """What drafts at a worker now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHAIN_FIELD_NUMBER: _builtins.int
+    WINDOW_TOKENS_FIELD_NUMBER: _builtins.int
+    ACCEPTED_SHARE_FIELD_NUMBER: _builtins.int
+    window_tokens: _builtins.int
+    """How many tokens the first of them drafts for a reply in a step."""
+    accepted_share: _builtins.float
+    """Share of the last drafted tokens that the worker's model accepted, 0 to 1; unset before the first."""
+    @_builtins.property
+    def chain(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The models that draft, small to large; empty while none does."""
+
+    def __init__(
+        self,
+        *,
+        chain: _abc.Iterable[_builtins.str] | None = ...,
+        window_tokens: _builtins.int = ...,
+        accepted_share: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_accepted_share", b"_accepted_share", "accepted_share", b"accepted_share"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_accepted_share", b"_accepted_share", "accepted_share", b"accepted_share", "chain", b"chain", "window_tokens", b"window_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__accepted_share: _TypeAlias = _typing.Literal["accepted_share"]  # noqa: Y015
+    _WhichOneofArgType__accepted_share: _TypeAlias = _typing.Literal["_accepted_share", b"_accepted_share"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__accepted_share) -> _WhichOneofReturnType__accepted_share | None: ...
+
+Global___Drafting: _TypeAlias = Drafting  # noqa: Y015
 
 @_typing.final
 class StagePlace(_message.Message):

@@ -167,6 +167,39 @@ class RequestTable:
         )
         return self._grants[:n].tolist(), took_s
 
+    def grants(self) -> list[int]:
+        """Tokens of each column in the planned step."""
+        planned: list[int] = self._grants[: len(self.ids)].tolist()
+        return planned
+
+    def yields(self) -> dict[str, float]:
+        """When the tokens are due that the planned step yields under a promise, by request."""
+        n = len(self.ids)
+        counts, grants = self._counts[:, :n], self._grants[:n]
+        yielding = (counts[KIND] == STANDARD) & (grants > 0) & (grants == counts[PENDING])
+        return {self.ids[at]: float(self._times[DUE_S, at]) for at in np.flatnonzero(yielding)}
+
+    def advance(self, request_id: str, tokens: int, end_s: float) -> None:
+        """So many more tokens of a request stand than the step had planned that was committed last and ended at `end_s`.
+
+        The token behind them is due a pace after that step, as without them, and within its window of ten gaps.
+        """
+        at = self.ids.index(request_id)
+        self._counts[CONTEXT, at] += tokens
+        self._counts[LEFT, at] = max(1, self._counts[LEFT, at] - tokens)
+        tpot_s, pace = self._times[TPOT_S, at], self._pace[:, at]
+        if tpot_s == math.inf:
+            return
+        for _ in range(tokens):
+            k = int(pace[_TOKENS])
+            pace[_TOKENS] = k + 1
+            pace[_ALLOWED_S] += tpot_s if k else 0.0
+            pace[_LEAD_S + k % PACE_WINDOW_TOKENS] = end_s - pace[_ALLOWED_S]
+        oldest = _LEAD_S + max(0, int(pace[_TOKENS]) - PACE_WINDOW_TOKENS) % PACE_WINDOW_TOKENS
+        self._times[DUE_S, at] = end_s + tpot_s
+        if pace[_TOKENS] > 0:
+            self._times[DUE_S, at] = min(end_s + tpot_s, pace[oldest] + pace[_ALLOWED_S] + tpot_s)
+
     def commit(self, end_s: float, skipped: Sequence[str] = ()) -> None:
         """The planned step has ended; those skipped were not computed."""
         for request_id in skipped:

@@ -4,7 +4,13 @@ import bisect
 from collections.abc import Mapping
 
 MEMORY = 16
-"""Verified drafts after which an older one counts for about a third."""
+"""Verified drafts after which an older one counts for about a third, where the share changes."""
+STEADY = 8
+"""While the last drafts are as those before them, the memory is so many times longer: two models may be nearly equal."""
+CHANGED = 4.5
+"""They are not where their share differs by three standard deviations: an average over the last m drafts has the variance of
+one draft over 2 m."""
+MIN_VARIANCE = 0.02
 REPLIES_PER_MEMORY = 4
 """In larger batches a step verifies many drafts; the memory grows so that one step does not replace all that is known."""
 PRIOR = 0.8
@@ -19,14 +25,27 @@ MOST_CHANGE = 2.0
 class Acceptance:
     """How far the drafts of one model stand, by position.
 
-    A draft may end before its window, where its own model is unsure, so two shares are measured: at each position, of the
-    drafts that stand so far, those that have a token there which stands; and of all drafts, those that have a token there.
+    A draft may end before its window, where its own model is unsure, so three shares are measured at each position: of the
+    drafts that stand so far, those that have a token there which stands; of those with a token there, those whose token
+    stands; and of all drafts, those that have a token there.
     """
 
     def __init__(self, max_window: int) -> None:
+        self.max_window = max_window
         self._standing = [PRIOR] * max_window
         self._length = [1.0] * max_window
         self._drafts = [PRIOR_DRAFTS] * max_window
+        self._recent = [PRIOR] * max_window  # as `_standing`, of the last drafts
+        self._share = [PRIOR] * max_window  # as `_standing`, of the drafts that have a token there
+        self._tokens = [PRIOR_DRAFTS] * max_window
+
+    @classmethod
+    def known(cls, share: float, max_window: int) -> "Acceptance":
+        """Of a model whose tokens stand with this probability at every position, and whose drafts never end early."""
+        acceptance = cls(max_window)
+        acceptance._standing = [share] * max_window
+        acceptance._share = [share] * max_window
+        return acceptance
 
     def observe(self, window: int, verified: int, accepted: int, replies: int) -> None:
         """A draft for `window` tokens had `verified`, none if it ended at once, of which `accepted` stand.
@@ -34,14 +53,35 @@ class Acceptance:
         replies: of the step.
         """
         memory = MEMORY * max(1, replies // REPLIES_PER_MEMORY)
+        steady, follows = STEADY * memory, 2 / (memory + 1)
         for i in range(window):
-            weight = 1 / (min(memory, self._drafts[i]) + 1)
-            self._length[i] += weight * ((verified > i) - self._length[i])
-            if accepted >= i:
-                self._standing[i] += weight * ((accepted > i) - self._standing[i])
+            drafts = self._drafts[i]
+            recently = 1 / (min(memory, drafts) + 1)
+            self._length[i] += recently * ((verified > i) - self._length[i])
+            if accepted < i:  # not reached, so that what is known of it is old: it follows the position before it
+                self._standing[i] += follows * (self._standing[i - 1] - self._standing[i])
+                self._share[i] += follows * (self._share[i - 1] - self._share[i])
+                continue
+            stands, standing = accepted > i, self._standing[i]
+            self._recent[i] += recently * (stands - self._recent[i])
+            differs = self._recent[i] - standing
+            if differs * differs > CHANGED * max(MIN_VARIANCE, standing * (1 - standing)) * recently:
+                self._standing[i], self._drafts[i] = self._recent[i], min(drafts, memory // 2) + 1
+                self._share[i], self._tokens[i] = self._recent[i], min(self._tokens[i], memory // 2)
+            else:
+                self._standing[i] += (stands - standing) / (min(steady, drafts) + 1)
                 self._drafts[i] += 1
-            else:  # not reached, so that what is known of it is old: it follows the position before it
-                self._standing[i] += 2 * weight * (self._standing[i - 1] - self._standing[i])
+            if verified > i:
+                self._share[i] += (stands - self._share[i]) / (min(steady, self._tokens[i]) + 1)
+                self._tokens[i] += 1
+        if accepted == window:  # beyond the window, nothing is known but that drafts come so far: it follows, slowly
+            for i in range(max(1, window), self.max_window):
+                for shares in (self._standing, self._share):
+                    shares[i] += (shares[i - 1] - shares[i]) / memory
+
+    def share(self, position: int) -> float:
+        """Of the drafts that stand before a position and have a token there, those whose token there stands."""
+        return self._share[position]
 
     def tokens(self, window: int) -> float:
         """Expected tokens of a pass: the accepted ones and the verifier's own behind them.

@@ -1,0 +1,1 @@
+"""Speculative decoding: what drafts cost, how far they stand, and which models draft. No I/O."""

@@ -1,0 +1,253 @@
+"""Which models draft and how far ahead, by predicted tokens per second. No I/O.
+
+A chain is a list of models, small to large: the first one drafts, each further one verifies what the one before it proposes
+and hands on what it draws as well, with its own token behind. So what a model rejects, the next one never sees.
+
+SpecRouter (section 4) chooses the chain with the least predicted time per token. Here a pass that verifies is priced as one
+pass over all its rows, not as single steps (its equation 7); the probability to reach a position (its P(reach), which it does
+not define) is the product of the shares that stand before it; the target alone is the default; and what exploring other
+choices may cost is limited, for which the paper gives no rule.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+from services.domain.slo.draft_windows import FIRST_PACE, DraftPace
+from services.domain.speculation.estimates import Acceptance, DraftCost, PassCost
+
+GAIN = 1.03
+"""Least predicted gain over the target alone for which there is drafting at all."""
+SWITCH_GAIN = 1.05
+"""Least predicted gain for which one chain is left for another, whose models have to compute the prompts first."""
+WINDOW_GAIN = 1.01
+"""The same for another window of the same chain, which costs nothing."""
+EXPLORED_SHARE = 0.01
+"""Share of the time that exploring may cost."""
+EXPLORED_WINDOW = 3
+EXPLORED_DRAFTS = 8
+"""Drafts in a row for which a chain is tried: most of the price is the first one's, for which it computes a prompt."""
+CHOSEN_STEPS = 4
+"""Steps for which a choice holds if the number of replies stays: choosing takes a few hundredths of a small model's step."""
+MOST_CREDIT_STEPS = 4
+"""Time for exploring is saved up to so many steps of the target."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A way of drafting: the indices of a chain's models, small to large, and how many tokens the first one drafts."""
+
+    chain: tuple[int, ...]
+    window: int
+
+    @property
+    def last(self) -> int:
+        """The model whose tokens the target verifies."""
+        return self.chain[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What is known of one model that drafts.
+
+    acceptance: of its tokens by the target. cost: of its drafts. passes: of its passes that verify; None if it verifies
+    nothing. by: acceptance of its tokens by other models, by their index.
+    """
+
+    acceptance: Acceptance
+    cost: DraftCost
+    passes: PassCost | None = None
+    by: dict[int, Acceptance] = field(default_factory=dict)
+
+    def accepted_by(self, model: int) -> Acceptance:
+        """Acceptance of its tokens by another model."""
+        return self.by.setdefault(model, Acceptance(self.acceptance.max_window))
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Of one step of a batch. tokens: that the replies get. seconds: drafting and the pass. drafted_s: drafting."""
+
+    tokens: float
+    seconds: float
+    drafted_s: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.seconds
+
+
+def predicted(replies: int, target: PassCost, models: Seq[Estimate], candidate: Candidate | None) -> Prediction:
+    """The step of a batch of so many replies; candidate None: of the target alone."""
+    if candidate is None:
+        return Prediction(replies, target.seconds(replies, replies), 0.0)
+    chain, window = candidate.chain, candidate.window
+    first = models[chain[0]]
+    if len(chain) == 1:
+        length, tokens = first.acceptance.drafted(window), first.acceptance.tokens(window)
+        drafted_s = first.cost.seconds(replies, replies * length)
+    else:
+        present = [1.0] * window  # at each position, the probability that the proposal has a token there
+        drafted_s = first.cost.seconds(replies, replies * window)
+        for lower, upper in itertools.pairwise(chain):
+            passes = models[upper].passes
+            assert passes is not None  # of those that verify, `chains` yields no other
+            drafted_s += passes.seconds(replies, replies * (1 + sum(present)))
+            # A proposal of the upper model has its own token behind as many as it accepts.
+            present = [1.0, *_standing(present, models[lower].accepted_by(upper))]
+        length, tokens = sum(present), 1 + sum(_standing(present, models[chain[-1]].acceptance))
+    drafted = replies * length
+    return Prediction(replies * tokens, target.seconds(replies, replies + drafted) + drafted_s, drafted_s)
+
+
+def _standing(present: Seq[float], acceptance: Acceptance) -> list[float]:
+    """The probability that a proposal stands up to and with each position."""
+    reached = itertools.accumulate((acceptance.share(i) for i in range(len(present))), lambda a, b: a * b)
+    return [there * stands for there, stands in zip(present, reached, strict=True)]
+
+
+def _share(tokens: float, length: int) -> float:
+    """The share a of tokens that stand for which 1 + a + ... + a^length is `tokens`, by halving."""
+    low, high = 0.0, 1.0
+    for _ in range(20):
+        middle = (low + high) / 2
+        low, high = (middle, high) if sum(middle**k for k in range(length + 1)) < tokens else (low, middle)
+    return low
+
+
+def tokens_per_s(replies: int, target: PassCost, models: Seq[Estimate], candidate: Candidate | None) -> float:
+    """Predicted tokens per second of a batch; None: of the target alone."""
+    return predicted(replies, target, models, candidate).tokens_per_s
+
+
+def chains(models: Seq[Estimate]) -> list[tuple[int, ...]]:
+    """All subsets of the models, small to large, in which each but the first can verify."""
+    indices = range(len(models))
+    subsets = (c for size in range(1, len(models) + 1) for c in itertools.combinations(indices, size))
+    return [chain for chain in subsets if all(models[m].passes is not None for m in chain[1:])]
+
+
+def candidates(models: Seq[Estimate], windows: Seq[int]) -> Iterator[Candidate]:
+    """Each chain with each window, so that no more than the greatest window is proposed to the target."""
+    for chain in chains(models):
+        for window in windows:
+            if window + len(chain) - 1 <= windows[-1]:
+                yield Candidate(chain, window)
+
+
+def best(replies: int, target: PassCost, models: Seq[Estimate], windows: Seq[int]) -> tuple[Candidate | None, float]:
+    """The candidate with the most predicted tokens per second, and these. None, the target alone, wins ties."""
+    rates = [(tokens_per_s(replies, target, models, c), c) for c in candidates(models, windows)]
+    rate, candidate = max(rates, key=lambda pair: pair[0], default=(0.0, None))
+    alone = tokens_per_s(replies, target, models, None)
+    return (candidate, rate) if rate > alone else (None, alone)
+
+
+class Chooser:
+    """Chooses before each step, and decides when another chain is tried."""
+
+    def __init__(self, target: PassCost, models: Seq[Estimate], max_window: int) -> None:
+        """models: small to large."""
+        self.target, self.models = target, list(models)
+        self._windows = windows(max_window)
+        self._credit_s = 0.0
+        self._explored = 0
+        self._chosen_for = (0, 0)  # replies, and the steps for which the choice still holds
+        self.current: Candidate | None = None
+        self.switches = 0
+
+    def choose(self, replies: int) -> Candidate | None:
+        """How to draft for the next step of so many replies; None: not at all."""
+        chosen_for, steps = self._chosen_for
+        if replies == chosen_for and steps:
+            self._chosen_for = replies, steps - 1
+            return self.current
+        self._chosen_for = replies, CHOSEN_STEPS - 1
+        candidate, rate = best(replies, self.target, self.models, self._windows)
+        alone = tokens_per_s(replies, self.target, self.models, None)
+        current = tokens_per_s(replies, self.target, self.models, self.current)
+        pays = rate >= GAIN * alone
+        if self.current is None or current < alone:
+            self._switch(candidate if pays else None)
+        elif candidate is not None:
+            same_chain = candidate.chain == self.current.chain
+            if rate > (WINDOW_GAIN if same_chain else SWITCH_GAIN) * current:
+                self._switch(candidate)
+        return self.current
+
+    def _switch(self, candidate: Candidate | None) -> None:
+        self.switches += candidate != self.current
+        self.current = candidate
+
+    def pace(self, replies: int) -> DraftPace:
+        """What a drafted token is worth and what it costs, on average over the window of the chain that drafts now, or of the
+        best one while none does."""
+        candidate = self.current
+        if candidate is None:
+            every = candidates(self.models, self._windows)
+            candidate = max(every, key=lambda c: tokens_per_s(replies, self.target, self.models, c), default=None)
+        if candidate is None:
+            return FIRST_PACE
+        prediction = predicted(replies, self.target, self.models, candidate)
+        length = candidate.window + len(candidate.chain) - 1
+        return DraftPace(_share(prediction.tokens / replies, length), prediction.drafted_s / length)
+
+    def saved_s(self, replies: int) -> float:
+        """Predicted seconds that drafting as chosen saves per token of a reply."""
+        if self.current is None:
+            return 0.0
+        current = tokens_per_s(replies, self.target, self.models, self.current)
+        return max(0.0, 1 / tokens_per_s(replies, self.target, self.models, None) - 1 / current)
+
+    def least(self, replies: int) -> float:
+        """The chance to stand from which on one more token is worth its row in the pass and its drafting; 0 in a chain, whose
+        tokens the next model verifies."""
+        if self.current is None or len(self.current.chain) > 1:
+            return 0.0
+        estimate = self.models[self.current.last]
+        most = replies * self._windows[-1]  # over the whole range, since measured points vary
+        row_s = (self.target.seconds(replies, replies + most) - self.target.seconds(replies, replies)) / most
+        rate = tokens_per_s(replies, self.target, self.models, self.current)
+        return max(0.0, row_s + estimate.cost.token_s) * rate
+
+    def explore(self, replies: int, missing: Callable[[Seq[int]], Seq[int]]) -> Candidate | None:
+        """A chain to try with one reply in the next step; None: none is to be tried, or it would cost too much.
+
+        missing: the tokens that each of these models has to compute before it can draft for that reply.
+        """
+        step_s = self.target.seconds(replies, replies)
+        self._credit_s = min(MOST_CREDIT_STEPS * step_s, self._credit_s + EXPLORED_SHARE * step_s)
+        present = self.current.chain if self.current is not None else ()
+        others = [c for c in chains(self.models) if c != present and len(c) <= self._windows[-1]]
+        if not others:
+            return None
+        chain = others[self._explored // EXPLORED_DRAFTS % len(others)]
+        window = min(EXPLORED_WINDOW, self._windows[-1] - len(chain) + 1)
+        drafted_s = predicted(1, self.target, self.models, Candidate(chain, window)).drafted_s
+        rows = replies + window + len(chain) - 1
+        price_s = drafted_s + max(0.0, self.target.seconds(replies, rows) - step_s)
+        if price_s <= self._credit_s:
+            counts = missing(chain)
+            price_s += sum(self.models[m].cost.catch_up_s(n) for m, n in zip(chain, counts, strict=True))
+        if price_s > self._credit_s:
+            if price_s > MOST_CREDIT_STEPS * step_s:  # it cannot be saved up: another chain may cost less
+                self._explored += EXPLORED_DRAFTS - self._explored % EXPLORED_DRAFTS
+            return None
+        self._credit_s -= price_s
+        self._explored += 1
+        return Candidate(chain, window)
+
+    def remove(self, model: int) -> None:
+        """A model has failed; the indices of those behind it change."""
+        self.models = [estimate for i, estimate in enumerate(self.models) if i != model]
+        for estimate in self.models:
+            kept = {i - (i > model): known for i, known in estimate.by.items() if i != model}
+            estimate.by.clear()
+            estimate.by.update(kept)
+        self.current, self._chosen_for = None, (0, 0)
+
+
+def windows(max_window: int) -> list[int]:
+    """The windows to choose from, up to `max_window`: the effect of one more token falls with their number."""
+    return [w for w in (1, 2, 3, 5, 7, 11, 15) if w < max_window] + [max_window]
