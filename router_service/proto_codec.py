@@ -234,6 +234,7 @@ def usage_to_proto(of: UsageOf, measures: Mapping[str, float]) -> pb.TenantUsage
         output_token_count=round(measures.get("output_tokens", 0.0)),
         tier_seconds=measures.get("tier_seconds", 0.0),
         cost=measures.get("cost", 0.0),
+        compute_seconds=measures.get("compute_seconds", 0.0),
     )
 
 

@@ -1,6 +1,6 @@
 """Counters for what is counted often: adding is cheap, and the sums are read when metrics are collected."""
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable
 
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
@@ -11,10 +11,10 @@ class LabelledCounter:
 
     def __init__(self, meter: Meter, name: str, labels: tuple[str, ...], *, unit: str, description: str = "") -> None:
         self._labels = labels
-        self._sums: Counter[tuple[str, ...]] = Counter()
+        self._sums: defaultdict[tuple[str, ...], float] = defaultdict(int)
         meter.create_observable_counter(name, callbacks=[self._observed], unit=unit, description=description)
 
-    def add(self, amount: int, *values: str) -> None:
+    def add(self, amount: float, *values: str) -> None:
         """values: of the labels, in their order. ValueError if they are not as many."""
         if len(values) != len(self._labels):
             raise ValueError(f"{len(values)} values for the labels {self._labels}")

@@ -395,6 +395,7 @@ def usage_to_proto(usage: TokenUsage) -> pb.TokenUsage:
         output_tokens=usage.output_tokens,
         accepted_draft_tokens=usage.accepted_draft_tokens,
         rejected_draft_tokens=usage.rejected_draft_tokens,
+        compute_seconds=usage.compute_s,
     )
 
 
@@ -405,6 +406,7 @@ def usage_from_proto(usage: pb.TokenUsage) -> TokenUsage:
         usage.output_tokens,
         usage.accepted_draft_tokens,
         usage.rejected_draft_tokens,
+        usage.compute_seconds,
     )
 
 

@@ -18,7 +18,7 @@ def usage(
     admin: targets.Admin = None,
     json: targets.Json = False,
 ) -> None:
-    """Show what tenants have used, by key and tier: replies, tokens, time, and cost if the mesh file has prices."""
+    """Show what tenants have used, by key and tier: replies, tokens, time, GPU seconds, cost by the mesh file's prices."""
     listeners = targets.resolve_admin(admin)
     with cli_error_handling(listeners), targets.admin_client(listeners) as client:
         entries = client.usage(days)
@@ -26,10 +26,20 @@ def usage(
         print_json([asdict(entry) for entry in entries])
         return
     table = Table()
-    for column in ("tenant", "key", "tier", "replies", "prompt tokens", "output tokens", "seconds", "cost"):
+    for column in (
+        "tenant",
+        "key",
+        "tier",
+        "replies",
+        "prompt tokens",
+        "output tokens",
+        "seconds",
+        "GPU seconds",
+        "cost",
+    ):
         table.add_column(column, justify="left" if column in ("tenant", "key", "tier") else "right")
     for entry in sorted(entries, key=lambda entry: (entry.tenant, entry.key_id, entry.tier)):
         tokens = (f"{entry.prompt_tokens}", f"{entry.output_tokens}")
-        figures = (f"{entry.requests}", *tokens, f"{entry.tier_s:.1f}", f"{entry.cost:.4f}")
+        figures = (f"{entry.requests}", *tokens, f"{entry.tier_s:.1f}", f"{entry.compute_s:.3f}", f"{entry.cost:.4f}")
         table.add_row(entry.tenant, entry.key_id, entry.tier, *figures)
     console.print(table)

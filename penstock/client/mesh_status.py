@@ -75,6 +75,7 @@ class TenantUsage:
     """What the requests of one key used at one tier. requests: replies of the tier, accepted or not.
 
     tier_s: time that requests spent at the tier, summed. cost: by the prices of the mesh file; 0 without prices.
+    compute_s: seconds of GPUs (of engines, on CPUs), as far as instances know them.
     """
 
     tenant: str
@@ -85,6 +86,7 @@ class TenantUsage:
     output_tokens: int
     tier_s: float
     cost: float
+    compute_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

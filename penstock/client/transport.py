@@ -311,6 +311,7 @@ def usage_from_proto(entry: pb.TenantUsage) -> mesh_status.TenantUsage:
         entry.output_token_count,
         entry.tier_seconds,
         entry.cost,
+        entry.compute_seconds,
     )
 
 

@@ -136,6 +136,13 @@ class Tenancy(AbstractAsyncContextManager["Tenancy"]):
         self._tokens = LabelledCounter(
             meter, "penstock.usage.tokens", (*labels, "penstock.kind"), unit="{token}", description="Tokens by tenant."
         )
+        self._compute = LabelledCounter(
+            meter,
+            "penstock.usage.compute",
+            labels,
+            unit="s",
+            description="Seconds of GPUs, or of CPU engines, by tenant.",
+        )
         self._requests = LabelledCounter(
             meter, "penstock.usage.requests", labels, unit="{request}", description="Replies of tiers, by tenant."
         )
@@ -292,11 +299,13 @@ class Tenancy(AbstractAsyncContextManager["Tenancy"]):
             self._requests.add(1, *labels)
             self._tokens.add(usage.prompt_tokens, *labels, "prompt")
             self._tokens.add(usage.output_tokens, *labels, "output")
+            self._compute.add(usage.compute_s, *labels)
             amounts = {
                 "requests": 1.0,
                 "prompt_tokens": float(usage.prompt_tokens),
                 "output_tokens": float(usage.output_tokens),
                 "tier_seconds": summary.time_s,
+                "compute_seconds": usage.compute_s,
                 "cost": (usage.prompt_tokens * prompt_price + usage.output_tokens * output_price) / 1e6,
             }
             of = UsageOf(*labels)

@@ -376,6 +376,7 @@ class TokenUsage:
     """Tokens of a reply.
 
     accepted_draft_tokens: of the output tokens, those that a draft proposed. rejected_draft_tokens: verified in vain.
+    compute_s: the reply's share of the GPUs' time (on a CPU: the engine's) on the instance that ended it; 0 if unknown.
     """
 
     prompt_tokens: int = 0
@@ -383,6 +384,7 @@ class TokenUsage:
     output_tokens: int = 0
     accepted_draft_tokens: int = 0
     rejected_draft_tokens: int = 0
+    compute_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

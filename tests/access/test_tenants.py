@@ -231,7 +231,7 @@ async def test_usage_is_counted_by_key_and_tier_with_its_cost(keyed: Keyed) -> N
     prompt_tokens = sum(reply.usage.prompt_tokens for reply in replies)
     assert (row.tier, row.requests, row.prompt_tokens, row.output_tokens) == ("small", 2, prompt_tokens, 10)
     assert row.cost == pytest.approx((prompt_tokens * 1.0 + 10 * 10.0) / 1e6)
-    assert row.tier_s > 0
+    assert 0 < row.compute_s <= row.tier_s
     assert row.key_id in keyed.keys["open"]
     from typer.testing import CliRunner
 

@@ -12,6 +12,7 @@ from services.domain import FinishReason, GenerationRequest, SamplingParams, Ste
 from services.domain.errors import AlreadyRunning, InvalidRequest, NotFound, Overloaded, PromptTooLong
 from worker_service.engine import core as core_module
 from worker_service.engine import randomness
+from worker_service.engine.busy_share import BusyShare
 from worker_service.engine.core import EngineCore
 from worker_service.engine.interface import DraftDistribution, Finished, LastBlocks, Verification
 from worker_service.engine.simulated import SimulatedEngineOptions
@@ -332,3 +333,32 @@ def test_a_runner_that_can_compute_nothing_is_reported() -> None:
     ((name, _),) = core.step()
     assert name == "b"
     assert nothing_held(core)
+
+
+def test_the_time_of_every_step_is_shared_among_its_requests_by_their_tokens() -> None:
+    clock = VirtualClock()
+    core = engine(clock, kv_tokens=64 * BLOCK_TOKENS, max_step_tokens=64)
+    core.add(request("long"), [*range(40, 90)])
+    core.add(request("short"), [*range(10)])
+    ended = {name: outputs[-1].usage for name, outputs in run(core).items()}
+    assert {usage.output_tokens for usage in ended.values()} == {20}
+    assert sum(usage.compute_s for usage in ended.values()) == pytest.approx(clock.now())
+    # 0.01 s for a step with 50 and 10 tokens of prompts, then a token each
+    assert ended["long"].compute_s == pytest.approx(0.01 * 50 / 60 + 19 * 0.005)
+    assert ended["short"].compute_s == pytest.approx(0.01 * 10 / 60 + 19 * 0.005)
+
+
+def test_an_engine_whose_steps_are_unknown_is_shared_equally() -> None:
+    now_s = 5.0
+    share = BusyShare(lambda: now_s)
+    first = share.enter()
+    now_s = 6.0
+    second = share.enter()
+    now_s = 8.0
+    assert share.leave(first) == pytest.approx(1.0 + 2.0 / 2)
+    now_s = 9.0
+    assert share.leave(second) == pytest.approx(2.0 / 2 + 1.0)
+    now_s = 20.0  # nobody is there
+    third = share.enter()
+    now_s = 20.5
+    assert share.leave(third) == pytest.approx(0.5)

@@ -78,6 +78,7 @@ class _Request:
 
     declines: where its SLO cannot be kept it is declined. given, given_accepted: tokens that its own source proposed and that
         were verified, and those of them that stand. drafted, drafted_accepted: the same of drafting models.
+    compute_s: its share of the time of the steps so far, by tokens.
     """
 
     sequence: Sequence
@@ -90,6 +91,7 @@ class _Request:
     declines: bool = False
     given: int = 0
     given_accepted: int = 0
+    compute_s: float = 0.0
     drafted: int = 0
     drafted_accepted: int = 0
 
@@ -342,6 +344,9 @@ class EngineCore:
             self._in_step = False
         step_s = self._clock.now() - begun_s
         self._prompt_throughput.add(prompt_tokens, step_s)
+        token_s = step_s / sum(chunk.tokens for chunk in plan.chunks)
+        for chunk in plan.chunks:
+            self._requests[chunk.sequence.request_id].compute_s += token_s * chunk.tokens
         for chunk, result in results:
             error = result if isinstance(result, BaseException) else result.error
             if error is not None:
@@ -586,6 +591,7 @@ class EngineCore:
             sequence.output_tokens,
             request.given_accepted,
             request.given - request.given_accepted,
+            request.compute_s,
         )
         stop = request.text.stopped_by if request.text is not None else None
         return Finished(reason, usage, stop, sequence.preemptions, request.drafted, request.drafted_accepted)

@@ -293,23 +293,34 @@ def test_a_burst_for_which_there_is_kv_for_few_is_decided_on_within_the_replays(
 
 
 def certified(requests: Sequence[tuple[int | float, ...]], model: StepModel) -> bool:
+    """Whether the requests keep their promises with the release times of one replay: without best effort, and with it."""
     counts, times = columns(*requests)
-    return any(
-        replay.keeps_promises(
-            0.0,
-            counts.copy(),
-            times.copy(),
-            len(requests),
-            model,
-            False,
-            hold,
-            np.zeros(len(requests)),
-            np.inf,
-            0,
-            np.zeros(1),
+
+    def kept(best_effort: bool, hold: bool, release_s: F) -> bool:
+        return bool(
+            replay.keeps_promises(
+                0.0,
+                counts.copy(),
+                times.copy(),
+                len(requests),
+                model,
+                best_effort,
+                hold,
+                release_s,
+                np.inf,
+                0,
+                np.zeros(1),
+            )
         )
-        for hold in (False, True)
-    )
+
+    for hold in (False, True):
+        times[RELEASE_S] = -np.inf
+        release_s = np.full(len(requests), -np.inf)
+        if kept(False, hold, release_s):
+            times[RELEASE_S] = release_s
+            if kept(True, False, np.empty(len(requests))):
+                return True
+    return False
 
 
 def test_as_many_are_admitted_as_in_any_certified_set() -> None:

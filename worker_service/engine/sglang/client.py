@@ -46,6 +46,7 @@ class ServerInfo:
     prefix_cache: bool
     metrics: bool
     grammars: bool = True
+    dp: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +122,7 @@ class SglangClient:
                 max_running=int(data.get("max_running_requests") or load.max_running),
                 tp=int(data["tp_size"]),
                 pp=int(data["pp_size"]),
+                dp=int(data.get("dp_size") or 1),
                 seeded=bool(data.get("enable_deterministic_inference")),
                 priorities=bool(data.get("enable_priority_scheduling"))
                 and not data.get("schedule_low_priority_values_first"),

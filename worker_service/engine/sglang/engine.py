@@ -42,6 +42,7 @@ from services.domain.slo import ReplyLengths, SloClass
 from services.event_streams import OnTokens
 from services.processes import free_port
 from worker_service.engine import reply_rules
+from worker_service.engine.busy_share import BusyShare
 from worker_service.engine.digest import model_digest
 from worker_service.engine.generation_config import sampling_defaults
 from worker_service.engine.interface import (
@@ -121,7 +122,7 @@ class SglangEngine(MovingRequests):
         self.options = options
         self._requests: dict[str, Running] = {}
         self._arriving: dict[str, asyncio.Task[None]] = {}
-        self._throughput = Throughput(time.monotonic())
+        self._throughput, self._busy = Throughput(time.monotonic()), BusyShare(time.monotonic)
         self._free_blocks = self._cached_tokens = 0
         self._up = self._closed = False
         self._turned = asyncio.Condition()
@@ -159,7 +160,7 @@ class SglangEngine(MovingRequests):
                 self._shadow = await self._calibrated(server, vocab_size)
                 self._sends = SendQueue(self._requests, self._pause, self._shadow)
                 server = self._server
-        self._others = OtherClients()
+        self._others, self._gpus = OtherClients(), server.tp * server.pp * server.dp
         self._free_blocks = server.kv_tokens // server.page_tokens
         self._info = EngineInfo(
             engine="sglang",
@@ -318,10 +319,10 @@ class SglangEngine(MovingRequests):
                         yield Finished(FinishReason.DECLINED, TokenUsage(len(prompt), 0, len(output)))
                         return
             yield Admitted(len(prompt), most, best_effort)
-            cached = preemptions = 0
+            cached, preemptions, compute_s = 0, 0, 0.0
             if reason is None:
                 pieces = self._pieces(request, running, most)
-                at_work = True
+                at_work, entered = True, self._busy.enter()
                 try:
                     async with contextlib.aclosing(pieces):
                         async for piece in pieces:
@@ -372,12 +373,13 @@ class SglangEngine(MovingRequests):
                 except BaseException as error:  # text or logprobs that cannot be computed, an unexpected response
                     raise request_failed(request.request_id, error) from error
                 finally:
+                    compute_s = self._busy.leave(entered) * self._gpus
                     self.preemptions += preemptions + running.preemptions
                     if at_work:  # a stop string, or the caller has left: the server is still generating
                         self._give_up(running.server_id)
                 if reason is None and not running.moved:
                     raise Unavailable("the SGLang server ended the stream early")
-            usage = TokenUsage(len(prompt), cached, len(output))
+            usage = TokenUsage(len(prompt), cached, len(output), compute_s=compute_s)
             preemptions += running.preemptions
         if reason is None:
             yield HandedOver(len(output))

@@ -622,6 +622,7 @@ class TokenUsage(_message.Message):
     OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     REJECTED_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    COMPUTE_SECONDS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     cached_prompt_tokens: _builtins.int
     """Of these, found in the prefix cache."""
@@ -631,6 +632,8 @@ class TokenUsage(_message.Message):
     the instance that ended the reply counted them.
     """
     rejected_draft_tokens: _builtins.int
+    compute_seconds: _builtins.float
+    """The reply's share of the time of the GPUs of the instance that ended it (of its engine, on a CPU). 0 if unknown."""
     def __init__(
         self,
         *,
@@ -639,10 +642,11 @@ class TokenUsage(_message.Message):
         output_tokens: _builtins.int = ...,
         accepted_draft_tokens: _builtins.int = ...,
         rejected_draft_tokens: _builtins.int = ...,
+        compute_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_draft_tokens", b"accepted_draft_tokens", "cached_prompt_tokens", b"cached_prompt_tokens", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "rejected_draft_tokens", b"rejected_draft_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_draft_tokens", b"accepted_draft_tokens", "cached_prompt_tokens", b"cached_prompt_tokens", "compute_seconds", b"compute_seconds", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "rejected_draft_tokens", b"rejected_draft_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1415,6 +1415,7 @@ class TenantUsage(_message.Message):
     OUTPUT_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     TIER_SECONDS_FIELD_NUMBER: _builtins.int
     COST_FIELD_NUMBER: _builtins.int
+    COMPUTE_SECONDS_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     key_id: _builtins.str
     tier: _builtins.str
@@ -1426,6 +1427,8 @@ class TenantUsage(_message.Message):
     """Time that requests spent at the tier, summed over requests."""
     cost: _builtins.float
     """By the prices in the mesh file; 0 without prices."""
+    compute_seconds: _builtins.float
+    """Of GPUs (of CPU engines), as far as instances know it: see TokenUsage."""
     def __init__(
         self,
         *,
@@ -1437,10 +1440,11 @@ class TenantUsage(_message.Message):
         output_token_count: _builtins.int = ...,
         tier_seconds: _builtins.float = ...,
         cost: _builtins.float = ...,
+        compute_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cost", b"cost", "key_id", b"key_id", "output_token_count", b"output_token_count", "prompt_token_count", b"prompt_token_count", "request_count", b"request_count", "tenant", b"tenant", "tier", b"tier", "tier_seconds", b"tier_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_seconds", b"compute_seconds", "cost", b"cost", "key_id", b"key_id", "output_token_count", b"output_token_count", "prompt_token_count", b"prompt_token_count", "request_count", b"request_count", "tenant", b"tenant", "tier", b"tier", "tier_seconds", b"tier_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
