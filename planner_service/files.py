@@ -269,6 +269,8 @@ def read_site(cluster: Path, models: Path) -> Site:
     limits = EngineLimits(cascade.engine.max_running, cascade.engine.max_step_tokens, cascade.engine.block_tokens)
     names = tuple(tier.name for tier in cascade.tiers)
     speculation = tuple(tier.speculation.spec() for tier in cascade.tiers)
+    if not any(of_tier.drafters for of_tier in speculation):
+        speculation = ()
     return Site(
         where[0], names, specs, cascade.runtime.spec(), limits, cascade.judge_s, measured, where[1:], speculation
     )

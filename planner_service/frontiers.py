@@ -42,13 +42,13 @@ def frontiers(
 
 def _solved(targets: list[float], solve: Callable[[float], Solution]) -> list[Solution]:
     """One for each target that can be met. Targets are ascending: beyond the first that cannot, none can."""
-    found = []
+    solutions = []
     for target in targets:
         try:
-            found.append(solve(target))
+            solutions.append(solve(target))
         except Unreachable:
             break
-    return found
+    return solutions
 
 
 def _best(plans: set[tuple[float, float]]) -> Points:

@@ -56,7 +56,7 @@ class PlanMove:
     """
 
     steps: tuple[MoveStep, ...]
-    kept: int
+    unchanged: int
     loaded_bytes: float
     extra_gpus: int
     extra_bytes: float
@@ -81,9 +81,9 @@ def plan_move(
     speed = speed or MoveSpeed()
     keep, starts, stops = Counter[_Key](), Counter[_Key](), Counter[_Key]()
     for tier, (before, after) in enumerate(zip(old, new, strict=True)):
-        had, wanted = Counter(dict(before)), Counter(dict(after))
-        same = had & wanted if old_models[tier] == site.models[tier].name else Counter[ReplicaShape]()
-        for counter, shapes in ((keep, same), (stops, had - same), (starts, wanted - same)):
+        had, needed = Counter(dict(before)), Counter(dict(after))
+        same = had & needed if old_models[tier] == site.models[tier].name else Counter[ReplicaShape]()
+        for counter, shapes in ((keep, same), (stops, had - same), (starts, needed - same)):
             counter.update({(tier, shape): count for shape, count in shapes.items()})
     return _Mover(site, speed, keep, starts, stops).move()
 
@@ -96,7 +96,7 @@ class _Mover:
         self, site: Site, speed: MoveSpeed, keep: "Counter[_Key]", starts: "Counter[_Key]", stops: "Counter[_Key]"
     ) -> None:
         self.site, self.speed, self.starts, self.stops = site, speed, starts, stops
-        self.kept = sum(keep.values())
+        self.unchanged = sum(keep.values())
         self.free = {each.name: each.gpus for each in site.types}
         for (_, shape), count in (keep + stops).items():
             self.free[shape.gpu] = self.free.get(shape.gpu, 0) - shape.gpus * count
@@ -127,7 +127,7 @@ class _Mover:
             seconds = max((self._start_s(tier) for tier, _ in starts), default=0.0)
             less = tuple(dict.fromkeys(self.site.tiers[tier] for tier, _ in sorted(early)))
             steps.append(MoveStep(self._said(stops + early), self._said(starts), seconds, less))
-        return PlanMove(tuple(steps), self.kept, loaded, most_gpus, most_bytes)
+        return PlanMove(tuple(steps), self.unchanged, loaded, most_gpus, most_bytes)
 
     def _replaced(self) -> "Counter[_Key]":
         """What may stop: replicas of tiers of which nothing is left to start."""

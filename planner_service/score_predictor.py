@@ -87,13 +87,13 @@ def _held_out_logits(
     """(logits of each prompt by the model of the other folds, the penalty with the least loss)."""
     best: tuple[float, float, Floats] | None = None
     parts = [(np.flatnonzero(fold != number), np.flatnonzero(fold == number)) for number in range(FOLDS)]
-    matrices = [(matrix[others], matrix[mine]) for others, mine in parts]
+    matrices = [(matrix[others], matrix[own]) for others, own in parts]
     begins: list[Floats | None] = [None] * FOLDS
     for penalty in penalties:
         logits = np.zeros(len(labels))
-        for number, (others, mine) in enumerate(parts):
+        for number, (others, own) in enumerate(parts):
             fitted = _fit(matrices[number][0], labels[others], penalty, begins[number])
-            begins[number], logits[mine] = fitted, matrices[number][1] @ fitted
+            begins[number], logits[own] = fitted, matrices[number][1] @ fitted
         loss = float(np.mean(np.logaddexp(0.0, logits) - labels * logits))
         if best is None or loss < best[0]:
             best = loss, penalty, logits
@@ -115,8 +115,8 @@ def _fit(matrix: sparse.csr_matrix, labels: Floats, penalty: float, begin: Float
         return value, transposed @ (share - labels) + penalty * penalised * weights
 
     start = np.zeros(matrix.shape[1]) if begin is None else begin
-    found = optimize.minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": 100, "ftol": 1e-6})
-    return np.asarray(found.x, float)
+    optimum = optimize.minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": 100, "ftol": 1e-6})
+    return np.asarray(optimum.x, float)
 
 
 def _platt(logits: Floats, labels: Floats) -> tuple[float, float]:
@@ -126,17 +126,17 @@ def _platt(logits: Floats, labels: Floats) -> tuple[float, float]:
         z = values[0] * logits + values[1]
         return float(np.mean(np.logaddexp(0.0, z) - labels * z))
 
-    found = optimize.minimize(loss, np.array([1.0, 0.0]), method="L-BFGS-B", bounds=[(0.0, 10.0), (-10.0, 10.0)])
-    return float(found.x[0]), float(found.x[1])
+    optimum = optimize.minimize(loss, np.array([1.0, 0.0]), method="L-BFGS-B", bounds=[(0.0, 10.0), (-10.0, 10.0)])
+    return float(optimum.x[0]), float(optimum.x[1])
 
 
 def _cross_scaled(logits: Floats, labels: Floats, fold: Ints) -> Floats:
     """The logits, scaled by what the other folds say."""
     scaled = np.zeros(len(logits))
     for number in range(FOLDS):
-        others, mine = fold != number, fold == number
+        others, own = fold != number, fold == number
         slope, shift = _platt(logits[others], labels[others])
-        scaled[mine] = slope * logits[mine] + shift
+        scaled[own] = slope * logits[own] + shift
     return scaled
 
 

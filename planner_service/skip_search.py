@@ -36,10 +36,10 @@ def best_rule(plan: Callable[[Limits], CascadePlan], judged: JudgedSample, goal:
     if judged.predicted is None:
         raise invalid("skip", "needs a column {tier}_predicted_score of every tier: see `penstock predictor`")
     best: Limits = (None,) * (len(judged.tiers) - 1)
-    found: CascadePlan | None = None
+    best_plan: CascadePlan | None = None
     failure: Unreachable | None = None
     try:
-        found = plan(best)
+        best_plan = plan(best)
     except Unreachable as error:
         failure = error
     for tier in range(len(best)):
@@ -49,12 +49,12 @@ def best_rule(plan: Callable[[Limits], CascadePlan], judged: JudgedSample, goal:
                 tried = plan(rule)
             except Unreachable:
                 continue
-            if found is None or _value(tried, goal) < _value(found, goal):
-                best, found = rule, tried
-    if found is None:
+            if best_plan is None or _value(tried, goal) < _value(best_plan, goal):
+                best, best_plan = rule, tried
+    if best_plan is None:
         assert failure is not None
         raise failure
-    return best, found
+    return best, best_plan
 
 
 def candidates(judged: JudgedSample, tier: int) -> list[float]:

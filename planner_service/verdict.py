@@ -35,20 +35,20 @@ def next_step(plan: CascadePlan, demand: Demand, options: Options, planned: Plan
 
     planned: plans for a demand and options.
     """
-    wanted = plan.quality + QUALITY_STEP
-    requested = dataclasses.replace(options, min_quality=min(wanted, 100.0), goal=plan.goal)
+    quality = plan.quality + QUALITY_STEP
+    requested = dataclasses.replace(options, min_quality=min(quality, 100.0), goal=plan.goal)
     if plan.goal is Goal.QUALITY:
         requested = dataclasses.replace(requested, goal=Goal.LATENCY, max_latency_s=None)
-    if wanted > 100:
-        return NextStep(wanted, reason="scores end at 100")
+    if quality > 100:
+        return NextStep(quality, reason="scores end at 100")
     try:
         more = planned(demand, requested)
     except Unreachable as error:
-        return NextStep(wanted, reason=str(error))
+        return NextStep(quality, reason=str(error))
     rates = more.rate_per_s, plan.rate_per_s
     dollars = more.dollars_per_hour, plan.dollars_per_hour
     return NextStep(
-        wanted,
+        quality,
         more.gpus - plan.gpus,
         None if dollars[0] is None or dollars[1] is None else dollars[0] - dollars[1],
         more.felt_p95_s - plan.felt_p95_s,

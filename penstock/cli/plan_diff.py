@@ -53,7 +53,7 @@ def _json(figures: list[dict[str, Any]], move: "PlanMove") -> dict[str, Any]:
         **{name: [each.get(name) for each in figures] for name in names},
         "move": {
             "seconds": move.seconds,
-            "replicas_kept": move.kept,
+            "replicas_kept": move.unchanged,
             "loaded_gb": move.loaded_bytes / 1e9,
             "extra_gpus": move.extra_gpus,
             "extra_memory_gb": move.extra_bytes / 1e9,
@@ -105,7 +105,8 @@ def _show(figures: list[dict[str, Any]], move: "PlanMove", old: str, new: str) -
     for number, step in enumerate(move.steps, 1):
         console.print(f"{number}. {step}", highlight=False, soft_wrap=True)
     console.print(
-        f"about {move.seconds:.0f} s; {move.kept} replicas stay; {move.loaded_bytes / 1e9:.0f} GB of weights are loaded, "
+        f"about {move.seconds:.0f} s; {move.unchanged} replicas stay; "
+        f"{move.loaded_bytes / 1e9:.0f} GB of weights are loaded, "
         f"{move.extra_bytes / 1e9:.0f} GB of them on {move.extra_gpus} GPUs in addition to those of replicas that still run",
         highlight=False,
         soft_wrap=True,

@@ -152,18 +152,18 @@ class MixedTable(LatencyTable):
 
     def _every(self) -> tuple[list[Parts] | None, list[float]]:
         """All multisets that fit and sustain the rate, with guesses; (None, []) where there are more than EVERY."""
-        made: list[Parts] = [()]
+        combined: list[Parts] = [()]
         room = np.array(self.types.gpus)
         for k, size in enumerate(self._sizes.tolist()):
             longer = []
-            for parts in made:
+            for parts in combined:
                 left = min(self._left(parts, room)[self._type[k]], self._left_of_all(parts))
                 longer += [(*parts, (k, n)) if n else parts for n in range(left // size + 1)]
-            made = longer
-            if len(made) > EVERY:
+            combined = longer
+            if len(combined) > EVERY:
                 return None, []
-        kept = [parts for parts in made if parts and self._sustains(parts)]
-        return kept, [self._guess(parts) for parts in kept]
+        sustaining = [parts for parts in combined if parts and self._sustains(parts)]
+        return sustaining, [self._guess(parts) for parts in sustaining]
 
     def _left(self, parts: Parts, room: Ints) -> list[int]:
         left = room.copy()
@@ -189,8 +189,8 @@ class MixedTable(LatencyTable):
                 for parts, guess, taken in self._of_two(i, j):
                     few = best.setdefault(taken, [])
                     few.append((guess, parts))
-        found = [one for few in best.values() for one in sorted(few)[:KEPT]]
-        return [parts for _, parts in found], [guess for guess, _ in found]
+        most_promising = [one for few in best.values() for one in sorted(few)[:KEPT]]
+        return [parts for _, parts in most_promising], [guess for guess, _ in most_promising]
 
     def _of_two(self, i: int, j: int) -> Iterator[tuple[Parts, float, bytes]]:
         """(replicas, guess, GPUs taken of each type) of kinds i and j, or of i alone where both are the same."""
@@ -227,9 +227,9 @@ class MixedTable(LatencyTable):
         if len(self._kinds) <= MOST_KINDS:
             return list(range(len(self._kinds)))
         per_gpu = self._sustained / self._sizes
-        kept = set[int]()
+        selected = set[int]()
         for t in range(len(self.types.names)):
             of_type = np.flatnonzero(self._type == t)
-            kept |= set(of_type[np.argsort(-per_gpu[of_type], kind="stable")][:KINDS_OF_TYPE].tolist())
-            kept |= set(of_type[np.argsort(self._alone_means[of_type], kind="stable")][:KINDS_OF_TYPE].tolist())
-        return sorted(kept)
+            selected |= set(of_type[np.argsort(-per_gpu[of_type], kind="stable")][:KINDS_OF_TYPE].tolist())
+            selected |= set(of_type[np.argsort(self._alone_means[of_type], kind="stable")][:KINDS_OF_TYPE].tolist())
+        return sorted(selected)

@@ -77,11 +77,11 @@ def test_replicas_start_beside_the_old_ones_where_there_is_room(site: Site) -> N
     assert [str(one) for one in move.steps[1].stops] == ["1 x large (TP=2)"]
     weights = site.models[1].weight_bytes
     assert move.seconds == pytest.approx(10 + weights / 1e9)
-    assert (move.kept, move.extra_gpus, move.extra_bytes) == (1, 4, weights)
+    assert (move.unchanged, move.extra_gpus, move.extra_bytes) == (1, 4, weights)
     full = plan_move(site, [[(FOUR, 1)], [(FOUR, 1)]], [[(FOUR, 1)], [(TWO, 2)]], names, speed)
     assert full.steps[0].early == ("large",)
     other = plan_move(site, [[(ONE, 1)], []], [[(ONE, 1)], []], ["another", names[1]], speed)
-    assert other.kept == 0
+    assert other.unchanged == 0
     assert other.loaded_bytes == site.models[0].weight_bytes
 
 

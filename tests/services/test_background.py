@@ -297,6 +297,7 @@ OWNED = {
     "penstock/local/mesh.py": "waits of one function",
     "router_service/generation/attempt.py": "a move: ended with its reply",
     "worker_service/engine/remote/engine.py": "the opening of one response: awaited by its context",
+    "router_service/generation/cascade_generation.py": "a reply and its early checks: both end before it returns",
     "router_service/heartbeats.py": "the reader of one stream: ended with it",
     "judge_service/scorers/code.py": "the answers of one call: awaited by it",
     "judge_service/scorers/combined.py": "the parts of one call: awaited by it",

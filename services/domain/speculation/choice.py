@@ -242,9 +242,9 @@ class Chooser:
         """A model has failed; the indices of those behind it change."""
         self.models = [estimate for i, estimate in enumerate(self.models) if i != model]
         for estimate in self.models:
-            kept = {i - (i > model): known for i, known in estimate.by.items() if i != model}
+            remaining = {i - (i > model): known for i, known in estimate.by.items() if i != model}
             estimate.by.clear()
-            estimate.by.update(kept)
+            estimate.by.update(remaining)
         self.current, self._chosen_for = None, (0, 0)
 
 

@@ -74,6 +74,9 @@ class SimulatedRunner:
         return out
 
     def write_blocks(self, blocks: Seq[int], data: npt.NDArray[np.generic]) -> None:
+        expected = (len(blocks), 1, 2, self._options.kv_block_tokens)
+        if data.shape != expected:
+            raise ValueError(f"blocks of shape {data.shape}, not {expected}")
         self._kv[list(blocks)] = data[:, 0, 0]
 
     def _row(self, row: Row) -> RowResult:
