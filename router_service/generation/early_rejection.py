@@ -1,4 +1,4 @@
-"""Scores the beginning of an answer while the rest is generated, so that a hopeless one is cancelled.
+"""Scores the beginning of an answer while the rest is generated, so that one that would be rejected is cancelled.
 
 Generation never waits for these scores. An answer is rejected only by a score: where no judge is free or can be reached, and
 where the scorer does not score unfinished answers, it is generated to its end.

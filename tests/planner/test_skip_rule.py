@@ -122,10 +122,10 @@ def test_too_few_prompts_are_refused() -> None:
 
 
 @pytest.mark.parametrize("error", [0.02, 0.1])
-def test_early_checks_keep_their_error_and_reject_hopeless_answers(error: float) -> None:
+def test_early_checks_keep_their_error_and_reject_skipping_tiers(error: float) -> None:
     """The mean over many samples of the share of accepted answers that are rejected, on new answers, is at most the error."""
     rng, after = np.random.default_rng(1), (16, 64)
-    shares, hopeless = [], []
+    shares, rejected_share = [], []
 
     def drawn(count: int) -> tuple[np.ndarray, np.ndarray]:
         good = rng.random(count) < 0.6
@@ -141,10 +141,10 @@ def test_early_checks_keep_their_error_and_reject_hopeless_answers(error: float)
         new_parts, new_good = drawn(300)
         rejected = first_rejection(checks, after, new_parts) < len(after)
         shares.append(rejected[new_good].mean())
-        hopeless.append(rejected[~new_good].mean())
+        rejected_share.append(rejected[~new_good].mean())
     assert np.mean(shares) <= error + 2 * np.std(shares) / np.sqrt(len(shares))
     assert np.mean(shares) > error / 4, "no more cautious than it has to be"
-    assert np.mean(hopeless) > 0.4
+    assert np.mean(rejected_share) > 0.4
 
 
 def test_too_few_accepted_answers_reject_nothing_and_bad_input_is_named() -> None:

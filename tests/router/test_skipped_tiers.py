@@ -34,7 +34,7 @@ def content(folder: Path) -> dict[str, Any]:
     predictor = ScorePredictor(("small",), 2**16, (3.0,), {feature: (-5.0,)}, 100, (1.0,))
     (folder / "predictor.json").write_text(predictor.to_json())
     return {
-        "name": "hopeless",
+        "name": "skipping",
         "tiers": [{"engine": "simulated", "model": f"sim-{tier['name']}"} | tier for tier in TIERS],
         "judge": {"scorers": [{"name": "confidence", "kind": "confidence"}]},
         "router": {"grpc_port": 0, "http_port": 0, "score_predictor": "predictor.json"},
@@ -111,7 +111,7 @@ async def test_an_answer_that_passes_its_checks_is_generated_to_its_end(mesh: Te
 
 async def test_without_a_judge_no_answer_is_rejected_early(redis: RedisProcess, tmp_path: Path) -> None:
     """The judge is gone: the answer is generated to its end, and then follows the plan's policy."""
-    mesh_content = content(tmp_path) | {"name": "hopeless-no-judge", "planner": {"judge_unavailable": "accept"}}
+    mesh_content = content(tmp_path) | {"name": "skipping-no-judge", "planner": {"judge_unavailable": "accept"}}
     mesh_content["tiers"][1]["early_checks"] = [{"after_tokens": 10, "reject_below": 100}]
     mesh_content["router"]["judge_timeout_s"] = 1.0
     path = tmp_path / "mesh.yaml"

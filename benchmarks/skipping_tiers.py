@@ -5,7 +5,7 @@ replayed by the code that routers and planner use. Splits: half of the prompts t
 and fit the early checks; the other half for the figures. Thresholds are those of `mesh.yaml`, for all.
 
 An answer that is rejected early costs LAG_TOKENS more than the check says: what is generated while it is scored.
-Answers and scores are kept in `build/hopeless_answers`; delete them to have them generated again (about five CPU minutes).
+Answers and scores are kept in `build/skipping_tiers`; delete them to have them generated again (about five CPU minutes).
 """
 
 import asyncio
@@ -35,7 +35,7 @@ from services.domain.early_checks import EarlyCheck
 from services.domain.requests import ChatMessage, ChatPrompt
 
 ROOT = Path(__file__).parents[1]
-FAMILY, KEPT = ROOT / "models" / "family", ROOT / "build" / "hopeless_answers"
+FAMILY, KEPT = ROOT / "models" / "family", ROOT / "build" / "skipping_tiers"
 TIERS = ("small", "medium", "large")
 PARAMETERS = (0.12, 0.82, 2.41)  # millions; what a token of each tier costs
 JUDGE_PARAMETERS = 2.41
@@ -115,7 +115,7 @@ def _measured(data: Data, splits: int) -> None:
             f"{way:28}{_text(row['accuracy']):>22}{_text(row['in_vain']):>24}{ratio:>24}{row['compute_ratio'][0]:>10.3f}"
             f"{row['compute_with_judge_ratio'][0]:>10.3f}"
         )
-    print(report.write("hopeless_answers", figures))
+    print(report.write("skipping_tiers", figures))
 
 
 def _figures(outcomes: Sequence[Outcome], plain: Sequence[Outcome]) -> dict[str, Any]:
