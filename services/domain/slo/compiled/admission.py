@@ -197,73 +197,57 @@ def decide(
     pass in the other case, too. That is replayed at the end; if it fails, everything is decided once more with both cases
     replayed for every set.
     """
-    tries = _decide(
-        now_s,
-        counts,
-        times,
-        running,
-        new_counts,
-        new_times,
-        value,
-        tpots_s,
-        free_places,
-        model,
-        best_effort,
-        np.bool_(False),  # numba would compile once more for a constant; likewise below
-        accepted,
-        release_s,
-        kv_tokens,
-        partial_tokens,
-        peak,
-    )
-    chosen = np.int64(0)
-    for c in range(new_counts.shape[1]):
-        chosen |= np.int64(accepted[c]) << c
-    if chosen == 0:
-        return tries
-    requests = running + count_bits(chosen)
-    all_counts, all_times = np.empty((COUNTS, requests), np.int64), np.empty((TIMES, requests))
-    columns(counts, times, running, new_counts, new_times, chosen, all_counts, all_times)
-    for i in range(requests):
-        all_times[RELEASE_S, i] = release_s[i]
-    released_s, held = np.empty(requests), np.zeros(1)
-    passes = keeps_promises(
-        now_s,
-        all_counts,
-        all_times,
-        requests,
-        model,
-        not best_effort,
-        np.bool_(False),
-        released_s,
-        kv_tokens,
-        partial_tokens,
-        held,
-    )
-    tries += 1
-    if passes:
-        peak[0] = max(peak[0], held[0])
-        return tries
-    peak[0] = np.inf
-    return tries + _decide(
-        now_s,
-        counts,
-        times,
-        running,
-        new_counts,
-        new_times,
-        value,
-        tpots_s,
-        free_places,
-        model,
-        best_effort,
-        np.bool_(True),
-        accepted,
-        release_s,
-        kv_tokens,
-        partial_tokens,
-        peak,
-    )
+    tries = 0
+    for both in range(2):
+        tries += _decide(
+            now_s,
+            counts,
+            times,
+            running,
+            new_counts,
+            new_times,
+            value,
+            tpots_s,
+            free_places,
+            model,
+            best_effort,
+            both == 1,
+            accepted,
+            release_s,
+            kv_tokens,
+            partial_tokens,
+            peak,
+        )
+        chosen = np.int64(0)
+        for c in range(new_counts.shape[1]):
+            chosen |= np.int64(accepted[c]) << c
+        if chosen == 0 or both == 1:
+            break
+        requests = running + count_bits(chosen)
+        all_counts, all_times = np.empty((COUNTS, requests), np.int64), np.empty((TIMES, requests))
+        columns(counts, times, running, new_counts, new_times, chosen, all_counts, all_times)
+        for i in range(requests):
+            all_times[RELEASE_S, i] = release_s[i]
+        released_s, held = np.empty(requests), np.zeros(1)
+        passes = keeps_promises(
+            now_s,
+            all_counts,
+            all_times,
+            requests,
+            model,
+            not best_effort,
+            np.bool_(False),  # numba would compile the replay once more for a constant
+            released_s,
+            kv_tokens,
+            partial_tokens,
+            held,
+        )
+        tries += 1
+        if passes:
+            peak[0] = max(peak[0], held[0])
+            break
+        peak[0] = np.inf
+    return tries
 
 
 @numba.njit(cache=True, nogil=True)
