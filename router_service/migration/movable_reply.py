@@ -29,6 +29,9 @@ from services.event_streams import OnTokens
 _log = logging.getLogger(__name__)
 
 MAX_MOVE_S = 120.0
+ORPHANED_S = 5.0
+"""How long a reply whose source is lost waits for its target to run it: a target that has all of it needs a step or two, and
+one that a source never called would wait as long as a move may take."""
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -117,7 +120,7 @@ class MovableReply:
                 except (Unavailable, NotFound, AlreadyRunning, Overloaded) as error:
                     self._advance(MoveEvent.SOURCE_LOST)
                     if self._reading is Reading.ORPHANED and self._target is not None:
-                        admitted = await self._target.admitted()
+                        admitted = await self._target.admitted(ORPHANED_S)
                         self._advance(MoveEvent.TARGET_ADMITTED if admitted else MoveEvent.TARGET_LOST)
                     if self._reading is not Reading.AT_TARGET:
                         raise
@@ -265,9 +268,10 @@ class _TargetReply:
         """Return when the target waits for the transfer; False if it does not."""
         return await asyncio.shield(self._waits)
 
-    async def admitted(self) -> bool:
-        """Return when the target runs the request; False if it will not."""
-        return await asyncio.shield(self._admitted)
+    async def admitted(self, within_s: float) -> bool:
+        """Return when the target runs the request; False if it will not, or not within `within_s`."""
+        await asyncio.wait({self._admitted}, timeout=within_s)
+        return self._admitted.done() and self._admitted.result()
 
     def event(self, event: WorkerEvent) -> None:
         self._settle(self._waits, True)

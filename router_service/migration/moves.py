@@ -4,7 +4,7 @@
         ^                  |  |
         +-- move failed ---+  +-- source lost --> ORPHANED --target admitted--> AT_TARGET
         |                  |                         |
-        |             report lost                    +-- target lost --> LOST
+        |             report lost                    +-- target lost, move failed --> LOST
         |                  v
         +-- source      UNCERTAIN (otherwise like MOVING)
             continued,
@@ -61,6 +61,8 @@ _NEXT: dict[tuple[Reading, MoveEvent], tuple[Reading, tuple[MoveEffect, ...]]] =
     (Reading.UNCERTAIN, MoveEvent.SOURCE_LOST): (Reading.ORPHANED, ()),
     (Reading.ORPHANED, MoveEvent.TARGET_ADMITTED): (Reading.AT_TARGET, (MoveEffect.READ_TARGET,)),
     (Reading.ORPHANED, MoveEvent.TARGET_LOST): (Reading.LOST, (MoveEffect.CANCEL_TARGET, MoveEffect.RECOMPUTE)),
+    # the source ended the reply and says only then that it did not move: the target would wait for it in vain
+    (Reading.ORPHANED, MoveEvent.MOVE_FAILED): (Reading.LOST, (MoveEffect.CANCEL_TARGET, MoveEffect.RECOMPUTE)),
     (Reading.AT_TARGET, MoveEvent.TARGET_LOST): (Reading.LOST, (MoveEffect.RECOMPUTE,)),
 }
 

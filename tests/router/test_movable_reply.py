@@ -18,8 +18,11 @@ from router_service.clients.worker_client import (
     WorkerEvent,
     WorkerFinished,
     WorkerHandedOver,
+    WorkerNotMoved,
 )
+from router_service.migration import movable_reply
 from router_service.migration.movable_reply import MovableReply, NotMoved, WorkerChanged
+from router_service.migration.moves import Reading
 from services.background import end
 from services.domain import (
     FinishReason,
@@ -163,6 +166,33 @@ async def test_a_source_that_dies_is_told_though_the_reply_goes_on_at_its_target
         assert failed.instances == ["a"]
         await end(task)
         await events.aclose()
+
+
+async def test_a_reply_that_its_source_ends_does_not_wait_for_a_move_that_the_source_then_refuses() -> None:
+    """As in a drain that is cut short: the reply ends first, and the move's report comes after it."""
+    script, failed = Script(), Failed()
+    async with asyncio.timeout(60):
+        reply, events, task = await moving(script, failed)
+        rest = asyncio.ensure_future(anext(events))
+        script.say("a", WorkerFinished(FinishReason.ABORTED, TokenUsage(1, 0, 1), None))
+        while reply._reading is not Reading.ORPHANED:
+            await asyncio.sleep(0)
+        script.reports["a"].put_nowait(WorkerNotMoved("it has ended"))
+        assert await task == NotMoved("it has ended")
+        with pytest.raises(Unavailable, match="ended the reply"):
+            await rest
+        assert failed.instances == []
+
+
+async def test_a_reply_without_a_source_waits_for_its_target_only_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(movable_reply, "ORPHANED_S", 0.01)
+    script, failed = Script(), Failed()
+    async with asyncio.timeout(60):
+        _, events, task = await moving(script, failed)
+        script.say("a", Unavailable("it died"))
+        with pytest.raises(Unavailable, match="it died"):
+            await anext(events)
+        await end(task)
 
 
 async def test_a_target_that_dies_is_told_though_the_reply_goes_on_at_its_source() -> None:
