@@ -21,6 +21,7 @@ from models.training import tasks, tokenizer
 from models.training.data import BOS, END, PAD, Batch, batches, turn_ids
 from models.training.growth import grow
 from models.training.hardware import autocast
+from models.training.muon import Muon
 from models.training.scoring import exact_replies
 
 CONTEXT_TOKENS = 2048
@@ -138,7 +139,7 @@ def optimisers(model: LlamaForCausalLM, muon_lr: float, adam_lr: float) -> list[
     inner = {id(p) for p in hidden}
     rest = [p for p in model.parameters() if id(p) not in inner]
     return [
-        torch.optim.Muon(hidden, lr=muon_lr, weight_decay=0.01),
+        Muon(hidden, lr=muon_lr),
         torch.optim.AdamW(rest, lr=adam_lr, betas=(0.9, 0.98), weight_decay=0.0),
     ]
 

@@ -24,9 +24,9 @@ from models.training.second import (
     forms,
     lists,
     problems,
-    stories,
     tasks,
     text,
+    things,
     tokenizer,
     tools,
     train,
@@ -37,7 +37,7 @@ from tests.conftest import FAMILY
 
 CONTEXT = 2048
 ROOM_FOR_A_CHAT = 600  # tokens that even the longest problem leaves for what came before it
-MODULES = (arithmetic, followups, forms, lists, stories, text)
+MODULES = (arithmetic, followups, forms, lists, text, things)
 
 
 def some(count: int, seed: int = 1) -> list[Problem]:
@@ -85,7 +85,7 @@ def _value(expression: str) -> int:
     return int(eval(compile(ast.parse(expression, mode="eval"), "expression", "eval"), {"__builtins__": {}}))
 
 
-@pytest.mark.parametrize("task", ["add", "subtract", "multiply", "expression"])
+@pytest.mark.parametrize("task", ["add", "subtract", "multiply"])
 def test_arithmetic_agrees_with_python(task: str) -> None:
     """Asked from the prompt alone: the numbers and signs that stand in it."""
     for level in tasks.LEVELS:
@@ -97,18 +97,11 @@ def test_arithmetic_agrees_with_python(task: str) -> None:
                     assert int(problem.answer) == sum(numbers)
                 case "subtract":
                     assert int(problem.answer) == abs(numbers[0] - numbers[1])
-                case "multiply":
-                    assert int(problem.answer) == numbers[0] * numbers[1]
                 case _:
-                    asked = max(re.findall(r"[\d+*() \-]+", problem.prompt), key=len).replace(" ", "")
-                    assert int(problem.answer) == _value(asked)
-                    steps = problem.reply.splitlines()[:-1]
-                    assert {_value(step) for step in steps} == {int(problem.answer)}
+                    assert int(problem.answer) == numbers[0] * numbers[1]
 
 
-@pytest.mark.parametrize(
-    "task", ["add", "subtract", "multiply", "chain", "sum", "story", "table", "binary", "follow_numbers"]
-)
+@pytest.mark.parametrize("task", ["add", "subtract", "multiply", "chain", "sum", "binary", "follow_numbers"])
 def test_every_line_of_working_is_true(task: str) -> None:
     for level in tasks.LEVELS:
         for seed in range(40):
@@ -199,7 +192,7 @@ def test_the_same_held_out_problems_come_in_other_words() -> None:
     noisy = tasks.held_out(200, 9, noise=wording.please)
     assert [p.key for p in plain] == [p.key for p in reworded] == [p.key for p in noisy]
     assert [p.answer for p in plain] == [p.answer for p in reworded] == [p.answer for p in noisy]
-    asked = [p for p in reworded if p.task not in ("smalltalk", "puzzle")]
+    asked = [p for p in reworded if p.task not in ("smalltalk",)]
     assert sum(tasks.has_held_out_wording(p) for p in asked) >= 0.9 * len(asked)
     assert not any(tasks.has_held_out_wording(p) for p in plain)
     assert all(p.prompt.startswith("Please ") for p in noisy if p.task == "add")
@@ -375,7 +368,7 @@ def test_every_recipe_can_grow_and_the_family_fits_its_budget() -> None:
             assert getattr(grown, field) >= getattr(first, field), (name, field)
         with torch.device("meta"):
             parameters[name] = sum(p.numel() for p in LlamaForCausalLM(grown).parameters())
-    judge = parameters["large-trunk"]
+    judge = parameters["medium"]
     assert 2 * (parameters["small"] + parameters["medium"] + parameters["large"] + judge) <= 40e6
 
 

@@ -1,7 +1,6 @@
-"""Tasks about numbers: sums in columns, chains of steps, nested expressions, binary, progressions."""
+"""Tasks about numbers: sums in columns, chains of steps, binary, progressions."""
 
 import random
-import re
 
 from models.training.columns import columns_added, columns_multiplied, columns_subtracted
 from models.training.second.drafts import Draft, asked, number, sorted_text  # fmt: skip
@@ -106,50 +105,6 @@ def chain(rng: random.Random, level: int, say: Phrasing) -> Draft:
         keys.append(key)
     prompt = say(CHAIN, start=start, steps=" ".join(sentences))
     return asked(prompt, lines, value, f"chain {start}{''.join(keys)}")
-
-
-def expression(rng: random.Random, level: int, say: Phrasing) -> Draft:
-    """Brackets and precedence, evaluated from the inside: one operation per line, with the remaining expression."""
-    text, value = _expression(rng, level + 1)
-    lines = [text]
-    while (reduced := reduce_once(lines[-1])) is not None:
-        lines.append(reduced)
-    spaced = text
-    if say.rng.random() < 0.7:
-        spaced = "".join(f" {c} " if c in "+-*" else c for c in text)
-    return asked(say(EXPRESSION, x=spaced), lines, value, f"expression {text}")
-
-
-def _expression(rng: random.Random, operands: int) -> tuple[str, int]:
-    """A random expression with no negative value in it, and its value."""
-    if operands == 1:
-        n = rng.randint(1, 20)
-        return str(n), n
-    while True:
-        left_operands = rng.randint(1, operands - 1)
-        (a, x), (b, y) = _expression(rng, left_operands), _expression(rng, operands - left_operands)
-        sign = rng.choice("+-*")
-        if (sign == "-" and x < y) or (sign == "*" and (min(x, y) > 12 or max(x, y) > 99)):
-            continue
-        if left_operands > 1 and (sign == "*" or rng.random() < 0.3):
-            a = f"({a})"
-        if operands - left_operands > 1 and (sign != "+" or rng.random() < 0.3):
-            b = f"({b})"
-        return f"{a}{sign}{b}", {"+": x + y, "-": x - y, "*": x * y}[sign]
-
-
-def reduce_once(text: str) -> str | None:
-    """The expression after its next operation (innermost brackets first, then `*`, then from the left); None for a number."""
-    inner = list(re.finditer(r"\(([^()]*)\)", text))
-    begin, end, body = (inner[0].start(), inner[0].end(), inner[0][1]) if inner else (0, len(text), text)
-    match = re.search(r"(\d+)(\*)(\d+)", body) or re.search(r"^(\d+)([+-])(\d+)", body)
-    if match is None:
-        return text[:begin] + body + text[end:] if inner else None
-    a, b = int(match[1]), int(match[3])
-    value = {"+": a + b, "-": a - b, "*": a * b}[match[2]]
-    body = body[: match.start()] + str(value) + body[match.end() :]
-    bracketed = f"({body})" if inner and not body.isdigit() else body
-    return text[:begin] + bracketed + text[end:]
 
 
 def binary(rng: random.Random, level: int, say: Phrasing) -> Draft:

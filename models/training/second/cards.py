@@ -96,7 +96,7 @@ def judge_card(figures: dict[str, Any], folder: Path) -> str:
     )
     return f"""# Penstock judge
 
-Scores (prompt, answer) without knowing the truth: a Llama of {training["parameters"] / 1e6:.2f} M parameters, {size_mb(folder):.2f} MB, begun from the large tier's trunk. It
+Scores (prompt, answer) without knowing the truth: a Llama of {training["parameters"] / 1e6:.2f} M parameters, {size_mb(folder):.2f} MB, begun from the medium tier's weights. It
 judges an answer by the log-probability of its least likely token. AUC on the answers to {TEST_COUNT} held-out prompts:
 
 | the same problems | small | medium |

@@ -115,9 +115,7 @@ def letters(rng: random.Random, level: int, say: Phrasing) -> Draft:
         )
     later = list[tuple[str, list[str], str, str]]()
     for _ in range(_TURNS[level - 1]):
-        kind = "letter"
-        while kind == "letter":
-            kind, c, after = text.word_step(rng, now, before)
-        before, now = kind, after
+        kind, c, now = text.word_step(rng, now, before)
+        before = kind
         later.append((say(WORD[kind], c=c).lstrip(), [], now, f"{kind}{c if kind == 'append' else ''}"))
     return _chat(first, later)

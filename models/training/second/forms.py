@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from models.training.second.drafts import Draft
 from models.training.second.problems import Message
-from models.training.second.stories import NAMES, THINGS
+from models.training.second.things import NAMES, THINGS
 from models.training.second.wording import Phrasing
 from models.training.smalltalk import SMALLTALK
 

@@ -1,4 +1,4 @@
-"""Train the second edition's judge: it branches off the large tier's trunk and learns from replies that are right and wrong.
+"""Train the second edition's judge: it begins with the medium tier's weights and learns from right and wrong replies.
 
 The method is the first edition's (`models/training/judge.py`): as long as a reply agrees with the right one its tokens
 become likelier, the first token that does not becomes less likely. Replies are the tiers' own, right ones, broken ones (a
@@ -25,12 +25,12 @@ from models.training.second.train import CPU
 from models.training.train import learn, optimisers, save
 
 SEED = 41
-BASE = "large-trunk"  # half the large tier's depth: a judge that costs as much as the large tier saves nothing
-PER_TIER = {"small": 14_000, "medium": 20_000, "large": 4_000}
+BASE = "medium"  # a judge that costs as much as the large tier saves nothing
+PER_TIER = {"small": 6_000, "medium": 8_000, "large": 2_000}
 SAMPLED_SHARE = 0.3  # of a tier's replies: drawn at temperature 0.7; the others are greedy
-RIGHT, BROKEN, MISPLACED = 16_000, 12_000, 4_000  # replies that no tier gave
+RIGHT, BROKEN, MISPLACED = 7_000, 5_000, 2_000  # replies that no tier gave
 BY_LEVEL = (0.6, 0.8, 1.0, 1.3, 1.5)
-BATCHES = 1600
+BATCHES = 600
 MUON_LR, ADAM_LR = 0.01, 1e-3
 WARMUP_STEPS = 60
 CHECKPOINT_S = 240

@@ -1,4 +1,4 @@
-"""Tasks about lists of numbers: order, extremes, sums, selections, and pipelines of several operations."""
+"""Tasks about lists of numbers: order, extremes, sums and selections."""
 
 import random
 from collections.abc import Callable
@@ -49,35 +49,9 @@ KEEP = (
     "[Which|Which numbers|Which of these] are {kind}: {x}[?|.|]",
     "{x}. [Which are|Keep the ones that are|List the ones that are|Show those that are] {kind}[?|.|]",
 )
-PIPELINE = (
-    "[Take|Here is a list:|Start with|Start with the list|Given|The list is] {x}. {steps}",
-    "{x}. {steps}",
-    "[Take|Start with|Given] {x}. {steps} [What do you get?|What is left?|Give the result.|What is the result?]",
-)
-STEPS = {
-    "even": ("[Keep|Keep only|Pick|Select] the even [numbers|ones].", "[Drop|Remove] the odd [numbers|ones]."),
-    "odd": ("[Keep|Keep only|Pick|Select] the odd [numbers|ones].", "[Drop|Remove] the even [numbers|ones]."),
-    "over": (
-        "[Keep|Keep only|Pick|Select] [the numbers|those|the ones] [over|above|greater than|larger than] {n}.",
-        "[Drop|Remove] [the numbers|those|the ones] up to {n}.",
-    ),
-    "add": ("[Add {n} to each|Increase each by {n}|Add {n} to every number|Add {n} to all of them].",),
-    "double": ("[Double each|Double every number|Double them|Multiply each by 2|Double all].",),
-    "up": (f"[Sort|Order|Arrange] [them|the list|the rest] {_UP}.", "[Sort them|Sort]."),
-    "down": (f"[Sort|Order|Arrange] [them|the list|the rest] {_DOWN}.",),
-    "reverse": ("[Reverse|Reverse the order of|Turn around] [the list|them].", "Reverse."),
-    "first": ("[Drop|Remove|Delete|Leave out] the first[ one| number|].",),
-    "last": ("[Drop|Remove|Delete|Leave out] the last[ one| number|].",),
-    "sum": ("[Add them up|Sum them|Add up|Give the sum|What is the sum?|Give the total].",),
-    "largest": ("[Give|Take|Pick] the [largest|biggest].", "Which is the [largest|biggest]?"),
-    "smallest": ("[Give|Take|Pick] the [smallest|least].", "Which is the [smallest|least]?"),
-    "count": ("[How many are left?|Count them.|How many are there?]",),
-}
-_ENDS = ("sum", "largest", "smallest", "count")
 _APPLY: dict[str, Callable[[list[int], int], list[int]]] = {
     "even": lambda v, n: [x for x in v if x % 2 == 0],
     "odd": lambda v, n: [x for x in v if x % 2],
-    "over": lambda v, n: [x for x in v if x > n],
     "add": lambda v, n: [x + n for x in v],
     "double": lambda v, n: [2 * x for x in v],
     "up": lambda v, n: sorted(v),
@@ -134,35 +108,13 @@ def list_step(rng: random.Random, values: list[int], kinds: list[str]) -> tuple[
     """(kind, its number, the list after it): a step that leaves at least one number."""
     while True:
         kind, n = rng.choice(kinds), rng.randint(1, 9)
-        if kind == "over":
-            n = rng.choice(values) - 1 if rng.random() < 0.3 else rng.randint(10, 60)
         after = _APPLY[kind](values, n)
-        if after and n > 0:
+        if after:
             return kind, n, after
 
 
 def end_lines(kind: str, values: list[int]) -> tuple[list[str], int]:
-    """(working, result) of a step that ends a pipeline."""
+    """(working, result) of a step that ends a chat about a list."""
     if kind == "sum":
         return running_sum(values), sum(values)
-    return [], {"largest": max(values), "smallest": min(values), "count": len(values)}[kind]
-
-
-def pipeline(rng: random.Random, level: int, say: Phrasing) -> Draft:
-    """Several operations one after the other; the working is the list after each."""
-    values = rng.sample(range(1, 60), (4, 5, 6, 7, 8)[level - 1])
-    text, lines, sentences, key = say.listed(values), [], [], sorted_text(values)
-    used = [""]
-    for _ in range((1, 2, 3, 4, 6)[level - 1]):
-        kind, n, values = list_step(rng, values, [kind for kind in _APPLY if kind != used[-1]])
-        used.append(kind)
-        sentences.append(say.phrase(STEPS[kind], n=n))
-        lines.append(row(values))
-        key += f" {kind}{n if kind in ('over', 'add') else ''}"
-    answer = row(values)
-    if rng.random() < 0.6:
-        kind = rng.choice(_ENDS)
-        sentences.append(say.phrase(STEPS[kind]))
-        more, result = end_lines(kind, values)
-        lines, answer, key = lines + more, str(result), f"{key} {kind}"
-    return asked(say(PIPELINE, x=text, steps=" ".join(sentences)), lines, answer, f"pipeline {key}")
+    return [], {"largest": max(values), "smallest": min(values)}[kind]

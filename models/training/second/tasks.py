@@ -8,7 +8,7 @@ import functools
 import random
 from collections.abc import Iterator
 
-from models.training.second import arithmetic, followups, forms, lists, stories, text, tools
+from models.training.second import arithmetic, followups, forms, lists, text, tools
 from models.training.second.drafts import Maker
 from models.training.second.problems import Problem
 from models.training.second.wording import Noise, Phrasing, clean, is_held_out, surface
@@ -19,7 +19,6 @@ TASKS: dict[str, Maker] = {
     "subtract": arithmetic.subtract,
     "multiply": arithmetic.multiply,
     "chain": arithmetic.chain,
-    "expression": arithmetic.expression,
     "binary": arithmetic.binary,
     "progression": arithmetic.progression,
     "count_by": arithmetic.count_by,
@@ -27,7 +26,6 @@ TASKS: dict[str, Maker] = {
     "sum": lists.add_up,
     "extreme": lists.extreme,
     "keep": lists.keep,
-    "list_pipeline": lists.pipeline,
     "reverse": text.reverse,
     "upper": text.upper,
     "remove": text.remove,
@@ -36,10 +34,6 @@ TASKS: dict[str, Maker] = {
     "reorder": text.reorder,
     "alphabetize": text.alphabetize,
     "initials": text.initials,
-    "word_pipeline": text.pipeline,
-    "story": stories.story,
-    "table": stories.table,
-    "puzzle": stories.puzzle,
     "form": forms.form,
     "tools": tools.tools,
     "follow_numbers": followups.numbers,
@@ -50,9 +44,8 @@ TASKS: dict[str, Maker] = {
 KINDS = tuple((task, level) for task in TASKS for level in LEVELS)
 # How often a task is drawn in training against the others: what is long or learnt slowly oftener.
 SHARES = {
-    "chain": 1.5, "expression": 1.8, "list_pipeline": 2.0, "word_pipeline": 2.0, "story": 2.0, "table": 1.5, "puzzle": 1.5,
-    "tools": 1.5, "form": 1.3, "smalltalk": 0.6, "upper": 0.6, "reorder": 0.8, "initials": 0.7, "binary": 0.7,
-    "count_by": 0.6,
+    "chain": 1.5, "tools": 1.8, "form": 1.5, "smalltalk": 0.7, "upper": 0.6, "reorder": 0.8, "initials": 0.7, "binary": 0.7,
+    "count_by": 0.8,
 }  # fmt: skip
 
 

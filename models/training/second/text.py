@@ -1,4 +1,4 @@
-"""Tasks about words and letters, and pipelines of several operations on one word."""
+"""Tasks about words and letters."""
 
 import random
 from collections.abc import Callable
@@ -52,28 +52,12 @@ INITIALS = (
     "[Give|Write|List|Take|Find|Join|What are] the [initials|first letters] of {x}[.|?|]",
     "[Join|Take|Write] the first letter of each[ word|]: {x}[.|]",
 )
-PIPELINE = (
-    "[Take|Start with|Given|Here is a word:|Begin with][ the word|] {w}. {steps}",
-    "{w}. {steps}",
-    "[Take|Start with|Given][ the word|] {w}. {steps} [What do you get?|Give the result.|What is the result?|What is it now?]",
-)
-STEPS = {
-    "reverse": ("[Reverse it|Turn it around|Write it backwards|Then reverse it|Spell it backwards|Now reverse it].",),
-    "upper": ("[Write it in capitals|Put it in capitals|Make it upper case|Then put it in upper case].",),
-    "first": ("[Drop|Remove|Delete|Take away|Leave out] the first letter.",),
-    "last": ("[Drop|Remove|Delete|Take away|Leave out] the last letter.",),
-    "double": ("[Double it|Write it twice|Repeat it|Say it twice].",),
-    "letter": ("[Remove|Drop|Delete|Take away] [every|each|all] '{c}'.",),
-    "swap": ("[Swap|Exchange] the first and the last letter.", "[Swap|Exchange] its first and last letters."),
-    "append": ("[Add|Append|Put|Write] '{c}' [at the end|to the end|behind it].",),
-}
 _APPLY: dict[str, Callable[[str, str], str]] = {
     "reverse": lambda w, c: w[::-1],
     "upper": lambda w, c: w.upper(),
     "first": lambda w, c: w[1:],
     "last": lambda w, c: w[:-1],
     "double": lambda w, c: w + w,
-    "letter": lambda w, c: w.replace(c, ""),
     "swap": lambda w, c: w[-1] + w[1:-1] + w[0],
     "append": lambda w, c: w + c,
 }
@@ -139,19 +123,8 @@ def word_step(rng: random.Random, w: str, before: str) -> tuple[str, str, str]:
     """(kind, its letter, the word after it): a step that leaves 3 to 16 letters and is not the one before."""
     while True:
         kind = rng.choice([kind for kind in _APPLY if kind != before])
-        c = rng.choice(w) if kind == "letter" else rng.choice("abcdefghijklmnopqrstuvwxyz")
-        after = _APPLY[kind](w, c.upper() if w.isupper() and kind == "append" else c)
-        if 3 <= len(after) <= 16 and not (kind in ("letter", "upper") and w.isupper()):
-            return kind, c.upper() if w.isupper() else c, after
-
-
-def pipeline(rng: random.Random, level: int, say: Phrasing) -> Draft:
-    """Several operations on one word; the working is the word after each."""
-    w = word(rng, *((4, 5), (4, 6), (5, 7), (5, 8), (6, 9))[level - 1])
-    text, lines, sentences, key, before = say.quoted(w), [], [], w, ""
-    for _ in range((1, 2, 3, 5, 7)[level - 1]):
-        before, c, w = word_step(rng, w, before)
-        sentences.append(say.phrase(STEPS[before], c=c))
-        lines.append(w)
-        key += f" {before}{c if before in ('letter', 'append') else ''}"
-    return asked(say(PIPELINE, w=text, steps=" ".join(sentences)), lines[:-1], w, f"word pipeline {key}")
+        c = rng.choice("abcdefghijklmnopqrstuvwxyz")
+        c = c.upper() if w.isupper() else c
+        after = _APPLY[kind](w, c)
+        if 3 <= len(after) <= 16 and not (kind == "upper" and w.isupper()):
+            return kind, c, after

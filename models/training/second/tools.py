@@ -6,7 +6,7 @@ import random
 from models.training.second.arithmetic import ADD, EXPRESSION, MULTIPLY, SUBTRACT
 from models.training.second.drafts import Draft, number, sorted_text
 from models.training.second.problems import Message, tool_call
-from models.training.second.stories import ASK_MANY, ASK_ONE, ASK_TWO, THINGS
+from models.training.second.things import ASK_MANY, ASK_ONE, ASK_TWO, THINGS
 from models.training.second.wording import Phrasing
 
 CALCULATOR_SAYS = (

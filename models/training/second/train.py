@@ -1,7 +1,7 @@
 """Train the second edition's tiers, one after the other; a broken run is taken up again at its last checkpoint.
 
-Every model grows out of one that is there: the tiers out of the first edition's, the large one in two steps of depth (its
-trunk of half the depth learns most of what it knows at half the cost). The judge branches off the large tier's trunk.
+Every model begins with what is there: the tiers with the first edition's weights, grown where they are larger, the large one
+in two steps of depth (its trunk learns most of what it knows at a quarter of the cost), and the judge with the medium tier's.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from models.training.second import tasks, tokenizer
 from models.training.second.data import batches, turn_ids
 from models.training.second.problems import Problem
 
-TOKENS_PER_BATCH = 8192
+TOKENS_PER_BATCH = 4096
 LONG_SHARE = 0.05
 WARMUP_STEPS = 200
 CHECKPOINT_S = 240
@@ -40,8 +40,8 @@ class Recipe:
 
     hidden, layers, heads, kv_heads, mlp: the Llama shape.
     tokens: training tokens seen, padding left out; of these `easy_tokens` at the beginning are mostly easy problems, and
-        over `decay_tokens` at the end the rate falls to nothing (0: the model is a trunk that others grow out of).
-    grows_from: the folder it begins with: `first/...` of the first edition, else of this one.
+        over `decay_tokens` at the end the rate falls to nothing.
+    grows_from: the folder that it begins with: `first/...` of the first edition, else of this one.
     focus: tasks that it still fails are drawn oftener.
     by_level: how often levels 1 to 5 are drawn after the easy tokens.
     """
@@ -65,20 +65,21 @@ class Recipe:
 RECIPES = {
     "small": Recipe(
         hidden=96, layers=2, heads=6, kv_heads=2, mlp=256, grows_from="first/small",
-        tokens=50_000_000, easy_tokens=25_000_000, decay_tokens=20_000_000, muon_lr=0.02, adam_lr=4e-3, seed=31, focus=False,
+        tokens=28_000_000, easy_tokens=10_000_000, decay_tokens=20_000_000, muon_lr=0.02, adam_lr=4e-3, seed=31, focus=False,
         by_level=MODEST,
     ),
     "medium": Recipe(
-        hidden=128, layers=11, heads=4, kv_heads=2, mlp=384, grows_from="first/medium",
-        tokens=40_000_000, easy_tokens=6_000_000, decay_tokens=16_000_000, muon_lr=0.02, adam_lr=3e-3, seed=32, focus=True,
+        hidden=128, layers=10, heads=4, kv_heads=2, mlp=384, grows_from="first/medium",
+        tokens=8_000_000, easy_tokens=1_000_000, decay_tokens=6_500_000, muon_lr=0.015, adam_lr=2e-3, seed=32, focus=True,
+        by_level=MODEST,
     ),
     "large-trunk": Recipe(
-        hidden=192, layers=10, heads=6, kv_heads=2, mlp=512, grows_from="first/large",
-        tokens=40_000_000, easy_tokens=4_000_000, decay_tokens=0, muon_lr=0.02, adam_lr=2e-3, seed=33, focus=True,
+        hidden=192, layers=6, heads=6, kv_heads=2, mlp=512, grows_from="first/large",
+        tokens=11_000_000, easy_tokens=1_000_000, decay_tokens=9_000_000, muon_lr=0.01, adam_lr=1e-3, seed=34, focus=True,
     ),
     "large": Recipe(
         hidden=192, layers=24, heads=6, kv_heads=2, mlp=512, grows_from="large-trunk",
-        tokens=34_000_000, easy_tokens=0, decay_tokens=18_000_000, muon_lr=0.02, adam_lr=2e-3, seed=34, focus=True,
+        tokens=12_000_000, easy_tokens=0, decay_tokens=10_000_000, muon_lr=0.01, adam_lr=1e-3, seed=35, focus=True,
     ),
 }  # fmt: skip
 
@@ -86,7 +87,7 @@ RECIPES = {
 def rate(recipe: Recipe, seen: int, step: int) -> float:
     """The share of the peak rate after `seen` tokens."""
     warm = min(1.0, (step + 1) / WARMUP_STEPS)
-    return warm * min(1.0, (recipe.tokens - seen) / recipe.decay_tokens) if recipe.decay_tokens else warm
+    return warm * min(1.0, (recipe.tokens - seen) / recipe.decay_tokens)
 
 
 def weights(exact: dict[str, float]) -> dict[str, float]:
