@@ -30,6 +30,7 @@ from services.settings import SettingsError
 from services.state import connect
 from services.testing import RedisProcess
 from tests.conftest import MeshFileMaker
+from tests.support.held_engine import held_engines
 from tests.support.mesh import TestMesh, running_mesh
 
 PROMPT = "a prompt that no log may have"
@@ -201,6 +202,36 @@ async def test_tokens_are_limited(keyed: Keyed) -> None:
         await client.generate("hello", model="small", max_tokens=40)
         with pytest.raises(OverloadedError, match="tokens per minute"):
             await client.generate("hello", model="small", max_tokens=40)
+
+
+async def test_a_stream_that_ends_in_an_error_event_costs_no_tokens(
+    redis: RedisProcess, mesh_file: MeshFileMaker, tmp_path: Path
+) -> None:
+    """Its deadline passes in the queue, where its status has been sent already; what it had reserved is free again."""
+    path = mesh_file(
+        [{"name": "only", "model": "s"}],
+        judge={"replicas": 0},
+        router={"max_active": 1, "max_waiting": 1, "default_deadline_s": 2.0},
+        access={"keys": "keys.json", "tenants": [{"name": "open"}, {"name": "tokens", "tokens_per_minute": 60}]},
+    )
+    file, keys = KeyFile(tmp_path / "keys.json"), {}
+    for tenant in ("open", "tokens"):
+        key, keys[tenant] = new_key(tenant, time.time())
+        file.add(key)
+    async with running_mesh(path, redis.url) as mesh:
+        keyed = Keyed(mesh, file, keys)
+        async with keyed.client(keys["open"]) as first, keyed.client(keys["tokens"]) as client:
+            with held_engines() as proceed:
+                running = asyncio.create_task(first.generate("hello", max_tokens=8))
+                await mesh.until(lambda status: status.active == 1)
+                status, events, _ = await posted(keyed, "tokens", chat(model="only", stream=True, max_tokens=40))
+                proceed.set()
+            assert status == 200
+            assert "deadline_exceeded" in events
+            await running
+            await client.generate("hello", max_tokens=40)
+            with pytest.raises(OverloadedError, match="tokens per minute"):
+                await client.generate("hello", max_tokens=40)
 
 
 async def test_requests_at_once_are_limited_over_both_routers(keyed: Keyed) -> None:
