@@ -135,7 +135,7 @@ def test_without_slos_the_steps_are_exactly_those_of_decode_first() -> None:
 
 
 def figure_3(policy: BatchPolicy, *, slos: bool) -> Served:
-    """6 tokens per unit; three decodes; at time 1 four prompts of 6 tokens, 6 units to the first token, then one per token."""
+    """6 tokens per unit; three decodes; at time 1 four prompts of 6 tokens, 6 units to the first token, then one each."""
     running = [Request(0.0, 2, 60, 2.0 if slos else None, PACE) for _ in range(3)]
     burst = [Request(1.0, 6, 60, 6.0 if slos else None, PACE) for _ in range(4)]
     return serve([*running, *burst], policy, SIX_PER_UNIT, limits=BatchLimits(16, 6), pool=BlockPool(4000, 1))

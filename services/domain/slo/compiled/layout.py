@@ -25,7 +25,7 @@ EPSILON_S = SUM_TOLERANCE_S
 SLACK_PACES = 0.5
 """How far a reply may be ahead of its pace for later use, in paces (`step.next_due_s`)."""
 KEPT_SHARE = PACE_WINDOW_TOKENS / (PACE_WINDOW_TOKENS + SLACK_PACES)
-"""The share of the promised seconds per token that is kept on average: then no window is late, whatever slack is used in it."""
+"""The share of the promised seconds per token that is kept on average: then no window is late, however slack is used."""
 
 
 class StepModel(NamedTuple):
