@@ -18,6 +18,7 @@ from services.domain.slo.compiled.layout import (
     COUNTS,
     DECODING,
     DUE_S,
+    KEPT_SHARE,
     KIND,
     LEFT,
     PENDING,
@@ -120,6 +121,7 @@ def serve_fleet(
     home, tried = np.zeros(total, np.int64), np.zeros(total, np.int64)
     memory = np.zeros(total, np.int64)
     order, grants = np.zeros(capacity, np.int64), np.zeros(capacity, np.int64)
+    kept_s = KEPT_SHARE * tpots_s
     arrived, steps, missed = 0, 0, 0
     while True:
         turn, turn_s = -1, np.inf
@@ -151,7 +153,7 @@ def serve_fleet(
         one = _Replica(counts[turn], times[turn], who[turn], inbox[turn], queue[turn], sizes[turn])
         came = _came(one, reach_s, turn_s)
         if came > 0:
-            left = _admit(turn_s, one, came, requests, slos, tpots_s, memory, model, limits, out)
+            left = _admit(turn_s, one, came, requests, slos, kept_s, memory, model, limits, out)
             # those left over go on to the next replica, or are served or declined where they came first
             for k in range(left):
                 r = one.inbox[k]
@@ -263,7 +265,7 @@ def _admit(
     came: int,
     requests: FleetRequests,
     slos: Slos,
-    tpots_s: F,
+    tpots_s: F,  # as kept
     memory: N,
     model: StepModel,
     limits: FleetLimits,
@@ -282,7 +284,7 @@ def _admit(
         if slos.first_due_s[r] < np.inf:
             new_counts[KIND, at], new_counts[PENDING, at] = STANDARD, requests.prompt[r]
             new_counts[LEFT, at] = requests.predicted[r]
-            new_times[DUE_S, at], new_times[TPOT_S, at] = slos.first_due_s[r], requests.tightest_s[r]
+            new_times[DUE_S, at], new_times[TPOT_S, at] = slos.first_due_s[r], KEPT_SHARE * requests.tightest_s[r]
             needs[at] = requests.prompt[r] + requests.predicted[r]
             value[at] = requests.value[r]
             at += 1

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.domain.latency import SUM_TOLERANCE_S, StepLatencyModel
+from services.domain.slo.attainment import PACE_WINDOW_TOKENS
 
 F = npt.NDArray[np.float64]
 N = npt.NDArray[np.int64]
@@ -16,11 +17,15 @@ KIND, DECODING, CONTEXT, PENDING, LEFT = range(5)
 COUNTS = 5
 # Kinds. A finished request stays as GONE during a replay.
 GONE, STANDARD, BEST_EFFORT = range(3)
-# Rows of `times`, (TIMES, requests): when the next token is due; seconds per output token; the earliest begin of a step that
-# computes the last token of the prompt.
+# Rows of `times`, (TIMES, requests): when the next token is due; seconds per output token, KEPT_SHARE of those promised; the
+# earliest begin of a step that computes the last token of the prompt.
 DUE_S, TPOT_S, RELEASE_S = range(3)
 TIMES = 3
 EPSILON_S = SUM_TOLERANCE_S
+SLACK_PACES = 0.5
+"""How far a reply may be ahead of its pace for later use, in paces (`step.next_due_s`)."""
+KEPT_SHARE = PACE_WINDOW_TOKENS / (PACE_WINDOW_TOKENS + SLACK_PACES)
+"""The share of the promised seconds per token that is kept on average: then no window is late, however slack is used."""
 
 
 class StepModel(NamedTuple):

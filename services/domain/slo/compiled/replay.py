@@ -20,7 +20,7 @@ from services.domain.slo.compiled.layout import (
     StepModel,
     step_s,
 )
-from services.domain.slo.compiled.step import ASSUMED, NONE, form_batch, prompts_by_deadline
+from services.domain.slo.compiled.step import ASSUMED, NONE, form_batch, next_due_s, prompts_by_deadline
 
 MAX_STEPS = 20_000
 """A replay gives up, and the admission is refused, after so many steps: at 20 steps a second a quarter of an hour."""
@@ -88,9 +88,9 @@ def keeps_promises(
             if counts[DECODING, i] == 0:
                 release_s[i] = now_s
                 begun += 1
+            times[DUE_S, i] = next_due_s(times[DUE_S, i], end_s, times[TPOT_S, i], counts[DECODING, i])
             counts[PENDING, i], counts[DECODING, i] = 1, 1
             counts[LEFT, i] -= 1
-            times[DUE_S, i] = end_s + times[TPOT_S, i]
             if counts[LEFT, i] <= 0 or times[TPOT_S, i] == np.inf:
                 counts[KIND, i] = GONE
                 changed = True

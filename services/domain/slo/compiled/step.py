@@ -12,7 +12,13 @@ A step may take as long as the earliest token of a decode allows, and takes as m
 4. Best effort: its decodes, then its prompts, in order of arrival. `reserve` of the step's time is kept for it, but for
    prompts that cannot wait: these may borrow it. Certificates assume that best effort always has work and lends nothing.
 
-A pace is kept per gap: a token is due one tpot behind the one before. That is stricter than it is judged (over ten gaps).
+A pace is judged over every window of ten gaps, and kept by a stricter rule (`next_due_s`): a token is due a pace behind the
+time at which the one before was due, and at most SLACK_PACES further behind the time at which that came. So what came early
+may be used later, for instance by a prompt that does not fit between two tokens. TPOT_S is KEPT_SHARE of the promised pace:
+
+    due[k + 10] <= due[k] + 10 tpot <= came[k] + SLACK_PACES tpot + 10 tpot = came[k] + 10 promised.
+
+The first token counts as due when it came, so that a reply shorter than a window is in time as a whole, too.
 """
 
 import numba
@@ -28,6 +34,7 @@ from services.domain.slo.compiled.layout import (
     LEFT,
     PENDING,
     RELEASE_S,
+    SLACK_PACES,
     STANDARD,
     TPOT_S,
     F,
@@ -40,6 +47,13 @@ from services.domain.slo.compiled.layout import (
 
 # Whether best effort has work in a step.
 NONE, PRESENT, ASSUMED = range(3)
+
+
+@numba.njit(cache=True, nogil=True)
+def next_due_s(due_s: float, end_s: float, tpot_s: float, decoding: int) -> float:
+    """When the token is due behind one that came at `end_s` and was due at `due_s`. decoding: 0 if that was the first one."""
+    ahead_s = min(max(due_s, end_s), end_s + SLACK_PACES * tpot_s) if decoding == 1 else end_s
+    return float(ahead_s + tpot_s)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -281,9 +295,9 @@ def commit(end_s: float, counts: N, times: F, requests: int, grants: N) -> None:
         counts[CONTEXT, i] += grants[i]
         counts[PENDING, i] -= grants[i]
         if counts[PENDING, i] == 0:
+            times[DUE_S, i] = next_due_s(times[DUE_S, i], end_s, times[TPOT_S, i], counts[DECODING, i])
             counts[PENDING, i] = 1
             counts[DECODING, i] = 1
             counts[LEFT, i] -= 1
-            times[DUE_S, i] = end_s + times[TPOT_S, i]
             if times[TPOT_S, i] == np.inf:  # the first token was all that was promised
                 counts[KIND, i] = BEST_EFFORT

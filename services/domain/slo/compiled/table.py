@@ -19,6 +19,7 @@ from services.domain.slo.compiled.layout import (
     COUNTS,
     DECODING,
     DUE_S,
+    KEPT_SHARE,
     KIND,
     LEFT,
     PENDING,
@@ -190,15 +191,17 @@ class RequestTable:
         tpot_s, pace = self._times[TPOT_S, at], self._pace[:, at]
         if tpot_s == math.inf:
             return
+        due_s = float(self._times[DUE_S, at])
         for _ in range(tokens):
+            due_s = step.next_due_s(due_s, end_s, tpot_s, 1)
             k = int(pace[_TOKENS])
             pace[_TOKENS] = k + 1
-            pace[_ALLOWED_S] += tpot_s if k else 0.0
+            pace[_ALLOWED_S] += tpot_s / KEPT_SHARE if k else 0.0
             pace[_LEAD_S + k % PACE_WINDOW_TOKENS] = end_s - pace[_ALLOWED_S]
         oldest = _LEAD_S + max(0, int(pace[_TOKENS]) - PACE_WINDOW_TOKENS) % PACE_WINDOW_TOKENS
-        self._times[DUE_S, at] = end_s + tpot_s
         if pace[_TOKENS] > 0:
-            self._times[DUE_S, at] = min(end_s + tpot_s, pace[oldest] + pace[_ALLOWED_S] + tpot_s)
+            due_s = min(due_s, pace[oldest] + pace[_ALLOWED_S] + tpot_s / KEPT_SHARE)
+        self._times[DUE_S, at] = due_s
 
     def commit(self, end_s: float, skipped: Sequence[str] = ()) -> None:
         """The planned step has ended; those skipped were not computed."""
@@ -297,7 +300,7 @@ def _write(counts: N, times: F, at: int, request: TableRequest) -> None:
     counts[KIND, at], counts[DECODING, at] = STANDARD, request.decoding
     counts[CONTEXT, at], counts[PENDING, at] = request.context_tokens, request.pending_tokens
     counts[LEFT, at] = max(1, request.output_tokens)
-    times[DUE_S, at], times[TPOT_S, at], times[RELEASE_S, at] = request.due_s, request.tpot_s, -np.inf
+    times[DUE_S, at], times[TPOT_S, at], times[RELEASE_S, at] = request.due_s, KEPT_SHARE * request.tpot_s, -np.inf
 
 
 @numba.njit(cache=True, nogil=True)
@@ -313,7 +316,7 @@ def _commit(end_s: float, counts: N, times: F, pace: F, requests: int, grants: N
         k = int(pace[_TOKENS, i])
         pace[_TOKENS, i] = k + 1
         if k > 0:
-            pace[_ALLOWED_S, i] += tpot_s
+            pace[_ALLOWED_S, i] += tpot_s / KEPT_SHARE
         pace[_LEAD_S + k % PACE_WINDOW_TOKENS, i] = end_s - pace[_ALLOWED_S, i]
     step.commit(end_s, counts, times, requests, grants)
     for i in range(requests):
@@ -323,5 +326,5 @@ def _commit(end_s: float, counts: N, times: F, pace: F, requests: int, grants: N
         if times[TPOT_S, i] < np.inf and counts[DECODING, i] == 1 and pace[_TOKENS, i] > 0:
             k = int(pace[_TOKENS, i])
             oldest = _LEAD_S + max(0, k - PACE_WINDOW_TOKENS) % PACE_WINDOW_TOKENS
-            window_s = pace[oldest, i] + pace[_ALLOWED_S, i] + times[TPOT_S, i]
+            window_s = pace[oldest, i] + pace[_ALLOWED_S, i] + times[TPOT_S, i] / KEPT_SHARE
             times[DUE_S, i] = min(times[DUE_S, i], window_s)
