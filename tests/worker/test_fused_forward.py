@@ -18,7 +18,8 @@ from transformers import (
 )
 
 from worker_service.engine.torch.attention import KernelThreads, KvPool, PagedBatch, Segment
-from worker_service.engine.torch.forward import Forward, FusedForward, ModuleForward, can_fuse
+from worker_service.engine.torch.forward import Forward, FusedForward, can_fuse
+from worker_service.engine.torch.module_forward import ModuleForward
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 60,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2.exceptions import TemplateError
-from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from services.domain.errors import FieldProblem, UnsupportedByModel, invalid
 from services.domain.requests import NO_EFFORT, ChatPrompt, Prompt, TextPrompt, TokenPrompt
@@ -21,6 +21,8 @@ from worker_service.text.tokenizer import TokenStream, check_characters, check_t
 
 THINKING_SWITCHES = ("enable_thinking", "thinking")
 """Variables by which templates switch reasoning: Qwen 3's and GLM 4.5's, and DeepSeek V3.1's and Granite's."""
+GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
+"""Tokenizers that are all in tokenizer.json; other classes may change what it says."""
 MAX_TEMPLATE_MESSAGE_CHARS = 200  # of the error message of a template
 
 
@@ -32,10 +34,7 @@ class HfTokenizer:
 
         tool_format: how the model writes tool calls, as in the tier of the mesh file.
         """
-        loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-        if not isinstance(loaded, PreTrainedTokenizerFast):
-            raise ValueError(f"{folder}: a fast tokenizer (tokenizer.json) is required")
-        self._tokenizer = loaded
+        loaded = self._tokenizer = _loaded(folder)
         self._backend = loaded.backend_tokenizer
         self.vocab_size = vocab_size or len(loaded)
         self.eos_ids = _eos_ids(folder, loaded)
@@ -149,6 +148,24 @@ class HfTokenizer:
         return token_id in self._special or self._backend.id_to_token(token_id) is None
 
 
+def _loaded(folder: Path) -> PreTrainedTokenizerFast:
+    """The folder's tokenizer.
+
+    Raises:
+        ValueError: It has no fast one.
+    """
+    settings = folder / "tokenizer_config.json"
+    kind = json.loads(settings.read_text()).get("tokenizer_class") if settings.exists() else None
+    if kind in GENERIC_CLASSES and (folder / "tokenizer.json").exists():
+        return PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
+    from transformers import AutoTokenizer  # seconds of imports
+
+    loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    if not isinstance(loaded, PreTrainedTokenizerFast):
+        raise ValueError(f"{folder}: a fast tokenizer (tokenizer.json) is required")
+    return loaded
+
+
 def _tool_format(template: object, stated: str) -> ToolFormat | None:
     """The stated format, or what the template says; None where the template takes no tools."""
     if not isinstance(template, str) or "tools" not in template:
@@ -172,8 +189,9 @@ def _reasoning_format(tokenizer: PreTrainedTokenizerFast, template: str) -> Reas
 
 def _eos_ids(folder: Path, tokenizer: PreTrainedTokenizerFast) -> frozenset[int]:
     """The end-of-sequence tokens from generation_config.json, or of the tokenizer without that file."""
-    if (folder / "generation_config.json").exists():
-        ids = GenerationConfig.from_pretrained(str(folder)).eos_token_id
+    file = folder / "generation_config.json"
+    if file.exists():
+        ids = json.loads(file.read_text()).get("eos_token_id")
         if ids is not None:
             return frozenset(ids if isinstance(ids, list) else [ids])
     return frozenset() if tokenizer.eos_token_id is None else frozenset({int(tokenizer.eos_token_id)})

@@ -11,12 +11,12 @@ import numba
 import numpy as np
 import numpy.typing as npt
 import torch
-from transformers import PreTrainedModel
 
 from worker_service.engine.torch import kernels
 from worker_service.engine.torch.attention import KvPool
 from worker_service.engine.torch.forward import can_fuse
 from worker_service.engine.torch.kernels import F32, I64
+from worker_service.engine.torch.plain_model import CausalModel, architecture
 
 F64 = npt.NDArray[np.float64]
 
@@ -24,11 +24,11 @@ MAX_PARAMETERS = 20_000_000
 """Larger models compute for longer than the calls of their operations take, so torch's products are the better choice."""
 
 
-def can_compile(model: PreTrainedModel) -> bool:
+def can_compile(model: CausalModel) -> bool:
     """Whether the loop computes this model: Llama without biases, in float32 on a CPU, and small."""
     config = model.config
     return (
-        type(model).__name__ == "LlamaForCausalLM"
+        architecture(model) == "LlamaForCausalLM"
         and can_fuse(model)
         and model.device.type == "cpu"
         and model.dtype == torch.float32
@@ -56,7 +56,7 @@ class Draft:
 class CompiledDraft:
     """The weights of a model for the loop, transposed (inputs, outputs), one array for all layers."""
 
-    def __init__(self, model: PreTrainedModel, pool: KvPool) -> None:
+    def __init__(self, model: CausalModel, pool: KvPool) -> None:
         """pool: of the model's KV, in float32 on the CPU."""
         layers = model.model.layers
         assert pool.stacked is not None  # it is on the CPU

@@ -8,14 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformers import PreTrainedModel
-
 from services.domain.requests import SamplingParams
 from services.domain.speculation.estimates import DraftCost, PassCost
 from worker_service.engine.core import EngineCore
 from worker_service.engine.interface import EngineUnusable, KvLayout
 from worker_service.engine.runner import ModelRunner, Row
 from worker_service.engine.torch.draft_model import DraftModel
+from worker_service.engine.torch.plain_model import CausalModel
 from worker_service.engine.torch.runner import TorchRunner, kv_layout
 from worker_service.scheduling import BlockPool
 from worker_service.speculation.adaptive import AdaptiveDrafter, SpeculatingModel
@@ -39,12 +38,12 @@ class LoadedDraftModel:
     """A model that drafts, before it has a KV pool."""
 
     name: str
-    model: PreTrainedModel
+    model: CausalModel
     layout: KvLayout
 
 
 def load_draft_model(
-    folder: Path, load: Callable[[Path], PreTrainedModel], tokenizer: HfTokenizer, block_tokens: int
+    folder: Path, load: Callable[[Path], CausalModel], tokenizer: HfTokenizer, block_tokens: int
 ) -> LoadedDraftModel:
     """Load a model that drafts. load: as the engine loads its own model.
 

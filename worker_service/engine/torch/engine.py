@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from safetensors import SafetensorError
 
 from services.clock import Clock, SystemClock
 from services.domain.latency import StepLatencyModel
@@ -18,12 +18,14 @@ from worker_service.engine.generation_config import sampling_defaults
 from worker_service.engine.interface import EngineInfo, EngineUnusable, KvLayout, capabilities_of_own_steps
 from worker_service.engine.latency_fit import measured_latency
 from worker_service.engine.loop import LoopEngine, OutputCoalescing
+from worker_service.engine.torch import plain_model
 from worker_service.engine.torch.draft_loading import (
     LoadedDraftModel,
     OtherTokens,
     adaptive_drafter,
     load_draft_model,
 )
+from worker_service.engine.torch.plain_model import CausalModel
 from worker_service.engine.torch.runner import TorchRunner, kv_layout
 from worker_service.scheduling import BatchLimits, BlockPool, PolicyName
 from worker_service.text.hf import HfTokenizer
@@ -71,8 +73,8 @@ def torch_engine(
 def torch_core(options: TorchEngineOptions, clock: Clock) -> tuple[EngineCore, EngineInfo]:
     """Load the model, which takes seconds, and create the core."""
     torch.set_num_threads(options.threads)
-    config = _checked_config(options.folder)
     model = load_model(options.folder, options)
+    config, defaults = model.config, sampling_defaults(options.folder)
     tokenizer = HfTokenizer(options.folder, config.vocab_size, options.tool_format)
     layout = kv_layout(model, options.kv_block_tokens, model_digest(options.folder))
     drafters = list[LoadedDraftModel]()
@@ -92,7 +94,6 @@ def torch_core(options: TorchEngineOptions, clock: Clock) -> tuple[EngineCore, E
         options.max_context_tokens or config.max_position_embeddings,
         blocks * options.kv_block_tokens,
     )
-    defaults = sampling_defaults(options.folder)
     try:
         runner = TorchRunner(
             model,
@@ -145,16 +146,23 @@ def _free_bytes(device: torch.device) -> int | None:
     return free
 
 
-def load_model(folder: Path, options: TorchEngineOptions) -> PreTrainedModel:
+def load_model(folder: Path, options: TorchEngineOptions) -> CausalModel:
     """Load a model to the engine's device.
 
     Raises:
         EngineUnusable: It cannot be loaded, or the device cannot hold it.
     """
-    _checked_config(folder)
+    _check_config(folder)
+    config = plain_model.read_config(folder) if options.fused is not False else None
+    model: CausalModel
     try:
-        model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=options.dtype, local_files_only=True)
-    except (OSError, ValueError) as error:
+        if config is not None:
+            model = plain_model.read_model(folder, config, options.dtype)
+        else:
+            from transformers import AutoModelForCausalLM  # seconds of imports
+
+            model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=options.dtype, local_files_only=True)
+    except (OSError, ValueError, SafetensorError) as error:
         raise EngineUnusable(f"{folder}: {error}") from error
     try:
         return model.eval().to(options.device)
@@ -166,15 +174,21 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0]
 
 
-def _checked_config(folder: Path) -> PretrainedConfig:
+def _check_config(folder: Path) -> None:
+    """Raises:
+    EngineUnusable: The folder holds no model that this engine can serve.
+    """
     if not (folder / "config.json").exists():
         raise EngineUnusable(f"{folder}: no config.json, so not a model in Hugging Face format")
+    if plain_model.read_config(folder) is not None:
+        return
+    from transformers import AutoConfig  # seconds of imports
+
     config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
     if config.model_type not in MODEL_TYPES:
         raise EngineUnusable(f"{folder}: model type '{config.model_type}' is not one of {', '.join(MODEL_TYPES)}")
     if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
         raise EngineUnusable(f"{folder}: sliding-window attention is not supported")
-    return config
 
 
 def _warm_up(core: EngineCore) -> None:

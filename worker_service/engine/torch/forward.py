@@ -1,6 +1,6 @@
-"""The forward pass of Llama, Qwen 2 and Qwen 3 over paged KV, and of any model through transformers' modules.
+"""The forward pass of Llama, Qwen 2 and Qwen 3 over paged KV.
 
-The fused pass computes what the modules compute, with a quarter of the calls: one product for queries, keys and values, one
+It computes what transformers' modules compute, with a quarter of the calls: one product for queries, keys and values, one
 for gate and up, no masks, no wrappers. The modules' weights become views of the fused ones, so that a model takes no more
 memory. On a CPU in float32, norms, rotary positions and the writing of the KV are compiled, too.
 """
@@ -12,12 +12,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch.nn import functional
-from transformers import AttentionInterface, PreTrainedModel
 
 from worker_service.engine.torch import kernels
 from worker_service.engine.torch.attention import PagedBatch
+from worker_service.engine.torch.plain_model import CausalModel, architecture
 
-MODULE_ATTENTION = "penstock_paged"
 FUSED_MODELS = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 FIXED_ROPE = ("default", "linear", "llama3", "yarn")  # the others' frequencies depend on the length of the sequence
 
@@ -30,43 +29,6 @@ class Forward(Protocol):
     ) -> torch.Tensor:
         """The last hidden states (N, hidden) of tokens (N,) at positions (N,), or of those in `rows` only."""
         ...
-
-
-class ModuleForward:
-    """transformers' own modules, which call the paged attention through its attention interface."""
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        model.set_attn_implementation(MODULE_ATTENTION)
-        self._body = model.model
-
-    def __call__(
-        self, tokens: torch.Tensor, positions: torch.Tensor, paged: PagedBatch, rows: torch.Tensor | None
-    ) -> torch.Tensor:
-        hidden: torch.Tensor = self._body(
-            input_ids=tokens[None], position_ids=positions[None], use_cache=False, paged=paged
-        ).last_hidden_state[0]
-        return hidden if rows is None else hidden[rows]
-
-
-def _paged_attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,  # noqa: ARG001 -- ours is causal, by position
-    *,
-    scaling: float,
-    paged: PagedBatch,
-    **_: object,
-) -> tuple[torch.Tensor, None]:
-    """Called by transformers in every layer: q (1, H, N, D), k and v (1, Hkv, N, D) -> (1, N, H, D)."""
-    layer: int = module.layer_idx  # type: ignore[assignment]
-    heads = query.shape[1]
-    qkv = torch.cat((query, key, value), 1).squeeze(0).transpose(0, 1).flatten(1).contiguous()
-    return paged.attend(layer, qkv, heads, scaling).unflatten(1, (heads, -1)).unsqueeze(0), None
-
-
-AttentionInterface.register(MODULE_ATTENTION, _paged_attention)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +61,7 @@ class _Layer:
 class FusedForward:
     """The modules' results with fused weights."""
 
-    def __init__(self, model: PreTrainedModel, *, compiled: bool) -> None:
+    def __init__(self, model: CausalModel, *, compiled: bool) -> None:
         """Fuse the weights of the model. compiled: use the compiled CPU kernels, in float32."""
         config, body = model.config, model.model
         self._embedding, self._rotary = body.embed_tokens.weight, body.rotary_emb
@@ -210,10 +172,10 @@ class _CompiledOps(_TorchOps):
         return True
 
 
-def can_fuse(model: PreTrainedModel) -> bool:
+def can_fuse(model: CausalModel) -> bool:
     """Whether the fused pass computes what this model's modules compute."""
     config, rotary = model.config, getattr(model.model, "rotary_emb", None)
-    if type(model).__name__ not in FUSED_MODELS or rotary is None or config.hidden_act != "silu":
+    if architecture(model) not in FUSED_MODELS or rotary is None or config.hidden_act != "silu":
         return False
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return rotary.rope_type in FIXED_ROPE and 2 * len(rotary.inv_freq) == head_dim

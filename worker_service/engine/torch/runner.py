@@ -5,20 +5,20 @@ from collections.abc import Sequence as Seq
 import numpy as np
 import numpy.typing as npt
 import torch
-from transformers import PreTrainedModel
 
 from worker_service.engine.interface import KvLayout
 from worker_service.engine.runner import RawLogprobs, Row, RowResult
 from worker_service.engine.torch import sampling
 from worker_service.engine.torch.attention import KERNEL_DTYPES, KernelThreads, KvPool, PagedBatch, Segment, numbers
 from worker_service.engine.torch.compiled_draft import CompiledDraft, can_compile
-from worker_service.engine.torch.forward import Forward, FusedForward, ModuleForward, can_fuse
+from worker_service.engine.torch.forward import Forward, FusedForward, can_fuse
+from worker_service.engine.torch.plain_model import CausalModel, PlainModel
 from worker_service.engine.torch.uploads import uploaded
 
 _DTYPE_NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 
 
-def kv_layout(model: PreTrainedModel, block_tokens: int, model_digest: str) -> KvLayout:
+def kv_layout(model: CausalModel, block_tokens: int, model_digest: str) -> KvLayout:
     """The layout of a model's KV."""
     config = model.config
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -26,12 +26,19 @@ def kv_layout(model: PreTrainedModel, block_tokens: int, model_digest: str) -> K
     return KvLayout(model_digest, config.num_hidden_layers, config.num_key_value_heads, head_dim, block_tokens, dtype)
 
 
+def _through_modules(model: CausalModel) -> Forward:
+    from worker_service.engine.torch.module_forward import ModuleForward  # seconds of imports
+
+    assert not isinstance(model, PlainModel)  # which is always fused
+    return ModuleForward(model)
+
+
 class TorchRunner:
     """A ModelRunner on CPU or CUDA."""
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: CausalModel,
         blocks: int,
         layout: KvLayout,
         *,
@@ -56,7 +63,7 @@ class TorchRunner:
             fused = can_fuse(model)
         self._threads = KernelThreads(threads) if kernel else None
         compiled = kernel and model.dtype == torch.float32
-        self._forward: Forward = FusedForward(model, compiled=compiled) if fused else ModuleForward(model)
+        self._forward = FusedForward(model, compiled=compiled) if fused else _through_modules(model)
 
     def compiled_draft(self) -> CompiledDraft | None:
         """The compiled loop that drafts with this model, over the same pool; None if it does not compute this model."""
