@@ -28,7 +28,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # it has overloads there
         """Change the parameters by their gradients; `closure` is not used."""
         for group in self.param_groups:
             by_shape: dict[torch.Size, list[torch.Tensor]] = defaultdict(list)

@@ -348,6 +348,13 @@ def test_training_learns_and_is_taken_up_where_it_stopped(tmp_path: Path, monkey
     assert (again.step, again.seen) == (first.step, first.seen)
     for one, other in zip(first.model.parameters(), again.model.parameters(), strict=True):
         assert torch.equal(one, other)
+    again.export()
+    (tmp_path / "tiny.pt").rename(tmp_path / "kept.pt")
+    exported = train.Run("tiny", tmp_path, 1)
+    assert (exported.step, exported.seen, exported.begun_at_step) == (first.step, first.seen, first.step)
+    for one, other in zip(first.model.parameters(), exported.model.parameters(), strict=True):
+        assert torch.equal(one.bfloat16(), other.bfloat16()), "weights are stored in half the width"
+    (tmp_path / "kept.pt").rename(tmp_path / "tiny.pt")
     figures = train.train("tiny", tmp_path, 1)
     assert figures["training_tokens"] >= 60_000  # type: ignore[operator]
     losses = [json.loads(line)["loss"] for line in (tmp_path / "tiny.jsonl").read_text().splitlines()]

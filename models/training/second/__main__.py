@@ -1,7 +1,8 @@
 """Train the second edition: `python -m models.training.second --work FOLDER`. Takes hours; an interrupted run resumes.
 
 FOLDER/first has the small, medium and large model of the first edition, from which the second is grown. Finished models and
-their figures stay in FOLDER; a model with figures is not trained again. FOLDER/driver.pid is the id of this process.
+their figures stay in FOLDER; a model with figures is not trained again. A new FOLDER begins with the weights of models
+that are finished or on their way in `weights/` (`--export`). FOLDER/driver.pid is the id of this process.
 """
 
 import argparse
@@ -12,9 +13,21 @@ from pathlib import Path
 
 from models.training.hardware import device_named
 from models.training.second import cards, judge, measure
-from models.training.second.train import RECIPES, train
+from models.training.second.train import RECIPES, Run, train
 
 STEPS = (*RECIPES, "judge", "measure")
+WEIGHTS = Path(__file__).parent / "weights"
+
+
+def export(name: str, work: Path) -> None:
+    """Copy a model of `work`, finished or not, to WEIGHTS."""
+    figures = work / f"{name}.figures.json"
+    if not figures.exists():
+        Run(name, work, 1).export()
+    shutil.rmtree(WEIGHTS / name, ignore_errors=True)
+    shutil.copytree(work / name, WEIGHTS / name)
+    if figures.exists():
+        shutil.copy(figures, WEIGHTS)
 
 
 def main() -> None:
@@ -31,6 +44,12 @@ def main() -> None:
     parser.add_argument(
         "--install", type=Path, metavar="FAMILY", help="install the finished models and their cards there"
     )
+    parser.add_argument(
+        "--export",
+        choices=tuple(RECIPES),
+        action="append",
+        help="write the weights of models that are on their way to weights/",
+    )
     parser.add_argument("--until-tokens", type=int, help="end each tier early, to test a recipe")
     args = parser.parse_args()
     if args.install:
@@ -38,9 +57,15 @@ def main() -> None:
         return
     device = device_named(args.device)
     args.work.mkdir(parents=True, exist_ok=True)
+    if args.export:
+        for name in args.export:
+            export(name, args.work)
+        return
     (args.work / "driver.pid").write_text(f"{os.getpid()}\n")
     if not (args.work / "first").exists():
         shutil.copytree(args.first, args.work / "first")
+        if WEIGHTS.exists():
+            shutil.copytree(WEIGHTS, args.work, dirs_exist_ok=True)
     for name in args.only or STEPS:
         path = args.work / f"{name}.figures.json"
         if path.exists():

@@ -29,6 +29,7 @@ CHECKPOINT_S = 240
 LOG_STEPS = 50
 PROBE_STEPS = 500
 PROBE_PER_KIND = 2
+PROGRESS = "progress.json"
 CPU = torch.device("cpu")
 # How often levels 1 to 5 are drawn: at first; later by the small tier, for which hard ones are lost; later by the others.
 EASY, MODEST, HARD = (3.0, 2.0, 1.0, 0.5, 0.3), (1.4, 1.2, 1.0, 0.7, 0.5), (0.6, 0.8, 1.0, 1.3, 1.5)
@@ -85,7 +86,7 @@ RECIPES = {
 
 
 def rate(recipe: Recipe, seen: int, step: int) -> float:
-    """The share of the peak rate after `seen` tokens."""
+    """The share of the peak rate after `seen` tokens and `step` steps of these optimisers."""
     warm = min(1.0, (step + 1) / WARMUP_STEPS)
     return warm * min(1.0, (recipe.tokens - seen) / recipe.decay_tokens)
 
@@ -110,12 +111,18 @@ class Run:
         torch.set_num_threads(threads)
         torch.manual_seed(self.recipe.seed)
         self.checkpoint, self.log = work / f"{name}.pt", work / f"{name}.jsonl"
-        seed = LlamaForCausalLM.from_pretrained(str(work / self.recipe.grows_from), dtype=torch.float32)
-        self.model = grow(seed, first.config(self.recipe)).to(device)
-        self.opts = first.optimisers(self.model, self.recipe.muon_lr, self.recipe.adam_lr)
-        self.peaks = [group["lr"] for opt in self.opts for group in opt.param_groups]
         self.step, self.seen, self.cpu_s = 0, 0, 0.0
         self.exact: dict[str, float] = {}
+        kept = work / name / PROGRESS
+        if kept.exists():
+            progress = json.loads(kept.read_text())
+            self.step, self.seen, self.cpu_s = progress["step"], progress["seen"], progress["cpu_s"]
+        self.begun_at_step = self.step
+        begun_with = work / (name if kept.exists() else self.recipe.grows_from)
+        seed = LlamaForCausalLM.from_pretrained(str(begun_with), dtype=torch.float32)
+        self.model = (seed if kept.exists() else grow(seed, first.config(self.recipe))).to(device)
+        self.opts = first.optimisers(self.model, self.recipe.muon_lr, self.recipe.adam_lr)
+        self.peaks = [group["lr"] for opt in self.opts for group in opt.param_groups]
         self._cpu_from = time.process_time()
         self.probe = [
             tasks.make(task, level, f"probe {i}") for task, level in tasks.KINDS for i in range(PROBE_PER_KIND)
@@ -142,6 +149,12 @@ class Run:
         }
         torch.save(state, self.checkpoint.with_suffix(".tmp"))
         self.checkpoint.with_suffix(".tmp").replace(self.checkpoint)
+
+    def export(self) -> None:
+        """Write the weights, and how far the training is: a run without the checkpoint goes on from there."""
+        first.save(self.model, self.work / self.name, tokenizer.save)
+        progress = {"step": self.step, "seen": self.seen, "of": self.recipe.tokens, "cpu_s": round(self.spent_s())}
+        (self.work / self.name / PROGRESS).write_text(json.dumps(progress) + "\n")
 
     def spent_s(self) -> float:
         """CPU seconds, all threads together, runs before this one included."""
@@ -173,7 +186,9 @@ class Run:
         while self.seen < total:
             batch = next(source)
             loss = first.loss_of(self.model, batch)
-            first.learn(self.model, self.opts, self.peaks, rate(self.recipe, self.seen, self.step), loss)
+            first.learn(
+                self.model, self.opts, self.peaks, rate(self.recipe, self.seen, self.step - self.begun_at_step), loss
+            )
             losses.append(loss.item())
             self.step, self.seen = self.step + 1, self.seen + int((batch.input_ids != PAD).sum())
             if self.step % LOG_STEPS == 0:
