@@ -32,7 +32,6 @@ from worker_service.text.hf import HfTokenizer
 
 _log = logging.getLogger(__name__)
 
-MODEL_TYPES = ("llama", "qwen2", "qwen3")
 KV_SHARE_OF_FREE_MEMORY = 0.9  # the rest is for the activations of a step
 
 
@@ -185,8 +184,9 @@ def _check_config(folder: Path) -> None:
     from transformers import AutoConfig  # seconds of imports
 
     config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
-    if config.model_type not in MODEL_TYPES:
-        raise EngineUnusable(f"{folder}: model type '{config.model_type}' is not one of {', '.join(MODEL_TYPES)}")
+    if config.model_type not in plain_model.ARCHITECTURES:
+        known = ", ".join(plain_model.ARCHITECTURES)
+        raise EngineUnusable(f"{folder}: model type '{config.model_type}' is not one of {known}")
     if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
         raise EngineUnusable(f"{folder}: sliding-window attention is not supported")
 

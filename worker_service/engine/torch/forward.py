@@ -15,9 +15,8 @@ from torch.nn import functional
 
 from worker_service.engine.torch import kernels
 from worker_service.engine.torch.attention import PagedBatch
-from worker_service.engine.torch.plain_model import CausalModel, architecture
+from worker_service.engine.torch.plain_model import ARCHITECTURES, CausalModel, architecture
 
-FUSED_MODELS = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 FIXED_ROPE = ("default", "linear", "llama3", "yarn")  # the others' frequencies depend on the length of the sequence
 
 
@@ -175,7 +174,7 @@ class _CompiledOps(_TorchOps):
 def can_fuse(model: CausalModel) -> bool:
     """Whether the fused pass computes what this model's modules compute."""
     config, rotary = model.config, getattr(model.model, "rotary_emb", None)
-    if architecture(model) not in FUSED_MODELS or rotary is None or config.hidden_act != "silu":
+    if architecture(model) not in ARCHITECTURES.values() or rotary is None or config.hidden_act != "silu":
         return False
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return rotary.rope_type in FIXED_ROPE and 2 * len(rotary.inv_freq) == head_dim
