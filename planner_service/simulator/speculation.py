@@ -118,10 +118,10 @@ def simulated(
     for step in range(2 * steps):
         if step == steps:
             tokens = seconds = 0.0
-        chosen = chooser.choose(replies)
+        chosen = chooser.choose(replies, functools.partial(_prompt_tokens, missing, replies))
         if chosen is not None:
             for m in chosen.chain:
-                seconds += replies * truth[m].cost.catch_up_s(int(missing[m])) if missing[m] > KNOWN_TOKENS else 0.0
+                seconds += truth[m].cost.catch_up_s(_prompt_tokens(missing, replies, m))
                 missing[m] = tried[m] = 0.0
         _learn(chosen, replies, chooser.models, drafters, rng)
         expected = predicted(replies, cost, truth, chosen)
@@ -141,6 +141,11 @@ def simulated(
 
 def _tokens_of(missing: Floats, models: Sequence[int]) -> list[int]:
     return [int(missing[m]) for m in models]
+
+
+def _prompt_tokens(missing: Floats, replies: int, model: int) -> int:
+    """What a model computes before it drafts for all replies."""
+    return replies * int(missing[model]) if missing[model] > KNOWN_TOKENS else 0
 
 
 def _learn(

@@ -240,7 +240,7 @@ def test_what_a_model_rejects_the_next_one_never_sees() -> None:
     """Every token that the target verifies is the last model's own, and every one that the last model sees is the first's."""
     machine = Machine(shares=(0.5, 0.9))
     candidate = Candidate((0, 1), 5)
-    machine.drafter.chooser.choose = lambda replies: candidate  # type: ignore[method-assign]  # noqa: ARG005
+    machine.drafter.chooser.choose = lambda replies, missing: candidate  # type: ignore[method-assign]  # noqa: ARG005
     machine.drafter.chooser.explore = lambda replies, missing: None  # type: ignore[method-assign]  # noqa: ARG005
     machine.drafter._pays = lambda *_: True  # type: ignore[method-assign]
     machine.run(200, 2)

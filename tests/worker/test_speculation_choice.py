@@ -311,10 +311,10 @@ def test_a_choice_is_kept_while_its_gain_is_near_the_best() -> None:
     """Estimates vary; within the margin, nothing is switched."""
     estimate = Estimate(learned(0.9), draft_cost(20e-6))
     chooser = Chooser(target(), [estimate], MAX_WINDOW)
-    first = chooser.choose(1)
+    first = chooser.choose(1, lambda _: 0)
     assert first is not None
     for _ in range(100):
         estimate.acceptance._standing[:] = [0.9 + random.Random(3).uniform(-0.005, 0.005)] * MAX_WINDOW
-        chooser.choose(1)
+        chooser.choose(1, lambda _: 0)
     assert chooser.switches == 1
     assert tokens_per_s(1, target(), [estimate], first) > GAIN * tokens_per_s(1, target(), [estimate], None)
