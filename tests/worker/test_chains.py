@@ -271,14 +271,14 @@ def test_a_failing_model_makes_the_chain_shorter_and_its_drafts_are_used() -> No
 
 
 def test_exploring_chains_costs_at_most_a_hundredth() -> None:
-    """Models that never draft what stands, in runs long enough to try each chain often."""
+    """Models that never draft what stands, in runs long enough to try each of the three chains, if seldom."""
     machine = Machine(shares=(0.0, 0.0))
     machine.run(200, 4)
     assert machine.drafter.current == ((), 0)
     began = len(machine.proposed)
     rate = machine.run(3000, 4)
     alone = 4 / machine.target.seconds(4, 4)
-    assert len(machine.proposed) - began > 50
+    assert len(machine.proposed) - began >= 6
     assert rate >= (1 - EXPLORED_SHARE - 0.003) * alone
 
 

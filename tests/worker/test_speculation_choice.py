@@ -267,6 +267,21 @@ def test_garbage_costs_at_most_two_percent(replies: int) -> None:
     assert machine.run(1000, replies, lambda _: 0.004) >= 0.98 * alone
 
 
+@pytest.mark.parametrize(("replies", "most_steps"), [(1, 64), (16, 8), (64, 4)])
+def test_random_weights_are_switched_off_soon_and_cost_at_most_a_fiftieth_of_the_rows(
+    replies: int, most_steps: int
+) -> None:
+    """Counted, not timed: one token in 256 stands, as of a model with random weights and bytes as tokens."""
+    machine = Machine()
+    (fake,) = machine.fakes
+    steps = 20_000 // replies
+    for step in range(steps):
+        machine.run(1, replies, lambda _: 1 / 256)
+        assert step < most_steps or machine.drafter.chooser.current is None
+    computed = steps * replies + fake.drafted
+    assert 0 < fake.drafted <= 0.02 * computed
+
+
 def test_a_better_model_is_found_while_another_drafts() -> None:
     machine = Machine(models=2)
     shares = {"m0": 0.4, "m1": 0.95}

@@ -26,6 +26,9 @@ EXPLORED_SHARE = 0.01
 EXPLORED_WINDOW = 3
 EXPLORED_DRAFTS = 8
 """Drafts in a row for which a chain is tried: most of the price is the first one's, for which it computes a prompt."""
+MOST_VAIN_PRICE = 16
+"""Each time that so many drafts of a chain were in vain, the next one is charged double, up to so much: a model that drafts
+garbage is hardly tried any more. One token that stands ends that."""
 CHOSEN_STEPS = 4
 """Steps for which a choice holds if the number of replies stays: choosing takes a few hundredths of a small model's step."""
 MOST_CREDIT_STEPS = 4
@@ -268,7 +271,8 @@ class Chooser:
         if self._tried not in others:
             self._tried = self._next_tried(replies, others)
         chain = self._tried
-        window = min(EXPLORED_WINDOW, self._windows[-1] - len(chain) + 1)
+        vain = self.models[chain[-1]].acceptance.in_vain // EXPLORED_DRAFTS
+        window = 1 if vain else min(EXPLORED_WINDOW, self._windows[-1] - len(chain) + 1)
         drafted_s = predicted(1, self.target, self.models, Candidate(chain, window)).drafted_s
         rows = replies + window + len(chain) - 1
         price_s = drafted_s + max(0.0, self.target.seconds(replies, rows) - step_s)
@@ -280,7 +284,7 @@ class Chooser:
                 self._explored += EXPLORED_DRAFTS - self._explored % EXPLORED_DRAFTS
                 self._tried = ()
             return None
-        self._credit_s -= price_s
+        self._credit_s -= price_s * min(MOST_VAIN_PRICE, 2**vain)
         self._explored += 1
         if self._explored % EXPLORED_DRAFTS == 0:
             self._tried = ()

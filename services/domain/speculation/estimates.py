@@ -41,6 +41,8 @@ class Acceptance:
         self._recent = [PRIOR] * max_window  # as `_standing`, of the last drafts
         self._share = [PRIOR] * max_window  # as `_standing`, of the drafts that have a token there
         self._tokens = [PRIOR_DRAFTS] * max_window
+        self.in_vain = 0
+        """Drafts in a row of which nothing stands."""
 
     @classmethod
     def known(cls, share: float, max_window: int) -> "Acceptance":
@@ -55,6 +57,7 @@ class Acceptance:
 
         replies: of the step.
         """
+        self.in_vain = 0 if accepted else self.in_vain + 1
         memory = MEMORY * max(1, replies // REPLIES_PER_MEMORY)
         steady, follows = STEADY * memory, 2 / (memory + 1)
         for i in range(window):
