@@ -59,7 +59,7 @@ def plan(payload: bytes, emit: Emit) -> None:
     progress(0)
     try:
         result = plan_cascade(site, demand, options, on_evaluation=progress)
-        finished = pb.PlanFinished(plan=codec.plan_to_proto(result, demand, time.monotonic() - began))
+        finished = pb.PlanFinished(plan=codec.plan_to_proto(result, site, demand, time.monotonic() - began))
     except Unreachable as error:
         finished = pb.PlanFinished(unreachable=pb.Unreachable(reason=str(error), best=error.best))
     emit(pb.PlanCascadeResponse(finished=finished))
