@@ -1,13 +1,14 @@
 """What it takes to go from one plan to another: replicas to start and to stop, in which order, for how long. No I/O.
 
-Replicas of the same tier, model, drafters and shape stay. New ones start on free GPUs next to the old ones, which are stopped when the
-new ones of their tier are ready, as `penstock up` does. Where too few GPUs are free for all, that goes in waves: what is no
-longer needed is stopped to make room, even of a tier whose new replicas are not ready, which then serves less for a time.
+Replicas of the same tier, model, drafters and shape stay. New ones start on free GPUs next to the old ones, which are
+stopped when the new ones of their tier are ready, as `penstock up` does. Where too few GPUs are free for all, that goes in
+waves: what is no longer needed is stopped to make room, even of a tier whose new replicas are not ready, which then serves
+less for a time.
 """
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from planner_service.planned_drafts import PlannedDrafters
 from planner_service.site import Site
@@ -80,7 +81,7 @@ class Served:
     """What the replicas of a tier hold: a model, and what drafts for it."""
 
     model: str
-    drafters: PlannedDrafters = PlannedDrafters()
+    drafters: PlannedDrafters = field(default_factory=PlannedDrafters)
 
 
 def plan_move(

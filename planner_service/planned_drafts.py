@@ -92,7 +92,7 @@ def with_planned_drafters(site: Site, planned: Sequence[PlannedDrafters]) -> Sit
     """The site with exactly the drafters of a plan, by tier.
 
     Raises:
-        InvalidRequest: The plan has another number of tiers, or a drafter that the models file does not have for this tier; the field names it.
+        InvalidRequest: The plan has another number of tiers, or a drafter that the models file does not have for this tier.
     """
     if len(planned) != len(site.tiers):
         raise invalid("tiers", f"the models file has {', '.join(site.tiers)}, the plan has {len(planned)} tiers")
@@ -104,7 +104,9 @@ def with_planned_drafters(site: Site, planned: Sequence[PlannedDrafters]) -> Sit
                 there = ", ".join(known) or "none"
                 field = f"tiers[{i}].speculation.drafters[{j}].model"
                 problems.append(
-                    FieldProblem(field, f"'{name}' does not draft for tier '{site.tiers[i]}': in the models file, {there}")
+                    FieldProblem(
+                        field, f"'{name}' does not draft for tier '{site.tiers[i]}': in the models file, {there}"
+                    )
                 )
         chosen = tuple(known[name] for name in drafters.names if name in known)
         speculation.append(replace(site.speculation_of(i), drafters=chosen, max_window=drafters.max_window))

@@ -57,7 +57,9 @@ def groups(site: Site, shapes: Sequence[Sequence[tuple[ReplicaShape, int]]]) -> 
         drafts = bool(site.speculation_of(tier).drafters)
         for j, (shape, count) in enumerate(parts):
             if drafts and shape.gpus > 1:
-                raise invalid(f"tiers[{tier}].replicas[{j}]", f"{site.tiers[tier]} has drafters: {ONE_GPU}, not {shape}")
+                raise invalid(
+                    f"tiers[{tier}].replicas[{j}]", f"{site.tiers[tier]} has drafters: {ONE_GPU}, not {shape}"
+                )
             room = _type_of(site, shape, f"tiers[{tier}].replicas[{j}]").gpus_per_node
             if shape.tp > room:
                 raise invalid(f"tiers[{tier}].replicas[{j}]", f"{shape} does not fit nodes of {room} GPUs")

@@ -30,7 +30,8 @@ def diff(old: Path, new: Path, load_gb_per_s: float, start_s: float, *, json: bo
                 f"{new}: {plans[1].inputs.models} has the tiers {', '.join(site.tiers)}, no longer those of the plan", 2
             )
         served = [
-            Served(tier["model"], drafters) for tier, drafters in zip(figures[0]["tiers"], plans[0].drafters, strict=True)
+            Served(tier["model"], drafters)
+            for tier, drafters in zip(figures[0]["tiers"], plans[0].drafters, strict=True)
         ]
         move = plan_move(site, plans[0].shapes, plans[1].shapes, served, MoveSpeed(load_gb_per_s * 1e9, start_s))
     if json:

@@ -146,7 +146,9 @@ def plan(
                 max_utilisation=max_utilisation,
                 runs=runs,
             )
-            figures = plan_json(planned, inputs, took_s, _target(min_quality, max_latency), workload_digest(demand), site)
+            figures = plan_json(
+                planned, inputs, took_s, _target(min_quality, max_latency), workload_digest(demand), site
+            )
             figures["verdict"] = verdict(site, planned, step)
             figures["next_step"] = None if step is None else dataclasses.asdict(step)
             attainments = _attainments(

@@ -193,8 +193,10 @@ def last_paying_batch(batches: Sequence[BatchSpeculation], gain: float = 1.0) ->
 
 @dataclass(frozen=True, slots=True)
 class ChosenDrafts:
-    """The best candidate for a batch; None where the target alone is the best. tokens: that the replies get by one pass of it.
-    tokens_per_s: of the batch."""
+    """The best candidate for a batch; None where the target alone is the best.
+
+    tokens: that the replies get by one pass of it. tokens_per_s: of the batch.
+    """
 
     replies: int
     candidate: Candidate | None

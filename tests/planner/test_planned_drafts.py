@@ -160,7 +160,8 @@ def test_replicas_over_several_gpus_are_not_planned_with_drafters(plan: Path, tm
     own.write_text(json.dumps(content))
     done = run("plan", "render", own, "--to", "kubernetes")
     assert done.exit_code == 2
-    assert "tiers[1].replicas[0]: large has drafters: the engine that drafts runs a replica on one GPU" in " ".join(done.output.split())
+    said = " ".join(done.output.split())
+    assert "tiers[1].replicas[0]: large has drafters: the engine that drafts runs a replica on one GPU" in said
 
 
 def test_a_diff_shows_what_drafts_and_restarts_those_replicas(plan: Path, tmp_path: Path) -> None:
