@@ -333,3 +333,37 @@ def test_a_choice_is_kept_while_its_gain_is_near_the_best() -> None:
         chooser.choose(1, lambda _: 0)
     assert chooser.switches == 1
     assert tokens_per_s(1, target(), [estimate], first) > GAIN * tokens_per_s(1, target(), [estimate], None)
+
+
+@pytest.mark.parametrize("missing", [0, 10_000])
+def test_a_chain_is_left_once_the_time_lost_is_the_price_of_the_prompts(missing: int) -> None:
+    """At once where nothing has to be computed; else after as many steps as the predicted loss takes to reach the price."""
+    slow, fast = Estimate(learned(0.5), draft_cost(20e-6)), Estimate(learned(0.9), draft_cost(20e-6))
+    chooser = Chooser(target(), [slow, fast], MAX_WINDOW)
+    chooser.current = present = Candidate((0,), 3)
+    other, rate = best(1, target(), [slow, fast], windows(MAX_WINDOW))
+    assert other is not None
+    assert other.chain == (1,)
+    own, own_rate = best(1, target(), [slow], windows(MAX_WINDOW))
+    assert own is not None
+    lost_s = (
+        tokens_per_s(1, target(), [slow, fast], own) ** -1 * (1 - own_rate / rate) * slow.acceptance.tokens(own.window)
+    )
+    price_s = fast.cost.catch_up_s(missing)
+    steps = 0
+    while chooser.choose(1, lambda model: missing if model == 1 else 0).chain == present.chain:  # type: ignore[union-attr]
+        steps += 1
+        assert steps < 1000
+    assert steps == pytest.approx(price_s / lost_s, abs=5, rel=0.1)
+
+
+def test_a_few_unlucky_drafts_do_not_end_a_chain_that_may_be_better() -> None:
+    """Of two models whose shares are measured nearly alike, the one of which less is known leads; a hopeless one does not."""
+    known = Estimate(learned(0.7), draft_cost(20e-6))
+    for share, leads in ((0.66, True), (0.2, False)):
+        unlucky = Estimate(learned(share), draft_cost(20e-6))
+        unlucky.acceptance._drafts = [12] * MAX_WINDOW
+        chooser = Chooser(target(), [known, unlucky], MAX_WINDOW)
+        chosen = chooser.choose(1, lambda _: 0)
+        assert chosen is not None
+        assert (chosen.chain == (1,)) is leads
