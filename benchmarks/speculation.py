@@ -43,7 +43,7 @@ class _Static(Chooser):
         self.current = candidate
         return self
 
-    def choose(self, replies: int) -> Candidate | None:
+    def choose(self, replies: int, missing: Callable[[int], int]) -> Candidate | None:
         return self.current
 
     def least(self, replies: int) -> float:

@@ -20,9 +20,13 @@ from planner_service.site import Site, TierSpeculation
 from planner_service.stages import batches_of
 from services.domain.hardware import ClusterSpec, GpuSpec, ModelSpec, ReplicaShape, Runtime, fit, roofline
 from services.domain.stages import QoeModel
+from services.settings import MAX_DRAFT_WINDOW
 
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
+
+
+MAX_DRAFTERS = 4  # of one tier: every subset of them is a chain to compare
 
 
 class FileError(Exception):
@@ -155,18 +159,36 @@ class DrafterEntry(_Part):
     model: str | ModelEntry
     acceptance: Annotated[float, Field(ge=0, le=1)]
 
+    @model_validator(mode="after")
+    def _named(self) -> Self:
+        if isinstance(self.model, ModelEntry) and not self.model.name:
+            raise ValueError("model.name: is needed for a shape: workers load the model by it")
+        return self
+
+    @property
+    def name(self) -> str:
+        return self.model if isinstance(self.model, str) else self.model.name
+
     def spec(self) -> ModelSpec:
         if isinstance(self.model, ModelEntry):
-            return self.model.spec(self.model.name or "drafter")
+            return self.model.spec(self.model.name)
         return model_of_catalogue(self.model)
 
 
 class SpeculationEntry(_Part):
     """See TierSpeculation."""
 
-    drafters: tuple[DrafterEntry, ...] = ()
-    max_window: Count = MAX_WINDOW
+    drafters: Annotated[tuple[DrafterEntry, ...], Field(max_length=MAX_DRAFTERS)] = ()
+    max_window: Annotated[int, Field(ge=1, le=MAX_DRAFT_WINDOW)] = MAX_WINDOW
     context_tokens: Count = 512
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Self:
+        names = [drafter.name for drafter in self.drafters]
+        for j, name in enumerate(names):
+            if names.index(name) < j:
+                raise ValueError(f"drafters.{j}.model: '{name}' is drafters.{names.index(name)}, too")
+        return self
 
     def spec(self) -> TierSpeculation:
         drafters = sorted(((d.spec(), d.acceptance) for d in self.drafters), key=lambda pair: pair[0].parameters)
@@ -185,6 +207,10 @@ class TierEntry(_Part):
     def _not_both(self) -> Self:
         if self.profiles and self.speculation.drafters:
             raise ValueError("speculation: not with profiles, which are measured with what drafts")
+        own = self.model if isinstance(self.model, str) else self.model.name
+        for j, drafter in enumerate(self.speculation.drafters):
+            if drafter.name == own:
+                raise ValueError(f"speculation.drafters.{j}.model: must be another model than the tier's own")
         return self
 
     def spec(self) -> ModelSpec:
@@ -224,6 +250,11 @@ class CascadeFile(_Part):
         if len(set(names)) < len(names):
             raise ValueError("tiers: every name may stand once")
         return self
+
+    def speculations(self) -> tuple[TierSpeculation, ...]:
+        """What drafts, by tier; empty for none at all. ValueError for a model that the catalogue does not have."""
+        result = tuple(tier.speculation.spec() for tier in self.tiers)
+        return result if any(of_tier.drafters for of_tier in result) else ()
 
 
 def catalogue(name: str) -> dict[str, Any]:
@@ -268,11 +299,16 @@ def read_site(cluster: Path, models: Path) -> Site:
         raise FileError(f"{models}: {_said(error)}") from None
     limits = EngineLimits(cascade.engine.max_running, cascade.engine.max_step_tokens, cascade.engine.block_tokens)
     names = tuple(tier.name for tier in cascade.tiers)
-    speculation = tuple(tier.speculation.spec() for tier in cascade.tiers)
-    if not any(of_tier.drafters for of_tier in speculation):
-        speculation = ()
     return Site(
-        where[0], names, specs, cascade.runtime.spec(), limits, cascade.judge_s, measured, where[1:], speculation
+        where[0],
+        names,
+        specs,
+        cascade.runtime.spec(),
+        limits,
+        cascade.judge_s,
+        measured,
+        where[1:],
+        cascade.speculations(),
     )
 
 

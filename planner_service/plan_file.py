@@ -8,7 +8,13 @@ from typing import Any
 
 from planner_service.cascade_plan import CascadePlan
 from planner_service.deployment.search import Strategy
-from planner_service.files import FileError
+from planner_service.files import FileError, read_site
+from planner_service.planned_drafts import (
+    PlannedDrafters,
+    PlannedSpeculation,
+    planned_speculation,
+    with_planned_drafters,
+)
 from planner_service.repeated_runs import Interval
 from planner_service.routing.quality import SKIPPED
 from planner_service.simulator import Dispatch, Percentiles, Report
@@ -36,17 +42,22 @@ class PlanInputs:
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
-    """The part of a plan file that can be replayed."""
+    """The part of a plan file that can be replayed. drafters: by tier."""
 
     inputs: PlanInputs
     thresholds: tuple[float, ...]
     shapes: tuple[tuple[tuple[ReplicaShape, int], ...], ...]
     dispatch: Dispatch
     skip_below: tuple[float | None, ...] = ()
+    drafters: tuple[PlannedDrafters, ...] = ()
 
 
-def plan_json(plan: CascadePlan, inputs: PlanInputs, seconds: float, target: str, digest: str) -> dict[str, Any]:
+def plan_json(
+    plan: CascadePlan, inputs: PlanInputs, seconds: float, target: str, digest: str, site: Site
+) -> dict[str, Any]:
     """Times in seconds, rates per second, quality on the scores' own scale. target, digest: see Prediction.
+
+    site: that the plan is for; it says what drafts. A tier's `speculation` is None where nothing does.
 
     `optimality`: what is proved, and over what; `gap`: see Solution, None where it is unknown. A tier's `utilisation`:
     the rate offered to it over what it sustains; `busy`: the share of time in which its replicas are at work at all.
@@ -61,6 +72,7 @@ def plan_json(plan: CascadePlan, inputs: PlanInputs, seconds: float, target: str
                 "model": tier.model,
                 "gpus": tier.gpus,
                 "replicas": [group_json(replica.shape, count) for replica, count in tier.strategy.replicas],
+                "speculation": _speculation_json(planned_speculation(site, i, tier.strategy.replicas)),
                 "share_processed": tier.share_processed,
                 "share_answered": tier.share_answered,
                 "p95_s": tier.strategy.latency_s,
@@ -68,7 +80,7 @@ def plan_json(plan: CascadePlan, inputs: PlanInputs, seconds: float, target: str
                 "busy": tier.report.utilisation,
                 "utilisation": utilisation,
             }
-            for tier, utilisation in zip(plan.tiers, plan.utilisation, strict=True)
+            for i, (tier, utilisation) in enumerate(zip(plan.tiers, plan.utilisation, strict=True))
         ],
         "quality": plan.quality,
         "promise": None
@@ -124,6 +136,45 @@ def group_json(shape: ReplicaShape, count: int) -> dict[str, Any]:
     return {"tp": shape.tp, "pp": shape.pp, **({"gpu": shape.gpu} if shape.gpu else {}), "count": count}
 
 
+def _speculation_json(speculation: PlannedSpeculation | None) -> dict[str, Any] | None:
+    """memory_gb: of all drafters in one replica. choices: the best chain and window by the replies of a batch."""
+    if speculation is None:
+        return None
+    return {
+        "max_window": speculation.max_window,
+        "drafters": [
+            {
+                "model": model.name,
+                "acceptance": model.acceptance,
+                "weights_gb": model.weight_bytes / 1e9,
+                "kv_bytes_per_token": model.kv_bytes_per_token,
+            }
+            for model in speculation.models
+        ],
+        "replicas": [
+            {
+                **{key: value for key, value in group_json(drafts.shape, 1).items() if key != "count"},
+                "memory_gb": drafts.memory_bytes / 1e9,
+                "choices": [
+                    {"replies": choice.replies, "chain": list(choice.chain), "window": choice.window}
+                    for choice in drafts.choices
+                ],
+            }
+            for drafts in speculation.replicas
+        ],
+    }
+
+
+def drafters_of(tier: dict[str, Any]) -> PlannedDrafters:
+    """What drafts in a tier of a plan file. KeyError, TypeError or ValueError if it does not say so."""
+    speculation = tier.get("speculation")
+    if speculation is None:
+        return PlannedDrafters()
+    return PlannedDrafters(
+        tuple(str(drafter["model"]) for drafter in speculation["drafters"]), int(speculation["max_window"])
+    )
+
+
 def _shape(group: dict[str, Any]) -> ReplicaShape:
     return ReplicaShape(int(group["tp"]), int(group["pp"]), str(group.get("gpu", "")))
 
@@ -160,6 +211,7 @@ def read_plan(path: Path) -> ReadPlan:
             tuple(tuple((_shape(r), int(r["count"])) for r in tier["replicas"]) for tier in result["tiers"]),
             Dispatch(result["dispatch"]),
             tuple(None if s is None else float(s) for s in result.get("skip_below", ())),
+            tuple(map(drafters_of, result["tiers"])),
         )
     except OSError as error:
         raise FileError(f"{path}: {error.strerror}") from None
@@ -178,6 +230,17 @@ def read_figures(path: Path) -> dict[str, Any]:
     if missing:
         raise FileError(f"{path}: not a plan file: {', '.join(missing)} missing")
     return result
+
+
+def read_planned_site(plan: ReadPlan) -> Site:
+    """The site of a plan's own input files, with the drafters of the plan.
+
+    Raises:
+        FileError: A file cannot be used.
+        InvalidRequest: A drafter of the plan is not in the models file any more.
+    """
+    site = read_site(Path(plan.inputs.cluster), Path(plan.inputs.models))
+    return with_planned_drafters(site, plan.drafters)
 
 
 def strategies_of(shapes: Sequence[Sequence[tuple[ReplicaShape, int]]], site: Site) -> tuple[Strategy, ...]:

@@ -1,14 +1,16 @@
 """What it takes to go from one plan to another: replicas to start and to stop, in which order, for how long. No I/O.
 
-Replicas of the same tier, model and shape stay. New ones start on free GPUs next to the old ones, which are stopped when the
-new ones of their tier are ready, as `penstock up` does. Where too few GPUs are free for all, that goes in waves: what is no
-longer needed is stopped to make room, even of a tier whose new replicas are not ready, which then serves less for a time.
+Replicas of the same tier, model, drafters and shape stay. New ones start on free GPUs next to the old ones, which are
+stopped when the new ones of their tier are ready, as `penstock up` does. Where too few GPUs are free for all, that goes in
+waves: what is no longer needed is stopped to make room, even of a tier whose new replicas are not ready, which then serves
+less for a time.
 """
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from planner_service.planned_drafts import PlannedDrafters
 from planner_service.site import Site
 from services.domain.hardware import ReplicaShape
 
@@ -74,18 +76,34 @@ class MoveSpeed:
     start_s: float = START_S
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What the replicas of a tier hold: a model, and what drafts for it."""
+
+    model: str
+    drafters: PlannedDrafters = field(default_factory=PlannedDrafters)
+
+
 def plan_move(
-    site: Site, old: Shapes, new: Shapes, old_models: Sequence[str], speed: MoveSpeed | None = None
+    site: Site, old: Shapes, new: Shapes, old_served: Sequence[Served], speed: MoveSpeed | None = None
 ) -> PlanMove:
-    """The move on a site from the replicas of `old` to those of `new`, by tier. old_models: by tier, what `old` serves."""
+    """The move on a site from the replicas of `old` to those of `new`, by tier. old_served: by tier, what `old` serves."""
     speed = speed or MoveSpeed()
     keep, starts, stops = Counter[_Key](), Counter[_Key](), Counter[_Key]()
     for tier, (before, after) in enumerate(zip(old, new, strict=True)):
         had, needed = Counter(dict(before)), Counter(dict(after))
-        same = had & needed if old_models[tier] == site.models[tier].name else Counter[ReplicaShape]()
+        stays = old_served[tier] == _served(site, tier)
+        same = had & needed if stays else Counter[ReplicaShape]()
         for counter, shapes in ((keep, same), (stops, had - same), (starts, needed - same)):
             counter.update({(tier, shape): count for shape, count in shapes.items()})
     return _Mover(site, speed, keep, starts, stops).move()
+
+
+def _served(site: Site, tier: int) -> Served:
+    speculation = site.speculation_of(tier)
+    names = tuple(spec.name for spec, _ in speculation.drafters)
+    drafters = PlannedDrafters(names, speculation.max_window) if names else PlannedDrafters()
+    return Served(site.models[tier].name, drafters)
 
 
 _Key = tuple[int, ReplicaShape]  # (tier, shape)
@@ -162,7 +180,8 @@ class _Mover:
         return stopped
 
     def _bytes(self, tier: int) -> float:
-        return self.site.models[tier].weight_bytes
+        drafters = sum(spec.weight_bytes for spec, _ in self.site.speculation_of(tier).drafters)
+        return self.site.models[tier].weight_bytes + drafters
 
     def _start_s(self, tier: int) -> float:
         return self.speed.start_s + self._bytes(tier) / self.speed.load_bytes_per_s

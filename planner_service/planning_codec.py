@@ -11,11 +11,22 @@ from pydantic import BaseModel, ValidationError
 from penstock.proto.planner.v1 import planner_pb2 as pb
 from planner_service.cascade_plan import CascadePlan
 from planner_service.demand import demand_of, workload_digest
-from planner_service.files import CascadeFile, ClusterFile, EngineEntry, GpuEntry, ModelEntry, NodesEntry, TierEntry
+from planner_service.files import (
+    CascadeFile,
+    ClusterFile,
+    DrafterEntry,
+    EngineEntry,
+    GpuEntry,
+    ModelEntry,
+    NodesEntry,
+    SpeculationEntry,
+    TierEntry,
+)
+from planner_service.planned_drafts import PlannedSpeculation, planned_speculation
 from planner_service.planning_options import Budget, Goal, Objective, Options
 from planner_service.routing.quality import SKIPPED, JudgedSample
 from planner_service.simulator import Dispatch, EngineLimits, Percentiles, Replica, Report, Workload
-from planner_service.site import Demand, Site
+from planner_service.site import Demand, Site, TierSpeculation
 from services.domain.errors import FieldProblem, InvalidRequest, invalid
 from services.domain.hardware import ClusterSpec, ReplicaShape
 from services.domain.latency import StepLatencyModel
@@ -104,7 +115,8 @@ def site_from_proto(cluster: pb.Cluster, cascade: pb.Cascade) -> Site:
             model = tier.model_name
         else:
             raise invalid(f"{here}.model", "give either model_name or model_spec")
-        entries.append(_checked(TierEntry, {"name": tier.name, "model": model}, here))
+        speculation = _speculation(tier, here)
+        entries.append(_checked(TierEntry, {"name": tier.name, "model": model, "speculation": speculation}, here))
         measured.append(tuple(_replica(m, f"{here}.measured[{j}]") for j, m in enumerate(tier.measured)))
     message = _fields(cascade) | {"tiers": entries}
     cascade_file = _checked(CascadeFile, message, at)
@@ -117,8 +129,43 @@ def site_from_proto(cluster: pb.Cluster, cascade: pb.Cascade) -> Site:
         )
     limits = _limits(cascade_file.engine)
     return Site(
-        where[0], names, specs, cascade_file.runtime.spec(), limits, cascade_file.judge_s, tuple(measured), where[1:]
+        where[0],
+        names,
+        specs,
+        cascade_file.runtime.spec(),
+        limits,
+        cascade_file.judge_s,
+        tuple(measured),
+        where[1:],
+        _speculations(cascade_file, at),
     )
+
+
+def _speculation(tier: pb.CascadeTier, at: str) -> SpeculationEntry:
+    """What drafts for a tier, checked but for names of the catalogue."""
+    if tier.measured and tier.speculation.drafters:
+        raise invalid(f"{at}.speculation", "not with measured replicas, which are measured with what drafts")
+    drafters = []
+    for j, drafter in enumerate(tier.speculation.drafters):
+        here = f"{at}.speculation.drafters[{j}]"
+        fields = _fields(drafter, "model_name", "model_spec")
+        if drafter.HasField("model_spec"):
+            fields["model"] = _checked(ModelEntry, _fields(drafter.model_spec), f"{here}.model_spec")
+        elif drafter.HasField("model_name"):
+            fields["model"] = drafter.model_name
+        else:
+            raise invalid(f"{here}.model", "give either model_name or model_spec")
+        drafters.append(_checked(DrafterEntry, fields, here))
+    fields = _fields(tier.speculation, "drafters")
+    return _checked(SpeculationEntry, fields | {"drafters": drafters}, f"{at}.speculation")
+
+
+def _speculations(cascade: CascadeFile, at: str) -> tuple[TierSpeculation, ...]:
+    """What drafts, by tier. InvalidRequest for a model that the catalogue does not have."""
+    for i, tier in enumerate(cascade.tiers):
+        for j, drafter in enumerate(tier.speculation.drafters):
+            _spec(drafter, f"{at}.tiers[{i}].speculation.drafters[{j}].model_name")
+    return cascade.speculations()
 
 
 def _cluster_types(cluster: pb.Cluster) -> tuple[ClusterSpec, ...]:
@@ -167,7 +214,8 @@ def demand_from_proto(workload: pb.Workload, tiers: tuple[str, ...]) -> Demand:
         raise _under(at, error) from None
 
 
-def plan_to_proto(plan: CascadePlan, demand: Demand, took_s: float) -> pb.CascadePlan:
+def plan_to_proto(plan: CascadePlan, site: Site, demand: Demand, took_s: float) -> pb.CascadePlan:
+    """site: that the plan is for; it says what drafts."""
     created = pb.CascadePlan(
         tiers=[
             pb.PlannedTier(
@@ -185,8 +233,11 @@ def plan_to_proto(plan: CascadePlan, demand: Demand, took_s: float) -> pb.Cascad
                 latency_p95_s=tier.strategy.latency_s,
                 report=report_to_proto(tier.report),
                 utilisation=utilisation,
+                speculation=_speculation_to_proto(planned_speculation(site, i, tier.strategy.replicas)),
             )
-            for tier, threshold, utilisation in zip(plan.tiers, (*plan.thresholds, None), plan.utilisation, strict=True)
+            for i, (tier, threshold, utilisation) in enumerate(
+                zip(plan.tiers, (*plan.thresholds, None), plan.utilisation, strict=True)
+            )
         ],
         quality=plan.quality,
         latency_p95_s=plan.latency_p95_s,
@@ -209,6 +260,36 @@ def plan_to_proto(plan: CascadePlan, demand: Demand, took_s: float) -> pb.Cascad
     if plan.promise is not None:
         created.tested_quality = plan.promise.tested_quality
     return created
+
+
+def _speculation_to_proto(speculation: PlannedSpeculation | None) -> pb.PlannedSpeculation | None:
+    if speculation is None:
+        return None
+    return pb.PlannedSpeculation(
+        drafters=[
+            pb.PlannedDrafter(
+                model=model.name,
+                acceptance=model.acceptance,
+                weight_bytes=model.weight_bytes,
+                kv_bytes_per_token=model.kv_bytes_per_token,
+            )
+            for model in speculation.models
+        ],
+        max_window=speculation.max_window,
+        replicas=[
+            pb.ReplicaDrafts(
+                tp=drafts.shape.tp,
+                pp=drafts.shape.pp,
+                gpu=drafts.shape.gpu,
+                memory_bytes=drafts.memory_bytes,
+                choices=[
+                    pb.DraftChoice(replies=choice.replies, chain=choice.chain, window=choice.window)
+                    for choice in drafts.choices
+                ],
+            )
+            for drafts in speculation.replicas
+        ],
+    )
 
 
 def shapes_from_proto(

@@ -1,4 +1,7 @@
-"""Manifests for a plan: an SGLang server per replica, a Penstock worker before each, and the services around them. No I/O.
+"""Manifests for a plan: a server and a worker for each replica, and the services around them. No I/O.
+
+A replica is an SGLang server with a Penstock worker before it, or, in a tier whose plan has drafters, a worker that runs the
+model itself: only Penstock's own engine drafts as it was planned.
 
 A replica of up to a node's GPUs is one server; a longer pipeline is one server over several nodes (SGLang's --nnodes). Every
 group of equal replicas stands by itself, so a tier may have groups of unlike shapes. The mesh file that belongs to the
@@ -10,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from planner_service.mesh_tiers import mesh_tiers
-from planner_service.site import Site
+from planner_service.site import ONE_GPU, Site
 from services.domain.errors import invalid
 from services.domain.hardware import ClusterSpec, ReplicaShape
 
@@ -34,7 +37,8 @@ Manifest = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """`count` equal replicas of one tier. nodes: that one replica spans; gpus: of each of these."""
+    """`count` equal replicas of one tier. nodes: that one replica spans; gpus: of each of these. drafts: its workers run the
+    model themselves, with models that draft."""
 
     tier: int
     name: str
@@ -43,20 +47,27 @@ class Group:
     count: int
     nodes: int
     gpus: int
+    drafts: bool
 
 
 def groups(site: Site, shapes: Sequence[Sequence[tuple[ReplicaShape, int]]]) -> list[Group]:
     """InvalidRequest for a replica whose shards do not fit a node."""
     result = []
     for tier, parts in enumerate(shapes):
+        drafts = bool(site.speculation_of(tier).drafters)
         for j, (shape, count) in enumerate(parts):
+            if drafts and shape.gpus > 1:
+                raise invalid(
+                    f"tiers[{tier}].replicas[{j}]", f"{site.tiers[tier]} has drafters: {ONE_GPU}, not {shape}"
+                )
             room = _type_of(site, shape, f"tiers[{tier}].replicas[{j}]").gpus_per_node
             if shape.tp > room:
                 raise invalid(f"tiers[{tier}].replicas[{j}]", f"{shape} does not fit nodes of {room} GPUs")
             # as few nodes as hold equal numbers of stages
             nodes = next(n for n in range(1, shape.pp + 1) if shape.pp % n == 0 and shape.gpus // n <= room)
             name = f"{_dns(site.tiers[tier])}-tp{shape.tp}pp{shape.pp}" + (f"-{_dns(shape.gpu)}" if shape.gpu else "")
-            result.append(Group(tier, name, site.models[tier].name, shape, count, nodes, shape.gpus // nodes))
+            model = site.models[tier].name
+            result.append(Group(tier, name, model, shape, count, nodes, shape.gpus // nodes, drafts))
     return result
 
 
@@ -71,22 +82,47 @@ def _type_of(site: Site, shape: ReplicaShape, field: str) -> ClusterSpec:
 def mesh_file(
     name: str, site: Site, shapes: Sequence[Sequence[tuple[ReplicaShape, int]]], thresholds: Sequence[float | None]
 ) -> Manifest:
-    """The mesh file of the manifests. The largest tier's first server grades answers until you name another judge."""
+    """The mesh file of the manifests. The largest tier grades answers until you name another judge."""
     counts = [sum(count for _, count in parts) for parts in shapes]
-    judge = next(f"{_dns(site.tiers[t])}" for t in reversed(range(len(shapes))) if counts[t])
+    judge = next(t for t in reversed(range(len(shapes))) if counts[t])
     tiers = []
     for i, (tier, (threshold, count)) in enumerate(zip(site.tiers, mesh_tiers(thresholds, counts), strict=True)):
         entry: Manifest = {
             "name": tier,
-            "model": f"/models/{site.models[i].name}",
-            "engine": "sglang",
+            "model": _model_folder(site.models[i].name),
             "workers": count,
-            "sglang": {"endpoint": f"http://{_dns(tier)}-server:{PORT}", "start_timeout_s": START_S},
             "max_running": site.limits.max_running,
+            **_engine(site, i),
         }
         tiers.append(entry | ({"threshold": threshold} if threshold is not None else {}))
-    scorer = {"name": "llm", "kind": "llm", "endpoint": f"http://{judge}-server:{PORT}/v1", "model": "default"}
+    scorer: Manifest = {"name": "llm", "kind": "llm"}
+    if site.speculation_of(judge).drafters:
+        scorer["tier"] = site.tiers[judge]
+    else:
+        scorer |= {"endpoint": f"http://{_dns(site.tiers[judge])}-server:{PORT}/v1", "model": "default"}
     return {"name": name, "tiers": tiers, "judge": {"scorers": [scorer], "default_scorer": "llm"}}
+
+
+def _engine(site: Site, tier: int) -> Manifest:
+    """The engine of a tier in the mesh file, with the limits that the plan was simulated with."""
+    speculation = site.speculation_of(tier)
+    if not speculation.drafters:
+        endpoint = f"http://{_dns(site.tiers[tier])}-server:{PORT}"
+        return {"engine": "sglang", "sglang": {"endpoint": endpoint, "start_timeout_s": START_S}}
+    return {
+        "engine": "torch",
+        "device": "cuda",
+        "max_step_tokens": site.limits.max_step_tokens,
+        "kv_block_tokens": site.limits.block_tokens,
+        "speculation": {
+            "drafters": [_model_folder(spec.name) for spec, _ in speculation.drafters],
+            "max_window": speculation.max_window,
+        },
+    }
+
+
+def _model_folder(model: str) -> str:
+    return f"/models/{model}"
 
 
 def server_arguments(site: Site, group: Group) -> list[str]:
@@ -94,7 +130,7 @@ def server_arguments(site: Site, group: Group) -> list[str]:
     cluster, runtime, limits = _type_of(site, group.shape, group.name), site.runtime, site.limits
     share = runtime.memory_share - runtime.activation_bytes / cluster.gpu.memory_bytes  # weights and KV
     flags = {
-        "--model-path": f"/models/{group.model}",
+        "--model-path": _model_folder(group.model),
         "--served-model-name": "default",
         "--host": "0.0.0.0",
         "--port": str(PORT),
@@ -148,6 +184,11 @@ def compose(site: Site, shapes: Sequence[Sequence[tuple[ReplicaShape, int]]], me
             aliases = [f"{_dns(site.tiers[group.tier])}-server"] if group.tier not in first_of_tier else []
             first_of_tier.add(group.tier)
             devices = [{"driver": "nvidia", "device_ids": ids, "capabilities": ["gpu"]}]
+            deploy = {"resources": {"reservations": {"devices": devices}}}
+            if group.drafts:
+                environment = penstock["environment"] | _worker_environment(site, group)
+                services[f"worker-{group.name}-{i}"] = of("worker") | {"environment": environment, "deploy": deploy}
+                continue
             services[server] = {
                 "image": SGLANG_IMAGE,
                 "restart": "unless-stopped",
@@ -155,7 +196,7 @@ def compose(site: Site, shapes: Sequence[Sequence[tuple[ReplicaShape, int]]], me
                 "command": ["python3", "-m", "sglang.launch_server", *server_arguments(site, group)],
                 "volumes": ["${MODELS:-./models}:/models:ro"],
                 "networks": {"default": {"aliases": aliases}} if aliases else ["default"],
-                "deploy": {"resources": {"reservations": {"devices": devices}}},
+                "deploy": deploy,
                 "healthcheck": {
                     "test": ["CMD", "curl", "-sf", f"http://127.0.0.1:{PORT}/health"],
                     "interval": "10s",
@@ -198,6 +239,13 @@ def kubernetes(
     first_of_tier = set[int]()
     for group in groups(site, shapes):
         tier = _dns(site.tiers[group.tier])
+        if group.drafts:
+            worker = _penstock("worker", _worker_environment(site, group)) | {"resources": _gpu_limits(group)}
+            labels = {"penstock/tier": tier}
+            manifests.append(
+                _workload("Deployment", group.name, namespace, group.count, [worker], labels, _node_selector(group))
+            )
+            continue
         if group.nodes == 1:
             server = _server(group, server_arguments(site, group))
             selector = _node_selector(group)
@@ -258,7 +306,7 @@ def _server(group: Group, arguments: list[str]) -> Manifest:
         "command": ["python3", "-m", "sglang.launch_server"],
         "args": arguments,
         "ports": _ports(PORT),
-        "resources": {"limits": {"nvidia.com/gpu": group.gpus}},
+        "resources": _gpu_limits(group),
         "startupProbe": health | {"failureThreshold": START_S // 10},
         "readinessProbe": health,
         "volumeMounts": [
@@ -266,6 +314,10 @@ def _server(group: Group, arguments: list[str]) -> Manifest:
             {"name": "shm", "mountPath": "/dev/shm"},
         ],
     }
+
+
+def _gpu_limits(group: Group) -> Manifest:
+    return {"limits": {"nvidia.com/gpu": group.gpus}}
 
 
 def _penstock(role: str, environment: dict[str, str]) -> Manifest:
@@ -292,8 +344,10 @@ def _probes(role: str) -> Manifest:
     return {"readinessProbe": {"grpc": {"port": GRPC_PORT}, "periodSeconds": 5}}
 
 
-def _worker_environment(site: Site, group: Group, endpoint: str) -> dict[str, str]:
-    return {"PENSTOCK_TIER": site.tiers[group.tier], "PENSTOCK_SGLANG_ENDPOINT": endpoint}
+def _worker_environment(site: Site, group: Group, endpoint: str = "") -> dict[str, str]:
+    """endpoint: of the SGLang server; empty for a worker that runs the model itself."""
+    server = {"PENSTOCK_SGLANG_ENDPOINT": endpoint} if endpoint else {}
+    return {"PENSTOCK_TIER": site.tiers[group.tier], **server}
 
 
 def _workload(

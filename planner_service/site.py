@@ -7,11 +7,14 @@ from planner_service.routing.quality import JudgedSample
 from planner_service.simulator import EngineLimits, Replica
 from planner_service.simulator.speculation import MAX_WINDOW, SimulatedDrafter, speculating_latency
 from planner_service.simulator.workload import Floats
+from services.domain.errors import invalid
 from services.domain.hardware import ClusterSpec, ModelSpec, ReplicaShape, Runtime, fit, roofline
+from services.domain.latency import StepLatencyModel
 
 PIPELINES = (1, 2, 3, 4, 6, 8)
 
 
+ONE_GPU = "the engine that drafts runs a replica on one GPU"
 DRAFT_RUNTIME = Runtime(step_overhead_s=0.0005)
 """Of a drafter, whose steps do nothing else than compute the next token of a batch."""
 
@@ -84,16 +87,14 @@ class Site:
         model, kind = self.models[tier], self.type_of(shape)
         if kind is None:
             return None, f"the cluster has no GPUs of type '{shape.gpu}': {self.type_names}"
-        speculation = self.speculation[tier] if self.speculation else TierSpeculation()
+        speculation = self.speculation_of(tier)
         drafters = [drafter for drafter, _ in speculation.drafters]
+        if drafters and shape.gpus > 1:
+            return None, f"{self.tiers[tier]} has drafters: {ONE_GPU}, not {shape}"
         fits = fit(model, shape, kind, self.runtime, longest_tokens * shape.pp, drafters)
         if not fits.ok:
             return None, fits.reason
-        latency = roofline(model, shape, kind, self.runtime)
-        drafting = [
-            SimulatedDrafter(roofline(drafter, ReplicaShape(1, 1), kind, DRAFT_RUNTIME), acceptance)
-            for drafter, acceptance in speculation.drafters
-        ]
+        latency, drafting = self.step_times(tier, shape)
         latency = speculating_latency(
             latency,
             drafting,
@@ -102,6 +103,25 @@ class Site:
             max_window=speculation.max_window,
         )
         return Replica(shape, latency, fits.kv_tokens, self.limits), ""
+
+    def speculation_of(self, tier: int) -> TierSpeculation:
+        """What drafts for a tier; without drafters where nothing does."""
+        return self.speculation[tier] if self.speculation else TierSpeculation()
+
+    def step_times(self, tier: int, shape: ReplicaShape) -> tuple[StepLatencyModel, list[SimulatedDrafter]]:
+        """By data sheets, the step times of a tier's model without drafts, and of what drafts for it.
+
+        Raises:
+            InvalidRequest: The cluster has no GPUs of the shape's type.
+        """
+        kind = self.type_of(shape)
+        if kind is None:
+            raise invalid("gpu", f"the cluster has no GPUs of type '{shape.gpu}': {self.type_names}")
+        drafters = [
+            SimulatedDrafter(roofline(drafter, ReplicaShape(1, 1), kind, DRAFT_RUNTIME), acceptance)
+            for drafter, acceptance in self.speculation_of(tier).drafters
+        ]
+        return roofline(self.models[tier], shape, kind, self.runtime), drafters
 
     @property
     def type_names(self) -> str:

@@ -59,7 +59,7 @@ def plan(payload: bytes, emit: Emit) -> None:
     progress(0)
     try:
         result = plan_cascade(site, demand, options, on_evaluation=progress)
-        finished = pb.PlanFinished(plan=codec.plan_to_proto(result, demand, time.monotonic() - began))
+        finished = pb.PlanFinished(plan=codec.plan_to_proto(result, site, demand, time.monotonic() - began))
     except Unreachable as error:
         finished = pb.PlanFinished(unreachable=pb.Unreachable(reason=str(error), best=error.best))
     emit(pb.PlanCascadeResponse(finished=finished))
@@ -99,7 +99,7 @@ def replan(payload: bytes, emit: Emit) -> None:
             plan = plan_cascade(site, demand, options, max_utilisation=MAX_UTILISATION)
         except Unreachable:  # an overloaded mesh is better off with the plan that is overloaded least
             plan = plan_cascade(site, demand, options)
-        finished = pb.PlanFinished(plan=codec.plan_to_proto(plan, demand, time.monotonic() - began))
+        finished = pb.PlanFinished(plan=codec.plan_to_proto(plan, site, demand, time.monotonic() - began))
     except Unreachable as error:
         finished = pb.PlanFinished(unreachable=pb.Unreachable(reason=str(error), best=error.best))
     emit(pb.PlanCascadeResponse(finished=finished))

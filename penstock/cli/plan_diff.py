@@ -16,22 +16,24 @@ FIGURES = (("quality", "quality"), ("latency_p95_s", "p95 of the slowest tier"),
 def diff(old: Path, new: Path, load_gb_per_s: float, start_s: float, *, json: bool) -> None:
     """Show both plans side by side, and the steps, time and memory of the move."""
     from penstock.cli.planning import planner_error_handling
-    from planner_service.files import read_site
-    from planner_service.plan_file import read_figures, read_plan
-    from planner_service.plan_move import MoveSpeed, plan_move
+    from planner_service.plan_file import read_figures, read_plan, read_planned_site
+    from planner_service.plan_move import MoveSpeed, Served, plan_move
 
     with planner_error_handling():
         figures, plans = [read_figures(path) for path in (old, new)], [read_plan(path) for path in (old, new)]
         names, others = ([tier["name"] for tier in each["tiers"]] for each in figures)
         if names != others:
             fail(f"{old} has the tiers {', '.join(names)}, {new} has {', '.join(others)}: they cannot be compared", 2)
-        site = read_site(Path(plans[1].inputs.cluster), Path(plans[1].inputs.models))
+        site = read_planned_site(plans[1])
         if list(site.tiers) != others:
             fail(
                 f"{new}: {plans[1].inputs.models} has the tiers {', '.join(site.tiers)}, no longer those of the plan", 2
             )
-        models = [tier["model"] for tier in figures[0]["tiers"]]
-        move = plan_move(site, plans[0].shapes, plans[1].shapes, models, MoveSpeed(load_gb_per_s * 1e9, start_s))
+        served = [
+            Served(tier["model"], drafters)
+            for tier, drafters in zip(figures[0]["tiers"], plans[0].drafters, strict=True)
+        ]
+        move = plan_move(site, plans[0].shapes, plans[1].shapes, served, MoveSpeed(load_gb_per_s * 1e9, start_s))
     if json:
         print_json(_json(figures, move))
         return
@@ -44,6 +46,7 @@ def _json(figures: list[dict[str, Any]], move: "PlanMove") -> dict[str, Any]:
             "name": old["name"],
             **{name: [old[name], new[name]] for name in ("model", "gpus", "replicas", "share_processed")},
             "threshold": thresholds,
+            "speculation": [old.get("speculation"), new.get("speculation")],
         }
         for old, new, thresholds in zip(figures[0]["tiers"], figures[1]["tiers"], _thresholds(figures), strict=True)
     ]
@@ -90,6 +93,9 @@ def _show(figures: list[dict[str, Any]], move: "PlanMove", old: str, new: str) -
         if before["model"] != after["model"]:
             table.add_row(f"{name}: model", before["model"], after["model"])
         table.add_row(f"{name}: replicas", _groups(before), _groups(after))
+        drafts = _drafts(before), _drafts(after)
+        if drafts[0] != drafts[1]:
+            table.add_row(f"{name}: drafts", *drafts)
         if thresholds[0] != thresholds[1]:
             table.add_row(f"{name}: threshold", *("not used" if h is None else f"{h:.4g}" for h in thresholds))
     for field, words in FIGURES:
@@ -119,6 +125,15 @@ def _groups(tier: dict[str, Any]) -> str:
         return f"{group['count']} x TP={group['tp']}{pipeline}" + (f" on {group['gpu']}" if "gpu" in group else "")
 
     return "; ".join(map(one, tier["replicas"])) or "-"
+
+
+def _drafts(tier: dict[str, Any]) -> str:
+    """`llama-160m, up to 7 tokens`; `-` without drafters."""
+    speculation = tier.get("speculation")
+    if speculation is None:
+        return "-"
+    names = ", ".join(drafter["model"] for drafter in speculation["drafters"])
+    return f"{names}, up to {speculation['max_window']} tokens"
 
 
 def _cost(figures: dict[str, Any]) -> str:

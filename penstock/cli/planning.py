@@ -146,7 +146,9 @@ def plan(
                 max_utilisation=max_utilisation,
                 runs=runs,
             )
-            figures = plan_json(planned, inputs, took_s, _target(min_quality, max_latency), workload_digest(demand))
+            figures = plan_json(
+                planned, inputs, took_s, _target(min_quality, max_latency), workload_digest(demand), site
+            )
             figures["verdict"] = verdict(site, planned, step)
             figures["next_step"] = None if step is None else dataclasses.asdict(step)
             attainments = _attainments(
@@ -253,6 +255,7 @@ def simulate(
     """Replay a trace under a plan in virtual time, with the batch scheduler of the workers."""
     from planner_service.cascade_simulation import simulate_cascade
     from planner_service.plan_file import read_plan, report_json, strategies_of
+    from planner_service.planned_drafts import with_planned_drafters
     from planner_service.simulator import Percentiles
 
     with planner_error_handling():
@@ -260,6 +263,7 @@ def simulate(
         planned = read_plan(plan)
         paths = (Path(planned.inputs.cluster), Path(planned.inputs.models), trace, Path(planned.inputs.quality))
         site, demand = _read(*paths, requests or DEFAULT_REPLAY, seed, lengths, rate, requests is None)
+        site = with_planned_drafters(site, planned.drafters)
         if planned.skip_below:
             demand = demand.skipping(planned.skip_below)
         strategies = strategies_of(planned.shapes, site)

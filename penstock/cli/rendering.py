@@ -16,13 +16,12 @@ def render(plan: Path, form: str) -> list[Path]:
     """Write the manifests of a plan next to its file; return their paths."""
     check(form)
     from penstock.cli.planning import planner_error_handling
-    from planner_service.files import read_site
-    from planner_service.plan_file import read_plan
+    from planner_service.plan_file import read_plan, read_planned_site
     from planner_service.render import compose, kubernetes, mesh_file
 
     with planner_error_handling():
         planned = read_plan(plan)
-        site = read_site(Path(planned.inputs.cluster), Path(planned.inputs.models))
+        site = read_planned_site(planned)
         mesh = mesh_file("penstock", site, planned.shapes, planned.thresholds)
         mesh_text = _yaml(mesh)
         if form == "kubernetes":

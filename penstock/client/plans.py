@@ -114,10 +114,53 @@ class ReplicaGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedDrafter:
+    """A model that drafts in a tier. acceptance: the share of its tokens that the tier's model is expected to accept."""
+
+    model: str
+    acceptance: float
+    weight_bytes: float
+    kv_bytes_per_token: float
+
+
+@dataclass(frozen=True, slots=True)
+class DraftChoice:
+    """What drafts best in a batch. chain: models, small to large; empty, with window 0, where the tier's model alone is best.
+
+    window: tokens that the first model of the chain drafts.
+    """
+
+    replies: int
+    chain: tuple[str, ...]
+    window: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaDrafts:
+    """Drafts in replicas of one shape. memory_bytes: of all drafters in one replica, weights and KV. gpu: the type of GPU, in
+    a cluster of several; else empty."""
+
+    tp: int
+    pp: int
+    gpu: str
+    memory_bytes: float
+    choices: tuple[DraftChoice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedSpeculation:
+    """What drafts in a tier of a computed plan. drafters: small to large."""
+
+    drafters: tuple[PlannedDrafter, ...]
+    max_window: int
+    replicas: tuple[ReplicaDrafts, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PlannedTier:
     """One tier of a computed plan. threshold: None for the last tier and for a tier that is not used.
 
-    utilisation: the offered rate over the rate that the tier sustains.
+    utilisation: the offered rate over the rate that the tier sustains. speculation: None where nothing drafts.
     """
 
     name: str
@@ -130,6 +173,7 @@ class PlannedTier:
     share_answered: float
     latency_p95_s: float
     utilisation: float = 0.0
+    speculation: PlannedSpeculation | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -359,7 +359,7 @@ def planning_inputs_to_proto(inputs: plans.PlanningInputs) -> planner_pb2.Planni
     sources = {"quality": planner_pb2.LENGTH_SOURCE_JUDGED, "trace": planner_pb2.LENGTH_SOURCE_TRACE}
     if inputs.lengths not in sources:
         raise ValueError(f"lengths: must be quality or trace, not '{inputs.lengths}'")
-    tiers = [_name_or_spec(tier, "model") for tier in inputs.cascade.get("tiers", ())]
+    tiers = [_cascade_tier(tier) for tier in inputs.cascade.get("tiers", ())]
     columns = tuple(zip(*inputs.trace, strict=True)) or ((), (), ())
     try:
         return planner_pb2.PlanningInputs(
@@ -446,6 +446,7 @@ def plan_event_from_proto(
             t.share_answered,
             t.latency_p95_s,
             t.utilisation,
+            _planned_speculation(t.speculation) if t.HasField("speculation") else None,
         )
         for t in plan.tiers
     )
@@ -502,6 +503,36 @@ def simulation_from_proto(response: planner_pb2.SimulateDeploymentResponse) -> p
 
 def _percentiles(p: planner_pb2.Percentiles) -> plans.Percentiles:
     return plans.Percentiles(p.p50, p.p95, p.p99, p.mean)
+
+
+def _planned_speculation(speculation: planner_pb2.PlannedSpeculation) -> plans.PlannedSpeculation:
+    return plans.PlannedSpeculation(
+        tuple(
+            plans.PlannedDrafter(d.model, d.acceptance, d.weight_bytes, d.kv_bytes_per_token)
+            for d in speculation.drafters
+        ),
+        speculation.max_window,
+        tuple(
+            plans.ReplicaDrafts(
+                r.tp,
+                r.pp,
+                r.gpu,
+                r.memory_bytes,
+                tuple(plans.DraftChoice(c.replies, tuple(c.chain), c.window) for c in r.choices),
+            )
+            for r in speculation.replicas
+        ),
+    )
+
+
+def _cascade_tier(tier: Mapping[str, Any]) -> dict[str, Any]:
+    """A tier of the models file as the message has it."""
+    fields = _name_or_spec(tier, "model")
+    if "speculation" in fields:
+        speculation = dict(fields["speculation"])
+        drafters = [_name_or_spec(drafter, "model") for drafter in speculation.get("drafters", ())]
+        fields["speculation"] = speculation | {"drafters": drafters}
+    return fields
 
 
 def _name_or_spec(part: Mapping[str, Any], key: str) -> dict[str, Any]:

@@ -118,10 +118,10 @@ def simulated(
     for step in range(2 * steps):
         if step == steps:
             tokens = seconds = 0.0
-        chosen = chooser.choose(replies)
+        chosen = chooser.choose(replies, functools.partial(_prompt_tokens, missing, replies))
         if chosen is not None:
             for m in chosen.chain:
-                seconds += replies * truth[m].cost.catch_up_s(int(missing[m])) if missing[m] > KNOWN_TOKENS else 0.0
+                seconds += truth[m].cost.catch_up_s(_prompt_tokens(missing, replies, m))
                 missing[m] = tried[m] = 0.0
         _learn(chosen, replies, chooser.models, drafters, rng)
         expected = predicted(replies, cost, truth, chosen)
@@ -141,6 +141,11 @@ def simulated(
 
 def _tokens_of(missing: Floats, models: Sequence[int]) -> list[int]:
     return [int(missing[m]) for m in models]
+
+
+def _prompt_tokens(missing: Floats, replies: int, model: int) -> int:
+    """What a model computes before it drafts for all replies."""
+    return replies * int(missing[model]) if missing[model] > KNOWN_TOKENS else 0
 
 
 def _learn(
@@ -186,6 +191,36 @@ def last_paying_batch(batches: Sequence[BatchSpeculation], gain: float = 1.0) ->
     return max((batch.replies for batch in paying), default=0)
 
 
+@dataclass(frozen=True, slots=True)
+class ChosenDrafts:
+    """The best candidate for a batch; None where the target alone is the best.
+
+    tokens: that the replies get by one pass of it. tokens_per_s: of the batch.
+    """
+
+    replies: int
+    candidate: Candidate | None
+    tokens: float
+    tokens_per_s: float
+
+
+def chosen_drafts(
+    target: StepLatencyModel,
+    drafters: Sequence[SimulatedDrafter],
+    *,
+    context_tokens: int,
+    max_running: int,
+    max_window: int = MAX_WINDOW,
+) -> list[ChosenDrafts]:
+    """The worker's own choice for batches of 1, 2, 4, ... and `max_running` replies, each with so many tokens."""
+    result = []
+    for replies in [2**i for i in range(max_running.bit_length()) if 2**i < max_running] + [max_running]:
+        cost, models = known_models(target, drafters, replies, context_tokens, max_window)
+        candidate, per_s = best(replies, cost, models, windows(max_window))
+        result.append(ChosenDrafts(replies, candidate, predicted(replies, cost, models, candidate).tokens, per_s))
+    return result
+
+
 def speculating_latency(
     target: StepLatencyModel,
     drafters: Sequence[SimulatedDrafter],
@@ -205,14 +240,11 @@ def speculating_latency(
     """
     if not drafters:
         return target
-    sizes = [2**i for i in range(max_running.bit_length()) if 2**i < max_running] + [max_running]
-    totals_s = dict[int, float]()
-    passes_per_token = 1.0
-    for replies in sizes:
-        cost, models = known_models(target, drafters, replies, context_tokens, max_window)
-        candidate, per_s = best(replies, cost, models, windows(max_window))
-        totals_s[replies] = replies / per_s
-        passes_per_token = replies / predicted(replies, cost, models, candidate).tokens
+    chosen = chosen_drafts(
+        target, drafters, context_tokens=context_tokens, max_running=max_running, max_window=max_window
+    )
+    totals_s = {choice.replies: choice.replies / choice.tokens_per_s for choice in chosen}
+    passes_per_token = chosen[-1].replies / chosen[-1].tokens
     context_token_s = target.context_token_s * passes_per_token  # of the largest batch, in which contexts weigh most
     knots, least_s = dict[float, float](), 0.0
     for replies, total_s in totals_s.items():  # a step never gets faster by one more token

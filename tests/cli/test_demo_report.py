@@ -1,5 +1,6 @@
 """What the demo reports: a sentence that is true also if the cascade saved nothing, in 80 columns."""
 
+import dataclasses
 import io
 import json
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from penstock.cli.demo_report import failover_sentence, figures_of, savings_sentence, show
+from penstock.cli.demo_report import drafts_sentence, failover_sentence, figures_of, savings_sentence, show
 from penstock.cli.demo_run import Failover
 from penstock.cli.held_out import Question, QuestionsError, read_questions
 from penstock.cli.replay import Outcome, Run, arrivals_s
@@ -60,6 +61,25 @@ def test_figures_per_answer_and_per_second() -> None:
     assert [tier["share_answered"] for tier in result["tiers"]] == pytest.approx([2 / 3, 1 / 3])
     assert result["requests"][2]["error"] == "UNAVAILABLE"
     assert json.loads(json.dumps(result)) == result
+
+
+def test_what_escalation_drafts_saved_is_counted_over_tiers_that_had_one() -> None:
+    """Of each answer, the tiers behind the first; the first one's tokens, and failed requests, count nowhere."""
+    escalated = outcome(0, right=True, tier="large", latency_s=0.5)
+    assert escalated.reply is not None
+    (first,) = escalated.reply.tiers
+    behind = TierSummary("large", "large", "i", None, None, True, Usage(10, 0, 30, 21, 4), 0.1)
+    escalated = dataclasses.replace(escalated, reply=dataclasses.replace(escalated.reply, tiers=(first, behind)))
+    failed = Outcome(Question("q", "42"), 3.0, error="UNAVAILABLE")
+    alone = outcome(1, right=True, tier="small", latency_s=0.5)
+    result = figures(Run([escalated, alone, failed, escalated], 10.0, 6.0), run(10, 10, cpu_s=4.0, tier="large"))
+    drafts = result["escalation_drafts"]
+    assert drafts == {"output_tokens": 60, "accepted_tokens": 42, "rejected_tokens": 8}
+    assert drafts_sentence(drafts) == "Drafts: 42 of 60 tokens of escalated answers took no pass of their own."
+    most = {"output_tokens": 98_765, "accepted_tokens": 54_321, "rejected_tokens": 0}
+    assert len(drafts_sentence(most)) <= 80
+    none = figures(run(10, 10, cpu_s=4.0, tier="small"), run(10, 10, cpu_s=4.0, tier="large"))
+    assert drafts_sentence(none["escalation_drafts"]) == "No answer was escalated, so none was a draft."
 
 
 @pytest.mark.parametrize(

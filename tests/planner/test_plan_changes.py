@@ -9,7 +9,7 @@ import pytest
 from planner_service.cascade_plan import CascadePlan
 from planner_service.files import gpu_of_catalogue, model_of_catalogue
 from planner_service.plan_cascade import plan_cascade
-from planner_service.plan_move import MoveSpeed, PlanMove, Shapes, plan_move
+from planner_service.plan_move import MoveSpeed, PlanMove, Served, Shapes, plan_move
 from planner_service.planning_options import Goal, Objective, Options
 from planner_service.routing.quality import JudgedSample
 from planner_service.routing.solution import Binds, Unreachable
@@ -63,7 +63,7 @@ def test_a_move_ends_at_the_new_plan_within_the_gpus(seed: int, site: Site) -> N
                 return shapes
 
     old, new = drawn(), drawn()
-    move = plan_move(site, old, new, [model.name for model in site.models])
+    move = plan_move(site, old, new, [Served(model.name) for model in site.models])
     after, most = replayed(site, old, move)
     assert after == Counter({(t, s): n for t, parts in zip(site.tiers, new, strict=True) for s, n in parts})
     assert most <= site.gpus
@@ -71,7 +71,7 @@ def test_a_move_ends_at_the_new_plan_within_the_gpus(seed: int, site: Site) -> N
 
 
 def test_replicas_start_beside_the_old_ones_where_there_is_room(site: Site) -> None:
-    names, speed = [model.name for model in site.models], MoveSpeed(1e9, 10.0)
+    names, speed = [Served(model.name) for model in site.models], MoveSpeed(1e9, 10.0)
     move = plan_move(site, [[(ONE, 1)], [(TWO, 1)]], [[(ONE, 1)], [(FOUR, 1)]], names, speed)
     assert [(step.stops, [str(s) for s in step.starts]) for step in move.steps[:1]] == [((), ["1 x large (TP=4)"])]
     assert [str(one) for one in move.steps[1].stops] == ["1 x large (TP=2)"]
@@ -80,7 +80,7 @@ def test_replicas_start_beside_the_old_ones_where_there_is_room(site: Site) -> N
     assert (move.unchanged, move.extra_gpus, move.extra_bytes) == (1, 4, weights)
     full = plan_move(site, [[(FOUR, 1)], [(FOUR, 1)]], [[(FOUR, 1)], [(TWO, 2)]], names, speed)
     assert full.steps[0].early == ("large",)
-    other = plan_move(site, [[(ONE, 1)], []], [[(ONE, 1)], []], ["another", names[1]], speed)
+    other = plan_move(site, [[(ONE, 1)], []], [[(ONE, 1)], []], [Served("another"), names[1]], speed)
     assert other.unchanged == 0
     assert other.loaded_bytes == site.models[0].weight_bytes
 

@@ -107,7 +107,7 @@ def test_a_models_file_names_what_drafts(tmp_path: Path) -> None:
     cluster, models = tmp_path / "cluster.yaml", tmp_path / "models.yaml"
     cluster.write_text("gpu: a100-80gb\nnodes: 1\ngpus_per_node: 2\n")
     plain = "tiers:\n  - {name: large, model: llama-2-7b%s}\n"
-    small = "{layers: 12, hidden: 768, heads: 12, kv_heads: 12, head_dim: 64, parameters: 0.162}"
+    small = "{name: llama-160m, layers: 12, hidden: 768, heads: 12, kv_heads: 12, head_dim: 64, parameters: 0.162}"
     models.write_text(plain % f", speculation: {{drafters: [{{model: {small}, acceptance: 0.8}}]}}")
     drafted = read_site(cluster, models)
     models.write_text(plain % "")

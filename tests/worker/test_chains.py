@@ -240,7 +240,7 @@ def test_what_a_model_rejects_the_next_one_never_sees() -> None:
     """Every token that the target verifies is the last model's own, and every one that the last model sees is the first's."""
     machine = Machine(shares=(0.5, 0.9))
     candidate = Candidate((0, 1), 5)
-    machine.drafter.chooser.choose = lambda replies: candidate  # type: ignore[method-assign]  # noqa: ARG005
+    machine.drafter.chooser.choose = lambda replies, missing: candidate  # type: ignore[method-assign]  # noqa: ARG005
     machine.drafter.chooser.explore = lambda replies, missing: None  # type: ignore[method-assign]  # noqa: ARG005
     machine.drafter._pays = lambda *_: True  # type: ignore[method-assign]
     machine.run(200, 2)
@@ -271,14 +271,14 @@ def test_a_failing_model_makes_the_chain_shorter_and_its_drafts_are_used() -> No
 
 
 def test_exploring_chains_costs_at_most_a_hundredth() -> None:
-    """Models that never draft what stands, in runs long enough to try each chain often."""
+    """Models that never draft what stands, in runs long enough to try each of the three chains, if seldom."""
     machine = Machine(shares=(0.0, 0.0))
     machine.run(200, 4)
     assert machine.drafter.current == ((), 0)
     began = len(machine.proposed)
     rate = machine.run(3000, 4)
     alone = 4 / machine.target.seconds(4, 4)
-    assert len(machine.proposed) - began > 50
+    assert len(machine.proposed) - began >= 6
     assert rate >= (1 - EXPLORED_SHARE - 0.003) * alone
 
 

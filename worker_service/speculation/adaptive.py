@@ -105,7 +105,7 @@ class AdaptiveDrafter:
         self._offsets.update((request.request_id, request.offset) for request in requests)
         proposals: list[Seq[int]] = [()] * len(requests)
         replies, chooser = len(requests), self.chooser
-        current = chooser.choose(replies)
+        current = chooser.choose(replies, lambda m: self._prompt_tokens(self.models[m].model, requests))
         self.current = self._named(current)
         if current is not None:
             least, saved_s = chooser.least(replies), chooser.saved_s(replies)
@@ -160,6 +160,12 @@ class AdaptiveDrafter:
         if not price_s:
             return True
         return price_s <= saved_s * max(LEAST_REMAINING, self._mean_length - request.offset)
+
+    @staticmethod
+    def _prompt_tokens(model: DraftingModel, requests: Seq[DraftRequest]) -> int:
+        """What a model has to compute before it drafts for all of them."""
+        counts = map(model.missing, requests)
+        return sum(count for count in counts if count > model.known_tokens)
 
     def _draft(
         self,

@@ -19,15 +19,16 @@ from services.domain.speculation.estimates import Acceptance, DraftCost, PassCos
 
 GAIN = 1.03
 """Least predicted gain over the target alone for which there is drafting at all."""
-SWITCH_GAIN = 1.05
-"""Least predicted gain for which one chain is left for another, whose models have to compute the prompts first."""
 WINDOW_GAIN = 1.01
-"""The same for another window of the same chain, which costs nothing."""
+"""Least predicted gain for which the window or the chain changes."""
 EXPLORED_SHARE = 0.01
 """Share of the time that exploring may cost."""
 EXPLORED_WINDOW = 3
 EXPLORED_DRAFTS = 8
 """Drafts in a row for which a chain is tried: most of the price is the first one's, for which it computes a prompt."""
+MOST_VAIN_PRICE = 16
+"""Each time that so many drafts of a chain were in vain, the next one is charged double, up to so much: a model that drafts
+garbage is hardly tried any more. One token that stands ends that."""
 CHOSEN_STEPS = 4
 """Steps for which a choice holds if the number of replies stays: choosing takes a few hundredths of a small model's step."""
 MOST_CREDIT_STEPS = 4
@@ -59,6 +60,11 @@ class Estimate:
     cost: DraftCost
     passes: PassCost | None = None
     by: dict[int, Acceptance] = field(default_factory=dict)
+
+    def upper(self) -> "Estimate":
+        """With the acceptance that it may well have."""
+        by = {model: acceptance.upper() for model, acceptance in self.by.items()}
+        return Estimate(self.acceptance.upper(), self.cost, self.passes, by)
 
     def accepted_by(self, model: int) -> Acceptance:
         """Acceptance of its tokens by another model."""
@@ -153,32 +159,72 @@ class Chooser:
         self._windows = windows(max_window)
         self._credit_s = 0.0
         self._explored = 0
+        self._tried: tuple[int, ...] = ()  # the chain that is tried until its drafts are made
         self._chosen_for = (0, 0)  # replies, and the steps for which the choice still holds
+        self._lost_s = 0.0  # by the present chain, since another one leads
         self.current: Candidate | None = None
         self.switches = 0
 
-    def choose(self, replies: int) -> Candidate | None:
-        """How to draft for the next step of so many replies; None: not at all."""
+    def choose(self, replies: int, missing: Callable[[int], int]) -> Candidate | None:
+        """How to draft for the next step of so many replies; None: not at all.
+
+        missing: the tokens of all these replies that a model has to compute before it can draft for them.
+        """
         chosen_for, steps = self._chosen_for
         if replies == chosen_for and steps:
             self._chosen_for = replies, steps - 1
             return self.current
         self._chosen_for = replies, CHOSEN_STEPS - 1
-        candidate, rate = best(replies, self.target, self.models, self._windows)
         alone = tokens_per_s(replies, self.target, self.models, None)
         current = tokens_per_s(replies, self.target, self.models, self.current)
-        pays = rate >= GAIN * alone
+        by_chain = self._best_windows(replies)
         if self.current is None or current < alone:
-            self._switch(candidate if pays else None)
-        elif candidate is not None:
-            same_chain = candidate.chain == self.current.chain
-            if rate > (WINDOW_GAIN if same_chain else SWITCH_GAIN) * current:
-                self._switch(candidate)
+            self._switch(self._leader(replies, [c for rate, c in by_chain.values() if rate >= GAIN * alone]))
+            return self.current
+        leader = self._leader(replies, [c for rate, c in by_chain.values() if rate >= alone])
+        rate, own = by_chain[self.current.chain]
+        if leader is None or leader.chain == self.current.chain:
+            self._lost_s = 0.0
+        elif self._repays(replies, leader, own, CHOSEN_STEPS - steps, missing):
+            self._switch(leader)
+            return self.current
+        if rate > WINDOW_GAIN * current:
+            self._switch(own)
         return self.current
 
+    def _repays(
+        self, replies: int, leader: Candidate, own: Candidate, steps: int, missing: Callable[[int], int]
+    ) -> bool:
+        """Whether what the present chain has lost against another one is the price of the prompts that this one computes."""
+        models = [model.upper() for model in self.models]
+        present, other = (predicted(replies, self.target, models, candidate) for candidate in (own, leader))
+        lost_s = present.seconds - present.tokens / other.tokens_per_s
+        if other.tokens_per_s > WINDOW_GAIN * present.tokens_per_s:
+            self._lost_s += steps * lost_s
+        price_s = sum(self.models[m].cost.catch_up_s(missing(m)) for m in leader.chain if m not in own.chain)
+        return self._lost_s > price_s
+
     def _switch(self, candidate: Candidate | None) -> None:
+        if candidate is None or self.current is None or candidate.chain != self.current.chain:
+            self._lost_s = 0.0
         self.switches += candidate != self.current
         self.current = candidate
+
+    def _best_windows(self, replies: int) -> dict[tuple[int, ...], tuple[float, Candidate]]:
+        """By chain, the window with the most predicted tokens per second, and these."""
+        result = dict[tuple[int, ...], tuple[float, Candidate]]()
+        for candidate in candidates(self.models, self._windows):
+            rate = tokens_per_s(replies, self.target, self.models, candidate)
+            if candidate.chain not in result or rate > result[candidate.chain][0]:
+                result[candidate.chain] = rate, candidate
+        return result
+
+    def _leader(self, replies: int, paying: Seq[Candidate]) -> Candidate | None:
+        """Of one candidate per chain, the fastest if what little is known of a chain was bad luck; None of none."""
+        if len(paying) < 2:
+            return paying[0] if paying else None
+        models = [model.upper() for model in self.models]
+        return max(paying, key=lambda candidate: tokens_per_s(replies, self.target, models, candidate))
 
     def pace(self, replies: int) -> DraftPace:
         """What a drafted token is worth and what it costs, on average over the window of the chain that drafts now, or of the
@@ -222,8 +268,11 @@ class Chooser:
         others = [c for c in chains(self.models) if c != present and len(c) <= self._windows[-1]]
         if not others:
             return None
-        chain = others[self._explored // EXPLORED_DRAFTS % len(others)]
-        window = min(EXPLORED_WINDOW, self._windows[-1] - len(chain) + 1)
+        if self._tried not in others:
+            self._tried = self._next_tried(replies, others)
+        chain = self._tried
+        vain = self.models[chain[-1]].acceptance.in_vain // EXPLORED_DRAFTS
+        window = 1 if vain else min(EXPLORED_WINDOW, self._windows[-1] - len(chain) + 1)
         drafted_s = predicted(1, self.target, self.models, Candidate(chain, window)).drafted_s
         rows = replies + window + len(chain) - 1
         price_s = drafted_s + max(0.0, self.target.seconds(replies, rows) - step_s)
@@ -233,10 +282,21 @@ class Chooser:
         if price_s > self._credit_s:
             if price_s > MOST_CREDIT_STEPS * step_s:  # it cannot be saved up: another chain may cost less
                 self._explored += EXPLORED_DRAFTS - self._explored % EXPLORED_DRAFTS
+                self._tried = ()
             return None
-        self._credit_s -= price_s
+        self._credit_s -= price_s * min(MOST_VAIN_PRICE, 2**vain)
         self._explored += 1
+        if self._explored % EXPLORED_DRAFTS == 0:
+            self._tried = ()
         return Candidate(chain, window)
+
+    def _next_tried(self, replies: int, others: Seq[tuple[int, ...]]) -> tuple[int, ...]:
+        """Of chains that do not draft: by turns each of them, and the one that may be the fastest."""
+        turn, leading = divmod(self._explored // EXPLORED_DRAFTS, 2)
+        if not leading or len(others) == 1:
+            return others[turn % len(others)]
+        leader = self._leader(replies, [c for _, c in self._best_windows(replies).values() if c.chain in others])
+        return others[0] if leader is None else leader.chain
 
     def remove(self, model: int) -> None:
         """A model has failed; the indices of those behind it change."""
@@ -245,7 +305,7 @@ class Chooser:
             remaining = {i - (i > model): known for i, known in estimate.by.items() if i != model}
             estimate.by.clear()
             estimate.by.update(remaining)
-        self.current, self._chosen_for = None, (0, 0)
+        self.current, self._chosen_for, self._tried = None, (0, 0), ()
 
 
 def windows(max_window: int) -> list[int]:

@@ -1,21 +1,24 @@
 """What passes cost and how far drafts stand, measured while they run. No I/O."""
 
 import bisect
+import math
 from collections.abc import Mapping
 
 MEMORY = 16
 """Verified drafts after which an older one counts for about a third, where the share changes."""
-STEADY = 8
+STEADY = 64
 """While the last drafts are as those before them, the memory is so many times longer: two models may be nearly equal."""
-CHANGED = 4.5
-"""They are not where their share differs by three standard deviations: an average over the last m drafts has the variance of
-one draft over 2 m."""
+CHANGED = 6.0
+"""They are not where their share differs by three and a half standard deviations: an average over the last m drafts has the
+variance of one draft over 2 m. The larger variance of both counts, because a run of misses is not rare where few are."""
 MIN_VARIANCE = 0.02
 REPLIES_PER_MEMORY = 4
 """In larger batches a step verifies many drafts; the memory grows so that one step does not replace all that is known."""
 PRIOR = 0.8
 """Share of tokens expected to stand before any was verified: a drafter is worth a try."""
 PRIOR_DRAFTS = 4
+DOUBT = 1.0
+"""Standard errors by which a share may be higher than measured, where chains are compared that pay."""
 SMOOTHING = 0.1
 """Weight of one measured duration against those before it."""
 MOST_CHANGE = 2.0
@@ -38,6 +41,8 @@ class Acceptance:
         self._recent = [PRIOR] * max_window  # as `_standing`, of the last drafts
         self._share = [PRIOR] * max_window  # as `_standing`, of the drafts that have a token there
         self._tokens = [PRIOR_DRAFTS] * max_window
+        self.in_vain = 0
+        """Drafts in a row of which nothing stands."""
 
     @classmethod
     def known(cls, share: float, max_window: int) -> "Acceptance":
@@ -52,6 +57,7 @@ class Acceptance:
 
         replies: of the step.
         """
+        self.in_vain = 0 if accepted else self.in_vain + 1
         memory = MEMORY * max(1, replies // REPLIES_PER_MEMORY)
         steady, follows = STEADY * memory, 2 / (memory + 1)
         for i in range(window):
@@ -64,8 +70,9 @@ class Acceptance:
                 continue
             stands, standing = accepted > i, self._standing[i]
             self._recent[i] += recently * (stands - self._recent[i])
-            differs = self._recent[i] - standing
-            if differs * differs > CHANGED * max(MIN_VARIANCE, standing * (1 - standing)) * recently:
+            recent = self._recent[i]
+            variance = max(MIN_VARIANCE, standing * (1 - standing), recent * (1 - recent))
+            if (recent - standing) ** 2 > CHANGED * variance * recently:
                 self._standing[i], self._drafts[i] = self._recent[i], min(drafts, memory // 2) + 1
                 self._share[i], self._tokens[i] = self._recent[i], min(self._tokens[i], memory // 2)
             else:
@@ -82,6 +89,14 @@ class Acceptance:
     def share(self, position: int) -> float:
         """Of the drafts that stand before a position and have a token there, those whose token there stands."""
         return self._share[position]
+
+    def upper(self) -> "Acceptance":
+        """The same drafts with the shares that they may well have: the less is known, the more above those measured."""
+        optimistic = Acceptance(self.max_window)
+        optimistic._standing = list(map(_upper, self._standing, self._drafts))
+        optimistic._share = list(map(_upper, self._share, self._tokens))
+        optimistic._length = self._length
+        return optimistic
 
     def tokens(self, window: int) -> float:
         """Expected tokens of a pass: the accepted ones and the verifier's own behind them.
@@ -165,6 +180,11 @@ class DraftCost:
     def _measured(self, replies: int, tokens: float) -> float:
         steps = tokens / replies
         return max(1e-9, self.fixed_s + self.reply_s * replies + self.step_s * steps + self.token_s * tokens)
+
+
+def _upper(share: float, drafts: float) -> float:
+    """A share of so many drafts, `DOUBT` standard errors higher."""
+    return min(1.0, share + DOUBT * math.sqrt(max(MIN_VARIANCE, share * (1 - share)) / drafts))
 
 
 def _place(points: list[int], x: float) -> tuple[int, float]:

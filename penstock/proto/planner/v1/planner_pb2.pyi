@@ -836,6 +836,7 @@ class CascadeTier(_message.Message):
     MODEL_NAME_FIELD_NUMBER: _builtins.int
     MODEL_SPEC_FIELD_NUMBER: _builtins.int
     MEASURED_FIELD_NUMBER: _builtins.int
+    SPECULATION_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     model_name: _builtins.str
     """A name in the catalogue."""
@@ -845,6 +846,10 @@ class CascadeTier(_message.Message):
     def measured(self) -> _containers.RepeatedCompositeFieldContainer[Global___MeasuredReplica]:
         """Measured replicas; a tier with profiles is planned with these only."""
 
+    @_builtins.property
+    def speculation(self) -> Global___Speculation:
+        """Not with measured replicas: these are measured with what drafts."""
+
     def __init__(
         self,
         *,
@@ -852,16 +857,93 @@ class CascadeTier(_message.Message):
         model_name: _builtins.str = ...,
         model_spec: Global___ModelShape | None = ...,
         measured: _abc.Iterable[Global___MeasuredReplica] | None = ...,
+        speculation: Global___Speculation | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "model_name", b"model_name", "model_spec", b"model_spec"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "model_name", b"model_name", "model_spec", b"model_spec", "speculation", b"speculation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["measured", b"measured", "model", b"model", "model_name", b"model_name", "model_spec", b"model_spec", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["measured", b"measured", "model", b"model", "model_name", b"model_name", "model_spec", b"model_spec", "name", b"name", "speculation", b"speculation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_model: _TypeAlias = _typing.Literal["model_name", "model_spec"]  # noqa: Y015
     _WhichOneofArgType_model: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_model) -> _WhichOneofReturnType_model | None: ...
 
 Global___CascadeTier: _TypeAlias = CascadeTier  # noqa: Y015
+
+@_typing.final
+class Speculation(_message.Message):
+    """Models that draft in each replica of a tier."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DRAFTERS_FIELD_NUMBER: _builtins.int
+    MAX_WINDOW_FIELD_NUMBER: _builtins.int
+    CONTEXT_TOKENS_FIELD_NUMBER: _builtins.int
+    max_window: _builtins.int
+    """Tokens drafted for a reply in one step at most, 1 to 32. [7]"""
+    context_tokens: _builtins.int
+    """Length of a reply for which the chain and the window are chosen. [512]"""
+    @_builtins.property
+    def drafters(self) -> _containers.RepeatedCompositeFieldContainer[Global___Drafter]:
+        """At most 4, with distinct names, none of them the tier's model."""
+
+    def __init__(
+        self,
+        *,
+        drafters: _abc.Iterable[Global___Drafter] | None = ...,
+        max_window: _builtins.int | None = ...,
+        context_tokens: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_context_tokens", b"_context_tokens", "_max_window", b"_max_window", "context_tokens", b"context_tokens", "max_window", b"max_window"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_context_tokens", b"_context_tokens", "_max_window", b"_max_window", "context_tokens", b"context_tokens", "drafters", b"drafters", "max_window", b"max_window"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__context_tokens: _TypeAlias = _typing.Literal["context_tokens"]  # noqa: Y015
+    _WhichOneofArgType__context_tokens: _TypeAlias = _typing.Literal["_context_tokens", b"_context_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__max_window: _TypeAlias = _typing.Literal["max_window"]  # noqa: Y015
+    _WhichOneofArgType__max_window: _TypeAlias = _typing.Literal["_max_window", b"_max_window"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__context_tokens) -> _WhichOneofReturnType__context_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_window) -> _WhichOneofReturnType__max_window | None: ...
+
+Global___Speculation: _TypeAlias = Speculation  # noqa: Y015
+
+@_typing.final
+class Drafter(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_NAME_FIELD_NUMBER: _builtins.int
+    MODEL_SPEC_FIELD_NUMBER: _builtins.int
+    ACCEPTANCE_FIELD_NUMBER: _builtins.int
+    model_name: _builtins.str
+    """A name in the catalogue."""
+    acceptance: _builtins.float
+    """The share of its tokens that the tier's model accepts, 0 to 1. Required."""
+    @_builtins.property
+    def model_spec(self) -> Global___ModelShape:
+        """Needs a name."""
+
+    def __init__(
+        self,
+        *,
+        model_name: _builtins.str = ...,
+        model_spec: Global___ModelShape | None = ...,
+        acceptance: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_acceptance", b"_acceptance", "acceptance", b"acceptance", "model", b"model", "model_name", b"model_name", "model_spec", b"model_spec"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_acceptance", b"_acceptance", "acceptance", b"acceptance", "model", b"model", "model_name", b"model_name", "model_spec", b"model_spec"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__acceptance: _TypeAlias = _typing.Literal["acceptance"]  # noqa: Y015
+    _WhichOneofArgType__acceptance: _TypeAlias = _typing.Literal["_acceptance", b"_acceptance"]  # noqa: Y015
+    _WhichOneofReturnType_model: _TypeAlias = _typing.Literal["model_name", "model_spec"]  # noqa: Y015
+    _WhichOneofArgType_model: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__acceptance) -> _WhichOneofReturnType__acceptance | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_model) -> _WhichOneofReturnType_model | None: ...
+
+Global___Drafter: _TypeAlias = Drafter  # noqa: Y015
 
 @_typing.final
 class ModelShape(_message.Message):
@@ -878,6 +960,7 @@ class ModelShape(_message.Message):
     ACTIVE_FIELD_NUMBER: _builtins.int
     BYTES_PER_PARAMETER_FIELD_NUMBER: _builtins.int
     KV_PER_LAYER_BYTES_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
     layers: _builtins.int
     hidden: _builtins.int
     heads: _builtins.int
@@ -891,6 +974,8 @@ class ModelShape(_message.Message):
     """[2]"""
     kv_per_layer_bytes: _builtins.float
     """[two values per KV head in 16 bit]"""
+    name: _builtins.str
+    """The model's name. [the tier's]"""
     def __init__(
         self,
         *,
@@ -903,10 +988,11 @@ class ModelShape(_message.Message):
         active: _builtins.float | None = ...,
         bytes_per_parameter: _builtins.float | None = ...,
         kv_per_layer_bytes: _builtins.float | None = ...,
+        name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_active", b"_active", "_bytes_per_parameter", b"_bytes_per_parameter", "_kv_per_layer_bytes", b"_kv_per_layer_bytes", "active", b"active", "bytes_per_parameter", b"bytes_per_parameter", "kv_per_layer_bytes", b"kv_per_layer_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_active", b"_active", "_bytes_per_parameter", b"_bytes_per_parameter", "_kv_per_layer_bytes", b"_kv_per_layer_bytes", "active", b"active", "bytes_per_parameter", b"bytes_per_parameter", "head_dim", b"head_dim", "heads", b"heads", "hidden", b"hidden", "kv_heads", b"kv_heads", "kv_per_layer_bytes", b"kv_per_layer_bytes", "layers", b"layers", "parameters", b"parameters"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_active", b"_active", "_bytes_per_parameter", b"_bytes_per_parameter", "_kv_per_layer_bytes", b"_kv_per_layer_bytes", "active", b"active", "bytes_per_parameter", b"bytes_per_parameter", "head_dim", b"head_dim", "heads", b"heads", "hidden", b"hidden", "kv_heads", b"kv_heads", "kv_per_layer_bytes", b"kv_per_layer_bytes", "layers", b"layers", "name", b"name", "parameters", b"parameters"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__active: _TypeAlias = _typing.Literal["active"]  # noqa: Y015
     _WhichOneofArgType__active: _TypeAlias = _typing.Literal["_active", b"_active"]  # noqa: Y015
@@ -1455,6 +1541,7 @@ class PlannedTier(_message.Message):
     LATENCY_P95_S_FIELD_NUMBER: _builtins.int
     REPORT_FIELD_NUMBER: _builtins.int
     UTILISATION_FIELD_NUMBER: _builtins.int
+    SPECULATION_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     model: _builtins.str
     gpus: _builtins.int
@@ -1471,6 +1558,10 @@ class PlannedTier(_message.Message):
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaGroup]: ...
     @_builtins.property
     def report(self) -> Global___TierReport: ...
+    @_builtins.property
+    def speculation(self) -> Global___PlannedSpeculation:
+        """Unset where nothing drafts."""
+
     def __init__(
         self,
         *,
@@ -1485,16 +1576,145 @@ class PlannedTier(_message.Message):
         latency_p95_s: _builtins.float = ...,
         report: Global___TierReport | None = ...,
         utilisation: _builtins.float = ...,
+        speculation: Global___PlannedSpeculation | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "report", b"report", "threshold", b"threshold"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "report", b"report", "speculation", b"speculation", "threshold", b"threshold"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "gpus", b"gpus", "latency_p95_s", b"latency_p95_s", "model", b"model", "name", b"name", "replicas", b"replicas", "report", b"report", "share_answered", b"share_answered", "share_processed", b"share_processed", "threshold", b"threshold", "used", b"used", "utilisation", b"utilisation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "gpus", b"gpus", "latency_p95_s", b"latency_p95_s", "model", b"model", "name", b"name", "replicas", b"replicas", "report", b"report", "share_answered", b"share_answered", "share_processed", b"share_processed", "speculation", b"speculation", "threshold", b"threshold", "used", b"used", "utilisation", b"utilisation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__threshold: _TypeAlias = _typing.Literal["threshold"]  # noqa: Y015
     _WhichOneofArgType__threshold: _TypeAlias = _typing.Literal["_threshold", b"_threshold"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__threshold) -> _WhichOneofReturnType__threshold | None: ...
 
 Global___PlannedTier: _TypeAlias = PlannedTier  # noqa: Y015
+
+@_typing.final
+class PlannedSpeculation(_message.Message):
+    """What drafts in a tier of a computed plan."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DRAFTERS_FIELD_NUMBER: _builtins.int
+    MAX_WINDOW_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    max_window: _builtins.int
+    @_builtins.property
+    def drafters(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlannedDrafter]:
+        """Small to large."""
+
+    @_builtins.property
+    def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaDrafts]:
+        """By shape, in the order of the tier's replicas."""
+
+    def __init__(
+        self,
+        *,
+        drafters: _abc.Iterable[Global___PlannedDrafter] | None = ...,
+        max_window: _builtins.int = ...,
+        replicas: _abc.Iterable[Global___ReplicaDrafts] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drafters", b"drafters", "max_window", b"max_window", "replicas", b"replicas"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlannedSpeculation: _TypeAlias = PlannedSpeculation  # noqa: Y015
+
+@_typing.final
+class PlannedDrafter(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    ACCEPTANCE_FIELD_NUMBER: _builtins.int
+    WEIGHT_BYTES_FIELD_NUMBER: _builtins.int
+    KV_BYTES_PER_TOKEN_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    acceptance: _builtins.float
+    weight_bytes: _builtins.float
+    kv_bytes_per_token: _builtins.float
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        acceptance: _builtins.float = ...,
+        weight_bytes: _builtins.float = ...,
+        kv_bytes_per_token: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance", b"acceptance", "kv_bytes_per_token", b"kv_bytes_per_token", "model", b"model", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlannedDrafter: _TypeAlias = PlannedDrafter  # noqa: Y015
+
+@_typing.final
+class ReplicaDrafts(_message.Message):
+    """Drafts in equal replicas."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TP_FIELD_NUMBER: _builtins.int
+    PP_FIELD_NUMBER: _builtins.int
+    GPU_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    CHOICES_FIELD_NUMBER: _builtins.int
+    tp: _builtins.int
+    pp: _builtins.int
+    gpu: _builtins.str
+    """The type of GPU, in a cluster of several; else empty."""
+    memory_bytes: _builtins.float
+    """Of all drafters in one replica, weights and KV."""
+    @_builtins.property
+    def choices(self) -> _containers.RepeatedCompositeFieldContainer[Global___DraftChoice]:
+        """The best chain and window by the replies of a batch: 1, 2, 4, ... and the largest batch."""
+
+    def __init__(
+        self,
+        *,
+        tp: _builtins.int = ...,
+        pp: _builtins.int = ...,
+        gpu: _builtins.str = ...,
+        memory_bytes: _builtins.float = ...,
+        choices: _abc.Iterable[Global___DraftChoice] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "gpu", b"gpu", "memory_bytes", b"memory_bytes", "pp", b"pp", "tp", b"tp"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplicaDrafts: _TypeAlias = ReplicaDrafts  # noqa: Y015
+
+@_typing.final
+class DraftChoice(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLIES_FIELD_NUMBER: _builtins.int
+    CHAIN_FIELD_NUMBER: _builtins.int
+    WINDOW_FIELD_NUMBER: _builtins.int
+    replies: _builtins.int
+    window: _builtins.int
+    """Tokens that the first model of the chain drafts."""
+    @_builtins.property
+    def chain(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Models, small to large. Empty, with window 0, where the tier's model alone is the best."""
+
+    def __init__(
+        self,
+        *,
+        replies: _builtins.int = ...,
+        chain: _abc.Iterable[_builtins.str] | None = ...,
+        window: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chain", b"chain", "replies", b"replies", "window", b"window"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DraftChoice: _TypeAlias = DraftChoice  # noqa: Y015
 
 @_typing.final
 class ReplicaGroup(_message.Message):
