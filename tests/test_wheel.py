@@ -187,6 +187,7 @@ NEEDS = {
     "simulate --plan plan.json --trace t": "planner",
     "stages --instances 2 --trace t": "planner",
     "import-profile distserve t.json --model m --as opt-13b": "planner",
+    "import-trace --from vllm vllm.log": "planner",
     "predictor prompts.jsonl judged.csv": "planner",
     "profile folder": "mesh",
     "keys create tenant": "service",
