@@ -163,7 +163,7 @@ class Client:
         return [transport.usage_from_proto(entry) for entry in response.entries]
 
     def served_requests(self, page_token: str = "") -> tuple[list[mesh_status.ServedRequest], str]:
-        """(arrivals and token counts of a page of the mesh's last requests, the token of the next page), oldest first.
+        """(arrivals and token counts of a page of the mesh's last requests, the token of the next page), newest first.
 
         page_token: of the page before; empty for the first page. An empty next token: there are no further pages.
         """

@@ -34,19 +34,21 @@ class ServedRequestStore:
                     pipe.xadd(self._keys.requests, {"r": row}, maxlen=self._kept, approximate=True)
                 await pipe.execute()
 
-    async def page(self, after: str, size: int) -> tuple[list[ServedRequest], str]:
-        """(at most `size` requests in the order in which they ended, the token of the next page).
+    async def page(self, before: str, size: int) -> tuple[list[ServedRequest], str]:
+        """(at most `size` requests, those that ended last first; the token of the next page).
 
-        after: the token of the page before; empty for the first page. The returned token is empty at the end.
+        before: the token of the page before; empty for the first page. The returned token is empty at the end.
 
         Raises:
             InvalidRequest: The token is none of this store; names `page_token`.
             StateUnavailable: Redis cannot be reached.
         """
-        parts = _ID.fullmatch(after)
-        if after and (parts is None or any(int(part) > MAX_ID_PART for part in parts.groups())):
+        parts = _ID.fullmatch(before)
+        if before and (parts is None or any(int(part) > MAX_ID_PART for part in parts.groups())):
             raise invalid("page_token", "must be the next_page_token of the page before")
         with state_errors():
-            rows = await self._redis.xrange(self._keys.requests, min=f"({after}" if after else "-", count=size) or []
+            rows = (
+                await self._redis.xrevrange(self._keys.requests, max=f"({before}" if before else "+", count=size) or []
+            )
         requests = [ServedRequest(*json.loads(as_bytes(fields[b"r"]))) for _, fields in rows if fields]
         return requests, as_bytes(rows[-1][0] or b"").decode() if len(rows) == size else ""

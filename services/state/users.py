@@ -12,9 +12,7 @@ _COMMON_COMMANDS = (
     "+auth +hello +ping +select +multi +exec +discard +watch +unwatch "
     "+subscribe +psubscribe +unsubscribe +punsubscribe +publish +get +mget +set +del +smembers +sadd +srem +xadd"
 )
-_ROUTER_COMMANDS = (
-    "+xrange +xrevrange +eval +evalsha +script|load +hgetall +hincrby +hincrbyfloat +hset +hdel +pexpire +time"
-)
+_ROUTER_COMMANDS = "+xrevrange +eval +evalsha +script|load +hgetall +hincrby +hincrbyfloat +hset +hdel +pexpire +time"
 _PLANNER_COMMANDS = "+xrange"
 
 

@@ -231,7 +231,7 @@ class MeshServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListServedRequests(self, request, context):
-        """Arrival times and token counts of the last requests of the mesh, without text and without tenants, oldest first, in pages.
+        """Arrival times and token counts of the last requests of the mesh, without text and without tenants, newest first, in pages.
         INVALID_ARGUMENT, UNIMPLEMENTED (router.kept_requests of the mesh file is 0), UNAVAILABLE (no Redis).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -112,7 +112,7 @@ class MeshServiceStub:
     GetUsage: _grpc.UnaryUnaryMultiCallable[_router_pb2.GetUsageRequest, _router_pb2.GetUsageResponse]
     """What tenants have used, by key and tier. INVALID_ARGUMENT, UNAVAILABLE (no Redis)."""
     ListServedRequests: _grpc.UnaryUnaryMultiCallable[_router_pb2.ListServedRequestsRequest, _router_pb2.ListServedRequestsResponse]
-    """Arrival times and token counts of the last requests of the mesh, without text and without tenants, oldest first, in pages.
+    """Arrival times and token counts of the last requests of the mesh, without text and without tenants, newest first, in pages.
     INVALID_ARGUMENT, UNIMPLEMENTED (router.kept_requests of the mesh file is 0), UNAVAILABLE (no Redis).
     """
     MoveReply: _grpc.UnaryUnaryMultiCallable[_router_pb2.MoveReplyRequest, _router_pb2.MoveReplyResponse]
@@ -134,7 +134,7 @@ class MeshServiceAsyncStub(MeshServiceStub):
     GetUsage: _aio.UnaryUnaryMultiCallable[_router_pb2.GetUsageRequest, _router_pb2.GetUsageResponse]  # type: ignore[assignment]
     """What tenants have used, by key and tier. INVALID_ARGUMENT, UNAVAILABLE (no Redis)."""
     ListServedRequests: _aio.UnaryUnaryMultiCallable[_router_pb2.ListServedRequestsRequest, _router_pb2.ListServedRequestsResponse]  # type: ignore[assignment]
-    """Arrival times and token counts of the last requests of the mesh, without text and without tenants, oldest first, in pages.
+    """Arrival times and token counts of the last requests of the mesh, without text and without tenants, newest first, in pages.
     INVALID_ARGUMENT, UNIMPLEMENTED (router.kept_requests of the mesh file is 0), UNAVAILABLE (no Redis).
     """
     MoveReply: _aio.UnaryUnaryMultiCallable[_router_pb2.MoveReplyRequest, _router_pb2.MoveReplyResponse]  # type: ignore[assignment]
@@ -183,7 +183,7 @@ class MeshServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _router_pb2.ListServedRequestsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_router_pb2.ListServedRequestsResponse, _abc.Awaitable[_router_pb2.ListServedRequestsResponse]]:
-        """Arrival times and token counts of the last requests of the mesh, without text and without tenants, oldest first, in pages.
+        """Arrival times and token counts of the last requests of the mesh, without text and without tenants, newest first, in pages.
         INVALID_ARGUMENT, UNIMPLEMENTED (router.kept_requests of the mesh file is 0), UNAVAILABLE (no Redis).
         """
 
