@@ -46,15 +46,15 @@ def node_layout(types: Sequence[ClusterSpec], tiers: Sequence[Replicas]) -> Node
     """Place the replicas of all tiers. types: of GPUs, with distinct names; tiers: in the cascade's order."""
     nodes, unplaced = list[Node](), 0
     for cluster in types:
-        wanted = [
+        queue = [
             (tier, replica, shape)
             for tier, replicas in enumerate(tiers)
             for replica, shape in enumerate(shape for shape, count in replicas for _ in range(count))
             if shape.gpu == cluster.name
         ]
-        wanted.sort(key=lambda each: (-each[2].tp, -each[2].pp, each[0], each[1]))
+        queue.sort(key=lambda each: (-each[2].tp, -each[2].pp, each[0], each[1]))
         placed: list[list[PlacedStage]] = [[] for _ in range(cluster.nodes)]
-        for tier, replica, shape in wanted:
+        for tier, replica, shape in queue:
             chosen = _nodes_for(shape, [cluster.gpus_per_node - sum(s.shape.tp for s in node) for node in placed])
             if chosen is None:
                 unplaced += 1

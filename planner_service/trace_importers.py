@@ -57,10 +57,10 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 def from_vllm(path: Path) -> ImportedTrace:
     """Read the log of `vllm serve --enable-log-requests --enable-log-outputs`, without `--max-log-len`.
 
-    Of each request it has `Received request ID: ...`, `prompt_token_ids: [...]` in the same line (up to vLLM 0.10) or in
-    `Request ID details: ...` (later, with VLLM_LOGGING_LEVEL=DEBUG), and one `Generated response ID: ...` or, of a streamed
-    reply, one line per delta, with `output_token_ids: [...]`. Requests that have not ended are left out. Arrivals are known
-    to the second, without the year.
+    Of each request it has `Received request ID: ...`, `prompt_token_ids: [...]` in the same line (older versions) or in
+    `Request ID details: ...` (newer ones, with VLLM_LOGGING_LEVEL=DEBUG), and one `Generated response ID: ...` or, of a
+    streamed reply, one line per delta, with `output_token_ids: [...]`. Requests that have not ended are left out. Arrivals
+    are known to the second, without the year.
 
     Source: vllm-project/vllm, vllm/entrypoints/logger.py (`RequestLogger`) and vllm/logger.py; pull request 20707.
 

@@ -211,6 +211,7 @@ NEED_NONE = {
     "keys",
     "certs",
     "usage",
+    "export-trace",
 }
 
 

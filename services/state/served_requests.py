@@ -16,10 +16,10 @@ _ID = re.compile(r"(\d{1,20})-(\d{1,20})", re.ASCII)
 
 
 class ServedRequestStore:
-    """The last `kept` requests of the mesh, about: Redis trims whole nodes of the stream."""
+    """The last `stored` requests of the mesh, about: Redis trims whole nodes of the stream."""
 
-    def __init__(self, redis: Redis, keys: Keys, kept: int) -> None:
-        self._redis, self._keys, self._kept = redis, keys, kept
+    def __init__(self, redis: Redis, keys: Keys, stored: int) -> None:
+        self._redis, self._keys, self._stored = redis, keys, stored
 
     async def append(self, requests: Sequence[ServedRequest]) -> None:
         """Add requests at the end.
@@ -31,7 +31,7 @@ class ServedRequestStore:
             async with self._redis.pipeline(transaction=False) as pipe:
                 for each in requests:
                     row = json.dumps([round(each.arrival_s, 6), each.input_tokens, each.output_tokens, each.tier])
-                    pipe.xadd(self._keys.requests, {"r": row}, maxlen=self._kept, approximate=True)
+                    pipe.xadd(self._keys.requests, {"r": row}, maxlen=self._stored, approximate=True)
                 await pipe.execute()
 
     async def page(self, before: str, size: int) -> tuple[list[ServedRequest], str]:

@@ -26,7 +26,7 @@ def rows(trace: ImportedTrace) -> list[tuple[float, int, int]]:
 
 
 def received(name: str, at: str, prompt_ids: Any) -> str:
-    """A line of vLLM 0.10, whose prompt looks like the fields that follow it."""
+    """A line of older versions of vLLM, whose prompt looks like the fields that follow it."""
     fields = f"prompt: {TRAP}, params: SamplingParams(n=1), prompt_token_ids: {prompt_ids}, prompt_embeds shape: None"
     return HEAD.format(at) + f"Received request {name}: {fields}, lora_request: None.\n"
 
@@ -63,7 +63,7 @@ def test_vllm_requests_have_the_lengths_of_their_token_ids(tmp_path: Path) -> No
     assert "second" in trace.spread
 
 
-def test_vllm_of_later_versions_has_prompts_in_debug_lines(tmp_path: Path) -> None:
+def test_vllm_of_newer_versions_has_prompts_in_debug_lines(tmp_path: Path) -> None:
     debug = "\x1b[32mDEBUG\x1b[0m 02-29 10:00:00 [logger.py:40] Request a details: "
     info = HEAD.format("02-29 10:00:00") + "Received request a: params: SamplingParams(n=1), lora_request: None.\n"
     answer = generated("a", "02-29 10:00:01", [1, 2])
