@@ -73,6 +73,8 @@ def options_from_proto(request: pb.PlanCascadeRequest) -> Options:
         problems.append(FieldProblem("confidence", f"must be over 0 and under 1, not {request.confidence:g}"))
     if request.HasField("gpus") and request.gpus < 1:
         problems.append(FieldProblem("gpus", "must be at least 1"))
+    if request.skip and not any(prompt.predicted_scores for prompt in request.inputs.workload.judged):
+        problems.append(FieldProblem("inputs.workload.judged", "have no predicted_scores, which skip needs"))
     if problems:
         raise InvalidRequest(*problems)
     return Options(
@@ -86,6 +88,7 @@ def options_from_proto(request: pb.PlanCascadeRequest) -> Options:
         dispatch=dispatch_from_proto(request.dispatch),
         budget=_known(_BUDGETS, request.budget, "budget"),
         max_utilisation=request.max_utilisation if request.HasField("max_utilisation") else None,
+        skip=request.skip,
     )
 
 
@@ -216,6 +219,7 @@ def demand_from_proto(workload: pb.Workload, tiers: tuple[str, ...]) -> Demand:
 
 def plan_to_proto(plan: CascadePlan, site: Site, demand: Demand, took_s: float) -> pb.CascadePlan:
     """site: that the plan is for; it says what drafts."""
+    limits = (*plan.skip_below, None) if plan.skip_below else (None,) * len(plan.tiers)
     created = pb.CascadePlan(
         tiers=[
             pb.PlannedTier(
@@ -234,9 +238,10 @@ def plan_to_proto(plan: CascadePlan, site: Site, demand: Demand, took_s: float) 
                 report=report_to_proto(tier.report),
                 utilisation=utilisation,
                 speculation=_speculation_to_proto(planned_speculation(site, i, tier.strategy.replicas)),
+                skip_below=limit,
             )
-            for i, (tier, threshold, utilisation) in enumerate(
-                zip(plan.tiers, (*plan.thresholds, None), plan.utilisation, strict=True)
+            for i, (tier, threshold, utilisation, limit) in enumerate(
+                zip(plan.tiers, (*plan.thresholds, None), plan.utilisation, limits, strict=True)
             )
         ],
         quality=plan.quality,
@@ -315,6 +320,25 @@ def shapes_from_proto(
     return tuple(thresholds), tuple(shapes)
 
 
+def skip_rule_from_proto(request: pb.SimulateDeploymentRequest) -> tuple[float | None, ...]:
+    """skip_below of the tiers but the last.
+
+    Raises:
+        InvalidRequest: One is out of bounds, one is of the last tier, or there are no predicted scores; names the field.
+    """
+    limits = [tier.skip_below if tier.HasField("skip_below") else None for tier in request.tiers]
+    for i, limit in enumerate(limits):
+        if limit is None:
+            continue
+        if i == len(limits) - 1:
+            raise invalid(f"tiers[{i}].skip_below", "the last tier is never passed over")
+        if not 0 <= limit <= 100:
+            raise invalid(f"tiers[{i}].skip_below", f"must be from 0 to 100, not {limit:g}")
+        if not any(prompt.predicted_scores for prompt in request.inputs.workload.judged):
+            raise invalid("inputs.workload.judged", "have no predicted_scores, which skip_below needs")
+    return tuple(limits[:-1])
+
+
 def report_to_proto(report: Report) -> pb.TierReport:
     return pb.TierReport(
         requests=report.requests,
@@ -360,12 +384,22 @@ def _judged(workload: pb.Workload, tiers: tuple[str, ...], at: str) -> JudgedSam
                 raise invalid(f"{at}[{i}].{name}", f"the cascade has {len(tiers)} tiers, not {len(values)}")
         if not all(0 <= score <= 100 for score in prompt.judge_scores):
             raise invalid(f"{at}[{i}].judge_scores", "must be from 0 to 100")
+        if len(prompt.predicted_scores) not in (0, len(tiers)):
+            raise invalid(
+                f"{at}[{i}].predicted_scores", f"the cascade has {len(tiers)} tiers, not {len(prompt.predicted_scores)}"
+            )
+        if bool(prompt.predicted_scores) != bool(workload.judged[0].predicted_scores):
+            raise invalid(f"{at}[{i}].predicted_scores", "all prompts must have them or none")
+        if not all(0 <= score <= 100 for score in prompt.predicted_scores):
+            raise invalid(f"{at}[{i}].predicted_scores", "must be from 0 to 100")
+    predicted = [prompt.predicted_scores for prompt in workload.judged if prompt.predicted_scores]
     # an empty prompt or answer counts as one token, as in files
     return JudgedSample(
         tiers,
         np.maximum(1, np.array([p.input_tokens for p in workload.judged], np.int64)),
         np.maximum(1, np.array([p.output_tokens for p in workload.judged], np.int64)),
         np.array([p.judge_scores for p in workload.judged], float),
+        np.array(predicted, float) if predicted else None,
     )
 
 

@@ -29,6 +29,7 @@ from router_service.siblings.client import Siblings
 from router_service.siblings.servicer import RouterProcessServicer, start_server
 from router_service.status import MeshStatus
 from router_service.telemetry.late_traces import LateTraces
+from router_service.telemetry.request_recorder import RequestRecorder
 from router_service.telemetry.sampling import WindowSampler, WorkloadReporter
 from router_service.telemetry.stats import RouterStats
 from router_service.tenancy.key_follower import KeyFollower
@@ -44,7 +45,7 @@ from services.health import Health
 from services.runtime import Chassis
 from services.score_predictor_file import read_score_predictor
 from services.settings import SettingsError
-from services.state import MeshFeed, TraceStore, WorkloadStore
+from services.state import MeshFeed, ServedRequestStore, TraceStore, WorkloadStore
 from services.state.limits import SharedLimits
 from services.state.usage import UsageStore
 
@@ -87,6 +88,10 @@ async def compose(chassis: Chassis) -> None:
     if replan.enabled:
         sampler = WindowSampler(replan.sample, replan.window_s, SystemClock(), random.Random())
         await stack.enter_async_context(WorkloadReporter(sampler, WorkloadStore(chassis.redis, chassis.keys)))
+    recorder = served = None
+    if options.kept_requests:
+        served = ServedRequestStore(chassis.redis, chassis.keys, options.kept_requests)
+        recorder = await stack.enter_async_context(RequestRecorder(served, SystemClock()))
     late_traces = LateTraces(tracer, chassis.telemetry.keeps_trace, options.trace_slow_s)
     tenancy = await stack.enter_async_context(await _tenancy(chassis))
     if tenancy.needs_keys:
@@ -105,6 +110,7 @@ async def compose(chassis: Chassis) -> None:
         undrafted,
         _predictor(chassis),
         EarlyCheckCounter(chassis.telemetry.meter),
+        recorder,
     )
     chassis.interceptor.refuse_early(f"/{ROUTER_SERVICE}/Generate", driver.refusal)
     draining, batching = InFlightRequests(), AnswerBatching()
@@ -122,7 +128,12 @@ async def compose(chassis: Chassis) -> None:
         stack.push_async_callback(server.stop, 0)
     router_pb2_grpc.add_MeshServiceServicer_to_server(
         MeshServicer(
-            status, TraceStore(chassis.redis, chassis.keys), UsageStore(chassis.redis, chassis.keys), move, siblings
+            status,
+            TraceStore(chassis.redis, chassis.keys),
+            UsageStore(chassis.redis, chassis.keys),
+            move,
+            siblings,
+            served,
         ),
         chassis.admin,
     )

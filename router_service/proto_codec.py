@@ -34,6 +34,7 @@ from services.domain.requests import (
     token_id_problems,
 )
 from services.domain.slo.promises import Promise, SloClass
+from services.domain.workload import ServedRequest
 from services.state.traces import SpanRecord
 from services.state.usage import UsageOf
 
@@ -235,6 +236,15 @@ def usage_to_proto(of: UsageOf, measures: Mapping[str, float]) -> pb.TenantUsage
         tier_seconds=measures.get("tier_seconds", 0.0),
         cost=measures.get("cost", 0.0),
         compute_seconds=measures.get("compute_seconds", 0.0),
+    )
+
+
+def served_request_to_proto(request: ServedRequest) -> pb.ServedRequest:
+    return pb.ServedRequest(
+        arrival_seconds=request.arrival_s,
+        prompt_token_count=request.input_tokens,
+        output_token_count=request.output_tokens,
+        tier=request.tier,
     )
 
 

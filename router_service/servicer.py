@@ -25,13 +25,13 @@ from router_service.siblings.servicer import Move, moved_to_proto
 from router_service.status import MeshStatus
 from router_service.tenancy.tenancy import Tenancy
 from services import proto_codec as common
-from services.domain.errors import DeadlineExceeded, InvalidRequest, NotFound, invalid
+from services.domain.errors import DeadlineExceeded, InvalidRequest, NotFound, NotServed, invalid
 from services.domain.instances import Role
 from services.domain.mesh_view import MeshView
 from services.domain.slo.promises import Promise
 from services.grpc_types import Context
 from services.settings import MeshSlo
-from services.state import TraceStore
+from services.state import ServedRequestStore, TraceStore
 from services.state.usage import KEPT_DAYS, UsageStore
 from services.write_timeouts import write_deadline_s
 
@@ -40,6 +40,7 @@ MESH_SERVICE = pb.DESCRIPTOR.services_by_name["MeshService"].full_name
 
 MIN_INTERVAL_S = 0.1
 MAX_TRACES, USUAL_TRACES = 100, 10
+MAX_SERVED_PAGE = 10_000  # about 0.4 MB
 NO_CLASSES = MeshSlo()
 
 
@@ -109,9 +110,11 @@ class MeshServicer(router_pb2_grpc.MeshServiceServicer):
         usage: UsageStore,
         move: Move,
         siblings: Siblings | None = None,
+        served: ServedRequestStore | None = None,
     ) -> None:
+        """served: None if the mesh keeps no requests."""
         self._status, self._traces, self._move, self._siblings = status, traces, move, siblings
-        self._usage = usage
+        self._usage, self._served = usage, served
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
         return pb.GetStatusResponse(status=await self._status.read())
@@ -141,6 +144,19 @@ class MeshServicer(router_pb2_grpc.MeshServiceServicer):
             raise invalid("day_count", f"must be from 1 to {KEPT_DAYS}")
         usage = await self._usage.read(days, time.time())
         return pb.GetUsageResponse(entries=[codec.usage_to_proto(of, usage[of]) for of in usage])
+
+    async def ListServedRequests(
+        self, request: pb.ListServedRequestsRequest, context: Context
+    ) -> pb.ListServedRequestsResponse:
+        if self._served is None:
+            raise NotServed("no requests are kept: router.kept_requests of the mesh file is 0")
+        size = request.page_size if request.HasField("page_size") else MAX_SERVED_PAGE
+        if not 1 <= size <= MAX_SERVED_PAGE:
+            raise invalid("page_size", f"must be from 1 to {MAX_SERVED_PAGE}, not {size}")
+        requests, next_token = await self._served.page(request.page_token, size)
+        return pb.ListServedRequestsResponse(
+            requests=map(codec.served_request_to_proto, requests), next_page_token=next_token
+        )
 
     async def MoveReply(self, request: pb.MoveReplyRequest, context: Context) -> pb.MoveReplyResponse:
         try:

@@ -427,6 +427,9 @@ class MeshRouter(BaseModel):
     in general, to requests whose clients ask for a trace, and to untraced requests that failed or were slow."""
     trace_slow_s: float = Field(default=30.0, gt=0)
     """An untraced request that took longer than this is slow."""
+    kept_requests: int = Field(default=0, ge=0, le=1_000_000)
+    """Of how many last requests of the mesh Redis keeps arrival time, prompt tokens, output tokens and answering tier, for
+    `penstock export-trace`: no text, no tenant. About 100 bytes each. 0: of none."""
 
     def share(self, index: int, count: int) -> "MeshRouter":
         """The limits of one of `count` processes of a router; they add up to the router's. index: from 0."""

@@ -187,6 +187,7 @@ NEEDS = {
     "simulate --plan plan.json --trace t": "planner",
     "stages --instances 2 --trace t": "planner",
     "import-profile distserve t.json --model m --as opt-13b": "planner",
+    "import-trace --from vllm vllm.log": "planner",
     "predictor prompts.jsonl judged.csv": "planner",
     "profile folder": "mesh",
     "keys create tenant": "service",
@@ -210,6 +211,7 @@ NEED_NONE = {
     "keys",
     "certs",
     "usage",
+    "export-trace",
 }
 
 

@@ -21,6 +21,7 @@ from penstock.cli import (
     stages,
     top,
     trace,
+    trace_files,
     usage,
 )
 
@@ -40,6 +41,8 @@ app.command("simulate")(planning.simulate)
 app.command("profile")(profile.profile)
 app.command("stages")(stages.stages)
 app.command("import-profile")(importing.import_profile)
+app.command("export-trace")(trace_files.export_trace)
+app.command("import-trace")(trace_files.import_trace)
 app.command("measure")(measure.measure)
 app.command("predictor")(predictor.predictor)
 app.command("usage")(usage.usage)

@@ -145,7 +145,8 @@ def plan(
     plot: Annotated[
         bool,
         typer.Option(
-            "--plot/--no-plot", help="Plot latency and cost against quality, as PNG and SVG next to the file of --out."
+            "--plot/--no-plot",
+            help="Plot latency and cost against quality, and the tiers on the nodes: PNG and SVG next to the file of --out.",
         ),
     ] = False,
     sweep: Annotated[

@@ -1,6 +1,7 @@
-"""Plots of plans: the best of all qualities, and what changes with the rate, the quality or the GPUs."""
+"""Plots of plans: the best of all qualities, the tiers on the nodes, and what changes with rate, quality or GPUs."""
 
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,9 +10,12 @@ from penstock.cli import options
 if TYPE_CHECKING:
     from planner_service.cascade_plan import CascadePlan
     from planner_service.frontiers import Points
+    from planner_service.node_layout import Node
+    from planner_service.site import Site
     from planner_service.sweep import SweepPoint
 
 BEST, OWN, GREY = "#1f6f78", "#e07a3f", "#777777"
+MOST_ROWS = 32  # of the picture of the nodes
 
 
 def plot_frontiers(latencies: "Points", costs: "Points", plan: "CascadePlan", out: Path) -> list[Path]:
@@ -31,6 +35,65 @@ def plot_frontiers(latencies: "Points", costs: "Points", plan: "CascadePlan", ou
     right.set_title(f"Least cost, slowest tier within {plan.latency_p95_s:.3g} s", fontsize=10)
     left.legend(frameon=False)
     return _write(figure, out)
+
+
+def plot_nodes(site: "Site", plan: "CascadePlan", out: Path) -> list[Path]:
+    """Draw which GPUs of which node run which replica, as PNG and SVG named like the plan file, with `-nodes`.
+
+    Above MOST_ROWS nodes, neighbours that run the same share a row.
+    """
+    from planner_service.node_layout import node_layout
+
+    tiers = [[(replica.shape, count) for replica, count in tier.strategy.replicas] for tier in plan.tiers]
+    layout = node_layout(site.types, tiers)
+    rows = [[node] for node in layout.nodes]
+    if len(rows) > MOST_ROWS:
+        rows = [list(same) for _, same in groupby(layout.nodes, key=_content)]
+    title = f"The tiers on the nodes: {plan.gpus} of {site.gpus} GPUs"
+    if layout.unplaced:
+        title += f"; {layout.unplaced} replicas fit on no node whole"
+    widest = max(row[0].type.gpus_per_node for row in rows)
+    figure, (axes,) = _panels(title, 1, (max(7.0, 1.9 + 1.15 * widest), 1.6 + 0.42 * len(rows)))
+    colours = _colours(len(plan.tiers))
+    for y, row in enumerate(rows):
+        for gpu in range(row[0].type.gpus_per_node):
+            axes.add_patch(_box(gpu, y, 1, facecolor="#f0f0f0", edgecolor="#d0d0d0", linewidth=0.6))
+        for placed in row[0].stages:
+            axes.add_patch(
+                _box(
+                    placed.first_gpu, y, placed.shape.tp, facecolor=colours[placed.tier], edgecolor="white", linewidth=2
+                )
+            )
+            label = plan.tiers[placed.tier].name
+            if len(row) == 1:
+                label += f" {placed.replica + 1}"
+            if placed.shape.pp > 1:
+                label += f", stage {placed.stage + 1}/{placed.shape.pp}" if len(row) == 1 else f", PP={placed.shape.pp}"
+            fitting = int(12.5 * placed.shape.tp)  # characters of 7.5 points in the box
+            axes.text(
+                placed.first_gpu + placed.shape.tp / 2,
+                y,
+                label if len(label) <= fitting else label[: fitting - 1] + "\u2026",
+                ha="center",
+                va="center",
+                fontsize=7.5,
+                color="white",
+            )
+    axes.set_yticks(range(len(rows)), [_row_label(row) for row in rows], fontsize=8)
+    axes.set_xticks([gpu + 0.5 for gpu in range(widest)], [str(gpu) for gpu in range(widest)])
+    axes.set_xlim(-0.02, widest + 0.02)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xlabel("GPU of the node")
+    axes.tick_params(length=0)
+    axes.spines[["left", "bottom"]].set_visible(False)
+    names = [
+        f"{tier.name}: {', '.join(f'{count} x {replica.shape}' for replica, count in tier.strategy.replicas) or 'not used'}"
+        for tier in plan.tiers
+    ]
+    handles = [_box(0, 0, 1, facecolor=colour) for colour in colours]
+    handles.append(_box(0, 0, 1, facecolor="#f0f0f0", edgecolor="#d0d0d0"))
+    figure.legend(handles, [*names, "idle"], loc="outside lower left", frameon=False, fontsize=8, ncols=1)
+    return _write(figure, out.with_name(f"{out.stem}-nodes{out.suffix}"))
 
 
 def plot_sweep(axis: str, points: "Sequence[SweepPoint]", out: Path) -> list[Path]:
@@ -59,13 +122,39 @@ def plot_sweep(axis: str, points: "Sequence[SweepPoint]", out: Path) -> list[Pat
     return _write(figure, out)
 
 
-def _panels(title: str, count: int = 2) -> tuple[Any, Any]:
+def _content(node: "Node") -> tuple[object, ...]:
+    """What a node runs, without the numbers of replicas and of their stages."""
+    return node.type.name, *((s.tier, s.shape, s.first_gpu) for s in node.stages)
+
+
+def _row_label(row: "Sequence[Node]") -> str:
+    kind, first, last = row[0].type.name or row[0].type.gpu.name, row[0].number, row[-1].number
+    return f"{kind} node {first}" if first == last else f"{kind} nodes {first} to {last}"
+
+
+def _colours(count: int) -> list[Any]:
+    """Colours of the tiers, from the cheapest to the most expensive: dark enough for white text."""
+    import matplotlib as mpl
+
+    scale = mpl.colormaps["viridis"]
+    return [scale(0.72 - 0.62 * i / max(1, count - 1)) for i in range(count)]
+
+
+def _box(gpu: int, row: int, gpus: int, **style: Any) -> Any:
+    from matplotlib.patches import Rectangle
+
+    return Rectangle((gpu, row - 0.42), gpus, 0.84, **style)
+
+
+def _panels(title: str, count: int = 2, size: tuple[float, float] | None = None) -> tuple[Any, Any]:
+    """(figure, its panels side by side). size: in inches; default: by the number of panels."""
     import matplotlib as mpl
 
     mpl.use("agg")
     import matplotlib.pyplot as plt
 
-    figure, panels = plt.subplots(1, count, figsize=(5.5 * count, 4.4), layout="constrained")
+    figure, panels = plt.subplots(1, count, figsize=size or (5.5 * count, 4.4), layout="constrained", squeeze=False)
+    panels = panels[0]
     figure.suptitle(title)
     for axes in panels:
         axes.spines[["top", "right"]].set_visible(False)

@@ -165,6 +165,7 @@ def plan(
                 points = FRONTIER_POINTS if len(site.types) == 1 else TYPED_FRONTIER_POINTS
                 best = frontiers(site, demand, planned, gpus, points, max_utilisation)
                 written += plan_plots.plot_frontiers(*best, planned, out)
+                written += plan_plots.plot_nodes(site, planned, out)
     if json or to_stdout:
         print_json(figures)
     else:

@@ -187,6 +187,18 @@ class AsyncClient:
         )
         return [transport.usage_from_proto(entry) for entry in response.entries]
 
+    async def served_requests(self, page_token: str = "") -> tuple[list[mesh_status.ServedRequest], str]:
+        """(arrivals and token counts of a page of the mesh's last requests, the token of the next page), newest first.
+
+        page_token: of the page before; empty for the first page. An empty next token: there are no further pages.
+        """
+        request = pb.ListServedRequestsRequest(page_token=page_token)
+        response = await self._call(
+            lambda router: self._mesh(router).ListServedRequests(request, timeout=connection.CALL_TIMEOUT_S),
+            self._admin_routers,
+        )
+        return [transport.served_request_from_proto(each) for each in response.requests], response.next_page_token
+
     async def move(self, request_id: str, instance_id: str) -> mesh_status.Move:
         """Move a reply that this client's router streams to another instance of its tier."""
         request = pb.MoveReplyRequest(request_id=request_id, instance_id=instance_id)
@@ -333,12 +345,14 @@ class AsyncPlannerClient:
         budget: str = "at-most",
         goal: str | None = None,
         max_utilisation: float | None = None,
+        skip: bool = False,
     ) -> AsyncIterator[plans.PlanProgress | plans.CascadePlan | plans.Unreachable]:
         """Compute a plan without publishing it. Yields progress, then a CascadePlan or Unreachable.
 
         Leaving the iteration stops the computation. objective: largest-tier or end-to-end. budget: whether `gpus` is a limit
         (at-most) or the number to use (exact). goal: latency, quality, cost or rate; default: cost if both targets are given,
-        else the one without a target. max_utilisation: largest allowed utilisation of each tier; None for no limit.
+        else the one without a target. max_utilisation: largest allowed utilisation of each tier; None for no limit. skip:
+        also choose below which predicted score each tier is passed over; the prompts need `predicted_scores`.
 
         Raises:
             InvalidRequestError: The inputs are invalid; `fields` names the problems.
@@ -346,7 +360,7 @@ class AsyncPlannerClient:
         """
         call = self._stub.PlanCascade(
             transport.plan_request(
-                inputs, min_quality, max_latency_s, objective, confidence, gpus, budget, goal, max_utilisation
+                inputs, min_quality, max_latency_s, objective, confidence, gpus, budget, goal, max_utilisation, skip
             )
         )
         try:
@@ -391,14 +405,17 @@ class AsyncPlannerClient:
         inputs: plans.PlanningInputs,
         replicas: Sequence[Sequence[plans.ReplicaGroup]],
         thresholds: Sequence[float | None],
+        skip_below: Sequence[float | None] = (),
     ) -> plans.Simulation:
         """Simulate a deployment in virtual time. thresholds: of each tier but the last; None skips the tier.
+
+        skip_below: of each tier but the last, the predicted score below which prompts pass it over; None or empty: never.
 
         Raises:
             InvalidRequestError: The inputs are invalid; `fields` names the problems.
             ValueError: The inputs cannot be sent.
         """
-        request = transport.simulate_request(inputs, replicas, thresholds)
+        request = transport.simulate_request(inputs, replicas, thresholds, skip_below)
         with errors.raised_from_rpc():
             response = await self._stub.SimulateDeployment(request, timeout=connection.DEFAULT_TIMEOUT_S)
         return transport.simulation_from_proto(response)

@@ -90,6 +90,19 @@ class TenantUsage:
 
 
 @dataclass(frozen=True, slots=True)
+class ServedRequest:
+    """A finished request of the cascade, without text and tenant. arrival_s: Unix time.
+
+    output_tokens: of the accepted answer. tier: the one that gave it.
+    """
+
+    arrival_s: float
+    prompt_tokens: int
+    output_tokens: int
+    tier: str
+
+
+@dataclass(frozen=True, slots=True)
 class RouterProcessStatus:
     """One of a router's processes. answering: False while it starts or is stuck; no sum has what it counts then."""
 

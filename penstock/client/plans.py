@@ -69,11 +69,15 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class JudgedPrompt:
-    """A prompt that every tier has answered. output_tokens, judge_scores (0 to 100): one per tier, in the cascade's order."""
+    """A prompt that every tier has answered. output_tokens, judge_scores (0 to 100): one per tier, in the cascade's order.
+
+    predicted_scores: what a score predictor expects, 0 to 100, one per tier; needed for `skip`.
+    """
 
     input_tokens: int
     output_tokens: tuple[int, ...]
     judge_scores: tuple[float, ...]
+    predicted_scores: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +164,8 @@ class PlannedSpeculation:
 class PlannedTier:
     """One tier of a computed plan. threshold: None for the last tier and for a tier that is not used.
 
-    utilisation: the offered rate over the rate that the tier sustains. speculation: None where nothing drafts.
+    utilisation: the offered rate over the rate that the tier sustains. speculation: None where nothing drafts. skip_below: the
+    tier is passed over for prompts whose predicted score is lower; None: never.
     """
 
     name: str
@@ -174,6 +179,7 @@ class PlannedTier:
     latency_p95_s: float
     utilisation: float = 0.0
     speculation: PlannedSpeculation | None = None
+    skip_below: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -301,6 +301,12 @@ def plan_from_proto(plan: planner_pb2.Plan) -> plans.Plan:
     )
 
 
+def served_request_from_proto(request: pb.ServedRequest) -> mesh_status.ServedRequest:
+    return mesh_status.ServedRequest(
+        request.arrival_seconds, request.prompt_token_count, request.output_token_count, request.tier
+    )
+
+
 def usage_from_proto(entry: pb.TenantUsage) -> mesh_status.TenantUsage:
     return mesh_status.TenantUsage(
         entry.tenant,
@@ -396,6 +402,7 @@ def plan_request(
     budget: str,
     goal: str | None = None,
     max_utilisation: float | None = None,
+    skip: bool = False,
 ) -> planner_pb2.PlanCascadeRequest:
     """Raises:
     ValueError: There is no target, or the objective, the budget or the goal is unknown.
@@ -423,6 +430,7 @@ def plan_request(
         budget=budgets[budget],
         goal=planner_pb2.GOAL_UNSPECIFIED if goal is None else _GOALS[goal],
         max_utilisation=max_utilisation,
+        skip=skip,
     )
 
 
@@ -447,6 +455,7 @@ def plan_event_from_proto(
             t.latency_p95_s,
             t.utilisation,
             _planned_speculation(t.speculation) if t.HasField("speculation") else None,
+            t.skip_below if t.HasField("skip_below") else None,
         )
         for t in plan.tiers
     )
@@ -474,12 +483,19 @@ def simulate_request(
     inputs: plans.PlanningInputs,
     replicas: Sequence[Sequence[plans.ReplicaGroup]],
     thresholds: Sequence[float | None],
+    skip_below: Sequence[float | None] = (),
 ) -> planner_pb2.SimulateDeploymentRequest:
+    """Raises:
+    ValueError: thresholds or skip_below do not fit the number of tiers.
+    """
+    limits = skip_below or (None,) * len(thresholds)
     tiers = [
         planner_pb2.SimulatedTier(
-            replicas=[planner_pb2.ReplicaGroup(**asdict(group)) for group in groups], threshold=threshold
+            replicas=[planner_pb2.ReplicaGroup(**asdict(group)) for group in groups],
+            threshold=threshold,
+            skip_below=limit,
         )
-        for groups, threshold in zip(replicas, (*thresholds, None), strict=True)
+        for groups, threshold, limit in zip(replicas, (*thresholds, None), (*limits, None), strict=True)
     ]
     return planner_pb2.SimulateDeploymentRequest(inputs=planning_inputs_to_proto(inputs), tiers=tiers)
 

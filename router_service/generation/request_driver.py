@@ -15,6 +15,7 @@ from router_service.generation.live_requests import LiveRequests
 from router_service.generation.tier_answer import OnAnswer, TierAnswer, offers_tools
 from router_service.generation.tier_generation import TierGeneration
 from router_service.telemetry.late_traces import LateTraces, PastRequest
+from router_service.telemetry.request_recorder import RequestRecorder
 from router_service.telemetry.sampling import WindowSampler
 from router_service.telemetry.stats import RouterStats
 from services import telemetry
@@ -41,11 +42,12 @@ class RequestDriver:
         undrafted: Container[str] = (),
         predictor: ScorePredictor | None = None,
         early_checks: EarlyCheckCounter | None = None,
+        recorder: RequestRecorder | None = None,
     ) -> None:
         """flag_below, undrafted, predictor, early_checks: see CascadeGeneration."""
         self._queue, self._stats = queue, stats
         self._cascade = CascadeGeneration(view, tiers, judge, tracer, flag_below, undrafted, predictor, early_checks)
-        self._late_traces, self._sampler = late_traces, sampler
+        self._late_traces, self._sampler, self._recorder = late_traces, sampler, recorder
         self._live = LiveRequests()
 
     def refusal(self) -> Overloaded | None:
@@ -106,6 +108,8 @@ class RequestDriver:
             finished = _finished(request, answer, answers, began_s, total_s, trace_id)
             if self._sampler is not None and not answer.declined:
                 self._sampler.finished(arrival_s, request, finished)
+            if self._recorder is not None and not answer.declined:
+                self._recorder.finished(request, finished)
             counted.event(finished)
             await output.sent()
             return finished

@@ -64,6 +64,7 @@ PERMISSIONS: Mapping[str, Set[CallerRole]] = {
         ListTraces=_ADMIN,
         MoveReply=_ADMIN,
         GetUsage=_ADMIN,
+        ListServedRequests=_ADMIN,
     ),
     **_rpcs("penstock.router.v1.RouterProcessService", GetCounters=_ROUTER, MoveOwnReply=_ROUTER),
     **_rpcs(

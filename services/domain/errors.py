@@ -193,7 +193,7 @@ class PeerNotReading(PenstockError):
 
 
 class NotServed(PenstockError):
-    """This build or this engine does not implement the call."""
+    """This build, this engine or this mesh does not serve the call."""
 
     reason = "NOT_SERVED"
 

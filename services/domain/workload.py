@@ -6,6 +6,19 @@ PARTS = 10  # of a window; arrivals are counted per part to measure burstiness
 
 
 @dataclass(frozen=True, slots=True)
+class ServedRequest:
+    """What is kept of a finished request of the cascade: no text, no tenant.
+
+    arrival_s: Unix time. output_tokens: of the accepted answer. tier: the one that gave it.
+    """
+
+    arrival_s: float
+    input_tokens: int
+    output_tokens: int
+    tier: str
+
+
+@dataclass(frozen=True, slots=True)
 class TierVisit:
     """The work of one tier on a request. score: None if the answer was not scored, as at the last tier."""
 

@@ -7,6 +7,7 @@ from services.state.connection import StateUnavailable, connect
 from services.state.feed import MeshFeed
 from services.state.plans import KEPT_REVISIONS, PlanStore
 from services.state.registry import Registrar
+from services.state.served_requests import ServedRequestStore
 from services.state.traces import SpanRecord, TraceStore
 from services.state.workload import WorkloadStore
 
@@ -15,6 +16,7 @@ __all__ = [
     "MeshFeed",
     "PlanStore",
     "Registrar",
+    "ServedRequestStore",
     "SpanRecord",
     "StateUnavailable",
     "TraceStore",

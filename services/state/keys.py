@@ -58,6 +58,11 @@ class Keys:
         return f"{self.mesh}:workload"
 
     @property
+    def requests(self) -> str:
+        """Capped stream: arrivals and token counts of the last requests."""
+        return f"{self.mesh}:requests"
+
+    @property
     def spans(self) -> str:
         """Capped stream: finished spans."""
         return f"{self.mesh}:spans"

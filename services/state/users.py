@@ -27,8 +27,9 @@ def rules(mesh: str, *, read_only_patterns: bool) -> dict[str, str]:
     channels = f"resetchannels &{prefix}:events:instances:* &{prefix}:events:plan"
     common = f"~{prefix}:instance:* ~{prefix}:instances ~{prefix}:spans {channels} -@all {_COMMON_COMMANDS}"
     plans = f"{read}{prefix}:plan:*"
+    counted = " ".join(f"~{prefix}:{name}" for name in ("workload", "requests", "limits:*", "usage:*"))
     return {
-        "router": f"{plans} ~{prefix}:workload ~{prefix}:limits:* ~{prefix}:usage:* {common} {_ROUTER_COMMANDS}",
+        "router": f"{plans} {counted} {common} {_ROUTER_COMMANDS}",
         "worker": f"{plans} {common}",
         "judge": f"{plans} {common}",
         "planner": f"~{prefix}:plan:* {read}{prefix}:workload {common} {_PLANNER_COMMANDS}",

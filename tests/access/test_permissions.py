@@ -29,6 +29,7 @@ TABLE: dict[str, str] = {
     MESH + "WatchStatus": "admin",
     MESH + "ListTraces": "admin",
     MESH + "GetUsage": "admin",
+    MESH + "ListServedRequests": "admin",
     MESH + "MoveReply": "admin",
     "/penstock.router.v1.RouterProcessService/GetCounters": "router",
     "/penstock.router.v1.RouterProcessService/MoveOwnReply": "router",

@@ -82,6 +82,8 @@ OWN: dict[str, list[tuple[Any, ...]]] = {
     "router": [
         ("XREVRANGE", KEYS.spans, "+", "-", "COUNT", 1),
         ("XADD", KEYS.workload, "*", "window", "x"),
+        ("XADD", KEYS.requests, "*", "r", "x"),
+        ("XREVRANGE", KEYS.requests, "+", "-"),
         ("HINCRBY", KEYS.limit("a", "requests"), "1", 1),
         ("HINCRBYFLOAT", KEYS.usage("2026-01-01"), "a|b|c|requests", 1),
         ("HGETALL", KEYS.usage("2026-01-01")),

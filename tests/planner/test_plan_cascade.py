@@ -125,6 +125,8 @@ def test_a_plan_from_files_to_files(data: tuple[Path, Path], tmp_path: Path) -> 
     assert len(plan["thresholds"]) == 2
     assert (tmp_path / "plan.svg").read_text().count("<svg") == 1
     assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "plan-nodes.svg").read_text().count("<svg") == 1
+    assert "plan-nodes.png" in "".join(found.output.split())
     for word in ("small", "quality", "routings", "plan.json"):
         assert word in found.output
     words = " ".join(found.output.split())

@@ -69,7 +69,11 @@ def children() -> set[int]:
     """Solver processes of this process."""
     found = set()
     for task in Path("/proc/self/task").iterdir():
-        for pid in (task / "children").read_text().split():
+        try:
+            pids = (task / "children").read_text().split()
+        except FileNotFoundError:  # the thread has ended since
+            continue
+        for pid in pids:
             if b"planner_service.solver" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 found.add(int(pid))
     return found
@@ -171,6 +175,66 @@ async def test_the_sdk_asks_with_what_the_files_say(redis: RedisProcess, mesh_fi
         plan_request(asked, None, None, "largest-tier", None, None, "at-most")
 
 
+def predicted(asked: pb.PlanningInputs) -> pb.PlanningInputs:
+    """The inputs with predictions that know something of the scores."""
+    rng = np.random.default_rng(6)
+    for prompt in asked.workload.judged:
+        prompt.predicted_scores.extend(np.clip(np.array(prompt.judge_scores) + rng.normal(0, 8, 3), 0, 100).round(1))
+    return asked
+
+
+async def test_the_service_chooses_the_skip_rule_that_the_library_chooses(planner: Planner) -> None:
+    """With `skip` the plan has the library's limits and is no worse than without; its simulation under them agrees."""
+    asked = predicted(inputs())
+    request = pb.PlanCascadeRequest(inputs=asked, min_quality=80, skip=True)
+    plan = [e async for e in planner.PlanCascade(request)][-1].finished.plan
+    site, demand = inputs_from_proto(asked)
+    ours = plan_cascade(site, demand, min_quality=80, seed=1, skip=True)
+    limits = [t.skip_below if t.HasField("skip_below") else None for t in plan.tiers]
+    assert any(limit is not None for limit in limits)
+    assert limits == [*ours.skip_below, None]
+    assert (plan.quality, plan.latency_p95_s) == (ours.quality, ours.latency_p95_s)
+    request.skip = False
+    without = [e async for e in planner.PlanCascade(request)][-1].finished.plan
+    assert not any(t.HasField("skip_below") for t in without.tiers)
+    assert plan.latency_p95_s < without.latency_p95_s
+    tiers = [
+        pb.SimulatedTier(
+            replicas=t.replicas, threshold=t.threshold if t.HasField("threshold") else None, skip_below=limit
+        )
+        for t, limit in zip(plan.tiers, limits, strict=True)
+    ]
+    replayed = await planner.SimulateDeployment(pb.SimulateDeploymentRequest(inputs=asked, tiers=tiers))
+    assert replayed.end_to_end.p95 == plan.end_to_end_p95_s
+
+
+async def test_what_a_skip_rule_lacks_is_named_over_the_wire(planner: Planner) -> None:
+    bare, asked = inputs(), predicted(inputs())
+
+    async def fields(call: Any) -> dict[str, str]:
+        with pytest.raises(aio.AioRpcError) as caught:
+            await call
+        error = errors.from_rpc(caught.value)
+        assert isinstance(error, errors.InvalidRequestError)
+        return error.fields
+
+    planned = planner.PlanCascade(pb.PlanCascadeRequest(inputs=bare, min_quality=80, skip=True))
+    assert list(await fields(planned.read())) == ["inputs.workload.judged"]
+    group = pb.ReplicaGroup(tp=8, pp=1, count=1)
+    for tier, limit, of, field in (
+        (0, 101.0, asked, "tiers[0].skip_below"),
+        (1, float("nan"), asked, "tiers[1].skip_below"),
+        (2, 10.0, asked, "tiers[2].skip_below"),
+        (0, 10.0, bare, "inputs.workload.judged"),
+    ):
+        tiers = [pb.SimulatedTier(replicas=[group], threshold=50) for _ in range(2)] + [
+            pb.SimulatedTier(replicas=[group])
+        ]
+        tiers[tier].skip_below = limit
+        simulated = planner.SimulateDeployment(pb.SimulateDeploymentRequest(inputs=of, tiers=tiers))
+        assert list(await fields(simulated)) == [field]
+
+
 async def test_a_bad_field_is_named_over_the_wire(planner: Planner) -> None:
     with pytest.raises(aio.AioRpcError) as caught:
         await planner.SimulateDeployment(pb.SimulateDeploymentRequest(inputs=inputs()))
@@ -206,6 +270,9 @@ def _break(path: str, value: Any) -> pb.PlanningInputs:
         ("workload.ClearField('judged')", None, "inputs.workload.judged"),
         ("workload.judged[2].judge_scores[1]", 101, "inputs.workload.judged[2].judge_scores"),
         ("workload.judged[2].judge_scores[1]", float("nan"), "inputs.workload.judged[2].judge_scores"),
+        ("workload.judged[3].predicted_scores.append(5)", None, "inputs.workload.judged[3].predicted_scores"),
+        ("workload.judged[3].predicted_scores.extend([5, 5, 5])", None, "inputs.workload.judged[3].predicted_scores"),
+        ("workload.judged[0].predicted_scores.extend([5, 5, 500])", None, "inputs.workload.judged[0].predicted_scores"),
         ("workload.judged[4].output_tokens.pop()", None, "inputs.workload.judged[4].output_tokens"),
         ("workload.rate", -1, "inputs.workload.rate"),
         ("workload.requests", 0, "inputs.workload.requests"),

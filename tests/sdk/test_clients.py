@@ -41,6 +41,7 @@ def test_every_rpc_has_a_method_in_both_clients() -> None:
         "WatchStatus": "watch_status",
         "ListTraces": "traces",
         "GetUsage": "usage",
+        "ListServedRequests": "served_requests",
         "MoveReply": "move",
     }
     planned = {

@@ -106,6 +106,11 @@ class StuckMesh(router_pb2_grpc.MeshServiceServicer):
     async def GetUsage(self, request: pb.GetUsageRequest, context: Context) -> pb.GetUsageResponse:
         return pb.GetUsageResponse()
 
+    async def ListServedRequests(
+        self, request: pb.ListServedRequestsRequest, context: Context
+    ) -> pb.ListServedRequestsResponse:
+        return pb.ListServedRequestsResponse()
+
     async def MoveReply(self, request: pb.MoveReplyRequest, context: Context) -> pb.MoveReplyResponse:
         return pb.MoveReplyResponse(refusal="stuck")
 

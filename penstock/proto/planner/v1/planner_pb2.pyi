@@ -1231,21 +1231,27 @@ class JudgedPrompt(_message.Message):
     INPUT_TOKENS_FIELD_NUMBER: _builtins.int
     OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     JUDGE_SCORES_FIELD_NUMBER: _builtins.int
+    PREDICTED_SCORES_FIELD_NUMBER: _builtins.int
     input_tokens: _builtins.int
     @_builtins.property
     def output_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def judge_scores(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    @_builtins.property
+    def predicted_scores(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """What a score predictor expects of each tier's answer, 0 to 100; needed for `skip`. All prompts have it or none has."""
+
     def __init__(
         self,
         *,
         input_tokens: _builtins.int = ...,
         output_tokens: _abc.Iterable[_builtins.int] | None = ...,
         judge_scores: _abc.Iterable[_builtins.float] | None = ...,
+        predicted_scores: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["input_tokens", b"input_tokens", "judge_scores", b"judge_scores", "output_tokens", b"output_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["input_tokens", b"input_tokens", "judge_scores", b"judge_scores", "output_tokens", b"output_tokens", "predicted_scores", b"predicted_scores"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1265,6 +1271,7 @@ class PlanCascadeRequest(_message.Message):
     BUDGET_FIELD_NUMBER: _builtins.int
     GOAL_FIELD_NUMBER: _builtins.int
     MAX_UTILISATION_FIELD_NUMBER: _builtins.int
+    SKIP_FIELD_NUMBER: _builtins.int
     min_quality: _builtins.float
     """Targets, one at least: the mean score of the answers that stand, and the p95 that `objective` means."""
     max_latency_s: _builtins.float
@@ -1278,6 +1285,10 @@ class PlanCascadeRequest(_message.Message):
     goal: Global___Goal.ValueType
     max_utilisation: _builtins.float
     """Of what a tier sustains, the share that its requests may take. [no bound: a plan may be overloaded]"""
+    skip: _builtins.bool
+    """Also choose below which predicted score each tier is passed over. Needs predicted_scores of the judged prompts. Plans for
+    several rules, so it takes several times as long.
+    """
     @_builtins.property
     def inputs(self) -> Global___PlanningInputs: ...
     def __init__(
@@ -1293,10 +1304,11 @@ class PlanCascadeRequest(_message.Message):
         budget: Global___GpuBudget.ValueType = ...,
         goal: Global___Goal.ValueType = ...,
         max_utilisation: _builtins.float | None = ...,
+        skip: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_confidence", b"_confidence", "_gpus", b"_gpus", "_max_latency_s", b"_max_latency_s", "_max_utilisation", b"_max_utilisation", "_min_quality", b"_min_quality", "confidence", b"confidence", "gpus", b"gpus", "inputs", b"inputs", "max_latency_s", b"max_latency_s", "max_utilisation", b"max_utilisation", "min_quality", b"min_quality"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_confidence", b"_confidence", "_gpus", b"_gpus", "_max_latency_s", b"_max_latency_s", "_max_utilisation", b"_max_utilisation", "_min_quality", b"_min_quality", "budget", b"budget", "confidence", b"confidence", "dispatch", b"dispatch", "goal", b"goal", "gpus", b"gpus", "inputs", b"inputs", "max_latency_s", b"max_latency_s", "max_utilisation", b"max_utilisation", "min_quality", b"min_quality", "objective", b"objective"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_confidence", b"_confidence", "_gpus", b"_gpus", "_max_latency_s", b"_max_latency_s", "_max_utilisation", b"_max_utilisation", "_min_quality", b"_min_quality", "budget", b"budget", "confidence", b"confidence", "dispatch", b"dispatch", "goal", b"goal", "gpus", b"gpus", "inputs", b"inputs", "max_latency_s", b"max_latency_s", "max_utilisation", b"max_utilisation", "min_quality", b"min_quality", "objective", b"objective", "skip", b"skip"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__confidence: _TypeAlias = _typing.Literal["confidence"]  # noqa: Y015
     _WhichOneofArgType__confidence: _TypeAlias = _typing.Literal["_confidence", b"_confidence"]  # noqa: Y015
@@ -1542,6 +1554,7 @@ class PlannedTier(_message.Message):
     REPORT_FIELD_NUMBER: _builtins.int
     UTILISATION_FIELD_NUMBER: _builtins.int
     SPECULATION_FIELD_NUMBER: _builtins.int
+    SKIP_BELOW_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     model: _builtins.str
     gpus: _builtins.int
@@ -1554,6 +1567,8 @@ class PlannedTier(_message.Message):
     latency_p95_s: _builtins.float
     utilisation: _builtins.float
     """The rate offered to it, over what it sustains."""
+    skip_below: _builtins.float
+    """The tier is passed over for prompts whose predicted score is lower; see TierPlan. Unset: never."""
     @_builtins.property
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaGroup]: ...
     @_builtins.property
@@ -1577,13 +1592,19 @@ class PlannedTier(_message.Message):
         report: Global___TierReport | None = ...,
         utilisation: _builtins.float = ...,
         speculation: Global___PlannedSpeculation | None = ...,
+        skip_below: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "report", b"report", "speculation", b"speculation", "threshold", b"threshold"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below", "_threshold", b"_threshold", "report", b"report", "skip_below", b"skip_below", "speculation", b"speculation", "threshold", b"threshold"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "gpus", b"gpus", "latency_p95_s", b"latency_p95_s", "model", b"model", "name", b"name", "replicas", b"replicas", "report", b"report", "share_answered", b"share_answered", "share_processed", b"share_processed", "speculation", b"speculation", "threshold", b"threshold", "used", b"used", "utilisation", b"utilisation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below", "_threshold", b"_threshold", "gpus", b"gpus", "latency_p95_s", b"latency_p95_s", "model", b"model", "name", b"name", "replicas", b"replicas", "report", b"report", "share_answered", b"share_answered", "share_processed", b"share_processed", "skip_below", b"skip_below", "speculation", b"speculation", "threshold", b"threshold", "used", b"used", "utilisation", b"utilisation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__skip_below: _TypeAlias = _typing.Literal["skip_below"]  # noqa: Y015
+    _WhichOneofArgType__skip_below: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below"]  # noqa: Y015
     _WhichOneofReturnType__threshold: _TypeAlias = _typing.Literal["threshold"]  # noqa: Y015
     _WhichOneofArgType__threshold: _TypeAlias = _typing.Literal["_threshold", b"_threshold"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__skip_below) -> _WhichOneofReturnType__skip_below | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__threshold) -> _WhichOneofReturnType__threshold | None: ...
 
 Global___PlannedTier: _TypeAlias = PlannedTier  # noqa: Y015
@@ -1853,8 +1874,11 @@ class SimulatedTier(_message.Message):
 
     REPLICAS_FIELD_NUMBER: _builtins.int
     THRESHOLD_FIELD_NUMBER: _builtins.int
+    SKIP_BELOW_FIELD_NUMBER: _builtins.int
     threshold: _builtins.float
     """Unset: the tier is skipped. Never set for the last."""
+    skip_below: _builtins.float
+    """As in PlannedTier, 0 to 100. Needs predicted_scores of the judged prompts. Never set for the last."""
     @_builtins.property
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaGroup]: ...
     def __init__(
@@ -1862,13 +1886,19 @@ class SimulatedTier(_message.Message):
         *,
         replicas: _abc.Iterable[Global___ReplicaGroup] | None = ...,
         threshold: _builtins.float | None = ...,
+        skip_below: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "threshold", b"threshold"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below", "_threshold", b"_threshold", "skip_below", b"skip_below", "threshold", b"threshold"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "replicas", b"replicas", "threshold", b"threshold"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below", "_threshold", b"_threshold", "replicas", b"replicas", "skip_below", b"skip_below", "threshold", b"threshold"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__skip_below: _TypeAlias = _typing.Literal["skip_below"]  # noqa: Y015
+    _WhichOneofArgType__skip_below: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below"]  # noqa: Y015
     _WhichOneofReturnType__threshold: _TypeAlias = _typing.Literal["threshold"]  # noqa: Y015
     _WhichOneofArgType__threshold: _TypeAlias = _typing.Literal["_threshold", b"_threshold"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__skip_below) -> _WhichOneofReturnType__skip_below | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__threshold) -> _WhichOneofReturnType__threshold | None: ...
 
 Global___SimulatedTier: _TypeAlias = SimulatedTier  # noqa: Y015

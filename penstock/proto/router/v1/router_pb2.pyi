@@ -1451,6 +1451,89 @@ class TenantUsage(_message.Message):
 Global___TenantUsage: _TypeAlias = TenantUsage  # noqa: Y015
 
 @_typing.final
+class ListServedRequestsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    page_size: _builtins.int
+    """Default: 10,000; at most 10,000."""
+    page_token: _builtins.str
+    """next_page_token of the page before. Empty: the first page."""
+    def __init__(
+        self,
+        *,
+        page_size: _builtins.int | None = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_page_size", b"_page_size", "page_size", b"page_size"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_page_size", b"_page_size", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__page_size: _TypeAlias = _typing.Literal["page_size"]  # noqa: Y015
+    _WhichOneofArgType__page_size: _TypeAlias = _typing.Literal["_page_size", b"_page_size"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__page_size) -> _WhichOneofReturnType__page_size | None: ...
+
+Global___ListServedRequestsRequest: _TypeAlias = ListServedRequestsRequest  # noqa: Y015
+
+@_typing.final
+class ListServedRequestsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """Empty: there are no further requests."""
+    @_builtins.property
+    def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServedRequest]: ...
+    def __init__(
+        self,
+        *,
+        requests: _abc.Iterable[Global___ServedRequest] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "requests", b"requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListServedRequestsResponse: _TypeAlias = ListServedRequestsResponse  # noqa: Y015
+
+@_typing.final
+class ServedRequest(_message.Message):
+    """A finished request."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ARRIVAL_SECONDS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    TIER_FIELD_NUMBER: _builtins.int
+    arrival_seconds: _builtins.float
+    """Unix time in seconds."""
+    prompt_token_count: _builtins.int
+    output_token_count: _builtins.int
+    """Of the accepted answer."""
+    tier: _builtins.str
+    """The tier that gave the accepted answer."""
+    def __init__(
+        self,
+        *,
+        arrival_seconds: _builtins.float = ...,
+        prompt_token_count: _builtins.int = ...,
+        output_token_count: _builtins.int = ...,
+        tier: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrival_seconds", b"arrival_seconds", "output_token_count", b"output_token_count", "prompt_token_count", b"prompt_token_count", "tier", b"tier"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ServedRequest: _TypeAlias = ServedRequest  # noqa: Y015
+
+@_typing.final
 class MoveReplyRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -186,6 +186,11 @@ class MeshServiceStub:
                 request_serializer=penstock_dot_router_dot_v1_dot_router__pb2.GetUsageRequest.SerializeToString,
                 response_deserializer=penstock_dot_router_dot_v1_dot_router__pb2.GetUsageResponse.FromString,
                 _registered_method=True)
+        self.ListServedRequests = channel.unary_unary(
+                '/penstock.router.v1.MeshService/ListServedRequests',
+                request_serializer=penstock_dot_router_dot_v1_dot_router__pb2.ListServedRequestsRequest.SerializeToString,
+                response_deserializer=penstock_dot_router_dot_v1_dot_router__pb2.ListServedRequestsResponse.FromString,
+                _registered_method=True)
         self.MoveReply = channel.unary_unary(
                 '/penstock.router.v1.MeshService/MoveReply',
                 request_serializer=penstock_dot_router_dot_v1_dot_router__pb2.MoveReplyRequest.SerializeToString,
@@ -225,6 +230,14 @@ class MeshServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListServedRequests(self, request, context):
+        """Arrival times and token counts of the last requests of the mesh, without text and without tenants, newest first, in pages.
+        INVALID_ARGUMENT, UNIMPLEMENTED (router.kept_requests of the mesh file is 0), UNAVAILABLE (no Redis).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def MoveReply(self, request, context):
         """Moves a reply that this router streams to another instance of its tier, with its KV, while it runs.
         NOT_FOUND (no such instance, or no such reply at this router).
@@ -255,6 +268,11 @@ def add_MeshServiceServicer_to_server(servicer, server):
                     servicer.GetUsage,
                     request_deserializer=penstock_dot_router_dot_v1_dot_router__pb2.GetUsageRequest.FromString,
                     response_serializer=penstock_dot_router_dot_v1_dot_router__pb2.GetUsageResponse.SerializeToString,
+            ),
+            'ListServedRequests': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListServedRequests,
+                    request_deserializer=penstock_dot_router_dot_v1_dot_router__pb2.ListServedRequestsRequest.FromString,
+                    response_serializer=penstock_dot_router_dot_v1_dot_router__pb2.ListServedRequestsResponse.SerializeToString,
             ),
             'MoveReply': grpc.unary_unary_rpc_method_handler(
                     servicer.MoveReply,
@@ -371,6 +389,33 @@ class MeshService:
             '/penstock.router.v1.MeshService/GetUsage',
             penstock_dot_router_dot_v1_dot_router__pb2.GetUsageRequest.SerializeToString,
             penstock_dot_router_dot_v1_dot_router__pb2.GetUsageResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListServedRequests(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.router.v1.MeshService/ListServedRequests',
+            penstock_dot_router_dot_v1_dot_router__pb2.ListServedRequestsRequest.SerializeToString,
+            penstock_dot_router_dot_v1_dot_router__pb2.ListServedRequestsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -111,6 +111,10 @@ class MeshServiceStub:
     """The traces of the last requests. UNAVAILABLE (no Redis), NOT_FOUND (no such trace)."""
     GetUsage: _grpc.UnaryUnaryMultiCallable[_router_pb2.GetUsageRequest, _router_pb2.GetUsageResponse]
     """What tenants have used, by key and tier. INVALID_ARGUMENT, UNAVAILABLE (no Redis)."""
+    ListServedRequests: _grpc.UnaryUnaryMultiCallable[_router_pb2.ListServedRequestsRequest, _router_pb2.ListServedRequestsResponse]
+    """Arrival times and token counts of the last requests of the mesh, without text and without tenants, newest first, in pages.
+    INVALID_ARGUMENT, UNIMPLEMENTED (router.kept_requests of the mesh file is 0), UNAVAILABLE (no Redis).
+    """
     MoveReply: _grpc.UnaryUnaryMultiCallable[_router_pb2.MoveReplyRequest, _router_pb2.MoveReplyResponse]
     """Moves a reply that this router streams to another instance of its tier, with its KV, while it runs.
     NOT_FOUND (no such instance, or no such reply at this router).
@@ -129,6 +133,10 @@ class MeshServiceAsyncStub(MeshServiceStub):
     """The traces of the last requests. UNAVAILABLE (no Redis), NOT_FOUND (no such trace)."""
     GetUsage: _aio.UnaryUnaryMultiCallable[_router_pb2.GetUsageRequest, _router_pb2.GetUsageResponse]  # type: ignore[assignment]
     """What tenants have used, by key and tier. INVALID_ARGUMENT, UNAVAILABLE (no Redis)."""
+    ListServedRequests: _aio.UnaryUnaryMultiCallable[_router_pb2.ListServedRequestsRequest, _router_pb2.ListServedRequestsResponse]  # type: ignore[assignment]
+    """Arrival times and token counts of the last requests of the mesh, without text and without tenants, newest first, in pages.
+    INVALID_ARGUMENT, UNIMPLEMENTED (router.kept_requests of the mesh file is 0), UNAVAILABLE (no Redis).
+    """
     MoveReply: _aio.UnaryUnaryMultiCallable[_router_pb2.MoveReplyRequest, _router_pb2.MoveReplyResponse]  # type: ignore[assignment]
     """Moves a reply that this router streams to another instance of its tier, with its KV, while it runs.
     NOT_FOUND (no such instance, or no such reply at this router).
@@ -168,6 +176,16 @@ class MeshServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_router_pb2.GetUsageResponse, _abc.Awaitable[_router_pb2.GetUsageResponse]]:
         """What tenants have used, by key and tier. INVALID_ARGUMENT, UNAVAILABLE (no Redis)."""
+
+    @_abc_1.abstractmethod
+    def ListServedRequests(
+        self,
+        request: _router_pb2.ListServedRequestsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_router_pb2.ListServedRequestsResponse, _abc.Awaitable[_router_pb2.ListServedRequestsResponse]]:
+        """Arrival times and token counts of the last requests of the mesh, without text and without tenants, newest first, in pages.
+        INVALID_ARGUMENT, UNIMPLEMENTED (router.kept_requests of the mesh file is 0), UNAVAILABLE (no Redis).
+        """
 
     @_abc_1.abstractmethod
     def MoveReply(

@@ -1,0 +1,109 @@
+"""`penstock export-trace` and `penstock import-trace`: the trace file that `plan`, `simulate` and `stages` read."""
+
+import csv
+import enum
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.cli import options, targets
+from penstock.cli.extras import needs_extra
+from penstock.cli.output import cli_error_handling, console, fail, print_json, print_written
+from penstock.client.mesh_status import ServedRequest
+
+COLUMNS = ("arrival_s", "input_tokens", "output_tokens")
+
+
+class Source(enum.Enum):
+    """What wrote the log."""
+
+    VLLM = "vllm"
+    LITELLM = "litellm"
+    OPENAI = "openai"
+
+
+def export_trace(
+    out: Annotated[Path, options.new_file("--out", help="The trace to write, CSV.")] = Path("trace.csv"),
+    admin: targets.Admin = None,
+    json: targets.Json = False,
+) -> None:
+    """Write the last requests of a mesh as a trace: arrivals, token counts, answering tiers; no text, no tenants.
+
+    The mesh file has to have them kept: router.kept_requests.
+    """
+    listeners, requests, token = targets.resolve_admin(admin), list[ServedRequest](), ""
+    with cli_error_handling(listeners), targets.admin_client(listeners) as client:
+        while True:
+            page, token = client.served_requests(token)
+            requests += page
+            if not token:
+                break
+    if not requests:
+        fail("the mesh has kept no requests yet")
+    requests.sort(key=lambda request: request.arrival_s)
+    first_s = requests[0].arrival_s
+    rows = [
+        # an empty prompt or answer counts as one token, as in the planner's files
+        (each.arrival_s - first_s, max(1, each.prompt_tokens), max(1, each.output_tokens), each.tier)
+        for each in requests
+    ]
+    _write(out, (*COLUMNS, "tier"), rows)
+    seconds = requests[-1].arrival_s - first_s
+    if json:
+        print_json({"requests": len(rows), "seconds": seconds, "out": str(out)})
+        return
+    console.print(f"{len(rows):,} requests in {seconds:,.1f} s", highlight=False)
+    print_written(out)
+
+
+@needs_extra("import-trace", "planner")
+def import_trace(
+    file: Annotated[Path, typer.Argument(help="The log; may be gzipped.")],
+    source: Annotated[Source, typer.Option("--from", help="What wrote the log.")],
+    out: Annotated[Path, options.new_file("--out", help="The trace to write, CSV.")] = Path("trace.csv"),
+    json: targets.Json = False,
+) -> None:
+    """Convert a log of vLLM, LiteLLM or OpenAI to a trace: arrivals and token counts. Needs no mesh."""
+    from planner_service.files import FileError
+    from planner_service.trace_importers import from_litellm, from_openai, from_vllm
+
+    read = {Source.VLLM: from_vllm, Source.LITELLM: from_litellm, Source.OPENAI: from_openai}[source]
+    try:
+        imported = read(file)
+    except FileError as error:
+        fail(str(error), 2)
+    work = imported.requests
+    rows = zip(work.arrival_s.tolist(), work.input_tokens.tolist(), work.output_tokens.tolist(), strict=True)
+    _write(out, COLUMNS, rows)
+    seconds = float(work.arrival_s[-1])
+    if json:
+        print_json(
+            {
+                "requests": len(work),
+                "seconds": seconds,
+                "left_out": imported.left_out,
+                "spread": imported.spread,
+                "out": str(out),
+            }
+        )
+        return
+    console.print(f"{len(work):,} requests in {seconds:,.1f} s", highlight=False)
+    if imported.left_out:
+        console.print(
+            f"{imported.left_out:,} entries left out: they have no prompt or no output tokens", highlight=False
+        )
+    if imported.spread:
+        console.print(imported.spread, highlight=False)
+    print_written(out)
+
+
+def _write(
+    out: Path, columns: Iterable[str], rows: Iterable[tuple[float, int, int] | tuple[float, int, int, str]]
+) -> None:
+    """Write a trace. The first of each row is the arrival, in seconds since the first request."""
+    with out.open("w", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(columns)
+        table.writerows((f"{row[0]:.6f}", *row[1:]) for row in rows)

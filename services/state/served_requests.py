@@ -1,0 +1,54 @@
+"""Arrivals and token counts of the last requests in Redis: written by routers, read for `penstock export-trace`, capped."""
+
+import json
+import re
+from collections.abc import Sequence
+
+from redis.asyncio import Redis
+
+from services.domain.errors import invalid
+from services.domain.workload import ServedRequest
+from services.state.connection import as_bytes, state_errors
+from services.state.keys import Keys
+
+MAX_ID_PART = 2**64 - 1  # ids of stream entries are two of these
+_ID = re.compile(r"(\d{1,20})-(\d{1,20})", re.ASCII)
+
+
+class ServedRequestStore:
+    """The last `stored` requests of the mesh, about: Redis trims whole nodes of the stream."""
+
+    def __init__(self, redis: Redis, keys: Keys, stored: int) -> None:
+        self._redis, self._keys, self._stored = redis, keys, stored
+
+    async def append(self, requests: Sequence[ServedRequest]) -> None:
+        """Add requests at the end.
+
+        Raises:
+            StateUnavailable: Redis cannot be reached.
+        """
+        with state_errors():
+            async with self._redis.pipeline(transaction=False) as pipe:
+                for each in requests:
+                    row = json.dumps([round(each.arrival_s, 6), each.input_tokens, each.output_tokens, each.tier])
+                    pipe.xadd(self._keys.requests, {"r": row}, maxlen=self._stored, approximate=True)
+                await pipe.execute()
+
+    async def page(self, before: str, size: int) -> tuple[list[ServedRequest], str]:
+        """(at most `size` requests, those that ended last first; the token of the next page).
+
+        before: the token of the page before; empty for the first page. The returned token is empty at the end.
+
+        Raises:
+            InvalidRequest: The token is none of this store; names `page_token`.
+            StateUnavailable: Redis cannot be reached.
+        """
+        parts = _ID.fullmatch(before)
+        if before and (parts is None or any(int(part) > MAX_ID_PART for part in parts.groups())):
+            raise invalid("page_token", "must be the next_page_token of the page before")
+        with state_errors():
+            rows = (
+                await self._redis.xrevrange(self._keys.requests, max=f"({before}" if before else "+", count=size) or []
+            )
+        requests = [ServedRequest(*json.loads(as_bytes(fields[b"r"]))) for _, fields in rows if fields]
+        return requests, as_bytes(rows[-1][0] or b"").decode() if len(rows) == size else ""

@@ -1,0 +1,127 @@
+"""What a mesh keeps of served requests for a trace: arrivals and lengths, capped, no text; who may read it, in pages."""
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+import penstock
+from penstock.cli.main import app
+from planner_service.files import read_trace
+from router_service.domain.events import Finished, RouterRequest, TierSummary
+from router_service.telemetry.request_recorder import HELD_REQUESTS, RequestRecorder
+from services.clock import VirtualClock
+from services.domain.errors import InvalidRequest
+from services.domain.requests import FinishReason, TextPrompt, TokenUsage
+from services.domain.workload import ServedRequest
+from services.state import ServedRequestStore, StateUnavailable
+from services.testing import RedisProcess
+from tests.conftest import MeshFileMaker
+from tests.support.mesh import running_mesh
+
+SECRET = "a secret of nobody"
+
+
+async def test_a_mesh_exports_the_trace_of_what_it_served(
+    redis: RedisProcess, mesh_file: MeshFileMaker, tmp_path: Path
+) -> None:
+    """Over gRPC and Redis: every request of the cascade with its arrival, lengths and tier, and nothing of its text."""
+    file = mesh_file(router={"kept_requests": 1000})
+    name, out = yaml.safe_load(file.read_text())["name"], tmp_path / "trace.csv"
+    async with running_mesh(file, redis.url) as mesh, mesh.client() as client:
+        began = time.time()
+        replies = []
+        for i in range(6):
+            replies.append(await client.generate(f"{SECRET} {'x' * i}"))
+            await asyncio.sleep(0.05)
+        await client.generate(SECRET, model="large")
+        async with asyncio.timeout(30):
+            while len((await client.served_requests())[0]) < 6:
+                await asyncio.sleep(0.05)
+        kept, token = await client.served_requests()
+        kept.reverse()  # newest first
+        assert token == ""
+        assert [r.tier for r in kept] == [reply.tier for reply in replies]
+        assert [r.output_tokens for r in kept] == [reply.usage.output_tokens for reply in replies]
+        assert [r.prompt_tokens for r in kept] == [reply.tiers[0].usage.prompt_tokens for reply in replies]
+        assert all(began - 1 < r.arrival_s < time.time() for r in kept)
+        assert sorted(kept, key=lambda r: r.arrival_s) == kept
+        call = ["export-trace", "--out", str(out), "--admin", mesh.router.admin_address]
+        done = await asyncio.to_thread(CliRunner().invoke, app, call)
+        assert done.exit_code == 0, done.output
+        trace = read_trace(out)
+        assert len(trace) == 6
+        assert trace.arrival_s[0] == 0
+        assert trace.arrival_s[-1] == pytest.approx(kept[-1].arrival_s - kept[0].arrival_s, abs=1e-4)
+        raw = repr(await mesh.router.redis.xrange(f"{name}:requests")) + out.read_text()
+        assert "secret" not in raw
+        with pytest.raises(penstock.InvalidRequestError, match="page_token"):
+            await client.served_requests("0-0 COUNT 1")
+
+
+async def test_without_the_setting_nothing_is_kept(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
+    file = mesh_file()
+    name = yaml.safe_load(file.read_text())["name"]
+    async with running_mesh(file, redis.url) as mesh, mesh.client() as client:
+        await client.generate("hello")
+        await asyncio.sleep(1.2)
+        assert not await mesh.router.redis.exists(f"{name}:requests")
+        with pytest.raises(penstock.PenstockError, match="kept_requests"):
+            await client.served_requests()
+        call = ["export-trace", "--admin", mesh.router.admin_address]
+        done = await asyncio.to_thread(CliRunner().invoke, app, call)
+        assert done.exit_code == 1
+
+
+async def test_the_store_is_capped_and_read_in_pages(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
+    async with running_mesh(mesh_file(), redis.url) as mesh:
+        store = ServedRequestStore(mesh.router.redis, mesh.router.keys, 500)
+        for i in range(0, 3000, 100):
+            await store.append([ServedRequest(j / 10, j + 1, 7, "small") for j in range(i, i + 100)])
+        found, token, pages = list[ServedRequest](), "", 0
+        while pages == 0 or token:
+            page, token = await store.page(token, 64)
+            assert len(page) <= 64
+            found, pages = found + page, pages + 1
+        assert 500 <= len(found) < 700  # whole nodes of 100 entries
+        assert [each.input_tokens for each in found] == list(range(3000, 3000 - len(found), -1))
+        for token in ("x", "1", "-", "1-1 ", f"{2**64}-0", "\u0661-\u0661"):
+            with pytest.raises(InvalidRequest, match="page_token"):
+                await store.page(token, 10)
+
+
+class _Unreachable(ServedRequestStore):
+    """A store whose Redis cannot be reached until `up`."""
+
+    def __init__(self) -> None:
+        self.up, self.written = False, list[ServedRequest]()
+
+    async def append(self, requests: "tuple[ServedRequest, ...] | list[ServedRequest]") -> None:  # type: ignore[override]
+        if not self.up:
+            raise StateUnavailable("down")
+        self.written += requests
+
+
+async def test_what_redis_cannot_take_yet_is_held_up_to_a_limit() -> None:
+    """The newest are held, in order, each written once, at the end at the latest; other requests are not recorded."""
+    store, usage = _Unreachable(), TokenUsage(3, 0, 7)
+    tier = TierSummary("small", "m", "i", 80.0, 50.0, True, usage, 0.1)
+    done = Finished(FinishReason.STOP, "small", usage, (tier,), 0.1, 2.0, "t")
+    cascade = RouterRequest("r", "cascade", TextPrompt("secret"), None, 0.0)  # type: ignore[arg-type]
+    one_tier = RouterRequest("r", "small", TextPrompt("secret"), None, 0.0)  # type: ignore[arg-type]
+    clock = VirtualClock(100.0)
+    async with RequestRecorder(store, clock) as recorder:
+        for _ in range(HELD_REQUESTS + 2500):
+            clock.sleep(1.0)
+            recorder.finished(cascade, done)
+            recorder.finished(one_tier, done)
+        await asyncio.sleep(1.2)  # an attempt fails
+        assert not store.written
+        store.up = True
+    arrivals = [each.arrival_s for each in store.written]
+    newest = 100.0 + HELD_REQUESTS + 2500 - 2.0
+    assert arrivals == [newest - HELD_REQUESTS + 1 + i for i in range(HELD_REQUESTS)]
+    assert store.written[0] == ServedRequest(arrivals[0], 3, 7, "small")
