@@ -6,7 +6,9 @@ the load, both as JSON (`codec`). Readers pull. Whoever asks for a whole group g
 old: the store puts it together once for all who ask meanwhile, and drops entries whose lease has passed by its own clock.
 """
 
-from collections.abc import Iterable, Sequence
+import functools
+import hashlib
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -26,6 +28,9 @@ MAX_DIGITS = 15
 """Of a time in milliseconds, or a number of bytes."""
 READ_AT_ONCE = 256
 """Registrations that one command reads: so that no command keeps the store busy for long."""
+
+Command = tuple[str | int | bytes, ...]
+"""A command of Redis and its arguments."""
 
 _PUBLISH = """
 local time = redis.call('TIME')
@@ -100,21 +105,24 @@ class InstanceStore:
 
     def __init__(self, redis: Redis, keys: Keys) -> None:
         self._redis, self._keys = redis, keys
-        self._publish_script = redis.register_script(_PUBLISH)
-        self._snapshot_script = redis.register_script(_SNAPSHOT)
 
     async def publish(self, record: InstanceRecord, *, renew: bool = True, gone: bool = False) -> None:
         """Write the entry of an instance. renew: its registration too, with a whole lease. gone: it leaves the mesh."""
+        command = self.publish_command(record, renew=renew, gone=gone)
+        with state_errors():
+            await self._with_scripts(lambda: self._redis.execute_command(*command))
+            if gone:
+                await self._redis.delete(self._keys.instance(record.instance_id))
+
+    def publish_command(self, record: InstanceRecord, *, renew: bool, gone: bool = False) -> Command:
+        """What `publish` sends to a store that has the scripts."""
         group = group_of(record)
         load = b"\n" + codec.load_to_json(record.load) if record.load is not None else b""
         registration = codec.registration_to_json(record) if renew and not gone else b""
         lease_ms = max(1, round(record.lease_s * 1000))
         keys = [self._keys.load(group), self._keys.instance(record.instance_id), self._keys.groups]
         body = codec.head_to_json(record, gone=gone) + load
-        with state_errors():
-            await self._publish_script(keys=keys, args=[record.instance_id, lease_ms, body, registration, group])
-            if gone:
-                await self._redis.delete(self._keys.instance(record.instance_id))
+        return "EVALSHA", _digest(_PUBLISH), 3, *keys, record.instance_id, lease_ms, body, registration, group
 
     async def pull(
         self, groups: Sequence[str], *, heads: bool = False, group: str = "", instance_ids: Sequence[str] = ()
@@ -123,13 +131,9 @@ class InstanceStore:
 
         heads: the entries of `groups` without their load.
         """
+        commands = self.pull_commands(groups, heads=heads, group=group, instance_ids=instance_ids)
         with state_errors():
-            try:
-                replies = await self._pull(groups, heads, group, instance_ids)
-            except NoScriptError:  # the store has restarted, or is new
-                await self._redis.script_load(_SNAPSHOT)
-                replies = await self._pull(groups, heads, group, instance_ids)
-        revision, names, *rest = replies
+            revision, names, *rest = await self._with_scripts(lambda: self._send(commands))
         singles: list[Entry] = []
         if instance_ids:
             (seconds, microseconds), values = rest[-2:]
@@ -148,6 +152,20 @@ class InstanceStore:
             singles=singles,
         )
 
+    def pull_commands(
+        self, groups: Sequence[str], *, heads: bool = False, group: str = "", instance_ids: Sequence[str] = ()
+    ) -> list[Command]:
+        """What `pull` sends to a store that has the scripts."""
+        kind = "heads" if heads else "all"
+        commands: list[Command] = [("GET", self._keys.plan_revision), ("SMEMBERS", self._keys.groups)]
+        for name in groups:
+            keys = self._keys.load(name), self._keys.snapshot(name, heads=heads)
+            limits = SNAPSHOT_MS, MAX_ENTRY_BYTES, MAX_DIGITS
+            commands.append(("EVALSHA", _digest(_SNAPSHOT), 2, *keys, *limits, kind))
+        if instance_ids:
+            commands += [("TIME",), ("HMGET", self._keys.load(group), *instance_ids)]
+        return commands
+
     async def registrations(self, instance_ids: Iterable[str]) -> dict[str, bytes]:
         """The registrations of instances, as JSON; those whose lease has expired are missing."""
         ids, found = list(instance_ids), dict[str, bytes]()
@@ -158,19 +176,27 @@ class InstanceStore:
             found |= {name: as_bytes(data) for name, data in zip(names, values, strict=True) if data is not None}
         return found
 
-    async def _pull(self, groups: Sequence[str], heads: bool, group: str, instance_ids: Sequence[str]) -> list[Any]:
-        kind = "heads" if heads else "all"
+    async def _send(self, commands: Sequence[Command]) -> list[Any]:
         async with self._redis.pipeline(transaction=False) as pipe:
-            pipe.get(self._keys.plan_revision)
-            pipe.smembers(self._keys.groups)
-            for name in groups:
-                keys = self._keys.load(name), self._keys.snapshot(name, heads=heads)
-                pipe.evalsha(self._snapshot_script.sha, 2, *keys, SNAPSHOT_MS, MAX_ENTRY_BYTES, MAX_DIGITS, kind)
-            if instance_ids:
-                pipe.time()
-                pipe.hmget(self._keys.load(group), list(instance_ids))
+            for command in commands:
+                pipe.execute_command(*command)  # type: ignore[no-untyped-call]
             replies: list[Any] = await pipe.execute()
             return replies
+
+    async def _with_scripts(self, call: Callable[[], Awaitable[Any]]) -> Any:
+        """The result of the call, again with the scripts if the store, which may be new, does not have them."""
+        try:
+            return await call()
+        except NoScriptError:
+            for script in (_PUBLISH, _SNAPSHOT):
+                await self._redis.script_load(script)
+            return await call()
+
+
+@functools.cache
+def _digest(script: str) -> str:
+    """What the store knows a script by."""
+    return hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()
 
 
 def _revision(value: bytes | None) -> int | None:
