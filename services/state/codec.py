@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-import math
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,9 @@ from services.domain.instances import Drafting, InstanceRecord, Load, ModelCard,
 from services.domain.plans import JudgeUnavailable, Plan, Prediction, Provenance, TierPlan
 from services.domain.stages import QoeModel, Stage
 from services.domain.stages.places import StagePlace
+
+MAX_COUNT = 2**53
+"""Of anything that an instance counts: greater integers are no longer exact as floating point numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,29 +185,33 @@ def _card(raw: dict[str, Any]) -> ModelCard:
 
 
 def _typed(value: Any, name: str, kind: Any) -> Any:
-    """The value, if it is of the type; a whole number may stand for a float."""
-    if type(value) is not kind and (kind is not float or type(value) is not int):
+    """The value, if it is of the type; numbers as `_number` and `_count` say."""
+    if kind is float:
+        return _number(value, name)
+    if kind is int:
+        return _count(value, name)
+    if type(value) is not kind:
         raise ValueError(f"{name}: must be of type {kind.__name__}, not {value!r}"[:200])
     return value
 
 
 def _number(value: Any, name: str) -> float:
     """A finite number of at least 0."""
-    if type(value) not in (int, float) or not 0 <= value < math.inf:
+    if type(value) not in (int, float) or not 0 <= value <= sys.float_info.max:
         raise ValueError(f"{name}: must be a finite number of at least 0, not {value!r}"[:200])
     return float(value)
 
 
 def _count(value: Any, name: str) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{name}: must be an integer of at least 0, not {value!r}"[:200])
+    if type(value) is not int or not 0 <= value <= MAX_COUNT:
+        raise ValueError(f"{name}: must be an integer from 0 to {MAX_COUNT}, not {value!r}"[:200])
     return value
 
 
 def _lengths(values: Any, name: str) -> tuple[int, ...]:
     lengths = tuple(values)
-    if lengths and (set(map(type, lengths)) != {int} or min(lengths) < 0):
-        raise ValueError(f"{name}: must be a list of integers of at least 0")
+    if lengths and (set(map(type, lengths)) != {int} or min(lengths) < 0 or max(lengths) > MAX_COUNT):
+        raise ValueError(f"{name}: must be a list of integers from 0 to {MAX_COUNT}")
     return lengths
 
 

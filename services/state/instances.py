@@ -2,7 +2,7 @@
 
 An instance's registration is a key of its own, which expires with its lease. What changes all the time is one entry in the
 hash of its group: the time of the write and the lease, in milliseconds of the store's clock, the head and, on a second line,
-the load, both as JSON (`codec`). Readers pull. Whoever asks for a whole group gets a snapshot that is at most `SNAPSHOT_MS`
+the load, both as JSON (`codec`). Readers pull. Readers of a whole group get a snapshot that is at most `SNAPSHOT_MS`
 old: the store puts it together once for all who ask meanwhile, and drops entries whose lease has passed by its own clock.
 """
 
@@ -168,13 +168,15 @@ class InstanceStore:
 
     async def registrations(self, instance_ids: Iterable[str]) -> dict[str, bytes]:
         """The registrations of instances, as JSON; those whose lease has expired are missing."""
-        ids, found = list(instance_ids), dict[str, bytes]()
+        ids, registrations = list(instance_ids), dict[str, bytes]()
         for first in range(0, len(ids), READ_AT_ONCE):
             names = ids[first : first + READ_AT_ONCE]
             with state_errors():
                 values = await self._redis.mget([self._keys.instance(name) for name in names])
-            found |= {name: as_bytes(data) for name, data in zip(names, values, strict=True) if data is not None}
-        return found
+            registrations |= {
+                name: as_bytes(data) for name, data in zip(names, values, strict=True) if data is not None
+            }
+        return registrations
 
     async def _send(self, commands: Sequence[Command]) -> list[Any]:
         async with self._redis.pipeline(transaction=False) as pipe:

@@ -95,6 +95,9 @@ def test_records_and_plans_survive_json() -> None:
         ("run", "[1, -1]"),
         ("wait", '["1"]'),
         ("in", "[true]"),
+        ("in", f"[{2**53 + 1}]"),
+        ("free", f"{10**400}"),
+        ("out_rate", f"{10**400}"),
         ("run", "7"),
         ("free", "1.5"),
         ("cached", "-1"),
@@ -235,19 +238,23 @@ async def test_unusable_entries_are_skipped_counted_and_logged_by_name(
     views = MeshView(), MeshView()
     async with (
         MeshFeed(client, keys, views[0], interval_s=PULL_S) as router,
-        MeshFeed(client, keys, views[1], interval_s=PULL_S, group=group, sample=lambda: ["w", *junk]) as worker,
+        MeshFeed(client, keys, views[1], interval_s=PULL_S, group=group, sample=lambda: ["w"]) as worker,
         Registrar(client, keys, record("w"), interval_s=0.05, load=Load),
     ):
         await until(lambda: all(view.find("w") for view in views))
         await until(lambda: views[1].instances()[0].load is not None)
         assert router.unusable_entries == len(junk)
-        assert worker.unusable_entries > len(junk), "the registration is of another group"
+        assert worker.unusable_entries == len(junk), "it reads no load, but knows that judge-1 is of another group"
         assert [r.instance_id for r in views[1].instances()] == ["w"]
-        pulls = views[0].version
-        await until(lambda: views[0].version >= pulls)
+        version = views[0].version
+        await client.hset(
+            keys.load(group), "w", entry(codec.head_to_json(dataclasses.replace(record("w"), sequence=999)))
+        )
+        await until(lambda: views[0].version > version)
         assert router.unusable_entries == len(junk), "what has not changed is not counted again"
     for name in junk:
         assert f"the entry of {name!r}" in caplog.text
+    assert "the entry of 'judge-1': group" in caplog.text
     assert caplog.text.count("the entry of 'words'") == 2, "once by each feed"
     assert await client.hexists(keys.load(group), "past") == await client.hexists(keys.load(group), "future") == 0
     assert await client.hexists(keys.load(group), "w")
@@ -363,13 +370,13 @@ async def test_a_worker_of_a_large_tier_reads_the_places_of_all_less_often(
 async def test_a_record_is_as_old_as_the_store_says(client: Redis, keys: Keys) -> None:
     """Requests that were sent after an instance wrote its record are not in it, however late the record is read."""
     store, view, loop = InstanceStore(client, keys), MeshView(), asyncio.get_running_loop()
-    wrote = loop.time()
     await store.publish(record("w"))
+    wrote = loop.time()
     await asyncio.sleep(0.4)
     async with MeshFeed(client, keys, view, interval_s=PULL_S) as feed:
         await feed.synced.wait()
         heard_at = view.heard_at_s("w")
-        assert heard_at <= wrote + 0.3
+        assert heard_at <= wrote + 0.002, "times are in whole milliseconds"
         await store.publish(dataclasses.replace(record("w"), sequence=1))
         await until(lambda: view.instances()[0].sequence == 1)
         assert view.heard_at_s("w") > heard_at
