@@ -21,7 +21,7 @@ import selectors
 import socket
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -84,7 +84,8 @@ class _Crowd:
     """Workers and routers as connections: each sends its commands when they are due."""
 
     def __init__(self, host: str, port: int, store: InstanceStore, workers: Sequence[int], routers: int) -> None:
-        self._store, self._pack = store, RedisConnection().pack_commands  # type: ignore[no-untyped-call]
+        self._store = store
+        self._pack: Callable[[list[Any]], list[bytes]] = RedisConnection().pack_commands  # type: ignore[no-untyped-call]
         self._draw = random.Random(SEED)
         self._loads = [_load(self._draw) for _ in range(64)]
         self._ids = [[_record(i).instance_id for i in workers if i % STAGES == stage] for stage in range(STAGES)]

@@ -110,7 +110,7 @@ class InstanceStore:
         """Write the entry of an instance. renew: its registration too, with a whole lease. gone: it leaves the mesh."""
         command = self.publish_command(record, renew=renew, gone=gone)
         with state_errors():
-            await self._with_scripts(lambda: self._redis.execute_command(*command))
+            await self._with_scripts(lambda: self._redis.execute_command(*command))  # type: ignore[no-untyped-call]
             if gone:
                 await self._redis.delete(self._keys.instance(record.instance_id))
 
@@ -181,7 +181,7 @@ class InstanceStore:
     async def _send(self, commands: Sequence[Command]) -> list[Any]:
         async with self._redis.pipeline(transaction=False) as pipe:
             for command in commands:
-                pipe.execute_command(*command)  # type: ignore[no-untyped-call]
+                pipe.execute_command(*command)
             replies: list[Any] = await pipe.execute()
             return replies
 
