@@ -17,7 +17,13 @@ from services.state import MeshFeed, PlanStore, WorkloadStore
 async def compose(chassis: Chassis) -> None:
     """Keep the plan and serve it."""
     store = PlanStore(chassis.redis, chassis.keys)
-    feed = MeshFeed(chassis.redis, chassis.keys, MeshView(), on_change=lambda: publisher.view_changed())
+    feed = MeshFeed(
+        chassis.redis,
+        chassis.keys,
+        MeshView(),
+        interval_s=chassis.settings.pull_interval_s,
+        on_change=lambda: publisher.view_changed(),
+    )
     seed = chassis.mesh.plan(digest(chassis.settings.mesh_file))
     scorers = [scorer.name for scorer in chassis.mesh.judge.scorers]
     publisher = PlanPublisher(store, feed, seed, SystemClock(), chassis.mesh.planner.max_instances, scorers)

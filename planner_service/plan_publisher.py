@@ -90,6 +90,8 @@ class PlanPublisher(AbstractAsyncContextManager["PlanPublisher"]):
         plan_revision = await self._store.publish(
             stamped, expected=expected, at_least=known.revision if known is not None else 0
         )
+        if self._feed.view.follow(plan_revision):  # not first with the next pull: Redis may be lost before that
+            self.view_changed()
         _log.info("plan %d from %s", plan_revision.revision, plan_revision.provenance.source)
         return plan_revision
 

@@ -48,6 +48,7 @@ from services.settings import SettingsError
 from services.state import MeshFeed, ServedRequestStore, TraceStore, WorkloadStore
 from services.state.limits import SharedLimits
 from services.state.usage import UsageStore
+from services.telemetry import observe_unusable_entries
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +66,15 @@ async def compose(chassis: Chassis) -> None:
     view = MeshView(keep_expired={Role.WORKER, Role.JUDGE})
     pool = InstancePool(view, options.ejection_s)
     channels = await stack.enter_async_context(ChannelPool(chassis.certificates))
-    await stack.enter_async_context(MeshFeed(chassis.redis, chassis.keys, view, on_change=pool.view_changed))
+    feed = MeshFeed(
+        chassis.redis,
+        chassis.keys,
+        view,
+        interval_s=chassis.settings.pull_interval_s,
+        on_change=pool.view_changed,
+    )
+    await stack.enter_async_context(feed)
+    observe_unusable_entries(chassis.telemetry.meter, lambda: feed.unusable_entries)
     queue = AdmissionQueue(options.max_active, options.max_waiting)
     stats = RouterStats(chassis.telemetry.meter, view)
     judging = JudgeLimits(options.judge_timeout_s, options.judge_concurrency, options.judge_open_s)

@@ -17,6 +17,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from services.domain.early_checks import EarlyCheck
 from services.domain.errors import FieldProblem, invalid, shortened
+from services.domain.mesh_view import PULL_INTERVAL_S
 from services.domain.plans import JudgeUnavailable, Plan, Provenance, TierPlan
 from services.domain.requests import (
     MAX_SLO_MARKER_CHARS,
@@ -791,6 +792,9 @@ class ServiceSettings(BaseSettings):
     removed unless it responds to a probe."""
     publish_interval_s: float = Field(default=0.25, gt=0)
     """Shortest interval between two updates of an instance's load; without changes it is published every third of a lease."""
+    pull_interval_s: float = Field(default=PULL_INTERVAL_S, gt=0)
+    """Average interval at which a process reads the state of the mesh. Workers read that of their tier every
+    `stages.look_s`."""
     drain_s: float = Field(default=30.0, ge=0)
     """Grace period for running requests at shutdown."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -211,6 +211,16 @@ def observe_state_link(meter: Meter, connected: Callable[[], bool]) -> None:
     )
 
 
+def observe_unusable_entries(meter: Meter, entries: Callable[[], int]) -> None:
+    """Export how many entries of instances were not used, because they are not what they should be."""
+    meter.create_observable_counter(
+        "penstock.state.unusable_entries",
+        callbacks=[lambda _: [Observation(entries())]],
+        unit="{entry}",
+        description="Entries of instances in Redis that were ignored because they are damaged or not valid.",
+    )
+
+
 def extract(metadata: Mapping[str, str]) -> Context:
     """The trace context of the caller, from headers or gRPC metadata."""
     return propagate.extract(metadata)

@@ -85,7 +85,7 @@ async def serving(
     chosen = ServiceSettings.load(
         mesh_file=mesh_file,
         redis_url=redis_url,
-        **{"publish_interval_s": 0.05, "drain_s": DRAIN_S, "lease_s": LEASE_S, **settings},
+        **{"publish_interval_s": 0.05, "pull_interval_s": 0.02, "drain_s": DRAIN_S, "lease_s": LEASE_S, **settings},
     )
     mesh: MeshFile = load_mesh_file(mesh_file)
     started: asyncio.Future[Chassis] = asyncio.get_running_loop().create_future()

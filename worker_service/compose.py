@@ -29,6 +29,7 @@ from services.settings import (
 )
 from services.state import MeshFeed
 from services.state.keys import tier_group
+from services.telemetry import observe_unusable_entries
 from worker_service.engine.interface import Capability, Engine, EngineUnusable, Interruptible, KvTransferring
 from worker_service.engine.loop import OutputCoalescing
 from worker_service.engine.simulated import SimulatedEngineOptions, simulated_engine
@@ -77,9 +78,6 @@ async def compose(chassis: Chassis) -> None:
     tracker = LoadTracker(engine, chassis.telemetry.meter, tier.name)
     limits = CoalescingLimits(settings.frame_interval_ms / 1000, settings.frame_tokens, HEARTBEAT_S)
     options, view, slots = chassis.mesh.stages, MeshView(), bidding.TransferSlots(chassis.mesh.stages.max_transfers)
-    feed = await chassis.stack.enter_async_context(
-        MeshFeed(chassis.redis, chassis.keys, view, group=tier_group(tier.name))
-    )
     bids = bidding.Sender(slots)
     stages = StageTracker(
         chassis.instance_id,
@@ -89,6 +87,17 @@ async def compose(chassis: Chassis) -> None:
         refine_s=options.refine_s,
         move_s=functools.partial(_move_s, tracker, _kv_token_bytes(engine)),
     )
+    feed = await chassis.stack.enter_async_context(
+        MeshFeed(
+            chassis.redis,
+            chassis.keys,
+            view,
+            interval_s=options.look_s,
+            group=tier_group(tier.name),
+            sample=stages.sample,
+        )
+    )
+    observe_unusable_entries(chassis.telemetry.meter, lambda: feed.unusable_entries)
     transfers = TransferQueue(
         chassis.instance_id,
         slots,
@@ -136,7 +145,7 @@ async def compose(chassis: Chassis) -> None:
         chassis.telemetry,
         instance_id=chassis.instance_id,
         tier=tier.name,
-        address_of=functools.partial(_address_of, view, tier.name),
+        address_of=functools.partial(_address_of, feed),
         sender=sender,
         receiver=receiver,
     )
@@ -173,16 +182,17 @@ async def compose(chassis: Chassis) -> None:
         chassis.supervise("engine-availability", lambda: _announce_availability(interruptible, servicer, chassis))
 
 
-def _address_of(view: MeshView, tier: str, instance_id: str) -> str:
-    """The address of a worker of this tier.
+async def _address_of(feed: MeshFeed, instance_id: str) -> str:
+    """The address of a worker of this tier that accepts new requests.
 
     Raises:
         NotFound: The registry has no such worker.
+        StateUnavailable: It is not known yet, and Redis cannot be reached.
     """
-    for record in view.workers(tier):
-        if record.instance_id == instance_id:
-            return record.address
-    raise NotFound("worker", instance_id)
+    record = await feed.find(instance_id)
+    if record is None or record.draining:
+        raise NotFound("worker", instance_id)
+    return record.address
 
 
 async def _announce_drain(servicer: WorkerServicer, chassis: Chassis) -> None:

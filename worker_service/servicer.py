@@ -1,7 +1,7 @@
 """WorkerService for one engine."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 
 from penstock.proto.worker.v1 import worker_pb2 as pb
@@ -41,7 +41,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         *,
         instance_id: str,
         tier: str,
-        address_of: Callable[[str], str],
+        address_of: Callable[[str], Awaitable[str]],
         sender: KvSender | None = None,
         receiver: KvReceiver | None = None,
     ) -> None:
@@ -163,7 +163,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         for name in ("request_id", "transfer_id", "target_instance_id"):
             if not getattr(request, name):
                 raise invalid(name, "must not be empty")
-        address = self._address_of(request.target_instance_id)
+        address = await self._address_of(request.target_instance_id)
         async with self._transfers.sending(request.request_id, starving=request.starving) as free:
             if not free:
                 yield codec.report_to_proto(NotMoved("another request is being sent", busy=True))

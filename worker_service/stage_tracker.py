@@ -14,7 +14,7 @@ from services.domain.stages import StageLayout
 from services.domain.stages.advice import MoveAdvice, MoveReason
 from services.domain.stages.bidding import Sender
 from services.domain.stages.overload import excess_tokens, to_hand_over
-from services.domain.stages.places import StagePlace, assign, outgrown_to, peers, successors
+from services.domain.stages.places import StagePlace, assign, neighbours, outgrown_to, peers, successors
 from services.domain.stages.qoe import BatchLoad, InFlight, QoeModel
 from services.domain.stages.refinement import averaged, refine
 from services.domain.stages.worth import worth_moving
@@ -59,6 +59,14 @@ class StageTracker:
         self.place: StagePlace | None = None
         """The stage of this instance; None if the plan has no stages for the tier."""
         self.draining = False
+        self._turn = 0
+
+    def sample(self) -> list[str]:
+        """The instances whose load this one compares with its own next: others with each call, if the tier is large."""
+        if self.place is None:
+            return []
+        self._turn += 1
+        return neighbours(self._others, self._instance_id, self.place.stage, self._turn)
 
     def grew(self, request_id: str, tokens: int, input_tokens: int = 0) -> None:
         """Record the length of a decoding request, prompt and output, and of its prompt."""
@@ -124,6 +132,8 @@ class StageTracker:
             return True
         candidates = self._candidates(request.tokens, reason)
         there = [self._batches[i] for i in candidates if i in self._batches]
+        if not there:
+            return True  # the load of none of them is known
         return worth_moving(InFlight(request.tokens, request.input_tokens), self._batch, there, self._qoe, takes_s)
 
     def _candidates(self, tokens: int, reason: MoveReason) -> Sequence[str]:
@@ -148,9 +158,9 @@ class StageTracker:
             return
         self._refined_at = now
         next_stage = successors(self._others, self.place.stage)
-        if not next_stage:
+        in_flight = [record_load.in_flight for i in next_stage if (record_load := others[i].load) is not None]
+        if not in_flight:
             return
-        in_flight = [record_load.in_flight if (record_load := others[i].load) is not None else [] for i in next_stage]
         refined = refine(
             self._boundary,
             load.in_flight,

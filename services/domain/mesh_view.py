@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from services.domain.instances import InstanceRecord, Role
 from services.domain.plans import Plan
 
+PULL_INTERVAL_S = 0.1
+"""Average interval at which a view is brought up to date, unless a setting says otherwise."""
+
 
 @dataclass(slots=True)
 class _Entry:
@@ -63,7 +66,7 @@ class MeshView:
             self.follow(plan)
 
     def alive(self, now: float) -> None:
-        """Record that the store is alive: it sent a message or a response."""
+        """Record that the store was alive at `now`, and what instances had written by then is known."""
         self._alive_at = now
 
     def woke(self, now: float) -> None:
@@ -76,15 +79,18 @@ class MeshView:
             self._connected_since, self._synced_at = None, now
 
     def hear(self, record: InstanceRecord, now: float) -> bool:
-        """Apply a record; False if it is older than the known one.
+        """Apply a record that its instance wrote at `now`; False if it says nothing new.
 
+        Of two records of the same version, the one with a load counts: readers may leave it out.
         Forgets instances with an expired lease at the same address: another process listens there now.
         """
         entry = self._entries.get(record.instance_id)
-        if entry is not None and entry.record.version >= record.version:
-            if entry.record.version == record.version:
-                entry.heard_at = now
-                self._renew(entry)
+        if entry is not None and entry.record.version == record.version:
+            entry.heard_at = now
+            self._renew(entry)
+            if record.load is None or entry.record.load is not None:
+                return False
+        elif entry is not None and entry.record.version > record.version:
             return False
         for other in self.expired() if self._expired else ():
             if other.address == record.address:

@@ -5,6 +5,7 @@ All of it can be rebuilt by the processes that wrote it.
 
 from services.state.connection import StateUnavailable, connect
 from services.state.feed import MeshFeed
+from services.state.instances import InstanceStore
 from services.state.plans import KEPT_REVISIONS, PlanStore
 from services.state.registry import Registrar
 from services.state.served_requests import ServedRequestStore
@@ -13,6 +14,7 @@ from services.state.workload import WorkloadStore
 
 __all__ = [
     "KEPT_REVISIONS",
+    "InstanceStore",
     "MeshFeed",
     "PlanStore",
     "Registrar",

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import sys
+from dataclasses import dataclass
 from typing import Any
 
 from services.domain.early_checks import EarlyCheck
@@ -10,16 +12,42 @@ from services.domain.plans import JudgeUnavailable, Plan, Prediction, Provenance
 from services.domain.stages import QoeModel, Stage
 from services.domain.stages.places import StagePlace
 
+MAX_COUNT = 2**53
+"""Of anything that an instance counts: greater integers are no longer exact as floating point numbers."""
 
-def record_to_json(record: InstanceRecord) -> bytes:
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The part of an instance's entry that its whole tier reads: the state of the instance without its load.
+
+    epoch, sequence, draining, place: as in `InstanceRecord`. gone: the instance has deregistered.
+    """
+
+    epoch: float
+    sequence: int
+    draining: bool = False
+    place: StagePlace | None = None
+    gone: bool = False
+
+    @property
+    def version(self) -> tuple[float, int]:
+        return self.epoch, self.sequence
+
+    def record(self, registration: InstanceRecord, load: Load | None) -> InstanceRecord:
+        """The record of the instance. load: None if it has none, or was not read."""
+        return dataclasses.replace(
+            registration, sequence=self.sequence, draining=self.draining, place=self.place, load=load
+        )
+
+
+def registration_to_json(record: InstanceRecord) -> bytes:
+    """What does not change while the process lives."""
     data: dict[str, Any] = {
         "instance_id": record.instance_id,
         "role": record.role.value,
         "address": record.address,
         "epoch": record.epoch,
-        "sequence": record.sequence,
         "lease_s": record.lease_s,
-        "draining": record.draining,
         "metrics_address": record.metrics_address,
         "http_address": record.http_address,
         "admin_address": record.admin_address,
@@ -28,90 +56,163 @@ def record_to_json(record: InstanceRecord) -> bytes:
         data["group_id"] = record.group_id
     if record.model is not None:
         data["model"] = dataclasses.asdict(record.model)
-    if record.load is not None:
-        data["load"] = {
-            "running_tokens": record.load.running_tokens,
-            "queued_tokens": record.load.queued_tokens,
-            "free_kv_blocks": record.load.free_kv_blocks,
-            "output_tokens_per_s": round(record.load.output_tokens_per_s, 1),
-            "input_tokens": record.load.input_tokens,
-            "cached_tokens": record.load.cached_tokens,
-            "pending_tokens": record.load.pending_tokens,
-            "prompt_tokens_per_s": round(record.load.prompt_tokens_per_s, 1),
-        }
-        if record.load.kv_bytes_per_s:
-            data["load"]["kv_bytes_per_s"] = float(f"{record.load.kv_bytes_per_s:.2g}")  # what follows is noise
-        if record.load.slo is not None:
-            slo = record.load.slo
-            data["load"]["slo"] = {
-                "backlog_s": round(slo.backlog_s, 4),
-                "prompt_tokens_per_s": round(slo.prompt_tokens_per_s, 1),
-                "free_kv_tokens": slo.free_kv_tokens,
-            }
-        if record.load.drafting is not None:
-            drafting = record.load.drafting
-            share = drafting.accepted_share
-            data["load"]["drafting"] = {
-                "chain": drafting.chain,
-                "window": drafting.window,
-                "accepted_share": None if share is None else round(share, 3),
-            }
-    if record.place is not None:
-        data["place"] = dataclasses.asdict(record.place)
     return json.dumps(data, separators=(",", ":")).encode()
 
 
-def record_from_json(data: bytes) -> InstanceRecord:
-    """Raises:
-    ValueError: It is not a record.
+def registration_from_json(data: bytes) -> InstanceRecord:
+    """A record without load and place, with sequence 0.
+
+    Raises:
+        ValueError: It is not a registration; the message names the field.
     """
     try:
         raw = _mapping(data)
-        model, load, place = raw.get("model"), raw.get("load"), raw.get("place")
+        texts = ("instance_id", "address", "metrics_address", "http_address", "group_id", "admin_address")
+        epoch, lease_s = _number(raw["epoch"], "epoch"), _number(raw["lease_s"], "lease_s")
+        missing = {"instance_id", "address", "metrics_address"} - raw.keys()
+        if missing:
+            raise ValueError(f"{min(missing)}: is missing")
+        if lease_s <= 0:
+            raise ValueError(f"lease_s: must be greater than 0, not {lease_s}")
         return InstanceRecord(
-            instance_id=raw["instance_id"],
             role=Role(raw["role"]),
-            address=raw["address"],
-            epoch=raw["epoch"],
-            sequence=raw["sequence"],
-            lease_s=raw["lease_s"],
-            draining=raw["draining"],
-            metrics_address=raw["metrics_address"],
-            http_address=raw.get("http_address", ""),
-            model=ModelCard(**{f.name: model[f.name] for f in dataclasses.fields(ModelCard) if f.name in model})
-            if model
-            else None,
-            load=Load(
-                tuple(load["running_tokens"]),
-                tuple(load["queued_tokens"]),
-                load["free_kv_blocks"],
-                load["output_tokens_per_s"],
-                tuple(load.get("input_tokens", ())),
-                cached_tokens=load.get("cached_tokens", 0),
-                slo=_headroom(load.get("slo")),
-                pending_tokens=load.get("pending_tokens"),
-                prompt_tokens_per_s=load.get("prompt_tokens_per_s", 0.0),
-                kv_bytes_per_s=load.get("kv_bytes_per_s", 0.0),
-                drafting=_drafting(load.get("drafting")),
-            )
-            if load
-            else None,
-            place=StagePlace(place["stage"], place["from_tokens"], place["to_tokens"]) if place else None,
-            group_id=raw.get("group_id", ""),
-            admin_address=raw.get("admin_address", ""),
+            epoch=epoch,
+            sequence=0,
+            lease_s=lease_s,
+            model=_card(raw["model"]) if raw.get("model") is not None else None,
+            **{name: _typed(raw[name], name, str) for name in texts if name in raw},
         )
     except (KeyError, TypeError) as error:
-        raise ValueError(f"not an instance record: {error!r}") from error
+        raise ValueError(f"not a registration: {error!r}") from error
 
 
-def _headroom(slo: dict[str, Any] | None) -> SloHeadroom | None:
-    return SloHeadroom(slo["backlog_s"], slo["prompt_tokens_per_s"], slo["free_kv_tokens"]) if slo else None
+def head_to_json(record: InstanceRecord, *, gone: bool = False) -> bytes:
+    """An instance's head: `at` is [epoch, sequence], `place` is [stage, from_tokens, to_tokens]."""
+    data: dict[str, Any] = {"at": [record.epoch, record.sequence]}
+    if gone:
+        data["gone"] = True
+    if record.draining:
+        data["draining"] = True
+    if record.place is not None:
+        data["place"] = dataclasses.astuple(record.place)
+    return json.dumps(data, separators=(",", ":")).encode()
 
 
-def _drafting(drafting: dict[str, Any] | None) -> Drafting | None:
-    if not drafting:
-        return None
-    return Drafting(tuple(drafting["chain"]), drafting["window"], drafting["accepted_share"])
+def head_from_json(data: bytes) -> Head:
+    """Raises:
+    ValueError: It is not a head; the message names the field.
+    """
+    try:
+        raw = _mapping(data)
+        epoch, sequence = raw["at"]
+        _number(epoch, "at")
+        _count(sequence, "at")
+        place = raw.get("place")
+        if place is not None:
+            stage, from_tokens, to_tokens = (_count(value, "place") for value in place)
+            place = StagePlace(stage, from_tokens, to_tokens)
+        gone, draining = (_typed(raw.get(name, False), name, bool) for name in ("gone", "draining"))
+        return Head(epoch, sequence, draining, place, gone)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"not the head of an entry: {error!r}") from error
+
+
+def load_to_json(load: Load) -> bytes:
+    """The load of an instance. Short names, because routers read those of a whole tier several times a second."""
+    data: dict[str, Any] = {}
+    for name, short in _LENGTHS.items():
+        if lengths := getattr(load, name):
+            data[short] = lengths
+    for name, (short, digits) in _NUMBERS.items():
+        if value := getattr(load, name):
+            data[short] = value if digits is None else float(f"{value:.{digits}g}")  # what follows is noise
+    if load.pending_tokens is not None:
+        data["pending"] = load.pending_tokens
+    if (slo := load.slo) is not None:
+        data["slo"] = [round(slo.backlog_s, 4), round(slo.prompt_tokens_per_s, 1), slo.free_kv_tokens]
+    if (drafting := load.drafting) is not None:
+        share = drafting.accepted_share
+        data["drafting"] = [drafting.chain, drafting.window, None if share is None else round(share, 3)]
+    return json.dumps(data, separators=(",", ":")).encode()
+
+
+_LENGTHS = {"running_tokens": "run", "queued_tokens": "wait", "input_tokens": "in"}
+_NUMBERS = {  # by name: the short name, and the digits of a rate; None for a count
+    "free_kv_blocks": ("free", None),
+    "output_tokens_per_s": ("out_rate", 5),
+    "cached_tokens": ("cached", None),
+    "prompt_tokens_per_s": ("in_rate", 5),
+    "kv_bytes_per_s": ("kv_rate", 2),
+}
+
+
+def load_from_json(data: bytes) -> Load:
+    """Raises:
+    ValueError: It is not a load; the message names the field.
+    """
+    try:
+        raw = _mapping(data)
+        values: dict[str, Any] = {name: _lengths(raw.get(short, ()), short) for name, short in _LENGTHS.items()}
+        for name, (short, digits) in _NUMBERS.items():
+            values[name] = _count(raw.get(short, 0), short) if digits is None else _number(raw.get(short, 0.0), short)
+        slo, drafting, pending = raw.get("slo"), raw.get("drafting"), raw.get("pending")
+        return Load(
+            pending_tokens=None if pending is None else _count(pending, "pending"),
+            slo=None if slo is None else _headroom(slo),
+            drafting=None if drafting is None else _drafting(drafting),
+            **values,
+        )
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"not a load: {error!r}") from error
+
+
+def _headroom(raw: list[Any]) -> SloHeadroom:
+    backlog_s, prompt_tokens_per_s, free_kv_tokens = raw
+    return SloHeadroom(_number(backlog_s, "slo"), _number(prompt_tokens_per_s, "slo"), _count(free_kv_tokens, "slo"))
+
+
+def _drafting(raw: list[Any]) -> Drafting:
+    chain, window, share = raw
+    if not isinstance(chain, list) or not all(isinstance(model, str) for model in chain):
+        raise ValueError("drafting: must be a list of model names, the window and the share")
+    accepted = None if share is None else _number(share, "drafting")
+    return Drafting(tuple(chain), _count(window, "drafting"), accepted)
+
+
+def _card(raw: dict[str, Any]) -> ModelCard:
+    fields = [field for field in dataclasses.fields(ModelCard) if field.name in raw]
+    return ModelCard(**{f.name: _typed(raw[f.name], f.name, f.type) for f in fields})
+
+
+def _typed(value: Any, name: str, kind: Any) -> Any:
+    """The value, if it is of the type; numbers as `_number` and `_count` say."""
+    if kind is float:
+        return _number(value, name)
+    if kind is int:
+        return _count(value, name)
+    if type(value) is not kind:
+        raise ValueError(f"{name}: must be of type {kind.__name__}, not {value!r}"[:200])
+    return value
+
+
+def _number(value: Any, name: str) -> float:
+    """A finite number of at least 0."""
+    if type(value) not in (int, float) or not 0 <= value <= sys.float_info.max:
+        raise ValueError(f"{name}: must be a finite number of at least 0, not {value!r}"[:200])
+    return float(value)
+
+
+def _count(value: Any, name: str) -> int:
+    if type(value) is not int or not 0 <= value <= MAX_COUNT:
+        raise ValueError(f"{name}: must be an integer from 0 to {MAX_COUNT}, not {value!r}"[:200])
+    return value
+
+
+def _lengths(values: Any, name: str) -> tuple[int, ...]:
+    lengths = tuple(values)
+    if lengths and (set(map(type, lengths)) != {int} or min(lengths) < 0 or max(lengths) > MAX_COUNT):
+        raise ValueError(f"{name}: must be a list of integers from 0 to {MAX_COUNT}")
+    return lengths
 
 
 def plan_to_json(plan: Plan) -> bytes:
@@ -161,7 +262,10 @@ def plan_from_json(data: bytes) -> Plan:
 
 
 def _mapping(data: bytes) -> dict[str, Any]:
-    raw = json.loads(data)
+    try:
+        raw = json.loads(data)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
     if not isinstance(raw, dict):
         raise TypeError("not a mapping")
     return raw

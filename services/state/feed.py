@@ -1,37 +1,50 @@
-"""Keeps a MeshView current by subscription, so that serving a request needs no call to Redis."""
+"""Keeps a MeshView current by pulling, so that serving a request needs no call to Redis."""
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Callable
+import math
+import random
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import NoReturn
 
 from redis.asyncio import Redis
-from redis.asyncio.client import PubSub
 
 from services.background import end, supervise
-from services.domain.instances import InstanceRecord
-from services.domain.mesh_view import MeshView
+from services.domain.instances import InstanceRecord, Load
+from services.domain.mesh_view import PULL_INTERVAL_S, MeshView
 from services.domain.plans import Plan
 from services.stalls import StallMonitor
 from services.state import codec
 from services.state.connection import StateUnavailable, as_bytes, state_errors
-from services.state.keys import ALL_GROUPS, Keys, group_of
-from services.state.registry import GOODBYE
+from services.state.instances import Entry, InstanceStore
+from services.state.keys import Keys, group_of
 
 _log = logging.getLogger(__name__)
 
-SILENCE_S = 1.0  # after this long without a message, Redis is pinged
 RETRY_FIRST_S, RETRY_MOST_S = 0.1, 2.0
+JITTER = 0.2
+"""Of the interval between two pulls, up or down: so that many processes do not pull at the same time."""
+MAX_GROUPS = 256
+"""Groups that are read, the first ones by name. A mesh has one for each tier and three more."""
+ENTRIES_AT_ONCE = 100
+"""Entries that are decoded before other tasks of the event loop have their turn."""
+HEADS_PER_PULL = 250
+"""Of a larger group, a feed with a sample reads the heads less often: on average so many in each pull."""
+
+Sample = Callable[[], Sequence[str]]
 
 
 class MeshFeed(AbstractAsyncContextManager["MeshFeed"]):
-    """Updates `view` as long as the context lasts, and calls `on_change` after every change.
+    """Updates `view` as long as the context lasts, and calls `on_change` after every pull that changed it.
 
-    Each (re)connection subscribes first and then reads everything, so that no change is missed. group: follow only these
-    instances (`group_of`) and the plan.
+    It pulls about every `interval_s`. A router reads all entries of all groups. A worker (`group`, `sample`) reads what
+    instances its group has and which places they serve, and the load of the few that `sample` names at the time.
+
+    A record counts as heard when its instance wrote it, by the store's clock. An entry that was read before says nothing
+    new. An entry that is missing says nothing either: the store may have lost its data. An instance is removed when its
+    entry says that it has gone, or when its lease has expired.
     """
 
     def __init__(
@@ -40,13 +53,27 @@ class MeshFeed(AbstractAsyncContextManager["MeshFeed"]):
         keys: Keys,
         view: MeshView,
         *,
-        group: str = ALL_GROUPS,
+        interval_s: float = PULL_INTERVAL_S,
+        group: str = "",
+        sample: Sample | None = None,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        self._redis, self._keys, self.view, self._group = redis, keys, view, group
+        """group: follow only these instances (`group_of`) and the plan; empty for all. sample: of `group`, the instances
+        whose load is read; None for all."""
+        self._redis, self._keys, self.view = redis, keys, view
+        self._store, self._interval_s = InstanceStore(redis, keys), interval_s
+        self._group, self._sample = group, sample
         self._on_change = on_change
         self._tasks: list[asyncio.Task[None]] = []
         self._stalls = StallMonitor()
+        self._groups: Sequence[str] = [group] if group else []
+        self._plan_revision: int | None = None
+        self._bodies: dict[str, bytes] = {}  # by instance: as last read in a snapshot
+        self._registrations: dict[str, InstanceRecord] = {}
+        self._unusable: set[str] = set()  # instances whose last entry could not be used
+        self._until_heads = 0  # pulls
+        self.unusable_entries = 0
+        """Entries and registrations that were not used, because they are not what they should be."""
         self.synced = asyncio.Event()
         """Set once the view has been filled for the first time."""
 
@@ -64,23 +91,26 @@ class MeshFeed(AbstractAsyncContextManager["MeshFeed"]):
         await end(*self._tasks)
         await self._stalls.__aexit__(kind, error, trace)
 
+    async def find(self, instance_id: str) -> InstanceRecord | None:
+        """The record of an instance of the feed's group that has a lease; read now if the view does not have it.
+
+        Raises:
+            StateUnavailable: The view does not have it, and Redis cannot be reached.
+        """
+        if self.view.find_leased(instance_id) is None:
+            began = asyncio.get_running_loop().time()
+            pulled = await self._store.pull((), group=self._group, instance_ids=[instance_id])
+            await self._apply(pulled.singles, began)
+        return self.view.find_leased(instance_id)
+
     async def _follow(self) -> NoReturn:
         loop, pause = asyncio.get_running_loop(), RETRY_FIRST_S
         while True:
             try:
-                async with self._redis.pubsub() as pubsub:
-                    with state_errors():
-                        await pubsub.subscribe(self._keys.plan_events)
-                        if self._group == ALL_GROUPS:
-                            await pubsub.psubscribe(self._keys.instance_events(ALL_GROUPS))
-                        else:
-                            await pubsub.subscribe(self._keys.instance_events(self._group))
-                        records, plan = await self._read_all()
-                        self.view.connect(records, plan, loop.time())
-                        self.synced.set()
-                        self._on_change()
-                        pause = RETRY_FIRST_S
-                        await self._listen(pubsub)
+                if await self._pull():
+                    self._on_change()
+                pause = RETRY_FIRST_S
+                await asyncio.sleep(self._interval_s * random.uniform(1 - JITTER, 1 + JITTER))
             except StateUnavailable as error:
                 if self.view.connected:
                     _log.warning("serving with the last known state of the mesh: %s", error)
@@ -89,44 +119,110 @@ class MeshFeed(AbstractAsyncContextManager["MeshFeed"]):
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, RETRY_MOST_S)
             except Exception:
-                self.view.disconnect(loop.time())  # there is no subscription until this task is restarted
+                self.view.disconnect(loop.time())  # nothing is pulled until this task is restarted
                 raise
 
-    async def _read_all(self) -> tuple[list[InstanceRecord], Plan | None]:
-        ids = await self._redis.smembers(self._keys.instances)
-        names = sorted(as_bytes(instance_id).decode() for instance_id in ids)
-        values = await self._redis.mget([self._keys.instance(name) for name in names]) if names else []
-        read = [record for data in values if data is not None and (record := _record(as_bytes(data))) is not None]
-        records = [record for record in read if self._group in (ALL_GROUPS, group_of(record))]
-        return records, await self._read_plan()
+    async def _pull(self) -> bool:
+        """Read what is due; return whether the view has changed."""
+        loop, connected = asyncio.get_running_loop(), self.view.connected
+        sampled = list(self._sample()) if self._sample is not None else []
+        whole = self._until_heads <= 0 or not connected
+        began = loop.time()
+        pulled = await self._store.pull(
+            self._groups if whole else (), heads=self._sample is not None, group=self._group, instance_ids=sampled
+        )
+        entries = pulled.snapshots
+        if not self._group and (new := self._follow_groups(pulled.groups)):
+            entries = [*entries, *(await self._store.pull(new)).snapshots]
+        changed = await self._apply(pulled.singles, began)  # first: a head must not take away the load that it is of
+        fresh = [entry for entry in entries if self._bodies.get(entry.instance_id) != entry.body]
+        changed = await self._apply(fresh, began) or changed
+        if whole:
+            self._bodies = {entry.instance_id: entry.body for entry in entries}
+            self._registrations = {i: r for i, r in self._registrations.items() if i in self._bodies}
+            self._unusable &= self._bodies.keys()
+            self._until_heads = math.ceil(len(entries) / HEADS_PER_PULL) if self._sample is not None else 0
+        self._until_heads -= 1
+        plan = None
+        if pulled.plan_revision is not None and (pulled.plan_revision != self._plan_revision or not connected):
+            plan = await self._read_plan(pulled.plan_revision)
+        self._plan_revision = pulled.plan_revision
+        if not connected:
+            self.view.connect((), plan, loop.time())
+            self.synced.set()
+            return True
+        if whole:  # leases are judged by what the store had then
+            self.view.alive(began)
+        return (plan is not None and self.view.follow(plan)) or changed
 
-    async def _read_plan(self) -> Plan | None:
-        """The current plan; None without one."""
-        revision = await self._redis.get(self._keys.plan_revision)
-        data = await self._redis.get(self._keys.plan(int(revision))) if revision is not None else None
-        return _plan(as_bytes(data)) if data is not None else None
+    def _follow_groups(self, groups: frozenset[str]) -> list[str]:
+        """Follow these groups from now on; return those that were not read in this pull."""
+        followed = sorted(groups)[:MAX_GROUPS]
+        if len(groups) > MAX_GROUPS:
+            self._report("groups", ValueError(f"there are {len(groups)} groups; the first {MAX_GROUPS} are read"))
+        new = [group for group in followed if group not in self._groups]
+        self._groups = followed
+        return new
 
-    async def _listen(self, pubsub: PubSub) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            message = await pubsub.get_message(ignore_subscribe_messages=True, timeout=SILENCE_S)
-            if message is None:
-                await self._redis.ping()  # a silent connection may be dead
-            self.view.alive(loop.time())
-            if message is None:
-                continue
-            data: bytes = message["data"]
-            if message["channel"].decode() == self._keys.plan_events:
-                plan = await self._read_plan()  # the message is only the news: any service may publish there
-                changed = plan is not None and self.view.follow(plan)
-            elif data.startswith(GOODBYE):
-                self.view.forget(data.removeprefix(GOODBYE).decode())
-                changed = True
+    async def _apply(self, entries: Sequence[Entry], began: float) -> bool:
+        """Apply entries that were read at `began`; return whether the view has changed."""
+        decoded: list[tuple[Entry, codec.Head, Load | None]] = []
+        for i, entry in enumerate(entries):
+            if i % ENTRIES_AT_ONCE == ENTRIES_AT_ONCE - 1:
+                await asyncio.sleep(0)
+            try:
+                decoded.append((entry, *entry.decoded()))
+            except ValueError as error:
+                self._report(entry.instance_id, error)
+        await self._register([(e.instance_id, head) for e, head, _ in decoded if not head.gone])
+        changed = False
+        for i, (entry, head, load) in enumerate(decoded):
+            if i % ENTRIES_AT_ONCE == ENTRIES_AT_ONCE - 1:
+                await asyncio.sleep(0)
+            known = self.view.find(entry.instance_id)
+            registration = self._registrations.get(entry.instance_id)
+            if head.gone:
+                if known is not None and known.version <= head.version:
+                    self.view.forget(entry.instance_id)
+                    changed = True
+            elif registration is not None and registration.epoch == head.epoch:
+                changed = self.view.hear(head.record(registration, load), began - entry.age_s) or changed
+        return changed
+
+    async def _register(self, heads: Sequence[tuple[str, codec.Head]]) -> None:
+        """Read the registrations of instances that are new, or have restarted."""
+        registrations = self._registrations
+        new = [i for i, head in heads if i not in registrations or registrations[i].epoch != head.epoch]
+        if not new:
+            return
+        for instance_id, data in (await self._store.registrations(new)).items():
+            try:
+                registration = codec.registration_from_json(data)
+                if registration.instance_id != instance_id:
+                    raise ValueError(f"instance_id: is {registration.instance_id!r}"[:200])
+                if self._group and group_of(registration) != self._group:
+                    raise ValueError(f"group: is {group_of(registration)!r}"[:200])
+            except ValueError as error:
+                self._report(instance_id, error)
             else:
-                record = _record(data)
-                changed = record is not None and self.view.hear(record, loop.time())
-            if changed:
-                self._on_change()
+                registrations[instance_id] = registration
+                self._unusable.discard(instance_id)
+
+    def _report(self, instance_id: str, error: ValueError) -> None:
+        """Count an unusable entry, and log the first one of an instance."""
+        self.unusable_entries += 1
+        if instance_id not in self._unusable:
+            self._unusable.add(instance_id)
+            _log.warning("ignored the entry of %r: %s", instance_id[:100], error)
+
+    async def _read_plan(self, revision: int) -> Plan | None:
+        with state_errors():
+            data = await self._redis.get(self._keys.plan(revision))
+        try:
+            return codec.plan_from_json(as_bytes(data)) if data is not None else None
+        except ValueError as error:
+            _log.warning("ignored: %s", error)
+            return None
 
     async def _expire(self) -> NoReturn:
         loop, stalled_s = asyncio.get_running_loop(), self._stalls.total_s()
@@ -139,22 +235,4 @@ class MeshFeed(AbstractAsyncContextManager["MeshFeed"]):
             expired = self.view.expire()
             if expired:
                 _log.warning("lease expired: %s", ", ".join(expired))
-                with contextlib.suppress(StateUnavailable), state_errors():
-                    await self._redis.srem(self._keys.instances, *expired)
                 self._on_change()
-
-
-def _record(data: bytes) -> InstanceRecord | None:
-    try:
-        return codec.record_from_json(data)
-    except ValueError as error:
-        _log.warning("ignored: %s", error)
-        return None
-
-
-def _plan(data: bytes) -> Plan | None:
-    try:
-        return codec.plan_from_json(data)
-    except ValueError as error:
-        _log.warning("ignored: %s", error)
-        return None

@@ -1,11 +1,8 @@
-"""All keys and channels in Redis. `mesh`: name of the mesh, so that several can share one Redis."""
+"""All keys in Redis. `mesh`: name of the mesh, so that several can share one Redis."""
 
-import re
 from dataclasses import dataclass
 
 from services.domain.instances import InstanceRecord, Role
-
-ALL_GROUPS = "*"
 
 
 def tier_group(tier: str) -> str:
@@ -25,23 +22,21 @@ class Keys:
     mesh: str
 
     def instance(self, instance_id: str) -> str:
-        """String: the record of an instance, which expires with its lease."""
+        """String: what an instance says of itself once, its address and model; expires with its lease."""
         return f"{self.mesh}:instance:{instance_id}"
 
     @property
-    def instances(self) -> str:
-        """Set: ids of instances that may have a record."""
-        return f"{self.mesh}:instances"
+    def groups(self) -> str:
+        """Set: the groups (`group_of`) that have had instances."""
+        return f"{self.mesh}:groups"
 
-    def instance_events(self, group: str) -> str:
-        """Channel: changed records of a group (`group_of`) and deregistrations. `*`: the pattern of all groups."""
-        mesh = re.sub(r"([][*?\\])", r"\\\1", self.mesh) if group == ALL_GROUPS else self.mesh
-        return f"{mesh}:events:instances:{group}"
+    def load(self, group: str) -> str:
+        """Hash: the entry of each instance of a group, by instance id: its state and its load."""
+        return f"{self.mesh}:load:{group}"
 
-    @property
-    def plan_events(self) -> str:
-        """Channel: each new current plan."""
-        return f"{self.mesh}:events:plan"
+    def snapshot(self, group: str, *, heads: bool) -> str:
+        """String: all entries of a group, kept for some milliseconds for all that read them. heads: without the load."""
+        return f"{self.mesh}:snapshot:{'heads' if heads else 'all'}:{group}"
 
     @property
     def plan_revision(self) -> str:

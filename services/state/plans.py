@@ -70,7 +70,6 @@ class PlanStore:
                         pipe.set(self._keys.plan_revision, published.revision)
                         if published.revision > KEPT_REVISIONS:
                             pipe.delete(self._keys.plan(published.revision - KEPT_REVISIONS))
-                        pipe.publish(self._keys.plan_events, data)
                         await pipe.execute()
                         return published
                     except WatchError:

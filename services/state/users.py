@@ -10,9 +10,9 @@ OPERATOR = "operator"
 # Connection, transactions, the registry, the plan and spans: what every service does.
 _COMMON_COMMANDS = (
     "+auth +hello +ping +select +multi +exec +discard +watch +unwatch "
-    "+subscribe +psubscribe +unsubscribe +punsubscribe +publish +get +mget +set +del +smembers +sadd +srem +xadd"
+    "+get +mget +set +del +smembers +sadd +hset +hdel +hgetall +hmget +time +evalsha +script|load +xadd"
 )
-_ROUTER_COMMANDS = "+xrevrange +eval +evalsha +script|load +hgetall +hincrby +hincrbyfloat +hset +hdel +pexpire +time"
+_ROUTER_COMMANDS = "+xrevrange +eval +hincrby +hincrbyfloat +pexpire"
 _PLANNER_COMMANDS = "+xrange"
 
 
@@ -24,8 +24,8 @@ def rules(mesh: str, *, read_only_patterns: bool) -> dict[str, str]:
     """
     prefix = re.sub(r"([][*?\\])", r"\\\1", mesh)
     read = "%R~" if read_only_patterns else "~"
-    channels = f"resetchannels &{prefix}:events:instances:* &{prefix}:events:plan"
-    common = f"~{prefix}:instance:* ~{prefix}:instances ~{prefix}:spans {channels} -@all {_COMMON_COMMANDS}"
+    registry = f"~{prefix}:instance:* ~{prefix}:groups ~{prefix}:load:* ~{prefix}:snapshot:*"
+    common = f"{registry} ~{prefix}:spans resetchannels -@all {_COMMON_COMMANDS}"
     plans = f"{read}{prefix}:plan:*"
     counted = " ".join(f"~{prefix}:{name}" for name in ("workload", "requests", "limits:*", "usage:*"))
     return {

@@ -1,5 +1,6 @@
 """The users of a mesh's Redis: each role has what it needs, and not what another role does."""
 
+import asyncio
 import os
 import subprocess
 import uuid
@@ -13,9 +14,11 @@ import redis as redis_driver
 from redis.exceptions import AuthenticationError, NoPermissionError
 
 from penstock.local import redis_server as local_redis
+from services.domain import InstanceRecord, ModelCard, Role
 from services.processes import free_port
+from services.state import InstanceStore, StateUnavailable, connect
 from services.state.connection import without_password
-from services.state.keys import Keys
+from services.state.keys import Keys, tier_group
 from services.state.users import acl_file, rules
 from services.testing import RedisProcess
 from tests.conftest import ROOT
@@ -71,9 +74,11 @@ def allowed(client: Any, *command: Any) -> bool:
 
 REGISTRY: list[tuple[Any, ...]] = [
     ("SET", KEYS.instance("a"), "1"),
-    ("SADD", KEYS.instances, "a"),
-    ("SMEMBERS", KEYS.instances),
-    ("PUBLISH", KEYS.instance_events("router"), "x"),
+    ("SADD", KEYS.groups, "router"),
+    ("SMEMBERS", KEYS.groups),
+    ("HSET", KEYS.load("router"), "a", "x"),
+    ("HMGET", KEYS.load("router"), "a"),
+    ("TIME",),
     ("XADD", KEYS.spans, "*", "span", "x"),
     ("GET", KEYS.plan(1)),
     ("GET", KEYS.plan_revision),
@@ -101,7 +106,9 @@ NOBODYS: list[tuple[Any, ...]] = [
     ("SHUTDOWN",),
     ("GET", "another-mesh:plan:1"),
     ("SET", "mesh-1:instance:a", "1"),  # matched if the mesh's name were taken for a pattern
-    ("PUBLISH", "another-mesh:events:plan", "x"),
+    ("HSET", "another-mesh:load:worker:a", "a", "x"),
+    ("PUBLISH", "mesh-*:events", "x"),
+    ("SUBSCRIBE", "mesh-*:events"),
     ("MONITOR",),
     ("REPLICAOF", "127.0.0.1", 1),
 ]
@@ -119,11 +126,25 @@ def test_each_role_may_do_what_it_needs_and_nothing_of_others(guarded: Guarded, 
             # Redis 6 has no patterns of keys that may only be read: there a role may write what it only needs to read.
             if command[0] not in ("SET", "XADD"):
                 assert not allowed(client, *command), command
-    subscription = client.pubsub()
-    subscription.psubscribe(KEYS.instance_events("*"))
-    subscription.subscribe(KEYS.plan_events)
-    assert {subscription.get_message(timeout=30)["type"] for _ in range(2)} == {"psubscribe", "subscribe"}
-    subscription.close()
+    asyncio.run(_publish_and_pull(guarded, role))
+
+
+async def _publish_and_pull(guarded: Guarded, role: str) -> None:
+    """What every process does, with the scripts that it runs in Redis; keys of other meshes stay closed to scripts."""
+    client = connect(f"redis://{role}:{guarded.passwords[role]}@127.0.0.1:{guarded.port}/0")
+    store = InstanceStore(client, KEYS)
+    card = ModelCard(f"of-{role}", "m", "d", "torch", 100, 10, 16, 8)
+    record, group = InstanceRecord("w", Role.WORKER, "h:1", 1.0, 1, 60.0, model=card), tier_group(card.tier)
+    await store.publish(record)
+    pulled = await store.pull([group], group=group, instance_ids=[record.instance_id])
+    assert record.instance_id in {entry.instance_id for entry in pulled.snapshots}
+    assert [entry.instance_id for entry in pulled.singles] == [record.instance_id]
+    assert set(await store.registrations([record.instance_id])) == {record.instance_id}
+    await store.publish(record, gone=True)
+    assert not await store.registrations([record.instance_id])
+    with pytest.raises(StateUnavailable, match=r"NOPERM|permission|ACL"):
+        await InstanceStore(client, Keys("another-mesh")).publish(record)
+    await client.aclose()
 
 
 def test_only_the_planner_writes_plans_where_redis_can_tell() -> None:

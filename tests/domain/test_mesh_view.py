@@ -139,3 +139,19 @@ def test_an_expired_draining_worker_takes_no_requests() -> None:
     view.expire()
     assert view.expired_workers("small") == []
     assert len(view.expired(Role.WORKER)) == 1
+
+
+def test_a_record_without_a_load_takes_none_away_from_the_same_version() -> None:
+    """A worker reads the load of some instances, and of all which places they serve."""
+    head = replace(WORKER, load=None)
+    view = MeshView()
+    view.connect([], None, 0.0)
+    assert view.hear(head, 0.0)
+    assert view.hear(WORKER, 0.0), "the load is new"
+    assert not view.hear(head, 0.0)
+    assert not view.hear(WORKER, 0.0)
+    assert view.instances() == [WORKER]
+    newer = replace(head, sequence=WORKER.sequence + 1)
+    assert view.hear(newer, 0.0)
+    assert not view.hear(WORKER, 0.0), "a load of before"
+    assert view.instances() == [newer]

@@ -1,14 +1,18 @@
 """Places: as the layout says, the same for everybody who computes them, and kept while they can be."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from services.domain.stages import Stage, StageLayout
 from services.domain.stages.places import (
+    MAX_NEIGHBOURS,
     StagePlace,
     assign,
     by_preference,
+    neighbours,
     outgrown_to,
+    peers,
     successors,
     targets,
     with_instances,
@@ -103,3 +107,25 @@ def test_what_has_outgrown_a_stage_goes_to_a_later_one() -> None:
     assert outgrown_to(PLACES, 3, 5000) == []
     assert successors(PLACES, 0) == ["c"]
     assert successors(PLACES, 1) == ["d"], "a stage without instances is passed over"
+
+
+def test_neighbours_are_few_of_both_stages_and_in_time_all() -> None:
+    places = {f"w{i:03}": StagePlace(i % 4, 0, 9) for i in range(400)} | {"new": None}
+    me = places.pop("w000")
+    assert me is not None
+    first = neighbours(places, "w000", 0, 1)
+    assert len(first) == len(set(first)) == MAX_NEIGHBOURS
+    assert sorted(place.stage for i in first if (place := places[i]) is not None) == [0] * 8 + [1] * 8
+    assert neighbours(places, "w004", 0, 1) != first, "instances begin with different ones"
+    turns = {i for turn in range(20) for i in neighbours(places, "w000", 0, turn)}
+    assert turns == {*peers(places, 0), *successors(places, 0)}
+
+
+@pytest.mark.parametrize(("here", "after"), [(0, 0), (3, 5), (2, 40), (40, 2), (40, 0), (8, 8), (16, 0)])
+def test_a_small_stage_leaves_its_share_to_the_other(here: int, after: int) -> None:
+    places = {f"a{i}": StagePlace(0, 0, 9) for i in range(here)} | {f"b{i}": StagePlace(2, 9, 99) for i in range(after)}
+    for turn in range(5):
+        chosen = neighbours(places, "me", 0, turn)
+        assert len(chosen) == len(set(chosen)) == min(MAX_NEIGHBOURS, here + after)
+        assert sum(i.startswith("a") for i in chosen) >= min(here, MAX_NEIGHBOURS // 2)
+        assert sum(i.startswith("b") for i in chosen) >= min(after, MAX_NEIGHBOURS // 2)

@@ -1,6 +1,7 @@
 """What a worker publishes of its drafts arrives at who watches the mesh."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -31,7 +32,7 @@ async def test_chain_window_and_acceptance_are_in_the_status(
     """Through the registry's JSON and the router's message to the SDK."""
     load = Load((10,), (), 900, 1.0, drafting=drafting)
     published = InstanceRecord("w", Role.WORKER, "h:1", 1.0, 1, 9.0, model=CARD, load=load)
-    record = codec.record_from_json(codec.record_to_json(published))
+    record = replace(published, load=codec.load_from_json(codec.load_to_json(load)))
     view, now = MeshView(), asyncio.get_running_loop().time()
     view.connect([record], None, now)
     unused: Any = None

@@ -24,7 +24,8 @@ QOE = (0.0, 0.0, 0.0, 0.0, 1e-6)
 @pytest.fixture
 async def mesh(redis: RedisProcess, mesh_file: MeshFileMaker) -> AsyncIterator[TestMesh]:
     tier = {"name": "only", "model": str(FAMILY / "small"), "engine": "torch", "workers": 3}
-    file = mesh_file([tier], stages={"look_s": 0.05, "refine_s": 1000.0})
+    # A bandwidth that is measured while this process stands still would be so low that no move pays.
+    file = mesh_file([tier], stages={"look_s": 0.05, "refine_s": 1000.0, "kv_bandwidth_gb_per_s": 0.5})
     async with running_mesh(file, redis.url) as running:
         yield running
 

@@ -182,7 +182,7 @@ async def test_the_feed_and_the_registrar_survive_a_fault_of_what_they_call(clie
     before = background.failures.copy()
     record = InstanceRecord("j", Role.JUDGE, "h:1", 1.0, 0, 5.0)
     async with (
-        MeshFeed(client, keys, view, on_change=listener),
+        MeshFeed(client, keys, view, interval_s=0.02, on_change=listener),
         Registrar(client, keys, record, interval_s=0.02, load=load),
     ):
         await until(lambda: bool(view.instances()) and view.connected)
@@ -197,7 +197,7 @@ async def test_the_expiry_of_leases_survives_a_fault(
     view = MeshView()
     monkeypatch.setattr(view, "expire", Once(view.expire))
     before = background.failures.copy()
-    async with MeshFeed(client, keys, view) as feed:
+    async with MeshFeed(client, keys, view, interval_s=0.02) as feed:
         await feed.synced.wait()
         registrar = Registrar(client, keys, InstanceRecord("j", Role.JUDGE, "h:1", 1.0, 0, 0.3), interval_s=0.02)
         await registrar.__aenter__()

@@ -1,10 +1,12 @@
-"""What is kept in Redis, in a real one: leases, subscription, plan revisions, traces."""
+"""What is kept in Redis, in a real one: leases, plan revisions, traces."""
 
 import asyncio
 import dataclasses
+import json
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
@@ -13,14 +15,25 @@ from services.domain import InstanceRecord, Load, MeshView, ModelCard, NotFound,
 from services.domain.instances import Drafting, SloHeadroom
 from services.domain.stages.places import StagePlace
 from services.stalls import STALL_S, TICK_S
-from services.state import MeshFeed, PlanStore, Registrar, SpanRecord, StateUnavailable, TraceStore, codec, connect
+from services.state import (
+    InstanceStore,
+    MeshFeed,
+    PlanStore,
+    Registrar,
+    SpanRecord,
+    StateUnavailable,
+    TraceStore,
+    codec,
+    connect,
+)
 from services.state.connection import connect_blocking
+from services.state.instances import MAX_ENTRY_BYTES, SNAPSHOT_MS, Pull
 from services.state.keys import Keys, tier_group
-from services.state.registry import publish
 from services.state.traces import PAGE_SPANS, SPANS_PER_TRACE, write_spans
 from services.testing import RedisProcess
 
 CARD = ModelCard("small", "m", "d", "torch", 100, 10, 16, 8)
+PULL_S = 0.02
 STOPPED_LEASE_S = 2.5  # of an instance that is heard again after the feed stood still; time for that on a busy machine
 PLAN = Plan(0, (TierPlan("small", "m", 50.0, 1), TierPlan("large", "n", None, 2)), scorer="judge-model")
 
@@ -52,21 +65,80 @@ def test_records_and_plans_survive_json() -> None:
         (1, 2), (3,), 4, 5.5, (1, 1, 3), slo=SloHeadroom(0.25, 1000.0, 64), drafting=Drafting(("s", "m"), 5, 0.75)
     )
     full = dataclasses.replace(record("w"), load=load, draining=True, place=StagePlace(1, 8, 64), http_address="h:2")
-    assert codec.record_from_json(codec.record_to_json(full)) == full
     plain = InstanceRecord("j", Role.JUDGE, "h:1", 1.0, 2, 3.0)
-    assert codec.record_from_json(codec.record_to_json(plain)) == plain
+    for each in (full, plain):
+        registration = codec.registration_from_json(codec.registration_to_json(each))
+        assert (registration.sequence, registration.load, registration.place) == (0, None, None)
+        read = None if each.load is None else codec.load_from_json(codec.load_to_json(each.load))
+        assert codec.head_from_json(codec.head_to_json(each)).record(registration, read) == each
+    assert codec.head_from_json(codec.head_to_json(full, gone=True)).gone
     assert codec.plan_from_json(codec.plan_to_json(PLAN)) == PLAN
-    for broken in (b"{", b"{}", b"[]", b'{"instance_id": 1}'):
-        with pytest.raises(ValueError, match=r"."):
-            codec.record_from_json(broken)
-        with pytest.raises(ValueError, match=r"."):
-            codec.plan_from_json(broken)
+    for broken in (b"{", b"[]", b"\xff", b"[" * 100_000, b'{"instance_id": 1}', b'{"at": [1.0]}', b'{"run": 1}'):
+        for decode in (
+            codec.registration_from_json,
+            codec.head_from_json,
+            codec.load_from_json,
+            codec.plan_from_json,
+        ):
+            if (decode, broken) in {
+                (codec.load_from_json, b'{"instance_id": 1}'),
+                (codec.load_from_json, b'{"at": [1.0]}'),
+            }:  # unknown fields
+                continue
+            with pytest.raises(ValueError, match=r"."):
+                decode(broken)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("run", "[1, -1]"),
+        ("wait", '["1"]'),
+        ("in", "[true]"),
+        ("in", f"[{2**53 + 1}]"),
+        ("free", f"{10**400}"),
+        ("out_rate", f"{10**400}"),
+        ("run", "7"),
+        ("free", "1.5"),
+        ("cached", "-1"),
+        ("out_rate", "1e999"),
+        ("in_rate", "NaN"),
+        ("kv_rate", '"fast"'),
+        ("pending", "[]"),
+        ("slo", "[1.0, 2.0]"),
+        ("drafting", '["model", 1, null]'),
+    ],
+)
+def test_a_load_that_placement_could_not_use_is_refused(field: str, value: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        codec.load_from_json(f'{{"{field}": {value}}}'.encode())
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("lease_s", 0),
+        ("lease_s", "3"),
+        ("epoch", None),
+        ("address", 5),
+        ("model", {"tier": 1}),
+        ("model", {}),
+        ("role", 1),
+    ],
+)
+def test_a_registration_is_refused_with_the_name_of_the_field(field: str, value: object) -> None:
+    data = json.loads(codec.registration_to_json(record("w"))) | {field: value}
+    with pytest.raises(
+        ValueError,
+        match="tier" if value == {"tier": 1} else "ModelCard" if value == {} else field if field != "role" else "Role",
+    ):
+        codec.registration_from_json(json.dumps(data).encode())
 
 
 async def test_an_instance_is_seen_while_it_lives_and_gone_with_a_goodbye(client: Redis, keys: Keys) -> None:
     view = MeshView()
     load = Load((5,), (), 9, 1.0)
-    async with MeshFeed(client, keys, view) as feed:
+    async with MeshFeed(client, keys, view, interval_s=PULL_S) as feed:
         await feed.synced.wait()
         async with Registrar(client, keys, record("w"), interval_s=0.02, load=lambda: load) as registrar:
             await until(lambda: view.workers("small"))
@@ -81,7 +153,7 @@ async def test_an_instance_is_seen_while_it_lives_and_gone_with_a_goodbye(client
 
 async def test_a_silent_instance_expires_everywhere(client: Redis, keys: Keys) -> None:
     view, other = MeshView(), MeshView()
-    async with MeshFeed(client, keys, view) as feed:
+    async with MeshFeed(client, keys, view, interval_s=PULL_S) as feed:
         await feed.synced.wait()
         registrar = Registrar(client, keys, record("w", lease_s=0.6), interval_s=0.05)
         await registrar.__aenter__()
@@ -89,7 +161,7 @@ async def test_a_silent_instance_expires_everywhere(client: Redis, keys: Keys) -
         assert registrar._task is not None
         registrar._task.cancel()  # as if the process had been killed: no goodbye
         await until(lambda: not view.instances())
-        async with MeshFeed(client, keys, other) as late:
+        async with MeshFeed(client, keys, other, interval_s=PULL_S) as late:
             await late.synced.wait()
             assert other.instances() == []
 
@@ -106,11 +178,9 @@ async def test_a_feed_that_stood_still_gives_instances_a_whole_lease_to_speak_up
         return expire()
 
     monkeypatch.setattr(view, "expire", counted)
-    async with MeshFeed(client, keys, view) as feed:
+    async with MeshFeed(client, keys, view, interval_s=PULL_S) as feed:
         await feed.synced.wait()
-        async with client.pipeline() as pipe:
-            publish(pipe, keys, record("w", lease_s=STOPPED_LEASE_S))
-            await pipe.execute()
+        await InstanceStore(client, keys).publish(record("w", lease_s=STOPPED_LEASE_S))
         await until(lambda: view.instances())
         time.sleep(STOPPED_LEASE_S + TICK_S + STALL_S)  # noqa: ASYNC251 - the loop stands still
         await PlanStore(client, keys).publish(PLAN)
@@ -126,23 +196,84 @@ async def test_who_comes_late_reads_everything(client: Redis, keys: Keys) -> Non
     async with Registrar(client, keys, record("w"), interval_s=0.05) as registrar:
         await registrar.published.wait()
         view = MeshView()
-        async with MeshFeed(client, keys, view) as feed:
+        async with MeshFeed(client, keys, view, interval_s=PULL_S) as feed:
             await feed.synced.wait()
             assert [r.instance_id for r in view.instances()] == ["w"]
             assert view.plan is not None
             assert view.plan.tiers == PLAN.tiers
 
 
-async def test_junk_in_redis_is_ignored(client: Redis, keys: Keys) -> None:
-    await client.sadd(keys.instances, "junk", "gone")
-    await client.set(keys.instance("junk"), "{not json")
-    view = MeshView()
-    async with MeshFeed(client, keys, view) as feed:
-        await feed.synced.wait()
-        await client.publish(keys.instance_events("worker:small"), "nonsense")
-        await client.publish(keys.plan_events, "nonsense")
-        async with Registrar(client, keys, record("w"), interval_s=0.05):
-            await until(lambda: view.instances())
+def entry(head: bytes, *, lease_ms: int = 60_000, stamp_ms: float | None = None) -> bytes:
+    """An entry as it is in the hash of a group; written now unless said otherwise."""
+    return b"%d %d %s" % (time.time() * 1000 if stamp_ms is None else stamp_ms, lease_ms, head)
+
+
+async def test_unusable_entries_are_skipped_counted_and_logged_by_name(
+    client: Redis, keys: Keys, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever the others have written, a good instance is seen, and the feed goes on."""
+    group, good = tier_group("small"), codec.head_to_json(record("x"))
+    junk: dict[Any, Any] = {
+        "empty": b"",
+        "words": b"nonsense",
+        "no-lease": b"12 " + good,
+        "long-time": b"9" * 5000 + b" " + b"9" * 5000 + b" " + good,
+        "broken": entry(b"{not json"),
+        "deep": entry(b"[" * 50_000),
+        "large": entry(good + b" " * MAX_ENTRY_BYTES),
+        "line\nfeed 3 4\n": entry(b"\n\n"),
+        "load": entry(good + b"\n" + b'{"run": [-1]}'),
+        "\ud800".encode(errors="surrogatepass").decode(errors="replace"): entry(b"5"),
+    }
+    not_read = {
+        "without-registration": entry(good),
+        "past": entry(good, stamp_ms=5),
+        "future": entry(good, stamp_ms=1e14),
+    }
+    wrong_group = dataclasses.replace(record("judge-1"), model=None, role=Role.JUDGE)
+    await client.sadd(keys.groups, group)
+    await client.hset(keys.load(group), mapping=junk | not_read | {"judge-1": entry(good)})
+    await client.set(keys.instance("judge-1"), codec.registration_to_json(wrong_group))
+    await client.set(keys.plan_revision, "nonsense")
+    views = MeshView(), MeshView()
+    async with (
+        MeshFeed(client, keys, views[0], interval_s=PULL_S) as router,
+        MeshFeed(client, keys, views[1], interval_s=PULL_S, group=group, sample=lambda: ["w"]) as worker,
+        Registrar(client, keys, record("w"), interval_s=0.05, load=Load),
+    ):
+        await until(lambda: all(view.find("w") for view in views))
+        await until(lambda: views[1].instances()[0].load is not None)
+        assert router.unusable_entries == len(junk)
+        assert worker.unusable_entries == len(junk), "it reads no load, but knows that judge-1 is of another group"
+        assert [r.instance_id for r in views[1].instances()] == ["w"]
+        version = views[0].version
+        await client.hset(
+            keys.load(group), "w", entry(codec.head_to_json(dataclasses.replace(record("w"), sequence=999)))
+        )
+        await until(lambda: views[0].version > version)
+        assert router.unusable_entries == len(junk), "what has not changed is not counted again"
+    for name in junk:
+        assert f"the entry of {name!r}" in caplog.text
+    assert "the entry of 'judge-1': group" in caplog.text
+    assert caplog.text.count("the entry of 'words'") == 2, "once by each feed"
+    assert await client.hexists(keys.load(group), "past") == await client.hexists(keys.load(group), "future") == 0
+    assert await client.hexists(keys.load(group), "w")
+
+
+@pytest.mark.parametrize(
+    "snapshot", [b"nonsense", b"-5 0 -5\nabcde", b"1 2\nx", b"9" * 6000, b"3 4 999999\nabc", b"\xff\n"]
+)
+async def test_a_damaged_snapshot_is_replaced_by_the_next_one(client: Redis, keys: Keys, snapshot: bytes) -> None:
+    group, view = tier_group("small"), MeshView()
+    await client.sadd(keys.groups, group)
+    await client.set(keys.snapshot(group, heads=False), snapshot, px=300)
+    async with (
+        MeshFeed(client, keys, view, interval_s=PULL_S) as feed,
+        Registrar(client, keys, record("w"), interval_s=0.05),
+    ):
+        await until(lambda: view.instances())
+        assert [r.instance_id for r in view.instances()] == ["w"]
+        assert feed.unusable_entries >= 1
 
 
 async def test_revisions_are_numbered_without_gaps_whoever_publishes(client: Redis, keys: Keys) -> None:
@@ -180,32 +311,116 @@ async def test_an_outage_is_one_error(own_redis: RedisProcess, keys: Keys) -> No
     await client.aclose()
 
 
-async def test_a_feed_of_one_tier_hears_of_no_other(client: Redis, keys: Keys) -> None:
-    """Workers follow their own tier: what others publish costs them nothing."""
+async def test_a_worker_knows_its_tier_and_the_load_of_its_sample(client: Redis, keys: Keys) -> None:
+    """A worker reads which places the others serve, and the load of those that it names; nothing of other tiers."""
     other = dataclasses.replace(record("other"), model=dataclasses.replace(CARD, tier="large"))
-    views = MeshView(), MeshView()
+    own, everything, sample = MeshView(), MeshView(), ["w"]
+    load = Load((5,), (), 9, 1.0)
+    group = tier_group("small")
     async with (
-        MeshFeed(client, keys, views[0], group=tier_group("small")) as own,
-        MeshFeed(client, keys, views[1]) as everything,
+        MeshFeed(client, keys, own, interval_s=PULL_S, group=group, sample=lambda: sample) as feed,
+        MeshFeed(client, keys, everything, interval_s=PULL_S),
     ):
-        await own.synced.wait()
-        await everything.synced.wait()
+        await feed.synced.wait()
         async with (
-            Registrar(client, keys, other, interval_s=0.02),
-            Registrar(client, keys, record("w"), interval_s=0.02, place=lambda: StagePlace(0, 0, 9)),
+            Registrar(client, keys, other, interval_s=0.02, load=lambda: load),
+            Registrar(client, keys, record("v"), interval_s=0.02, load=lambda: load),
+            Registrar(client, keys, record("w"), interval_s=0.02, load=lambda: load, place=lambda: StagePlace(0, 0, 9)),
         ):
-            await until(lambda: len(views[1].instances()) == 2 and views[0].instances())
-            assert [r.instance_id for r in views[0].instances()] == ["w"]
-            assert views[0].instances()[0].place == StagePlace(0, 0, 9)
-            async with MeshFeed(client, keys, MeshView(), group=tier_group("large")) as late:
-                await late.synced.wait()
-                assert [r.instance_id for r in late.view.instances()] == ["other"]
-        await until(lambda: not views[0].instances() and not views[1].instances())
+            await until(lambda: len(everything.instances()) == 3 and len(own.instances()) == 2)
+            assert all(r.load == load for r in everything.instances())
+            await until(lambda: own.instances()[1].load == load)
+            v, w = own.instances()
+            assert (v.instance_id, v.load, v.place) == ("v", None, None)
+            assert (w.instance_id, w.place) == ("w", StagePlace(0, 0, 9))
+            sample[:] = ["v", "unknown"]
+            await until(lambda: own.instances()[0].load == load)  # although its entry has not changed
+        await until(lambda: not own.instances() and not everything.instances())
+
+
+async def test_a_worker_of_a_large_tier_reads_the_places_of_all_less_often(
+    client: Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no lease expires meanwhile, although entries are older than the lease between two such pulls."""
+    monkeypatch.setattr("services.state.feed.HEADS_PER_PULL", 1)
+    store, view, group = InstanceStore(client, keys), MeshView(), tier_group("small")
+    pulls: list[int] = []
+    pull = InstanceStore.pull
+
+    async def counted(self: InstanceStore, groups: Sequence[str], **more: Any) -> Pull:
+        pulls.append(len(groups))
+        return await pull(self, groups, **more)
+
+    monkeypatch.setattr(InstanceStore, "pull", counted)
+    for i in range(5):
+        await store.publish(record(f"w{i}"))
+    async with MeshFeed(client, keys, view, interval_s=PULL_S, group=group, sample=lambda: ["w0"]) as feed:
+        await feed.synced.wait()
+        assert len(view.instances()) == 5
+        assert await feed.find("w9") is None
+        await store.publish(record("w9"))
+        found = await feed.find("w9")
+        assert found is not None
+        assert found.instance_id == "w9"
+        pulls.clear()
+        await until(lambda: len(pulls) >= 24)
+        assert 3 <= sum(pulls) <= 6
+
+
+async def test_a_record_is_as_old_as_the_store_says(client: Redis, keys: Keys) -> None:
+    """Requests that were sent after an instance wrote its record are not in it, however late the record is read."""
+    store, view, loop = InstanceStore(client, keys), MeshView(), asyncio.get_running_loop()
+    await store.publish(record("w"))
+    wrote = loop.time()
+    await asyncio.sleep(0.4)
+    async with MeshFeed(client, keys, view, interval_s=PULL_S) as feed:
+        await feed.synced.wait()
+        heard_at = view.heard_at_s("w")
+        assert heard_at <= wrote + 0.002, "times are in whole milliseconds"
+        await store.publish(dataclasses.replace(record("w"), sequence=1))
+        await until(lambda: view.instances()[0].sequence == 1)
+        assert view.heard_at_s("w") > heard_at
+
+
+async def test_readers_at_the_same_time_share_a_snapshot(client: Redis, keys: Keys) -> None:
+    """The store puts it together once; what is written meanwhile is in the next one."""
+    store, group = InstanceStore(client, keys), tier_group("small")
+    await store.publish(record("a"))
+    for _ in range(20):
+        first = await store.pull([group])
+        await store.publish(record("b"))
+        second = await store.pull([group])
+        if [e.instance_id for e in second.snapshots] == [e.instance_id for e in first.snapshots] == ["a"]:
+            break
+        await client.delete(keys.snapshot(group, heads=False))
+        await store.publish(record("b"), gone=True)
+        await client.hdel(keys.load(group), "b")
+    else:
+        pytest.fail("every pull made a snapshot of its own")
+    async with asyncio.timeout(60):
+        while len((await store.pull([group])).snapshots) < 2:
+            await asyncio.sleep(SNAPSHOT_MS / 1000)
+
+
+async def test_an_instance_that_has_gone_is_not_taken_for_lost_data(own_redis: RedisProcess, keys: Keys) -> None:
+    """A store without any data says nothing of its instances: they have a lease to write again."""
+    client, view = connect(own_redis.url), MeshView()
+    async with (
+        MeshFeed(client, keys, view, interval_s=PULL_S),
+        Registrar(client, keys, record("w", lease_s=3.0), interval_s=0.05),
+    ):
+        await until(lambda: view.instances())
+        version = view.instances()[0].version
+        await client.flushall()
+        while (seen := view.instances()) and seen[0].version == version:
+            await asyncio.sleep(0)
+        assert seen, "it was dropped before it had written again"
+    await client.aclose()
 
 
 async def test_the_feed_survives_an_outage(own_redis: RedisProcess, keys: Keys) -> None:
     client, view, changes = connect(own_redis.url), MeshView(), asyncio.Event()
-    async with MeshFeed(client, keys, view, on_change=changes.set) as feed:
+    async with MeshFeed(client, keys, view, interval_s=PULL_S, on_change=changes.set) as feed:
         await feed.synced.wait()
         async with Registrar(client, keys, record("w", lease_s=5.0), interval_s=0.05):
             await until(lambda: view.instances())

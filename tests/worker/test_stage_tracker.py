@@ -4,7 +4,7 @@ from services.domain import InstanceRecord, Load, MeshView, ModelCard, Plan, Rol
 from services.domain.stages import QoeModel, Stage
 from services.domain.stages.advice import MoveAdvice, MoveReason
 from services.domain.stages.bidding import Go, Sender, TransferSlots
-from services.domain.stages.places import StagePlace
+from services.domain.stages.places import MAX_NEIGHBOURS, StagePlace
 from worker_service.stage_tracker import ADVICE_PAUSE_S, StageTracker
 
 CARD = ModelCard("only", "m", "d", "torch", 1000, 100, 16, 8)
@@ -15,12 +15,12 @@ QOE = QoeModel(0.0, 0.0, 0.0, 0.0, 1.0)
 class Tier:
     """A worker named `me` among others."""
 
-    def __init__(self, stages: tuple[Stage, ...] = STAGES, refine_s: float = 1e9) -> None:
+    def __init__(self, stages: tuple[Stage, ...] = STAGES, refine_s: float = 1e9, move_s: float | None = None) -> None:
         self.view, self.sender = MeshView(), Sender(TransferSlots())
         instances = sum(stage.instances for stage in stages) or 3
         plan = Plan(1, (TierPlan("only", "m", None, instances, stages, QOE if stages else None),))
         self.view.connect([], plan, 0.0)
-        self.tracker = StageTracker("me", "only", self.view, self.sender, refine_s=refine_s)
+        self.tracker = StageTracker("me", "only", self.view, self.sender, refine_s=refine_s, move_s=lambda _: move_s)
         self._sequence = 0
 
     def hear(self, name: str, place: StagePlace | None, *running: int) -> None:
@@ -167,3 +167,30 @@ def test_a_move_is_advised_only_where_it_saves_more_than_it_takes() -> None:
     advice = tier.tracker.advice("r", 4 * ADVICE_PAUSE_S)
     assert advice is not None, "a worker that drains asks for no gain"
     assert advice.reason is MoveReason.DRAINING
+
+
+def test_a_worker_asks_for_the_load_of_its_neighbours_only() -> None:
+    tier = Tier(stages=())
+    tier.look()
+    assert tier.tracker.sample() == [], "without stages there is nothing to compare"
+    tier = Tier()
+    for i in range(100):
+        tier.hear(f"w{i}", StagePlace(i % 2, 100 * (i % 2), 100))
+    tier.look()
+    samples = [set(tier.tracker.sample()) for _ in range(20)]
+    assert {len(sample) for sample in samples} == {MAX_NEIGHBOURS}
+    assert len(set().union(*samples)) > MAX_NEIGHBOURS
+
+
+def test_instances_whose_load_is_not_known_count_neither_as_idle_nor_against_a_move() -> None:
+    tier = Tier(refine_s=0.0, move_s=1e9)
+    tier.hear("a", StagePlace(0, 0, 100))
+    tier.view.hear(InstanceRecord("z", Role.WORKER, "h", 1.0, 1, 3.0, model=CARD, place=StagePlace(1, 100, 400)), 0.0)
+    lengths = [10, 20, 30, 60, 70, 80, 90]
+    tier.look(*lengths)
+    assert tier.look(*lengths, now=10.0) == StagePlace(0, 0, 100), "there is nothing to refine the boundary by"
+    tier.tracker.grew("r", 120, 20)
+    assert tier.tracker.advice("r", 10.0) is not None
+    tier.hear("z", StagePlace(1, 100, 400))
+    assert tier.look(*lengths, now=20.0) != StagePlace(0, 0, 100)
+    assert tier.tracker.advice("r", 20.0) is None, "a move that takes so long does not pay"

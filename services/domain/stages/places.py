@@ -4,10 +4,14 @@ There is no central assignment: every instance computes the same result from the
 possible.
 """
 
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from services.domain.stages.layout import Stage, StageLayout
+
+MAX_NEIGHBOURS = 16
+"""Instances whose load an instance compares with its own: so many averages are near those of the whole stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +103,27 @@ def successors(places: Mapping[str, StagePlace | None], stage: int) -> list[str]
 def peers(places: Mapping[str, StagePlace | None], stage: int) -> list[str]:
     """The instances of a stage, in order of id."""
     return sorted(i for i, place in places.items() if place is not None and place.stage == stage)
+
+
+def neighbours(places: Mapping[str, StagePlace | None], instance_id: str, stage: int, turn: int) -> list[str]:
+    """At most `MAX_NEIGHBOURS` instances that an instance of a stage compares its load with.
+
+    places: of the other instances. Half are of its own stage and half of the next one; where one has fewer, the other may
+    have more. turn: of a large stage, each turn has the next ones in order of id, and every instance begins with others.
+    """
+    here, after = peers(places, stage), successors(places, stage)
+    half = MAX_NEIGHBOURS // 2
+    of_here = min(len(here), max(half, MAX_NEIGHBOURS - len(after)))
+    first = zlib.crc32(instance_id.encode())
+    return [*_window(here, of_here, first, turn), *_window(after, MAX_NEIGHBOURS - of_here, first, turn)]
+
+
+def _window(ids: list[str], size: int, first: int, turn: int) -> list[str]:
+    """`size` of the ids, in a circle, or all: those of this turn, of a circle that begins at number `first`."""
+    if len(ids) <= size:
+        return ids
+    begin = (first + turn * size) % len(ids)
+    return [*ids, *ids][begin : begin + size]
 
 
 def outgrown_to(places: Mapping[str, StagePlace | None], stage: int, tokens: int) -> list[str]:
