@@ -164,8 +164,8 @@ class PlannedSpeculation:
 class PlannedTier:
     """One tier of a computed plan. threshold: None for the last tier and for a tier that is not used.
 
-    utilisation: the offered rate over the rate that the tier sustains. speculation: None where nothing drafts. skip_below: the
-    tier is passed over for prompts whose predicted score is lower; None: never.
+    utilisation: the offered rate over the rate that the tier sustains. speculation: None where nothing drafts.
+    skip_below: the tier is passed over for prompts whose predicted score is lower; None: never.
     """
 
     name: str
