@@ -40,13 +40,14 @@ def test_nothing_is_written_unless_it_is_asked_for(tmp_path: Path) -> None:
         assert not list(tmp_path.iterdir())
         done = planned("--requests", 60, "--out", "plan.json", "--plot")
         assert done.exit_code == 0, done.output
-        assert {path.name for path in tmp_path.iterdir()} == {"plan.json", "plan.png", "plan.svg"}
+        pictures = {f"plan{which}.{kind}" for which in ("", "-nodes") for kind in ("png", "svg")}
+        assert {path.name for path in tmp_path.iterdir()} == {"plan.json", *pictures}
         plan = json.loads(Path("plan.json").read_text())
         done = planned("--requests", 60, "--no-plot", "--out", "-")
         assert done.exit_code == 0, done.output
         shown = json.loads(done.stdout)
         assert {k: v for k, v in shown.items() if k != "seconds"} == {k: v for k, v in plan.items() if k != "seconds"}
-        assert len(list(tmp_path.iterdir())) == 3
+        assert len(list(tmp_path.iterdir())) == 1 + len(pictures)
         assert planned("--requests", 60, "--out", "-", "--plot").exit_code == 2
 
 

@@ -158,21 +158,41 @@ def test_of_two_up_at_once_one_runs_and_replaces_a_stale_run_file(tmp_path: Path
     assert not (folder / "run.json").exists()
 
 
+def service_in(folder: Path, module: str) -> int | None:
+    """The id of a process of a mesh in this folder that runs the module."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            if module.encode() in words and any(str(folder) in str(fd.readlink()) for fd in (entry / "fd").iterdir()):
+                return int(entry.name)
+        except OSError:
+            continue
+    return None
+
+
 @pytest.mark.parametrize("way", ["down", "interrupt"])
 def test_a_mesh_that_is_starting_can_be_stopped(tmp_path: Path, way: str) -> None:
-    """By `down`, which finds it by the lock, or by Ctrl-C of `up --detach`."""
+    """By `down`, which finds it by the lock, or by Ctrl-C of `up --detach`. A worker stands still: the start cannot end."""
     command = [sys.executable, "-m", "penstock.cli.main", "up", "--detach"]
     command += ["--mesh", str(simulated_mesh(tmp_path)), "--folder", str(tmp_path)]
     up = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     until(lambda: lock_holder(tmp_path) is not None)
     holder = lock_holder(tmp_path)
     assert holder is not None
+    until(lambda: service_in(tmp_path, "worker_service") and service_in(tmp_path, "router_service"))
+    worker = service_in(tmp_path, "worker_service")
+    assert worker is not None
+    os.kill(worker, signal.SIGSTOP)
     until(lambda: "waiting for" in (tmp_path / "up.log").read_text())
+    down = None
     if way == "down":
-        assert penstock("down", "--folder", str(tmp_path)).returncode == 0
+        down = subprocess.Popen([*command[:3], "down", "--folder", str(tmp_path)])
     else:
         up.send_signal(signal.SIGINT)
+    until(lambda: service_in(tmp_path, "router_service") is None)
+    os.kill(worker, signal.SIGCONT)
     _, said = up.communicate(timeout=400)
+    assert down is None or down.wait(400) == 0
     assert up.returncode == (1 if way == "down" else 130), said
     until(lambda: not holder.runs)
     assert read_run_file(tmp_path) is None

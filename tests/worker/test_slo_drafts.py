@@ -8,6 +8,7 @@ from services.clock import VirtualClock
 from services.domain import GenerationRequest, Slo, SloPhase, TokenFrame
 from services.domain.latency import StepLatencyModel
 from services.domain.slo import AttainmentTracker, SpeculationTier, speculation_lengths
+from services.domain.slo.compiled.layout import KEPT_SHARE
 from services.domain.slo.draft_windows import DraftPace, PacedDecode, longest_windows, tightened_pace
 from services.domain.slo.speculation import plan_of
 from tests.support.draft_sources import KnownReply
@@ -140,15 +141,16 @@ def test_every_promise_is_kept_with_drafts_right_or_wrong(wrong_share: float, se
 
 
 def test_drafts_end_promised_replies_sooner_where_there_is_slack_and_not_where_there_is_none() -> None:
-    """Steps of 10 ms: a pace of 30 ms leaves room for drafts, one of 10.3 ms none."""
+    """Steps of 10 ms: a pace of 30 ms leaves room for drafts; 10.3 ms leave only what right drafts earn."""
     slow = [(0.0, *request(f"{name}", 20, 60, Slo(2.0, (SloPhase(0, 0.03),)))) for name in "abcd"]
     plain, drafted = served(slow, None), served(slow, 0.0)
     assert drafted.kept(slow) == plain.kept(slow) == (4, 4)
     assert drafted.core.steps < 0.3 * plain.core.steps
     assert drafted.ends_s < 0.4 * plain.ends_s
-    tight_s = LATENCY.base_s(4) + 4 * 90 * LATENCY.context_token_s
+    tight_s = (LATENCY.base_s(4) + 4 * 90 * LATENCY.context_token_s) / KEPT_SHARE
     tight = [(0.0, *request(f"{name}", 20, 60, Slo(2.0, (SloPhase(0, tight_s),)))) for name in "abcd"]
-    held = served(tight, 0.0)
+    assert served(tight, 0.0).kept(tight) == (4, 4)
+    held = served(tight, 1.0)
     assert held.kept(tight) == (4, 4)
     assert held.core.proposals.of_sources.verified < 60  # only while contexts are short enough to leave a little time
 
