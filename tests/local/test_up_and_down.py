@@ -175,7 +175,15 @@ def test_a_mesh_that_is_starting_can_be_stopped(tmp_path: Path, way: str) -> Non
     """By `down`, which finds it by the lock, or by Ctrl-C of `up --detach`. A worker stands still: the start cannot end."""
     command = [sys.executable, "-m", "penstock.cli.main", "up", "--detach"]
     command += ["--mesh", str(simulated_mesh(tmp_path)), "--folder", str(tmp_path)]
-    up = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    up = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(
+            signal.SIGINT, signal.SIG_DFL
+        ),  # what a shell starts in the background ignores it
+    )
     until(lambda: lock_holder(tmp_path) is not None)
     holder = lock_holder(tmp_path)
     assert holder is not None
