@@ -5,6 +5,7 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Protocol
 
+from services.domain.plans import CASCADE_MODEL
 from services.domain.requests import FinishReason, Prompt, SamplingParams, TokenFrame, TokenUsage
 from services.domain.slo.promises import Promise, SloClass
 from services.domain.tools import ToolCall
@@ -180,6 +181,14 @@ class Finished:
     tool_calls: tuple[ToolCall, ...] = ()
     content: str | None = None
     slo: SloResult | None = None
+
+
+def is_cascade_workload(request: RouterRequest, event: Finished) -> bool:
+    """Whether a finished request is workload to record: of the cascade, served by a tier, by this router from its start.
+
+    Of a resumed request this router knows neither the arrival nor what was served before.
+    """
+    return request.model == CASCADE_MODEL and request.resume is None and bool(event.tiers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,9 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import NoReturn
 
-from router_service.domain.events import Finished, RouterRequest
+from router_service.domain.events import Finished, RouterRequest, is_cascade_workload
 from services.background import end, supervise
 from services.clock import Clock
-from services.domain.plans import CASCADE_MODEL
 from services.domain.workload import ServedRequest
 from services.state import ServedRequestStore, StateUnavailable
 
@@ -22,10 +21,7 @@ HELD_REQUESTS = 10_000  # while Redis is unavailable; older ones are dropped
 
 
 class RequestRecorder(AbstractAsyncContextManager["RequestRecorder"]):
-    """Records finished requests of the cascade. Requests to a single tier, resumed and declined ones are left out.
-
-    Of a resumed request this router knows neither the arrival nor what was served before.
-    """
+    """Records finished requests of the cascade. Requests to a single tier, resumed and declined ones are left out."""
 
     def __init__(self, store: ServedRequestStore, clock: Clock) -> None:
         self._store, self._clock = store, clock
@@ -46,7 +42,7 @@ class RequestRecorder(AbstractAsyncContextManager["RequestRecorder"]):
 
     def finished(self, request: RouterRequest, event: Finished) -> None:
         """Record a request that has ended now."""
-        if request.model != CASCADE_MODEL or request.resume is not None or not event.tiers:
+        if not is_cascade_workload(request, event):
             return
         arrival_s = self._clock.wall() - event.total_s
         prompt_tokens = event.tiers[0].usage.prompt_tokens

@@ -9,7 +9,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import NoReturn
 
-from router_service.domain.events import Finished, RouterRequest
+from router_service.domain.events import Finished, RouterRequest, is_cascade_workload
 from services.background import end, supervise
 from services.clock import Clock
 from services.domain.plans import CASCADE_MODEL
@@ -49,7 +49,7 @@ class WindowSampler:
 
     def finished(self, arrival_s: float, request: RouterRequest, event: Finished) -> None:
         self._roll(self._clock.wall())
-        if request.model != CASCADE_MODEL or request.resume is not None or not event.tiers:
+        if not is_cascade_workload(request, event):
             return
         self._seen += 1
         place = len(self._records) if len(self._records) < self._size else self._random.randrange(self._seen)

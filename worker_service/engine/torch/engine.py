@@ -151,11 +151,14 @@ def load_model(folder: Path, options: TorchEngineOptions) -> CausalModel:
     Raises:
         EngineUnusable: It cannot be loaded, or the device cannot hold it.
     """
-    _check_config(folder)
-    config = plain_model.read_config(folder) if options.fused is not False else None
+    if not (folder / "config.json").exists():
+        raise EngineUnusable(f"{folder}: no config.json, so not a model in Hugging Face format")
+    config = plain_model.read_config(folder)
+    if config is None:
+        _check_with_transformers(folder)
     model: CausalModel
     try:
-        if config is not None:
+        if config is not None and options.fused is not False:
             model = plain_model.read_model(folder, config, options.dtype)
         else:
             from transformers import AutoModelForCausalLM  # seconds of imports
@@ -173,14 +176,10 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0]
 
 
-def _check_config(folder: Path) -> None:
+def _check_with_transformers(folder: Path) -> None:
     """Raises:
     EngineUnusable: The folder holds no model that this engine can serve.
     """
-    if not (folder / "config.json").exists():
-        raise EngineUnusable(f"{folder}: no config.json, so not a model in Hugging Face format")
-    if plain_model.read_config(folder) is not None:
-        return
     from transformers import AutoConfig  # seconds of imports
 
     config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
