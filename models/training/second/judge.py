@@ -1,4 +1,4 @@
-"""Train the second edition's judge: it begins with the medium tier's weights and learns from right and wrong replies.
+"""Train the second edition's judge: it begins with the small tier's weights and learns from right and wrong replies.
 
 The method is the first edition's (`models/training/judge.py`): as long as a reply agrees with the right one its tokens
 become likelier, the first token that does not becomes less likely. Replies are the tiers' own, right ones, broken ones (a
@@ -25,7 +25,7 @@ from models.training.second.train import CPU
 from models.training.train import learn, optimisers, save
 
 SEED = 41
-BASE = "medium"  # a judge that costs as much as the large tier saves nothing
+BASE = "small"  # what reads every answer has to be cheap
 PER_TIER = {"small": 6_000, "medium": 8_000, "large": 2_000}
 SAMPLED_SHARE = 0.3  # of a tier's replies: drawn at temperature 0.7; the others are greedy
 RIGHT, BROKEN, MISPLACED = 7_000, 5_000, 2_000  # replies that no tier gave

@@ -44,7 +44,7 @@ TASKS: dict[str, Maker] = {
 KINDS = tuple((task, level) for task in TASKS for level in LEVELS)
 # How often a task is drawn in training against the others: what is long or learnt slowly oftener.
 SHARES = {
-    "chain": 1.5, "tools": 1.8, "form": 1.5, "smalltalk": 0.7, "upper": 0.6, "reorder": 0.8, "initials": 0.7, "binary": 0.7,
+    "chain": 1.5, "tools": 1.0, "form": 1.5, "smalltalk": 0.7, "upper": 0.6, "reorder": 0.8, "initials": 0.7, "binary": 0.7,
     "count_by": 0.8,
 }  # fmt: skip
 

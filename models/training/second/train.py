@@ -1,7 +1,8 @@
 """Train the second edition's tiers, one after the other; a broken run is taken up again at its last checkpoint.
 
-Every model begins with what is there: the tiers with the first edition's weights, grown where they are larger, the large one
-in two steps of depth (its trunk learns most of what it knows at a quarter of the cost), and the judge with the medium tier's.
+Every model begins with what is there: small and medium with the first edition's weights, grown where they are larger, and the
+large one with the medium tier's. Its trunk, of the medium tier's depth, learns most of what it knows at a quarter of the
+cost; then layers are added. The judge begins with the small tier's weights.
 """
 
 import dataclasses
@@ -70,17 +71,16 @@ RECIPES = {
         by_level=MODEST,
     ),
     "medium": Recipe(
-        hidden=128, layers=10, heads=4, kv_heads=2, mlp=384, grows_from="first/medium",
-        tokens=8_000_000, easy_tokens=1_000_000, decay_tokens=6_500_000, muon_lr=0.015, adam_lr=2e-3, seed=32, focus=True,
-        by_level=MODEST,
-    ),
-    "large-trunk": Recipe(
         hidden=192, layers=6, heads=6, kv_heads=2, mlp=512, grows_from="first/large",
         tokens=11_000_000, easy_tokens=1_000_000, decay_tokens=9_000_000, muon_lr=0.01, adam_lr=1e-3, seed=34, focus=True,
     ),
+    "large-trunk": Recipe(
+        hidden=192, layers=6, heads=6, kv_heads=2, mlp=512, grows_from="medium",
+        tokens=20_000_000, easy_tokens=0, decay_tokens=10_000_000, muon_lr=0.01, adam_lr=1e-3, seed=36, focus=True,
+    ),
     "large": Recipe(
         hidden=192, layers=24, heads=6, kv_heads=2, mlp=512, grows_from="large-trunk",
-        tokens=12_000_000, easy_tokens=0, decay_tokens=10_000_000, muon_lr=0.01, adam_lr=1e-3, seed=35, focus=True,
+        tokens=6_000_000, easy_tokens=0, decay_tokens=5_000_000, muon_lr=0.01, adam_lr=1e-3, seed=35, focus=True,
     ),
 }  # fmt: skip
 
